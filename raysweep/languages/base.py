@@ -1,0 +1,152 @@
+"""What every language offers: sentences, exact conditionals, entropy and labelled tasks.
+
+A language is a distribution over sentences x = (x_1, ..., x_T), T at most `max_length`, of words
+0 .. V-1.  Token ids above the words are special, the same for every language: `pad_id` = V, `mask_id` = V+1,
+`cls_id` = V+2.  A batch of sentences is an int64 tensor [B, T], rows padded on the right with `pad_id`.
+
+Sentence i of a seed is a function of (seed, i) alone, so data is generated and never stored.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from raysweep.registry import Config
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """A mean with its standard error over `n` independent draws; nats unless said otherwise."""
+
+    value: float
+    standard_error: float
+    n: int
+
+    @classmethod
+    def of(cls, values: Tensor) -> Estimate:
+        """Return mean and standard error of independent `values` [n], in float64."""
+        values = values.to(torch.float64)
+        n = values.numel()
+        error = values.std().item() / math.sqrt(n) if n > 1 else math.nan
+        return cls(value=values.mean().item(), standard_error=error, n=n)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A downstream classification of whole sentences; `classes` names its labels 0 .. C-1."""
+
+    name: str
+    classes: tuple[str, ...]
+    description: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """Sentences with what generated them: `ids` [B, T] and the latents that the language keeps."""
+
+    ids: Tensor
+    latents: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+class LanguageConfig(Config):
+    """Base of language configurations; `build` makes the language."""
+
+    kind: str
+
+    def build(self) -> Language:
+        """Make the language; raises `ConfigError` or `DataError` where its parameters make no sense."""
+        raise TypeError(f"{type(self).__name__} does not say how to build its language")
+
+
+class Language(ABC):
+    """A distribution over sentences whose truth is known exactly."""
+
+    vocabulary_size: int
+    max_length: int
+
+    @property
+    def pad_id(self) -> int:
+        """Id that fills a row behind its sentence."""
+        return self.vocabulary_size
+
+    @property
+    def mask_id(self) -> int:
+        """Id that hides a word from the model."""
+        return self.vocabulary_size + 1
+
+    @property
+    def cls_id(self) -> int:
+        """Id of the sentence-level token, reserved for fine-tuning."""
+        return self.vocabulary_size + 2
+
+    @property
+    @abstractmethod
+    def tasks(self) -> Mapping[str, Task]:
+        """Downstream tasks by name."""
+
+    @abstractmethod
+    def sample_latent(self, n: int, *, seed: int, start: int = 0) -> Sample:
+        """Draw sentences `start .. start+n-1` of `seed`, padded to `max_length`, with their latents."""
+
+    @abstractmethod
+    def labels(self, task: str, sample: Sample) -> Tensor:
+        """Return the labels [B] of a task, int64; raises `DataError` for a task that is not there."""
+
+    @abstractmethod
+    def conditionals(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return exact log-probabilities [B, T, V] in nats, float32.
+
+        Without `mask`, entry (b, t) is log Pr(x_t = . | all other words), every position masked in turn.
+        With a boolean `mask` [B, T], the marked positions are all hidden at once and entry (b, t) is
+        log Pr(x_t = . | words that are not marked); only marked entries are meaningful, others are NaN.
+        Padding rows are NaN.  Raises `DataError` naming the sentence whose visible words are impossible,
+        or an id outside the vocabulary.
+        """
+
+    @abstractmethod
+    def log_prob(self, ids: Tensor) -> Tensor:
+        """Return log Pr(x) [B] in nats, float64; -inf for a sentence outside the language."""
+
+    @abstractmethod
+    def content(self) -> bytes:
+        """Return bytes that determine the distribution and its tasks, whatever file or seed they came from."""
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """sha256 of `content`: the language's identity in a run."""
+        return hashlib.sha256(type(self).__name__.encode() + b"\0" + self.content()).hexdigest()
+
+    def sample(self, n: int, *, seed: int, start: int = 0) -> Tensor:
+        """Draw sentences `start .. start+n-1` of `seed`: ids [n, max_length]."""
+        return self.sample_latent(n, seed=seed, start=start).ids
+
+    def lengths(self, ids: Tensor) -> Tensor:
+        """Return the number of words of each row [B]."""
+        return (ids != self.pad_id).sum(dim=1)
+
+    def sentence_entropy(self, ids: Tensor) -> Tensor:
+        """Return (1/T) sum_t H(x_t | x_-t) of each sentence [B] in nats, float64."""
+        log_probs = self.conditionals(ids).to(torch.float64)
+        terms = torch.special.entr(log_probs.exp()).sum(dim=-1)
+        real = ids != self.pad_id
+        return torch.where(real, terms, 0.0).sum(dim=1) / real.sum(dim=1)
+
+    def entropy(self, n: int = 4096, *, seed: int = 0, batch: int = 1024) -> Estimate:
+        """Estimate the least possible masked-LM loss: one uniformly drawn masked position a sentence.
+
+        Each of `n` sampled sentences gives the full entropy of its exact conditionals, averaged over its
+        positions; the standard error is over sentences.
+        """
+        parts = [
+            self.sentence_entropy(self.sample(min(batch, n - k), seed=seed, start=k))
+            for k in range(0, n, batch)
+        ]
+        return Estimate.of(torch.cat(parts))
