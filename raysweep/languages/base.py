@@ -117,7 +117,7 @@ class Language(ABC):
 
     @abstractmethod
     def content(self) -> bytes:
-        """Return bytes that determine the distribution and its tasks, whatever file or seed they came from."""
+        """Return bytes that determine distribution and tasks, whatever file or seed they came from."""
 
     @cached_property
     def fingerprint(self) -> str:
