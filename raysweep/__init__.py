@@ -1,4 +1,4 @@
-"""raysweep: among language models with the same pre-training loss, which transfers better, and does flatness tell?
+"""raysweep: sweeps of language models at equal pre-training loss, and the flatness that tells them apart.
 
 The names below are the public API.  Each is imported when first used, so that exact conditionals or a
 Hessian trace need neither Ray nor MLflow.
@@ -9,23 +9,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
-
-_HOMES = {
-    "PCFG": "raysweep.languages.pcfg",
-    "HMM": "raysweep.languages.hmm",
-    "Language": "raysweep.languages",
-    "fisher_trace": "raysweep.flatness",
-    "TraceEstimate": "raysweep.flatness",
-    "load_sweep": "raysweep.sweep",
-    "Sweep": "raysweep.sweep",
-    "launch": "raysweep.engine",
-    "tuner": "raysweep.engine",
-    "Results": "raysweep.engine",
-}
-
-__all__ = [*_HOMES, "__version__"]
-
 if TYPE_CHECKING:
     from raysweep.engine import Results, launch, tuner
     from raysweep.flatness import TraceEstimate, fisher_trace
@@ -33,6 +16,34 @@ if TYPE_CHECKING:
     from raysweep.languages.hmm import HMM
     from raysweep.languages.pcfg import PCFG
     from raysweep.sweep import Sweep, load_sweep
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "HMM",
+    "PCFG",
+    "Language",
+    "Results",
+    "Sweep",
+    "TraceEstimate",
+    "fisher_trace",
+    "launch",
+    "load_sweep",
+    "tuner",
+]
+
+_HOMES = {
+    "HMM": "raysweep.languages.hmm",
+    "PCFG": "raysweep.languages.pcfg",
+    "Language": "raysweep.languages",
+    "Results": "raysweep.engine",
+    "Sweep": "raysweep.sweep",
+    "TraceEstimate": "raysweep.flatness",
+    "fisher_trace": "raysweep.flatness",
+    "launch": "raysweep.engine",
+    "load_sweep": "raysweep.sweep",
+    "tuner": "raysweep.engine",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -42,4 +53,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*__all__, "__version__"])
