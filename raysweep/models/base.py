@@ -1,0 +1,111 @@
+"""What every model offers: hidden states, and logits at masked positions.
+
+A masked language model maps sentences ids [B, T] to hidden states [B, T, D] (`encode`) and hidden states to
+logits over `total_vocabulary` (`head`).  The first V logits are the language's words; then come padding, the
+mask and the sentence-level token, and unused rows up to a multiple of 8.  The model's conditional is
+
+    log f(x_t = w | visible words) = log_softmax(logits)[w],    w < V,
+
+normalised over the total vocabulary, as training does.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor, nn
+
+from raysweep import seeding
+from raysweep.languages.base import Language
+from raysweep.registry import Config
+
+SPECIAL_TOKENS = 3  # padding, mask, sentence-level token: see raysweep.languages.base
+
+
+def total_vocabulary(vocabulary_size: int) -> int:
+    """Return the rows of an embedding: words and special tokens, rounded up to a multiple of 8.
+
+    >>> total_vocabulary(16), total_vocabulary(200)
+    (24, 208)
+    """
+    return -(-(vocabulary_size + SPECIAL_TOKENS) // 8) * 8
+
+
+def parameter_count(model: nn.Module) -> int:
+    """Return the number of trainable parameters; tied ones count once."""
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+class MaskedLM(nn.Module, ABC):
+    """Base of masked language models.
+
+    Attributes: `width` (D), `vocabulary_size` (V, words), `total_vocabulary`, `pad_id`, `max_length` (most
+    positions of a sentence).
+    """
+
+    width: int
+    vocabulary_size: int
+    total_vocabulary: int
+    pad_id: int
+    max_length: int
+
+    @abstractmethod
+    def encode(self, ids: Tensor) -> Tensor:
+        """Return hidden states [B, T, D] of `ids` [B, T]; nothing depends on what stands at padding.
+
+        Hidden states at padding are finite and meaningless.
+        """
+
+    @abstractmethod
+    def head(self, hidden: Tensor) -> Tensor:
+        """Return logits [..., total_vocabulary] of hidden states [..., D]."""
+
+    @abstractmethod
+    def initialise(self, generator: torch.Generator) -> None:
+        """Draw the weights that training starts from."""
+
+    def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """Return logits [B, total_vocabulary] at one position a row.
+
+        `ids` [B, T] already holds the mask token at `positions` [B].
+        """
+        rows = torch.arange(len(ids), device=ids.device)
+        return self.head(self.encode(ids)[rows, positions])
+
+    def logits_at(self, ids: Tensor, index: Tensor) -> Tensor:
+        """Return logits [M, total_vocabulary] at `index` [M]: row * T + position, any number a row."""
+        return self.head(self.encode(ids).flatten(0, 1)[index])
+
+
+class ModelConfig(Config):
+    """Base of model configurations."""
+
+    kind: str
+
+    @property
+    def label(self) -> str:
+        """A short readable name that tells this configuration from its neighbours in a sweep."""
+        raise TypeError(f"{type(self).__name__} has no label")
+
+    def problems(self, language: Language) -> list[tuple[str, str]]:
+        """Return (field, message) for every value that does not fit the language; [] when all fit."""
+        return []
+
+    def module(self, language: Language) -> MaskedLM:
+        """Return the model for `language` with weights that mean nothing yet."""
+        raise TypeError(f"{type(self).__name__} does not say how to build its model")
+
+    def build(self, language: Language, *, seed: int) -> MaskedLM:
+        """Return the model with its initial weights: a function of the configuration and `seed` alone."""
+        # Shapes first, values later: the draws of torch's own constructors would touch the global generator.
+        with torch.device("meta"):
+            model = self.module(language)
+        model.to_empty(device="cpu")
+        model.initialise(seeding.generator(seed, "init"))
+        return model
+
+    def parameters(self, language: Language) -> int:
+        """Return the number of trainable parameters, allocating none of them."""
+        with torch.device("meta"):
+            return parameter_count(self.module(language))

@@ -1,0 +1,263 @@
+"""A bidirectional Transformer encoder with a tied masked-LM head.
+
+    x = LN(E[ids] + P[0..T-1])
+    pre-norm layer:   x += O·Attention(LN x);   x += W2·gelu(W1·LN x);   after the last layer x = LN x
+    post-norm layer:  x = LN(x + O·Attention(x));   x = LN(x + W2·gelu(W1·x))
+    logits = E·LN(gelu(W·x + b)) + c
+
+with learned positions P, the exact (erf) GELU, heads of width D / heads, and the decoder's weight being the
+token embedding E.  Post-norm is BERT (Devlin et al., 2019) without segment embeddings; pre-norm is its
+rearrangement (Xiong et al., "On layer normalization in the transformer architecture", ICML 2020) as in
+RobertaPreLayerNorm.  Dropout stands behind the embedding, on the attention weights and on what each
+sublayer adds.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field, field_validator
+from torch import Tensor, nn
+
+from raysweep.errors import DataError
+from raysweep.languages.base import Language
+from raysweep.models.base import MaskedLM, ModelConfig, total_vocabulary
+from raysweep.models.dropout import Dropout
+
+INITIAL_STD = 0.02  # of all matrices and embeddings, as in BERT
+
+
+class Shape(NamedTuple):
+    """The four sizes of an encoder."""
+
+    width: int
+    heads: int
+    layers: int
+    intermediate: int
+
+    @classmethod
+    def parse(cls, text: str) -> Shape:
+        """Read "width/heads/layers/intermediate"; raises `ValueError` with the remedy.
+
+        >>> Shape.parse("64/1/2/256")
+        Shape(width=64, heads=1, layers=2, intermediate=256)
+        """
+        parts = text.split("/")
+        if len(parts) != 4 or not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
+            raise ValueError(
+                f"'{text}' is not four positive numbers; write width/heads/layers/intermediate, "
+                "e.g. 64/1/2/256"
+            )
+        shape = cls(*(int(part) for part in parts))
+        if shape.width % shape.heads:
+            divisors = [h for h in range(1, shape.width + 1) if shape.width % h == 0]
+            nearest = min(divisors, key=lambda h: abs(h - shape.heads))
+            raise ValueError(
+                f"'{text}': {shape.heads} heads do not divide the width {shape.width}; "
+                f"use {nearest} heads, or a width that is a multiple of {shape.heads}"
+            )
+        return shape
+
+
+class EncoderConfig(ModelConfig):
+    """Sizes and form of an encoder; `shape` is "width/heads/layers/intermediate"."""
+
+    kind: Literal["encoder"] = "encoder"
+    shape: str
+    norm: Literal["pre", "post"] = "pre"
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    layer_norm_eps: Annotated[float, Field(gt=0)] = 1e-5
+
+    @field_validator("shape")
+    @classmethod
+    def _shape_is_sound(cls, text: str) -> str:
+        return "/".join(map(str, Shape.parse(text)))
+
+    @property
+    def sizes(self) -> Shape:
+        """The shape as numbers."""
+        return Shape.parse(self.shape)
+
+    @property
+    def label(self) -> str:
+        """The shape, then what differs from the defaults.
+
+        >>> EncoderConfig(shape="64/1/2/256").label
+        '64/1/2/256'
+        >>> EncoderConfig(shape="64/1/2/256", norm="post", dropout=0.0).label
+        '64/1/2/256-post-dropout0'
+        """
+        parts = [self.shape]
+        fields = type(self).model_fields
+        if self.norm != fields["norm"].default:
+            parts.append(self.norm)
+        if self.dropout != fields["dropout"].default:
+            parts.append(f"dropout{self.dropout:g}")
+        if self.layer_norm_eps != fields["layer_norm_eps"].default:
+            parts.append(f"eps{self.layer_norm_eps:g}")
+        return "-".join(parts)
+
+    def module(self, language: Language) -> Encoder:
+        return Encoder(
+            self.sizes,
+            vocabulary_size=language.vocabulary_size,
+            pad_id=language.pad_id,
+            max_length=language.max_length,
+            norm=self.norm,
+            dropout=self.dropout,
+            layer_norm_eps=self.layer_norm_eps,
+        )
+
+
+class EncoderLayer(nn.Module):
+    """One attention and one feed-forward sublayer."""
+
+    def __init__(self, shape: Shape, *, pre_norm: bool, dropout: float, eps: float) -> None:
+        super().__init__()
+        width = shape.width
+        self.heads, self.pre_norm = shape.heads, pre_norm
+        self.scale = 1.0 / math.sqrt(width // shape.heads)
+        self.attention_norm = nn.LayerNorm(width, eps=eps)
+        self.query = nn.Linear(width, width)
+        self.key = nn.Linear(width, width)
+        self.value = nn.Linear(width, width)
+        self.output = nn.Linear(width, width)
+        self.mlp_norm = nn.LayerNorm(width, eps=eps)
+        self.up = nn.Linear(width, shape.intermediate)
+        self.down = nn.Linear(shape.intermediate, width)
+        self.dropout = Dropout(dropout)
+
+    def forward(self, x: Tensor, padding: Tensor | None, positions: Tensor | None) -> Tensor:
+        """Map x [B, T, D] to [B, T, D], or to [B, 1, D] at `positions` [B] only.
+
+        `padding` [B, T] marks the positions that nobody may attend to; None where there are none.
+        """
+        seen = self.attention_norm(x) if self.pre_norm else x
+        asking = seen
+        if positions is not None:
+            # Keys and values are wanted everywhere, all the rest at one position a row.
+            index = positions + torch.arange(0, x.shape[0] * x.shape[1], x.shape[1], device=x.device)
+            x = x.flatten(0, 1).index_select(0, index)[:, None]
+            asking = seen.flatten(0, 1).index_select(0, index)[:, None] if self.pre_norm else x
+        x = x + self.dropout(self.output(self._attend(asking, seen, padding)))
+        if not self.pre_norm:
+            x = self.attention_norm(x)
+        mixed = self.down(F.gelu(self.up(self.mlp_norm(x) if self.pre_norm else x)))
+        x = x + self.dropout(mixed)
+        return x if self.pre_norm else self.mlp_norm(x)
+
+    def _attend(self, asking: Tensor, seen: Tensor, padding: Tensor | None) -> Tensor:
+        """Return the attention's mixture of values [B, S, D]; `asking` [B, S, D], `seen` [B, T, D]."""
+        query, key, value = self.query(asking), self.key(seen), self.value(seen)
+        if self.heads > 1:
+            query, key, value = (
+                t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (query, key, value)
+            )
+        # At the lengths of synthetic languages a plain product and softmax is faster than the fused kernels.
+        scores = (query * self.scale) @ key.transpose(-1, -2)
+        if padding is not None:
+            hidden = padding[:, None, :] if self.heads == 1 else padding[:, None, None, :]
+            scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
+        mixed = self.dropout(scores.softmax(dim=-1)) @ value
+        heads: Tensor = mixed.transpose(1, 2).flatten(-2) if self.heads > 1 else mixed
+        return heads
+
+    def _split(self, x: Tensor) -> Tensor:
+        """Return [B, heads, T, D / heads] of [B, T, D]."""
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+
+class Encoder(MaskedLM):
+    """The encoder; see the module's docstring for its equations.
+
+    Every parameter belongs to a plain `nn.Linear`, `nn.LayerNorm` or `nn.Embedding` that is called as a
+    module, so that hooks see all of the computation.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        vocabulary_size: int,
+        pad_id: int,
+        max_length: int,
+        norm: Literal["pre", "post"],
+        dropout: float,
+        layer_norm_eps: float,
+    ) -> None:
+        super().__init__()
+        self.width, self.vocabulary_size, self.pad_id = shape.width, vocabulary_size, pad_id
+        self.total_vocabulary, self.max_length = total_vocabulary(vocabulary_size), max_length
+        pre_norm = norm == "pre"
+        self.token_embedding = nn.Embedding(self.total_vocabulary, shape.width)
+        self.position_embedding = nn.Embedding(max_length, shape.width)
+        self.embedding_norm = nn.LayerNorm(shape.width, eps=layer_norm_eps)
+        self.dropout = Dropout(dropout)
+        self.layers = nn.ModuleList(
+            EncoderLayer(shape, pre_norm=pre_norm, dropout=dropout, eps=layer_norm_eps)
+            for _ in range(shape.layers)
+        )
+        self.final_norm = nn.LayerNorm(shape.width, eps=layer_norm_eps) if pre_norm else None
+        self.head_dense = nn.Linear(shape.width, shape.width)
+        self.head_norm = nn.LayerNorm(shape.width, eps=layer_norm_eps)
+        self.decoder = nn.Linear(shape.width, self.total_vocabulary)
+        self.decoder.weight = self.token_embedding.weight
+
+    def to_empty(self, *, device: str | torch.device | int | None, recurse: bool = True) -> Encoder:
+        """Move to `device` without values; the decoder stays tied."""
+        super().to_empty(device=device, recurse=recurse)
+        self.decoder.weight = self.token_embedding.weight
+        return self
+
+    @torch.no_grad()
+    def initialise(self, generator: torch.Generator) -> None:
+        for module in self.modules():
+            if isinstance(module, nn.LayerNorm):
+                module.reset_parameters()
+            elif isinstance(module, nn.Linear | nn.Embedding):
+                if module is not self.decoder:
+                    module.weight.normal_(std=INITIAL_STD, generator=generator)
+                if isinstance(module, nn.Linear):
+                    module.bias.zero_()
+
+    def encode(self, ids: Tensor) -> Tensor:
+        return self._encode(ids, None)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        logits: Tensor = self.decoder(self.head_norm(F.gelu(self.head_dense(hidden))))
+        return logits
+
+    def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """Return logits [B, total_vocabulary] at one position a row.
+
+        `ids` [B, T] already holds the mask token at `positions` [B].  The last layer computes queries, and
+        everything behind its attention, at these positions alone: its modules see [B, 1, D].
+        """
+        return self.head(self._encode(ids, positions)[:, 0])
+
+    def _encode(self, ids: Tensor, positions: Tensor | None) -> Tensor:
+        """Return final hidden states [B, T, D], or [B, 1, D] at `positions` [B]."""
+        if ids.shape[1] > self.max_length:
+            raise DataError(
+                f"sentences of {ids.shape[1]} positions, but the model has {self.max_length}; "
+                "build it for a language with this max_length"
+            )
+        # One position id a token, not one a column: a hook on the embedding then sees every sentence's own
+        # gradient, at about 1 % of a training step.
+        at = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+        x = self.dropout(self.embedding_norm(self.token_embedding(ids) + self.position_embedding(at)))
+        padding = self._padding(ids)
+        last = len(self.layers) - 1
+        for i, layer in enumerate(self.layers):
+            x = layer(x, padding, positions if i == last else None)
+        hidden: Tensor = x if self.final_norm is None else self.final_norm(x)
+        return hidden
+
+    def _padding(self, ids: Tensor) -> Tensor | None:
+        """Return where `ids` [B, T] are padding, or None where that is nowhere."""
+        padding = ids == self.pad_id
+        # Reading a flag back would stall a GPU; there the mask is applied whether or not there is padding.
+        return None if ids.device.type == "cpu" and not bool(padding.any()) else padding
