@@ -1,0 +1,71 @@
+"""What every language asks of its input: well-formed batches and well-formed configurations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from raysweep.errors import ConfigError, DataError
+from raysweep.languages.base import Language
+from raysweep.registry import Config, suggest
+
+C = TypeVar("C", bound=Config)
+
+
+def decoded(cls: type[C], data: Mapping[str, Any]) -> C:
+    """Decode a configuration given as keyword arguments; all problems in one `ConfigError`."""
+    try:
+        return cls.decode(data)
+    except ValidationError as error:
+        lines = []
+        for problem in error.errors():
+            field = ".".join(str(part) for part in problem["loc"])
+            if problem["type"] == "extra_forbidden":
+                message = f"unknown field{suggest(field, cls.model_fields)}"
+            else:
+                message = problem["msg"].removeprefix("Value error, ")
+            lines.append(f"{field}: {message}")
+        raise ConfigError("\n".join(lines)) from None
+
+
+def check_sentences(language: Language, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Return the number of words of each sentence [B] after checking the batch.
+
+    Raises `DataError` naming the first sentence that holds an id outside the vocabulary at a position that
+    `mask` does not hide, or a word behind padding.
+    """
+    if ids.dim() != 2 or ids.dtype.is_floating_point or ids.dtype in (torch.bool, torch.complex64):
+        raise DataError(f"ids must be integers [B, T], not {ids.dtype} {list(ids.shape)}")
+    if mask is not None and (mask.shape != ids.shape or mask.dtype != torch.bool):
+        raise DataError(
+            f"mask must be boolean {list(ids.shape)} like ids, not {mask.dtype} {list(mask.shape)}"
+        )
+    real = ids != language.pad_id
+    wrong = real & ((ids < 0) | (ids >= language.vocabulary_size))
+    if mask is not None:
+        wrong &= ~mask
+    if wrong.any():
+        row, position = wrong.nonzero()[0].tolist()
+        raise DataError(
+            f"sentence {row}: id {int(ids[row, position])} at position {position} is no word; "
+            f"words are 0 .. {language.vocabulary_size - 1}, padding is {language.pad_id}"
+        )
+    torn = real[:, 1:] & ~real[:, :-1]
+    if torn.any():
+        row, position = torn.nonzero()[0].tolist()
+        raise DataError(f"sentence {row}: a word at position {position + 1} behind padding; pad on the right")
+    return real.sum(dim=1)
+
+
+def impossible(row: int) -> DataError:
+    """Return the error for a sentence whose visible words the language cannot produce."""
+    return DataError(f"sentence {row}: its visible words have probability zero in this language")
+
+
+def floor(dtype: torch.dtype) -> float:
+    """Return the least normaliser that has not lost digits: a float32 one below it is redone in float64."""
+    return 1e-300 if dtype == torch.float64 else 1e-30
