@@ -1,1 +1,26 @@
-"""TBD"""
+"""MLflow, written by one writer in the driver: a view of the ledger that can be rebuilt from it.
+
+The only room that imports mlflow, and only when a store is opened: importing this package does not.
+"""
+
+from raysweep.tracking.tracker import Tracker, tracking_uri
+from raysweep.tracking.ui import comparison_link, deep_link, serve_command
+from raysweep.tracking.view import Point, RunView, Status, SweepView, metric_name, run_view
+from raysweep.tracking.writer import Location, MLflowWriter, default_tracking_uri
+
+__all__ = [
+    "Location",
+    "MLflowWriter",
+    "Point",
+    "RunView",
+    "Status",
+    "SweepView",
+    "Tracker",
+    "comparison_link",
+    "deep_link",
+    "default_tracking_uri",
+    "metric_name",
+    "run_view",
+    "serve_command",
+    "tracking_uri",
+]

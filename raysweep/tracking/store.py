@@ -1,0 +1,295 @@
+"""Views into MLflow: a sweep is an experiment's parent run, a run is a child run.  Synchronous; may raise.
+
+Writing is idempotent.  A run is found by its tag `raysweep.run_id`, never by name; a point that the store
+already holds (same metric, step and timestamp) is not sent again, and a run whose view is the one written
+last is not read at all (tag `raysweep.digest`).  MLflow cannot alter a point or a param, so a run whose
+records now say something else at a place already written is deleted (MLflow keeps it in its bin) and
+written anew: the store never shows two values for one measurement.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from raysweep.tracking.view import Point, RunView, Status, SweepView
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+T = TypeVar("T")
+
+PARENT = "mlflow.parentRunId"
+RUN_ID = "raysweep.run_id"
+SWEEP = "raysweep.sweep"
+IDENTITY = "raysweep.identity"
+DIGEST = "raysweep.digest"
+
+# Limits of one log_batch call, and of one param and one tag (the smallest of the supported versions).
+_METRICS, _PARAMS, _PARAM_LENGTH, _TAG_LENGTH = 1000, 100, 500, 5000
+
+_SQLITE = "sqlite:///"
+_OLDEST_FIRST = ["attributes.start_time ASC", "attributes.run_id ASC"]
+
+
+def quiet() -> None:
+    """Set the process up for MLflow before it is imported: no telemetry, no chatter, short timeouts.
+
+    Retrying is the writer's own business, so a request that fails does so within seconds.  Values that the
+    user has set in the environment stand.
+    """
+    for name, value in {
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+        "MLFLOW_HTTP_REQUEST_TIMEOUT": "15",
+        "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    }.items():
+        os.environ.setdefault(name, value)
+    # Failures are raised to us and reported once by the writer; migrations would print a line per table.
+    for name in ("alembic", "mlflow.store", "mlflow.tracking", "mlflow.utils"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+@dataclass
+class _Written:
+    """What the store is known to hold of one run."""
+
+    mlflow_id: str
+    digest: str | None
+    status: str
+    params: dict[str, str]
+    note: str
+    #: Names of metrics that the store holds and whose points have not been read back.
+    unread: set[str] = field(default_factory=set)
+    #: (metric, step) -> timestamp in ms, of the points written or read back by this process.
+    points: dict[tuple[str, int], int] = field(default_factory=dict)
+
+
+class Store:
+    """One sweep's corner of a tracking store, connected on construction.
+
+    `tracking_uri` is any MLflow URI; a `sqlite:///` one must be absolute and is created or migrated here.
+    `artifact_location` is where a new experiment keeps its artifacts (None: the server decides).
+    Every method raises what MLflow raises when the store cannot be reached.
+    """
+
+    def __init__(self, sweep: SweepView, tracking_uri: str, artifact_location: str | None) -> None:
+        quiet()
+        from mlflow import MlflowClient
+
+        if tracking_uri.startswith(_SQLITE):
+            _prepare_sqlite(tracking_uri)
+        self.client: MlflowClient = MlflowClient(tracking_uri=tracking_uri)
+        self.sweep = sweep
+        self.experiment_id = self._experiment(artifact_location)
+        self._runs: dict[str, _Written] = {}
+        self.parent_id = self._parent()
+        self._find_children()
+
+    def _experiment(self, artifact_location: str | None) -> str:
+        found = self.client.get_experiment_by_name(self.sweep.name)
+        if found is None:
+            created: str = self.client.create_experiment(self.sweep.name, artifact_location=artifact_location)
+            return created
+        if found.lifecycle_stage == "deleted":
+            self.client.restore_experiment(found.experiment_id)
+        experiment_id: str = found.experiment_id
+        return experiment_id
+
+    def _search(self, condition: str) -> Iterator[Run]:
+        token: str | None = None
+        while True:
+            page = self.client.search_runs(
+                [self.experiment_id],
+                filter_string=condition,
+                max_results=1000,
+                order_by=_OLDEST_FIRST,
+                page_token=token,
+            )
+            yield from page
+            token = page.token
+            if not token:
+                return
+
+    def _parent(self) -> str:
+        note = self.sweep.note[:_TAG_LENGTH]
+        tags = {SWEEP: self.sweep.name, "mlflow.note.content": note}
+        if self.sweep.git_commit:
+            tags["mlflow.source.git.commit"] = self.sweep.git_commit
+        found = next(self._search(f"tags.`{SWEEP}` = {_quoted(self.sweep.name)}"), None)
+        if found is None:
+            found = self.client.create_run(self.experiment_id, tags=tags, run_name=self.sweep.name)
+        else:
+            self.client.update_run(found.info.run_id, status="RUNNING")
+            self._tag(found.info.run_id, {k: v for k, v in tags.items() if found.data.tags.get(k) != v})
+        parent_id: str = found.info.run_id
+        self.client.log_dict(parent_id, dict(self.sweep.config), "sweep.json")
+        return parent_id
+
+    def _find_children(self) -> None:
+        for run in list(self._search(f"tags.`{PARENT}` = {_quoted(self.parent_id)}")):
+            name = run.data.tags.get(RUN_ID)
+            if name is None:
+                continue
+            if name in self._runs:
+                # A request that was carried out but not answered can leave a second run; the first stands.
+                self.client.delete_run(run.info.run_id)
+                continue
+            self._runs[name] = _Written(
+                mlflow_id=run.info.run_id,
+                digest=run.data.tags.get(DIGEST),
+                status=run.info.status,
+                params=dict(run.data.params),
+                note=run.data.tags.get("mlflow.note.content", ""),
+                unread=set(run.data.metrics),
+            )
+            if run.info.status == "RUNNING":
+                # This writer is the only one, so whoever was running it has died.
+                self._terminate(self._runs[name], "KILLED", end_ms=None)
+
+    def write(self, view: RunView) -> bool:
+        """Bring the store up to `view`; False where it was so already."""
+        digest = view.digest
+        known = self._runs.get(view.run_id)
+        if known is not None and known.digest == digest and known.status == view.status:
+            return False
+        params = {key: value[:_PARAM_LENGTH] for key, value in view.params.items()}
+        if known is not None and self._contradicts(known, view, params):
+            self.client.delete_run(known.mlflow_id)
+            del self._runs[view.run_id]
+            known = None
+        if known is None:
+            known = self._runs[view.run_id] = self._create(view)
+        self._log(known, view, params)
+        return True
+
+    def _contradicts(self, known: _Written, view: RunView, params: Mapping[str, str]) -> bool:
+        if any(known.params.get(key, value) != value for key, value in params.items()):
+            return True
+        stored = self._stored(known, view.points)
+        return any(stored.get((p.key, p.step), p.time_ms) != p.time_ms for p in view.points)
+
+    def _stored(self, known: _Written, points: Iterable[Point]) -> dict[tuple[str, int], int]:
+        """Return what the store holds of these points, read back once and remembered from then on."""
+        for key in sorted({p.key for p in points} & known.unread):
+            for metric in self.client.get_metric_history(known.mlflow_id, key):
+                known.points[key, metric.step] = metric.timestamp
+            known.unread.discard(key)
+        return known.points
+
+    def _create(self, view: RunView) -> _Written:
+        tags = {PARENT: self.parent_id, RUN_ID: view.run_id, IDENTITY: view.identity}
+        if self.sweep.git_commit:
+            tags["mlflow.source.git.commit"] = self.sweep.git_commit
+        run = self.client.create_run(
+            self.experiment_id, start_time=view.start_ms or None, tags=tags, run_name=view.run_id
+        )
+        return _Written(run.info.run_id, None, run.info.status, {}, "")
+
+    def _log(self, known: _Written, view: RunView, params: Mapping[str, str]) -> None:
+        from mlflow.entities import Metric, Param
+
+        stored = self._stored(known, view.points)
+        if known.digest is None:
+            self.client.log_dict(known.mlflow_id, dict(view.config), "config.json")
+        for batch in _chunks([item for item in params.items() if item[0] not in known.params], _PARAMS):
+            self.client.log_batch(known.mlflow_id, params=[Param(key, value) for key, value in batch])
+            known.params.update(batch)
+        for points in _chunks([p for p in view.points if (p.key, p.step) not in stored], _METRICS):
+            metrics = [Metric(p.key, p.value, p.time_ms, p.step) for p in points]
+            self.client.log_batch(known.mlflow_id, metrics=metrics)
+            stored.update({(p.key, p.step): p.time_ms for p in points})
+        if view.status == "RUNNING":
+            if known.status != "RUNNING":
+                self.client.update_run(known.mlflow_id, status="RUNNING")
+                known.status = "RUNNING"
+        else:
+            self._terminate(known, view.status, view.end_ms)
+        note = view.note[:_TAG_LENGTH]
+        # Last of all: this tag says that everything above has arrived.
+        self._tag(known.mlflow_id, {"mlflow.note.content": note} if note != known.note else {})
+        self._tag(known.mlflow_id, {DIGEST: view.digest})
+        known.note, known.digest = note, view.digest
+
+    def _terminate(self, known: _Written, status: Status, end_ms: int | None) -> None:
+        self.client.set_terminated(known.mlflow_id, status=status, end_time=end_ms or _now_ms())
+        known.status = status
+
+    def _tag(self, mlflow_id: str, tags: Mapping[str, str]) -> None:
+        from mlflow.entities import RunTag
+
+        if tags:
+            self.client.log_batch(mlflow_id, tags=[RunTag(key, value) for key, value in tags.items()])
+
+    def log_file(self, path: Path) -> None:
+        """Keep a file, such as the report, as an artifact of the sweep's parent run."""
+        self.client.log_artifact(self.parent_id, str(path))
+
+    def finish(self, status: Status) -> None:
+        """End the parent run, and any child still RUNNING as KILLED: nobody works on it any more."""
+        for known in self._runs.values():
+            if known.status == "RUNNING":
+                self._terminate(known, "KILLED", end_ms=None)
+        self.client.set_terminated(self.parent_id, status=status)
+
+
+def locate(sweep_name: str, tracking_uri: str) -> tuple[str, str] | None:
+    """Return (experiment id, parent run id) of a sweep, reading only; None where it is not in the store."""
+    quiet()
+    from mlflow import MlflowClient
+
+    if tracking_uri.startswith(_SQLITE) and not Path(tracking_uri.removeprefix(_SQLITE)).exists():
+        return None
+    client = MlflowClient(tracking_uri=tracking_uri)
+    experiment = client.get_experiment_by_name(sweep_name)
+    if experiment is None:
+        return None
+    found = client.search_runs(
+        [experiment.experiment_id],
+        filter_string=f"tags.`{SWEEP}` = {_quoted(sweep_name)}",
+        order_by=_OLDEST_FIRST,
+        max_results=1,
+    )
+    return (experiment.experiment_id, found[0].info.run_id) if found else None
+
+
+def _prepare_sqlite(uri: str) -> None:
+    """Create or migrate the store, once, before anyone else opens it: concurrent first openings fail."""
+    from mlflow import MlflowClient
+    from mlflow.db import upgrade
+
+    path = Path(uri.removeprefix(_SQLITE))
+    if not path.is_absolute():
+        raise ValueError(f"tracking_uri: '{uri}' is relative; write sqlite:////absolute/path/mlflow.db")
+    if path.exists():
+        # `mlflow db upgrade`, in this process; it does nothing to a store that is up to date.
+        upgrade.main([uri], standalone_mode=False)
+        return
+    # Creating the tables takes seconds; a store cut off half-way could never be opened again.
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    fresh.unlink(missing_ok=True)
+    MlflowClient(tracking_uri=f"sqlite:///{fresh}").search_experiments(max_results=1)
+    os.replace(fresh, path)
+
+
+def _chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+def _quoted(text: str) -> str:
+    """Quote a value for MLflow's filter language, which has no escapes."""
+    mark = '"' if "'" in text else "'"
+    return f"{mark}{text}{mark}"
+
+
+def _now_ms() -> int:
+    return round(time.time() * 1000)

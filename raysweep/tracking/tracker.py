@@ -1,0 +1,208 @@
+"""Follows the ledger of a sweep and keeps MLflow up to date with it, in the background.
+
+The ledger is read, never asked to tell: whatever process wrote a record, it is found by its name.  A run is
+FINISHED when every milestone has every evaluation, FAILED when a failure stands, RUNNING when this launch
+has added to it, and KILLED when it was left unfinished before.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from raysweep.sweep.ledger import Ledger, RunLedger, heads, read_record
+from raysweep.sweep.records import EvaluationRecord, FailureRecord, RecordName, RunRecord
+from raysweep.tracking.view import RunView, Status, SweepView, run_view
+from raysweep.tracking.writer import Location, MLflowWriter, default_tracking_uri
+from raysweep.training import CheckpointRecord
+
+if TYPE_CHECKING:
+    from raysweep.sweep import RunSpec, Sweep
+
+_log = logging.getLogger("raysweep.tracking")
+
+#: Seconds between two looks at the ledger.
+PERIOD = 2.0
+
+Names = tuple[tuple[str, RecordName], ...]
+
+
+def tracking_uri(sweep: Sweep) -> str:
+    """Return where a sweep is tracked: its own setting, or SQLite in its folder."""
+    return sweep.tracking_uri or default_tracking_uri(sweep.directory)
+
+
+class Tracker:
+    """Writes a sweep to MLflow while it runs: `start`, then `close`.
+
+    Nothing here raises into the sweep.  `commit` is the git commit to show.  A tracker that is sent to
+    another process (Tune pickles its callbacks) arrives there not started.
+    """
+
+    def __init__(self, sweep: Sweep, *, commit: str | None = None) -> None:
+        self._sweep = sweep
+        self._commit = commit
+        self._writer = MLflowWriter(
+            SweepView(name=sweep.name, config=sweep.config, note=sweep.description, git_commit=commit),
+            directory=sweep.directory,
+            tracking_uri=sweep.tracking_uri,
+        )
+        self._specs = {spec.run_id: spec for spec in sweep.runs}
+        self._ledger = Ledger(sweep.directory)
+        self._before: dict[str, Names] = {}
+        self._seen: dict[str, Names] = {}
+        self._records: dict[str, dict[str, Any]] = {}
+        self._status: dict[str, Status] = {}
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._flushed: bool | None = None
+
+    def __reduce__(self) -> tuple[Callable[..., Tracker], tuple[Any, ...]]:
+        return _again, (self._sweep, self._commit)
+
+    @property
+    def location(self) -> Location | None:
+        """Where the sweep is in MLflow; None until the store has been reached."""
+        return self._writer.location
+
+    def start(self) -> None:
+        """Start to follow the ledger; a second call does nothing."""
+        if self._thread is not None:
+            return
+        self._before = {run_id: self._names(run_id) for run_id in self._ledger.run_ids()}
+        self._writer.open()
+        self._thread = threading.Thread(target=self._follow, name="raysweep-tracker", daemon=True)
+        self._thread.start()
+
+    def close(self, *, timeout: float = 30.0) -> bool:
+        """Write what is left and say whether everything has arrived; a second call says the same again.
+
+        Takes about `timeout` seconds at most.  What has not arrived is written by the next launch.
+        """
+        self.start()
+        if self._flushed is None and self._thread is not None:
+            self._stop.set()
+            self._thread.join(timeout)
+            self._flushed = self._writer.close(self._outcome(), timeout=timeout)
+        return bool(self._flushed)
+
+    def _follow(self) -> None:
+        troubled = False
+        while True:
+            last = self._stop.is_set()
+            try:
+                for run_id in self._ledger.run_ids():
+                    self._look(run_id)
+                troubled = False
+            except OSError as error:
+                if not troubled:
+                    _log.warning("the ledger cannot be read for tracking (%s); this is tried again", error)
+                troubled = True
+            if last:
+                return
+            self._stop.wait(PERIOD)
+
+    def _names(self, run_id: str) -> Names:
+        return tuple(self._ledger.open(run_id).record_names())
+
+    def _look(self, run_id: str) -> None:
+        names = self._names(run_id)
+        spec = self._specs.get(run_id)
+        active = names != self._before.get(run_id, ())
+        # A folder that belongs to no run of this sweep is an older sweep's, unless this launch works on it:
+        # then a search algorithm has made it.
+        if not names or names == self._seen.get(run_id) or (spec is None and not active):
+            return
+        view = self._view(self._ledger.open(run_id), names, spec, active)
+        if view is not None:
+            self._writer.submit(view)
+            self._status[run_id] = view.status
+        self._seen[run_id] = names
+
+    def _view(self, run: RunLedger, names: Names, spec: RunSpec | None, active: bool) -> RunView | None:
+        wanted = heads(spec.evaluations) if spec is not None else None
+        shown = [
+            (name, parsed)
+            for name, parsed in names
+            if parsed.type != "evaluation" or wanted is None or wanted.get(parsed.kind) == parsed.head
+        ]
+        records = self._read(run, shown)
+        checkpoints = [r for r in records if isinstance(r, CheckpointRecord)]
+        evaluations = [r for r in records if isinstance(r, EvaluationRecord)]
+        failures = [r for r in records if isinstance(r, FailureRecord)]
+        identity, axes, config = self._identity(run, spec)
+        if identity is None:
+            return None
+        status: Status = "RUNNING" if active else "KILLED"
+        if failures:
+            status = "FAILED"
+        elif self._complete(evaluations, spec):
+            status = "FINISHED"
+        return run_view(
+            run_id=run.run_id,
+            identity=identity,
+            axes=axes,
+            config=config,
+            checkpoints=checkpoints,
+            evaluations=evaluations,
+            status=status,
+            note=f"{failures[-1].error}: {failures[-1].message}" if failures else "",
+        )
+
+    def _read(self, run: RunLedger, names: list[tuple[str, RecordName]]) -> list[Any]:
+        """Return the records, each read once; a retried failure is history and not shown."""
+        known = self._records.setdefault(run.run_id, {})
+        classes = {"checkpoint": CheckpointRecord, "evaluation": EvaluationRecord, "failure": FailureRecord}
+        kept: dict[str, Any] = {}
+        for name, parsed in names:
+            if parsed.type not in classes:
+                continue
+            record = known.get(name) or run.read(name, classes[parsed.type])
+            if record is not None:
+                kept[name] = record
+        self._records[run.run_id] = kept
+        return list(kept.values())
+
+    def _identity(
+        self, run: RunLedger, spec: RunSpec | None
+    ) -> tuple[str | None, Mapping[str, Any], Mapping[str, Any]]:
+        if spec is not None:
+            return spec.training_identity, spec.axes, spec.encode()
+        record = read_record(run.directory / "run.json", RunRecord, run.directory / "quarantine")
+        if record is None:
+            return None, {}, {}
+        base = flatten(self._sweep.runs[0].identity_content) if self._sweep.runs else {}
+        axes = {path: value for path, value in flatten(record.content).items() if base.get(path) != value}
+        return record.identity, axes, record.content
+
+    def _complete(self, evaluations: list[EvaluationRecord], spec: RunSpec | None) -> bool:
+        # A run made by a search algorithm is held against what the sweep's own runs are asked for.
+        reference = spec or next((s for s in self._sweep.runs if s.trains), None)
+        if reference is None:
+            return False
+        done = {(record.step, record.kind) for record in evaluations}
+        return all((step, kind) in done for step in reference.milestones for kind in reference.evaluations)
+
+    def _outcome(self) -> Status:
+        states = {run_id: self._status.get(run_id) for run_id in {*self._specs, *self._status}}
+        if "FAILED" in states.values():
+            return "FAILED"
+        return "FINISHED" if set(states.values()) <= {"FINISHED"} else "KILLED"
+
+
+def flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested plain data as dotted path -> value.
+
+    >>> flatten({"model": {"shape": "64/1/2/256"}, "seed": 0})
+    {'model.shape': '64/1/2/256', 'seed': 0}
+    """
+    flat: dict[str, Any] = {}
+    for key, value in data.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return flat
+
+
+def _again(sweep: Sweep, commit: str | None) -> Tracker:
+    return Tracker(sweep, commit=commit)

@@ -1,0 +1,60 @@
+"""Looking at a sweep in MLflow's own pages: the link to its comparison and the command that serves it."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+from urllib.parse import quote, urlencode
+
+from raysweep.errors import ConfigError
+from raysweep.tracking.store import locate
+from raysweep.tracking.tracker import tracking_uri
+
+if TYPE_CHECKING:
+    from raysweep.sweep import Sweep
+
+
+def deep_link(base_url: str, experiment_id: str, parent_run_id: str) -> str:
+    """Return the address at which MLflow opens the charts of all runs of one sweep.
+
+    Without these parameters the page hides nested runs and opens in another mode.
+
+    >>> deep_link("http://127.0.0.1:5000/", "1", "ab12").split("?")[0]
+    'http://127.0.0.1:5000/#/experiments/1/runs'
+    """
+    query = urlencode(
+        {
+            "workflowType": "machine_learning",
+            "compareRunsMode": "CHART",
+            "searchFilter": f"tags.`mlflow.parentRunId` = '{parent_run_id}'",
+        },
+        quote_via=quote,
+    )
+    return f"{base_url.rstrip('/')}/#/experiments/{experiment_id}/runs?{query}"
+
+
+def comparison_link(sweep: Sweep, base_url: str) -> str:
+    """Return the link to a sweep's comparison, on `base_url` or on the server that tracks it.
+
+    Only reads the store.  Raises `ConfigError` where the sweep is not in it yet.
+    """
+    uri = tracking_uri(sweep)
+    found = locate(sweep.name, uri)
+    if found is None:
+        raise ConfigError(f"sweep '{sweep.name}' is not in MLflow at {uri} yet; launch it first")
+    return deep_link(uri if uri.startswith("http") else base_url, *found)
+
+
+def serve_command(sweep: Sweep, port: int = 5000) -> list[str]:
+    """Return the command that serves a sweep's store on 127.0.0.1, as a list of arguments.
+
+    Raises `ConfigError` where the sweep is tracked by a server: that one is to be opened instead.
+    """
+    uri = tracking_uri(sweep)
+    if not uri.startswith(("sqlite:", "postgresql", "mysql", "mssql")):
+        raise ConfigError(f"tracking_uri: '{uri}' is a server already; open the link in a browser")
+    return [
+        *(sys.executable, "-m", "mlflow", "server"),
+        *("--backend-store-uri", uri),
+        *("--host", "127.0.0.1", "--port", str(port), "--workers", "1"),
+    ]

@@ -1,0 +1,171 @@
+"""What MLflow is shown of a sweep: plain values, made from ledger records alone.
+
+A view is a pure function of durable records, so the same records always give the same points with the same
+timestamps: replaying them after a kill writes nothing twice, and a store that was lost can be rebuilt.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from raysweep.evaluation.base import Metric
+
+#: MLflow's own names for the state of a run; a run that is neither done nor failed nor under way is KILLED.
+Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
+
+# MLflow accepts these characters in the names of metrics and params, and no others.
+_FORBIDDEN = re.compile(r"[^\w\-. :/]")
+
+
+class CurvePoint(Protocol):
+    """Mean training loss (nats) since the previous point."""
+
+    @property
+    def step(self) -> int: ...
+    @property
+    def loss(self) -> float: ...
+    @property
+    def time_ms(self) -> int: ...
+
+
+class Checkpoint(Protocol):
+    """The part of a checkpoint record that is shown: its curve and when it became durable (unix seconds)."""
+
+    @property
+    def step(self) -> int: ...
+    @property
+    def curve(self) -> Iterable[CurvePoint]: ...
+    @property
+    def time(self) -> float: ...
+
+
+class Measured(Protocol):
+    """The part of an evaluation record that is shown: its metrics, and when they were recorded."""
+
+    @property
+    def step(self) -> int: ...
+    @property
+    def metrics(self) -> Iterable[Metric]: ...
+    @property
+    def time(self) -> float: ...
+
+
+@dataclass(frozen=True, order=True)
+class Point:
+    """One metric point; `step` counts training steps, `time_ms` is when it was recorded (unix ms)."""
+
+    key: str
+    step: int
+    time_ms: int
+    value: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepView:
+    """A sweep as MLflow shows it: an experiment with one parent run."""
+
+    name: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    note: str = ""
+    git_commit: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunView:
+    """A run as MLflow shows it: a child run.
+
+    `params` are the swept axes, `config` the whole configuration (plain JSON), `start_ms` and `end_ms` are
+    unix milliseconds; `end_ms` is None while the run is RUNNING.
+    """
+
+    run_id: str
+    identity: str
+    params: Mapping[str, str]
+    config: Mapping[str, Any]
+    points: tuple[Point, ...]
+    status: Status
+    start_ms: int
+    end_ms: int | None
+    note: str = ""
+
+    @property
+    def digest(self) -> str:
+        """Return a hash of everything shown: two views with one digest need no second write."""
+        shown = [
+            self.run_id,
+            self.identity,
+            dict(self.params),
+            self.config,
+            [[p.key, p.step, p.time_ms, repr(p.value)] for p in self.points],
+            [self.status, self.start_ms, self.end_ms, self.note],
+        ]
+        return hashlib.sha256(json.dumps(shown, sort_keys=True).encode()).hexdigest()
+
+
+def metric_name(name: str) -> str:
+    """Return `name` with every character that MLflow refuses replaced by `_`.
+
+    >>> metric_name("trace/layers.0"), metric_name("probe/a&b")
+    ('trace/layers.0', 'probe/a_b')
+    """
+    return _FORBIDDEN.sub("_", name)
+
+
+def run_view(
+    *,
+    run_id: str,
+    identity: str,
+    axes: Mapping[str, Any],
+    config: Mapping[str, Any],
+    checkpoints: Iterable[Checkpoint],
+    evaluations: Iterable[Measured],
+    status: Status,
+    started: float | None = None,
+    note: str = "",
+) -> RunView:
+    """Return the view of one run.
+
+    The training curve becomes `train_loss` at its own steps and times; every metric of an evaluation
+    becomes a point at the evaluated step, its standard error another named `<metric>_se`.  `started` is
+    unix seconds and defaults to the time of the first point.  Where two records give the same metric at the
+    same step, the later one stands.
+    """
+    checkpoints, evaluations = list(checkpoints), list(evaluations)
+    points: dict[tuple[str, int], Point] = {}
+
+    def add(key: str, step: int, time_ms: int, value: float) -> None:
+        key = metric_name(key)
+        points[key, step] = Point(key, step, time_ms, float(value))
+
+    for checkpoint in sorted(checkpoints, key=lambda record: record.step):
+        for point in checkpoint.curve:
+            add("train_loss", point.step, point.time_ms, point.loss)
+    for record in sorted(evaluations, key=lambda record: record.time):
+        time_ms = round(record.time * 1000)
+        for metric in record.metrics:
+            add(metric.name, record.step, time_ms, metric.value)
+            if metric.standard_error is not None:
+                add(f"{metric.name}_se", record.step, time_ms, metric.standard_error)
+
+    times = [p.time_ms for p in points.values()] + [round(c.time * 1000) for c in checkpoints]
+    start_ms = round(started * 1000) if started is not None else min(times, default=0)
+    return RunView(
+        run_id=run_id,
+        identity=identity,
+        params={metric_name(axis): _text(value) for axis, value in axes.items()},
+        config=config,
+        points=tuple(sorted(points.values())),
+        status=status,
+        start_ms=start_ms,
+        end_ms=None if status == "RUNNING" else max([*times, start_ms]),
+        note=note,
+    )
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)

@@ -1,0 +1,217 @@
+"""The one writer of a sweep: a background thread that brings MLflow up to date with the ledger's views.
+
+MLflow is a view.  Nothing here raises into a sweep or waits for a server: `submit` only notes the newest
+view of a run; an outage is logged once, retried with growing pauses and logged once more when it is over.
+What could not be written before `close` is written by the next sync, from the same records.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+from raysweep.tracking.store import Store
+from raysweep.tracking.view import RunView, Status, SweepView
+
+_log = logging.getLogger("raysweep.tracking")
+
+T = TypeVar("T")
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where a sweep is in MLflow."""
+
+    tracking_uri: str
+    experiment_id: str
+    parent_run_id: str
+
+
+def default_tracking_uri(directory: Path) -> str:
+    """Return the absolute SQLite URI of a sweep's own store, in the sweep's folder."""
+    return f"sqlite:///{directory.resolve() / 'mlflow.db'}"
+
+
+class MLflowWriter:
+    """Writes one sweep to MLflow, in the background.
+
+    `directory` is the sweep's folder; without a `tracking_uri` the store is `directory/mlflow.db`, created
+    on first use, with artifacts in `directory/artifacts`.  With one, the server keeps the artifacts.
+
+        writer = MLflowWriter(SweepView(name="scaling"), directory=folder)
+        writer.open()                    # returns at once
+        writer.submit(view)              # the newest view of a run; never blocks, never raises
+        flushed = writer.close("FINISHED", timeout=30)
+    """
+
+    def __init__(self, sweep: SweepView, *, directory: Path, tracking_uri: str | None = None) -> None:
+        self.sweep = sweep
+        self.tracking_uri = tracking_uri or default_tracking_uri(directory)
+        self._artifacts = None
+        if self.tracking_uri.startswith("sqlite:///"):
+            self._artifacts = (directory.resolve() / "artifacts").as_uri()
+        self._lock = threading.Condition()
+        self._views: dict[str, RunView] = {}
+        self._pending: dict[str, RunView] = {}
+        self._files: dict[str, Path] = {}
+        self._refused: dict[str, str] = {}
+        self._closing: Status | None = None
+        self._location: Location | None = None
+        self._connected = threading.Event()
+        self._flushed = False
+        self._down = False
+        self._store: Store | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def location(self) -> Location | None:
+        """Where the sweep is in MLflow; None until the store has been reached."""
+        return self._location
+
+    @property
+    def refused(self) -> dict[str, str]:
+        """Runs that MLflow refuses for what they say (not for an outage), and its message."""
+        with self._lock:
+            return dict(self._refused)
+
+    def open(self) -> None:
+        """Start the thread; a second call is an error."""
+        if self._thread is not None:
+            raise RuntimeError("this writer has been opened already")
+        # A daemon: an unreachable server must not keep a finished sweep's process alive.
+        self._thread = threading.Thread(target=self._serve, name="raysweep-mlflow", daemon=True)
+        self._thread.start()
+
+    def wait(self, timeout: float) -> Location | None:
+        """Wait up to `timeout` seconds for the store to be reached; None where it was not."""
+        self._connected.wait(timeout)
+        return self._location
+
+    def submit(self, view: RunView) -> None:
+        """Note the newest view of a run, to be written soon.  Views are cumulative: the last one counts."""
+        with self._lock:
+            self._views[view.run_id] = self._pending[view.run_id] = view
+            self._refused.pop(view.run_id, None)
+            self._lock.notify()
+
+    def attach(self, path: Path) -> None:
+        """Note a file to be kept as an artifact of the sweep, such as its report."""
+        with self._lock:
+            self._files[path.name] = path
+            self._lock.notify()
+
+    def close(self, status: Status, *, timeout: float = 30.0) -> bool:
+        """Write what is left, end the parent run with `status`, and say whether everything has arrived.
+
+        Takes at most about `timeout` seconds, and no longer than one attempt where the store is down.
+        Children that are still RUNNING are ended as KILLED.
+        """
+        if self._thread is None:
+            raise RuntimeError("this writer has not been opened")
+        with self._lock:
+            self._closing = status
+            self._lock.notify()
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            _log.warning(
+                "MLflow at %s is still busy after %g s; the next sync writes the rest",
+                self.tracking_uri,
+                timeout,
+            )
+        return self._flushed
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._closing is None:
+            self.close("FINISHED" if kind is None else "KILLED")
+
+    def _serve(self) -> None:
+        pause = _FIRST_PAUSE
+        while True:
+            closing = self._closing
+            try:
+                store = self._drain()
+                if closing is not None:
+                    store.finish(closing)
+                    self._flushed = not self._pending and not self._files and not self._refused
+            # Whatever the client, its server or its database raise, the sweep goes on.
+            except Exception as error:
+                self._store = None
+                self._report(error)
+                if closing is not None:
+                    return
+                until, pause = time.monotonic() + pause, min(2 * pause, _LONGEST_PAUSE)
+                with self._lock:
+                    while self._closing is None and (left := until - time.monotonic()) > 0:
+                        self._lock.wait(left)
+                continue
+            pause = _FIRST_PAUSE
+            if closing is not None:
+                return
+            with self._lock:
+                while self._closing is None and not self._pending and not self._files:
+                    self._lock.wait()
+
+    def _drain(self) -> Store:
+        """Write everything pending; what arrives meanwhile is left for the next turn."""
+        if self._store is None:
+            self._store = Store(self.sweep, self.tracking_uri, self._artifacts)
+            self._location = Location(self.tracking_uri, self._store.experiment_id, self._store.parent_id)
+            self._connected.set()
+            # Connecting has ended whatever was left RUNNING, ours included; unchanged runs cost nothing.
+            with self._lock:
+                self._pending = dict(self._views)
+        store = self._store
+        with self._lock:
+            views, files = list(self._pending.values()), list(self._files.items())
+        for view in views:
+            try:
+                store.write(view)
+            except Exception as error:
+                if not _is_refusal(error):
+                    raise
+                _log.error("MLflow refuses run %s: %s", view.run_id, error)
+                with self._lock:
+                    self._refused[view.run_id] = str(error)
+            self._done(self._pending, view.run_id, view)
+        for name, path in files:
+            store.log_file(path)
+            self._done(self._files, name, path)
+        if self._down:
+            self._down = False
+            _log.warning("MLflow at %s is reachable again", self.tracking_uri)
+        return store
+
+    def _done(self, waiting: dict[str, T], key: str, item: T) -> None:
+        with self._lock:
+            if waiting.get(key) is item:
+                del waiting[key]
+
+    def _report(self, error: Exception) -> None:
+        if not self._down:
+            self._down = True
+            reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+            _log.warning(
+                "MLflow at %s cannot be written (%s); the sweep goes on, and this is retried",
+                self.tracking_uri,
+                reason,
+            )
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Tell a value that MLflow will never take from an outage that passes."""
+    from mlflow.exceptions import MlflowException
+
+    return isinstance(error, MlflowException) and error.error_code == "INVALID_PARAMETER_VALUE"
