@@ -1,1 +1,39 @@
-"""TBD"""
+"""sweep file -> runs: strict files, axes, identity, plan and the ledger of what is done.
+
+Pure: no Ray, no MLflow.
+
+    sweep = load_sweep("sweeps/scaling.yaml", overrides=["pretrain.steps=2000"])
+    plan = sweep.plan()                        # runs: done / evaluate / resume / new / failed, and why
+    ledger = sweep.ledger()
+    journal = ledger.run(sweep.runs[0])        # the run's records; what training writes its checkpoints to
+    frame = tidy(ledger, sweep)                # one row per run x milestone x metric
+"""
+
+from raysweep.sweep.config import LanguageCache, Resources, RunSpec, Sweep
+from raysweep.sweep.identity import evaluation_identity
+from raysweep.sweep.ledger import Ledger, RunLedger
+from raysweep.sweep.load import load_sweep
+from raysweep.sweep.lock import SweepLock
+from raysweep.sweep.plan import Item, Plan, RunPlan, make_plan
+from raysweep.sweep.records import EvaluationRecord, FailureRecord, RunRecord
+from raysweep.sweep.tidy import tidy
+
+__all__ = [
+    "EvaluationRecord",
+    "FailureRecord",
+    "Item",
+    "LanguageCache",
+    "Ledger",
+    "Plan",
+    "Resources",
+    "RunLedger",
+    "RunPlan",
+    "RunRecord",
+    "RunSpec",
+    "Sweep",
+    "SweepLock",
+    "evaluation_identity",
+    "load_sweep",
+    "make_plan",
+    "tidy",
+]

@@ -1,0 +1,280 @@
+"""points -> runs: decoding, and every check that needs more than one field to be made.
+
+Each distinct section is decoded once and each pair checked once, however many runs share them.
+"""
+
+from __future__ import annotations
+
+import os
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from raysweep import registry
+from raysweep.errors import RaysweepError
+from raysweep.evaluation.base import Evaluation
+from raysweep.languages.base import Language, LanguageConfig
+from raysweep.registry import Config, Registry, suggest
+from raysweep.sweep.config import LanguageCache, RunSpec
+from raysweep.sweep.document import Mark, Node, Problems
+from raysweep.sweep.explain import explain, one_line, show, unknown
+from raysweep.sweep.grid import Point
+from raysweep.sweep.identity import EXTENT, canonical, digest
+from raysweep.training.config import PretrainConfig
+
+C = TypeVar("C", bound=Config)
+
+_NEEDED = {
+    "language": "language: {kind: pcfg, seed: 0}",
+    "model": "model: {kind: encoder, shape: 64/1/2/256}",
+    "algorithm": "algorithm: {kind: adamw}",
+    "pretrain": "pretrain: {steps: 1000, batch_size: 256}",
+}
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Runs without repetition, and what to tell about points that turned out to be the same run."""
+
+    runs: tuple[RunSpec, ...]
+    notes: tuple[str, ...]
+
+
+class Checker:
+    """Decodes and checks the points of one sweep file."""
+
+    def __init__(self, problems: Problems, languages: LanguageCache) -> None:
+        self.problems = problems
+        self.languages = languages
+        self._decoded: dict[tuple[str, int], Any] = {}
+        self._alive: list[Node] = []
+        self._built: dict[int, Language | None] = {}
+        self._fitted: set[tuple[int, int]] = set()
+
+    def evaluations(self, node: Node | None, mark: Mark) -> dict[str, tuple[Evaluation, Node, Mark]]:
+        """Decode `evaluate`: kind -> settings; nothing behind a kind means its defaults."""
+        found: dict[str, tuple[Evaluation, Node, Mark]] = {}
+        if node is None or node.value is None:
+            return found
+        if not isinstance(node.value, dict):
+            self.problems.add(node.mark, "evaluate", "must be a mapping, e.g. {excess_loss: {}, trace: {}}")
+            return found
+        for kind, settings in node.items():
+            at = node.keys[kind]
+            name = f"evaluate.{kind}"
+            if kind not in registry.evaluations.kinds():
+                self.problems.add(at, name, unknown(kind, registry.evaluations.kinds(), "evaluation"))
+                continue
+            if settings.value is None:
+                settings = Node({}, settings.mark)
+            if not isinstance(settings.value, dict):
+                self.problems.add(settings.mark, name, f"{show(settings.plain)} is not a mapping of settings")
+                continue
+            if "kind" in settings.value:
+                self.problems.add(
+                    settings.keys["kind"], f"{name}.kind", "remove it; the key above is the kind"
+                )
+                continue
+            cls = registry.evaluations.get(kind)
+            data = self._with_absolute_paths(cls, settings, name) | {"kind": kind}
+            evaluation = self._validate(cls, data, settings, ("evaluate", kind), at)
+            if evaluation is not None:
+                found[kind] = (evaluation, settings, at)
+        return found
+
+    def section(self, name: str, source: Registry[Any] | type[Config], point: Point) -> Any:
+        """Return the decoded section of a point, or None where it is wrong.
+
+        `source` is the registry in which its kind is looked up, or its class where there is but one.
+        """
+        node, at = point.sections.get(name), point.marks[name]
+        if node is None or node.value is None:
+            self.problems.add(at if node else Mark(at.source, 1, 1), name, f"missing — add '{_NEEDED[name]}'")
+            return None
+        key = (name, id(node))
+        if key not in self._decoded:
+            self._alive.append(node)
+            self._decoded[key] = self._decode(name, source, node, at)
+        return self._decoded[key]
+
+    def _decode(self, name: str, source: Registry[Any] | type[Config], node: Node, at: Mark) -> Config | None:
+        if not isinstance(node.value, dict):
+            message = f"{show(node.plain)} is not a mapping; write '{_NEEDED[name]}'"
+            self.problems.add(node.mark, name, message)
+            return None
+        cls = source if isinstance(source, type) else self._class_of(name, source, node, at)
+        if cls is None:
+            return None
+        return self._validate(cls, self._with_absolute_paths(cls, node, name), node, (name,), at)
+
+    def _class_of(self, name: str, family: Registry[Any], node: Node, at: Mark) -> type[Config] | None:
+        """Return the class that a section's `kind` names, or None where it names none."""
+        kind, choices = node.get("kind"), ", ".join(family.kinds())
+        if kind is None:
+            self.problems.add(at, f"{name}.kind", f"missing — choose one of {choices}")
+            return None
+        if not isinstance(kind.value, str) or kind.value not in family.kinds():
+            hint = suggest(str(kind.plain), family.kinds())
+            message = f"unknown {name} kind {show(kind.plain)}{hint}; known: {choices}"
+            self.problems.add(kind.mark, f"{name}.kind", message)
+            return None
+        cls: type[Config] = family.get(kind.value)
+        return cls
+
+    def _validate(
+        self, cls: type[C], data: Mapping[str, Any], node: Node, prefix: tuple[str, ...], at: Mark
+    ) -> C | None:
+        try:
+            return cls.decode(data)
+        except ValidationError as error:
+            explain(error, cls, node, prefix, at, self.problems)
+        except RaysweepError as error:
+            self.problems.add(at, ".".join(prefix), one_line(str(error)))
+        return None
+
+    def _with_absolute_paths(self, cls: type[Config], node: Node, name: str) -> dict[str, Any]:
+        """Return plain data in which paths, relative to the file they stand in, are absolute."""
+        data: dict[str, Any] = dict(node.plain)
+        for key, child in node.items():
+            if isinstance(child.value, str) and key in cls.model_fields and _is_path(cls, key):
+                path = child.mark.folder / Path(child.value).expanduser()
+                if not path.exists():
+                    self.problems.add(child.mark, f"{name}.{key}", f"no such file: {path}")
+                data[key] = os.path.abspath(path)
+        return data
+
+    def seed(self, point: Point) -> int | None:
+        """Return the seed of a point, 0 where none is given."""
+        node = point.sections.get("seed")
+        if node is None:
+            return 0
+        if isinstance(node.value, bool) or not isinstance(node.value, int) or node.value < 0:
+            self.problems.add(node.mark, "seed", f"{show(node.plain)} is not a whole number from 0 on")
+            return None
+        return node.value
+
+    def language(self, config: LanguageConfig, point: Point) -> Language | None:
+        """Return the built language, or None where its parameters make no sense."""
+        if id(config) not in self._built:
+            try:
+                self._built[id(config)] = self.languages.get(config)
+            except (RaysweepError, OSError) as error:
+                self.problems.add(point.marks["language"], "language", one_line(str(error)))
+                self._built[id(config)] = None
+        return self._built[id(config)]
+
+    def _fits(self, config: Any, language: Language, node: Node, at: Mark, name: str) -> None:
+        """Ask a model or evaluation, once, whether it fits a language."""
+        key = (id(config), id(language))
+        if key in self._fitted:
+            return
+        self._fitted.add(key)
+        for field, message in config.problems(language):
+            holder = node.get(field)
+            label = f"{name}.{field}" if field else name
+            self.problems.add(at if holder is None else holder.mark, label, one_line(message))
+
+    def runs(
+        self, points: Iterable[Point], evaluations: Mapping[str, tuple[Evaluation, Node, Mark]]
+    ) -> Checked:
+        """Return the runs of all points, those with one training merged; problems are collected."""
+        merger = _Merger({kind: found[0] for kind, found in evaluations.items()})
+        for point in points:
+            language_config = self.section("language", registry.languages, point)
+            model = self.section("model", registry.models, point)
+            algorithm = self.section("algorithm", registry.algorithms, point)
+            pretrain = self.section("pretrain", PretrainConfig, point)
+            seed = self.seed(point)
+            language = self.language(language_config, point) if language_config is not None else None
+            if language is None:
+                continue
+            if model is not None:
+                self._fits(model, language, point.sections["model"], point.marks["model"], "model")
+            for kind, (evaluation, node, at) in evaluations.items():
+                self._fits(evaluation, language, node, at, f"evaluate.{kind}")
+            if None in (model, algorithm, pretrain, seed):
+                continue
+            merger.add(
+                RunSpec(
+                    language=language_config,
+                    model=model,
+                    algorithm=algorithm,
+                    pretrain=pretrain,
+                    seed=typing.cast(int, seed),
+                    evaluations=merger.evaluations_of(algorithm),
+                    language_fingerprint=language.fingerprint,
+                    axes={k: v for k, v in point.axes.items() if k.partition(".")[2] not in EXTENT},
+                )
+            )
+        return merger.finish()
+
+
+class _Merger:
+    """Joins points that are one training: milestones united, only the axes they agree on kept."""
+
+    def __init__(self, evaluations: Mapping[str, Evaluation]) -> None:
+        self.evaluations = dict(evaluations)
+        self.groups: dict[Any, list[RunSpec]] = {}
+        self._texts: dict[int, str] = {}
+        self._alive: list[Any] = []
+
+    def evaluations_of(self, algorithm: Any) -> dict[str, Evaluation]:
+        """Return the evaluations that make sense for an algorithm."""
+        return {
+            kind: evaluation
+            for kind, evaluation in self.evaluations.items()
+            if algorithm.trains or not evaluation.needs_parameters
+        }
+
+    def _text(self, config: Config, drop: frozenset[str] = frozenset()) -> str:
+        if id(config) not in self._texts:
+            self._alive.append(config)
+            kept = {key: value for key, value in config.encode().items() if key not in drop}
+            self._texts[id(config)] = canonical(kept)
+        return self._texts[id(config)]
+
+    def add(self, spec: RunSpec) -> None:
+        """Add the run of a point."""
+        # The same grouping as by training identity, without a hash of everything for every point.
+        key: tuple[Any, ...] = (spec.language_fingerprint, self._text(spec.algorithm))
+        if spec.trains:
+            key += (self._text(spec.model), self._text(spec.pretrain, EXTENT), spec.seed)
+        self.groups.setdefault(key, []).append(spec)
+
+    def finish(self) -> Checked:
+        """Return the joined runs in the order of their first points."""
+        runs, notes = [], []
+        for specs in self.groups.values():
+            spec = _join(specs) if len(specs) > 1 else specs[0]
+            runs.append(spec)
+            extents = {canonical([s.pretrain.steps, s.milestones]) for s in specs}
+            if spec.trains and len(extents) < len(specs):
+                notes.append(f"{len(specs)} points of the grid are the same run, {spec.run_id}; it runs once")
+        return Checked(tuple(runs), tuple(notes))
+
+
+def _join(specs: list[RunSpec]) -> RunSpec:
+    first = specs[0]
+    shared = {
+        path: value
+        for path, value in first.axes.items()
+        if all(path in s.axes and digest(s.axes[path]) == digest(value) for s in specs)
+    }
+    every = [s.pretrain.checkpoint_every for s in specs if s.pretrain.checkpoint_every is not None]
+    joined = first.pretrain.encode() | {
+        "steps": max(s.pretrain.steps for s in specs),
+        "milestones": sorted({step for s in specs for step in s.pretrain.milestones}),
+        "checkpoint_every": min(every, default=None),
+    }
+    pretrain = PretrainConfig.decode(joined) if first.trains else first.pretrain
+    return replace(first, pretrain=pretrain, axes=shared)
+
+
+def _is_path(cls: type[Config], name: str) -> bool:
+    """Return whether a field holds a path: by its type, or by being called `path`."""
+    annotation = cls.model_fields[name].annotation
+    return name == "path" or annotation is Path or Path in typing.get_args(annotation)

@@ -1,0 +1,155 @@
+"""Errors of configurations in plain words: what is wrong with which value, where, and what to write."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from raysweep.registry import Config, suggest
+from raysweep.sweep.document import Key, Mark, Node, Problems, dotted
+
+_WANTED = {
+    "int_type": "a whole number, e.g. 100",
+    "int_from_float": "a whole number, e.g. 100",
+    "int_parsing": "a whole number, e.g. 100",
+    "float_type": "a number, e.g. 0.1",
+    "float_parsing": "a number, e.g. 0.1",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "string_type": "text; put it in quotes",
+    "none_required": "null",
+    "list_type": "a list, e.g. [1, 2]",
+    "tuple_type": "a list, e.g. [1, 2]",
+    "set_type": "a list, e.g. [1, 2]",
+    "dict_type": "a mapping, e.g. {key: value}",
+    "model_type": "a mapping, e.g. {key: value}",
+    "model_attributes_type": "a mapping, e.g. {key: value}",
+    "path_type": "a path",
+}
+
+_BOUNDS = {
+    "greater_than": ("gt", "greater than"),
+    "greater_than_equal": ("ge", "at least"),
+    "less_than": ("lt", "less than"),
+    "less_than_equal": ("le", "at most"),
+    "multiple_of": ("multiple_of", "a multiple of"),
+}
+
+#: A validator of a whole config may open its message with the field it is about.
+_NAMED = re.compile(r"(?P<field>[a-z_]+)(?:\[(?P<index>\d+)\])?: (?P<rest>.*)", re.DOTALL)
+
+
+def show(value: Any) -> str:
+    """Return a value as a sweep file would write it, shortened."""
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    text = " ".join(text.split())
+    short = text if len(text) <= 60 else text[:57] + "..."
+    return f"'{short}'" if isinstance(value, str) else short
+
+
+def one_line(text: str) -> str:
+    """Return text with its line breaks turned into '; '."""
+    return "; ".join(part.strip() for part in text.splitlines() if part.strip())
+
+
+def explain(
+    error: ValidationError,
+    cls: type[Config],
+    node: Node,
+    prefix: Sequence[Key],
+    at: Mark,
+    problems: Problems,
+) -> None:
+    """Add what `cls` has against `node`, which stands at `prefix` of the configuration, to `problems`.
+
+    `at` is the place of the section's own name: where a missing field is reported.
+    """
+    grouped: dict[tuple[Key, ...], list[ErrorDetails]] = {}
+    for details in error.errors(include_url=False):
+        grouped.setdefault(_place(details["loc"], node, cls, details["type"]), []).append(details)
+    for path, found in grouped.items():
+        first = found[0]
+        name = dotted((*prefix, *path))
+        parent = node.find(path[:-1])
+        key = path[-1] if path else None
+        if first["type"] == "extra_forbidden" and parent is not None and isinstance(key, str):
+            known = [field for field in cls.model_fields if field != "kind"] if len(path) == 1 else []
+            hint = suggest(key, known) or (f" — known: {', '.join(sorted(known))}" if known else "")
+            problems.add(parent.keys.get(key, parent.mark), name, f"unknown field{hint}")
+        elif first["type"] == "missing":
+            problems.add(at, name, f"missing — add '{key}: ...'")
+        else:
+            target = node.find(path)
+            mark = at if target is None or not path else target.mark
+            message = _sentence(found)
+            named = _NAMED.fullmatch(message) if not path else None
+            if named and named["field"] in cls.model_fields:
+                inner: list[Key] = [named["field"]]
+                if named["index"] is not None:
+                    inner.append(int(named["index"]))
+                holder = node.find(inner) or node.find(inner[:1])
+                mark = at if holder is None else holder.mark
+                name, message = dotted((*prefix, *inner)), named["rest"]
+            problems.add(mark, name, message)
+
+
+def _place(loc: Sequence[Key], node: Node, cls: type[Config], kind: str) -> tuple[Key, ...]:
+    """Return the part of a pydantic location that is a place in the file; branches of unions are not."""
+    path: list[Key] = []
+    here: Node | None = node
+    for k, key in enumerate(loc):
+        child = here.get(key) if here is not None else None
+        if child is None:
+            # A missing field has no node; a field left at its default can be wrong beside others.
+            last = kind == "missing" and k == len(loc) - 1
+            if last or (not path and isinstance(key, str) and key in cls.model_fields):
+                path.append(key)
+            continue
+        path.append(key)
+        here = child
+    return tuple(path)
+
+
+def _sentence(found: Sequence[ErrorDetails]) -> str:
+    """Return one sentence for all that one value has against it (the branches of a union each complain)."""
+    value = found[0]["input"]
+    wanted: list[str] = []
+    for details in found:
+        kind, context = details["type"], details.get("ctx", {})
+        if kind in ("value_error", "assertion_error"):
+            return one_line(str(context.get("error", details["msg"])))
+        if kind in _BOUNDS:
+            name, words = _BOUNDS[kind]
+            value = details["input"]
+            wanted.append(f"{words} {context[name]}")
+        elif kind in ("literal_error", "enum"):
+            wanted.append(_choice(value, str(context["expected"])))
+        elif kind in ("too_short", "string_too_short"):
+            wanted.append(f"at least {context['min_length']} long")
+        elif kind in ("too_long", "string_too_long"):
+            wanted.append(f"at most {context['max_length']} long")
+        elif kind == "string_pattern_mismatch":
+            wanted.append(f"text of the form {context['pattern']}")
+        elif kind in _WANTED:
+            wanted.append(_WANTED[kind])
+        else:
+            wanted.append(one_line(details["msg"][:1].lower() + details["msg"][1:]))
+    return f"{show(value)} will not do; it must be {' or '.join(dict.fromkeys(wanted))}"
+
+
+def _choice(value: Any, expected: str) -> str:
+    """Return the choices of a literal field, with the nearest one suggested."""
+    known = re.findall(r"'([^']*)'", expected)
+    hint = suggest(value, known) if isinstance(value, str) else ""
+    return (expected if len(known) < 2 else f"one of {', '.join(known)}") + hint
+
+
+def unknown(key: str, known: Sequence[str] | Mapping[str, Any], what: str = "field") -> str:
+    """Return the sentence for a name that is not known, with the nearest or all that are."""
+    return f"unknown {what}" + (suggest(key, known) or f" — known: {', '.join(sorted(known))}")

@@ -1,0 +1,78 @@
+"""What makes two runs the same run.
+
+A run's identity is the sha256 of its validated, normalised configuration and of the language's content.
+Not in it: the text of a file, the order of its keys, paths, resources, devices, concurrency, the number of
+steps and the milestones (more steps extend a run), and the evaluations, which have an identity of their own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+#: How many hexadecimal digits of an identity stand in names; the whole is in the record.
+DIGITS = 10
+
+#: Fields of `pretrain` that say how far and how often, not what is trained.
+EXTENT = frozenset({"steps", "milestones", "checkpoint_every"})
+
+
+def canonical(data: Any) -> str:
+    """Return the one JSON text of plain data: sorted keys, no spaces, shortest floats.
+
+    >>> canonical({"b": 1e-3, "a": [1]}) == canonical({"a": [1], "b": 0.001})
+    True
+    """
+    return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
+def digest(data: Any) -> str:
+    """Return the sha256 (hexadecimal) of plain data."""
+    return hashlib.sha256(canonical(data).encode()).hexdigest()
+
+
+def training_content(
+    *,
+    fingerprint: str,
+    model: Mapping[str, Any],
+    algorithm: Mapping[str, Any],
+    pretrain: Mapping[str, Any],
+    seed: int,
+    trains: bool,
+) -> dict[str, Any]:
+    """Return what the training identity is the digest of.
+
+    Where nothing is trained (`trains` False: the look-up table) model, pretrain and seed have no part.
+    """
+    if not trains:
+        return {"language": fingerprint, "algorithm": dict(algorithm)}
+    return {
+        "language": fingerprint,
+        "model": dict(model),
+        "algorithm": dict(algorithm),
+        "pretrain": {key: value for key, value in pretrain.items() if key not in EXTENT},
+        "seed": seed,
+    }
+
+
+def evaluation_identity(evaluation: Any) -> str:
+    """Return the sha256 of an evaluation's kind and settings."""
+    return digest(evaluation.encode())
+
+
+def safe(text: str) -> str:
+    """Return text fit for a file name.
+
+    >>> safe("64/1/2/256")
+    '64-1-2-256'
+    """
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "x"
+
+
+def run_name(*, model: str, algorithm: str, seed: int, trains: bool, identity: str) -> str:
+    """Return the readable, durable id of a run: labels, seed, and the head of its identity."""
+    parts = [model, algorithm, f"s{seed}"] if trains else [algorithm]
+    return "-".join([*map(safe, parts), identity[:DIGITS]])

@@ -1,0 +1,350 @@
+"""The sole truth about what is done: small files, each there whole or not at all.
+
+    <storage>/<sweep>/lock                                who is launching this sweep (see SweepLock)
+    <storage>/<sweep>/runs/<run id>/run.json              which run this is: its identity and what made it
+    <storage>/<sweep>/runs/<run id>/records/*.json        one fact a file (raysweep.sweep.records)
+    <storage>/<sweep>/runs/<run id>/checkpoints/step-*/   weights and resumable state (raysweep.training)
+    <storage>/<sweep>/runs/<run id>/arrays/<evaluation>/  measured shards, per input
+    <storage>/<sweep>/runs/<run id>/quarantine/           what was found torn or altered, for a person to see
+
+Every write is idempotent: the first record of a fact stands, so a replay after a kill changes neither values
+nor times.  Any number of processes may read while one writes.  A ledger holds nothing but its path and may
+be sent to other processes.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from pydantic import BaseModel, ValidationError
+
+from raysweep.errors import DataError, IdentityError
+from raysweep.evaluation.base import Arrays, Evaluation, Metric
+from raysweep.sweep.config import RunSpec
+from raysweep.sweep.identity import DIGITS, evaluation_identity
+from raysweep.sweep.records import (
+    EvaluationRecord,
+    FailureRecord,
+    RecordName,
+    RunRecord,
+    checkpoint_name,
+    encode,
+    evaluation_name,
+    parse_name,
+)
+from raysweep.sweep.storage import TEMPORARY, make_directory, move_aside, names, sync_directory, write_atomic
+from raysweep.training import CheckpointRecord, CurvePoint
+
+log = logging.getLogger("raysweep.sweep")
+
+R = TypeVar("R", bound=BaseModel)
+
+_PREFIX = "array:"
+
+
+@dataclass
+class RunLedger:
+    """The ledger of one run; it is the `Journal` that training writes.
+
+    With `limit`, checkpoints behind that step are not offered for resuming (see `rewound`).
+    """
+
+    directory: Path
+    limit: int | None = None
+
+    @property
+    def run_id(self) -> str:
+        """The run this folder is named after."""
+        return self.directory.name
+
+    @property
+    def _records(self) -> Path:
+        return self.directory / "records"
+
+    @property
+    def _quarantine(self) -> Path:
+        return self.directory / "quarantine"
+
+    def record_names(self) -> list[tuple[str, RecordName]]:
+        """Return file names of all records with what they say, sorted by name."""
+        found = ((name, parse_name(name)) for name in names(self._records))
+        return [(name, parsed) for name, parsed in found if parsed is not None]
+
+    def read(self, name: str, cls: type[R]) -> R | None:
+        """Return a record, or None where it is absent; a damaged one is quarantined and counts as absent."""
+        path = self._records / name
+        return read_record(path, cls, self._quarantine)
+
+    # Checkpoints
+
+    def checkpoint_directory(self, step: int) -> Path:
+        """Return where the checkpoint of a step lies."""
+        return self.directory / "checkpoints" / f"step-{step:08d}"
+
+    def steps_on_disk(self) -> set[int]:
+        """Return the steps whose checkpoint folder exists, recorded or not."""
+        found = (name.removeprefix("step-") for name in names(self.directory / "checkpoints"))
+        return {int(step) for step in found if step.isdecimal()}
+
+    def checkpoint(self, step: int) -> CheckpointRecord | None:
+        """Return the record of a checkpoint, whether or not its files are still there."""
+        record = self.read(checkpoint_name(step), CheckpointRecord)
+        return record if record is not None and record.step == step else None
+
+    def checkpoint_records(self) -> list[CheckpointRecord]:
+        """Return the records of all checkpoints ever committed, in the order of their steps."""
+        steps = sorted(n.step for _, n in self.record_names() if n.type == "checkpoint")
+        found = (self.checkpoint(step) for step in steps)
+        return [record for record in found if record is not None]
+
+    def checkpoints(self) -> list[CheckpointRecord]:
+        """Return committed checkpoints whose files are there, newest first, up to `limit`."""
+        there = self.steps_on_disk()
+        return [
+            record
+            for record in reversed(self.checkpoint_records())
+            if record.step in there and (self.limit is None or record.step <= self.limit)
+        ]
+
+    def commit(self, record: CheckpointRecord) -> None:
+        """Record a checkpoint, durably.
+
+        A step recorded before keeps its first curve and times, so a replay draws no second curve; the
+        manifest becomes that of the files now there.
+        """
+        first = self.checkpoint(record.step)
+        if first is not None:
+            record = record.model_copy(
+                update={
+                    "curve": first.curve,
+                    "time": first.time,
+                    "train_seconds": first.train_seconds,
+                    "milestone": first.milestone or record.milestone,
+                }
+            )
+            if record == first:
+                return
+        write_atomic(self._records / checkpoint_name(record.step), encode(record))
+
+    def quarantine(self, record: CheckpointRecord, reason: str) -> None:
+        """Move the files of a checkpoint aside; its record stays for its curve and waits for new files."""
+        moved = move_aside(self.checkpoint_directory(record.step), self._quarantine)
+        where = f"; moved to {moved}" if moved else ""
+        log.warning("%s: checkpoint of step %d: %s%s", self.run_id, record.step, reason, where)
+        if moved is not None:
+            write_atomic(moved.with_name(moved.name + ".reason.txt"), (reason + "\n").encode())
+
+    def rewound(self, step: int) -> RunLedger:
+        """Return this ledger as it would offer itself to a run that resumes at or before `step`.
+
+        A milestone that lacks its checkpoint is trained again from an older one although newer ones exist.
+        """
+        return RunLedger(self.directory, limit=step)
+
+    def curve(self) -> list[CurvePoint]:
+        """Return the training curve, a point a step; a step recorded twice keeps its first time."""
+        points: dict[int, CurvePoint] = {}
+        for record in self.checkpoint_records():
+            for point in record.curve:
+                known = points.get(point.step)
+                if known is None or point.time_ms < known.time_ms:
+                    points[point.step] = point
+        return [points[step] for step in sorted(points)]
+
+    # Evaluations
+
+    def evaluation(self, step: int, evaluation: Evaluation) -> EvaluationRecord | None:
+        """Return the record of an evaluation with these very settings at a step, or None."""
+        return self._evaluation(step, evaluation.kind, evaluation_identity(evaluation))
+
+    def _evaluation(self, step: int, kind: str, identity: str) -> EvaluationRecord | None:
+        record = self.read(evaluation_name(step, kind, identity), EvaluationRecord)
+        if record is None or (record.step, record.kind, record.identity) != (step, kind, identity):
+            return None
+        return record
+
+    def evaluations(self) -> list[EvaluationRecord]:
+        """Return all evaluations of all steps and settings, sorted by step and kind."""
+        found = [self.read(n, EvaluationRecord) for n, p in self.record_names() if p.type == "evaluation"]
+        return [record for record in found if record is not None]
+
+    def record_evaluation(
+        self, step: int, evaluation: Evaluation, metrics: Sequence[Metric], *, seconds: float
+    ) -> EvaluationRecord:
+        """Record an evaluation, durably, and return its record: the first one where there is one already."""
+        first = self.evaluation(step, evaluation)
+        if first is not None:
+            return first
+        identity = evaluation_identity(evaluation)
+        record = EvaluationRecord(
+            kind=evaluation.kind,
+            step=step,
+            config=evaluation.encode(),
+            identity=identity,
+            metrics=tuple(metrics),
+            time=time.time(),
+            seconds=seconds,
+        )
+        write_atomic(self._records / evaluation_name(step, evaluation.kind, identity), encode(record))
+        return record
+
+    # Failures
+
+    def _failure_names(self) -> list[str]:
+        return [name for name, parsed in self.record_names() if parsed.type == "failure"]
+
+    def failures(self) -> list[FailureRecord]:
+        """Return the failures that keep this run from being tried again, oldest first."""
+        found = [self.read(name, FailureRecord) for name in self._failure_names()]
+        return [record for record in found if record is not None]
+
+    def retries(self) -> list[FailureRecord]:
+        """Return the failures after which this run was tried again, oldest first."""
+        found = [self.read(n, FailureRecord) for n, p in self.record_names() if p.type == "retried"]
+        return [record for record in found if record is not None]
+
+    def record_failure(self, message: str, *, error: str, step: int | None = None) -> FailureRecord:
+        """Record that the run cannot go on; a launch leaves it alone until `retry`."""
+        taken = [p.step for _, p in self.record_names() if p.type in ("failure", "retried")]
+        record = FailureRecord(message=message, error=error, step=step, time=time.time())
+        write_atomic(self._records / f"failure-{max(taken, default=0) + 1:03d}.json", encode(record))
+        return record
+
+    def retry(self) -> int:
+        """Let the run be tried again: its failures become history; returns how many there were."""
+        failed = self._failure_names()
+        for name in failed:
+            (self._records / name).rename(self._records / name.replace("failure-", "retried-"))
+        if failed:
+            sync_directory(self._records)
+        return len(failed)
+
+    # Measured shards
+
+    def arrays_directory(self, step: int, kind: str, identity: str) -> Path:
+        """Return where the shards of an evaluation lie."""
+        return self.directory / "arrays" / f"{step:08d}-{kind}-{identity[:DIGITS]}"
+
+    def save_arrays(self, step: int, kind: str, identity: str, shard: int, arrays: Arrays) -> None:
+        """Store what one shard measured, durably; raises `DataError` for arrays of Python objects."""
+        for name, array in arrays.items():
+            if np.asarray(array).dtype.hasobject:
+                raise DataError(f"{kind}: array '{name}' of shard {shard} holds Python objects, not numbers")
+        content = io.BytesIO()
+        # The prefix keeps the names of arrays apart from the names of savez's own parameters.
+        members: dict[str, Any] = {f"{_PREFIX}{name}": array for name, array in arrays.items()}
+        np.savez(content, **members)
+        write_atomic(self.arrays_directory(step, kind, identity) / f"{shard:06d}.npz", content.getvalue())
+
+    def load_arrays(self, step: int, kind: str, identity: str, shard: int) -> Arrays | None:
+        """Return what a shard measured, or None where it is absent or was found damaged."""
+        path = self.arrays_directory(step, kind, identity) / f"{shard:06d}.npz"
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        try:
+            with np.load(io.BytesIO(content), allow_pickle=False) as stored:
+                return {name.removeprefix(_PREFIX): stored[name] for name in stored.files}
+        # A torn zip shows itself in many ways (BadZipFile, EOFError, zlib.error, KeyError, ValueError).
+        except Exception as error:
+            moved = move_aside(path, self._quarantine)
+            log.warning("%s: damaged shard moved to %s (%s)", path, moved, error)
+            return None
+
+    def saved_shards(self, step: int, kind: str, identity: str) -> list[int]:
+        """Return the numbers of the shards that are stored, ascending."""
+        found = names(self.arrays_directory(step, kind, identity))
+        return [int(name[:-4]) for name in found if name.endswith(".npz")]
+
+
+class Ledger:
+    """The ledger of a sweep: the folder `directory` (storage/name)."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = Path(directory)
+
+    def __repr__(self) -> str:
+        return f"Ledger({str(self.directory)!r})"
+
+    @property
+    def runs_directory(self) -> Path:
+        """Folder that holds a folder per run."""
+        return self.directory / "runs"
+
+    def run_ids(self) -> list[str]:
+        """Return the ids of all runs that have a folder, sorted."""
+        return names(self.runs_directory)
+
+    def open(self, run_id: str) -> RunLedger:
+        """Return the ledger of a run for reading; nothing is made or checked."""
+        return RunLedger(self.runs_directory / run_id)
+
+    def run(self, spec: RunSpec) -> RunLedger:
+        """Return the ledger of a run, made where it is new.
+
+        Raises `IdentityError` where the folder belongs to another configuration.
+        """
+        ledger = self.open(spec.run_id)
+        if self.check(spec) is None:
+            record = RunRecord(
+                run_id=spec.run_id,
+                identity=spec.training_identity,
+                content=spec.identity_content,
+                language=spec.language.encode(),
+            )
+            make_directory(ledger.directory / "records")
+            write_atomic(ledger.directory / "run.json", encode(record))
+        return ledger
+
+    def check(self, spec: RunSpec) -> RunRecord | None:
+        """Return the stored identity of a run, None where there is none; another is an `IdentityError`."""
+        folder = self.runs_directory / spec.run_id
+        record = read_record(folder / "run.json", RunRecord, folder / "quarantine")
+        if record is not None and record.identity != spec.training_identity:
+            raise IdentityError(
+                f"{folder} holds run {record.run_id} (identity {record.identity}), not run {spec.run_id} "
+                f"(identity {spec.training_identity}) that this sweep asks for; move that folder away"
+            )
+        return record
+
+    def clean(self) -> int:
+        """Remove unfinished writes that a killed process left; only for the one that holds the sweep's lock.
+
+        Returns how many there were.
+        """
+        removed = 0
+        for run_id in self.run_ids():
+            folder = self.runs_directory / run_id
+            places = [folder, folder / "records", *(folder / "arrays").glob("*")]
+            for left in (path for place in places for path in place.glob(f"{TEMPORARY}*")):
+                left.unlink(missing_ok=True)
+                removed += 1
+        return removed
+
+
+def read_record(path: Path, cls: type[R], quarantine: Path) -> R | None:
+    """Return a record from its file, or None where it is absent; a damaged one is moved to `quarantine`."""
+    try:
+        content = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        return cls.model_validate_json(content)
+    except ValidationError as error:
+        reason = error.errors()[0]["msg"]
+    moved = move_aside(path, quarantine)
+    log.warning("%s: damaged record moved to %s and taken as absent (%s)", path, moved, reason)
+    return None
+
+
+def heads(evaluations: Mapping[str, Evaluation]) -> dict[str, str]:
+    """Return kind -> head of the identity, as record names carry it."""
+    return {kind: evaluation_identity(evaluation)[:DIGITS] for kind, evaluation in evaluations.items()}

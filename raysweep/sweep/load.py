@@ -1,0 +1,184 @@
+"""sweep file -> `Sweep`: read, extended, overridden, expanded, decoded and checked before anything starts."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from raysweep.registry import suggest
+from raysweep.sweep.check import Checker
+from raysweep.sweep.config import LanguageCache, Resources, RunSpec, Sweep
+from raysweep.sweep.document import Mark, Node, Problems, merge, nest, node_of, parse_override, read_file
+from raysweep.sweep.explain import explain, show, unknown
+from raysweep.sweep.grid import SECTIONS, Composer, Setting, expand
+from raysweep.sweep.identity import EXTENT
+from raysweep.sweep.storage import storage_root
+
+FIELDS = (
+    "name",
+    "description",
+    "extends",
+    "language",
+    "model",
+    "algorithm",
+    "pretrain",
+    "evaluate",
+    "seed",
+    "axes",
+    "zip",
+    "include",
+    "exclude",
+    "resources",
+)
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
+
+
+def load_sweep(
+    path: str | os.PathLike[str],
+    overrides: Sequence[str] = (),
+    *,
+    storage: str | os.PathLike[str] | None = None,
+    tracking_uri: str | None = None,
+) -> Sweep:
+    """Read a sweep file and return its sweep, every run decoded and checked.
+
+    `overrides` are `a.b=c` with a YAML value on the right, laid on the file's base configuration (and
+    `axes.a.b=[...]` replaces an axis).  `storage` is the root of results: by default $RAYSWEEP_STORAGE, else
+    `./results`.  `tracking_uri` None means SQLite in the sweep's folder.
+
+    Raises `ConfigError` with one line `file:line:column: field: message` for everything that is wrong.
+    """
+    root_directory = storage_root(storage)
+    problems = Problems()
+    root = read_file(Path(path), problems)
+    root = _override(root, overrides, problems)
+    _top(root, problems)
+    resources = _resources(root, problems)
+    grid = expand(root, problems)
+    languages = LanguageCache()
+    found = Problems()
+    checker = Checker(found, languages)
+    evaluations = checker.evaluations(root.get("evaluate"), root.keys.get("evaluate", root.mark))
+    checked = checker.runs(grid.points, evaluations)
+    for problem in found:
+        # What an axis was to provide is not missing where the axis itself is what is wrong.
+        if not (problem.message.startswith("missing") and problem.field in grid.faulty):
+            problems.add(problem.mark, problem.field, problem.message)
+    problems.raise_any()
+    description = root.get("description")
+    plain = {key: value for key, value in root.plain.items() if key != "extends"}
+    return Sweep(
+        name=str(root.plain["name"]),
+        description=str(description.value) if description is not None and description.value else "",
+        path=Path(path),
+        runs=checked.runs,
+        resources=resources,
+        storage=root_directory,
+        tracking_uri=tracking_uri,
+        axes=tuple(name for name in grid.axes if name.partition(".")[2] not in EXTENT),
+        config=plain,
+        notes=checked.notes,
+        points=len(grid.points),
+        languages=languages,
+        make_variant=_Variants(root, languages),
+    )
+
+
+def _override(root: Node, overrides: Sequence[str], problems: Problems) -> Node:
+    """Return the tree with overrides laid on it, in order."""
+    for text in overrides:
+        parsed = parse_override(text, problems)
+        if parsed is None:
+            continue
+        path, node = parsed
+        name = ".".join(path)
+        axes = root.get("axes")
+        mark = Mark(f"--set {text}", folder=Path.cwd())
+        if path[0] not in FIELDS:
+            problems.add(mark, name, unknown(path[0], FIELDS))
+        elif path[0] == "extends":
+            problems.add(mark, name, "cannot be overridden; write it in the sweep file")
+        elif axes is not None and axes.get(name) is not None:
+            problems.add(
+                mark, name, f"is an axis of this sweep; write --set axes.{name}=[{text.partition('=')[2]}]"
+            )
+        elif path[0] == "axes" and len(path) == 2 and (axes is None or axes.get(path[1]) is None):
+            known = [key for key, _ in axes.items()] if axes is not None else []
+            hint = suggest(path[1], known)
+            if hint:
+                problems.add(mark, name, f"no such axis{hint}")
+            else:
+                root = merge(root, nest(path, node, mark))
+        else:
+            root = merge(root, nest(path, node, mark))
+    return root
+
+
+def _top(root: Node, problems: Problems) -> None:
+    """Check the fields that stand at the top and belong to no section."""
+    for key, _ in root.items():
+        if key not in FIELDS:
+            problems.add(root.keys[key], key, unknown(key, FIELDS))
+    name = root.get("name")
+    if name is None:
+        problems.add(Mark(root.mark.source, 1, 1), "name", "missing — add 'name: my-sweep'")
+    elif not isinstance(name.value, str) or not _NAME.match(name.value):
+        problems.add(
+            name.mark,
+            "name",
+            f"{show(name.plain)} names no folder; use at most 100 letters, digits, '.', '_' and '-', "
+            "the first a letter or digit",
+        )
+    description = root.get("description")
+    if description is not None and not isinstance(description.value, str | None):
+        problems.add(
+            description.mark, "description", f"{show(description.plain)} is not text; put it in quotes"
+        )
+
+
+def _resources(root: Node, problems: Problems) -> Resources:
+    node = root.get("resources")
+    if node is None or node.value is None:
+        return Resources()
+    if not isinstance(node.value, dict):
+        problems.add(node.mark, "resources", "must be a mapping, e.g. {workers: 1, per_worker: {CPU: 1}}")
+        return Resources()
+    try:
+        return Resources.decode(node.plain)
+    except ValidationError as error:
+        explain(error, Resources, node, ("resources",), root.keys["resources"], problems)
+        return Resources()
+
+
+@dataclass(frozen=True)
+class _Variants:
+    """Makes runs from the base of a sweep file with settings of one's own; see `Sweep.variant`."""
+
+    root: Node
+    languages: LanguageCache
+
+    def __call__(self, settings: Mapping[str, Any]) -> RunSpec:
+        problems = Problems()
+        laid: list[Setting] = []
+        for path, value in settings.items():
+            mark = Mark(f"setting {path}", folder=Path.cwd())
+            head, *rest = path.split(".")
+            if head not in SECTIONS or not all(rest):
+                problems.add(mark, path, unknown(head, SECTIONS))
+                continue
+            laid.append(Setting(path, node_of(value, mark), mark))
+        point = Composer(self.root).compose(laid, {})
+        checker = Checker(problems, self.languages)
+        evaluate = self.root.get("evaluate")
+        evaluations = checker.evaluations(evaluate, self.root.keys.get("evaluate", self.root.mark))
+        checked = checker.runs([point], evaluations)
+        problems.raise_any()
+        axes = {setting.path: setting.node.plain for setting in laid}
+        return checked.runs[0].with_axes(axes)

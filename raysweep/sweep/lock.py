@@ -1,0 +1,77 @@
+"""One launch of a sweep at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import socket
+import time
+from pathlib import Path
+from types import TracebackType
+
+from raysweep.errors import LockedError, StorageError
+from raysweep.sweep.storage import make_directory
+
+
+class SweepLock:
+    """An advisory lock (flock) on a sweep's folder, held from `acquire` to `release` or process end.
+
+    The kernel drops it when its process dies, however it dies, so nothing stale is ever in the way; the file
+    `lock` stays and only says who holds it.  Usable as a context manager.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.path = Path(directory) / "lock"
+        self._handle: int | None = None
+
+    def acquire(self) -> SweepLock:
+        """Take the lock; raises `LockedError` naming process, host and start of the one that holds it."""
+        make_directory(self.path.parent)
+        handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = _describe(os.read(handle, 4096))
+            os.close(handle)
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                raise LockedError(
+                    f"sweep folder {self.path.parent} is in use by {holder}; "
+                    "wait for it, stop it, or give this sweep another name"
+                ) from None
+            raise StorageError(
+                f"{self.path} cannot be locked: {error}; use storage that knows flock"
+            ) from error
+        self._handle = handle
+        content = {"pid": os.getpid(), "host": socket.gethostname(), "started": time.time()}
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, json.dumps(content).encode(), 0)
+        return self
+
+    def release(self) -> None:
+        """Give the lock back; nothing happens when it is not held."""
+        if self._handle is not None:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._handle, 0)
+            os.close(self._handle)
+            self._handle = None
+
+    def __enter__(self) -> SweepLock:
+        return self.acquire()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+def _describe(content: bytes) -> str:
+    """Return who holds a lock, from what it wrote; it may be in the middle of writing."""
+    try:
+        holder = json.loads(content)
+        started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder["started"]))
+        return f"process {holder['pid']} on {holder['host']}, started {started}"
+    except (ValueError, KeyError, TypeError):
+        return "another process"

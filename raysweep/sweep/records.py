@@ -1,0 +1,123 @@
+"""What the ledger of a run is made of: one small JSON file per fact.
+
+records/checkpoint-00000500.json                       a checkpoint, durable, with its manifest
+records/evaluation-00000500-trace-3f9a1c27be.json      an evaluation at a step, its settings' identity
+records/failure-001.json                               the run cannot go on (retried-001.json: was retried)
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from raysweep.evaluation.base import Metric
+from raysweep.sweep.identity import DIGITS
+
+
+class Record(BaseModel):
+    """Base of records: frozen, no unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class RunRecord(Record):
+    """`run.json`: which run a folder belongs to."""
+
+    run_id: str
+    #: sha256 of `content`.
+    identity: str
+    content: dict[str, Any]
+    #: The language's configuration, for reading only; its content's fingerprint is in `content`.
+    language: dict[str, Any]
+
+
+class EvaluationRecord(Record):
+    """One evaluation of one checkpoint: `time` in unix seconds, `seconds` of work spent."""
+
+    kind: str
+    step: int
+    config: dict[str, Any]
+    identity: str
+    metrics: tuple[Metric, ...]
+    time: float
+    seconds: float
+
+
+class FailureRecord(Record):
+    """Why a run stopped: `error` is the class of the error, `step` where it stood if that is known."""
+
+    message: str
+    error: str
+    step: int | None
+    time: float
+
+
+@dataclass(frozen=True)
+class RecordName:
+    """What the name of a record's file tells without opening it."""
+
+    type: Literal["checkpoint", "evaluation", "failure", "retried"]
+    #: Step; for failures their number.
+    step: int
+    kind: str = ""
+    #: Head of the evaluation's identity.
+    head: str = ""
+
+
+_NAME = re.compile(
+    r"(?:checkpoint-(?P<checkpoint>\d+)"
+    r"|evaluation-(?P<evaluation>\d+)-(?P<kind>.+)-(?P<head>[0-9a-f]{" + str(DIGITS) + r"})"
+    r"|failure-(?P<failure>\d+)|retried-(?P<retried>\d+))\.json\Z"
+)
+
+
+def parse_name(name: str) -> RecordName | None:
+    """Return what a file name says, or None where it is no record's.
+
+    >>> parse_name("evaluation-00000500-trace-0123456789.json")
+    RecordName(type='evaluation', step=500, kind='trace', head='0123456789')
+    """
+    # Plain slicing for the common names: a plan reads hundreds of thousands of them.
+    match = _NAME.match(name)
+    if match is None:
+        return None
+    found = match.lastgroup
+    if found == "head":
+        return RecordName("evaluation", int(match["evaluation"]), match["kind"], match["head"])
+    if found == "checkpoint":
+        return RecordName("checkpoint", int(match["checkpoint"]))
+    if found == "failure":
+        return RecordName("failure", int(match["failure"]))
+    return RecordName("retried", int(match["retried"]))
+
+
+def checkpoint_name(step: int) -> str:
+    """Return the file name of a checkpoint's record."""
+    return f"checkpoint-{step:08d}.json"
+
+
+def evaluation_name(step: int, kind: str, identity: str) -> str:
+    """Return the file name of an evaluation's record."""
+    return f"evaluation-{step:08d}-{kind}-{identity[:DIGITS]}.json"
+
+
+def encode(record: BaseModel) -> bytes:
+    """Return the bytes of a record; numbers that are not finite survive (pydantic would write null)."""
+    return (json.dumps(record.model_dump(mode="python"), indent=1) + "\n").encode()
+
+
+def finite(value: float | None) -> bool:
+    """Return whether a number is there and finite."""
+    return value is not None and math.isfinite(value)
+
+
+def plain(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of plain data with every tuple a list, as JSON would return it."""
+    copied: dict[str, Any] = json.loads(json.dumps(data))
+    return copied

@@ -1,0 +1,75 @@
+"""The results as one tidy table: a row for each run, milestone and metric."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from raysweep.sweep.config import RunSpec, Sweep
+from raysweep.sweep.identity import canonical
+from raysweep.sweep.ledger import Ledger
+
+_BEFORE = ("sweep", "run_id", "model", "algorithm", "seed")
+_AFTER = ("parameters", "step", "metric", "value", "standard_error", "n", "unit")
+
+
+def tidy(ledger: Ledger, sweep: Sweep) -> pd.DataFrame:
+    """Return what the ledger holds of a sweep's runs, with the sweep's own evaluation settings.
+
+    Columns: sweep, run_id, model, algorithm, seed, one for each other axis (its dotted path; sections as
+    JSON), parameters (trainable, tied ones once), step, metric, value, standard_error, n, unit.  Where
+    nothing is trained (the look-up table) model, seed and parameters are missing and step is 0.  Rows are
+    sorted by run, step and metric and hold no times, so equal results give equal tables.
+    """
+    axes = [name for name in sweep.axes if name not in _BEFORE]
+    rows: list[dict[str, Any]] = []
+    counts: dict[tuple[str, str], int] = {}
+    for spec in sweep.runs:
+        run = ledger.open(spec.run_id)
+        head: dict[str, Any] | None = None
+        for step in spec.milestones:
+            for evaluation in spec.evaluations.values():
+                record = run.evaluation(step, evaluation)
+                if record is None:
+                    continue
+                head = head or _head(sweep, spec, axes, counts)
+                rows.extend(head | {"step": step} | _measured(metric) for metric in record.metrics)
+    frame = pd.DataFrame(rows, columns=[*_BEFORE, *axes, *_AFTER])
+    frame = frame.sort_values(["run_id", "step", "metric"], kind="stable", ignore_index=True)
+    whole = ("seed", "parameters", "step", "n")
+    real = ("value", "standard_error")
+    return frame.astype(dict.fromkeys(whole, "Int64") | dict.fromkeys(real, "float64"))
+
+
+def _measured(metric: Any) -> dict[str, Any]:
+    return {
+        "metric": metric.name,
+        "value": metric.value,
+        "standard_error": metric.standard_error,
+        "n": metric.n,
+        "unit": metric.unit,
+    }
+
+
+def _head(sweep: Sweep, spec: RunSpec, axes: list[str], counts: dict[tuple[str, str], int]) -> dict[str, Any]:
+    """Return the columns that all rows of a run share."""
+    parameters = None
+    if spec.trains:
+        key = (spec.language_fingerprint, canonical(spec.model.encode()))
+        if key not in counts:
+            counts[key] = spec.model.parameters(sweep.language(spec))
+        parameters = counts[key]
+    return {
+        "sweep": sweep.name,
+        "run_id": spec.run_id,
+        "model": spec.model.label if spec.trains else None,
+        "algorithm": spec.algorithm.label,
+        "seed": spec.seed if spec.trains else None,
+        **{name: _cell(spec.axes.get(name)) for name in axes},
+        "parameters": parameters,
+    }
+
+
+def _cell(value: Any) -> Any:
+    return canonical(value) if isinstance(value, dict | list) else value
