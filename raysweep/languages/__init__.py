@@ -2,5 +2,16 @@
 
 from raysweep.languages.base import Estimate, Language, LanguageConfig, Sample, Task
 from raysweep.languages.hmm import HMM, HMMConfig
+from raysweep.languages.pcfg import PCFG, PCFGConfig
 
-__all__ = ["HMM", "Estimate", "HMMConfig", "Language", "LanguageConfig", "Sample", "Task"]
+__all__ = [
+    "HMM",
+    "PCFG",
+    "Estimate",
+    "HMMConfig",
+    "Language",
+    "LanguageConfig",
+    "PCFGConfig",
+    "Sample",
+    "Task",
+]

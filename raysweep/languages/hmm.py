@@ -195,7 +195,7 @@ class HMM(Language):
         self._checked(ids, mask)
         out = torch.full((*ids.shape, self.vocabulary_size), torch.nan, dtype=dtype, device=ids.device)
         size = max(1, _BATCH_ELEMENTS // (self.max_length * max(self.states, self.vocabulary_size)))
-        for rows in torch.arange(len(ids), device=ids.device).split(size):
+        for rows in torch.split(torch.arange(len(ids), device=ids.device), size):
             words, hidden = ids[rows, : self.max_length], None
             if mask is not None:
                 hidden = mask[rows, : self.max_length]
