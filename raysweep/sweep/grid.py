@@ -88,8 +88,7 @@ class Composer:
             self._kept.extend(settings)  # an id is only good while its object lives
             nodes = [nest(s.path.split(".")[1:], s.node, s.key) for s in settings]
             made = functools.reduce(merge, nodes if base is None else [base, *nodes])
-            assert base is not None
-            self._made[key] = made = base
+            self._made[key] = made
         return made
 
 

@@ -40,7 +40,7 @@ from raysweep.sweep.records import (
     parse_name,
 )
 from raysweep.sweep.storage import TEMPORARY, make_directory, move_aside, names, sync_directory, write_atomic
-from raysweep.training import CheckpointRecord, CurvePoint
+from raysweep.training.checkpoint import CheckpointRecord, CurvePoint
 
 log = logging.getLogger("raysweep.sweep")
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from raysweep.sweep.config import RunSpec
 from raysweep.sweep.ledger import Ledger, RunLedger
 from raysweep.sweep.records import EvaluationRecord, FailureRecord, RecordName
-from raysweep.training import CheckpointRecord
+from raysweep.training.checkpoint import CheckpointRecord
 
 
 @dataclass

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from raysweep.sweep.config import RunSpec, Sweep
 from raysweep.sweep.identity import canonical
 from raysweep.sweep.ledger import Ledger
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _BEFORE = ("sweep", "run_id", "model", "algorithm", "seed")
 _AFTER = ("parameters", "step", "metric", "value", "standard_error", "n", "unit")
@@ -22,6 +23,8 @@ def tidy(ledger: Ledger, sweep: Sweep) -> pd.DataFrame:
     nothing is trained (the look-up table) model, seed and parameters are missing and step is 0.  Rows are
     sorted by run, step and metric and hold no times, so equal results give equal tables.
     """
+    import pandas as pd  # takes a third of a second, which workers need not wait for
+
     axes = [name for name in sweep.axes if name not in _BEFORE]
     rows: list[dict[str, Any]] = []
     counts: dict[tuple[str, str], int] = {}
