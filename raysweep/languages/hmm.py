@@ -236,7 +236,7 @@ class HMM(Language):
     def draw(self, sample: Sample, row: int) -> str:
         """Return a sentence as text, each word with the state that emitted it."""
         states, words = sample.latents["states"][row].tolist(), sample.ids[row].tolist()
-        return " ".join(f"{word}/{state}" for word, state in zip(words, states, strict=False))
+        return " ".join(f"w{word}/s{state}" for word, state in zip(words, states, strict=True))
 
     def _checked(self, ids: Tensor, mask: Tensor | None) -> None:
         lengths = check_sentences(self, ids, mask)

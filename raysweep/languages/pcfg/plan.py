@@ -99,7 +99,7 @@ def make_plan(
         kinds, kind = np.unique(fits, axis=1, return_inverse=True)
         kind = kind.reshape(-1)
         order = np.argsort(kind, kind="stable")
-        possible: np.ndarray = kinds.any(axis=0)
+        possible = np.asarray(kinds.any(axis=0))
         order = order[possible[kind[order]]]
         rank = np.full(len(pairs), -1)
         rank[order] = np.arange(len(order))
