@@ -1,0 +1,168 @@
+"""The Fisher trace: unbiased, with a true standard error, keyed by its inputs' numbers."""
+
+import math
+
+import pytest
+import torch
+
+from raysweep.errors import ConfigError, DataError
+from raysweep.flatness import fisher_trace
+from raysweep.flatness.fisher import draw_positions, input_traces
+
+POOL = 64
+
+
+@pytest.fixture(scope="module")
+def world(make_model, make_ids):
+    """A model, a pool of inputs, and the exact trace at each of them.
+
+    The weights are small, so that no single input dominates: normal intervals presuppose it.
+    """
+    model = make_model(noise=0.15)
+    ids, positions = make_ids(POOL, 4)
+    exact = input_traces(model, ids, positions, vectors="exact").values.sum(dim=1)
+    return model, ids, positions, exact
+
+
+@pytest.mark.parametrize("vectors", ["rademacher", "label"])
+def test_unbiased_at_every_input(world, vectors):
+    model, ids, positions, exact = world
+    replicates = 200
+    values = (
+        input_traces(
+            model,
+            ids.repeat(replicates, 1),
+            positions.repeat(replicates),
+            seed=11,
+            vectors=vectors,
+            batch=512,
+        )
+        .values.sum(dim=1)
+        .view(replicates, POOL)
+    )
+    z = (values.mean(dim=0) - exact) / (values.std(dim=0) / math.sqrt(replicates))
+    pooled = values.mean(dim=1) - exact.mean()
+    assert abs(pooled.mean() / pooled.std()) * math.sqrt(replicates) < 4
+    if vectors == "rademacher":
+        # Bounded relative variance: the mean of 200 is near normal at each input, which labels are not.
+        assert z.abs().max() < 4.5  # the largest of 64
+        assert (values.var(dim=0) / exact.square()).max() < 2
+
+
+def test_stated_standard_error_is_the_true_one(world):
+    """Replicates of n inputs drawn from the pool: spread, and coverage of the 95 % interval."""
+    model, ids, positions, exact = world
+    n, replicates = 256, 200
+    rows = torch.randint(0, POOL, (replicates * n,), generator=torch.Generator().manual_seed(5))
+    per_input = (
+        input_traces(model, ids[rows], positions[rows], seed=12, batch=512).values.sum(1).view(replicates, n)
+    )
+    values = per_input.mean(dim=1)
+    errors = per_input.std(dim=1) / math.sqrt(n)
+    z = (values.mean() - exact.mean()) / (values.std() / math.sqrt(replicates))
+    assert abs(z) < 4
+    assert errors.square().mean() / values.var() == pytest.approx(1, abs=4 * math.sqrt(2 / replicates))
+    covered = ((values - exact.mean()).abs() < 1.96 * errors).double().mean()
+    assert 0.90 < covered < 0.985
+    first = fisher_trace(model, ids[rows[:n]], positions[rows[:n]], seed=12)
+    assert first.value == pytest.approx(values[0].item(), rel=1e-10)
+    assert first.standard_error == pytest.approx(errors[0].item(), rel=1e-10)
+
+
+def test_draws_are_averaged_and_lower_the_variance(world):
+    model, ids, positions, exact = world
+    many = fisher_trace(model, ids, positions, draws=64, seed=2)
+    one = fisher_trace(model, ids, positions, draws=1, seed=2)
+    assert (many.per_input - exact).square().mean() < (one.per_input - exact).square().mean() / 16
+
+
+def test_parts_add_up(world):
+    model, ids, positions, exact = world
+    estimate = fisher_trace(model, ids, positions, vectors="exact")
+    assert estimate.value == pytest.approx(exact.mean().item(), rel=1e-12)
+    assert list(estimate.per_group) == ["embedding", "layers.0", "layers.1", "head"]
+    for parts in (estimate.per_group, estimate.per_parameter):
+        assert sum(part.value for part in parts.values()) == pytest.approx(estimate.value, rel=1e-12)
+    assert estimate.per_input.shape == (POOL,)
+    assert estimate.n == POOL
+    assert 1 / POOL <= estimate.largest_share <= 1
+    assert 1 <= estimate.effective_sample_size <= POOL
+    assert estimate.effective_sample_size >= 1 / estimate.largest_share
+
+
+def test_values_depend_on_the_inputs_number_alone(world):
+    model, ids, positions, _ = world
+    whole = fisher_trace(model, ids, seed=4)
+    parts = [fisher_trace(model, ids[k : k + 16], seed=4, start=k, batch=7) for k in range(0, POOL, 16)]
+    torch.testing.assert_close(
+        torch.cat([part.per_input for part in parts]), whole.per_input, rtol=1e-10, atol=0
+    )
+    again = fisher_trace(model, ids, seed=4)
+    assert torch.equal(again.per_input, whole.per_input)
+    other = fisher_trace(model, ids, positions, seed=5)
+    assert not torch.allclose(other.per_input, whole.per_input)
+
+
+def test_the_word_at_the_masked_position_does_not_matter(world):
+    model, ids, positions, _ = world
+    other = ids.scatter(1, positions[:, None], (ids.gather(1, positions[:, None]) + 1) % 5)
+    a, b = (fisher_trace(model, x, positions).per_input for x in (ids, other))
+    assert torch.equal(a, b)
+
+
+def test_common_random_numbers_narrow_a_difference(world, make_model):
+    model, ids, positions, _ = world
+    near = make_model(noise=0.15)
+    with torch.no_grad():
+        for parameter in near.parameters():
+            parameter.mul_(1.01)
+    a, b = (fisher_trace(m, ids, positions, seed=7).per_input for m in (model, near))
+    c = fisher_trace(near, ids, positions, seed=8).per_input
+    assert (a - b).var() < (a - c).var() / 10
+
+
+def test_positions_are_uniform_over_words(make_ids):
+    ids, _ = make_ids(8000, 4)
+    positions = draw_positions(ids, 5, seed=0)
+    lengths = (ids != 5).sum(1)
+    for length in (1, 2, 3, 4):
+        counts = positions[lengths == length].bincount(minlength=length).double()
+        assert len(counts) == length
+        expected = counts.sum() / length
+        assert ((counts - expected) / expected.sqrt()).abs().max() < 4
+
+
+def test_mode_and_gradients_are_left_alone(world):
+    model, ids, positions, _ = world
+    model.train()
+    model.layers[0].eval()
+    fisher_trace(model, ids, positions)
+    assert model.training
+    assert not model.layers[0].training
+    assert model.layers[1].training
+    assert all(p.grad is None and p.requires_grad for p in model.parameters())
+
+
+def test_dropout_is_off(world):
+    model, ids, positions, _ = world
+    model.train()
+    assert model.dropout.p > 0
+    assert fisher_trace(model, ids, positions).value == fisher_trace(model, ids, positions).value
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"positions": torch.tensor([0, 3])}, DataError, "sentence 1: masked position 3 is not one of its 2"),
+        ({"positions": torch.tensor([-1, 0])}, DataError, "sentence 0"),
+        ({"positions": torch.tensor([0])}, DataError, "one each"),
+        ({"ids": torch.zeros(0, 4, dtype=torch.long), "positions": None}, DataError, "at least one sentence"),
+        ({"draws": 0}, ConfigError, "draws=0"),
+        ({"batch": 0}, ConfigError, "batch=0"),
+    ],
+)
+def test_malformed_inputs(world, change, error, message):
+    ids = torch.tensor([[0, 1, 2, 3], [4, 1, 5, 5]])
+    arguments = {"ids": ids, "positions": torch.tensor([0, 1]), **change}
+    with pytest.raises(error, match=message):
+        fisher_trace(world[0], **arguments)
