@@ -53,7 +53,7 @@ class AdamWConfig(AlgorithmConfig):
             "weight_decay": "wd",
             "clip_norm": "clip",
         }
-        parts = [self.kind]
+        parts: list[str] = [self.kind]
         for name, text in short.items():
             value = getattr(self, name)
             if value != type(self).model_fields[name].default:

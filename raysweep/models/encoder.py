@@ -167,7 +167,7 @@ class EncoderLayer(nn.Module):
 
     def _split(self, x: Tensor) -> Tensor:
         """Return [B, heads, T, D / heads] of [B, T, D]."""
-        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return x.view(*x.shape[:2], self.heads, -1).transpose(1, 2)
 
 
 class Encoder(MaskedLM):

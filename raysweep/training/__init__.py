@@ -1,1 +1,29 @@
-"""TBD"""
+"""Pre-training in plain torch: batches and masks, the loop, checkpoints."""
+
+from raysweep.training.checkpoint import (
+    CheckpointRecord,
+    CurvePoint,
+    FileDigest,
+    checkpoint_directory,
+    load_model,
+    verify,
+)
+from raysweep.training.config import PretrainConfig
+from raysweep.training.data import World
+from raysweep.training.loop import Journal, Progress, pretrain
+from raysweep.training.timing import step_seconds
+
+__all__ = [
+    "CheckpointRecord",
+    "CurvePoint",
+    "FileDigest",
+    "Journal",
+    "PretrainConfig",
+    "Progress",
+    "World",
+    "checkpoint_directory",
+    "load_model",
+    "pretrain",
+    "step_seconds",
+    "verify",
+]

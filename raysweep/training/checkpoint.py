@@ -1,0 +1,274 @@
+"""Checkpoints: the state after a step, on disk, whole or not at all.
+
+A checkpoint is a directory `checkpoints/step-00000500` with the weights (`model.safetensors`), the
+optimizer's state (`optimizer.safetensors`) and `state.json` (step, seconds, losses not yet in the curve, and
+the sha256 and size of the other two).  It is written beside its place, flushed to the disk file by file, and
+renamed, so a directory of that name is complete; its `CheckpointRecord`, which holds the sha256 of all three,
+is what makes it count.  No file is unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from raysweep.errors import CheckpointError, StorageError
+from raysweep.languages.base import Language
+from raysweep.models.base import MaskedLM, ModelConfig
+
+MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
+
+
+class _Plain(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class FileDigest(_Plain):
+    """What a file must be: `sha256` in hexadecimal, `size` in bytes."""
+
+    sha256: str
+    size: int
+
+    @classmethod
+    def of(cls, data: bytes) -> FileDigest:
+        """Return the digest of `data`."""
+        return cls(sha256=hashlib.sha256(data).hexdigest(), size=len(data))
+
+
+class CurvePoint(_Plain):
+    """The mean training loss (nats) of the steps since the previous point; `time_ms` since the epoch."""
+
+    step: int
+    loss: float
+    time_ms: int
+
+
+class CheckpointRecord(_Plain):
+    """What the journal keeps of a checkpoint.
+
+    `curve` has the points since the previous checkpoint, `time` is in seconds since the epoch,
+    `train_seconds` counts all training up to this step over all attempts.
+    """
+
+    step: int
+    milestone: bool
+    files: dict[str, FileDigest]
+    curve: tuple[CurvePoint, ...]
+    time: float
+    train_seconds: float
+
+
+class LoopState(_Plain):
+    """What a run needs besides weights and optimizer; `losses` of the steps since the last curve point."""
+
+    step: int
+    train_seconds: float
+    losses: tuple[float, ...]
+    files: dict[str, FileDigest] = {}
+
+
+def checkpoint_directory(run: Path, step: int) -> Path:
+    """Return the place of the checkpoint after `step` in the directory of a run."""
+    return run / "checkpoints" / f"step-{step:08d}"
+
+
+def write_checkpoint(
+    run: Path, model: nn.Module, optimizer: Optimizer, state: LoopState
+) -> dict[str, FileDigest]:
+    """Write a checkpoint and return the digests of its files; it is on the disk when this returns.
+
+    Raises `StorageError` where the disk refuses, leaving what was there before as it was.
+    """
+    place = checkpoint_directory(run, state.step)
+    unfinished = place.with_name(f"unfinished-{place.name}")
+    contents = {
+        MODEL: save(_to_cpu(_named_tensors(model))),
+        OPTIMIZER: save(_optimizer_tensors(model, optimizer)),
+    }
+    digests = {name: FileDigest.of(data) for name, data in contents.items()}
+    contents[STATE] = state.model_copy(update={"files": digests}).model_dump_json(indent=1).encode()
+    digests[STATE] = FileDigest.of(contents[STATE])
+    try:
+        # What an earlier attempt left here was never recorded.
+        for leftover in (unfinished, place):
+            if leftover.exists():
+                shutil.rmtree(leftover)
+        unfinished.mkdir(parents=True)
+        for name, data in contents.items():
+            _write_file(unfinished / name, data)
+        _flush_directory(unfinished)
+        os.rename(unfinished, place)
+        _flush_directory(place.parent)
+    except OSError as error:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise StorageError(
+            f"checkpoint of step {state.step} cannot be written to {place}: {error.strerror or error}; "
+            "the previous one is intact: make room or choose other storage, and launch again to resume"
+        ) from error
+    return digests
+
+
+def verify(directory: Path, files: Mapping[str, FileDigest]) -> None:
+    """Read every file of a checkpoint; raises `CheckpointError` for one that is missing, torn or altered."""
+    for name, digest in files.items():
+        _read_file(directory / name, digest)
+
+
+def restore(
+    directory: Path, files: Mapping[str, FileDigest], model: nn.Module, optimizer: Optimizer
+) -> LoopState:
+    """Set `model` and `optimizer` to a checkpoint's state, bit for bit; return the rest.
+
+    Raises `CheckpointError` where a file is not the one recorded, or belongs to another model.
+    """
+    for name in (MODEL, OPTIMIZER, STATE):
+        if name not in files:
+            raise CheckpointError(f"{directory}: its record names no {name}")
+    state = _read_state(directory, files[STATE])
+    _load_tensors(directory / MODEL, files[MODEL], model)
+    _load_optimizer(directory / OPTIMIZER, files[OPTIMIZER], model, optimizer)
+    return state
+
+
+def load_model(
+    directory: Path, model: ModelConfig, language: Language, device: str | torch.device = "cpu"
+) -> MaskedLM:
+    """Return the model of a checkpoint in evaluation mode on `device`, its weights verified.
+
+    Raises `CheckpointError` where the checkpoint is missing, torn, altered or of another shape.
+    """
+    state = _read_state(directory, None)
+    if MODEL not in state.files:
+        raise CheckpointError(f"{directory / STATE}: names no {MODEL}; launch again to recompute it")
+    # The initial weights are all overwritten; any seed does.
+    built = model.build(language, seed=0)
+    _load_tensors(directory / MODEL, state.files[MODEL], built)
+    return built.to(device).eval()
+
+
+def remove(run: Path, step: int) -> None:
+    """Remove the checkpoint after `step`, if it is there."""
+    shutil.rmtree(checkpoint_directory(run, step), ignore_errors=True)
+
+
+def remove_unfinished(run: Path) -> None:
+    """Remove the half-written checkpoints that a killed process left."""
+    for place in (run / "checkpoints").glob("unfinished-*"):
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def move_aside(run: Path, step: int) -> Path | None:
+    """Move a checkpoint that cannot be trusted out of the way; return where to, None if nothing is there."""
+    place = checkpoint_directory(run, step)
+    if not place.exists():
+        return None
+    number = 1
+    while (aside := place.with_name(f"quarantined-{place.name}-{number}")).exists():
+        number += 1
+    os.rename(place, aside)
+    return aside
+
+
+def _named_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return parameters and buffers by name, tied ones once, under their first name."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def _forms(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+
+
+def _to_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
+
+
+def _optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
+    """Return the optimizer's state as "parameter/key" -> tensor."""
+    tensors = {}
+    for name, parameter in model.named_parameters():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if value is None:
+                continue
+            if not isinstance(value, Tensor):
+                raise CheckpointError(
+                    f"{type(optimizer).__name__} keeps '{key}' as {type(value).__name__}, which a checkpoint "
+                    "cannot hold; keep it as a tensor"
+                )
+            tensors[f"{name}/{key}"] = value
+    return _to_cpu(tensors)
+
+
+@torch.no_grad()
+def _load_tensors(path: Path, digest: FileDigest, model: nn.Module) -> None:
+    stored, wanted = _parse(path, digest), _named_tensors(model)
+    if _forms(stored) != _forms(wanted):
+        raise CheckpointError(f"{path}: weights of another model than the one configured")
+    for name, tensor in wanted.items():
+        tensor.copy_(stored[name])
+
+
+def _load_optimizer(path: Path, digest: FileDigest, model: nn.Module, optimizer: Optimizer) -> None:
+    parameters = dict(model.named_parameters())
+    optimizer.state.clear()
+    for full, tensor in _parse(path, digest).items():
+        name, _, key = full.rpartition("/")
+        parameter = parameters.get(name)
+        if parameter is None:
+            raise CheckpointError(f"{path}: state of '{name}', which the model does not have")
+        optimizer.state[parameter][key] = tensor.to(parameter.device)
+
+
+def _parse(path: Path, digest: FileDigest) -> dict[str, Tensor]:
+    data = _read_file(path, digest)
+    try:
+        return load(data)
+    except SafetensorError as error:
+        raise CheckpointError(f"{path}: not a safetensors file: {error}") from error
+
+
+def _read_state(directory: Path, digest: FileDigest | None) -> LoopState:
+    data = _read_file(directory / STATE, digest)
+    try:
+        return LoopState.model_validate(json.loads(data))
+    except (ValueError, ValidationError) as error:
+        raise CheckpointError(f"{directory / STATE}: damaged; launch again to recompute it") from error
+
+
+def _read_file(path: Path, digest: FileDigest | None) -> bytes:
+    """Return a file's bytes; raises `CheckpointError` unless they are those of `digest`."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path}: missing; launch again to recompute it") from error
+    if digest is not None:
+        if len(data) != digest.size:
+            raise CheckpointError(f"{path}: {len(data)} bytes where {digest.size} were written; it is torn")
+        if FileDigest.of(data) != digest:
+            raise CheckpointError(f"{path}: its content is not what was written (sha256 differs)")
+    return data
+
+
+def _write_file(path: Path, data: bytes) -> None:
+    with open(path, "xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _flush_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,63 @@
+"""How much a model is trained, on what batches, and which of its states are kept."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from raysweep.registry import Config
+
+
+class PretrainConfig(Config):
+    """Masked-language-model pre-training.
+
+    `steps` updates on batches of `batch_size` fresh sentences.  The state after each of `milestones` is kept
+    and evaluated; by default after the last step alone.  `mask` is "one" (one uniformly drawn position a
+    sentence) or a rate r in (0, 1): max(1, round(r · length)) distinct positions a sentence.  Besides the
+    milestones, a state to resume from is kept every `checkpoint_every` steps (None: at milestones only).
+    """
+
+    steps: Annotated[int, Field(gt=0)]
+    batch_size: Annotated[int, Field(gt=0)]
+    milestones: tuple[int, ...] = ()
+    mask: Literal["one"] | float = "one"
+    checkpoint_every: Annotated[int, Field(gt=0)] | None = None
+
+    @field_validator("milestones", mode="before")
+    @classmethod
+    def _none_is_the_default(cls, value: object) -> object:
+        return () if value is None else value
+
+    @field_validator("milestones")
+    @classmethod
+    def _milestones_lead_to_the_end(
+        cls, milestones: tuple[int, ...], info: ValidationInfo
+    ) -> tuple[int, ...]:
+        steps = info.data.get("steps")
+        if steps is None:  # already reported as wrong
+            return milestones
+        if not milestones:
+            return (steps,)
+        text = list(milestones)
+        if milestones[0] < 1 or any(a >= b for a, b in pairwise(milestones)):
+            raise ValueError(f"{text}: must be positive and ascending, each step once")
+        if milestones[-1] > steps:
+            raise ValueError(
+                f"{milestones[-1]} lies past the last step, {steps}; "
+                f"drop it, or raise steps to {milestones[-1]}"
+            )
+        if milestones[-1] < steps:
+            raise ValueError(
+                f"{text}: nothing would be kept of the training after step {milestones[-1]}; "
+                f"end with {steps}, or lower steps to {milestones[-1]}"
+            )
+        return milestones
+
+    @field_validator("mask", mode="before")
+    @classmethod
+    def _mask_is_one_or_a_rate(cls, value: object) -> object:
+        if value == "one" or (isinstance(value, float) and 0 < value < 1):
+            return value
+        raise ValueError(f"{value!r} is neither 'one' nor a rate between 0 and 1, e.g. 0.15")

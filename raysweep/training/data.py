@@ -1,0 +1,136 @@
+"""Batches with their masks: pure functions of (seed, step).
+
+Step s, counted from 1, trains on sentences (s-1)·B .. s·B-1 of the seed derived for "train".  The masked
+positions of a sentence are keyed by its number under the seed derived for "mask".  Every masked word becomes
+the mask token and is to be predicted.  Rank r of W takes rows B·r/W .. B·(r+1)/W of every batch, so the
+batches do not depend on the number of workers.
+
+Sentences are drawn for many steps at once; each rank draws whole batches, which needs no communication.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from raysweep import seeding
+from raysweep.errors import ConfigError
+from raysweep.languages.base import Language
+from raysweep.training.config import PretrainConfig
+
+CHUNK_SENTENCES = 16384  # drawn at a time: 2 MB of ids at 16 words
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among the workers of a run."""
+
+    rank: int = 0
+    size: int = 1
+
+    def rows(self, batch_size: int) -> slice:
+        """Return this rank's rows of a batch."""
+        return slice(batch_size * self.rank // self.size, batch_size * (self.rank + 1) // self.size)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One rank's part of a step.
+
+    `ids` [b, T] with masked words hidden; `index` [M] as `MaskedLM.logits_at` takes it, or the positions [b]
+    as `MaskedLM.forward` takes them where `single`; `targets` [M] the hidden words; `count` the masked words
+    of the whole batch, over all ranks.
+    """
+
+    ids: Tensor
+    index: Tensor
+    targets: Tensor
+    count: int
+    single: bool
+
+
+def one_position(lengths: Tensor, *, seed: int, sentences: Tensor) -> Tensor:
+    """Return a uniformly drawn position [n] below `lengths` [n], keyed by (seed, sentence number)."""
+    return (seeding.words(seed, "position", sentences, 1)[:, 0] * lengths) >> 32
+
+
+def some_positions(lengths: Tensor, width: int, rate: float, *, seed: int, sentences: Tensor) -> Tensor:
+    """Return a mask [n, width] with max(1, round(rate · length)) True positions a row, uniformly drawn."""
+    wanted = (lengths * rate).round().clamp(min=1)
+    draws = seeding.words(seed, "position", sentences, width)
+    real = torch.arange(width) < lengths[:, None]
+    # Draws are below 2^32, so padding comes last; ties go to the earlier position.
+    order = draws.masked_fill(~real, 2**32).argsort(dim=1, stable=True)
+    rank = torch.empty_like(order).scatter_(1, order, torch.arange(width).expand_as(order))
+    return rank < wanted[:, None]
+
+
+def batches(
+    language: Language,
+    pretrain: PretrainConfig,
+    *,
+    seed: int,
+    first: int,
+    last: int,
+    world: World | None = None,
+    device: str | torch.device = "cpu",
+) -> Iterator[Batch]:
+    """Yield this rank's part of steps `first` .. `last` on `device`.
+
+    Raises `ConfigError` where a rank would have no rows.
+    """
+    world = world or World()
+    size = pretrain.batch_size
+    if size < world.size:
+        raise ConfigError(
+            f"pretrain.batch_size: {size} sentences cannot be shared by {world.size} workers; "
+            f"use at least {world.size}, or fewer workers"
+        )
+    steps = max(1, CHUNK_SENTENCES // size)
+    for start in range(first, last + 1, steps):
+        stop = min(start + steps, last + 1)
+        yield from _chunk(
+            language, pretrain.mask, seed, (start - 1) * size, stop - start, size, world, device
+        )
+
+
+def _chunk(
+    language: Language,
+    mask: Literal["one"] | float,
+    seed: int,
+    offset: int,
+    steps: int,
+    size: int,
+    world: World,
+    device: str | torch.device,
+) -> Iterator[Batch]:
+    """Yield `steps` batches of `size` sentences, the first of which is sentence `offset`."""
+    ids = language.sample(steps * size, seed=seeding.derive(seed, "train"), start=offset)
+    sentences = torch.arange(offset, offset + len(ids))
+    lengths = language.lengths(ids)
+    key = seeding.derive(seed, "mask")
+    width, rows = ids.shape[1], world.rows(size)
+    if mask == "one":
+        positions = one_position(lengths, seed=key, sentences=sentences)
+        targets = ids.gather(1, positions[:, None])[:, 0]
+        hidden = ids.scatter(1, positions[:, None], language.mask_id)
+        mine = [t.view(steps, size, *t.shape[1:])[:, rows].to(device) for t in (hidden, positions, targets)]
+        for row in zip(*(t.unbind() for t in mine), strict=True):
+            yield Batch(ids=row[0], index=row[1], targets=row[2], count=size, single=True)
+        return
+    marked = some_positions(lengths, width, mask, seed=key, sentences=sentences).view(steps, size, width)
+    counts = marked.sum(dim=(1, 2)).tolist()
+    words = ids.view(steps, size, width)[:, rows]
+    marked = marked[:, rows]
+    hidden = words.masked_fill(marked, language.mask_id).to(device)
+    each = marked.sum(dim=(1, 2)).tolist()
+    # One transfer for the whole chunk, cut into steps afterwards.
+    index = (marked.flatten(1).nonzero()[:, 1]).to(device)
+    words_hidden = words[marked].to(device)
+    parts = zip(torch.split(index, each), torch.split(words_hidden, each), strict=True)
+    for step, (at, targets) in enumerate(parts):
+        yield Batch(ids=hidden[step], index=at, targets=targets, count=counts[step], single=False)

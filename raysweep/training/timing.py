@@ -1,0 +1,44 @@
+"""How long a training step takes here, for estimates of a sweep's time."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from raysweep.algorithms.base import AlgorithmConfig
+from raysweep.languages.base import Language
+from raysweep.models.base import ModelConfig
+from raysweep.training.config import PretrainConfig
+from raysweep.training.data import World, batches
+from raysweep.training.memory import keep_freed_memory
+from raysweep.training.step import Stepper
+
+_WARM_UP = 2  # steps in which memory is taken and kernels are chosen
+
+
+def step_seconds(
+    language: Language,
+    model: ModelConfig,
+    algorithm: AlgorithmConfig,
+    pretrain: PretrainConfig,
+    steps: int = 5,
+) -> float:
+    """Return the median seconds of `steps` timed training steps on this CPU, drawing sentences included.
+
+    It uses torch's current number of threads, keeps nothing, and leaves torch's generator as it was.
+    """
+    keep_freed_memory()
+    device = torch.device("cpu")
+    with torch.random.fork_rng(devices=[]):
+        stepper = Stepper(model.build(language, seed=0), algorithm, seed=0, world=World(), device=device)
+        last = steps + _WARM_UP
+        start = time.perf_counter()
+        drawn = list(batches(language, pretrain, seed=0, first=1, last=last))
+        drawing = (time.perf_counter() - start) / last
+        times = []
+        for step, batch in enumerate(drawn, start=1):
+            start = time.perf_counter()
+            stepper.update(batch, step)
+            times.append(time.perf_counter() - start)
+    return sorted(times[_WARM_UP:])[steps // 2] + drawing
