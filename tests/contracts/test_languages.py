@@ -1,0 +1,316 @@
+"""What every language promises, on instances small enough to enumerate all of their sentences.
+
+A kind of the registry without an instance here fails the suite.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from raysweep.errors import DataError
+from raysweep.languages import Language
+from raysweep.registry import languages
+
+GRAMMARS = Path(__file__).parents[1] / "languages" / "grammars"
+
+LAYERED = {"roots": 2, "layers": 2, "symbols": 3, "rules": 3, "stop": 0.3, "words": 2, "vocabulary": 4}
+DENSE = {"structure": "dense", "nonterminals": 3, "vocabulary": 3, "max_length": 5}
+
+INSTANCES: dict[str, dict[str, dict[str, Any]]] = {
+    "pcfg": {
+        "layered": dict(LAYERED, seed=1),
+        "layered-posterior": dict(LAYERED, seed=2, label="posterior"),
+        "layered-tree": dict(LAYERED, seed=3, label="tree", stop=0.0),
+        "layered-cut": dict(LAYERED, seed=4, max_length=3, concentration=0.2),
+        "dense": dict(DENSE, seed=5),
+        "dense-posterior": dict(DENSE, seed=6, label="posterior", concentration=0.3),
+        "dense-tree": dict(DENSE, seed=7, label="tree", spans=(2, 3)),
+        "dense-one-word": dict(DENSE, seed=8, max_length=1),
+        "text": {"structure": "file", "path": str(GRAMMARS / "dogs.pcfg"), "max_length": 4},
+        "table": {"structure": "file", "path": str(GRAMMARS / "table.txt")},
+    },
+    "hmm": {
+        "blocks": {"seed": 1, "states": 5, "vocabulary": 5, "length": 4, "blocks": 2, "tasks": [1, 3]},
+        "dense": {
+            "seed": 2,
+            "states": 3,
+            "vocabulary": 4,
+            "length": 5,
+            "blocks": 1,
+            "tasks": [5],
+            "concentration": 0.2,
+        },
+        "posterior": {
+            "seed": 3,
+            "states": 4,
+            "vocabulary": 4,
+            "length": 4,
+            "blocks": 2,
+            "tasks": [2],
+            "label": "posterior",
+        },
+        "one-word": {"seed": 4, "states": 3, "vocabulary": 4, "length": 1, "blocks": 3, "tasks": []},
+    },
+}
+
+CASES = [
+    pytest.param({"kind": kind, **data}, id=f"{kind}-{name}")
+    for kind in languages.kinds()
+    for name, data in INSTANCES.get(kind, {}).items()
+]
+
+
+def test_every_kind_has_instances() -> None:
+    assert set(INSTANCES) == set(languages.kinds())
+    assert all(INSTANCES.values())
+
+
+@pytest.fixture(params=CASES)
+def language(request: pytest.FixtureRequest) -> Language:
+    return languages.decode(request.param).build()
+
+
+def strings(language: Language, n: int) -> Tensor:
+    """All strings of n words [V^n, n], the last word running fastest."""
+    return torch.tensor(list(itertools.product(range(language.vocabulary_size), repeat=n)))
+
+
+def table(language: Language, n: int) -> Tensor:
+    """Pr(x) of all strings of n words, float64 [V, ..., V]."""
+    ids = strings(language, n)
+    return language.log_prob(ids).exp().view([language.vocabulary_size] * n)
+
+
+def spread(joint: Tensor, hidden: list[int], t: int) -> tuple[Tensor, Tensor]:
+    """Pr(x_t = . | words not hidden) of every string [V^n, V], and Pr(words not hidden) [V^n]."""
+    n, V = joint.dim(), joint.shape[0]
+    others = [d for d in hidden if d != t]
+    kept = joint.sum(dim=others, keepdim=True) if others else joint
+    total = kept.sum(dim=t, keepdim=True)
+    rows = (kept / total).unsqueeze(n).transpose(t, n).expand([V] * (n + 1))
+    return rows.reshape(-1, V), total.expand([V] * n).reshape(-1)
+
+
+def padded(language: Language, ids: Tensor, width: int) -> Tensor:
+    out = torch.full((len(ids), width), language.pad_id)
+    out[:, : ids.shape[1]] = ids
+    return out
+
+
+def test_probabilities_sum_to_one(language: Language) -> None:
+    total = math.fsum(table(language, n).sum().item() for n in range(1, language.max_length + 1))
+    assert abs(total - 1) < 1e-12
+    assert language.log_prob(strings(language, 1)).dtype == torch.float64
+
+
+def test_longer_and_empty_strings_have_probability_zero(language: Language) -> None:
+    long = torch.zeros(1, language.max_length + 1, dtype=torch.int64)
+    assert language.log_prob(long).item() == -math.inf
+    assert language.log_prob(torch.full((1, 3), language.pad_id)).item() == -math.inf
+    for ids in (long, torch.full((1, 3), language.pad_id)):
+        with pytest.raises(DataError, match="sentence 0"):
+            language.conditionals(ids)
+
+
+def test_conditionals_equal_enumeration(language: Language) -> None:
+    compared = 0
+    for n in range(1, language.max_length + 1):
+        joint, ids = table(language, n), strings(language, n)
+        truth, total = zip(*(spread(joint, [t], t) for t in range(n)), strict=True)
+        possible = torch.stack(total).gt(0).all(dim=0)
+        wanted = torch.stack(truth, dim=1)[possible]
+        if len(wanted):
+            exact = language.conditionals(ids[possible], dtype=torch.float64)
+            torch.testing.assert_close(exact.exp(), wanted, rtol=0, atol=1e-12)
+            usual = language.conditionals(ids[possible])
+            assert usual.dtype == torch.float32
+            assert (usual.double().exp() - wanted).abs().sum(dim=-1).max() / 2 < 5e-7
+            compared += len(wanted)
+        for row in possible.logical_not().nonzero()[:20, 0].tolist():
+            with pytest.raises(DataError, match="sentence 0"):
+                language.conditionals(ids[row : row + 1])
+    assert compared > 0
+
+
+def test_several_masks_equal_enumeration(language: Language) -> None:
+    for n in range(1, language.max_length + 1):
+        joint, ids = table(language, n), strings(language, n)
+        if not joint.any():
+            continue
+        for pattern in itertools.product([False, True], repeat=n):
+            hidden = [t for t in range(n) if pattern[t]]
+            mask = torch.tensor(pattern).expand(len(ids), n)
+            possible = (joint.sum(dim=hidden, keepdim=True) if hidden else joint).expand_as(joint).reshape(
+                -1
+            ) > 0
+            masked = torch.where(mask, language.mask_id, ids)
+            found = language.conditionals(masked[possible], mask[possible], dtype=torch.float64)
+            assert found[:, [t for t in range(n) if not pattern[t]]].isnan().all()
+            for t in hidden:
+                wanted = spread(joint, hidden, t)[0][possible]
+                torch.testing.assert_close(found[:, t].exp(), wanted, rtol=0, atol=1e-12)
+            if not possible.all():
+                first = int(possible.logical_not().nonzero()[0, 0])
+                good = int(possible.nonzero()[0, 0])
+                with pytest.raises(DataError, match="sentence 1"):
+                    language.conditionals(masked[[good, first]], mask[[good, first]])
+
+
+def test_words_under_the_mask_do_not_matter(language: Language) -> None:
+    ids = language.sample(32, seed=3)
+    mask = torch.rand(ids.shape, generator=torch.Generator().manual_seed(0)) < 0.5
+    hidden = mask & (ids != language.pad_id)
+    a = language.conditionals(ids, mask)
+    b = language.conditionals(torch.where(hidden, language.mask_id, ids), mask)
+    torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+def test_conditionals_normalise(language: Language) -> None:
+    ids = language.sample(200, seed=1)
+    total = language.conditionals(ids).exp().sum(dim=-1)
+    real = ids != language.pad_id
+    assert (total[real] - 1).abs().max() < 1e-6
+    assert total[~real].isnan().all()
+
+
+def test_cross_entropy_of_the_truth_is_the_entropy(language: Language) -> None:
+    cross = entropy = 0.0
+    for n in range(1, language.max_length + 1):
+        joint, ids = table(language, n).reshape(-1), strings(language, n)
+        ids, joint = ids[joint > 0], joint[joint > 0]
+        if not len(ids):
+            continue
+        log_probs = language.conditionals(ids, dtype=torch.float64)
+        cross -= (joint * log_probs.gather(2, ids[:, :, None])[:, :, 0].mean(dim=1)).sum().item()
+        entropy += (joint * torch.special.entr(log_probs.exp()).sum(dim=2).mean(dim=1)).sum().item()
+        torch.testing.assert_close(
+            language.sentence_entropy(ids),
+            torch.special.entr(log_probs.exp()).sum(dim=2).mean(dim=1),
+            rtol=0,
+            atol=1e-5,
+        )
+    assert abs(cross - entropy) < 1e-12
+    estimate = language.entropy(4096, seed=5)
+    assert estimate.n == 4096
+    assert abs(estimate.value - entropy) <= 4.5 * estimate.standard_error + 1e-6
+
+
+def test_padding_and_order_do_not_matter(language: Language) -> None:
+    ids = language.sample(64, seed=2)
+    plain = language.conditionals(ids, dtype=torch.float64)
+    wide = language.conditionals(padded(language, ids, ids.shape[1] + 3), dtype=torch.float64)
+    assert wide[:, ids.shape[1] :].isnan().all()
+    torch.testing.assert_close(wide[:, : ids.shape[1]], plain, rtol=0, atol=1e-12, equal_nan=True)
+    order = torch.randperm(64, generator=torch.Generator().manual_seed(1))
+    moved = language.conditionals(ids[order], dtype=torch.float64)
+    torch.testing.assert_close(moved, plain[order], rtol=0, atol=1e-12, equal_nan=True)
+    torch.testing.assert_close(language.log_prob(ids[order]), language.log_prob(ids)[order])
+    torch.testing.assert_close(
+        language.log_prob(padded(language, ids, ids.shape[1] + 3)), language.log_prob(ids)
+    )
+
+
+def test_zero_probability_sentences_are_named(language: Language) -> None:
+    n = language.max_length
+    joint, ids = table(language, n).reshape(-1), strings(language, n)
+    assert (language.log_prob(ids[joint == 0]) == -math.inf).all()
+    likely = ids[int(joint.argmax())]
+    for row in (joint == 0).nonzero()[:5, 0].tolist():
+        batch = torch.stack([likely, likely, ids[row]])
+        # Nothing is hidden, so the words themselves are the impossible context.
+        with pytest.raises(DataError, match="sentence 2"):
+            language.conditionals(batch, torch.zeros_like(batch, dtype=torch.bool))
+
+
+def test_malformed_sentences_are_named(language: Language) -> None:
+    ids = language.sample(3, seed=0)
+    for wrong in (language.vocabulary_size + 1, -1):
+        bad = ids.clone()
+        bad[1, 0] = wrong
+        for call in (language.conditionals, language.log_prob):
+            with pytest.raises(DataError, match="sentence 1"):
+                call(bad)
+    torn = torch.tensor([[language.pad_id, 0]])
+    for call in (language.conditionals, language.log_prob):
+        with pytest.raises(DataError, match="sentence 0"):
+            call(torn)
+        with pytest.raises(DataError, match="integers"):
+            call(ids.double())
+    with pytest.raises(DataError, match="mask"):
+        language.conditionals(ids, torch.ones(1, 1, dtype=torch.bool))
+
+
+def test_shards_are_bitwise_equal(language: Language) -> None:
+    whole = language.sample_latent(50, seed=9, start=3)
+    assert whole.ids.shape == (50, language.max_length)
+    assert whole.ids.dtype == torch.int64
+    parts = [language.sample_latent(n, seed=9, start=start) for start, n in ((3, 17), (20, 1), (21, 32))]
+    assert torch.equal(torch.cat([part.ids for part in parts]), whole.ids)
+    assert torch.equal(language.sample(50, seed=9, start=3), whole.ids)
+    for name, latent in whole.latents.items():
+        assert torch.equal(torch.cat([part.latents[name] for part in parts]), latent)
+    for name in language.tasks:
+        assert torch.equal(
+            torch.cat([language.labels(name, part) for part in parts]), language.labels(name, whole)
+        )
+    assert not torch.equal(language.sample(50, seed=10, start=3), whole.ids)
+
+
+def test_sampling_frequencies(language: Language) -> None:
+    """Pearson's statistic over all strings at fixed n, standardised by its mean df and variance 2 df."""
+    draws = 100_000
+    ids = language.sample(draws, seed=11)
+    expected, observed = [], []
+    for n in range(1, language.max_length + 1):
+        rows = ids[language.lengths(ids) == n, :n]
+        place = (rows * language.vocabulary_size ** torch.arange(n - 1, -1, -1)).sum(dim=1)
+        observed.append(torch.bincount(place, minlength=language.vocabulary_size**n))
+        expected.append(table(language, n).reshape(-1) * draws)
+    counts, means = torch.cat(observed).double(), torch.cat(expected)
+    assert counts.sum() == draws
+    assert (counts[means == 0] == 0).all()
+    rare = means < 10
+    counts = torch.cat([counts[~rare], counts[rare].sum()[None]])
+    means = torch.cat([means[~rare], means[rare].sum()[None]])
+    counts, means = counts[means > 10], means[means > 10]
+    freedom = len(means) - 1
+    assert freedom >= 1
+    z = (((counts - means) ** 2 / means).sum().item() - freedom) / math.sqrt(2 * freedom)
+    assert abs(z) < 4.5
+
+
+def test_labels_are_classes(language: Language) -> None:
+    sample = language.sample_latent(500, seed=4)
+    for name, task in language.tasks.items():
+        assert task.name == name
+        assert len(set(task.classes)) == len(task.classes)
+        labels = language.labels(name, sample)
+        assert labels.shape == (500,)
+        assert labels.dtype == torch.int64
+        assert int(labels.min()) >= 0
+        assert int(labels.max()) < len(task.classes)
+    with pytest.raises(DataError, match="no task 'nonsense'"):
+        language.labels("nonsense", sample)
+
+
+@pytest.mark.parametrize("data", CASES)
+def test_configuration_determines_the_fingerprint(data: dict[str, Any]) -> None:
+    config = languages.decode(data)
+    again = languages.decode(config.encode())
+    assert again == config
+    assert again.build().fingerprint == config.build().fingerprint
+    if data.get("structure") != "file":
+        other = languages.decode({**data, "seed": data["seed"] + 100})
+        assert other.build().fingerprint != config.build().fingerprint
+
+
+def test_special_ids_follow_the_words(language: Language) -> None:
+    V = language.vocabulary_size
+    assert (language.pad_id, language.mask_id, language.cls_id) == (V, V + 1, V + 2)
