@@ -1,0 +1,118 @@
+"""The tidy table as the report uses it: one row per checkpoint, and the look-up table beside it.
+
+A checkpoint is a run at a step.  Rows without a model are the look-up table's: the exact conditionals
+themselves, a reference and not a checkpoint.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+#: Columns that every tidy table has; all others are axes of the sweep.
+FIXED = (
+    *("sweep", "run_id", "model", "algorithm", "seed", "parameters"),
+    *("step", "metric", "value", "standard_error", "n", "unit"),
+)
+PROBE = "probe/"
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """What a sweep has measured so far.
+
+    `checkpoints` has a row per run and step: run_id, model, algorithm, seed, parameters, the axes, size,
+    variant, step, a column per metric and `<metric>_se` for its standard error (nan where not measured).
+    `sizes` are the model labels from small to large, `variants` what else tells runs apart (algorithm and
+    further axes, not the seed), `reference` the look-up table's metrics.
+    """
+
+    checkpoints: pd.DataFrame
+    sizes: tuple[str, ...]
+    variants: tuple[str, ...]
+    tasks: tuple[str, ...]
+    reference: dict[str, float]
+    majority: dict[str, float]
+    entropy: float | None
+
+    def has(self, *metrics: str) -> pd.DataFrame:
+        """Return the checkpoints at which all of these metrics have been measured."""
+        table = self.checkpoints
+        if any(metric not in table for metric in metrics):
+            return table.iloc[:0]
+        return table.dropna(subset=list(metrics))
+
+    @property
+    def runs(self) -> int:
+        """Number of runs of which anything has been measured, the look-up table not among them."""
+        return int(self.checkpoints["run_id"].nunique()) if len(self.checkpoints) else 0
+
+
+def measurements(frame: pd.DataFrame) -> Measurements:
+    """Arrange a tidy table (see `raysweep.sweep.tidy`); an empty one gives empty measurements."""
+    metrics = sorted(frame["metric"].unique())
+    tasks = tuple(m.removeprefix(PROBE) for m in metrics if m.startswith(PROBE))
+    trained = frame[frame["model"].notna()]
+    table = _wide(trained, metrics)
+    reference = frame[frame["model"].isna()].groupby("metric")["value"].mean()
+    sizes = table.drop_duplicates("model").sort_values(["parameters", "model"], kind="stable")["model"]
+    return Measurements(
+        checkpoints=table,
+        sizes=tuple(sizes),
+        variants=tuple(sorted(table["variant"].unique())),
+        tasks=tasks,
+        reference={str(name): float(value) for name, value in reference.items()},
+        majority={task: _mean(frame, f"majority/{task}") for task in tasks},
+        entropy=_mean(frame, "entropy") if "entropy" in metrics else None,
+    )
+
+
+def _mean(frame: pd.DataFrame, metric: str) -> float:
+    return float(frame.loc[frame["metric"] == metric, "value"].mean())
+
+
+def _wide(frame: pd.DataFrame, metrics: list[str]) -> pd.DataFrame:
+    axes = [column for column in frame.columns if column not in FIXED]
+    heads = ["run_id", "model", "algorithm", "seed", "parameters", *axes]
+    cells: dict[tuple[str, int], dict[str, Any]] = {}
+    for row in frame.to_dict(orient="records"):
+        cell = cells.setdefault((row["run_id"], int(row["step"])), {name: row[name] for name in heads})
+        cell["step"] = int(row["step"])
+        cell[row["metric"]] = row["value"]
+        cell[row["metric"] + "_se"] = row["standard_error"]
+    columns = [*heads, "step", *(name for m in metrics for name in (m, f"{m}_se"))]
+    table = pd.DataFrame(list(cells.values()), columns=list(dict.fromkeys(columns)))
+    for name in columns[len(heads) :]:
+        table[name] = table[name].astype(float)
+    table["parameters"] = table["parameters"].astype(float)
+    table["step"] = table["step"].astype(int)
+    for metric in metrics:
+        # A number that is not finite was measured and cannot be drawn or ranked.
+        table[metric] = table[metric].replace([np.inf, -np.inf], np.nan)
+    table["variant"] = _variants(table, axes)
+    return table.sort_values(
+        ["parameters", "model", "variant", "run_id", "step"], kind="stable", ignore_index=True
+    )
+
+
+def _variants(table: pd.DataFrame, axes: list[str]) -> pd.Series:
+    """Return what tells runs of one size and seed apart, as readable text; "" where nothing does."""
+    parts = []
+    for name in ["algorithm", *axes]:
+        if name == "seed" or name.startswith(("model.shape", "pretrain.steps", "pretrain.milestones")):
+            continue
+        # An axis that follows from the model's label, such as its width, tells nothing more.
+        if table.groupby("model")[name].nunique(dropna=False).le(1).all() and name != "algorithm":
+            continue
+        if table[name].nunique(dropna=False) > 1:
+            short = name.rsplit(".", 1)[-1]
+            parts.append(table[name].map(lambda v, s=short: str(v) if s == "algorithm" else f"{s}={v}"))
+    if not parts:
+        return pd.Series("", index=table.index, dtype=object)
+    joined = parts[0]
+    for part in parts[1:]:
+        joined = joined + ", " + part
+    return joined

@@ -1,0 +1,263 @@
+"""The figures, each an SVG that takes its colours from the page and the table it was drawn from.
+
+Nothing is drawn that was not measured: a figure without data is None, a checkpoint without one of its two
+numbers is left out, a line ends where its measurements end.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from raysweep.report.axes import linear_axis, log_axis, measured_axis, plain
+from raysweep.report.data import PROBE, Measurements
+from raysweep.report.statistics import mean_and_error
+from raysweep.report.style import BAND, DASHES, INK, MARKERS, MUTED, series, to_variables
+
+_RC: Any = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "raysweep",
+    "font.size": 8.5,
+    "font.family": "sans-serif",
+    "axes.labelsize": 8.5,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "axes.linewidth": 0.8,
+    "lines.linewidth": 1.4,
+    "lines.markersize": 4.5,
+}
+_WIDTH = 4.6
+
+LABELS = {"excess_loss": "excess loss (nats)", "trace": "Fisher trace"}
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A figure: inline SVG, a sentence for those who do not see it, and its data."""
+
+    svg: str
+    alternative: str
+    data: pd.DataFrame
+
+
+def label(metric: str) -> str:
+    """Return what an axis calls a metric."""
+    return f"accuracy, task {metric.removeprefix(PROBE)}" if metric.startswith(PROBE) else LABELS[metric]
+
+
+def scatter(measured: Measurements, x: str, task: str, *, tolerance: float, name: str) -> Drawn | None:
+    """Draw accuracy against `x` ("excess_loss" or "trace"), a dot per checkpoint coloured by size.
+
+    Dots are filled where the checkpoint is saturated (excess loss at most `tolerance` nats), and the
+    saturated band is shaded where excess loss is the axis.  Bars are one standard error of the measurement.
+    """
+    y = PROBE + task
+    table = measured.has(x, y)
+    table = table[table[x] > 0]
+    if table.empty:
+        return None
+    reference = measured.reference.get(y)
+    with matplotlib.rc_context(_RC):
+        figure = Figure(figsize=(_WIDTH, 3.2), layout="constrained")
+        axes = figure.subplots()
+        plain(axes)
+        log_axis(axes.xaxis, list(table[x]))
+        # Both figures of a task get one scale, although one may lack a checkpoint that the other has.
+        heights = list(measured.has(y)[y]) + ([reference] if reference is not None else [])
+        linear_axis(axes.yaxis, heights)
+        low, high = axes.get_xlim()
+        if x == "excess_loss" and tolerance > low:
+            axes.axvspan(low, min(tolerance, high), color=BAND, alpha=0.45, linewidth=0, zorder=0)
+        if reference is not None:
+            axes.axhline(reference, color=MUTED, linestyle=(0, (4, 3)), linewidth=1.1)
+        for index, size in enumerate(measured.sizes):
+            _dots(axes, table[table["model"] == size], x, y, index, tolerance)
+        axes.set(xlabel=label(x), ylabel=label(y))
+        svg = _svg(figure, name)
+    text = f"{label(y)} against {label(x)} on a log axis, {len(table)} checkpoints"
+    return Drawn(svg, text, _columns(table, [x, f"{x}_se", y, f"{y}_se"]))
+
+
+def _dots(axes: Axes, table: pd.DataFrame, x: str, y: str, index: int, tolerance: float) -> None:
+    colour, marker = series(index), MARKERS[index % len(MARKERS)]
+    axes.errorbar(
+        table[x],
+        table[y],
+        xerr=table[f"{x}_se"].fillna(0),
+        yerr=table[f"{y}_se"].fillna(0),
+        fmt="none",
+        ecolor=colour,
+        elinewidth=0.8,
+        alpha=0.5,
+    )
+    loss = table["excess_loss"] if "excess_loss" in table else pd.Series(np.nan, index=table.index)
+    for chosen, fill in ((table[loss <= tolerance], colour), (table[~(loss <= tolerance)], "none")):
+        axes.plot(
+            chosen[x],
+            chosen[y],
+            linestyle="none",
+            marker=marker,
+            markerfacecolor=fill,
+            markeredgecolor=colour,
+            markeredgewidth=1.2,
+        )
+
+
+def along_training(measured: Measurements, metrics: Sequence[str], *, name: str) -> Drawn | None:
+    """Draw each metric over steps, stacked: a line per size and variant, mean over seeds ± standard error."""
+    cells = _over_seeds(measured.checkpoints, ["model", "variant", "step"], metrics)
+    cells = cells[cells["step"] > 0]
+    return _stack(measured, cells, metrics, "step", "training steps", name, _lines_along_training)
+
+
+def across_sizes(measured: Measurements, metrics: Sequence[str], *, name: str) -> tuple[Drawn, int] | None:
+    """Draw each metric over parameters at the last step that every size has reached, and return that step.
+
+    None with fewer than two sizes, or without a step that all of them have been measured at.
+    """
+    table = measured.checkpoints
+    present = [m for m in metrics if m in table]
+    if len(measured.sizes) < 2 or not present:
+        return None
+    complete = table.dropna(subset=present)
+    steps = [set(complete.loc[complete["model"] == size, "step"]) for size in measured.sizes]
+    shared = set.intersection(*steps)
+    if not shared:
+        return None
+    step = max(shared)
+    keys = ["model", "variant", "parameters", "step"]
+    cells = _over_seeds(complete[complete["step"] == step], keys, present)
+    drawn = _stack(measured, cells, present, "parameters", "parameters", name, _lines_across_sizes)
+    return (drawn, step) if drawn is not None else None
+
+
+def _over_seeds(table: pd.DataFrame, keys: list[str], metrics: Sequence[str]) -> pd.DataFrame:
+    rows = []
+    for values, group in table.groupby(keys, sort=False):
+        for metric in (m for m in metrics if m in group):
+            known = group[metric].dropna().to_numpy()
+            if len(known):
+                mean, error = mean_and_error(known)
+                row = dict(zip(keys, values, strict=True)) | {"metric": metric, "mean": mean}
+                rows.append(row | {"standard_error": np.nan if error is None else error, "seeds": len(known)})
+    return pd.DataFrame(rows, columns=[*keys, "metric", "mean", "standard_error", "seeds"])
+
+
+def _stack(
+    measured: Measurements,
+    cells: pd.DataFrame,
+    metrics: Sequence[str],
+    x: str,
+    x_label: str,
+    name: str,
+    lines: Callable[[Axes, Measurements, pd.DataFrame], None],
+) -> Drawn | None:
+    shown = [m for m in metrics if (cells["metric"] == m).any()]
+    if not shown:
+        return None
+    with matplotlib.rc_context(_RC):
+        figure = Figure(figsize=(_WIDTH, 0.45 + 1.65 * len(shown)), layout="constrained")
+        panels = figure.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0]
+        for axes, metric in zip(panels, shown, strict=True):
+            plain(axes)
+            part = cells[cells["metric"] == metric]
+            reference = measured.reference.get(metric) if metric.startswith(PROBE) else None
+            if metric.startswith(PROBE):
+                linear_axis(axes.yaxis, [*part["mean"], *([reference] if reference is not None else [])])
+            else:
+                part = part[part["mean"] > 0]
+                if len(part):
+                    log_axis(axes.yaxis, list(part["mean"]))
+            if reference is not None:
+                axes.axhline(reference, color=MUTED, linestyle=(0, (4, 3)), linewidth=1.1)
+            lines(axes, measured, part)
+            axes.set_ylabel(label(metric))
+        measured_axis(panels[-1].xaxis, [float(v) for v in cells[x]])
+        panels[-1].set_xlabel(x_label)
+        figure.align_ylabels(panels)
+        svg = _svg(figure, name)
+    return Drawn(svg, f"{', '.join(label(m) for m in shown)} over {x_label}, stacked", cells)
+
+
+def _lines_along_training(axes: Axes, measured: Measurements, part: pd.DataFrame) -> None:
+    for index, size in enumerate(measured.sizes):
+        for dash, variant in enumerate(measured.variants):
+            line = part[(part["model"] == size) & (part["variant"] == variant)].sort_values("step")
+            _line(axes, line["step"], line, series(index), MARKERS[index % len(MARKERS)], dash)
+
+
+def _lines_across_sizes(axes: Axes, measured: Measurements, part: pd.DataFrame) -> None:
+    for dash, variant in enumerate(measured.variants):
+        line = part[part["variant"] == variant].sort_values("parameters")
+        axes.plot(
+            line["parameters"], line["mean"], color=MUTED, linestyle=DASHES[dash % len(DASHES)], linewidth=1
+        )
+        for index, size in enumerate(measured.sizes):
+            one = line[line["model"] == size]
+            _line(axes, one["parameters"], one, series(index), MARKERS[index % len(MARKERS)], dash)
+
+
+def _line(axes: Axes, x: pd.Series, line: pd.DataFrame, colour: str, marker: str, dash: int) -> None:
+    axes.errorbar(
+        x,
+        line["mean"],
+        yerr=line["standard_error"].fillna(0),
+        color=colour,
+        marker=marker,
+        linestyle=DASHES[dash % len(DASHES)],
+        elinewidth=1.0,
+        capsize=2,
+    )
+
+
+def _columns(table: pd.DataFrame, metrics: list[str]) -> pd.DataFrame:
+    keys = ["run_id", "model", "variant", "seed", "parameters", "step"]
+    extra = ["excess_loss"] if "excess_loss" in table and "excess_loss" not in metrics else []
+    return table[[*keys, *extra, *metrics]]
+
+
+def _svg(figure: Figure, name: str) -> str:
+    """Return inline SVG: page colours, ids of its own, nothing that a browser would fetch."""
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
+    svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
+    svg = re.sub(r'\bid="', f'id="{name}-', svg)
+    svg = re.sub(r"url\(#", f"url(#{name}-", svg)
+    svg = re.sub(r'href="#', f'href="#{name}-', svg)
+    return to_variables(svg.strip())
+
+
+def marker_svg(index: int | None, *, dash: int | None = None, filled: bool = True) -> str:
+    """Return a small SVG for the legend: a size's marker, a variant's dash, or the look-up table's line."""
+    with matplotlib.rc_context(_RC):
+        figure = Figure(figsize=(0.36, 0.2))
+        axes = figure.add_axes((0, 0, 1, 1))
+        axes.set_axis_off()
+        axes.set(xlim=(0, 1), ylim=(0, 1))
+        if index is not None:
+            axes.plot(
+                [0.5],
+                [0.5],
+                marker=MARKERS[index % len(MARKERS)],
+                markersize=6,
+                markerfacecolor=series(index) if filled else "none",
+                markeredgecolor=series(index),
+            )
+        else:
+            style = DASHES[dash % len(DASHES)] if dash is not None else (0, (4, 3))
+            axes.plot([0, 1], [0.5, 0.5], color=INK if dash is not None else MUTED, linestyle=style)
+        svg = _svg(figure, f"key-{index}-{dash}-{filled}")
+    return svg.replace("<svg", '<svg width="26" height="14" aria-hidden="true"', 1)

@@ -1,0 +1,225 @@
+"""The page: one HTML file that needs no network, no script and no other file.
+
+`render` is a pure function of its content: the same content gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+
+import pandas as pd
+
+from raysweep.report import tables
+from raysweep.report.correlations import Correlations, correlations
+from raysweep.report.data import PROBE, Measurements, measurements
+from raysweep.report.figures import Drawn, across_sizes, along_training, marker_svg, scatter
+from raysweep.report.format import count, number, short, signed
+from raysweep.report.style import style_sheet
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """A run that could not go on; `retried` where it has been tried again since."""
+
+    run_id: str
+    error: str
+    message: str
+    step: int | None = None
+    retried: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Content:
+    """What a report is made of.
+
+    `frame` is the tidy table, `milestones` the steps that each run is to be measured at (for a report in
+    mid-sweep), `tolerance` the excess loss in nats up to which a checkpoint counts as saturated,
+    `provenance` and `commands` are shown as they are, name beside value.
+    """
+
+    name: str
+    frame: pd.DataFrame
+    description: str = ""
+    milestones: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    failures: Sequence[Failure] = ()
+    tolerance: float = 0.02
+    provenance: Mapping[str, str] = field(default_factory=dict)
+    commands: Mapping[str, str] = field(default_factory=dict)
+
+
+def render(content: Content) -> str:
+    """Return the page."""
+    measured = measurements(content.frame)
+    rows = correlations(measured, tolerance=content.tolerance)
+    metrics = ["excess_loss", "trace", *(PROBE + task for task in measured.tasks)]
+    parts = [
+        f"<h1>{escape(content.name)}</h1>",
+        f'<p class="lead">{escape(content.description)}</p>' if content.description else "",
+        _facts(content, measured),
+        _findings(rows, content.tolerance),
+        _legend(measured, content.tolerance),
+        _headline(content, measured),
+        _steps_and_sizes(measured, metrics),
+        "<h2>What goes with accuracy</h2>",
+        tables.correlation_table(rows, content.tolerance),
+        "<h2>Tasks</h2>",
+        tables.task_table(measured),
+        "<h2>Runs</h2>",
+        tables.run_table(measured, content.milestones, {f.run_id for f in content.failures if not f.retried}),
+        _failures(content.failures),
+        _sources(content),
+    ]
+    body = "\n".join(part for part in parts if part)
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f'<title>{escape(content.name)} · raysweep</title>\n<link rel="icon" href="data:,">\n'
+        f"<style>\n{style_sheet(len(measured.sizes))}</style>\n</head>\n"
+        f"<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
+    )
+
+
+def _facts(content: Content, measured: Measurements) -> str:
+    table = measured.checkpoints
+    saturated = table["excess_loss"].le(content.tolerance).sum() if "excess_loss" in table else 0
+    expected = {run_id: steps for run_id, steps in content.milestones.items() if tuple(steps) != (0,)}
+    of_runs = f" of {len(expected)}" if expected else ""
+    total = sum(len(steps) for steps in expected.values())
+    of_checkpoints = f" of {total}" if total else ""
+    facts = [
+        (f"{measured.runs}{of_runs}", "runs measured"),
+        (f"{len(table)}{of_checkpoints}", "checkpoints measured"),
+        (str(int(saturated)), f"saturated: excess loss ≤ {short(content.tolerance)} nats"),
+    ]
+    if measured.entropy is not None:
+        facts.append((f"{number(measured.entropy, 4)} nats", "entropy: the least possible loss"))
+    failed = sum(not failure.retried for failure in content.failures)
+    if failed:
+        facts.append((str(failed), "failed runs" if failed > 1 else "failed run"))
+    items = "".join(f"<li><b>{escape(value)}</b><span>{escape(name)}</span></li>" for value, name in facts)
+    return f'<ul class="facts">{items}</ul>'
+
+
+def _findings(rows: Sequence[Correlations], tolerance: float) -> str:
+    """Say what the saturated checkpoints show, task by task, in words that follow from the intervals."""
+    lines = []
+    for row in rows:
+        if row.band != "saturated":
+            continue
+        head = f"Task {escape(row.task)}, {row.checkpoints} saturated checkpoints of {row.runs} runs: "
+        trace = row.trace
+        if trace is None or trace.low is None or trace.high is None:
+            lines.append(f"{head}not enough data for an interval.")
+            continue
+        verdict = "no clear relation between trace and accuracy"
+        if trace.high < 0:
+            verdict = "flatter goes with better"
+        elif trace.low > 0:
+            verdict = "flatter goes with worse"
+        lines.append(
+            f"{head}{verdict} (Spearman ρ of trace and accuracy {signed(trace.value)}, "
+            f"95 % interval {signed(trace.low)} to {signed(trace.high)})."
+        )
+    if not lines:
+        return '<p class="note">Not enough data yet for what trace and excess loss say about accuracy.</p>'
+    return f'<ul class="findings">{"".join(f"<li>{line}</li>" for line in lines)}</ul>'
+
+
+def _legend(measured: Measurements, tolerance: float) -> str:
+    if not measured.sizes:
+        return ""
+    parameters = measured.checkpoints.groupby("model")["parameters"].first()
+    items = [
+        f"<li>{marker_svg(index)}{escape(size)} ({count(parameters[size])} parameters)</li>"
+        for index, size in enumerate(measured.sizes)
+    ]
+    if len(measured.variants) > 1:
+        items += [
+            f"<li>{marker_svg(None, dash=dash)}{escape(variant)}</li>"
+            for dash, variant in enumerate(measured.variants)
+        ]
+    if any(PROBE + task in measured.reference for task in measured.tasks):
+        items.append(f"<li>{marker_svg(None)}look-up table: the exact conditionals themselves</li>")
+    items.append(f"<li>filled: saturated, hollow: excess loss above {short(tolerance)} nats</li>")
+    return f'<ul class="legend">{"".join(items)}</ul>'
+
+
+def _headline(content: Content, measured: Measurements) -> str:
+    head = "<h2>Excess loss, trace and accuracy</h2>"
+    figures = []
+    for place, task in enumerate(measured.tasks):
+        for x, what in (("excess_loss", "excess loss"), ("trace", "trace")):
+            drawn = scatter(measured, x, task, tolerance=content.tolerance, name=f"headline-{place}-{x}")
+            if drawn is None:
+                figures.append(_missing(f"Accuracy of task {task} against {what}: not enough data."))
+            else:
+                figures.append(_figure(drawn, f"{content.name}-{task}-{x}.csv", ""))
+    if not figures:
+        return head + _missing("Not enough data: no probe accuracy has been measured.")
+    note = (
+        "A dot is a checkpoint. The shaded band is where excess loss is at most "
+        f"{short(content.tolerance)} nats. Bars are one standard error of the measurement: over the "
+        "evaluation sentences for excess loss, over the inputs for the trace, over probe seeds for accuracy. "
+        "The trace is that of each model in its own parameters; models of different size are not viewed as "
+        "one architecture."
+    )
+    return f'{head}<p class="note">{note}</p><div class="pair">{"".join(figures)}</div>'
+
+
+def _steps_and_sizes(measured: Measurements, metrics: Sequence[str]) -> str:
+    head = "<h2>Along training and across sizes</h2>"
+    steps = along_training(measured, metrics, name="steps")
+    sizes = across_sizes(measured, metrics, name="sizes")
+    left = (
+        _figure(
+            steps, "steps.csv", "Over training steps: mean over seeds, bars ± one standard error over seeds."
+        )
+        if steps is not None
+        else _missing("Over training steps: not enough data.")
+    )
+    right = (
+        _figure(
+            sizes[0],
+            "sizes.csv",
+            f"Over parameters, at step {sizes[1]:,}, the last that all sizes have reached: mean over seeds, "
+            "bars ± one standard error over seeds.",
+        )
+        if sizes is not None
+        else _missing("Over parameters: not enough data; it takes two sizes measured at one step.")
+    )
+    return f'{head}<div class="pair">{left}{right}</div>'
+
+
+def _figure(drawn: Drawn, file: str, caption: str) -> str:
+    svg = drawn.svg.replace("<svg", f'<svg role="img" aria-label="{escape(drawn.alternative)}"', 1)
+    text = f"{escape(caption)} " if caption else ""
+    return f"<figure>{svg}<figcaption>{text}{download(drawn.data, file)}</figcaption></figure>"
+
+
+def _missing(text: str) -> str:
+    return f'<p class="note">{escape(text)}</p>'
+
+
+def download(data: pd.DataFrame, file: str) -> str:
+    """Return a link that holds a table as CSV, so that the data of a figure travels with it."""
+    encoded = base64.b64encode(data.to_csv(index=False).encode()).decode()
+    return f'<a download="{escape(file)}" href="data:text/csv;base64,{encoded}">data (CSV)</a>'
+
+
+def _failures(failures: Sequence[Failure]) -> str:
+    if not failures:
+        return ""
+    return "<h2>Failures</h2>" + tables.failure_table(failures)
+
+
+def _sources(content: Content) -> str:
+    commands = "".join(
+        f"<dt>{escape(k)}</dt><dd><code>{escape(v)}</code></dd>" for k, v in content.commands.items()
+    )
+    facts = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in content.provenance.items())
+    link = download(content.frame, f"{content.name}.csv")
+    table = f"<dt>all measurements</dt><dd>{link} ({len(content.frame):,} rows)</dd>"
+    return f"<h2>Where this comes from</h2><dl>{commands}{table}{facts}</dl>"

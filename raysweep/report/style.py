@@ -1,0 +1,115 @@
+"""Colours and style sheet of the report: one page for light and dark, wide and narrow, screen and paper.
+
+Figures are drawn in stand-in colours, and the stand-ins become CSS variables when the SVG is embedded, so
+one drawing serves both schemes.  Sizes are drawn along viridis (by S. van der Walt and N. Smith, made to be
+read with any colour vision and in grey), larger models in stronger contrast to the page, a marker each.
+"""
+
+from __future__ import annotations
+
+import re
+
+import matplotlib
+
+INK, MUTED, GRID, BAND, SURFACE = "#a10001", "#a10002", "#a10003", "#a10004", "#a10005"
+_NAMES = {INK: "ink", MUTED: "muted", GRID: "grid", BAND: "band", SURFACE: "surface"}
+
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p")
+DASHES: tuple[str | tuple[int, tuple[int, ...]], ...] = (
+    *("solid", (0, (5, 2)), (0, (1, 1))),
+    *((0, (7, 2, 1, 2)), (0, (3, 1, 1, 1, 1, 1))),
+)
+
+# Part of viridis used in each scheme, from the smallest model to the largest: the pale end vanishes on
+# white, the dark end on black.
+_RAMP = {"light": (0.70, 0.02), "dark": (0.42, 0.98)}
+
+
+def series(index: int) -> str:
+    """Return the stand-in colour of the model size number `index`."""
+    return f"#a2{index:04x}"
+
+
+def variables(sizes: int) -> dict[str, list[str]]:
+    """Return the CSS declarations of the series colours of each scheme."""
+    viridis = matplotlib.colormaps["viridis"]
+    declared = {}
+    for scheme, (start, end) in _RAMP.items():
+        places = [start + (end - start) * (i / (sizes - 1) if sizes > 1 else 0.6) for i in range(sizes)]
+        declared[scheme] = [
+            f"--series-{i}: {matplotlib.colors.to_hex(viridis(place))}" for i, place in enumerate(places)
+        ]
+    return declared
+
+
+def to_variables(svg: str) -> str:
+    """Replace stand-in colours by the CSS variables they stand for."""
+    svg = re.sub(r"#a1000[1-5]", lambda m: f"var(--{_NAMES[m[0]]})", svg)
+    return re.sub(r"#a2([0-9a-f]{4})", lambda m: f"var(--series-{int(m[1], 16)})", svg)
+
+
+def style_sheet(sizes: int) -> str:
+    """Return the page's style sheet."""
+    declared = variables(sizes)
+    light = "; ".join([*_LIGHT, *declared["light"]])
+    dark = "; ".join([*_DARK, *declared["dark"]])
+    return (
+        f":root {{ color-scheme: light dark; {light} }}\n"
+        f"@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
+        f"@media print {{ :root {{ {light} }} }}\n{_RULES}"
+    )
+
+
+_LIGHT = (
+    *("--surface: #ffffff", "--raised: #f6f7f9", "--ink: #1b1f24", "--muted: #5b6470"),
+    *("--grid: #e2e5ea", "--line: #d3d8df", "--band: #c9dcf2", "--accent: #0b57a4", "--warn: #a33b00"),
+)
+_DARK = (
+    *("--surface: #14171b", "--raised: #1d2126", "--ink: #e8eaed", "--muted: #a3abb6"),
+    *("--grid: #2c3238", "--line: #3a4149", "--band: #23405f", "--accent: #8bbcf5", "--warn: #ffae7a"),
+)
+
+_RULES = """
+* { box-sizing: border-box }
+body { margin: 0; background: var(--surface); color: var(--ink);
+  font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif }
+main { max-width: 1120px; margin: 0 auto; padding: 24px 20px 64px }
+h1 { font-size: 1.75rem; line-height: 1.2; margin: 0 0 4px; overflow-wrap: anywhere }
+h2 { font-size: 1.2rem; margin: 44px 0 6px }
+p { margin: 6px 0 10px; max-width: 74ch }
+.lead, .note, figcaption { color: var(--muted) }
+.note, figcaption { font-size: .875rem }
+.facts { display: flex; flex-wrap: wrap; gap: 12px; margin: 20px 0 8px; padding: 0; list-style: none }
+.facts li { background: var(--raised); border-radius: 8px; padding: 10px 16px; flex: 1 1 150px }
+.facts b { display: block; font-size: 1.3rem; line-height: 1.3; font-variant-numeric: tabular-nums }
+.facts span { color: var(--muted); font-size: .875rem }
+.findings { margin: 14px 0; padding-left: 20px; max-width: 80ch }
+.findings li { margin: 4px 0 }
+.legend { display: flex; flex-wrap: wrap; gap: 4px 20px; margin: 10px 0; padding: 0; list-style: none;
+  font-size: .875rem }
+.legend li { display: flex; align-items: center; gap: 6px }
+.legend svg { flex: none }
+.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 430px), 1fr)); gap: 8px 28px }
+figure { margin: 8px 0; min-width: 0 }
+figure svg { display: block; width: 100%; height: auto }
+figure svg text { font-family: system-ui, -apple-system, "Segoe UI", Roboto, Arial, sans-serif !important }
+.scroll { overflow-x: auto; margin: 8px 0 }
+table { border-collapse: collapse; font-size: .875rem; font-variant-numeric: tabular-nums; min-width: 100% }
+th, td { padding: 5px 14px 5px 0; text-align: right; white-space: nowrap;
+  border-bottom: 1px solid var(--line) }
+th { font-weight: 600; color: var(--muted); vertical-align: bottom }
+td.text, th.text { text-align: left }
+td.wrap { white-space: normal; min-width: 24ch; overflow-wrap: anywhere }
+tbody tr:hover { background: var(--raised) }
+td.none { color: var(--muted) }
+.warn { color: var(--warn) }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: 3px 18px; font-size: .875rem; margin: 8px 0 }
+dt { color: var(--muted) }
+dd { margin: 0; overflow-wrap: anywhere }
+code { font: .875em ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; overflow-wrap: anywhere }
+pre { background: var(--raised); border-radius: 8px; padding: 10px 14px; overflow-x: auto; margin: 8px 0 }
+a { color: var(--accent) }
+@media (max-width: 560px) { main { padding: 16px 14px 40px } dl { grid-template-columns: 1fr }
+  dt { margin-top: 6px } }
+@media print { tbody tr, figure { break-inside: avoid } main { max-width: none } }
+"""

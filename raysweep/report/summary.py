@@ -1,0 +1,40 @@
+"""The small table at the end of a launch: the last checkpoint of each kind of run, mean over seeds."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from raysweep.report.data import PROBE, measurements
+from raysweep.report.format import count, plus_minus
+from raysweep.report.statistics import mean_and_error
+
+
+def summary_rows(frame: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
+    """Return headings and rows of plain text: one row per model and variant at its last milestone.
+
+    Numbers are means over seeds, with the standard error over seeds where there are two or more.  The
+    look-up table closes the list.  Without measurements there are no rows.
+    """
+    measured = measurements(frame)
+    tasks = [PROBE + task for task in measured.tasks]
+    names = [name for name in ("excess_loss", "trace", *tasks) if name in set(frame["metric"])]
+    headings = ["model", "parameters", "step", "seeds", *(_HEADINGS.get(name, name) for name in names)]
+    rows = []
+    table = measured.checkpoints
+    for (model, variant), group in table.groupby(["model", "variant"], sort=False):
+        last = group[group["step"] == group["step"].max()]
+        label = f"{model} {variant}".strip()
+        cells = [label, count(last["parameters"].iloc[0]), f"{last['step'].iloc[0]:,}", str(len(last))]
+        for name in names:
+            values = last[name].dropna().to_numpy()
+            cells.append(plus_minus(*mean_and_error(values)) if len(values) else "–")
+        rows.append(cells)
+    if measured.reference:
+        values = [measured.reference.get(name) for name in names]
+        rows.append(
+            ["look-up table", "–", "–", "–", *("–" if v is None else plus_minus(v, None) for v in values)]
+        )
+    return headings, rows
+
+
+_HEADINGS = {"excess_loss": "excess loss (nats)", "trace": "trace"}

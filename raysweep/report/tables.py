@@ -1,0 +1,137 @@
+"""The tables of the page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import TYPE_CHECKING
+
+from raysweep.report.correlations import LEAST_CHECKPOINTS, LEAST_RUNS, LEAST_RUNS_INTERVAL, Correlations
+from raysweep.report.data import PROBE, Measurements
+from raysweep.report.format import count, number, plus_minus, short, signed
+from raysweep.report.statistics import Interval
+
+if TYPE_CHECKING:
+    from raysweep.report.page import Failure
+
+
+def table(
+    headings: Sequence[str], rows: Sequence[Sequence[str]], text: int = 1, wrap: int | None = None
+) -> str:
+    """Return a table of cells that are HTML; the first `text` columns are text, the others numbers."""
+
+    def cells(tag: str, values: Sequence[str]) -> str:
+        made = []
+        for place, value in enumerate(values):
+            kinds = (["text"] if place < text or place == wrap else []) + (["wrap"] if place == wrap else [])
+            kind = f' class="{" ".join(kinds)}"' if kinds else ""
+            made.append(f"<{tag}{kind}>{value}</{tag}>")
+        return f"<tr>{''.join(made)}</tr>"
+
+    body = "".join(cells("td", row) for row in rows)
+    head = cells("th", headings)
+    return f'<div class="scroll"><table><thead>{head}</thead><tbody>{body}</tbody></table></div>'
+
+
+def correlation_table(rows: Sequence[Correlations], tolerance: float) -> str:
+    """Return the rank correlations with accuracy, with their intervals."""
+    note = (
+        "Spearman rank correlation with probe accuracy and its 95 % interval from 2,000 draws of whole runs "
+        f"(cluster bootstrap). Saturated: excess loss at most {short(tolerance)} nats. A correlation takes "
+        f"at least {LEAST_CHECKPOINTS} checkpoints of {LEAST_RUNS} runs, an interval {LEAST_RUNS_INTERVAL} "
+        "runs; with few runs such intervals are somewhat too narrow."
+    )
+    if not rows:
+        return '<p class="note">Not enough data: no probe accuracy has been measured.</p>'
+    headings = ["task", "checkpoints", "n", "runs", "excess loss", "trace", "trace, given excess loss"]
+    cells = [
+        [
+            *(escape(row.task), row.band, str(row.checkpoints), str(row.runs)),
+            *(_interval(i) for i in (row.excess_loss, row.trace, row.trace_given_loss)),
+        ]
+        for row in rows
+    ]
+    return table(headings, cells, text=2) + f'<p class="note">{note}</p>'
+
+
+def _interval(interval: Interval | None) -> str:
+    if interval is None:
+        return '<span class="note">not enough data</span>'
+    if interval.low is None or interval.high is None:
+        return f'{signed(interval.value)} <span class="note">[not enough data]</span>'
+    between = f"[{signed(interval.low)}, {signed(interval.high)}]"
+    return f'{signed(interval.value)} <span class="note">{between}</span>'
+
+
+def task_table(measured: Measurements) -> str:
+    """Return what each probe task amounts to: majority's share, look-up table, best checkpoint."""
+    if not measured.tasks:
+        return '<p class="note">Not enough data: no probe accuracy has been measured.</p>'
+    rows = []
+    for task in measured.tasks:
+        known = measured.has(PROBE + task)
+        best = known.loc[known[PROBE + task].idxmax()] if len(known) else None
+        rows.append(
+            [
+                escape(task),
+                number(measured.majority.get(task)),
+                number(measured.reference.get(PROBE + task)),
+                "–" if best is None else plus_minus(best[PROBE + task], best[f"{PROBE}{task}_se"]),
+                "–" if best is None else f"{escape(str(best['run_id']))} at step {best['step']:,}",
+            ]
+        )
+    headings = ["task", "majority label", "look-up table", "best checkpoint", "which"]
+    return table(headings, rows, wrap=4)
+
+
+def run_table(measured: Measurements, milestones: Mapping[str, Sequence[int]], failed: set[str]) -> str:
+    """Return a row per run: its last measured checkpoint, value ± standard error, and how far it has come."""
+    checkpoints = measured.checkpoints
+    known = set(checkpoints["run_id"])
+    waiting = [run for run, steps in milestones.items() if run not in known and tuple(steps) != (0,)]
+    if not known and not waiting:
+        return '<p class="note">Not enough data: nothing has been measured yet.</p>'
+    metrics = [m for m in ("excess_loss", "trace") if m in checkpoints]
+    metrics += [PROBE + task for task in measured.tasks if PROBE + task in checkpoints]
+    varied = len(measured.variants) > 1
+    rows = []
+    for run_id, group in checkpoints.groupby("run_id", sort=False):
+        last = group.sort_values("step").iloc[-1]
+        asked = milestones.get(str(run_id))
+        done = f"{len(group)} of {len(asked)}" if asked else str(len(group))
+        state = f'<span class="warn">failed</span>, {done}' if run_id in failed else done
+        rows.append(
+            [
+                f"<code>{escape(str(run_id))}</code>",
+                *([escape(str(last["variant"]))] if varied else []),
+                *(count(last["parameters"]), state),
+                f"{last['step']:,}",
+                *(plus_minus(last[m], last[f"{m}_se"]) for m in metrics),
+            ]
+        )
+    blank = ["–"] * (2 + varied + len(metrics))
+    for run_id in waiting:
+        state = '<span class="warn">failed</span>' if run_id in failed else "not measured yet"
+        cells = [f"<code>{escape(run_id)}</code>", *blank]
+        cells.insert(2 + varied, state)
+        rows.append(cells)
+    names = [{"excess_loss": "excess loss (nats)"}.get(m, m.replace(PROBE, "accuracy ")) for m in metrics]
+    headings = ["run", *(["variant"] if varied else []), "parameters", "milestones", "step"]
+    note = (
+        '<p class="note">The last measured checkpoint of each run, ± standard error of the measurement.</p>'
+    )
+    return note + table([*headings, *(escape(n) for n in names)], rows, text=1 + varied)
+
+
+def failure_table(failures: Sequence[Failure]) -> str:
+    """Return what went wrong, run by run."""
+    rows = [
+        [
+            f"<code>{escape(failure.run_id)}</code>",
+            "tried again" if failure.retried else '<span class="warn">failed</span>',
+            "–" if failure.step is None else f"{failure.step:,}",
+            f"{escape(failure.error)}: {escape(failure.message)}",
+        ]
+        for failure in failures
+    ]
+    return table(["run", "state", "step", "why"], rows, text=2, wrap=3)
