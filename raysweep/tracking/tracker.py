@@ -154,7 +154,11 @@ class Tracker:
     def _read(self, run: RunLedger, names: list[tuple[str, RecordName]]) -> list[Any]:
         """Return the records, each read once; a retried failure is history and not shown."""
         known = self._records.setdefault(run.run_id, {})
-        classes = {"checkpoint": CheckpointRecord, "evaluation": EvaluationRecord, "failure": FailureRecord}
+        classes: dict[str, Any] = {
+            "checkpoint": CheckpointRecord,
+            "evaluation": EvaluationRecord,
+            "failure": FailureRecord,
+        }
         kept: dict[str, Any] = {}
         for name, parsed in names:
             if parsed.type not in classes:
