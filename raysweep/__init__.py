@@ -10,7 +10,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from raysweep.engine import Results, launch, tuner
+    from raysweep.engine import Results, launch
+    from raysweep.engine.tuner import tuner
     from raysweep.flatness import TraceEstimate, fisher_trace
     from raysweep.languages import Language
     from raysweep.languages.hmm import HMM
@@ -42,7 +43,7 @@ _HOMES = {
     "fisher_trace": "raysweep.flatness",
     "launch": "raysweep.engine",
     "load_sweep": "raysweep.sweep",
-    "tuner": "raysweep.engine",
+    "tuner": "raysweep.engine.tuner",
 }
 
 

@@ -1,0 +1,91 @@
+"""`raysweep`: the application, and the one place where errors become exit codes.
+
+0 ok, 1 internal, 2 usage or configuration, 3 finished with failed runs, 4 cluster or storage unreachable,
+130 interrupted and resumable.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from typing import Annotated, Any
+
+import typer
+
+import raysweep
+from raysweep.cli import inspect, language, launch, results
+from raysweep.errors import RaysweepError
+
+app = typer.Typer(
+    name="raysweep",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Sweeps of language models at equal pre-training loss: which transfers better, and is it flatness?",
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"raysweep {raysweep.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Options of the program itself."""
+
+
+app.command("launch")(launch.launch)
+app.command("plan")(inspect.plan)
+app.command("validate")(inspect.validate)
+app.command("status")(inspect.status)
+app.command("report")(results.report)
+app.command("export")(results.export)
+app.command("ui")(results.ui)
+app.add_typer(language.app, name="language")
+
+
+def _is_usage_error(error: Any) -> bool:
+    """Tell a wrong command line from a defect.
+
+    Its class is click's own or typer's copy of it, depending on typer's version.
+    """
+    return hasattr(error, "show") and hasattr(error, "exit_code")
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    try:
+        code = app(arguments, standalone_mode=False)
+    except RaysweepError as error:
+        if os.environ.get("RAYSWEEP_TRACEBACK"):
+            traceback.print_exc()
+        print(f"raysweep: {error}", file=sys.stderr)
+        return error.exit_code
+    except (typer.Abort, KeyboardInterrupt):
+        print("raysweep: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader of a pipe has left, as `| head` does: that is no error of ours.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as problem:
+        error: Any = problem
+        if _is_usage_error(error):
+            error.show()
+            return int(error.exit_code)
+        traceback.print_exc()
+        print("raysweep: internal error (this is a defect: please report it)", file=sys.stderr)
+        return 1
+    return code if isinstance(code, int) else 0
+
+
+def main() -> None:
+    """Entry point of the `raysweep` program."""
+    sys.exit(run())

@@ -1,0 +1,84 @@
+"""`raysweep plan`, `validate`, `status`: what would happen, and what has."""
+
+from __future__ import annotations
+
+import typer
+from rich.console import Console
+
+from raysweep.cli.live import runs_table
+from raysweep.cli.options import (
+    FileArgument,
+    JsonOption,
+    NameArgument,
+    OnlyOption,
+    SetOption,
+    StorageOption,
+    find,
+    print_json,
+)
+from raysweep.sweep import Plan, Sweep
+from raysweep.sweep.stored import select
+from raysweep.sweep.timing import measure
+
+
+def make_plan(sweep: Sweep) -> Plan:
+    """Return the plan with times: from the sweep's own history, else from a few timed steps a model."""
+    return sweep.plan(step_seconds=measure(sweep))
+
+
+def plan(
+    file: FileArgument,
+    set_: SetOption = None,
+    only: OnlyOption = None,
+    storage: StorageOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Print the runs of a sweep: done, to resume, new and why; with time and storage.  Starts nothing."""
+    found = make_plan(select(find(str(file), storage, set_), only))
+    if json:
+        print_json(found.to_dict())
+    else:
+        typer.echo("\n".join(found.lines()))
+
+
+def validate(file: FileArgument, set_: SetOption = None, json: JsonOption = False) -> None:
+    """Check a sweep file: every error at once, with file, line and column."""
+    sweep = find(str(file), None, set_)
+    milestones = sum(len(run.milestones) for run in sweep.runs)
+    if json:
+        print_json({"name": sweep.name, "runs": len(sweep.runs), "milestones": milestones})
+    else:
+        typer.echo(f"{file}: ok, {len(sweep.runs)} runs with {milestones} milestones")
+
+
+def status(name: NameArgument, storage: StorageOption = None, json: JsonOption = False) -> None:
+    """Print where every run of a sweep stands, from its records; also while it runs."""
+    from raysweep.engine import run_states
+
+    sweep = find(name, storage)
+    states = run_states(sweep)
+    ledger = sweep.ledger()
+    failures = {r.run_id: found[-1] for r in sweep.runs if (found := ledger.open(r.run_id).failures())}
+    if json:
+        print_json(
+            {
+                "name": sweep.name,
+                "directory": str(sweep.directory),
+                "runs": [
+                    {
+                        "run_id": state.run_id,
+                        "state": state.state,
+                        "step": state.step,
+                        "steps": state.steps,
+                        "metrics": state.metrics,
+                        "failure": failures[state.run_id].message if state.run_id in failures else None,
+                    }
+                    for state in states
+                ],
+            }
+        )
+        return
+    console = Console()
+    console.print(runs_table(states))
+    for run_id, failure in failures.items():
+        console.print(f"failed: {run_id}: {failure.message}", markup=False)

@@ -1,0 +1,142 @@
+"""`raysweep launch`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from raysweep.cli.inspect import make_plan
+from raysweep.cli.live import LineView, LiveView
+from raysweep.cli.options import (
+    FileArgument,
+    JsonOption,
+    OnlyOption,
+    SetOption,
+    StorageOption,
+    TrackingOption,
+    find,
+    print_json,
+)
+from raysweep.cli.results import make_report, print_summary
+from raysweep.sweep import Sweep
+from raysweep.sweep.stored import select
+from raysweep.tracking import tracking_uri as tracked_at
+
+#: Runs above which a person at a terminal is asked first.
+MANY = 100
+
+
+def launch(
+    file: FileArgument,
+    set_: SetOption = None,
+    dry_run: Annotated[bool, typer.Option("-n", "--dry-run", help="Print the plan and stop.")] = False,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT", help="Ray cluster.  [default: RAY_ADDRESS, else Ray on this machine]"
+        ),
+    ] = None,
+    only: OnlyOption = None,
+    retry_failed: Annotated[bool, typer.Option(help="Try failed runs again.")] = False,
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask before a large sweep.")] = False,
+    storage: StorageOption = None,
+    tracking_uri: TrackingOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Train and evaluate what is missing of a sweep.
+
+    What is done is not done again; a launch that was stopped, killed or failed in part goes on when it is
+    launched again.
+
+    Examples:
+
+        raysweep launch sweeps/scaling.yaml
+
+        raysweep launch sweeps/scaling.yaml --set pretrain.steps=2000 --dry-run
+
+        raysweep launch sweeps/scaling.yaml --address 10.0.0.1:6379 --storage /shared/sweeps
+    """
+    sweep = select(find(str(file), storage, set_, tracking_uri), only)
+    if dry_run:
+        plan = make_plan(sweep)
+        if json:
+            print_json(plan.to_dict())
+        else:
+            typer.echo("\n".join(plan.lines()))
+        return
+    if len(sweep.runs) > MANY and sys.stdin.isatty() and not yes:
+        typer.confirm(f"{len(sweep.runs)} runs: go on?", abort=True)
+    raise typer.Exit(_launch(sweep, address, retry_failed, json))
+
+
+def _launch(sweep: Sweep, address: str | None, retry: bool, json: bool) -> int:
+    from raysweep.engine import launch as start
+
+    console = Console(stderr=True)
+    footer = [
+        f"records and logs: {sweep.directory}",
+        f"MLflow: {tracked_at(sweep)}",
+        "Ctrl-C stops after a checkpoint; the same command goes on from there",
+    ]
+    view = LiveView(console, footer) if console.is_terminal else LineView(console)
+
+    def started(plan: Any, cluster: Any) -> None:
+        for line in plan.lines(limit=0 if plan.finished else 12):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        if cluster is not None:
+            where = "Ray on this machine" if cluster.embedded else f"Ray cluster {cluster.address}"
+            cpus, gpus = cluster.resources.get("CPU", 0), cluster.resources.get("GPU", 0)
+            console.print(f"{where}: {cluster.nodes} node(s), {cpus:g} CPU, {gpus:g} GPU", highlight=False)
+            for line in footer if not console.is_terminal else ():
+                console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    try:
+        with view:
+            results = start(
+                sweep,
+                address=address,
+                retry_failed=retry,
+                observer=view,
+                on_start=started,
+            )
+    except KeyboardInterrupt:
+        console.print(
+            f"interrupted; everything up to the last checkpoint is in {sweep.directory}, "
+            "and the same command goes on from there",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+        return 130
+    frame = results.to_frame()
+    page = make_report(sweep, frame)
+    failures = {run_id: failure.message for run_id, failure in results.failures.items()}
+    if json:
+        print_json(
+            {
+                "sweep": sweep.name,
+                "directory": str(sweep.directory),
+                "report": str(page),
+                "tracking_uri": tracked_at(sweep),
+                "worked_on": list(results.worked_on),
+                "failures": failures,
+                "metrics": frame.to_dict(orient="records"),
+            }
+        )
+    else:
+        print_summary(sweep, frame, page)
+    for run_id, message in failures.items():
+        console.print(f"failed: {run_id}: {message}", markup=False, highlight=False, soft_wrap=True)
+    if failures:
+        console.print("`raysweep launch FILE --retry-failed` tries them again", markup=False, highlight=False)
+    if not results.tracked:
+        console.print(
+            f"MLflow at {tracked_at(sweep)} could not be reached; nothing is lost: launch again to fill it",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+    return 3 if failures else 0

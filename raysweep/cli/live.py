@@ -1,0 +1,155 @@
+"""The view of a launch: a live table on a terminal, a line per change in a pipe."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from raysweep.engine import LaunchState, RunState
+
+STYLES = {
+    "done": "green",
+    "failed": "bold red",
+    "training": "cyan",
+    "evaluating": "cyan",
+    "stopped": "yellow",
+}
+#: Seconds between signs of life in a pipe.
+HEARTBEAT = 60.0
+
+
+def duration(seconds: float | None) -> str:
+    """Return seconds for people.
+
+    >>> duration(3.2), duration(75), duration(7300), duration(None)
+    ('3s', '1m15s', '2h01m', '')
+    """
+    if seconds is None:
+        return ""
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+
+
+def _number(value: float | None, spec: str) -> str:
+    return "" if value is None else format(value, spec)
+
+
+def _probes(states: list[RunState]) -> list[str]:
+    names = {name for state in states for name in state.metrics if name.startswith("probe/")}
+    return sorted(name for name in names if not name.endswith("_se"))
+
+
+def runs_table(states: list[RunState], limit: int | None = None) -> Table:
+    """Return the table of runs; the busiest first where there are more than `limit`."""
+    order = {"training": 0, "evaluating": 0, "starting": 1, "failed": 2, "queued": 3, "stopped": 3, "done": 4}
+    shown = states
+    if limit is not None and len(states) > limit:
+        shown = sorted(states, key=lambda state: order[state.state])[:limit]
+    table = Table(show_edge=False, pad_edge=False, box=None, header_style="bold")
+    table.add_column("run", no_wrap=True)
+    table.add_column("state")
+    for heading in ("step", "excess loss", "trace"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    probes = _probes(states)
+    for name in probes:
+        table.add_column(name.replace("probe/", "probe "), justify="right", no_wrap=True)
+    table.add_column("steps/s", justify="right")
+    table.add_column("left", justify="right")
+    for state in shown:
+        metrics = state.metrics
+        trace = _number(metrics.get("trace"), ".1f")
+        if "trace_se" in metrics:
+            trace += f" ±{metrics['trace_se']:.1f}"
+        table.add_row(
+            state.run_id,
+            Text(state.state, style=STYLES.get(state.state, "")),
+            f"{state.step}/{state.steps}",
+            _number(metrics.get("excess_loss"), ".4f"),
+            trace,
+            *[_number(metrics.get(name), ".3f") for name in probes],
+            _number(state.steps_per_second, ".0f") if state.state == "training" else "",
+            duration(state.eta) if state.state in ("queued", "starting", "training") else "",
+        )
+    if len(shown) < len(states):
+        table.add_row(f"... and {len(states) - len(shown)} more")
+    return table
+
+
+class LiveView:
+    """On a terminal: the table, redrawn in place, with a bar for the whole sweep."""
+
+    def __init__(self, console: Console, footer: list[str]) -> None:
+        self._console = console
+        self._footer = footer
+        self._live = Live(console=console, refresh_per_second=4, transient=True)
+
+    def __enter__(self) -> LiveView:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._live.stop()
+
+    def __call__(self, state: LaunchState) -> None:
+        """Show a state."""
+        room = max(5, self._console.height - 6 - len(self._footer))
+        bar = Table.grid(padding=(0, 1))
+        share = state.done / state.total if state.total else 1.0
+        left = f"about {duration(state.eta)} left" if state.eta is not None else "estimating"
+        bar.add_row(
+            ProgressBar(total=max(state.total, 1), completed=state.done, width=40),
+            f"{share:.0%} of {state.total:,} steps, {duration(state.elapsed)} so far, {left}",
+        )
+        notes = [Text(line, style="dim") for line in self._footer]
+        self._live.update(Group(runs_table(state.runs, limit=room), bar, *notes))
+
+
+class LineView:
+    """In a pipe: a plain line for every change of state or milestone, and a sign of life a minute."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._seen: dict[str, tuple[str, tuple[str, ...]]] = {}
+        self._spoke = time.monotonic()
+
+    def __enter__(self) -> LineView:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        return
+
+    def _say(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self._spoke = time.monotonic()
+
+    def __call__(self, state: LaunchState) -> None:
+        """Say what has changed since the last state."""
+        for run in state.runs:
+            measured = tuple(
+                f"{name.replace('probe/', 'probe ')} {run.metrics[name]:.4g}"
+                for name in ("excess_loss", "trace", *_probes([run]))
+                if name in run.metrics
+            )
+            now = (run.state, measured)
+            before = self._seen.get(run.run_id, ("queued", ()))
+            self._seen[run.run_id] = now
+            if now == before or (run.state == "queued" and not measured):
+                continue
+            self._say(
+                f"{run.run_id}: {run.state}, step {run.step}/{run.steps}{''.join(', ' + m for m in measured)}"
+            )
+        if time.monotonic() - self._spoke >= HEARTBEAT:
+            share = state.done / state.total if state.total else 1.0
+            left = f", about {duration(state.eta)} left" if state.eta is not None else ""
+            self._say(f"{share:.0%} of {state.total} steps, {duration(state.elapsed)} so far{left}")

@@ -1,0 +1,76 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from raysweep.errors import ConfigError
+from raysweep.sweep import Sweep, load_sweep
+from raysweep.sweep.storage import storage_root
+from raysweep.sweep.stored import load_stored, stored_names
+
+FileArgument = Annotated[
+    Path, typer.Argument(metavar="FILE", help="Sweep file (YAML).", show_default=False, dir_okay=False)
+]
+NameArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME|FILE", help="Name of a sweep in the storage, or its file.", show_default=False
+    ),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="A.B=C", help="Override a field of the sweep file; may be repeated."),
+]
+StorageOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--storage",
+        metavar="DIR",
+        envvar="RAYSWEEP_STORAGE",
+        help="Folder of all sweeps, seen by every node.  [default: results]",
+    ),
+]
+TrackingOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tracking-uri",
+        metavar="URI",
+        envvar="MLFLOW_TRACKING_URI",
+        help="MLflow server or database.  [default: SQLite in the sweep's folder]",
+    ),
+]
+OnlyOption = Annotated[
+    list[str] | None,
+    typer.Option("--only", metavar="PATTERN", help="Only runs whose id matches (* and ?); may be repeated."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
+
+
+def find(
+    name: str, storage: Path | None, overrides: list[str] | None = None, tracking: str | None = None
+) -> Sweep:
+    """Return the sweep of a file, or the one that was launched under a name.
+
+    Raises `ConfigError` where neither is there.
+    """
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml") or path.is_file():
+        return load_sweep(path, overrides=overrides or (), storage=storage, tracking_uri=tracking)
+    root = storage_root(storage)
+    if not (root / name).is_dir():
+        known = ", ".join(stored_names(root)) or "none"
+        raise ConfigError(
+            f"'{name}': no such file, and no sweep of that name in {root} (there: {known}); "
+            "--storage names another folder"
+        )
+    return load_stored(root / name, tracking_uri=tracking)
+
+
+def print_json(data: Any) -> None:
+    """Print data for a program on standard output."""
+    typer.echo(json.dumps(data, indent=2, default=str, allow_nan=False))

@@ -1,0 +1,97 @@
+"""`raysweep report`, `export`, `ui`: reading what a sweep has measured."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from raysweep.cli.options import NameArgument, StorageOption, TrackingOption, find
+from raysweep.errors import ConfigError
+from raysweep.sweep import Sweep, tidy
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def make_report(sweep: Sweep, frame: pd.DataFrame, path: Path | None = None) -> Path:
+    """Write the report of a sweep and return where it is."""
+    from raysweep.report import write_report
+
+    return write_report(sweep, frame, path or sweep.directory / "report.html")
+
+
+def print_summary(sweep: Sweep, frame: pd.DataFrame, page: Path) -> None:
+    """Print the small table at the end of a launch, and where the rest is."""
+    from raysweep.report import summary_rows
+
+    console = Console()
+    headings, rows = summary_rows(frame)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for i, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if i == 0 else "right")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    console.print(f"report: {page}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"MLflow: raysweep ui {sweep.name}", markup=False, highlight=False, soft_wrap=True)
+
+
+def report(
+    name: NameArgument,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="HTML file.  [default: report.html in the sweep's folder]"),
+    ] = None,
+    storage: StorageOption = None,
+) -> None:
+    """Write the report: one HTML file that needs no network.  Also while the sweep runs."""
+    sweep = find(name, storage)
+    frame = tidy(sweep.ledger(), sweep)
+    typer.echo(make_report(sweep, frame, output))
+
+
+def export(
+    name: NameArgument,
+    output: Annotated[Path, typer.Option("-o", "--output", help="File to write: .parquet, .csv or .json.")],
+    storage: StorageOption = None,
+) -> None:
+    """Write the tidy table: one row per run x milestone x metric."""
+    sweep = find(name, storage)
+    frame = tidy(sweep.ledger(), sweep)
+    match output.suffix:
+        case ".parquet":
+            frame.to_parquet(output, index=False)
+        case ".csv":
+            frame.to_csv(output, index=False)
+        case ".json":
+            frame.to_json(output, orient="records", indent=2)
+        case other:
+            raise ConfigError(f"--output {output}: '{other}' is no known format; use .parquet, .csv or .json")
+    typer.echo(f"{output}: {len(frame)} rows")
+
+
+def ui(
+    name: NameArgument,
+    port: Annotated[int, typer.Option(help="Port on 127.0.0.1.", min=1, max=65535)] = 5000,
+    storage: StorageOption = None,
+    tracking_uri: TrackingOption = None,
+) -> None:
+    """Serve MLflow on 127.0.0.1 and print the link to this sweep's comparison; Ctrl-C ends it."""
+    from raysweep.tracking import comparison_link, serve_command
+
+    sweep = find(name, storage, tracking=tracking_uri)
+    typer.echo(comparison_link(sweep, f"http://127.0.0.1:{port}"))
+    server = subprocess.Popen(serve_command(sweep, port))
+    try:
+        code = server.wait()
+    except KeyboardInterrupt:
+        server.terminate()
+        server.wait(timeout=30)
+        return
+    if code:
+        raise typer.Exit(code)

@@ -1,0 +1,64 @@
+"""The notice board: what every run is doing now, for the live view; and the request to stop.
+
+Nothing on it is needed for a result.  The ledger is the truth, the board is news.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import ray
+
+
+class _Board:
+    """Keeps the latest news of each run."""
+
+    def __init__(self) -> None:
+        self._news: dict[str, dict[str, Any]] = {}
+        self._stop = False
+
+    def post(self, run_id: str, news: dict[str, Any]) -> None:
+        """Merge news of one run into what is known of it."""
+        self._news.setdefault(run_id, {}).update(news)
+
+    def read(self) -> dict[str, dict[str, Any]]:
+        """Return all news by run id."""
+        return self._news
+
+    def request_stop(self) -> None:
+        """Ask every worker to write a checkpoint and leave."""
+        self._stop = True
+
+    def stop_requested(self) -> bool:
+        """Return whether workers have been asked to leave."""
+        return self._stop
+
+
+Board: Any = ray.remote(num_cpus=0, max_restarts=-1)(_Board)
+
+
+class StopWatch:
+    """Asks the board once a second, in a thread, whether to stop; reading the answer costs nothing."""
+
+    def __init__(self, board: Any) -> None:
+        self._board = board
+        self._stop = False
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="raysweep-stop-watch", daemon=True)
+        self._thread.start()
+
+    def __call__(self) -> bool:
+        return self._stop
+
+    def close(self) -> None:
+        """End the thread."""
+        self._ended.set()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(1.0):
+            try:
+                self._stop = ray.get(self._board.stop_requested.remote(), timeout=5)
+            except ray.exceptions.RayError:
+                time.sleep(1.0)  # the board is being restarted: training goes on without it

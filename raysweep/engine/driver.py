@@ -1,0 +1,164 @@
+"""Launching a sweep: the gap between the plan and the ledger, scheduled by Tune, until it is closed.
+
+    lock -> plan -> (nothing missing: done) -> Ray -> Tuner over the missing runs -> results
+
+Nothing but the ledger carries over from one launch to the next, so a launch that was killed anywhere is
+continued by launching again.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+from raysweep.engine.cluster import Cluster, check_storage, concurrency, connected, per_run
+from raysweep.engine.monitor import LaunchState, Monitor
+from raysweep.engine.tuner import Tracking, build, remove_scratch, services
+from raysweep.sweep import FailureRecord, Plan, Sweep, SweepLock, tidy
+from raysweep.sweep.provenance import provenance, save_launch
+from raysweep.sweep.stored import save_sweep
+from raysweep.tracking import Tracker
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+log = logging.getLogger("raysweep.launch")
+
+#: Seconds that workers get to write a checkpoint after Ctrl-C.
+GRACE = 20.0
+
+OnStart = Callable[[Plan, Cluster | None], None]
+Observer = Callable[[LaunchState], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """What a sweep has come to."""
+
+    sweep: Sweep
+    #: By run id, the last failure of each run that failed.
+    failures: dict[str, FailureRecord]
+    #: Runs that this launch trained or evaluated; empty where everything was there already.
+    worked_on: tuple[str, ...]
+    #: False where the tracking server could not take everything; the next launch fills the gap.
+    tracked: bool
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return the tidy table: one row per run x milestone x metric."""
+        return tidy(self.sweep.ledger(), self.sweep)
+
+
+@contextmanager
+def _terminate_as_interrupt() -> Iterator[None]:
+    """Let SIGTERM, as a batch system sends it, end a launch as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _wind_down(board: Any) -> None:
+    """Ask the workers for a last checkpoint and wait until they have left, `GRACE` seconds at most."""
+    deadline = time.monotonic() + GRACE
+    with suppress(ray.exceptions.RayError):
+        ray.get(board.request_stop.remote(), timeout=5)
+        while time.monotonic() < deadline:
+            news = ray.get(board.read.remote(), timeout=5)
+            if all(item.get("state") != "training" for item in news.values()):
+                return
+            time.sleep(0.2)
+
+
+def launch(
+    sweep: Sweep,
+    *,
+    address: str | None = None,
+    retry_failed: bool = False,
+    observer: Observer | None = None,
+    on_start: OnStart | None = None,
+) -> Results:
+    """Train and evaluate what is missing of a sweep, and return what it has come to.
+
+    `retry_failed` tries failed runs again; `observer` is called twice a second with the state of all runs,
+    from a thread; `on_start` once, with the plan and the cluster (None where nothing is missing and Ray is
+    not started).
+
+    One failed run does not stop the rest: look at `Results.failures`.  Raises `LockedError` where another
+    launch of the same sweep is at work, `StorageError` where cluster or storage cannot be reached, and
+    `KeyboardInterrupt` on Ctrl-C or SIGTERM, after the workers have written a checkpoint.
+    """
+    ledger = sweep.ledger()
+    facts = provenance()
+    with SweepLock(sweep.directory), _terminate_as_interrupt():
+        ledger.clean()
+        if retry_failed:
+            for spec in sweep.runs:
+                ledger.open(spec.run_id).retry()
+        save_sweep(sweep)
+        save_launch(sweep.directory, facts)
+        plan = sweep.plan()
+        tracker = Tracker(sweep, commit=facts["git_commit"])
+        if plan.finished:
+            if on_start is not None:
+                on_start(plan, None)
+            tracker.start()
+        else:
+            _work(sweep, plan, tracker, address, observer, on_start)
+        tracked = tracker.close()
+    failures = {s.run_id: found[-1] for s in sweep.runs if (found := ledger.open(s.run_id).failures())}
+    worked_on = tuple(run.run_id for run in plan.to_do)
+    return Results(sweep=sweep, failures=failures, worked_on=worked_on, tracked=tracked)
+
+
+def _work(
+    sweep: Sweep,
+    plan: Plan,
+    tracker: Tracker,
+    address: str | None,
+    observer: Observer | None,
+    on_start: OnStart | None,
+) -> None:
+    with connected(address) as cluster:
+        check_storage(sweep.directory)
+        slots = concurrency(sweep.resources.max_concurrent, per_run(sweep.resources), cluster)
+        if on_start is not None:
+            on_start(plan, cluster)
+        shared = services(sweep)
+        monitor = Monitor(sweep, shared.board, observer, slots=slots) if observer is not None else None
+        built = build(
+            sweep,
+            shared,
+            runs=[run.run_id for run in plan.to_do],
+            max_concurrent=slots,
+            callbacks=[Tracking(tracker)],
+        )
+        if monitor is not None:
+            monitor.start()
+        try:
+            grid = built.fit()
+            for error in grid.errors:
+                log.warning("a trial ended with an error: %s", error)
+        except KeyboardInterrupt:
+            _wind_down(shared.board)
+            raise
+        finally:
+            if monitor is not None:
+                monitor.close()
+            tracker.close()
+            remove_scratch(shared)

@@ -1,0 +1,169 @@
+"""Ray tasks: exact conditionals and evaluation shards, under a bounded window.
+
+A task is a pure function of its arguments and writes its result under a name that depends on them alone, so
+a retry, a repeat after a crash, or two tasks doing the same thing give the same files.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import ray
+import torch
+
+from raysweep.evaluation import Evaluation
+from raysweep.evaluation.subject import LookupTable, ModelSubject
+from raysweep.languages import Language
+from raysweep.sweep import RunLedger, RunSpec, evaluation_identity
+from raysweep.training import load_model
+
+K = TypeVar("K", bound=Hashable)
+
+
+class Window(Generic[K]):
+    """Submits work lazily so that at most `size` tasks are in flight.
+
+    Results come back in order of completion, as (key, object reference): the caller fetches, and so sees
+    the task's own exception.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._waiting: deque[tuple[K, Callable[[], ray.ObjectRef]]] = deque()
+        self._flying: dict[ray.ObjectRef, K] = {}
+
+    def add(self, key: K, submit: Callable[[], ray.ObjectRef]) -> None:
+        """Queue one piece of work; `submit` is called when there is room."""
+        self._waiting.append((key, submit))
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._flying)
+
+    def ready(self, timeout: float) -> Iterator[tuple[K, ray.ObjectRef]]:
+        """Submit what fits, wait up to `timeout` seconds for something to end, and yield what has."""
+        while self._waiting and len(self._flying) < self.size:
+            key, submit = self._waiting.popleft()
+            self._flying[submit()] = key
+        if not self._flying:
+            return
+        done, _ = ray.wait(list(self._flying), num_returns=len(self._flying), timeout=0)
+        if not done:
+            done, _ = ray.wait(list(self._flying), num_returns=1, timeout=timeout)
+        for reference in done:
+            yield self._flying.pop(reference), reference
+
+    def cancel(self) -> None:
+        """Drop what waits and cancel what flies."""
+        self._waiting.clear()
+        for reference in self._flying:
+            ray.cancel(reference, force=False)
+        self._flying.clear()
+
+
+def fan_out(items: Iterable[tuple[K, Callable[[], ray.ObjectRef]]], size: int) -> Iterator[tuple[K, Any]]:
+    """Run all items with at most `size` in flight; yield (key, result) in order of completion."""
+    window: Window[K] = Window(size)
+    for key, submit in items:
+        window.add(key, submit)
+    while len(window):
+        for key, reference in window.ready(timeout=10.0):
+            yield key, ray.get(reference)
+
+
+@lru_cache(maxsize=4)
+def _language(config: Any) -> Language:
+    return config.build()
+
+
+def one_thread() -> None:
+    """One task is one CPU: two one-thread processes beat one two-thread process."""
+    torch.set_num_threads(1)
+
+
+def _exact_conditionals(language: Any, evaluation: Evaluation, shard: int) -> np.ndarray:
+    """Return the exact log-probabilities [n, T, V] that one shard of an evaluation asks for."""
+    one_thread()
+    built = _language(language)
+    return built.conditionals(evaluation.sentences(built, shard)).numpy()
+
+
+def _measure_shard(
+    spec: RunSpec, run: RunLedger, step: int, kind: str, shard: int, reference: np.ndarray | None
+) -> None:
+    """Measure one shard of one evaluation at one milestone and store its arrays in the ledger."""
+    one_thread()
+    evaluation = spec.evaluations[kind]
+    language = _language(spec.language)
+    subject: Any
+    if spec.trains:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        subject = ModelSubject(language, _model(run, spec, step, device))
+    else:
+        subject = LookupTable(language)
+    arrays = evaluation.measure(subject, shard, reference)
+    run.save_arrays(step, kind, evaluation_identity(evaluation), shard, arrays)
+
+
+#: `max_retries` covers the death of a process, `retry_exceptions` a storage that is away for a moment.
+_RETRIES: dict[str, Any] = {"max_retries": 3, "retry_exceptions": [OSError]}
+_AS_TASK: Any = ray.remote(**_RETRIES)
+exact_conditionals = _AS_TASK(_exact_conditionals)
+measure_shard = _AS_TASK(_measure_shard)
+
+
+@lru_cache(maxsize=2)
+def _cached_model(path: str, model: Any, language: Any, device: str) -> Any:
+    return load_model(Path(path), model, _language(language), device=device)
+
+
+def _model(run: RunLedger, spec: RunSpec, step: int, device: str) -> Any:
+    return _cached_model(str(run.checkpoint_directory(step)), spec.model, spec.language, device)
+
+
+def reference_bytes(language: Language, evaluation: Evaluation) -> int:
+    """Return the size in bytes of all exact conditionals that an evaluation asks for."""
+    n, length = evaluation.sentences(language, 0).shape
+    return evaluation.shards() * n * length * language.vocabulary_size * 4
+
+
+class _ReferenceStore:
+    """Holds the exact conditionals of evaluation sentences once for the whole cluster.
+
+    They are the same for every run and milestone of a language, so they are computed by tasks when first
+    asked for and then read from the object store without a copy.  A set larger than `limit` bytes is not
+    kept: its shards compute their own.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._references: dict[tuple[Any, Evaluation], list[ray.ObjectRef]] = {}
+
+    def get(self, language: Any, evaluation: Evaluation, resources: dict[str, float]) -> list[Any]:
+        """Return one object reference a shard, or [] where the set is too large to keep."""
+        key = (language, evaluation)
+        if key not in self._references:
+            if reference_bytes(_language(language), evaluation) > self._limit:
+                return []
+            task = exact_conditionals.options(**task_options(resources))
+            self._references[key] = [
+                task.remote(language, evaluation, shard) for shard in range(evaluation.shards())
+            ]
+        return list(self._references[key])
+
+
+ReferenceStore: Any = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(_ReferenceStore)
+
+
+def task_options(resources: dict[str, float]) -> dict[str, Any]:
+    """Translate `{CPU: 1, GPU: 0.25, name: n}` into the options of a task."""
+    rest = {name: amount for name, amount in resources.items() if name not in ("CPU", "GPU")}
+    return {
+        "num_cpus": resources.get("CPU", 0),
+        "num_gpus": resources.get("GPU", 0),
+        **({"resources": rest} if rest else {}),
+    }

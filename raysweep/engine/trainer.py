@@ -1,0 +1,125 @@
+"""Pre-training one run on 1..n Ray Train workers."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import traceback
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import ray.train
+import ray.train.torch
+import torch
+
+from raysweep.engine.board import StopWatch
+from raysweep.errors import RaysweepError, StorageError
+from raysweep.sweep import Resources, RunLedger, RunSpec
+from raysweep.training import Progress, World, pretrain
+
+log = logging.getLogger("raysweep")
+
+
+@contextmanager
+def run_log(run: RunLedger, name: str) -> Iterator[Path]:
+    """Send what this process logs about raysweep to `logs/<name>.log` of the run."""
+    path = run.directory / "logs" / f"{name}.log"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield path
+    finally:
+        log.removeHandler(handler)
+        handler.close()
+
+
+def train_worker(job: dict[str, Any]) -> None:
+    """Train on this worker until the last milestone; what is done already is not done again.
+
+    An error that a repetition cannot cure is recorded as the run's failure, so that the controller, which
+    restarts workers that die, does not try it again.
+    """
+    spec: RunSpec = job["spec"]
+    run: RunLedger = job["run"]
+    board = job["board"]
+    context = ray.train.get_context()
+    world = World(rank=context.get_world_rank(), size=context.get_world_size())
+    torch.set_num_threads(job["threads"])
+    if run.failures():
+        return
+
+    def report(progress: Progress) -> None:
+        board.post.remote(
+            spec.run_id,
+            {
+                "state": "training",
+                "step": progress.step,
+                "loss": progress.loss,
+                "steps_per_second": progress.steps_per_second,
+            },
+        )
+
+    watch = StopWatch(board)
+    with run_log(run, f"train-{world.rank}"):
+        log.info("worker %d of %d, pid %d on %s", world.rank, world.size, os.getpid(), socket.gethostname())
+        try:
+            pretrain(
+                language=spec.language.build(),
+                model=spec.model,
+                algorithm=spec.algorithm,
+                pretrain=spec.pretrain,
+                seed=spec.seed,
+                journal=run,
+                world=world,
+                device=ray.train.torch.get_device(),
+                on_progress=report if world.rank == 0 else None,
+                stop=watch,
+            )
+        except (OSError, StorageError):
+            log.exception("storage failed; the worker will be restarted")
+            raise
+        except Exception as error:
+            log.exception("training failed")
+            message = str(error) if isinstance(error, RaysweepError) else traceback.format_exc(limit=-3)
+            run.record_failure(message, error=type(error).__name__)
+            if world.size > 1:
+                raise  # the others wait for this worker in a collective: the group must be taken down
+        finally:
+            watch.close()
+
+
+def trainer(
+    spec: RunSpec, run: RunLedger, resources: Resources, board: Any, scratch: Path
+) -> ray.train.torch.TorchTrainer:
+    """Return the Ray Train job of one run, named by its run id.
+
+    Ray's own bookkeeping goes to a fresh folder each time: the ledger says where to resume, and a
+    bookkeeping file torn by a crash must not be able to stop a run.
+    """
+    per_worker = dict(resources.per_worker)
+    return ray.train.torch.TorchTrainer(
+        train_worker,
+        train_loop_config={
+            "spec": spec,
+            "run": run,
+            "board": board,
+            "threads": max(1, int(per_worker.get("CPU", 1))),
+        },
+        scaling_config=ray.train.ScalingConfig(
+            num_workers=resources.workers,
+            resources_per_worker=per_worker,
+            use_gpu=per_worker.get("GPU", 0) > 0,
+        ),
+        run_config=ray.train.RunConfig(
+            name=spec.run_id,
+            storage_path=str(scratch / uuid.uuid4().hex[:12]),
+            failure_config=ray.train.FailureConfig(max_failures=3),
+        ),
+    )

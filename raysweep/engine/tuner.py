@@ -1,0 +1,175 @@
+"""A sweep as a `ray.tune.Tuner`: the grid by default, any scheduler and search algorithm on request."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import tune
+from ray.tune.search.sample import Domain
+
+from raysweep.engine.board import Board
+from raysweep.engine.cluster import check_storage, concurrency, connected, per_run
+from raysweep.engine.tasks import ReferenceStore
+from raysweep.engine.trial import Services, resolve, run_trial
+from raysweep.errors import ConfigError
+from raysweep.sweep import Sweep
+from raysweep.sweep.provenance import provenance
+from raysweep.tracking import Tracker
+
+log = logging.getLogger("raysweep.tuner")
+
+#: Of the object store, the share that exact conditionals may fill.
+REFERENCE_SHARE = 0.25
+
+
+class Tracking(tune.Callback):
+    """Keeps MLflow up to date while a Tuner runs, from the ledger, in a thread of its own."""
+
+    def __init__(self, tracker: Tracker) -> None:
+        self._tracker = tracker
+
+    def setup(self, *_: Any, **__: Any) -> None:
+        self._tracker.start()
+
+    def on_experiment_end(self, trials: list[Any], **_: Any) -> None:
+        self._tracker.close()
+
+
+def services(sweep: Sweep) -> Services:
+    """Start the actors that the trials of a sweep share; needs a connected Ray."""
+    resources = ray.cluster_resources()
+    limit = int(REFERENCE_SHARE * resources.get("object_store_memory", 1e9))
+    scratch = sweep.directory / "scratch" / uuid.uuid4().hex[:12]
+    scratch.mkdir(parents=True, exist_ok=True)
+    return Services(
+        board=Board.remote(),
+        references=ReferenceStore.remote(limit),
+        window=max(2, 2 * int(resources.get("CPU", 1))),
+        scratch=scratch,
+    )
+
+
+def _check_space(sweep: Sweep, space: Mapping[str, Any]) -> None:
+    """Resolve one sample of the space, so that a wrong path or value is said before anything starts."""
+    grids = {key: value["grid_search"] for key, value in space.items() if _is_grid(value)}
+    base = {
+        key: value.sample() if isinstance(value, Domain) else value
+        for key, value in space.items()
+        if key not in grids
+    }
+    base |= {key: values[0] for key, values in grids.items() if values}
+    resolve(sweep, base)
+    for key, values in grids.items():
+        if not values:
+            raise ConfigError(f"param_space: '{key}' has an empty grid; give it at least one value")
+        if key != "run":
+            for value in values[1:]:
+                resolve(sweep, {**base, key: value})
+
+
+def _is_grid(value: Any) -> bool:
+    return isinstance(value, dict) and set(value) == {"grid_search"}
+
+
+def build(
+    sweep: Sweep,
+    shared: Services,
+    *,
+    runs: Sequence[str] | None = None,
+    scheduler: Any = None,
+    search_alg: Any = None,
+    param_space: Mapping[str, Any] | None = None,
+    num_samples: int = 1,
+    max_concurrent: int | None = None,
+    callbacks: Sequence[Any] = (),
+    metric: str | None = None,
+    mode: str | None = None,
+) -> tune.Tuner:
+    """Return the Tuner over `runs` (run ids; all of the sweep by default) or over `param_space`."""
+    space: dict[str, Any]
+    if param_space is None:
+        space = {"run": tune.grid_search(list(runs) if runs is not None else [r.run_id for r in sweep.runs])}
+    else:
+        space = dict(param_space)
+        _check_space(sweep, space)
+    # A trial that takes no CPU leaves all of them to the workers; Tune refuses a bundle of nothing, so it
+    # takes one byte of memory.
+    trainable = tune.with_resources(
+        tune.with_parameters(run_trial, sweep=sweep, services=shared), {"CPU": 0, "memory": 1}
+    )
+    return tune.Tuner(
+        trainable,
+        param_space=space,
+        tune_config=tune.TuneConfig(
+            scheduler=scheduler,
+            search_alg=search_alg,
+            num_samples=num_samples,
+            max_concurrent_trials=max_concurrent,
+            metric=metric,
+            mode=mode,
+            reuse_actors=True,
+        ),
+        run_config=tune.RunConfig(
+            name="tune",
+            storage_path=str(shared.scratch),
+            failure_config=tune.FailureConfig(max_failures=3),
+            callbacks=list(callbacks),
+            verbose=0,
+        ),
+    )
+
+
+def tuner(
+    sweep: Sweep,
+    *,
+    scheduler: Any = None,
+    search_alg: Any = None,
+    param_space: Mapping[str, Any] | None = None,
+    num_samples: int = 1,
+    metric: str | None = None,
+    mode: str | None = None,
+    callbacks: Sequence[Any] = (),
+    address: str | None = None,
+) -> tune.Tuner:
+    """Return a real `ray.tune.Tuner` over a sweep; call `.fit()` on it.
+
+    Every milestone is one report to Tune: `step` (the training step, to be used as a scheduler's
+    `time_attr`), `run_id`, and every metric of the evaluations (`excess_loss`, `trace`, `probe/A`, ...).
+
+    `param_space` maps dotted paths of the sweep file to values, `tune.grid_search` or search domains
+    (`{"algorithm.lr": tune.loguniform(1e-4, 1e-2)}`), laid over the sweep's base; the default is the
+    sweep's own grid.  Runs done before, in this or any other way, are not trained again.
+
+    Connects to Ray (as `raysweep.launch` does) if the caller has not, and then leaves it connected:
+    `ray.shutdown()` when done.  Raises `ConfigError` where the space does not fit the sweep.
+    """
+    connection = connected(address)
+    cluster = connection.__enter__()  # left open on purpose: the Tuner runs after this returns
+    check_storage(sweep.directory)
+    cap = concurrency(sweep.resources.max_concurrent, per_run(sweep.resources), cluster)
+    return build(
+        sweep,
+        services(sweep),
+        scheduler=scheduler,
+        search_alg=search_alg,
+        param_space=param_space,
+        num_samples=num_samples,
+        max_concurrent=cap,
+        callbacks=[Tracking(Tracker(sweep, commit=provenance()["git_commit"])), *callbacks],
+        metric=metric,
+        mode=mode,
+    )
+
+
+def remove_scratch(shared: Services) -> None:
+    """Delete what Ray wrote for itself; nothing in it is needed again."""
+    shutil.rmtree(shared.scratch, ignore_errors=True)
+    parent = Path(shared.scratch).parent
+    if parent.is_dir() and not any(parent.iterdir()):
+        parent.rmdir()

@@ -1,0 +1,39 @@
+"""A language by itself: that of a sweep file, or of a file that holds nothing else."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from raysweep import registry
+from raysweep.errors import RaysweepError
+from raysweep.languages.base import Language, LanguageConfig
+from raysweep.sweep.check import Checker
+from raysweep.sweep.config import LanguageCache
+from raysweep.sweep.document import Mark, Problems, merge, nest, parse_override, read_file
+from raysweep.sweep.grid import Point
+
+
+def load_language(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Language:
+    """Build the base language of a sweep file, or of a YAML file that is one language (`kind: hmm`, ...).
+
+    `overrides` are `a.b=c` on the file's own fields.  Raises `ConfigError` with one line
+    `file:line:column: field: message` for everything that is wrong.
+    """
+    problems = Problems()
+    root = read_file(Path(path), problems)
+    for text in overrides:
+        parsed = parse_override(text, problems)
+        if parsed is not None:
+            root = merge(root, nest(*parsed, Mark(f"--set {text}", folder=Path.cwd())))
+    alone = root.get("kind") is not None
+    node = root if alone else root.get("language")
+    mark = root.mark if alone else root.keys.get("language", root.mark)
+    point = Point(sections={} if node is None else {"language": node}, marks={"language": mark}, axes={})
+    config: LanguageConfig = Checker(problems, LanguageCache()).section("language", registry.languages, point)
+    problems.raise_any()
+    try:
+        return config.build()
+    except RaysweepError as error:
+        raise type(error)(f"{mark}: language: {error}") from error

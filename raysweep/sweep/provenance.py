@@ -1,0 +1,71 @@
+"""Where results come from: recorded beside them, never part of their identity."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import raysweep
+from raysweep.sweep.storage import write_atomic
+
+PACKAGES = ("raysweep", "torch", "numpy", "ray", "mlflow", "transformers", "pydantic")
+
+
+def _git(*arguments: str) -> str | None:
+    """Return what git says of this package's checkout, None where it is none or git is absent."""
+    try:
+        answer = subprocess.run(
+            ["git", "-C", str(Path(raysweep.__file__).parent), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def provenance() -> dict[str, Any]:
+    """Return commit and dirty flag of this checkout, versions, command line, host and time (unix seconds)."""
+    commit = _git("rev-parse", "HEAD")
+    return {
+        "time": time.time(),
+        "argv": sys.argv,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "cpus": os.cpu_count(),
+        "git_commit": commit,
+        "git_dirty": None if commit is None else bool(_git("status", "--porcelain")),
+        "versions": {package: _version(package) for package in PACKAGES},
+    }
+
+
+def save_launch(directory: Path, facts: Mapping[str, Any]) -> None:
+    """Keep the provenance of one launch in the sweep's folder."""
+    name = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime(facts['time']))}-{facts['pid']}.json"
+    write_atomic(directory / "launches" / name, (json.dumps(facts, indent=1) + "\n").encode())
+
+
+def last_launch(directory: Path) -> dict[str, Any] | None:
+    """Return the provenance of the latest launch, None where there was none."""
+    found = sorted((directory / "launches").glob("*.json"))
+    return json.loads(found[-1].read_bytes()) if found else None

@@ -1,0 +1,79 @@
+"""A launched sweep, found again by its name: what was launched last is kept beside its results."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from raysweep.errors import ConfigError, DataError
+from raysweep.sweep.config import Resources, RunSpec, Sweep
+from raysweep.sweep.storage import write_atomic
+
+STORED = "sweep.json"
+
+
+def save_sweep(sweep: Sweep) -> None:
+    """Keep the sweep as it is launched now, so that its name alone finds it."""
+    content = {
+        "name": sweep.name,
+        "description": sweep.description,
+        "path": str(Path(sweep.path).resolve()),
+        "runs": [spec.encode() for spec in sweep.runs],
+        "resources": sweep.resources.encode(),
+        "tracking_uri": sweep.tracking_uri,
+        "axes": list(sweep.axes),
+        "config": sweep.config,
+        "points": sweep.points,
+    }
+    write_atomic(sweep.directory / STORED, (json.dumps(content, indent=1) + "\n").encode())
+
+
+def load_stored(directory: Path, *, tracking_uri: str | None = None) -> Sweep:
+    """Return the sweep that was last launched in a folder.
+
+    It has its runs, so it can be looked at and reported; it has no file's base, so it cannot be varied.
+    Raises `DataError` where the folder holds no sweep or a damaged one.
+    """
+    path = directory / STORED
+    try:
+        content = json.loads(path.read_bytes())
+        return Sweep(
+            name=content["name"],
+            description=content["description"],
+            path=Path(content["path"]),
+            runs=tuple(RunSpec.decode(item) for item in content["runs"]),
+            resources=Resources.decode(content["resources"]),
+            storage=directory.resolve().parent,
+            tracking_uri=tracking_uri or content["tracking_uri"],
+            axes=tuple(content["axes"]),
+            config=content["config"],
+            points=content["points"],
+        )
+    except FileNotFoundError:
+        raise DataError(f"{directory}: no sweep has been launched here (there is no {STORED})") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path}: damaged ({error}); launch the sweep file again to renew it") from error
+
+
+def stored_names(storage: Path) -> list[str]:
+    """Return the names of all sweeps that have been launched into a storage folder."""
+    return sorted(path.parent.name for path in storage.glob(f"*/{STORED}"))
+
+
+def select(sweep: Sweep, only: Sequence[str] | None) -> Sweep:
+    """Return the sweep with the runs whose id matches one of the patterns (`*` and `?`); all without any.
+
+    Raises `ConfigError` where nothing matches.
+    """
+    if not only:
+        return sweep
+    runs = tuple(run for run in sweep.runs if any(fnmatch.fnmatch(run.run_id, p) for p in only))
+    if not runs:
+        raise ConfigError(
+            f"--only {' '.join(only)}: matches none of the {len(sweep.runs)} runs; "
+            f"`raysweep plan` lists them (e.g. '{sweep.runs[0].run_id}')"
+        )
+    return replace(sweep, runs=runs)

@@ -1,0 +1,28 @@
+"""Seconds a step of runs that nobody has timed yet, from a few steps done here and now."""
+
+from __future__ import annotations
+
+from raysweep.sweep.config import Sweep
+from raysweep.sweep.identity import canonical
+from raysweep.training.timing import step_seconds
+
+
+def measure(sweep: Sweep, *, steps: int = 5) -> dict[str, float]:
+    """Return run id -> seconds a step for every run that trains and has no record yet.
+
+    Runs with the same language, model, algorithm and batch are timed once, on this machine's processor.
+    """
+    ledger = sweep.ledger()
+    timed: dict[str, float] = {}
+    found: dict[str, float] = {}
+    for spec in sweep.runs:
+        if not spec.trains or ledger.open(spec.run_id).record_names():
+            continue
+        parts = (spec.language, spec.model, spec.algorithm)
+        key = canonical([*(part.encode() for part in parts), spec.pretrain.batch_size, spec.pretrain.mask])
+        if key not in timed:
+            timed[key] = step_seconds(
+                sweep.language(spec), spec.model, spec.algorithm, spec.pretrain, steps=steps
+            )
+        found[spec.run_id] = timed[key]
+    return found

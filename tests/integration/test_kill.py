@@ -1,0 +1,116 @@
+"""Kill anything at any time, launch again: the result is the same."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from .conftest import changed, table, write
+from .test_launch import points
+
+pytestmark = pytest.mark.ray
+
+Run = Callable[..., tuple[int, str, str]]
+
+#: Long enough to be killed in the middle, with rolling checkpoints to resume from.
+SWEEP = changed(
+    pretrain={"steps": 1500, "batch_size": 64, "milestones": [300, 1500], "checkpoint_every": 200},
+    axes={"seed": [0]},
+)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("uninterrupted")
+
+
+@pytest.fixture
+def expected(uninterrupted: Path, raysweep: Run) -> pd.DataFrame:
+    """The tidy table of a launch that nobody disturbed."""
+    file = write(uninterrupted / "tiny.yaml", SWEEP)
+    code, out, err = raysweep("launch", file, "--storage", uninterrupted)
+    assert code == 0, out + err
+    return table(raysweep, file, uninterrupted)
+
+
+def wait_for(condition: Callable[[], bool], process, seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, "".join(process.communicate())
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def records(storage: Path) -> int:
+    return len(list((storage / "tiny" / "runs").glob("*/records/*.json")))
+
+
+def same_points(storage: Path, reference: Path) -> None:
+    """MLflow holds each point once, with the values of the uninterrupted launch."""
+    mine, theirs = points(storage), points(reference)
+    assert not mine.duplicated(["run_id", "key", "step"]).any()
+    order = ["run_id", "key", "step"]
+    columns = [*order, "value"]
+    pd.testing.assert_frame_equal(
+        mine[columns].sort_values(order, ignore_index=True),
+        theirs[columns].sort_values(order, ignore_index=True),
+    )
+
+
+@pytest.mark.parametrize("moment", range(2))
+def test_driver_killed_then_launched_again(
+    command: Callable, raysweep: Run, expected: pd.DataFrame, uninterrupted: Path, tmp_path: Path, moment: int
+) -> None:
+    storage = tmp_path / "results"
+    file = write(tmp_path / "tiny.yaml", SWEEP)
+    driver = command("launch", file, "--storage", storage)
+    # A random moment after the first (or third) record: within training, evaluation or writing.
+    wait_for(lambda: records(storage) > 2 * moment, driver)
+    time.sleep(random.Random().uniform(0, 1.5))
+    os.kill(driver.pid, signal.SIGKILL)
+    driver.wait()
+    code, out, err = raysweep("launch", file, "--storage", storage)
+    assert code == 0, out + err
+    pd.testing.assert_frame_equal(table(raysweep, file, storage), expected)
+    same_points(storage, uninterrupted)
+
+
+def test_training_worker_killed(
+    command: Callable, raysweep: Run, expected: pd.DataFrame, uninterrupted: Path, tmp_path: Path
+) -> None:
+    storage = tmp_path / "results"
+    file = write(tmp_path / "tiny.yaml", SWEEP)
+    driver = command("launch", file, "--storage", storage)
+    wait_for(lambda: records(storage) > 0, driver)
+    [log] = (storage / "tiny" / "runs").glob("*/logs/train-0.log")
+    worker = int(re.findall(r"pid (\d+)", log.read_text())[-1])
+    os.kill(worker, signal.SIGKILL)
+    out, err = driver.communicate(timeout=300)
+    assert driver.returncode == 0, out + err
+    assert len(re.findall(r"pid (\d+)", log.read_text())) == 2
+    pd.testing.assert_frame_equal(table(raysweep, file, storage), expected)
+    same_points(storage, uninterrupted)
+
+
+def test_interrupted_then_launched_again(
+    command: Callable, raysweep: Run, expected: pd.DataFrame, tmp_path: Path
+) -> None:
+    storage = tmp_path / "results"
+    file = write(tmp_path / "tiny.yaml", SWEEP)
+    driver = command("launch", file, "--storage", storage)
+    wait_for(lambda: records(storage) > 0, driver)
+    driver.send_signal(signal.SIGINT)
+    out, err = driver.communicate(timeout=120)
+    assert driver.returncode == 130, out + err
+    assert "same command goes on" in err
+    code, out, err = raysweep("launch", file, "--storage", storage)
+    assert code == 0, out + err
+    pd.testing.assert_frame_equal(table(raysweep, file, storage), expected)
