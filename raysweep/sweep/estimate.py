@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from raysweep.sweep.config import RunSpec, Sweep
 from raysweep.sweep.identity import canonical
-from raysweep.sweep.ledger import Ledger
 from raysweep.sweep.state import RunState
 
 _BYTES_PER_PARAMETER = 12
@@ -34,7 +33,6 @@ class History:
     def __init__(
         self,
         sweep: Sweep,
-        ledger: Ledger,
         states: Mapping[str, RunState],
         step_seconds: Mapping[str, float],
     ) -> None:
@@ -50,14 +48,13 @@ class History:
             state = states.get(spec.run_id)
             if state is None:
                 continue
-            record = state.checkpoint
-            if record is not None and record.step:
-                seconds = record.train_seconds / record.step
-                own[spec.run_id] = seconds
-                alike.setdefault(self._like(spec), []).append(seconds)
-                sizes.setdefault(self._model(spec), []).append(sum(f.size for f in record.files.values()))
-            for done in state.opened:
-                evaluations.setdefault((self._model(spec), done.kind), []).append(done.seconds)
+            if state.step_seconds is not None:
+                own[spec.run_id] = state.step_seconds
+                alike.setdefault(self._like(spec), []).append(state.step_seconds)
+            if state.checkpoint_bytes is not None:
+                sizes.setdefault(self._model(spec), []).append(state.checkpoint_bytes)
+            for kind, seconds in state.evaluation_seconds:
+                evaluations.setdefault((self._model(spec), kind), []).append(seconds)
         self.own = own
         self.alike = {key: statistics.fmean(values) for key, values in alike.items()}
         self.sizes = {key: statistics.fmean(values) for key, values in sizes.items()}

@@ -194,7 +194,7 @@ def make_plan(
     Raises `IdentityError` where a run's folder belongs to another configuration.
     """
     states = read_states(ledger, sweep.runs, verify=verify)
-    history = History(sweep, ledger, states, step_seconds or {})
+    history = History(sweep, states, step_seconds or {})
     keyed: dict[tuple[str, ...], dict[str, str]] = {}
     runs = []
     for spec in sweep.runs:

@@ -8,9 +8,7 @@ records/failure-001.json                               the run cannot go on (ret
 from __future__ import annotations
 
 import json
-import math
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -83,7 +81,6 @@ def parse_name(name: str) -> RecordName | None:
     >>> parse_name("evaluation-00000500-trace-0123456789.json")
     RecordName(type='evaluation', step=500, kind='trace', head='0123456789')
     """
-    # Plain slicing for the common names: a plan reads hundreds of thousands of them.
     match = _NAME.match(name)
     if match is None:
         return None
@@ -110,14 +107,3 @@ def evaluation_name(step: int, kind: str, identity: str) -> str:
 def encode(record: BaseModel) -> bytes:
     """Return the bytes of a record; numbers that are not finite survive (pydantic would write null)."""
     return (json.dumps(record.model_dump(mode="python"), indent=1) + "\n").encode()
-
-
-def finite(value: float | None) -> bool:
-    """Return whether a number is there and finite."""
-    return value is not None and math.isfinite(value)
-
-
-def plain(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of plain data with every tuple a list, as JSON would return it."""
-    copied: dict[str, Any] = json.loads(json.dumps(data))
-    return copied

@@ -1,11 +1,17 @@
-"""What the ledger knows of many runs at once, read with one directory listing a run where it can be."""
+"""What the ledger knows of many runs at once.
+
+Ten thousand runs have tens of thousands of records, so a survey lists each folder once and looks at each
+record as plain JSON; only one that does not look right goes through the ledger's own reader, which
+quarantines what is damaged.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-
-from pydantic import BaseModel
+from typing import Any
 
 from raysweep.sweep.config import RunSpec
 from raysweep.sweep.ledger import Ledger, RunLedger
@@ -25,9 +31,11 @@ class RunState:
     evaluated: set[tuple[int, str]] = field(default_factory=set)
     #: Message of the last failure that nobody asked to retry.
     failure: str | None = None
-    #: Newest checkpoint's record and the evaluations' records, where they were opened.
-    checkpoint: CheckpointRecord | None = None
-    opened: list[EvaluationRecord] = field(default_factory=list)
+    #: Seconds a training step took, and bytes of the newest checkpoint, where there is one.
+    step_seconds: float | None = None
+    checkpoint_bytes: int | None = None
+    #: (kind, seconds) of evaluations that were opened.
+    evaluation_seconds: list[tuple[str, float]] = field(default_factory=list)
 
 
 def read_states(ledger: Ledger, specs: Iterable[RunSpec], *, verify: bool) -> dict[str, RunState]:
@@ -38,43 +46,83 @@ def read_states(ledger: Ledger, specs: Iterable[RunSpec], *, verify: bool) -> di
     present = set(ledger.run_ids())
     states = {}
     for spec in specs:
-        if spec.run_id in present:
+        if spec.run_id not in present:
+            continue
+        run = ledger.open(spec.run_id)
+        stored = _plain(f"{run.directory}/run.json")
+        if stored is None or stored.get("identity") != spec.training_identity:
             ledger.check(spec)
-            states[spec.run_id] = _read(ledger.open(spec.run_id), verify)
+        states[spec.run_id] = _read(run, verify)
     return states
 
 
-_CLASSES: dict[str, type[BaseModel]] = {"checkpoint": CheckpointRecord, "evaluation": EvaluationRecord}
+def _plain(path: str) -> dict[str, Any] | None:
+    """Return the mapping in a JSON file, or None where it holds none."""
+    try:
+        with open(path, "rb") as file:
+            data = json.loads(file.read())
+    except (OSError, ValueError):
+        return None
+    return data if isinstance(data, dict) else None
 
 
 def _read(run: RunLedger, verify: bool) -> RunState:
     state = RunState()
     found = run.record_names()
-    failures = [name for name, parsed in found if parsed.type == "failure"]
+    records = os.path.join(run.directory, "records")
     newest = max((p.step for _, p in found if p.type == "checkpoint"), default=-1)
+    failure = None
     for name, parsed in found:
-        if parsed.type not in _CLASSES:
-            continue
-        if verify or (parsed.type == "checkpoint" and parsed.step == newest):
-            record = run.read(name, _CLASSES[parsed.type])
-            if record is None:
+        if parsed.type == "checkpoint":
+            latest = parsed.step == newest
+            if (verify or latest) and not _checkpoint(state, run, f"{records}/{name}", parsed, latest):
                 continue
-            if isinstance(record, CheckpointRecord):
-                state.checkpoint = record
-            elif isinstance(record, EvaluationRecord):
-                state.opened.append(record)
-        _note(state, parsed)
-    if failures:
-        record = run.read(failures[-1], FailureRecord)
-        state.failure = record.message if isinstance(record, FailureRecord) else None
+            state.recorded.add(parsed.step)
+        elif parsed.type == "evaluation":
+            if verify and not _evaluation(state, run, f"{records}/{name}", parsed):
+                continue
+            state.evaluations.add((parsed.step, parsed.kind, parsed.head))
+            state.evaluated.add((parsed.step, parsed.kind))
+        elif parsed.type == "failure":
+            failure = name
+    if failure is not None:
+        record = run.read(failure, FailureRecord)
+        state.failure = record.message if record is not None else None
     if state.recorded:
         state.usable = state.recorded & run.steps_on_disk()
     return state
 
 
-def _note(state: RunState, parsed: RecordName) -> None:
-    if parsed.type == "checkpoint":
-        state.recorded.add(parsed.step)
-    else:
-        state.evaluations.add((parsed.step, parsed.kind, parsed.head))
-        state.evaluated.add((parsed.step, parsed.kind))
+def _checkpoint(state: RunState, run: RunLedger, path: str, parsed: RecordName, newest: bool) -> bool:
+    """Return whether a checkpoint's record is whole; of the newest, note what it cost."""
+    data = _plain(path)
+    try:
+        if data is None or data["step"] != parsed.step:
+            raise KeyError("step")
+        seconds, size = float(data["train_seconds"]), sum(f["size"] for f in data["files"].values())
+    except (KeyError, TypeError, AttributeError, ValueError):
+        record = run.read(os.path.basename(path), CheckpointRecord)
+        if record is None or record.step != parsed.step:
+            return False
+        seconds, size = record.train_seconds, sum(f.size for f in record.files.values())
+    if newest and parsed.step:
+        state.step_seconds, state.checkpoint_bytes = seconds / parsed.step, size
+    return True
+
+
+def _evaluation(state: RunState, run: RunLedger, path: str, parsed: RecordName) -> bool:
+    """Return whether an evaluation's record is whole and is what its name says; note what it cost."""
+    data = _plain(path)
+    try:
+        if data is None or not data["metrics"][0]["name"]:
+            raise KeyError("metrics")
+        step, kind, identity, seconds = data["step"], data["kind"], data["identity"], float(data["seconds"])
+    except (KeyError, IndexError, TypeError, ValueError):
+        record = run.read(os.path.basename(path), EvaluationRecord)
+        if record is None:
+            return False
+        step, kind, identity, seconds = record.step, record.kind, record.identity, record.seconds
+    if (step, kind) != (parsed.step, parsed.kind) or not str(identity).startswith(parsed.head):
+        return False
+    state.evaluation_seconds.append((kind, seconds))
+    return True
