@@ -28,7 +28,8 @@ class PretrainConfig(Config):
     @field_validator("milestones", mode="before")
     @classmethod
     def _none_is_the_default(cls, value: object) -> object:
-        return () if value is None else value
+        # Behind a "before" validator even JSON's lists are held to be Python's.
+        return tuple(value or ()) if isinstance(value, list | None) else value
 
     @field_validator("milestones")
     @classmethod

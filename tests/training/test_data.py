@@ -1,0 +1,129 @@
+"""Batches: what step s trains on, for any number of workers and from any step on."""
+
+from collections import Counter
+from types import ModuleType
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from raysweep import seeding
+from raysweep.training import PretrainConfig, World
+from raysweep.training import data as batching
+from raysweep.training.data import batches, one_position, some_positions
+
+
+def drawn(fakes: ModuleType, mask: str | float, *, first: int = 1, last: int = 9, world: World | None = None):
+    config = PretrainConfig(steps=100, batch_size=5, mask=mask)
+    return list(batches(fakes.Walk(), config, seed=3, first=first, last=last, world=world))
+
+
+@pytest.mark.parametrize("mask", ["one", 0.5])
+def test_step_s_trains_on_its_own_sentences(fakes: ModuleType, mask) -> None:
+    language = fakes.Walk()
+    for step, batch in enumerate(drawn(fakes, mask), start=1):
+        ids = language.sample(5, seed=seeding.derive(3, "train"), start=(step - 1) * 5)
+        hidden = batch.ids == language.mask_id
+        assert torch.equal(batch.ids[~hidden], ids[~hidden])
+        assert not bool((ids[hidden] == language.pad_id).any())
+        at = batch.index + torch.arange(5) * 6 if batch.single else batch.index
+        assert torch.equal(hidden.flatten().nonzero()[:, 0], at)
+        assert torch.equal(ids.flatten()[at], batch.targets)
+        assert batch.count == len(batch.targets)
+
+
+@pytest.mark.parametrize("mask", ["one", 0.5])
+@pytest.mark.parametrize("chunk", [1, 11, 16384])
+def test_batches_depend_on_neither_chunks_nor_the_first_step(
+    fakes: ModuleType, mask, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = drawn(fakes, mask)
+    monkeypatch.setattr(batching, "CHUNK_SENTENCES", chunk)
+    for expected, found in zip(whole[3:], drawn(fakes, mask, first=4), strict=True):
+        assert torch.equal(expected.ids, found.ids)
+        assert torch.equal(expected.index, found.index)
+        assert torch.equal(expected.targets, found.targets)
+
+
+@pytest.mark.parametrize("mask", ["one", 0.5])
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_workers_share_a_batch(fakes: ModuleType, mask, size: int) -> None:
+    shares = [drawn(fakes, mask, world=World(rank, size)) for rank in range(size)]
+    for whole, *parts in zip(drawn(fakes, mask), *shares, strict=True):
+        assert torch.equal(torch.cat([p.ids for p in parts]), whole.ids)
+        assert torch.equal(torch.cat([p.targets for p in parts]), whole.targets)
+        assert {p.count for p in parts} == {whole.count}
+        for part in parts:
+            if not part.single:
+                at = (part.ids == fakes.Walk().mask_id).flatten().nonzero()[:, 0]
+                assert torch.equal(part.index, at)
+
+
+def test_one_position_is_uniform() -> None:
+    n, length = 60_000, 6
+    positions = one_position(torch.full((n,), length), seed=1, sentences=torch.arange(n))
+    counts = Counter(positions.tolist())
+    assert set(counts) == set(range(length))
+    # Binomial standard deviation of a count; five of them.
+    bound = 5 * (n / length * (1 - 1 / length)) ** 0.5
+    assert all(abs(count - n / length) < bound for count in counts.values())
+
+
+@pytest.mark.parametrize(("rate", "expected"), [(0.15, [1, 1, 1, 1, 1, 1]), (0.5, [1, 1, 2, 2, 2, 3])])
+def test_a_rate_marks_a_rounded_number_of_words_uniformly(rate: float, expected: list[int]) -> None:
+    n, width = 12_000, 6
+    lengths = torch.arange(n) % width + 1
+    marked = some_positions(lengths, width, rate, seed=1, sentences=torch.arange(n))
+    for length, count in enumerate(expected, start=1):
+        rows = marked[lengths == length]
+        assert bool((rows.sum(dim=1) == count).all())
+        assert not bool(rows[:, length:].any())
+        share = rows[:, :length].double().mean(dim=0)
+        p = count / length
+        assert bool(((share - p).abs() < 5 * (p * (1 - p) / len(rows)) ** 0.5 + 1e-12).all())
+
+
+def test_masks_belong_to_sentences(fakes: ModuleType) -> None:
+    lengths = torch.full((50,), 6)
+    at = torch.arange(50)
+    whole = some_positions(lengths, 6, 0.4, seed=1, sentences=at)
+    assert torch.equal(some_positions(lengths[7:9], 6, 0.4, seed=1, sentences=at[7:9]), whole[7:9])
+    assert not torch.equal(some_positions(lengths, 6, 0.4, seed=2, sentences=at), whole)
+
+
+GOOD = {"steps": 100, "batch_size": 4}
+
+
+def test_milestones_default_to_the_last_step() -> None:
+    assert PretrainConfig.decode(GOOD).milestones == (100,)
+    assert PretrainConfig.decode({**GOOD, "milestones": None}).milestones == (100,)
+    assert PretrainConfig.decode({**GOOD, "milestones": [10, 100]}).milestones == (10, 100)
+    decoded = PretrainConfig.decode({**GOOD, "mask": 0.15})
+    assert PretrainConfig.decode(decoded.encode()) == decoded
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("milestones", [10, 200], "200 lies past the last step, 100; drop it, or raise steps to 200"),
+        ("milestones", [10, 50], r"nothing would be kept of the training after step 50; end with 100"),
+        ("milestones", [50, 10, 100], "must be positive and ascending"),
+        ("milestones", [50, 50, 100], "must be positive and ascending"),
+        ("milestones", [0, 100], "must be positive and ascending"),
+        ("milestones", ["10", 100], "valid integer"),
+        ("milestones", 100, "valid array"),
+        ("mask", 0.0, "0.0 is neither 'one' nor a rate between 0 and 1"),
+        ("mask", 1.5, "1.5 is neither"),
+        ("mask", "two", "'two' is neither"),
+        ("mask", True, "True is neither"),
+        ("steps", 0, "greater than 0"),
+        ("batch_size", -3, "greater than 0"),
+        ("checkpoint_every", 0, "greater than 0"),
+        ("step", 7, "Extra inputs"),
+    ],
+)
+def test_a_wrong_value_is_one_error_at_its_field(field: str, value: object, message: str) -> None:
+    with pytest.raises(ValidationError, match=message) as caught:
+        PretrainConfig.decode({**GOOD, field: value})
+    assert [error["loc"][0] for error in caught.value.errors()] == [field]
+    assert len(caught.value.errors()) == 1
