@@ -1,0 +1,175 @@
+"""The tracker on a real ledger and a real store: what is recorded appears, whoever recorded it."""
+
+from __future__ import annotations
+
+import pickle
+import sqlite3
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from raysweep.evaluation.base import Metric
+from raysweep.sweep import RunLedger, RunSpec, Sweep, load_sweep
+from raysweep.tracking import Tracker, comparison_link, serve_command
+from raysweep.tracking.tracker import flatten
+from raysweep.training import CheckpointRecord, CurvePoint
+
+FILE = """\
+name: tiny
+language: {kind: hmm, states: 4, vocabulary: 6, length: 4, blocks: 2, tasks: [2]}
+model: {kind: encoder, shape: 16/1/1/32}
+algorithm: {kind: adamw, lr: 1e-3}
+pretrain: {steps: 100, batch_size: 8, milestones: [50, 100]}
+evaluate: {excess_loss: {sentences: 64}}
+axes:
+  seed: [0, 1]
+"""
+
+
+@pytest.fixture
+def sweep(tmp_path: Path, make_store: Callable[[Path], None]) -> Sweep:
+    file = tmp_path / "tiny.yaml"
+    file.write_text(FILE)
+    sweep = load_sweep(str(file), (), storage=tmp_path / "results")
+    make_store(sweep.directory)
+    return sweep
+
+
+def record(run: RunLedger, spec: RunSpec, step: int, value: float = 0.5) -> None:
+    """What training and evaluation leave of one milestone."""
+    run.checkpoint_directory(step).mkdir(parents=True, exist_ok=True)
+    curve = tuple(
+        CurvePoint(step=s, loss=1.0 / s, time_ms=1_000_000 + s) for s in range(step - 40, step + 1, 10)
+    )
+    run.commit(
+        CheckpointRecord(
+            step=step, milestone=True, files={}, curve=curve, time=1000.0 + step, train_seconds=1.0
+        )
+    )
+    metric = Metric(name="excess_loss", value=value, standard_error=0.1, n=64, unit="nats")
+    for evaluation in spec.evaluations.values():
+        run.record_evaluation(step, evaluation, [metric], seconds=1.0)
+
+
+def rows(sweep: Sweep, query: str) -> list[tuple]:
+    with sqlite3.connect(sweep.directory / "mlflow.db") as database:
+        return database.execute(query).fetchall()
+
+
+def states(sweep: Sweep) -> dict[str, str]:
+    return dict(
+        rows(
+            sweep,
+            "select t.value, r.status from runs r join tags t using (run_uuid)"
+            " where t.key in ('raysweep.run_id', 'raysweep.sweep') and r.lifecycle_stage = 'active'",
+        )
+    )
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_records_appear_while_the_sweep_runs(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raysweep.tracking.tracker.PERIOD", 0.05)
+    one, two = sweep.runs
+    tracker = Tracker(sweep, commit="abc")
+    tracker.start()
+    record(sweep.ledger().run(one), one, 50)
+    wait_for(lambda: states(sweep).get(one.run_id) == "RUNNING")
+    assert states(sweep)["tiny"] == "RUNNING"
+    record(sweep.ledger().run(one), one, 100)
+    wait_for(lambda: states(sweep)[one.run_id] == "FINISHED")
+    run = sweep.ledger().run(two)
+    record(run, two, 50)
+    run.record_failure("loss is not finite", error="RunFailedError", step=60)
+    assert tracker.close() is True
+    assert tracker.close() is True
+    assert states(sweep) == {"tiny": "FAILED", one.run_id: "FINISHED", two.run_id: "FAILED"}
+    notes = rows(sweep, "select value from tags where key = 'mlflow.note.content'")
+    assert ("RunFailedError: loss is not finite",) in notes
+    assert {value for (value,) in rows(sweep, "select value from params where key = 'seed'")} == {"0", "1"}
+
+
+def test_a_later_launch_fills_the_gap_and_writes_nothing_twice(sweep: Sweep) -> None:
+    one, two = sweep.runs
+    record(sweep.ledger().run(one), one, 50)
+    first = Tracker(sweep)
+    first.start()
+    assert first.close()
+    assert states(sweep) == {"tiny": "KILLED", one.run_id: "KILLED"}
+    for spec in (one, two):
+        for step in spec.milestones:
+            record(sweep.ledger().run(spec), spec, step)
+    for _ in range(2):
+        tracker = Tracker(sweep)
+        tracker.start()
+        assert tracker.close()
+        assert states(sweep) == {"tiny": "FINISHED", one.run_id: "FINISHED", two.run_id: "FINISHED"}
+        counts = rows(sweep, "select count(*) from metrics group by run_uuid, key, step")
+        assert counts == [(1,)] * (2 * 2 * (5 + 2))
+    assert len(rows(sweep, "select 1 from runs")) == 3
+
+
+def test_other_evaluation_settings_are_not_shown(sweep: Sweep) -> None:
+    [one, _] = sweep.runs
+    run = sweep.ledger().run(one)
+    other = one.evaluations["excess_loss"].model_copy(update={"sentences": 32})
+    run.record_evaluation(
+        50, other, [Metric(name="excess_loss", value=9.0, standard_error=None, n=32, unit="")], seconds=1
+    )
+    record(run, one, 50)
+    assert Tracker(sweep).close()
+    assert rows(sweep, "select value from metrics where key = 'excess_loss'") == [(0.5,)]
+
+
+def test_a_run_that_a_search_algorithm_made_is_shown_with_what_it_varies(sweep: Sweep) -> None:
+    tracker = Tracker(sweep)
+    tracker.start()
+    spec = sweep.variant({"algorithm.lr": 0.01})
+    record(sweep.ledger().run(spec), spec, 50)
+    assert tracker.close()
+    assert states(sweep) == {"tiny": "KILLED", spec.run_id: "KILLED"}
+    params = dict(rows(sweep, "select key, value from params"))
+    assert params == {"algorithm.lr": "0.01"}
+    # Later launches of the file itself leave it as it is.
+    assert Tracker(sweep).close()
+    assert states(sweep)[spec.run_id] == "KILLED"
+
+
+def test_a_tracker_travels_without_its_threads(sweep: Sweep) -> None:
+    tracker = Tracker(sweep, commit="abc")
+    tracker.start()
+    try:
+        again = pickle.loads(pickle.dumps(tracker))  # noqa: S301
+    finally:
+        tracker.close()
+    assert again.close()
+
+
+def test_the_link_opens_the_charts_of_the_sweep(sweep: Sweep) -> None:
+    from raysweep.errors import ConfigError
+
+    with pytest.raises(ConfigError, match="launch it first"):
+        comparison_link(sweep, "http://127.0.0.1:5000")
+    assert Tracker(sweep).close()
+    [(experiment, parent)] = rows(
+        sweep,
+        "select experiment_id, run_uuid from runs join tags using (run_uuid) where key = 'raysweep.sweep'",
+    )
+    link = comparison_link(sweep, "http://127.0.0.1:5000")
+    assert link.startswith(f"http://127.0.0.1:5000/#/experiments/{experiment}/runs?")
+    assert "compareRunsMode=CHART" in link
+    assert f"parentRunId%60%20%3D%20%27{parent}%27" in link
+    command = serve_command(sweep, 5001)
+    assert command[command.index("--host") + 1] == "127.0.0.1"
+    assert command[command.index("--backend-store-uri") + 1] == f"sqlite:///{sweep.directory / 'mlflow.db'}"
+
+
+def test_flatten_keeps_lists_whole() -> None:
+    assert flatten({"a": {"b": [1, 2], "c": {"d": None}}}) == {"a.b": [1, 2], "a.c.d": None}
