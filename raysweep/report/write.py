@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-import platform
 import shlex
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from raysweep.report.page import Content, Failure, render
+from raysweep.sweep.provenance import last_launch
 
 if TYPE_CHECKING:
     from raysweep.sweep import Sweep
@@ -25,13 +25,11 @@ def write_report(
     path: Path,
     *,
     tolerance: float = 0.02,
-    provenance: Mapping[str, str] | None = None,
 ) -> Path:
     """Write the report of a sweep as it stands, also in mid-sweep, and return its absolute path.
 
     `frame` is the sweep's tidy table; `tolerance` is the excess loss in nats up to which a checkpoint counts
-    as saturated; `provenance` (name -> text) is shown before what is known of this process.  The file is
-    there whole or not at all.  Raises `OSError` where it cannot be written.
+    as saturated.  The file is there whole or not at all.  Raises `OSError` where it cannot be written.
     """
     ledger = sweep.ledger()
     failures = []
@@ -49,7 +47,11 @@ def write_report(
         milestones={spec.run_id: spec.milestones for spec in sweep.runs},
         failures=failures,
         tolerance=tolerance,
-        provenance={"sweep file": str(sweep.path), **(provenance or {}), **surroundings()},
+        provenance={
+            "sweep file": str(sweep.path),
+            **origin(last_launch(sweep.directory)),
+            "report written": _when(time.time()),
+        },
         commands={
             "MLflow": f"raysweep ui {shlex.quote(sweep.name)}",
             "table": f"raysweep export {shlex.quote(sweep.name)} -o {shlex.quote(sweep.name)}.parquet",
@@ -66,16 +68,23 @@ def write_report(
     return path
 
 
-def surroundings() -> dict[str, str]:
-    """Return what is known of this process: versions, machine and time."""
-    versions = []
-    for package in ("raysweep", "torch", "ray", "mlflow", "numpy"):
-        try:
-            versions.append(f"{package} {version(package)}")
-        except PackageNotFoundError:
-            continue
+def origin(launch: Mapping[str, Any] | None) -> dict[str, str]:
+    """Return the provenance of a sweep's latest launch as readable text; {} where there was none.
+
+    `launch` is what `raysweep.sweep.provenance` recorded.
+    """
+    if launch is None:
+        return {}
+    commit = launch.get("git_commit") or "not a git checkout"
+    dirty = ", with uncommitted changes" if launch.get("git_dirty") else ""
+    versions = [f"{name} {number}" for name, number in launch["versions"].items() if number]
     return {
-        "versions": ", ".join([*versions, f"Python {platform.python_version()}"]),
-        "machine": f"{platform.node()}, {platform.system()} {platform.machine()}, {os.cpu_count()} CPUs",
-        "written": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "last launch": f"{_when(launch['time'])}: {shlex.join(launch['argv'])}",
+        "commit": commit + dirty,
+        "versions": ", ".join([*versions, f"Python {launch['python']}"]),
+        "machine": f"{launch['host']}, {launch['platform']}, {launch['cpus']} CPUs",
     }
+
+
+def _when(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
