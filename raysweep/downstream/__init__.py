@@ -1,1 +1,5 @@
-"""TBD"""
+"""How well a representation transfers: the linear probe."""
+
+from raysweep.downstream.probe import ProbeResult, linear_probe
+
+__all__ = ["ProbeResult", "linear_probe"]

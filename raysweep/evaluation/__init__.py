@@ -1,5 +1,6 @@
 """What is measured at a milestone: excess loss, Fisher trace, linear probe."""
 
 from raysweep.evaluation.base import Arrays, Evaluation, Metric, Subject
+from raysweep.evaluation.subject import LookupTable, ModelSubject
 
-__all__ = ["Arrays", "Evaluation", "Metric", "Subject"]
+__all__ = ["Arrays", "Evaluation", "LookupTable", "Metric", "ModelSubject", "Subject"]

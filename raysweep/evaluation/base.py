@@ -7,6 +7,7 @@ pure function of (config, subject, shard number), so shards run anywhere, in any
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Protocol
@@ -15,6 +16,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
+from raysweep.errors import RunFailedError
 from raysweep.languages.base import Language
 from raysweep.registry import Config
 
@@ -31,6 +33,28 @@ class Metric(BaseModel):
     standard_error: float | None
     n: int
     unit: str
+
+    @classmethod
+    def mean(cls, name: str, values: np.ndarray, unit: str) -> Metric:
+        """Return the mean of independent `values` [n] with its standard error, in float64.
+
+        Raises `RunFailedError` where the mean is not finite.
+        """
+        values = np.asarray(values, dtype=np.float64)
+        error = float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else None
+        return cls.number(name, float(values.mean()), unit, n=len(values), standard_error=error)
+
+    @classmethod
+    def number(
+        cls, name: str, value: float, unit: str, *, n: int, standard_error: float | None = None
+    ) -> Metric:
+        """Return a metric; raises `RunFailedError` for a value that is not finite."""
+        if not math.isfinite(value):
+            raise RunFailedError(
+                f"{name} is {value}: the model gives no finite log-probabilities or representations; "
+                "look at its training loss, and lower the learning rate"
+            )
+        return cls(name=name, value=value, standard_error=standard_error, n=n, unit=unit)
 
 
 class Subject(Protocol):
@@ -62,7 +86,7 @@ class Evaluation(Config):
     def shards(self) -> int:
         """Return the number of independent pieces of work."""
 
-    def sentences(self, language: Language, shard: int) -> Tensor:
+    def reference_ids(self, language: Language, shard: int) -> Tensor:
         """Return the sentences [n, T] whose exact conditionals `measure` wants for this shard."""
         raise TypeError(f"{self.kind} asks for no exact conditionals")
 
@@ -70,7 +94,7 @@ class Evaluation(Config):
     def measure(self, subject: Subject, shard: int, reference: np.ndarray | None = None) -> Arrays:
         """Measure one shard.
 
-        `reference` is float32 [n, T, V], `language.conditionals(self.sentences(language, shard))`, read
+        `reference` is float32 [n, T, V], `language.conditionals(self.reference_ids(language, shard))`, read
         only; it is given when `needs_reference` and computed here when None.
         """
 

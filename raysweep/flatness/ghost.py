@@ -29,10 +29,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from raysweep.errors import ConfigError
+from raysweep.errors import ConfigError, RunFailedError
 
 #: Share of the total by which a verified norm may differ from autograd's, by dtype.
-TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 5e-2}
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,8 @@ class GhostNorms:
     def verify(self, ids: Tensor, positions: Tensor) -> None:
         """Compare with autograd's own gradients on `ids` [B, T] at `positions` [B], one backward an input.
 
-        Raises `ConfigError` naming the first parameter that differs by more than `TOLERANCE` of the total.
+        Raises `ConfigError` naming the worst parameter where one differs by more than `TOLERANCE` of the
+        total, and `RunFailedError` where gradients are not finite.
         """
         logits = self.forward(ids, positions)
         # Signs that differ from class to class and row to row, so that no term vanishes by symmetry.
@@ -224,6 +225,11 @@ class GhostNorms:
             dense = torch.stack(
                 [ghost.new_zeros(()) if g is None else g.double().square().sum() for g in gradients]
             )
+            if not bool(dense.isfinite().all()):
+                raise RunFailedError(
+                    "the model's gradients are not finite, so it has no Fisher trace; "
+                    "look at its training loss, and lower the learning rate"
+                )
             gap = (dense - ghost[row]).abs() / dense.sum()
             if not bool((gap <= TOLERANCE[logits.dtype]).all()):
                 worst = int(gap.nan_to_num(nan=torch.inf).argmax())

@@ -1,0 +1,99 @@
+"""Excess loss: how far a model's conditionals are from the language's own.
+
+    loss        = E_{x,t} −log f(x_t | x_-t) = entropy + excess loss
+    entropy     = E_{x,t} H(Pr(x_t = · | x_-t))
+    excess loss = E_{x,t} KL(Pr(x_t = · | x_-t) ‖ f(x_t = · | x_-t))
+
+over sentences x of the language and one uniformly drawn masked position t each.  Because the conditionals are
+exact, the mean over the word at the masked position is taken exactly: the noise of a sampled loss is gone,
+and what is left is the spread over sentences.  All sums are in float64.
+
+Source: Liu, Xie, Li and Ma, "Same pre-training loss, better downstream", ICML 2023, section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from raysweep.evaluation.base import Arrays, Evaluation, Metric, Subject
+from raysweep.evaluation.sharding import draw_sentences, shard_count, shard_range
+from raysweep.evaluation.subject import LookupTable, normalise
+from raysweep.flatness.fisher import draw_positions
+from raysweep.languages.base import Language
+
+_BLOCK = 256  # sentences at a time, so that [block * T, V] in float64 stays within tens of MB
+
+
+class ExcessLossConfig(Evaluation):
+    """Excess loss, entropy and loss over a fixed set of sentences, the same for every run.
+
+    `positions: all` masks every position in turn and averages over each sentence; `random` masks one drawn
+    position a sentence: T times cheaper, and noisier.
+    """
+
+    kind: Literal["excess_loss"] = "excess_loss"
+    needs_reference: ClassVar[bool] = True
+
+    sentences: int = Field(default=4096, gt=0)
+    positions: Literal["all", "random"] = "all"
+    seed: int = Field(default=0, ge=0)
+    #: Sentences a shard.
+    shard_size: int = Field(default=1024, gt=0)
+
+    def shards(self) -> int:
+        return shard_count(self.sentences, self.shard_size)
+
+    def reference_ids(self, language: Language, shard: int) -> Tensor:
+        numbers = shard_range(self.sentences, self.shard_size, shard)
+        return draw_sentences(language, numbers, seed=self.seed, purpose="excess_loss")
+
+    def measure(self, subject: Subject, shard: int, reference: np.ndarray | None = None) -> Arrays:
+        """Return `entropy` and `excess_loss` [n] of the shard's sentences, float64, in nats."""
+        language = subject.language
+        ids = self.reference_ids(language, shard)
+        first = shard_range(self.sentences, self.shard_size, shard).start
+        parts = []
+        for k in range(0, len(ids), _BLOCK):
+            block = ids[k : k + _BLOCK]
+            if reference is None:
+                exact = language.conditionals(block)
+            else:
+                exact = torch.from_numpy(reference[k : k + _BLOCK].astype(np.float64))
+            parts.append(self._divergence(subject, block, exact, first + k))
+        entropy, excess = torch.cat(parts, dim=1).numpy()
+        return {"entropy": entropy, "excess_loss": excess}
+
+    def _divergence(self, subject: Subject, ids: Tensor, exact: Tensor, start: int) -> Tensor:
+        """Return mean entropy and KL over the masked positions of each sentence: [2, n]."""
+        pad_id = subject.language.pad_id
+        if self.positions == "all":
+            rows, columns = (ids != pad_id).nonzero(as_tuple=True)
+        else:
+            rows = torch.arange(len(ids))
+            columns = draw_positions(ids, pad_id, seed=self.seed, start=start)
+        log_p = normalise(exact[rows, columns])
+        # The table's answer is the exact conditional itself: there is nothing to compute a second time.
+        own = isinstance(subject, LookupTable)
+        log_q = log_p if own else subject.log_probs(ids[rows], columns).to(log_p)
+        p = log_p.exp()
+        # A word of probability zero adds nothing, whatever the model says of it.
+        terms = torch.stack([-log_p, log_p - log_q]).masked_fill(p == 0, 0.0)
+        values = (p * terms).sum(dim=-1)
+        totals = torch.zeros(2, len(ids), dtype=torch.float64).index_add_(1, rows, values)
+        return totals / rows.bincount(minlength=len(ids))
+
+    def combine(self, shards: Sequence[Mapping[str, np.ndarray]]) -> list[Metric]:
+        entropy = np.concatenate([shard["entropy"] for shard in shards])
+        excess = np.concatenate([shard["excess_loss"] for shard in shards])
+        return [
+            Metric.mean("excess_loss", excess, "nats"),
+            Metric.mean("entropy", entropy, "nats"),
+            # Of the sums, not of the parts: entropy and excess of a sentence are correlated.
+            Metric.mean("loss", entropy + excess, "nats"),
+        ]

@@ -1,0 +1,96 @@
+"""What is evaluated: a trained model, or the look-up table of the exact conditionals.
+
+The look-up table is the model without parameters that answers every masked sentence with its exact
+conditional (Liu, Xie, Li and Ma, ICML 2023, appendix A.5): its loss is the entropy, and its representation
+of a sentence is the concatenation of its conditionals, as probabilities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from raysweep.errors import ConfigError
+from raysweep.languages.base import Language
+from raysweep.models.base import MaskedLM
+
+
+class ModelSubject:
+    """A model, put into evaluation mode, with the language that it models.
+
+    Results are on the model's device.  Rows are worked off in batches of `batch` in order of their length, so
+    that few hold padding.  Raises `ConfigError` for a model of another vocabulary or of shorter sentences.
+    """
+
+    def __init__(self, language: Language, model: MaskedLM, *, batch: int = 256) -> None:
+        for field in ("vocabulary_size", "pad_id"):
+            if getattr(model, field) != getattr(language, field):
+                raise ConfigError(
+                    f"the model has {field} {getattr(model, field)}, its language "
+                    f"{getattr(language, field)}; evaluate it with the language it was trained on"
+                )
+        if model.max_length < language.max_length:
+            raise ConfigError(
+                f"the model takes {model.max_length} positions, its language has {language.max_length}; "
+                "evaluate it with the language it was trained on"
+            )
+        self.language = language
+        self.model = model.eval()
+        self.batch = batch
+
+    def _batches(self, ids: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield (row numbers [b], their ids [b, T'] cut to the longest sentence)."""
+        lengths = self.language.lengths(ids)
+        for rows in torch.split(lengths.argsort(stable=True), self.batch):
+            yield rows, ids[rows, : int(lengths[rows[-1]])]
+
+    @torch.inference_mode()
+    def log_probs(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """Return log f(x_t = word | x_-t) [B, V] in nats, float64."""
+        device = next(self.model.parameters()).device
+        ids, positions = ids.to(device), positions.to(device)
+        masked = ids.scatter(1, positions[:, None], self.language.mask_id)
+        words = self.language.vocabulary_size
+        out = torch.empty(len(ids), words, dtype=torch.float64, device=device)
+        for rows, part in self._batches(masked):
+            logits = self.model(part, positions[rows])
+            out[rows] = logits.double().log_softmax(dim=-1)[:, :words]
+        return out
+
+    @torch.inference_mode()
+    def features(self, ids: Tensor) -> Tensor:
+        """Return the concatenated hidden states [B, max_length * D], zero at padding."""
+        device = next(self.model.parameters()).device
+        ids = ids.to(device)
+        dtype = next(self.model.parameters()).dtype
+        shape = (len(ids), self.language.max_length, self.model.width)
+        out = torch.zeros(shape, dtype=dtype, device=device)
+        for rows, part in self._batches(ids):
+            padding = (part == self.language.pad_id)[:, :, None]
+            out[rows, : part.shape[1]] = self.model.encode(part).masked_fill(padding, 0.0)
+        return out.flatten(1)
+
+
+class LookupTable:
+    """The exact conditionals of a language, in the place of a model."""
+
+    def __init__(self, language: Language) -> None:
+        self.language = language
+
+    def log_probs(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """Return log Pr(x_t = word | x_-t) [B, V] in nats, float64."""
+        # One pass gives all positions of a sentence, and callers ask for many of the same sentence.
+        sentences, row = ids.unique(dim=0, return_inverse=True)
+        return normalise(self.language.conditionals(sentences)[row, positions])
+
+    def features(self, ids: Tensor) -> Tensor:
+        """Return the concatenated conditionals [B, max_length * V] as probabilities, zero at padding."""
+        exact = self.language.conditionals(ids).exp()
+        return exact.masked_fill((ids == self.language.pad_id)[:, :, None], 0.0).flatten(1)
+
+
+def normalise(log_probs: Tensor) -> Tensor:
+    """Return log-probabilities [..., V] in float64 whose sum is one beyond the precision of float32."""
+    return log_probs.double().log_softmax(dim=-1)
