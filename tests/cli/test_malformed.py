@@ -1,0 +1,123 @@
+"""Malformed input: a clear error with its place, exit code 2, and nothing is started or written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from raysweep.cli.app import run
+
+GOOD = """\
+name: bad
+language: {kind: hmm, states: 4, vocabulary: 8, length: 4, blocks: 2, tasks: [1]}
+model: {kind: encoder, shape: 16/1/1/32}
+algorithm: {kind: adamw}
+pretrain: {steps: 60, batch_size: 16, milestones: [20, 60]}
+evaluate: {excess_loss: {sentences: 64}}
+axes: {seed: [0, 1]}
+"""
+
+CASES = {
+    "unknown key": ("steps: 60", "stepz: 60", ["bad.yaml:5:", "pretrain.stepz", "did you mean 'steps'"]),
+    "wrong type": ("steps: 60", "steps: sixty", ["bad.yaml:5:", "pretrain.steps", "sixty"]),
+    "duplicate key": ("name: bad\n", "name: bad\nname: bad\n", ["bad.yaml:2:", "name"]),
+    "heads": ("16/1/1/32", "16/3/1/32", ["bad.yaml:3:", "model.shape", "3", "16"]),
+    "milestone": ("[20, 60]", "[20, 90]", ["bad.yaml:5:", "pretrain.milestones", "90", "60"]),
+    "empty axis": ("[0, 1]}", "[]}", ["bad.yaml:7:", "seed"]),
+    "unknown kind": ("kind: hmm", "kind: hnm", ["bad.yaml:2:", "language.kind", "did you mean 'hmm'"]),
+    "unknown evaluation": ("excess_loss", "exces_loss", ["bad.yaml:6:", "did you mean 'excess_loss'"]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("command", ["launch", "validate", "plan"])
+def test_sweep_files(
+    case: str,
+    command: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    good, bad, expected = CASES[case]
+    assert GOOD.count(good) == 1
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.yaml").write_text(GOOD.replace(good, bad))
+    assert run([command, "bad.yaml"]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    for text in expected:
+        assert text in printed.err
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.yaml"]
+
+
+def test_the_file_they_are_made_from_is_good(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "good.yaml"
+    file.write_text(GOOD)
+    assert run(["validate", str(file)]) == 0
+    assert "2 runs with 4 milestones" in capsys.readouterr().out
+
+
+def test_missing_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["launch", str(tmp_path / "absent.yaml")]) == 2
+    assert "absent.yaml" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("rules", "expected"),
+    [("S -> A B [0.5]\nS -> B A [0.3]\nA -> 'a' [1.0]\nB -> 'b' [1.0]\n", ["S", "0.8"]), (None, ["no file"])],
+)
+def test_grammars(
+    rules: str | None, expected: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A grammar whose rules do not sum to one, and one whose file is missing."""
+    path = tmp_path / "rules.txt"
+    if rules is not None:
+        path.write_text(rules)
+    file = tmp_path / "bad.yaml"
+    language = f"language: {{kind: pcfg, structure: file, path: {path}, max_length: 4}}"
+    file.write_text("\n".join([GOOD.splitlines()[0], language, *GOOD.splitlines()[2:]]))
+    assert run(["launch", str(file), "--storage", str(tmp_path / "results")]) == 2
+    error = capsys.readouterr().err
+    assert "bad.yaml:2:" in error
+    for text in expected:
+        assert text in error
+    assert not (tmp_path / "results").exists()
+
+
+def test_all_errors_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "bad.yaml"
+    file.write_text(GOOD.replace("steps: 60", "stepz: 60").replace("16/1/1/32", "16/3/1/32"))
+    assert run(["launch", str(file)]) == 2
+    error = capsys.readouterr().err
+    assert "bad.yaml:3:" in error
+    assert "bad.yaml:5:" in error
+
+
+def test_overrides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "good.yaml"
+    file.write_text(GOOD)
+    assert run(["validate", str(file), "--set", "pretrain.step=100"]) == 2
+    error = capsys.readouterr().err
+    assert "--set pretrain.step=100" in error
+    assert "did you mean 'steps'" in error
+
+
+def test_only_that_matches_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "good.yaml"
+    file.write_text(GOOD)
+    assert run(["plan", str(file), "--only", "nothing*"]) == 2
+    assert "matches none of the 2 runs" in capsys.readouterr().err
+
+
+def test_a_name_that_was_never_launched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["report", "ghost", "--storage", str(tmp_path)]) == 2
+    assert "no sweep of that name" in capsys.readouterr().err
+
+
+def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["launch"]) == 2
+    assert run(["lunch", "x.yaml"]) == 2
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("raysweep ")
