@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -73,6 +74,13 @@ def explain(
     grouped: dict[tuple[Key, ...], list[ErrorDetails]] = {}
     for details in error.errors(include_url=False):
         grouped.setdefault(_place(details["loc"], node, cls, details["type"]), []).append(details)
+    # A field that was misspelt is not missing as well.
+    meant = {
+        (*path[:-1], near)
+        for path, found in grouped.items()
+        if found[0]["type"] == "extra_forbidden"
+        for near in difflib.get_close_matches(str(path[-1]), cls.model_fields, n=1, cutoff=0.5)
+    }
     for path, found in grouped.items():
         first = found[0]
         name = dotted((*prefix, *path))
@@ -80,10 +88,10 @@ def explain(
         key = path[-1] if path else None
         if first["type"] == "extra_forbidden" and parent is not None and isinstance(key, str):
             known = [field for field in cls.model_fields if field != "kind"] if len(path) == 1 else []
-            hint = suggest(key, known) or (f" — known: {', '.join(sorted(known))}" if known else "")
-            problems.add(parent.keys.get(key, parent.mark), name, f"unknown field{hint}")
+            problems.add(parent.keys.get(key, parent.mark), name, unknown(key, known))
         elif first["type"] == "missing":
-            problems.add(at, name, f"missing — add '{key}: ...'")
+            if path not in meant:
+                problems.add(at, name, f"missing — add '{key}: ...'")
         else:
             target = node.find(path)
             mark = at if target is None or not path else target.mark
@@ -152,4 +160,5 @@ def _choice(value: Any, expected: str) -> str:
 
 def unknown(key: str, known: Sequence[str] | Mapping[str, Any], what: str = "field") -> str:
     """Return the sentence for a name that is not known, with the nearest or all that are."""
-    return f"unknown {what}" + (suggest(key, known) or f" — known: {', '.join(sorted(known))}")
+    listed = f" — known: {', '.join(sorted(known))}" if known else ""
+    return f"unknown {what}{suggest(key, known) or listed}"

@@ -317,7 +317,7 @@ def duration(seconds: float) -> str:
     """Return seconds for a reader.
 
     >>> [duration(s) for s in (0.4, 42, 600, 7300, 200000)]
-    ['1 s', '42 s', '10 min', '2 h 2 min', '2 d 8 h']
+    ['1 s', '42 s', '10 min', '2 h 2 min', '2 d 7 h']
     """
     whole = max(1, round(seconds))
     if whole < 100:

@@ -42,7 +42,10 @@ def tidy(ledger: Ledger, sweep: Sweep) -> pd.DataFrame:
     frame = frame.sort_values(["run_id", "step", "metric"], kind="stable", ignore_index=True)
     whole = ("seed", "parameters", "step", "n")
     real = ("value", "standard_error")
-    return frame.astype(dict.fromkeys(whole, "Int64") | dict.fromkeys(real, "float64"))
+    text = ("sweep", "run_id", "model", "algorithm", "metric", "unit")
+    # An empty table has the types of a full one.
+    kinds = dict.fromkeys(whole, "Int64") | dict.fromkeys(real, "float64") | dict.fromkeys(text, "object")
+    return frame.astype(kinds)
 
 
 def _measured(metric: Any) -> dict[str, Any]:

@@ -1,0 +1,192 @@
+"""The plan: what is done, what is not, and why."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def why(plan: Any, k: int = 0) -> dict[tuple[int, str | None], tuple[str, str]]:
+    return {(i.step, i.evaluation): (i.state, i.reason) for i in plan.runs[k].items}
+
+
+@pytest.fixture
+def sweep(load: Any) -> Any:
+    return load()
+
+
+def test_everything_is_new_at_first(sweep: Any) -> None:
+    plan = sweep.plan()
+    assert plan.counts == {"done": 0, "evaluate": 0, "resume": 0, "new": 4, "failed": 0}
+    assert not plan.finished
+    assert why(plan) == {
+        (step, kind): ("new", "no record") for step in (50, 100) for kind in (None, "counted")
+    }
+    assert (plan.runs[0].resume_step, plan.runs[0].train_to, plan.runs[0].train_steps) == (0, 100, 100)
+    assert plan.runs[0].missing == ((50, "counted"), (100, "counted"))
+    # Planning leaves no trace.
+    assert not sweep.directory.exists()
+
+
+def test_a_finished_sweep_has_nothing_to_do_and_a_new_value_only_its_own_runs(
+    load: Any, sweep: Any, make: Any
+) -> None:
+    for spec in sweep.runs:
+        make.finish(sweep.ledger().run(spec), spec)
+    plan = sweep.plan()
+    assert plan.finished
+    assert plan.counts["done"] == 4
+    assert "nothing to train or evaluate" in str(plan)
+    wider = load(make.BASE + make.AXES, "axes.seed=[0, 1, 2]").plan()
+    assert [(run.spec.seed, run.state) for run in wider.runs] == [(0, "done"), (1, "done"), (2, "new")] * 2
+
+
+def test_more_steps_resume(load: Any, sweep: Any, make: Any) -> None:
+    spec = sweep.runs[0]
+    make.finish(sweep.ledger().run(spec), spec)
+    plan = load(make.BASE + make.AXES, "pretrain.steps=300", "pretrain.milestones=[50, 100, 300]").plan()
+    assert plan.runs[0].run_id == spec.run_id
+    assert plan.runs[0].state == "resume"
+    assert (plan.runs[0].resume_step, plan.runs[0].train_to) == (100, 300)
+    assert plan.runs[0].reason == "from step 100 to 300: no record"
+    assert why(plan)[300, None] == ("resume", "no record; from step 100")
+    assert why(plan)[100, "counted"] == ("done", "")
+
+
+def test_a_milestone_between_goes_back(load: Any, sweep: Any, make: Any) -> None:
+    spec = sweep.runs[0]
+    make.finish(sweep.ledger().run(spec), spec)
+    plan = load(make.BASE + make.AXES, "pretrain.milestones=[50, 70, 100]").plan().runs[0]
+    assert (plan.state, plan.resume_step, plan.train_to, plan.missing) == (
+        "resume",
+        50,
+        70,
+        ((70, "counted"),),
+    )
+
+
+def test_rolling_checkpoints_are_resumed_from(sweep: Any, make: Any) -> None:
+    run = sweep.ledger().run(sweep.runs[0])
+    make.checkpoint(run, 20, milestone=False)
+    plan = sweep.plan().runs[0]
+    assert (plan.state, plan.resume_step, plan.train_to) == ("resume", 20, 100)
+
+
+def test_changed_evaluation_settings_need_no_training(load: Any, sweep: Any, make: Any) -> None:
+    for spec in sweep.runs:
+        make.finish(sweep.ledger().run(spec), spec)
+    plan = load(make.BASE + make.AXES, "evaluate.counted.n=4", "evaluate.weighted={}").plan()
+    assert plan.counts["evaluate"] == 4
+    assert plan.runs[0].train_steps == 0
+    assert why(plan)[50, "counted"] == ("new", "evaluation settings changed")
+    assert why(plan)[50, "weighted"] == ("new", "no record")
+    assert plan.runs[0].reason == (
+        "counted: evaluation settings changed at steps 50, 100, weighted: no record at steps 50, 100"
+    )
+
+
+def test_a_lost_checkpoint_matters_only_where_something_is_to_be_measured(
+    load: Any, sweep: Any, make: Any
+) -> None:
+    spec = sweep.runs[0]
+    run = sweep.ledger().run(spec)
+    make.finish(run, spec)
+    shutil.rmtree(run.checkpoint_directory(100))
+    assert sweep.plan().runs[0].state == "done"
+    plan = load(make.BASE + make.AXES, "evaluate.counted.n=4").plan()
+    assert why(plan)[100, None] == ("resume", "checkpoint missing; from step 50")
+    assert (plan.runs[0].state, plan.runs[0].resume_step) == ("resume", 50)
+    shutil.rmtree(run.checkpoint_directory(50))
+    plan = load(make.BASE + make.AXES, "evaluate.counted.n=4").plan()
+    assert (plan.runs[0].state, plan.runs[0].reason) == ("new", "checkpoint missing")
+
+
+def test_failed_runs_wait_to_be_asked_for(sweep: Any, make: Any) -> None:
+    run = sweep.ledger().run(sweep.runs[0])
+    make.checkpoint(run, 50)
+    run.record_failure("loss is nan at step 60", error="RunFailedError", step=60)
+    plan = sweep.plan()
+    assert plan.counts["failed"] == 1
+    assert plan.runs[0].reason == "failed: loss is nan at step 60; --retry-failed runs it again"
+    assert why(plan)[50, None] == ("done", "")
+    assert why(plan)[100, None][0] == "failed"
+    assert plan.runs[0] not in plan.to_do
+    assert plan.runs[0].missing == ()
+    again = sweep.plan(retry_failed=True).runs[0]
+    assert (again.state, again.resume_step) == ("resume", 50)
+    run.retry()
+    assert sweep.plan().runs[0].state == "resume"
+
+
+def test_the_look_up_table_is_measured_without_training(load: Any, make: Any) -> None:
+    sweep = load(make.BASE, "algorithm={kind: lookup_table}")
+    plan = sweep.plan()
+    assert plan.runs[0].state == "evaluate"
+    assert plan.runs[0].missing == ((0, "counted"),)
+    make.finish(sweep.ledger().run(sweep.runs[0]), sweep.runs[0])
+    assert sweep.plan().finished
+
+
+def test_time_and_storage_come_from_what_was_measured(load: Any, sweep: Any, make: Any) -> None:
+    plan = sweep.plan()
+    assert plan.work_seconds is None
+    assert "time unknown" in str(plan)
+    # Three float32 numbers a parameter, two checkpoints a run.
+    counts = [spec.model.parameters(sweep.language(spec)) for spec in sweep.runs]
+    assert plan.new_bytes == 12 * 2 * sum(counts)
+    timed = sweep.plan(step_seconds={spec.run_id: 0.25 for spec in sweep.runs}, concurrency=2)
+    assert timed.work_seconds == pytest.approx(4 * 100 * 0.25)
+    assert timed.wall_seconds == pytest.approx(50.0)
+    # One run is finished: 0.5 s a step, 2 s an evaluation, 7 bytes a checkpoint, for its model.
+    make.finish(sweep.ledger().run(sweep.runs[0]), sweep.runs[0])
+    shape = load(make.BASE + make.AXES, "axes.model.shape=[16/1/1/32]", "resources.max_concurrent=1")
+    plan = shape.plan()
+    assert [run.state for run in plan.runs] == ["done", "new"]
+    assert plan.work_seconds == pytest.approx(100 * 0.5 + 2 * 2.0)
+    assert plan.wall_seconds == pytest.approx(54.0)
+    assert plan.new_bytes == 14
+    assert "54 s (54 s of work), 14 B of checkpoints" in str(plan)
+
+
+def test_a_plan_is_plain_data_and_plain_text(sweep: Any) -> None:
+    plan = sweep.plan()
+    data = json.loads(json.dumps(plan.to_dict()))
+    assert data["counts"]["new"] == 4
+    assert data["train_steps"] == 400
+    assert data["evaluations"] == 8
+    assert data["runs"][0]["items"][0] == {
+        "step": 50,
+        "evaluation": None,
+        "state": "new",
+        "reason": "no record",
+    }
+    lines = plan.lines(limit=1)
+    assert lines[0] == "sweep tiny: 4 runs"
+    assert lines[-2].split() == [sweep.runs[0].run_id, "new", "no", "record"]
+    assert lines[-1].strip() == "... and 3 more runs"
+
+
+def test_names_alone_are_believed_where_nothing_is_verified(sweep: Any, make: Any) -> None:
+    spec = sweep.runs[0]
+    run = sweep.ledger().run(spec)
+    make.finish(run, spec)
+    (path,) = run.directory.glob("records/evaluation-00000050-*.json")
+    path.write_bytes(b"")
+    assert sweep.plan(verify=False).runs[0].state == "done"
+    assert sweep.plan().runs[0].state == "evaluate"
+
+
+def test_ten_thousand_runs_are_planned_in_moments(load: Any, make: Any, tmp_path: Path) -> None:
+    seeds, rates = ", ".join(map(str, range(500))), ", ".join(f"{k}e-4" for k in range(1, 21))
+    text = make.BASE + f"axes:\n  seed: [{seeds}]\n  algorithm.lr: [{rates}]\n"
+    start = time.process_time()
+    plan = load(text).plan()
+    spent = time.process_time() - start
+    assert plan.counts["new"] == 10_000
+    # Two seconds on two quiet cores; the rest is room for slow machines.
+    assert spent < 10
