@@ -65,9 +65,9 @@ def linear_probe(
 ) -> dict[str, ProbeResult]:
     """Train a linear head for each of `seeds` seeds and each task of `classes` (its number of classes).
 
-    Cost: 4 · seeds · epochs · sentences · projection · Σclasses floating-point operations, nearly all in matrix
-    products.  Batches of 256 run these at the full speed of a core; smaller ones take more steps, larger ones
-    save nothing.
+    Cost: 4 · seeds · epochs · sentences · projection · Σclasses floating-point operations, nearly all of them
+    in matrix products.  Batches of 256 run these at the full speed of a core; smaller ones take more steps,
+    larger ones save nothing.
 
     Chunks are read once, and only their projections are kept: 4 · seeds · sentences · projection bytes.
     Features are standardised by the mean and standard deviation of the first training chunk, so make it a
