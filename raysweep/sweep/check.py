@@ -20,7 +20,7 @@ from raysweep.evaluation.base import Evaluation
 from raysweep.languages.base import Language, LanguageConfig
 from raysweep.registry import Config, Registry, suggest
 from raysweep.sweep.config import LanguageCache, RunSpec
-from raysweep.sweep.document import Mark, Node, Problems
+from raysweep.sweep.document import Mark, Node, Problems, dotted
 from raysweep.sweep.explain import explain, one_line, show, unknown
 from raysweep.sweep.grid import Point
 from raysweep.sweep.identity import EXTENT, canonical, digest
@@ -174,9 +174,12 @@ class Checker:
             return
         self._fitted.add(key)
         for field, message in config.problems(language):
-            holder = node.get(field)
-            label = f"{name}.{field}" if field else name
-            self.problems.add(at if holder is None else holder.mark, label, one_line(message))
+            # `tasks.1` is the second element of `tasks`.
+            path = [int(key) if key.isdecimal() else key for key in field.split(".") if key]
+            holder = node.find(path) or node.find(path[:1]) if path else None
+            self.problems.add(
+                at if holder is None else holder.mark, dotted((*name.split("."), *path)), one_line(message)
+            )
 
     def runs(
         self, points: Iterable[Point], evaluations: Mapping[str, tuple[Evaluation, Node, Mark]]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,20 +21,15 @@ from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
 
 from raysweep.errors import ConfigError
 from raysweep.registry import suggest
+from raysweep.sweep.scalars import Scalar, resolve
 
 #: More values than any sweep file has; fewer than a nest of aliases can grow to.
 MAX_VALUES = 100_000
 
-_INTEGER = re.compile(r"[-+]?[0-9]+\Z")
-_OCTAL = re.compile(r"0o[0-7]+\Z")
-_HEXADECIMAL = re.compile(r"0x[0-9a-fA-F]+\Z")
-_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z")
-_INFINITE = re.compile(r"[-+]?\.(inf|Inf|INF)\Z")
 _CORE_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("map", "seq", "str", "int", "float", "bool", "null")}
 # The resolver of ruamel also knows these by the look of a plain scalar; the core schema reads them as text.
 _TEXT_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("timestamp", "merge", "value")}
 
-Scalar = str | int | float | bool | None
 Key = str | int
 
 
@@ -143,33 +137,6 @@ def dotted(path: Sequence[Key]) -> str:
     text = ""
     for key in path:
         text += f"[{key}]" if isinstance(key, int) else f".{key}" if text else key
-    return text
-
-
-def resolve(text: str) -> Scalar:
-    """Return what a plain scalar means in the core schema of YAML 1.2.
-
-    >>> [resolve(t) for t in ("1e-3", "on", "0o17", "~", "12:30", "True")]
-    [0.001, 'on', 15, None, '12:30', True]
-    """
-    if text in ("", "~", "null", "Null", "NULL"):
-        return None
-    if text in ("true", "True", "TRUE"):
-        return True
-    if text in ("false", "False", "FALSE"):
-        return False
-    if _INTEGER.match(text):
-        return int(text)
-    if _OCTAL.match(text):
-        return int(text[2:], 8)
-    if _HEXADECIMAL.match(text):
-        return int(text[2:], 16)
-    if _FLOAT.match(text):
-        return float(text)
-    if _INFINITE.match(text):
-        return -math.inf if text.startswith("-") else math.inf
-    if text in (".nan", ".NaN", ".NAN"):
-        return math.nan
     return text
 
 
@@ -287,6 +254,18 @@ def node_of(data: Any, mark: Mark) -> Node:
         return Node([node_of(value, mark) for value in data], mark)
     # Numbers of NumPy and the like become Python's own.
     return Node(data.item() if hasattr(data, "item") else data, mark)
+
+
+def put(root: Node, path: Sequence[str], node: Node, mark: Mark) -> Node:
+    """Return `root` with `node` in the place of whatever stands at `path`; new keys stand at `mark`."""
+    if not path:
+        return node
+    head, rest = path[0], path[1:]
+    children = dict(root.value) if isinstance(root.value, dict) else {}
+    keys = dict(root.keys)
+    keys[head] = keys.get(head, mark) if rest else mark
+    children[head] = put(children.get(head) or Node({}, mark), rest, node, mark)
+    return Node(children, root.mark, keys)
 
 
 def nest(path: Sequence[str], node: Node, key_mark: Mark) -> Node:

@@ -11,10 +11,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from raysweep.registry import suggest
 from raysweep.sweep.check import Checker
 from raysweep.sweep.config import LanguageCache, Resources, RunSpec, Sweep
-from raysweep.sweep.document import Mark, Node, Problems, merge, nest, node_of, parse_override, read_file
+from raysweep.sweep.document import Mark, Node, Problems, node_of, parse_override, put, read_file
 from raysweep.sweep.explain import explain, show, unknown
 from raysweep.sweep.grid import SECTIONS, Composer, Setting, expand
 from raysweep.sweep.identity import EXTENT
@@ -49,8 +48,8 @@ def load_sweep(
 ) -> Sweep:
     """Read a sweep file and return its sweep, every run decoded and checked.
 
-    `overrides` are `a.b=c` with a YAML value on the right, laid on the file's base configuration (and
-    `axes.a.b=[...]` replaces an axis).  `storage` is the root of results: by default $RAYSWEEP_STORAGE, else
+    `overrides` are `a.b=c` with a YAML value on the right that takes the place of what the file has there;
+    `axes.a.b=[...]` sets an axis.  `storage` is the root of results: by default $RAYSWEEP_STORAGE, else
     `./results`.  `tracking_uri` None means SQLite in the sweep's folder.
 
     Raises `ConfigError` with one line `file:line:column: field: message` for everything that is wrong.
@@ -109,15 +108,8 @@ def _override(root: Node, overrides: Sequence[str], problems: Problems) -> Node:
             problems.add(
                 mark, name, f"is an axis of this sweep; write --set axes.{name}=[{text.partition('=')[2]}]"
             )
-        elif path[0] == "axes" and len(path) == 2 and (axes is None or axes.get(path[1]) is None):
-            known = [key for key, _ in axes.items()] if axes is not None else []
-            hint = suggest(path[1], known)
-            if hint:
-                problems.add(mark, name, f"no such axis{hint}")
-            else:
-                root = merge(root, nest(path, node, mark))
         else:
-            root = merge(root, nest(path, node, mark))
+            root = put(root, path, node, mark)
     return root
 
 

@@ -37,12 +37,14 @@ class CountedConfig(Evaluation):
 
     kind: Literal["counted"] = "counted"
     n: int = Field(default=1, ge=1)
-    task: str = "2"
+    tasks: tuple[str, ...] = ("2",)
 
     def problems(self, language: Language) -> list[tuple[str, str]]:
-        if self.task in language.tasks:
-            return []
-        return [("task", f"'{self.task}' is no task of the language; it has {', '.join(language.tasks)}")]
+        return [
+            (f"tasks.{k}", f"'{task}' is no task of the language; it has {', '.join(language.tasks)}")
+            for k, task in enumerate(self.tasks)
+            if task not in language.tasks
+        ]
 
     def shards(self) -> int:
         return 1

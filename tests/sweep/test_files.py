@@ -152,8 +152,8 @@ MALFORMED = [
     (
         "evaluation misfit",
         "{n: 3}",
-        "{task: X}",
-        "6:28: evaluate.counted.task: 'X' is no task of the language; it has 2",
+        "{tasks: ['2', X]}",
+        "6:35: evaluate.counted.tasks[1]: 'X' is no task of the language; it has 2",
     ),
     (
         "duplicate key",
@@ -343,7 +343,7 @@ def test_files_that_extend_one_another_are_refused(load: Any, tmp_path: Path) ->
         ("modl.shape=1", "modl.shape: unknown field — did you mean 'model'?"),
         ("pretrain.step=1", "pretrain.step: unknown field — did you mean 'steps'?"),
         ("seed=3", "seed: is an axis of this sweep; write --set axes.seed=[3]"),
-        ("axes.sed=[3]", "axes.sed: no such axis — did you mean 'seed'?"),
+        ("axes.sed=[3]", "axes.sed: unknown field — did you mean 'seed'?"),
         ("extends=x.yaml", "extends: cannot be overridden"),
         ("steps", "not of the form a.b=c"),
         ("pretrain..steps=3", "not of the form a.b=c"),
@@ -374,6 +374,15 @@ def test_overrides_are_yaml_and_the_last_one_wins(load: Any, make: Any) -> None:
     assert sweep.runs[0].algorithm.warmup_steps == 6
     assert sweep.name == "other"
     assert sweep.runs[0].axes["model.shape"] == "8/1/1/8"
+
+
+def test_an_override_takes_the_place_of_what_was_there(load: Any, make: Any) -> None:
+    text = make.BASE.replace("{counted: {n: 3}}", "{counted: {n: 3}, weighted: {n: 2}}")
+    (run,) = load(text, "evaluate={counted: {}}", "language.tasks=[1, 2]").runs
+    assert list(run.evaluations) == ["counted"]
+    assert run.evaluations["counted"].n == 1
+    assert run.language.tasks == (1, 2)
+    assert run.language.states == 4
 
 
 def test_storage(load: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
