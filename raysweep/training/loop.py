@@ -44,7 +44,9 @@ T = TypeVar("T")
 class Journal(Protocol):
     """The durable memory of one run; rank 0 alone calls its methods."""
 
-    directory: Path
+    @property
+    def directory(self) -> Path:
+        """The folder of the run; checkpoints lie in it."""
 
     def checkpoints(self) -> Sequence[CheckpointRecord]:
         """Return the committed records, newest (largest step) first."""

@@ -1,12 +1,11 @@
 """Killed and resumed equals never killed, with real processes and real SIGKILLs."""
 
-import json
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,84 +14,124 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from raysweep.training import checkpoint_directory
+from raysweep.training import World, checkpoint_directory
 
-SCRIPT = Path(__file__).with_name("fakes.py")
 PATIENCE = 120.0
-Workers = list[subprocess.Popen[bytes]]
-#: Long enough that a signal sent when a checkpoint appears arrives with most of the run still ahead.
-OPTIONS = {"pretrain": {"steps": 400, "milestones": [100, 400], "checkpoint_every": 20}}
+#: Dropout, milestones that are no curve points, and states between them.
+OPTIONS = {"pretrain": {"steps": 120, "milestones": [60, 120], "checkpoint_every": 15}}
+# New processes that need not import torch (whose optimizers import torch._dynamo) again: each is forked from a
+# server that has done nothing else.
+context = multiprocessing.get_context("forkserver")
+context.set_forkserver_preload(["raysweep.training", "torch._dynamo"])
 
 
-def start(directory: Path, size: int, attempt: str, options: dict[str, Any]) -> Workers:
-    """Start the workers of a run, each a process of its own."""
-    rendezvous = directory.with_name(f"{directory.name}-{attempt}.rendezvous")
-    return [
-        subprocess.Popen(
-            [
-                sys.executable,
-                str(SCRIPT),
-                str(directory),
-                str(rank),
-                str(size),
-                str(rendezvous),
-                json.dumps(options),
-            ],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-            stderr=subprocess.PIPE,
-        )
-        for rank in range(size)
-    ]
+class Workers:
+    """The processes of one attempt at a run."""
+
+    def __init__(
+        self,
+        fakes: ModuleType,
+        directory: Path,
+        size: int = 1,
+        options: dict[str, Any] = OPTIONS,
+        *,
+        seconds: float = 0.0,
+        death: str = "",
+    ) -> None:
+        rendezvous = directory.with_name(f"{directory.name}-{time.monotonic_ns()}")
+        self.processes: list[BaseProcess] = [
+            context.Process(
+                target=fakes.work,
+                args=(directory, World(rank, size), rendezvous, options, seconds, death),
+                daemon=True,
+            )
+            for rank in range(size)
+        ]
+        for process in self.processes:
+            process.start()
+
+    def end(self, code: int = 0) -> None:
+        """Wait until all have ended, with exit code `code`."""
+        for process in self.processes:
+            process.join(PATIENCE)
+            assert process.exitcode == code
+
+    def kill_when(self, condition: Callable[[], bool]) -> None:
+        """Send SIGKILL to all of them as soon as `condition()` is true."""
+        deadline = time.monotonic() + PATIENCE
+        while not condition():
+            assert time.monotonic() < deadline
+            assert all(process.is_alive() for process in self.processes)
+            time.sleep(0.002)
+        for process in self.processes:
+            assert process.pid is not None
+            os.kill(process.pid, signal.SIGKILL)
+        self.end(-signal.SIGKILL)
 
 
-def finish(workers: Workers) -> None:
-    for worker in workers:
-        _, error = worker.communicate(timeout=PATIENCE)
-        assert worker.returncode == 0, error.decode()
+def assert_same_run(fakes: ModuleType, found_at: Path, expected_at: Path) -> None:
+    expected = {r.step: r for r in fakes.FolderJournal(expected_at).checkpoints()}
+    found = {r.step: r for r in fakes.FolderJournal(found_at).checkpoints()}
+    assert sorted(found) == sorted(expected) == list(range(15, 121, 15))
+    for step in (60, 120):
+        for name in ("model.safetensors", "optimizer.safetensors"):
+            bits = (checkpoint_directory(found_at, step) / name).read_bytes()
+            assert bits == (checkpoint_directory(expected_at, step) / name).read_bytes(), (step, name)
+    left = sorted(path.name for path in (found_at / "checkpoints").iterdir())
+    assert left == ["step-00000060", "step-00000120"]
+    points = [p for r in found.values() for p in r.curve]
+    assert {p.step: p.loss for p in points} == {p.step: p.loss for r in expected.values() for p in r.curve}
+    assert sorted(p.step for p in points) == [50, 100]
 
 
-def wait_for(condition: Callable[[], bool], workers: Workers) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        assert all(worker.poll() is None for worker in workers), workers[0].communicate()[1].decode()
-        time.sleep(0.002)
+@pytest.fixture(scope="module")
+def whole(fakes: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+    """Return the folder of a run that was never killed, by its number of workers."""
+    made: dict[int, Path] = {}
 
+    def make(size: int) -> Path:
+        if size not in made:
+            made[size] = tmp_path_factory.mktemp("never-killed") / str(size)
+            Workers(fakes, made[size], size).end()
+        return made[size]
 
-def kill(workers: Workers) -> None:
-    for worker in workers:
-        os.kill(worker.pid, signal.SIGKILL)
-    for worker in workers:
-        worker.communicate(timeout=PATIENCE)
-        assert worker.returncode == -signal.SIGKILL
+    return make
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_killed_and_resumed_is_bitwise_never_killed(size: int, tmp_path: Path, fakes: ModuleType) -> None:
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    finish(start(whole, size, "only", OPTIONS))
-
-    # Once between milestones, in the middle of whatever it is doing; once right after a milestone.
-    for attempt, step in (("first", 60), ("second", 100)):
-        workers = start(broken, size, attempt, OPTIONS)
+def test_killed_and_resumed_is_bitwise_never_killed(
+    size: int, whole: Callable[[int], Path], tmp_path: Path, fakes: ModuleType
+) -> None:
+    broken = tmp_path / "broken"
+    # Slow steps, so that the signal comes while most of them are still ahead.
+    for step in (30, 60):
         record = broken / f"checkpoint-{step:08d}.json"
-        wait_for(record.exists, workers)
-        kill(workers)
-        assert not (broken / "checkpoint-00000400.json").exists()
-    finish(start(broken, size, "last", OPTIONS))
+        Workers(fakes, broken, size, seconds=0.02).kill_when(record.exists)
+        assert not (broken / "checkpoint-00000120.json").exists()
+    Workers(fakes, broken, size).end()
+    assert_same_run(fakes, broken, whole(size))
 
-    expected = {r.step: r for r in fakes.FolderJournal(whole).checkpoints()}
-    found = {r.step: r for r in fakes.FolderJournal(broken).checkpoints()}
-    assert sorted(found) == sorted(expected) == list(range(20, 401, 20))
-    for step in (100, 400):
-        for name in ("model.safetensors", "optimizer.safetensors"):
-            assert found[step].files[name] == expected[step].files[name], (step, name)
-            bits = (checkpoint_directory(broken, step) / name).read_bytes()
-            assert bits == (checkpoint_directory(whole, step) / name).read_bytes()
-    curve = {p.step: p.loss for r in expected.values() for p in r.curve}
-    points = [p for r in found.values() for p in r.curve]
-    assert sorted(p.step for p in points) == list(range(50, 401, 50))
-    assert {p.step: p.loss for p in points} == curve
+
+@pytest.mark.parametrize(
+    "death",
+    [
+        "in a step",
+        "between two files",
+        "before the renaming",
+        "after the renaming",
+        "before the record",
+        "after the record",
+    ],
+)
+def test_killed_at_the_worst_moment(
+    death: str, whole: Callable[[int], Path], tmp_path: Path, fakes: ModuleType
+) -> None:
+    broken = tmp_path / "broken"
+    Workers(fakes, broken, death=death).end(-signal.SIGKILL)
+    recorded = [r.step for r in fakes.FolderJournal(broken).checkpoints()]
+    assert recorded == ([45, 30, 15] if death == "after the record" else [30, 15])
+    Workers(fakes, broken).end()
+    assert_same_run(fakes, broken, whole(1))
 
 
 def test_two_workers_train_as_one(tmp_path: Path, fakes: ModuleType) -> None:
@@ -104,11 +143,11 @@ def test_two_workers_train_as_one(tmp_path: Path, fakes: ModuleType) -> None:
     weights = []
     for size in (1, 2):
         directory = tmp_path / str(size)
-        finish(start(directory, size, "only", options))
+        Workers(fakes, directory, size, options).end()
         weights.append(load_file(checkpoint_directory(directory, 30) / "model.safetensors"))
-    start_weights = dict(fakes.arguments(**options)["model"].build(fakes.Walk(), seed=5).named_parameters())
+    start = dict(fakes.arguments(**options)["model"].build(fakes.Walk(), seed=5).named_parameters())
     for name, one in weights[0].items():
         torch.testing.assert_close(weights[1][name], one, rtol=0, atol=2e-4)
         if one.ndim == 2:
             # The way travelled is far beyond the tolerance: they do not agree for want of training.
-            assert (one - start_weights[name]).abs().max() > 1e-2, name
+            assert (one - start[name]).abs().max() > 1e-2, name

@@ -1,13 +1,8 @@
-"""A run's journal in a folder of JSON files, a small language, and a run as a process of its own.
+"""A run's journal in a folder of JSON files, a small language, and what a worker process does."""
 
-As a script it trains one run, in one process or as one of several workers:
-
-    fakes.py DIRECTORY RANK SIZE RENDEZVOUS OPTIONS(JSON)
-"""
-
-import json
 import os
-import sys
+import signal
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +15,7 @@ from raysweep.algorithms import AdamWConfig
 from raysweep.languages.base import Language, Sample, Task
 from raysweep.models import EncoderConfig
 from raysweep.training import CheckpointRecord, PretrainConfig, World, pretrain
+from raysweep.training.step import Stepper
 
 
 class Walk(Language):
@@ -98,18 +94,50 @@ def arguments(**options: Any) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    directory, rank, size, rendezvous, options = sys.argv[1:]
+def work(
+    directory: Path, world: World, rendezvous: Path, options: dict[str, Any], seconds: float, death: str
+) -> None:
+    """Train one run in this process, as one of the workers of `world`.
+
+    Every step takes `seconds` longer; at `death` ("" for never) the process sends itself SIGKILL.
+    """
     torch.set_num_threads(1)
-    world = World(rank=int(rank), size=int(size))
     if world.size > 1:
         distributed.init_process_group(
             "gloo", init_method=f"file://{rendezvous}", rank=world.rank, world_size=world.size
         )
-    pretrain(journal=FolderJournal(Path(directory)), world=world, **arguments(**json.loads(options)))
+    journal = FolderJournal(directory)
+    if death:
+        arrange(death, journal)
+
+    def slow() -> bool:
+        time.sleep(seconds)
+        return False
+
+    pretrain(journal=journal, world=world, stop=slow, **arguments(**options))
     if world.size > 1:
         distributed.destroy_process_group()
 
 
-if __name__ == "__main__":
-    main()
+def arrange(death: str, journal: FolderJournal) -> None:
+    """Make this process kill itself in the middle of a step, or while checkpoint 3 is made."""
+    owner, name, count, after = {
+        "in a step": (Stepper, "update", 33, False),
+        "between two files": (os, "fsync", 12, True),
+        "before the renaming": (os, "rename", 3, False),
+        "after the renaming": (os, "rename", 3, True),
+        "before the record": (FolderJournal, "commit", 3, False),
+        "after the record": (FolderJournal, "commit", 3, True),
+    }[death]
+    real, calls = getattr(owner, name), []
+
+    def call(*args: Any) -> Any:
+        calls.append(None)
+        if len(calls) == count and not after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = real(*args)
+        if len(calls) == count:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    setattr(owner, name, call)
