@@ -76,4 +76,5 @@ def select(sweep: Sweep, only: Sequence[str] | None) -> Sweep:
             f"--only {' '.join(only)}: matches none of the {len(sweep.runs)} runs; "
             f"`raysweep plan` lists them (e.g. '{sweep.runs[0].run_id}')"
         )
-    return replace(sweep, runs=runs)
+    # What a part of the grid saves by sharing is not known; nothing is claimed of it.
+    return replace(sweep, runs=runs, points=len(runs))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import logging
 import math
 import os
 import pickle
+import shutil
 import signal
-import subprocess
-import sys
 import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,8 @@ from raysweep.errors import DataError, IdentityError, LockedError
 from raysweep.evaluation.base import Metric
 from raysweep.sweep import Ledger, RunLedger, SweepLock, tidy
 from raysweep.sweep.storage import write_atomic
-from raysweep.training.checkpoint import CurvePoint
+from raysweep.training.checkpoint import CurvePoint, verify
+from raysweep.training.loop import pretrain
 
 
 @pytest.fixture
@@ -211,38 +215,40 @@ def test_a_full_disk_tears_nothing(
     assert {path: path.read_bytes() for path in run.directory.rglob("*") if path.is_file()} == before
 
 
-KILLER = """
-import os, signal, sys, time
-from pathlib import Path
-from raysweep.sweep.storage import write_atomic
-folder = Path(sys.argv[1])
-for delay in (0.0, 0.001, 0.003, 0.01, 0.03, 0.1):
+@contextlib.contextmanager
+def forked(work: Callable[[Callable[[], None]], None]) -> Iterator[int]:
+    """Run `work` in a process of its own until the block ends, then kill it.
+
+    `work` is given what says "ready".  A fork, for a new interpreter would spend seconds on importing torch.
+    """
     ready, started = os.pipe()
-    writer = os.fork()
-    if writer == 0:
-        k = 0
-        while True:
-            write_atomic(folder / f"r{k % 3}.json", str(k % 10).encode() * 100_000)
-            if k == 0:
-                os.write(started, b"x")
-            k += 1
-    os.read(ready, 1)
-    time.sleep(delay)
-    os.kill(writer, signal.SIGKILL)
-    os.waitpid(writer, 0)
-    for path in folder.glob("r*.json"):
-        content = path.read_bytes()
-        if len(content) != 100_000 or len(set(content)) != 1:
-            sys.exit(f"{path} is torn after {delay} s")
-sys.exit(0 if len(list(folder.glob("r*.json"))) == 3 else "nothing was written")
-"""
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            work(lambda: os.close(started))
+        os._exit(1)
+    os.close(started)
+    try:
+        os.read(ready, 1)  # returns when the child closes its end
+        yield child
+    finally:
+        os.close(ready)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
-def test_a_writer_killed_at_any_moment_leaves_whole_files(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", KILLER, str(tmp_path)], check=False, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize("delay", [0.0, 0.001, 0.003, 0.01, 0.03, 0.1])
+def test_a_writer_killed_at_any_moment_leaves_whole_files(tmp_path: Path, delay: float) -> None:
+    def write(ready: Callable[[], None]) -> None:
+        for k in itertools.count():
+            write_atomic(tmp_path / f"r{k % 3}.json", str(k % 10).encode() * 100_000)
+            if k == 2:
+                ready()
+
+    with forked(write):
+        time.sleep(delay)
+    found = [path.read_bytes() for path in sorted(tmp_path.glob("r*.json"))]
+    assert [(len(content), len(set(content))) for content in found] == [(100_000, 1)] * 3
 
 
 def test_readers_see_whole_files_while_they_are_replaced(tmp_path: Path) -> None:
@@ -285,30 +291,59 @@ def test_a_ledger_is_only_a_path(run: RunLedger, make: Any) -> None:
     assert Ledger(Path("nowhere")).run_ids() == []
 
 
-HOLDER = """
-import sys, time
-from pathlib import Path
-from raysweep.sweep.lock import SweepLock
-with SweepLock(Path(sys.argv[1])):
-    print("held", flush=True)
-    time.sleep(60)
-"""
-
-
 def test_a_second_launch_is_refused_and_a_dead_one_is_not_in_the_way(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "sweep"
-    with subprocess.Popen([sys.executable, "-c", HOLDER, str(folder)], stdout=subprocess.PIPE) as holder:
-        assert holder.stdout is not None
-        holder.stdout.readline()
-        try:
-            with pytest.raises(LockedError, match=rf"in use by process {holder.pid} on .*, started 20"):
-                SweepLock(folder).acquire()
-        finally:
-            holder.send_signal(signal.SIGKILL)
+
+    def hold(ready: Callable[[], None]) -> None:
+        with SweepLock(folder):
+            ready()
+            time.sleep(60)
+
+    with (
+        forked(hold) as holder,
+        pytest.raises(LockedError, match=rf"in use by process {holder} on .*, started 20"),
+    ):
+        SweepLock(folder).acquire()
     with SweepLock(folder), pytest.raises(LockedError, match=f"process {os.getpid()} on"):
         SweepLock(folder).acquire()
     with SweepLock(folder):
         pass
+
+
+def test_training_writes_into_it_and_repairs_what_is_lost(
+    load: Any, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("raysweep.training.loop.LOG_EVERY", 4)
+    text = make.BASE.replace("steps: 100", "steps: 24").replace("[50, 100]", "[8, 16, 24]")
+    sweep = load(text)
+    spec, run = sweep.runs[0], sweep.ledger().run(sweep.runs[0])
+
+    def train(journal: RunLedger) -> dict[int, bytes]:
+        pretrain(
+            language=sweep.language(spec),
+            model=spec.model,
+            algorithm=spec.algorithm,
+            pretrain=spec.pretrain,
+            seed=spec.seed,
+            journal=journal,
+        )
+        folders = {step: run.checkpoint_directory(step) for step in spec.milestones}
+        return {step: (folder / "model.safetensors").read_bytes() for step, folder in folders.items()}
+
+    weights, curve = train(run), run.curve()
+    assert [point.step for point in curve] == [4, 8, 12, 16, 20, 24]
+    records = {record.step: record for record in run.checkpoint_records()}
+    assert sweep.plan().runs[0].state == "evaluate"
+    shutil.rmtree(run.checkpoint_directory(16))
+    path = run.checkpoint_directory(24) / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    assert (sweep.plan().runs[0].resume_step, sweep.plan().runs[0].train_to) == (8, 16)
+    assert train(run) == weights
+    assert run.curve() == curve
+    again = {record.step: record for record in run.checkpoint_records()}
+    for step, record in records.items():
+        assert (again[step].time, again[step].curve) == (record.time, record.curve)
+        verify(run.checkpoint_directory(step), again[step].files)
 
 
 def test_the_tidy_table(load: Any, make: Any) -> None:
