@@ -20,14 +20,17 @@ _MANTISSAS: tuple[tuple[float, ...], ...] = (
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Return three to seven round numbers between two positive limits, or fewer where there are none.
+    """Return two to seven round numbers between two positive limits.
 
     >>> log_ticks(0.008, 0.5), log_ticks(1000, 20000)
     ([0.01, 0.03, 0.1, 0.3], [1000.0, 3000.0, 10000.0])
     """
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    whole = [float(f"1e{d}") for d in decades if low <= float(f"1e{d}") <= high]
+    if len(whole) > 7:
+        return whole[:: math.ceil(len(whole) / 7)]
     ticks: list[float] = []
     for mantissas in _MANTISSAS:
-        decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
         found = [float(f"{m}e{d}") for d, m in itertools.product(decades, mantissas)]
         found = [tick for tick in found if low <= tick <= high]
         if len(found) > 7:
@@ -35,6 +38,9 @@ def log_ticks(low: float, high: float) -> list[float]:
         ticks = found
         if len(ticks) >= 3:
             break
+    if len(ticks) < 2:
+        # So narrow a range is as good as linear.
+        ticks = [float(t) for t in MaxNLocator(4).tick_values(low, high) if low <= t <= high]
     return ticks
 
 
@@ -45,10 +51,7 @@ def log_axis(axis: Axis, values: Sequence[float], label: Callable[[float], str] 
     low, high = low / room, high * room
     name = _name(axis)
     axis.axes.set(**{f"{name}scale": "log", f"{name}lim": (low, high)})
-    ticks = log_ticks(low, high)
-    if len(ticks) < 2:
-        ticks = [t for t in MaxNLocator(5).tick_values(low, high) if low <= t <= high]
-    fixed_ticks(axis, ticks, label)
+    fixed_ticks(axis, log_ticks(low, high), label)
 
 
 def measured_axis(axis: Axis, values: Sequence[float], label: Callable[[float], str] = count) -> None:

@@ -10,9 +10,11 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from scipy import stats
 
 from raysweep.report.data import PROBE, Measurements
-from raysweep.report.statistics import Interval, cluster_bootstrap, partial_spearman, spearman
+from raysweep.report.format import signed
+from raysweep.report.statistics import Interval, cluster_bootstrap, partial
 
 #: Fewest checkpoints and runs of which a rank correlation is reported.
 LEAST_CHECKPOINTS, LEAST_RUNS = 6, 3
@@ -37,44 +39,55 @@ def correlations(measured: Measurements, *, tolerance: float, seed: int = 0) -> 
     """Return a row for each task and band, "all" and "saturated" (excess loss at most `tolerance` nats)."""
     rows = []
     for task in measured.tasks:
+        columns = ["excess_loss", "trace", PROBE + task]
+        table = measured.has(*columns)
+        values, runs = table[columns].to_numpy(dtype=float), table["run_id"].to_numpy(dtype=str)
         for band in ("all", "saturated"):
-            table = measured.has("excess_loss", "trace", PROBE + task)
-            if band == "saturated":
-                table = table[table["excess_loss"] <= tolerance]
-            rows.append(
-                _row(
-                    task,
-                    band,
-                    table["run_id"].to_numpy(dtype=str) if len(table) else np.empty(0, dtype=str),
-                    *(
-                        table[c].to_numpy(dtype=float) if len(table) else np.empty(0)
-                        for c in ("excess_loss", "trace", PROBE + task)
-                    ),
-                    seed=seed,
-                )
-            )
+            chosen = values[:, 0] <= (tolerance if band == "saturated" else math.inf)
+            rows.append(_row(task, band, runs[chosen], values[chosen], seed=seed))
     return rows
 
 
-def _row(
-    task: str,
-    band: str,
-    runs: np.ndarray,
-    loss: np.ndarray,
-    trace: np.ndarray,
-    accuracy: np.ndarray,
-    *,
-    seed: int,
-) -> Correlations:
+def _row(task: str, band: str, runs: np.ndarray, values: np.ndarray, *, seed: int) -> Correlations:
+    """Correlate the columns excess loss, trace, accuracy of `values` [n, 3]."""
     count = len(np.unique(runs))
-    if len(loss) < LEAST_CHECKPOINTS or count < LEAST_RUNS:
-        return Correlations(task, band, len(loss), count, None, None, None)
-
-    def all_three(loss: np.ndarray, trace: np.ndarray, accuracy: np.ndarray) -> list[float]:
-        return [spearman(loss, accuracy), spearman(trace, accuracy), partial_spearman(trace, accuracy, loss)]
-
-    found = cluster_bootstrap(
-        all_three, [loss, trace, accuracy], runs, seed=seed, least_clusters=LEAST_RUNS_INTERVAL
-    )
+    if len(runs) < LEAST_CHECKPOINTS or count < LEAST_RUNS:
+        return Correlations(task, band, len(runs), count, None, None, None)
+    found = cluster_bootstrap(_with_accuracy, [values], runs, seed=seed, least_clusters=LEAST_RUNS_INTERVAL)
     known = [interval if not math.isnan(interval.value) else None for interval in found]
-    return Correlations(task, band, len(loss), count, *known)
+    return Correlations(task, band, len(runs), count, *known)
+
+
+def _with_accuracy(values: np.ndarray) -> tuple[float, float, float]:
+    """Return Spearman's rho of loss and accuracy, of trace and accuracy, and of these given loss."""
+    # The ranks of each column once: this is called thousands of times.
+    centred = stats.rankdata(values, axis=0) - (len(values) + 1) / 2
+    products = centred.T @ centred
+    scale = np.sqrt(np.diag(products))
+    if not scale.all():
+        return math.nan, math.nan, math.nan
+    rho = np.clip(products / np.outer(scale, scale), -1, 1)
+    return rho[0, 2], rho[1, 2], partial(rho[1, 2], rho[0, 1], rho[0, 2])
+
+
+def findings(rows: list[Correlations]) -> list[str]:
+    """Say what the saturated checkpoints show, a sentence a task, in words that follow from the intervals."""
+    sentences = []
+    for row in rows:
+        if row.band != "saturated":
+            continue
+        head = f"Task {row.task}, {row.checkpoints} saturated checkpoints of {row.runs} runs: "
+        trace = row.trace
+        if trace is None or trace.low is None or trace.high is None:
+            sentences.append(f"{head}not enough data for an interval.")
+            continue
+        verdict = "no clear relation between trace and accuracy"
+        if trace.high < 0:
+            verdict = "flatter goes with better"
+        elif trace.low > 0:
+            verdict = "flatter goes with worse"
+        sentences.append(
+            f"{head}{verdict} (Spearman ρ of trace and accuracy {signed(trace.value)}, "
+            f"95 % interval {signed(trace.low)} to {signed(trace.high)})."
+        )
+    return sentences

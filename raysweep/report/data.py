@@ -6,6 +6,7 @@ themselves, a reference and not a checkpoint.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,11 +40,10 @@ class Measurements:
     entropy: float | None
 
     def has(self, *metrics: str) -> pd.DataFrame:
-        """Return the checkpoints at which all of these metrics have been measured."""
-        table = self.checkpoints
-        if any(metric not in table for metric in metrics):
-            return table.iloc[:0]
-        return table.dropna(subset=list(metrics))
+        """Return the checkpoints at which all of these metrics were measured; their columns exist."""
+        wanted = [name for metric in metrics for name in (metric, f"{metric}_se")]
+        missing = dict.fromkeys((name for name in wanted if name not in self.checkpoints), math.nan)
+        return self.checkpoints.assign(**missing).dropna(subset=list(metrics))
 
     @property
     def runs(self) -> int:

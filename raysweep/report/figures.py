@@ -251,6 +251,8 @@ def marker_svg(index: int | None, *, dash: int | None = None, filled: bool = Tru
             axes.plot(
                 [0.5],
                 [0.5],
+                color=series(index),
+                linestyle="none",
                 marker=MARKERS[index % len(MARKERS)],
                 markersize=6,
                 markerfacecolor=series(index) if filled else "none",

@@ -13,10 +13,10 @@ from html import escape
 import pandas as pd
 
 from raysweep.report import tables
-from raysweep.report.correlations import Correlations, correlations
+from raysweep.report.correlations import Correlations, correlations, findings
 from raysweep.report.data import PROBE, Measurements, measurements
 from raysweep.report.figures import Drawn, across_sizes, along_training, marker_svg, scatter
-from raysweep.report.format import count, number, short, signed
+from raysweep.report.format import count, number, short
 from raysweep.report.style import style_sheet
 
 
@@ -59,7 +59,7 @@ def render(content: Content) -> str:
         f"<h1>{escape(content.name)}</h1>",
         f'<p class="lead">{escape(content.description)}</p>' if content.description else "",
         _facts(content, measured),
-        _findings(rows, content.tolerance),
+        _findings(rows),
         _legend(measured, content.tolerance),
         _headline(content, measured),
         _steps_and_sizes(measured, metrics),
@@ -103,29 +103,10 @@ def _facts(content: Content, measured: Measurements) -> str:
     return f'<ul class="facts">{items}</ul>'
 
 
-def _findings(rows: Sequence[Correlations], tolerance: float) -> str:
-    """Say what the saturated checkpoints show, task by task, in words that follow from the intervals."""
-    lines = []
-    for row in rows:
-        if row.band != "saturated":
-            continue
-        head = f"Task {escape(row.task)}, {row.checkpoints} saturated checkpoints of {row.runs} runs: "
-        trace = row.trace
-        if trace is None or trace.low is None or trace.high is None:
-            lines.append(f"{head}not enough data for an interval.")
-            continue
-        verdict = "no clear relation between trace and accuracy"
-        if trace.high < 0:
-            verdict = "flatter goes with better"
-        elif trace.low > 0:
-            verdict = "flatter goes with worse"
-        lines.append(
-            f"{head}{verdict} (Spearman ρ of trace and accuracy {signed(trace.value)}, "
-            f"95 % interval {signed(trace.low)} to {signed(trace.high)})."
-        )
-    if not lines:
+def _findings(rows: list[Correlations]) -> str:
+    if not rows:
         return '<p class="note">Not enough data yet for what trace and excess loss say about accuracy.</p>'
-    return f'<ul class="findings">{"".join(f"<li>{line}</li>" for line in lines)}</ul>'
+    return f'<ul class="findings">{"".join(f"<li>{escape(line)}</li>" for line in findings(rows))}</ul>'
 
 
 def _legend(measured: Measurements, tolerance: float) -> str:

@@ -60,7 +60,11 @@ def partial_spearman(x: Array, y: Array, z: Array) -> float:
 
     It is not defined where x, y or z does not vary, and where z orders x or y completely.
     """
-    xy, xz, yz = spearman(x, y), spearman(x, z), spearman(y, z)
+    return partial(spearman(x, y), spearman(x, z), spearman(y, z))
+
+
+def partial(xy: float, xz: float, yz: float) -> float:
+    """Return the correlation of x and y given z from the three correlations; nan where it is not defined."""
     left = (1 - xz * xz) * (1 - yz * yz)
     # Written so that nan fails it too.
     if not left > _TINY:

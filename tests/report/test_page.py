@@ -1,0 +1,292 @@
+"""The page: complete, offline, honest about what is missing, and the same for the same content."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from html.parser import HTMLParser
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from raysweep.report import Content, Failure, partial_spearman, render, spearman, summary_rows
+from raysweep.report.axes import log_ticks
+from raysweep.report.correlations import correlations, findings
+from raysweep.report.data import measurements
+from raysweep.report.figures import across_sizes, along_training, scatter
+
+Table = Callable[..., pd.DataFrame]
+
+
+class Reader(HTMLParser):
+    """Collects ids and everything that a browser would fetch; refuses tags that do not close."""
+
+    VOID = ("meta", "link", "br", "img", "input")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.fetched: list[str] = []
+        self.tags: list[str] = []
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        if tag not in self.VOID:
+            self.open.append(tag)
+        self._attributes(tag, attrs)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self._attributes(tag, attrs)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def _attributes(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            if name == "id":
+                self.ids.append(str(value))
+            if name in ("src", "href", "xlink:href", "data", "srcset") and not str(value).startswith(
+                ("#", "data:")
+            ):
+                self.fetched.append(f"{tag} {value}")
+
+
+def read(page: str) -> Reader:
+    reader = Reader()
+    reader.feed(page)
+    assert reader.open == []
+    return reader
+
+
+def text(page: str) -> str:
+    return re.sub(r"<[^>]+>", " ", re.sub(r"<(style|svg).*?</\1>", " ", page, flags=re.DOTALL))
+
+
+@pytest.fixture(scope="module")
+def page(table: Table) -> str:
+    return render(Content(name="demo", frame=table()))
+
+
+def test_the_page_is_whole_and_needs_no_network(page: str) -> None:
+    reader = read(page)
+    assert reader.fetched == []
+    assert "script" not in reader.tags
+    assert not re.search(r"url\((?!#)", page)
+    assert "@import" not in page
+    assert len(set(reader.ids)) == len(reader.ids)
+    assert reader.tags.count("figure") == 6
+    for svg in re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL):
+        ElementTree.fromstring(svg)
+    references = re.findall(r"(?:url\(#|xlink:href=\"#)([^)\"]+)", page)
+    assert set(references) <= set(reader.ids)
+
+
+def test_colours_come_from_the_scheme_of_the_reader(page: str) -> None:
+    svg = "".join(re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL))
+    # What is left of fixed colours in the drawings would vanish in one of the two schemes.
+    assert re.findall(r"#[0-9a-f]{6}\b", svg) == []
+    for used in set(re.findall(r"var\((--[a-z0-9-]+)\)", page)):
+        light, dark = page.split("prefers-color-scheme: dark")[:2]
+        assert f"{used}:" in light
+        assert f"{used}:" in dark.split("@media print")[0]
+
+
+def test_the_same_content_gives_the_same_bytes(table: Table, page: str) -> None:
+    assert render(Content(name="demo", frame=table())) == page
+
+
+def test_text_from_outside_cannot_become_markup(table: Table) -> None:
+    frame = table(tasks=("<u>",), steps=(400,))
+    frame["run_id"] = frame["run_id"] + "<b>&"
+    failure = Failure(run_id="<i>", error="E", message="<script>alert(1)</script>")
+    page = render(
+        Content(name="<u>", description="<u>", frame=frame, failures=[failure], provenance={"<u>": "<u>"})
+    )
+    reader = read(page)
+    assert not {"script", "u", "i"} & set(reader.tags)
+    assert "&lt;script&gt;alert(1)" in page
+
+
+@pytest.mark.parametrize(
+    ("change", "figures"),
+    [
+        ({"tasks": ()}, 2),
+        ({"tasks": (), "trace": False, "lookup": False}, 2),
+        ({"seeds": (0,)}, 6),
+        ({"seeds": (0,), "steps": (400,), "models": (("32/1/2/128", 14_000),)}, 5),
+        ({"models": (("32/1/2/128", 14_000),)}, 5),
+        ({"trace": False, "tasks": ("A",)}, 3),
+        ({"models": ()}, 0),
+        ({"models": (), "lookup": False}, 0),
+    ],
+)
+def test_nothing_is_drawn_that_was_not_measured(table: Table, change: dict, figures: int) -> None:
+    page = render(Content(name="demo", frame=table(**change), milestones={"x": (400, 800)}))
+    assert read(page).tags.count("figure") == figures
+    assert "not enough data" in text(page).lower()
+    assert "nan" not in re.sub(r"\w*nan\w+|\w+nan\w*", "", text(page).lower())
+
+
+def test_a_run_that_is_behind_ends_where_its_measurements_end(table: Table) -> None:
+    frame = table(lookup=False)
+    behind = (frame["model"] == "64/1/2/256") & (frame["step"] > 800)
+    unprobed = (frame["step"] == 1600) & frame["metric"].str.startswith("probe/")
+    measured = measurements(frame[~behind & ~unprobed])
+    steps = along_training(measured, ["excess_loss", "trace", "probe/A"], name="s")
+    assert steps is not None
+    last = steps.data.groupby(["model", "metric"])["step"].agg(list)
+    assert last["64/1/2/256", "trace"] == [400, 800]
+    assert last["32/1/2/128", "probe/A"] == [400, 800, 3200]
+    drawn, step = across_sizes(measured, ["excess_loss", "trace", "probe/A"], name="z")
+    assert step == 800
+    assert set(drawn.data["step"]) == {800}
+    dots = scatter(measured, "trace", "A", tolerance=0.02, name="t")
+    assert len(dots.data) == 3 * 3 + 3 * 2
+
+
+def test_means_and_errors_over_seeds_are_those_of_the_seeds(table: Table) -> None:
+    frame = table()
+    drawn = along_training(measurements(frame), ["trace"], name="s")
+    cell = drawn.data[(drawn.data["model"] == "32/1/2/128") & (drawn.data["step"] == 800)].iloc[0]
+    chosen = (frame["model"] == "32/1/2/128") & (frame["step"] == 800) & (frame["metric"] == "trace")
+    values = frame.loc[chosen, "value"].to_numpy()
+    assert cell["seeds"] == 3
+    assert cell["mean"] == pytest.approx(values.mean())
+    assert cell["standard_error"] == pytest.approx(values.std(ddof=1) / np.sqrt(3))
+    one = along_training(measurements(table(seeds=(0,))), ["trace"], name="s")
+    assert one.data["standard_error"].isna().all()
+
+
+def test_numbers_that_are_not_finite_or_not_positive_do_not_break_a_log_axis(table: Table) -> None:
+    frame = table()
+    losses = frame.index[frame["metric"] == "excess_loss"]
+    frame.loc[losses[0], "value"] = np.nan
+    frame.loc[losses[1], "value"] = np.inf
+    frame.loc[losses[2], "value"] = 0.0
+    measured = measurements(frame)
+    dots = scatter(measured, "excess_loss", "A", tolerance=0.02, name="t")
+    assert len(dots.data) == 24 - 3
+    along_training(measured, ["excess_loss"], name="s")
+
+
+def test_axes_beyond_size_and_seed_become_variants(table: Table) -> None:
+    measured = measurements(table(rates=(0.001, 0.01)))
+    assert measured.variants == ("lr=0.001", "lr=0.01")
+    assert measurements(table()).variants == ("",)
+    page = render(Content(name="demo", frame=table(rates=(0.001, 0.01), seeds=(0,), tasks=("A",))))
+    assert "lr=0.01" in text(page)
+
+
+def test_the_data_of_every_figure_travels_with_the_page(table: Table, page: str) -> None:
+    frame = table()
+    files = dict(re.findall(r'download="([^"]+)" href="data:text/csv;base64,([^"]+)"', page))
+    assert len(files) == 7
+    back = pd.read_csv(io.BytesIO(base64.b64decode(files["demo.csv"])))
+    pd.testing.assert_series_equal(back["value"], frame["value"])
+
+
+def test_correlations_find_what_is_there_and_say_when_they_cannot(table: Table) -> None:
+    rows = {(r.task, r.band): r for r in correlations(measurements(table()), tolerance=0.02)}
+    assert set(rows) == {("A", "all"), ("A", "saturated"), ("B", "all"), ("B", "saturated")}
+    found = rows["A", "all"]
+    assert (found.checkpoints, found.runs) == (24, 6)
+    assert found.trace.value < -0.95
+    assert found.trace.low <= found.trace.value <= found.trace.high < -0.8
+    assert found.trace_given_loss.value < 0
+    unsaturated = {(r.task, r.band): r for r in correlations(measurements(table()), tolerance=1e-9)}
+    assert unsaturated["A", "saturated"].checkpoints == 0
+    assert unsaturated["A", "saturated"].trace is None
+    few = correlations(measurements(table(seeds=(0, 1))), tolerance=10)
+    assert few[0].trace is not None
+    assert few[0].trace.low is None
+
+
+def test_the_findings_follow_from_the_intervals(table: Table) -> None:
+    def first(frame: pd.DataFrame, tolerance: float = 0.02) -> str:
+        return findings(correlations(measurements(frame), tolerance=tolerance))[0]
+
+    frame = table(loss_scale=0.01)
+    assert "flatter goes with better" in first(frame)
+    flipped = frame.copy()
+    accuracies = flipped["metric"].str.startswith("probe/")
+    flipped.loc[accuracies, "value"] = 1 - flipped.loc[accuracies, "value"]
+    assert "flatter goes with worse" in first(flipped)
+    noise = frame.copy()
+    noise.loc[accuracies, "value"] = np.random.default_rng(7).uniform(0.5, 0.9, int(accuracies.sum()))
+    assert "no clear relation" in first(noise)
+    assert "not enough data for an interval" in first(frame, tolerance=1e-9)
+
+
+def test_the_correlations_are_those_of_the_statistics_room(table: Table) -> None:
+    measured = measurements(table())
+    found = correlations(measured, tolerance=0.02)[0]
+    rows = measured.has("excess_loss", "trace", "probe/A")
+    loss, trace, accuracy = (rows[c].to_numpy() for c in ("excess_loss", "trace", "probe/A"))
+    assert found.excess_loss.value == pytest.approx(spearman(loss, accuracy))
+    assert found.trace.value == pytest.approx(spearman(trace, accuracy))
+    assert found.trace_given_loss.value == pytest.approx(partial_spearman(trace, accuracy, loss))
+
+
+def test_progress_failures_and_provenance_are_told(table: Table) -> None:
+    frame = table(seeds=(0,))
+    runs = [r for r in frame["run_id"].unique() if not r.startswith("lookup")]
+    page = text(
+        render(
+            Content(
+                name="demo",
+                frame=frame,
+                milestones={
+                    runs[0]: (400, 800, 1600, 3200, 6400),
+                    runs[1]: (400, 800, 1600, 3200),
+                    "later": (400,),
+                    "lookup": (0,),
+                },
+                failures=[
+                    Failure(run_id=runs[0], error="RunFailedError", message="loss is not finite", step=3500),
+                    Failure(run_id=runs[1], error="OSError", message="disk", retried=True),
+                ],
+                provenance={"commit": "abc123"},
+                commands={"MLflow": "raysweep ui demo"},
+            )
+        )
+    )
+    for expected in (
+        "2 of 3",
+        "8 of 10",
+        "4 of 5",
+        "not measured yet",
+        "loss is not finite",
+        "tried again",
+        "abc123",
+    ):
+        assert expected in page
+    assert "raysweep ui demo" in page
+
+
+def test_summary_is_the_last_milestone_of_each_size(table: Table) -> None:
+    headings, rows = summary_rows(table())
+    assert headings[:4] == ["model", "parameters", "step", "seeds"]
+    assert [row[:4] for row in rows[:2]] == [
+        ["32/1/2/128", "14k", "3,200", "3"],
+        ["64/1/2/256", "52k", "3,200", "3"],
+    ]
+    assert rows[2][0] == "look-up table"
+    assert all(len(row) == len(headings) for row in rows)
+    assert "±" in rows[0][4]
+    headings, rows = summary_rows(table().iloc[:0])
+    assert rows == []
+    assert "±" not in "".join(map(str, summary_rows(table(seeds=(0,), lookup=False))[1]))
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.011, 0.013), (0.5, 0.9), (0.01, 0.3), (3, 5e4), (1e-6, 1e3)])
+def test_ticks_are_few_round_and_inside(low: float, high: float) -> None:
+    ticks = log_ticks(low, high)
+    assert 2 <= len(ticks) <= 7
+    assert all(low <= tick <= high for tick in ticks)
+    assert ticks == sorted(ticks)

@@ -1,0 +1,63 @@
+"""The report of a real sweep's folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from raysweep.evaluation.base import Metric
+from raysweep.report import write_report
+from raysweep.sweep import load_sweep, tidy
+from raysweep.sweep.provenance import provenance, save_launch
+
+FILE = """\
+name: tiny
+description: How it goes.
+language: {kind: hmm, states: 4, vocabulary: 6, length: 4, blocks: 2, tasks: [2]}
+model: {kind: encoder, shape: 16/1/1/32}
+algorithm: {kind: adamw, lr: 1e-3}
+pretrain: {steps: 100, batch_size: 8, milestones: [50, 100]}
+evaluate: {excess_loss: {sentences: 64}}
+axes:
+  seed: [0, 1]
+"""
+
+
+def test_a_report_can_be_written_at_any_time(tmp_path: Path) -> None:
+    (tmp_path / "tiny.yaml").write_text(FILE)
+    sweep = load_sweep(str(tmp_path / "tiny.yaml"), (), storage=tmp_path / "results")
+    page = write_report(sweep, tidy(sweep.ledger(), sweep), tmp_path / "new" / "report.html")
+    assert page == tmp_path / "new" / "report.html"
+    before = page.read_text()
+    assert "0 of 2" in before
+    assert "How it goes." in before
+    one, two = sweep.runs
+    save_launch(sweep.directory, provenance())
+    [evaluation] = one.evaluations.values()
+    metric = Metric(name="excess_loss", value=0.5, standard_error=0.1, n=64, unit="nats")
+    sweep.ledger().run(one).record_evaluation(50, evaluation, [metric], seconds=1.0)
+    sweep.ledger().run(two).record_failure("loss is not finite", error="RunFailedError", step=60)
+    after = write_report(sweep, tidy(sweep.ledger(), sweep), page).read_text()
+    for expected in ("1 of 2", "loss is not finite", "last launch", "raysweep ui tiny", "1 of 2"):
+        assert expected in after
+    assert list(page.parent.iterdir()) == [page]
+
+
+def test_a_report_that_cannot_be_written_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tiny.yaml").write_text(FILE)
+    sweep = load_sweep(str(tmp_path / "tiny.yaml"), (), storage=tmp_path / "results")
+    frame = tidy(sweep.ledger(), sweep)
+    page = write_report(sweep, frame, tmp_path / "out" / "report.html")
+    old = page.read_bytes()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", full)
+    with pytest.raises(OSError, match="No space"):
+        write_report(sweep, frame, page)
+    assert page.read_bytes() == old
+    assert list(page.parent.iterdir()) == [page]
