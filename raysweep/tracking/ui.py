@@ -53,8 +53,13 @@ def serve_command(sweep: Sweep, port: int = 5000) -> list[str]:
     uri = tracking_uri(sweep)
     if not uri.startswith(("sqlite:", "postgresql", "mysql", "mssql")):
         raise ConfigError(f"tracking_uri: '{uri}' is a server already; open the link in a browser")
+    return server_command(uri, port)
+
+
+def server_command(store_uri: str, port: int) -> list[str]:
+    """Return the command that serves a database on 127.0.0.1, reachable from this machine alone."""
     return [
         *(sys.executable, "-m", "mlflow", "server"),
-        *("--backend-store-uri", uri),
+        *("--backend-store-uri", store_uri),
         *("--host", "127.0.0.1", "--port", str(port), "--workers", "1"),
     ]
