@@ -57,7 +57,6 @@ class Categories:
         running = np.cumsum(weight / total[group])
         before = np.concatenate([[0.0], running])[first]
         self._edges = torch.from_numpy(group + np.minimum(running - before[group], 1.0))
-        self._first = torch.from_numpy(first)
         self._last = torch.from_numpy(first + count - 1)
 
     @classmethod
@@ -72,6 +71,5 @@ class Categories:
         Both are of one shape.  Drawing from a distribution without entries is the caller's defect.
         """
         place = torch.searchsorted(self._edges, group + uniform, right=True)
-        # Rounding may put an edge just beside the whole number where its group ends.
-        place = torch.minimum(torch.maximum(place, self._first[group]), self._last[group])
-        return self.entry[place]
+        # Rounding may put a group's last edge just below the whole number where the group ends.
+        return self.entry[torch.minimum(place, self._last[group])]

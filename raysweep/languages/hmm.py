@@ -297,11 +297,9 @@ class HMM(Language):
         leaves = self._leaves(words, hidden, dtype)
         (ahead, forward), (behind, backward) = self._forward(leaves), self._backward(leaves)
         context = ahead * behind
-        total = visible = context.sum(dim=-1)
+        total = context.sum(dim=-1)
         if hidden is None:
-            # The last word is visible in no prefix: it is allowed to be impossible after the others.
+            # No context holds all words, so the last one may be impossible behind the others.
             forward = forward[:, :-1]
-        else:
-            visible = (context * leaves).sum(dim=-1)
-        sound = torch.cat([visible, forward, backward], dim=1) >= floor(dtype)
+        sound = torch.cat([total, forward, backward], dim=1) >= floor(dtype)
         return context / total[:, :, None], sound.all(dim=1)

@@ -56,6 +56,7 @@ INSTANCES: dict[str, dict[str, dict[str, Any]]] = {
             "tasks": [2],
             "label": "posterior",
         },
+        "two-words": {"seed": 5, "states": 4, "vocabulary": 5, "length": 2, "blocks": 2, "tasks": [2]},
         "one-word": {"seed": 4, "states": 3, "vocabulary": 4, "length": 1, "blocks": 3, "tasks": []},
     },
 }

@@ -104,3 +104,26 @@ def test_normalisers_below_float32s_range() -> None:
     torch.testing.assert_close(usual.exp().double(), exact.exp(), rtol=0, atol=1e-6)
     # By hand: the second word comes from state 0, and so does what precedes it.
     assert exact[0, 0].exp().tolist() == pytest.approx([1.0, 0.0, 0.0], abs=1e-15)
+
+
+def test_words_below_float32s_range() -> None:
+    """A word that no state makes likely tells states apart by a ratio that float32 would round."""
+    emission = np.array([[0.9, 0.1, 5e-45], [0.2, 0.8, 2e-45]])
+    language = HMM(initial=np.full(2, 0.5), transition=np.eye(2), emission=emission, length=2)
+    ids = torch.tensor([[2, 0]])
+    state = np.array([5.0, 2.0]) / 7
+    found = language.conditionals(ids)[0, 1].exp()
+    np.testing.assert_allclose(found.numpy()[:2], (state @ emission)[:2], rtol=0, atol=1e-6)
+    # The other way round, the word is behind the hidden position.
+    behind = language.conditionals(ids.flip(1))[0, 0].exp()
+    np.testing.assert_allclose(behind.numpy()[:2], (state @ emission)[:2], rtol=0, atol=1e-6)
+    # And where only the product of both sides is small.
+    language = HMM(
+        initial=np.array([1.0, 5e-45, 2e-45]),
+        transition=np.eye(3),
+        emission=np.array([[1.0, 0.0, 0.0], [0.0, 0.9, 0.1], [0.0, 0.2, 0.8]]),
+        length=2,
+    )
+    before = language.conditionals(torch.tensor([[0, 1]]))[0, 0].exp()
+    state = np.array([5 * 0.9, 2 * 0.2]) / (5 * 0.9 + 2 * 0.2)
+    np.testing.assert_allclose(before.numpy()[1:], state @ language.emission[1:, 1:], rtol=0, atol=1e-6)

@@ -20,6 +20,7 @@ SHAPES: list[dict[str, Any]] = [
     {"roots": 2, "layers": 2, "symbols": 3, "rules": 4, "words": 6, "vocabulary": 12},
     {"roots": 3, "layers": 3, "symbols": 5, "rules": 1, "words": 5, "vocabulary": 25, "stop": 0.0},
     {"roots": 2, "layers": 1, "symbols": 3, "words": 4, "vocabulary": 10},
+    {"roots": 10, "layers": 6, "symbols": 20, "rules": 2, "words": 2, "vocabulary": 40},
     {"roots": 1, "layers": 2, "symbols": 1, "rules": 1, "words": 9, "vocabulary": 9},
 ]
 
