@@ -89,7 +89,9 @@ def linear_probe(
         weight_decay=weight_decay,
     )
     x_test, y_test = _gather(test, tasks, project, "test")
-    scores = torch.baddbmm(bias, x_test, weight).split([classes[task] for task in tasks], dim=2)
+    scores = torch.baddbmm(bias, x_test, weight.transpose(1, 2)).split(
+        [classes[task] for task in tasks], dim=2
+    )
     results = {}
     for k, task in enumerate(tasks):
         right = scores[k].argmax(dim=2) == y_test[:, k]
@@ -165,9 +167,9 @@ def _train_heads(
     batch_size: int,
     weight_decay: float,
 ) -> tuple[Tensor, Tensor]:
-    """Train on x [seeds, n, K], y [n, tasks]; return weights [seeds, K, ΣC] and biases [seeds, 1, ΣC]."""
+    """Train on x [seeds, n, K], y [n, tasks]; return weights [seeds, ΣC, K] and biases [seeds, 1, ΣC]."""
     seeds, n, width = x.shape
-    weight = x.new_zeros(seeds, width, sum(classes))
+    weight = x.new_zeros(seeds, sum(classes), width)
     bias = x.new_zeros(seeds, 1, sum(classes))
     optimizer = torch.optim.AdamW([weight, bias], lr=learning_rate, weight_decay=weight_decay, fused=True)
     starts = torch.tensor([sum(classes[:k]) for k in range(len(classes))], device=y.device)
@@ -180,11 +182,11 @@ def _train_heads(
             offsets = torch.arange(seeds, device=x.device)[:, None] * n
             batch = rows.index_select(0, (pick + offsets).flatten()).view(seeds, -1, width)
             # The gradient of the mean cross-entropy in the logits is (softmax − one-hot) / batch.
-            scores = torch.baddbmm(bias, batch, weight)
+            scores = torch.baddbmm(bias, batch, weight.transpose(1, 2))
             slope = torch.cat([part.softmax(dim=2) for part in scores.split(classes, dim=2)], dim=2)
             slope.scatter_add_(2, columns[pick], slope.new_full((), -1.0).expand(*pick.shape, len(classes)))
             slope /= pick.shape[1]
-            weight.grad = batch.transpose(1, 2) @ slope
+            weight.grad = slope.transpose(1, 2) @ batch
             bias.grad = slope.sum(dim=1, keepdim=True)
             optimizer.step()
     return weight, bias

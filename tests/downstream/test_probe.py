@@ -111,7 +111,7 @@ def test_training_takes_the_steps_of_autograd_and_adamw(gaussian):
                     for k, head in enumerate(heads)
                 ).backward()
                 optimizer.step()
-        torch.testing.assert_close(weight[s], torch.cat([h.weight.T for h in heads], 1), rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(weight[s], torch.cat([h.weight for h in heads]), rtol=1e-3, atol=1e-4)
         torch.testing.assert_close(bias[s, 0], torch.cat([h.bias for h in heads]), rtol=1e-3, atol=1e-4)
 
 
