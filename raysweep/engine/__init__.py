@@ -1,7 +1,33 @@
-"""Running sweeps on Ray: the only room that imports it."""
+"""Running sweeps on Ray: the only room that imports it.
 
-from raysweep.engine.cluster import Cluster, connected
-from raysweep.engine.driver import Results, launch
-from raysweep.engine.monitor import LaunchState, RunState, run_states
+Names are imported when first used: every task and actor of a sweep is a process that imports its own module
+of this room, and should not import the rest with it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from raysweep.engine.cluster import Cluster, connected
+    from raysweep.engine.driver import Results, launch
+    from raysweep.engine.monitor import LaunchState, RunState, run_states
 
 __all__ = ["Cluster", "LaunchState", "Results", "RunState", "connected", "launch", "run_states"]
+
+_HOMES = {
+    "Cluster": "raysweep.engine.cluster",
+    "LaunchState": "raysweep.engine.monitor",
+    "Results": "raysweep.engine.driver",
+    "RunState": "raysweep.engine.monitor",
+    "connected": "raysweep.engine.cluster",
+    "launch": "raysweep.engine.driver",
+    "run_states": "raysweep.engine.monitor",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'raysweep.engine' has no attribute '{name}'")

@@ -89,7 +89,7 @@ def _exact_conditionals(language: Any, evaluation: Evaluation, shard: int) -> np
     """Return the exact log-probabilities [n, T, V] that one shard of an evaluation asks for."""
     one_thread()
     built = _language(language)
-    return built.conditionals(evaluation.sentences(built, shard)).numpy()
+    return built.conditionals(evaluation.reference_ids(built, shard)).numpy()
 
 
 def _measure_shard(
@@ -127,7 +127,7 @@ def _model(run: RunLedger, spec: RunSpec, step: int, device: str) -> Any:
 
 def reference_bytes(language: Language, evaluation: Evaluation) -> int:
     """Return the size in bytes of all exact conditionals that an evaluation asks for."""
-    n, length = evaluation.sentences(language, 0).shape
+    n, length = evaluation.reference_ids(language, 0).shape
     return evaluation.shards() * n * length * language.vocabulary_size * 4
 
 

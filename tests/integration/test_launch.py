@@ -36,7 +36,7 @@ def test_first_launch_relaunch_and_growth(raysweep: Run, tmp_path: Path) -> None
     assert "report.html" in out
     assert "raysweep ui tiny" in out
     frame = table(raysweep, file, storage)
-    trained = frame[frame.algorithm == "adamw"]
+    trained = frame[frame.algorithm != "lookup_table"]
     assert sorted(trained.seed.unique()) == [0, 1]
     assert sorted(trained.step.unique()) == [20, 60]
     for metric in ("excess_loss", "trace", "probe/1", "probe/3"):
