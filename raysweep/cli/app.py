@@ -76,10 +76,10 @@ def run(arguments: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as problem:
-        error: Any = problem
-        if _is_usage_error(error):
-            error.show()
-            return int(error.exit_code)
+        wrong: Any = problem
+        if _is_usage_error(wrong):
+            wrong.show()
+            return int(wrong.exit_code)
         traceback.print_exc()
         print("raysweep: internal error (this is a defect: please report it)", file=sys.stderr)
         return 1
