@@ -62,7 +62,7 @@ class Stepper:
 
     def update(self, batch: Batch, step: int) -> Tensor:
         """Do step `step`, counted from 1; return this rank's part of the loss, detached, on the device."""
-        torch.manual_seed(seeding.derive(self.seed, "dropout", step, self.world.rank))
+        self._seed_dropout(seeding.derive(self.seed, "dropout", step, self.world.rank))
         loss: Tensor = self._loss(batch)
         # DistributedDataParallel averages over workers; the parts are to be summed.
         torch.autograd.backward(loss if self.world.size == 1 else loss * self.world.size)
@@ -73,3 +73,10 @@ class Stepper:
         self.optimizer.step()
         self.optimizer.zero_grad()
         return loss.detach()
+
+    def _seed_dropout(self, seed: int) -> None:
+        if self.device.type == "cpu":
+            # What torch.manual_seed does for a CPU, without the 70 microseconds of looking for others.
+            torch.default_generator.manual_seed(seed)
+        else:
+            torch.manual_seed(seed)

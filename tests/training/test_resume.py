@@ -19,8 +19,8 @@ from raysweep.training import World, checkpoint_directory
 PATIENCE = 120.0
 #: Dropout, milestones that are no curve points, and states between them.
 OPTIONS = {"pretrain": {"steps": 120, "milestones": [60, 120], "checkpoint_every": 15}}
-# New processes that need not import torch (whose optimizers import torch._dynamo) again: each is forked from a
-# server that has done nothing else.
+# New processes that need not import torch and torch._dynamo (as its optimizers do) again: each is forked
+# from a server that has done nothing else.
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(["raysweep.training", "torch._dynamo"])
 
@@ -36,13 +36,13 @@ class Workers:
         options: dict[str, Any] = OPTIONS,
         *,
         seconds: float = 0.0,
-        death: str = "",
+        fate: str = "",
     ) -> None:
         rendezvous = directory.with_name(f"{directory.name}-{time.monotonic_ns()}")
         self.processes: list[BaseProcess] = [
             context.Process(
                 target=fakes.work,
-                args=(directory, World(rank, size), rendezvous, options, seconds, death),
+                args=(directory, World(rank, size), rendezvous, options, seconds, fate),
                 daemon=True,
             )
             for rank in range(size)
@@ -127,11 +127,34 @@ def test_killed_at_the_worst_moment(
     death: str, whole: Callable[[int], Path], tmp_path: Path, fakes: ModuleType
 ) -> None:
     broken = tmp_path / "broken"
-    Workers(fakes, broken, death=death).end(-signal.SIGKILL)
+    Workers(fakes, broken, fate=death).end(-signal.SIGKILL)
     recorded = [r.step for r in fakes.FolderJournal(broken).checkpoints()]
     assert recorded == ([45, 30, 15] if death == "after the record" else [30, 15])
     Workers(fakes, broken).end()
     assert_same_run(fakes, broken, whole(1))
+
+
+def test_all_workers_stop_where_one_is_asked_to(
+    whole: Callable[[int], Path], tmp_path: Path, fakes: ModuleType
+) -> None:
+    Workers(fakes, tmp_path / "run", 2, fate="stop").end()
+    assert [r.step for r in fakes.FolderJournal(tmp_path / "run").checkpoints()] == [1]
+    Workers(fakes, tmp_path / "run", 2).end()
+    for step in (60, 120):
+        found, expected = (
+            (checkpoint_directory(run, step) / "model.safetensors").read_bytes()
+            for run in (tmp_path / "run", whole(2))
+        )
+        assert found == expected
+
+
+def test_all_workers_fail_where_the_first_cannot_write(
+    whole: Callable[[int], Path], tmp_path: Path, fakes: ModuleType
+) -> None:
+    Workers(fakes, tmp_path / "run", 2, fate="disk full").end(1)
+    assert [r.step for r in fakes.FolderJournal(tmp_path / "run").checkpoints()] == [30, 15]
+    Workers(fakes, tmp_path / "run", 2).end()
+    assert_same_run(fakes, tmp_path / "run", whole(2))
 
 
 def test_two_workers_train_as_one(tmp_path: Path, fakes: ModuleType) -> None:

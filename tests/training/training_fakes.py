@@ -1,5 +1,6 @@
 """A run's journal in a folder of JSON files, a small language, and what a worker process does."""
 
+import errno
 import os
 import signal
 import time
@@ -95,11 +96,12 @@ def arguments(**options: Any) -> dict[str, Any]:
 
 
 def work(
-    directory: Path, world: World, rendezvous: Path, options: dict[str, Any], seconds: float, death: str
+    directory: Path, world: World, rendezvous: Path, options: dict[str, Any], seconds: float, fate: str
 ) -> None:
     """Train one run in this process, as one of the workers of `world`.
 
-    Every step takes `seconds` longer; at `death` ("" for never) the process sends itself SIGKILL.
+    Every step takes `seconds` longer.  `fate` is "" for a quiet life, "stop" for being asked to on the last
+    rank alone, or what `arrange` arranges on the first.
     """
     torch.set_num_threads(1)
     if world.size > 1:
@@ -107,20 +109,20 @@ def work(
             "gloo", init_method=f"file://{rendezvous}", rank=world.rank, world_size=world.size
         )
     journal = FolderJournal(directory)
-    if death:
-        arrange(death, journal)
+    if fate not in ("", "stop") and world.rank == 0:
+        arrange(fate)
 
-    def slow() -> bool:
+    def stop() -> bool:
         time.sleep(seconds)
-        return False
+        return fate == "stop" and world.rank == world.size - 1
 
-    pretrain(journal=journal, world=world, stop=slow, **arguments(**options))
+    pretrain(journal=journal, world=world, stop=stop, **arguments(**options))
     if world.size > 1:
         distributed.destroy_process_group()
 
 
-def arrange(death: str, journal: FolderJournal) -> None:
-    """Make this process kill itself in the middle of a step, or while checkpoint 3 is made."""
+def arrange(fate: str) -> None:
+    """Make this process kill itself in a step or around checkpoint 3, or find the disk full there."""
     owner, name, count, after = {
         "in a step": (Stepper, "update", 33, False),
         "between two files": (os, "fsync", 12, True),
@@ -128,11 +130,14 @@ def arrange(death: str, journal: FolderJournal) -> None:
         "after the renaming": (os, "rename", 3, True),
         "before the record": (FolderJournal, "commit", 3, False),
         "after the record": (FolderJournal, "commit", 3, True),
-    }[death]
+        "disk full": (os, "fsync", 12, False),
+    }[fate]
     real, calls = getattr(owner, name), []
 
     def call(*args: Any) -> Any:
         calls.append(None)
+        if len(calls) == count and fate == "disk full":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if len(calls) == count and not after:
             os.kill(os.getpid(), signal.SIGKILL)
         result = real(*args)
