@@ -28,6 +28,7 @@ T = TypeVar("T")
 PARENT = "mlflow.parentRunId"
 RUN_ID = "raysweep.run_id"
 SWEEP = "raysweep.sweep"
+DIRECTORY = "raysweep.directory"
 IDENTITY = "raysweep.identity"
 DIGEST = "raysweep.digest"
 
@@ -123,7 +124,9 @@ class Store:
         tags = {SWEEP: self.sweep.name, "mlflow.note.content": note}
         if self.sweep.git_commit:
             tags["mlflow.source.git.commit"] = self.sweep.git_commit
-        found = next(self._search(f"tags.`{SWEEP}` = {_quoted(self.sweep.name)}"), None)
+        if self.sweep.directory:
+            tags[DIRECTORY] = self.sweep.directory
+        found = next(self._search(_is_parent(self.sweep.name, self.sweep.directory)), None)
         if found is None:
             found = self.client.create_run(self.experiment_id, tags=tags, run_name=self.sweep.name)
         else:
@@ -228,10 +231,6 @@ class Store:
         if tags:
             self.client.log_batch(mlflow_id, tags=[RunTag(key, value) for key, value in tags.items()])
 
-    def log_file(self, path: Path) -> None:
-        """Keep a file, such as the report, as an artifact of the sweep's parent run."""
-        self.client.log_artifact(self.parent_id, str(path))
-
     def finish(self, status: Status) -> None:
         """End the parent run, and any child still RUNNING as KILLED: nobody works on it any more."""
         for known in self._runs.values():
@@ -240,7 +239,7 @@ class Store:
         self.client.set_terminated(self.parent_id, status=status)
 
 
-def locate(sweep_name: str, tracking_uri: str) -> tuple[str, str] | None:
+def locate(sweep_name: str, tracking_uri: str, directory: str = "") -> tuple[str, str] | None:
     """Return (experiment id, parent run id) of a sweep, reading only; None where it is not in the store."""
     quiet()
     from mlflow import MlflowClient
@@ -253,7 +252,7 @@ def locate(sweep_name: str, tracking_uri: str) -> tuple[str, str] | None:
         return None
     found = client.search_runs(
         [experiment.experiment_id],
-        filter_string=f"tags.`{SWEEP}` = {_quoted(sweep_name)}",
+        filter_string=_is_parent(sweep_name, directory),
         order_by=_OLDEST_FIRST,
         max_results=1,
     )
@@ -278,6 +277,12 @@ def _prepare_sqlite(uri: str) -> None:
     fresh.unlink(missing_ok=True)
     MlflowClient(tracking_uri=f"sqlite:///{fresh}").search_experiments(max_results=1)
     os.replace(fresh, path)
+
+
+def _is_parent(sweep_name: str, directory: str) -> str:
+    """Return the filter that finds a sweep's parent run; `directory` is as in `SweepView`."""
+    condition = f"tags.`{SWEEP}` = {_quoted(sweep_name)}"
+    return f"{condition} AND tags.`{DIRECTORY}` = {_quoted(directory)}" if directory else condition
 
 
 def _chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:

@@ -34,6 +34,12 @@ def tracking_uri(sweep: Sweep) -> str:
     return sweep.tracking_uri or default_tracking_uri(sweep.directory)
 
 
+def shared_directory(sweep: Sweep) -> str:
+    """Return what tells a sweep from others of its name in its store: its folder, "" in its own store."""
+    own = tracking_uri(sweep) == default_tracking_uri(sweep.directory)
+    return "" if own else str(sweep.directory.resolve())
+
+
 class Tracker:
     """Writes a sweep to MLflow while it runs: `start`, then `close`.
 
@@ -45,7 +51,13 @@ class Tracker:
         self._sweep = sweep
         self._commit = commit
         self._writer = MLflowWriter(
-            SweepView(name=sweep.name, config=sweep.config, note=sweep.description, git_commit=commit),
+            SweepView(
+                name=sweep.name,
+                config=sweep.config,
+                note=sweep.description,
+                git_commit=commit,
+                directory=shared_directory(sweep),
+            ),
             directory=sweep.directory,
             tracking_uri=sweep.tracking_uri,
         )

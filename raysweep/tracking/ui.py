@@ -8,7 +8,7 @@ from urllib.parse import quote, urlencode
 
 from raysweep.errors import ConfigError
 from raysweep.tracking.store import locate
-from raysweep.tracking.tracker import tracking_uri
+from raysweep.tracking.tracker import shared_directory, tracking_uri
 
 if TYPE_CHECKING:
     from raysweep.sweep import Sweep
@@ -39,7 +39,7 @@ def comparison_link(sweep: Sweep, base_url: str) -> str:
     Only reads the store.  Raises `ConfigError` where the sweep is not in it yet.
     """
     uri = tracking_uri(sweep)
-    found = locate(sweep.name, uri)
+    found = locate(sweep.name, uri, shared_directory(sweep))
     if found is None:
         raise ConfigError(f"sweep '{sweep.name}' is not in MLflow at {uri} yet; launch it first")
     return deep_link(uri if uri.startswith("http") else base_url, *found)

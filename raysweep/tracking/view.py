@@ -67,12 +67,17 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepView:
-    """A sweep as MLflow shows it: an experiment with one parent run."""
+    """A sweep as MLflow shows it: an experiment with one parent run.
+
+    On a server that several people share, `directory` tells sweeps of one name apart; it is empty for a
+    store of the sweep's own, whose folder may be moved.
+    """
 
     name: str
     config: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
     git_commit: str | None = None
+    directory: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,15 +12,11 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self, TypeVar
 
 from raysweep.tracking.store import Store
 from raysweep.tracking.view import RunView, Status, SweepView
 
 _log = logging.getLogger("raysweep.tracking")
-
-T = TypeVar("T")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 
@@ -60,7 +56,6 @@ class MLflowWriter:
         self._lock = threading.Condition()
         self._views: dict[str, RunView] = {}
         self._pending: dict[str, RunView] = {}
-        self._files: dict[str, Path] = {}
         self._refused: dict[str, str] = {}
         self._closing: Status | None = None
         self._location: Location | None = None
@@ -101,12 +96,6 @@ class MLflowWriter:
             self._refused.pop(view.run_id, None)
             self._lock.notify()
 
-    def attach(self, path: Path) -> None:
-        """Note a file to be kept as an artifact of the sweep, such as its report."""
-        with self._lock:
-            self._files[path.name] = path
-            self._lock.notify()
-
     def close(self, status: Status, *, timeout: float = 30.0) -> bool:
         """Write what is left, end the parent run with `status`, and say whether everything has arrived.
 
@@ -127,16 +116,6 @@ class MLflowWriter:
             )
         return self._flushed
 
-    def __enter__(self) -> Self:
-        self.open()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._closing is None:
-            self.close("FINISHED" if kind is None else "KILLED")
-
     def _serve(self) -> None:
         pause = _FIRST_PAUSE
         while True:
@@ -145,7 +124,7 @@ class MLflowWriter:
                 store = self._drain()
                 if closing is not None:
                     store.finish(closing)
-                    self._flushed = not self._pending and not self._files and not self._refused
+                    self._flushed = not self._pending and not self._refused
             # Whatever the client, its server or its database raise, the sweep goes on.
             except Exception as error:
                 self._store = None
@@ -161,7 +140,7 @@ class MLflowWriter:
             if closing is not None:
                 return
             with self._lock:
-                while self._closing is None and not self._pending and not self._files:
+                while self._closing is None and not self._pending:
                     self._lock.wait()
 
     def _drain(self) -> Store:
@@ -175,7 +154,7 @@ class MLflowWriter:
                 self._pending = dict(self._views)
         store = self._store
         with self._lock:
-            views, files = list(self._pending.values()), list(self._files.items())
+            views = list(self._pending.values())
         for view in views:
             try:
                 store.write(view)
@@ -185,19 +164,13 @@ class MLflowWriter:
                 _log.error("MLflow refuses run %s: %s", view.run_id, error)
                 with self._lock:
                     self._refused[view.run_id] = str(error)
-            self._done(self._pending, view.run_id, view)
-        for name, path in files:
-            store.log_file(path)
-            self._done(self._files, name, path)
+            with self._lock:
+                if self._pending.get(view.run_id) is view:
+                    del self._pending[view.run_id]
         if self._down:
             self._down = False
             _log.warning("MLflow at %s is reachable again", self.tracking_uri)
         return store
-
-    def _done(self, waiting: dict[str, T], key: str, item: T) -> None:
-        with self._lock:
-            if waiting.get(key) is item:
-                del waiting[key]
 
     def _report(self, error: Exception) -> None:
         if not self._down:

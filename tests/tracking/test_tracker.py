@@ -171,5 +171,28 @@ def test_the_link_opens_the_charts_of_the_sweep(sweep: Sweep) -> None:
     assert command[command.index("--backend-store-uri") + 1] == f"sqlite:///{sweep.directory / 'mlflow.db'}"
 
 
+def test_sweeps_of_one_name_in_a_shared_store_stay_apart(
+    tmp_path: Path, make_store: Callable[[Path], None]
+) -> None:
+    make_store(tmp_path / "team")
+    uri = f"sqlite:///{tmp_path / 'team' / 'mlflow.db'}"
+    (tmp_path / "tiny.yaml").write_text(FILE)
+    sweeps = [
+        load_sweep(str(tmp_path / "tiny.yaml"), (), storage=tmp_path / who, tracking_uri=uri)
+        for who in ("ada", "bo")
+    ]
+    for value, sweep in enumerate(sweeps):
+        record(sweep.ledger().run(sweep.runs[0]), sweep.runs[0], 50, float(value))
+    for sweep in [*sweeps, *sweeps]:
+        assert Tracker(sweep).close()
+    with sqlite3.connect(tmp_path / "team" / "mlflow.db") as database:
+        query = "select value from metrics join runs using (run_uuid) where key = 'excess_loss'"
+        active = f"{query} and lifecycle_stage = 'active'"
+        assert sorted(database.execute(active).fetchall()) == [(0.0,), (1.0,)]
+        assert database.execute("select count(*) from runs").fetchall() == [(4,)]
+    links = {comparison_link(sweep, "http://x") for sweep in sweeps}
+    assert len(links) == 2
+
+
 def test_flatten_keeps_lists_whole() -> None:
     assert flatten({"a": {"b": [1, 2], "c": {"d": None}}}) == {"a.b": [1, 2], "a.c.d": None}
