@@ -26,6 +26,7 @@ from raysweep.report.style import BAND, DASHES, INK, MARKERS, MUTED, series, to_
 _RC: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "raysweep",
+    "text.parse_math": False,
     "font.size": 9.2,
     "font.family": "sans-serif",
     "axes.labelsize": 9.2,

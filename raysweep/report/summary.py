@@ -18,7 +18,13 @@ def summary_rows(frame: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
     measured = measurements(frame)
     tasks = [PROBE + task for task in measured.tasks]
     names = [name for name in ("excess_loss", "trace", *tasks) if name in set(frame["metric"])]
-    headings = ["model", "parameters", "step", "seeds", *(_HEADINGS.get(name, name) for name in names)]
+    headings = [
+        "model",
+        "parameters",
+        "step",
+        "seeds",
+        *(_HEADINGS.get(name, name.replace(PROBE, "accuracy ")) for name in names),
+    ]
     rows = []
     table = measured.checkpoints
     for (model, variant), group in table.groupby(["model", "variant"], sort=False):
