@@ -312,6 +312,12 @@ def test_configuration_determines_the_fingerprint(data: dict[str, Any]) -> None:
         assert other.build().fingerprint != config.build().fingerprint
 
 
+def test_batches_without_sentences(language: Language) -> None:
+    ids = language.sample(1, seed=0)[:0]
+    assert language.conditionals(ids).shape == (0, language.max_length, language.vocabulary_size)
+    assert language.log_prob(ids).shape == (0,)
+
+
 def test_special_ids_follow_the_words(language: Language) -> None:
     V = language.vocabulary_size
     assert (language.pad_id, language.mask_id, language.cls_id) == (V, V + 1, V + 2)

@@ -83,6 +83,7 @@ class PCFG(Language):
         self._log_kept = float(np.log(lengths.sum()))
         self._can = feasible(grammar, max_length)
         self._plans: dict[tuple[int, bool, torch.device, torch.dtype], Plan | None] = {}
+        self._rules: dict[tuple[torch.device, torch.dtype], dict[bytes, Tensor]] = {}
         self._tables: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor, Tensor, Tensor]] = {}
 
     @classmethod
@@ -266,7 +267,8 @@ class PCFG(Language):
         key = (n, everything, device, dtype)
         if key not in self._plans:
             top = np.ones(len(self.grammar.symbols), dtype=bool) if everything else self.grammar.root > 0
-            self._plans[key] = make_plan(self.grammar, self._can, n, top, device, dtype)
+            shared = self._rules.setdefault((device, dtype), {})
+            self._plans[key] = make_plan(self.grammar, self._can, n, top, device, dtype, shared)
         return self._plans[key]
 
     def _on(self, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -9,6 +9,7 @@ held as their distinct pairs (B, C), sorted so that pairs of the same feasible s
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,11 +65,18 @@ def feasible(grammar: Grammar, longest: int) -> np.ndarray:
 
 
 def make_plan(
-    grammar: Grammar, can: np.ndarray, n: int, top: np.ndarray, device: torch.device, dtype: torch.dtype
+    grammar: Grammar,
+    can: np.ndarray,
+    n: int,
+    top: np.ndarray,
+    device: torch.device,
+    dtype: torch.dtype,
+    shared: dict[bytes, Tensor],
 ) -> Plan | None:
     """Plan a pass with the symbols `top` (boolean [N]) over n words; None where none of them derives n words.
 
-    `can` is `feasible` for at least n words.
+    `can` is `feasible` for at least n words.  `shared` holds the rules of the grammar's earlier
+    plans on this device and in this dtype: in a dense grammar nearly all widths of all plans have the same.
     """
     N = len(grammar.symbols)
     live = grammar.probability > 0
@@ -120,7 +128,10 @@ def make_plan(
                         *(torch.from_numpy(index).to(device) for index in rows),
                     )
                 )
-        widths.append(Width(w, torch.from_numpy(rules).to(device, dtype), tuple(splits)))
+        key = repr(rules.shape).encode() + hashlib.sha256(rules.tobytes()).digest()
+        if key not in shared:
+            shared[key] = torch.from_numpy(rules).to(device, dtype)
+        widths.append(Width(w, shared[key], tuple(splits)))
         most = max(most, len(order) * (n - w + 1))
     cells = sum(int(active[w].sum()) * (n - w + 1) for w in range(1, n + 1))
     return Plan(
