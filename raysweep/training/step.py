@@ -46,16 +46,14 @@ class Stepper:
         self._loss: nn.Module = MaskedLoss(self.model)
 
     def connect(self, example: Batch) -> None:
-        """Join the other workers, once weights are those to start from; alone, do nothing.
+        """Join the other workers, once the weights are those to start from.
 
         The gradient buckets of `DistributedDataParallel` are laid out anew after the first backward pass,
         and with three workers or more the order of a sum depends on the layout.  A pass over `example`
         whose gradients are thrown away puts that behind us, so that a resumed run sums as one never
         interrupted.
         """
-        if self.world.size == 1:
-            return
-        self._loss = DistributedDataParallel(self._loss, broadcast_buffers=False)
+        self._loss = DistributedDataParallel(self._loss)
         loss: Tensor = self._loss(example)
         torch.autograd.backward(loss)
         self.optimizer.zero_grad()
