@@ -67,7 +67,7 @@ def words(seed: int, purpose: str, index: Tensor, draws: int, *, start: int = 0)
         derive(seed, purpose),
         (block[None, :] & _MASK, 0, (index & _MASK)[:, None], ((index >> 32) & _MASK)[:, None]),
     )
-    flat = torch.stack(out, dim=-1).reshape(len(index), -1)
+    flat = torch.stack(out, dim=-1).flatten(1)
     return flat[:, start - 4 * first : start - 4 * first + draws]
 
 

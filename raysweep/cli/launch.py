@@ -123,6 +123,7 @@ def _launch(sweep: Sweep, address: str | None, retry: bool, json: bool) -> int:
                 "tracking_uri": tracked_at(sweep),
                 "worked_on": list(results.worked_on),
                 "failures": failures,
+                "unfinished": list(results.unfinished),
                 "metrics": frame.to_dict(orient="records"),
             }
         )
@@ -139,4 +140,11 @@ def _launch(sweep: Sweep, address: str | None, retry: bool, json: bool) -> int:
             highlight=False,
             soft_wrap=True,
         )
-    return 3 if failures else 0
+    for run_id in results.unfinished:
+        console.print(
+            f"not finished: {run_id}: see {sweep.directory / 'runs' / run_id / 'logs'}; launch again to go on",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+    return 3 if failures or results.unfinished else 0

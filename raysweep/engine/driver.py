@@ -46,6 +46,8 @@ class Results:
     sweep: Sweep
     #: By run id, the last failure of each run that failed.
     failures: dict[str, FailureRecord]
+    #: Runs that neither finished nor failed, because Ray gave them up; the next launch goes on with them.
+    unfinished: tuple[str, ...]
     #: Runs that this launch trained or evaluated; empty where everything was there already.
     worked_on: tuple[str, ...]
     #: False where the tracking server could not take everything; the next launch fills the gap.
@@ -122,8 +124,13 @@ def launch(
             _work(sweep, plan, tracker, address, observer, on_start)
         tracked = tracker.close()
     failures = {s.run_id: found[-1] for s in sweep.runs if (found := ledger.open(s.run_id).failures())}
-    worked_on = tuple(run.run_id for run in plan.to_do)
-    return Results(sweep=sweep, failures=failures, worked_on=worked_on, tracked=tracked)
+    return Results(
+        sweep=sweep,
+        failures=failures,
+        unfinished=tuple(run.run_id for run in sweep.plan().to_do),
+        worked_on=tuple(run.run_id for run in plan.to_do),
+        tracked=tracked,
+    )
 
 
 def _work(

@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import ray
 import torch
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raysweep.evaluation import Evaluation
 from raysweep.evaluation.subject import LookupTable, ModelSubject
@@ -160,10 +161,15 @@ ReferenceStore: Any = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-
 
 
 def task_options(resources: dict[str, float]) -> dict[str, Any]:
-    """Translate `{CPU: 1, GPU: 0.25, name: n}` into the options of a task."""
+    """Translate `{CPU: 1, GPU: 0.25, name: n}` into the options of a task.
+
+    The task is placed anywhere in the cluster: by default it would have to fit into the placement group of
+    the trial that submits it, which has no CPU.
+    """
     rest = {name: amount for name, amount in resources.items() if name not in ("CPU", "GPU")}
     return {
         "num_cpus": resources.get("CPU", 0),
         "num_gpus": resources.get("GPU", 0),
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(placement_group=None),
         **({"resources": rest} if rest else {}),
     }

@@ -23,7 +23,7 @@ from ray import tune
 from raysweep.engine.gap import lacking_checkpoints, metrics_at
 from raysweep.engine.tasks import Window, measure_shard, task_options
 from raysweep.engine.trainer import run_log, trainer
-from raysweep.errors import RaysweepError, RunFailedError
+from raysweep.errors import RunFailedError
 from raysweep.sweep import Ledger, RunLedger, RunSpec, Sweep, evaluation_identity
 
 log = logging.getLogger("raysweep.trial")
@@ -215,7 +215,9 @@ def _run_trial(spec: RunSpec, run: RunLedger, sweep: Sweep, services: Services) 
             if not len(evaluations):
                 time.sleep(0.25)
         _check(spec, run, training)
-    except (RaysweepError, ray.exceptions.RayError) as error:
+    except Exception as error:
+        # Processes that die are restarted by Ray before an error arrives here; what does arrive would only
+        # come again, so it is the run's failure.
         evaluations.cancel()
         log.exception("run failed")
         if not run.failures():

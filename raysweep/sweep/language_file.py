@@ -11,7 +11,7 @@ from raysweep.errors import RaysweepError
 from raysweep.languages.base import Language, LanguageConfig
 from raysweep.sweep.check import Checker
 from raysweep.sweep.config import LanguageCache
-from raysweep.sweep.document import Mark, Problems, merge, nest, parse_override, read_file
+from raysweep.sweep.document import Mark, Problems, parse_override, put, read_file
 from raysweep.sweep.grid import Point
 
 
@@ -26,7 +26,8 @@ def load_language(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -
     for text in overrides:
         parsed = parse_override(text, problems)
         if parsed is not None:
-            root = merge(root, nest(*parsed, Mark(f"--set {text}", folder=Path.cwd())))
+            field, node = parsed
+            root = put(root, field, node, Mark(f"--set {text}", folder=Path.cwd()))
     alone = root.get("kind") is not None
     node = root if alone else root.get("language")
     mark = root.mark if alone else root.keys.get("language", root.mark)
