@@ -141,8 +141,9 @@ def _launch(sweep: Sweep, address: str | None, retry: bool, json: bool) -> int:
             soft_wrap=True,
         )
     for run_id in results.unfinished:
+        logs = sweep.directory / "runs" / run_id / "logs"
         console.print(
-            f"not finished: {run_id}: see {sweep.directory / 'runs' / run_id / 'logs'}; launch again to go on",
+            f"not finished: {run_id}: launch again to go on; logs in {logs}",
             markup=False,
             highlight=False,
             soft_wrap=True,

@@ -91,6 +91,7 @@ class Monitor:
                 for name in ("state", "step", "loss", "steps_per_second", "metrics"):
                     if name in item:
                         setattr(row, name, item[name])
+                row.step = max(row.step, item.get("evaluated", 0))
                 if row.state == "done":
                     row.step = row.steps
         self._observer(self._summarise())

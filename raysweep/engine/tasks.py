@@ -160,6 +160,11 @@ class _ReferenceStore:
 ReferenceStore: Any = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(_ReferenceStore)
 
 
+#: Ray documents None for "no placement group"; its types do not.
+_NO_GROUP: Any = None
+_ANYWHERE = PlacementGroupSchedulingStrategy(placement_group=_NO_GROUP)
+
+
 def task_options(resources: dict[str, float]) -> dict[str, Any]:
     """Translate `{CPU: 1, GPU: 0.25, name: n}` into the options of a task.
 
@@ -170,6 +175,6 @@ def task_options(resources: dict[str, float]) -> dict[str, Any]:
     return {
         "num_cpus": resources.get("CPU", 0),
         "num_gpus": resources.get("GPU", 0),
-        "scheduling_strategy": PlacementGroupSchedulingStrategy(placement_group=None),
+        "scheduling_strategy": _ANYWHERE,
         **({"resources": rest} if rest else {}),
     }

@@ -65,6 +65,7 @@ class Evaluations:
         self._window: Window[tuple[int, str, int]] = Window(services.window)
         self._left: dict[Cell, int] = {}
         self._started: dict[Cell, float] = {}
+        self._newest = 0
         self.submitted: set[int] = set()
 
     def submit(self, step: int) -> None:
@@ -125,8 +126,10 @@ class Evaluations:
         self._run.record_evaluation(step, evaluation, metrics, seconds=seconds)
         del self._left[cell]
         log.info("step %d: %s evaluated", step, kind)
-        news = {"metrics": metrics_at(self._run, self._spec, step), "evaluated": step}
-        self._services.board.post.remote(self._spec.run_id, news)
+        if step >= self._newest:
+            self._newest = step
+            news = {"metrics": metrics_at(self._run, self._spec, step), "evaluated": step}
+            self._services.board.post.remote(self._spec.run_id, news)
 
     def complete(self, step: int) -> bool:
         """Return whether a milestone has all its evaluations."""

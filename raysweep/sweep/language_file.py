@@ -26,8 +26,8 @@ def load_language(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -
     for text in overrides:
         parsed = parse_override(text, problems)
         if parsed is not None:
-            field, node = parsed
-            root = put(root, field, node, Mark(f"--set {text}", folder=Path.cwd()))
+            field, value = parsed
+            root = put(root, field, value, Mark(f"--set {text}", folder=Path.cwd()))
     alone = root.get("kind") is not None
     node = root if alone else root.get("language")
     mark = root.mark if alone else root.keys.get("language", root.mark)
