@@ -137,8 +137,7 @@ def run_view(
 
     The training curve becomes `train_loss` at its own steps and times; every metric of an evaluation
     becomes a point at the evaluated step, its standard error another named `<metric>_se`.  `started` is
-    unix seconds and defaults to the time of the first point.  Where two records give the same metric at the
-    same step, the later one stands.
+    unix seconds and defaults to the time of the first point.
     """
     checkpoints, evaluations = list(checkpoints), list(evaluations)
     points: dict[tuple[str, int], Point] = {}
@@ -147,8 +146,11 @@ def run_view(
         key = metric_name(key)
         points[key, step] = Point(key, step, time_ms, float(value))
 
-    for checkpoint in sorted(checkpoints, key=lambda record: record.step):
-        for point in checkpoint.curve:
+    # A stretch trained again, for a milestone asked for later, is recorded again with later times.  The first
+    # times stand, as in `RunLedger.curve`: they are what has been written before.
+    curve = [point for checkpoint in checkpoints for point in checkpoint.curve]
+    for point in sorted(curve, key=lambda point: (point.step, point.time_ms)):
+        if ("train_loss", point.step) not in points:
             add("train_loss", point.step, point.time_ms, point.loss)
     for record in sorted(evaluations, key=lambda record: record.time):
         time_ms = round(record.time * 1000)

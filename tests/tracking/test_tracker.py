@@ -116,6 +116,24 @@ def test_a_later_launch_fills_the_gap_and_writes_nothing_twice(sweep: Sweep) -> 
     assert len(rows(sweep, "select 1 from runs")) == 3
 
 
+def test_a_stretch_that_is_trained_again_changes_no_point(sweep: Sweep) -> None:
+    [one, _] = sweep.runs
+    run = sweep.ledger().run(one)
+    record(run, one, 100)
+    assert Tracker(sweep).close()
+    before = set(rows(sweep, "select key, step, timestamp, value from metrics"))
+    # A milestone before it is asked for later; its curve overlaps, at later times.
+    later = tuple(CurvePoint(step=s, loss=1.0 / s, time_ms=9_000_000 + s) for s in (50, 60, 70))
+    run.commit(
+        CheckpointRecord(step=70, milestone=True, files={}, curve=later, time=9000.0, train_seconds=1.0)
+    )
+    assert Tracker(sweep).close()
+    after = set(rows(sweep, "select key, step, timestamp, value from metrics"))
+    assert after - before == {("train_loss", 50, 9_000_050, 1 / 50)}
+    assert before < after
+    assert rows(sweep, "select count(*) from runs") == [(2,)]
+
+
 def test_other_evaluation_settings_are_not_shown(sweep: Sweep) -> None:
     [one, _] = sweep.runs
     run = sweep.ledger().run(one)
