@@ -71,9 +71,10 @@ def scatter(measured: Measurements, x: str, task: str, *, tolerance: float, name
         figure = Figure(figsize=(_WIDTH, 3.2), layout="constrained")
         axes = figure.subplots()
         plain(axes)
-        log_axis(axes.xaxis, list(table[x]))
+        log_axis(axes.xaxis, _reach(table[x], table[f"{x}_se"], log=True))
         # Both figures of a task get one scale, although one may lack a checkpoint that the other has.
-        heights = list(measured.has(y)[y]) + ([reference] if reference is not None else [])
+        both = measured.has(y)
+        heights = _reach(both[y], both[f"{y}_se"]) + ([reference] if reference is not None else [])
         linear_axis(axes.yaxis, heights)
         low, high = axes.get_xlim()
         if x == "excess_loss" and tolerance > low:
@@ -86,6 +87,13 @@ def scatter(measured: Measurements, x: str, task: str, *, tolerance: float, name
         svg = _svg(figure, name)
     text = f"{label(y)} against {label(x)} on a log axis, {len(table)} checkpoints"
     return Drawn(svg, text, _columns(table, [x, f"{x}_se", y, f"{y}_se"]))
+
+
+def _reach(values: pd.Series, errors: pd.Series, *, log: bool = False) -> list[float]:
+    """Return the ends of all bars, for the limits of an axis; on a log axis no end is below a third."""
+    errors = errors.fillna(0)
+    low = values - errors
+    return [*(np.maximum(low, values / 3) if log else low), *(values + errors)]
 
 
 def _dots(axes: Axes, table: pd.DataFrame, x: str, y: str, index: int, tolerance: float) -> None:
@@ -173,11 +181,12 @@ def _stack(
             part = cells[cells["metric"] == metric]
             reference = measured.reference.get(metric) if metric.startswith(PROBE) else None
             if metric.startswith(PROBE):
-                linear_axis(axes.yaxis, [*part["mean"], *([reference] if reference is not None else [])])
+                heights = _reach(part["mean"], part["standard_error"])
+                linear_axis(axes.yaxis, heights + ([reference] if reference is not None else []))
             else:
                 part = part[part["mean"] > 0]
                 if len(part):
-                    log_axis(axes.yaxis, list(part["mean"]))
+                    log_axis(axes.yaxis, _reach(part["mean"], part["standard_error"], log=True))
             if reference is not None:
                 axes.axhline(reference, color=MUTED, linestyle=(0, (4, 3)), linewidth=1.1)
             lines(axes, measured, part)

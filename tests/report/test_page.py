@@ -175,6 +175,21 @@ def test_numbers_that_are_not_finite_or_not_positive_do_not_break_a_log_axis(tab
     along_training(measured, ["excess_loss"], name="s")
 
 
+def test_bars_stay_inside_the_axes(table: Table) -> None:
+    frame = table(lookup=False)
+    wide = frame.copy()
+    accuracies = wide["metric"].str.startswith("probe/")
+    wide.loc[accuracies, "standard_error"] = 0.2
+
+    def lowest(tidy: pd.DataFrame) -> float:
+        drawn = scatter(measurements(tidy), "trace", "A", tolerance=0.02, name="t")
+        return min(float(t) for t in re.findall(r"<text[^>]*>(0\.\d+)</text>", drawn.svg))
+
+    smallest = frame.loc[accuracies, "value"].min()
+    assert smallest - 0.25 < lowest(wide) < smallest - 0.1
+    assert lowest(frame) > smallest - 0.02
+
+
 def test_axes_beyond_size_and_seed_become_variants(table: Table) -> None:
     measured = measurements(table(rates=(0.001, 0.01)))
     assert measured.variants == ("lr=0.001", "lr=0.01")
