@@ -39,7 +39,7 @@ class MLflowWriter:
     """Writes one sweep to MLflow, in the background.
 
     `directory` is the sweep's folder; without a `tracking_uri` the store is `directory/mlflow.db`, created
-    on first use, with artifacts in `directory/artifacts`.  With one, the server keeps the artifacts.
+    on first use.  A server keeps the artifacts itself, for a database they are in `directory/artifacts`.
 
         writer = MLflowWriter(SweepView(name="scaling"), directory=folder)
         writer.open()                    # returns at once
@@ -50,9 +50,9 @@ class MLflowWriter:
     def __init__(self, sweep: SweepView, *, directory: Path, tracking_uri: str | None = None) -> None:
         self.sweep = sweep
         self.tracking_uri = tracking_uri or default_tracking_uri(directory)
-        self._artifacts = None
-        if self.tracking_uri.startswith("sqlite:///"):
-            self._artifacts = (directory.resolve() / "artifacts").as_uri()
+        # A database keeps no files, and MLflow's own choice then is ./mlruns, wherever one happens to be.
+        served = self.tracking_uri.startswith(("http:", "https:", "databricks"))
+        self._artifacts = None if served else (directory.resolve() / "artifacts").as_uri()
         self._lock = threading.Condition()
         self._views: dict[str, RunView] = {}
         self._pending: dict[str, RunView] = {}

@@ -110,6 +110,15 @@ def test_a_sweep_is_a_parent_run_and_a_run_its_child(folder: Path) -> None:
     assert locate("tiny", default_tracking_uri(folder))[1] == parent
 
 
+def test_nothing_is_written_where_one_happens_to_be(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = folder / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    assert write(folder, view("a", (100,), "FINISHED"))
+    assert list(elsewhere.iterdir()) == []
+    assert not list(folder.rglob("mlruns"))
+
+
 def test_points_carry_training_steps_and_the_times_of_the_records(folder: Path) -> None:
     assert write(folder, view("a", (100,), "FINISHED"))
     points = rows(folder, "select key, step, timestamp, value from metrics order by key, step")
@@ -179,10 +188,10 @@ store.write(test_writer.view("a", (100, 200)))
 
 def test_stale_running_runs_are_ended_when_the_store_is_opened(folder: Path) -> None:
     uri = default_tracking_uri(folder)
-    store = Store(SweepView(name="tiny"), uri, None)
+    store = Store(SweepView(name="tiny"), uri, (folder / "artifacts").as_uri())
     store.write(view("a", (100,)))
     assert children(folder)["a"][1] == "RUNNING"
-    Store(SweepView(name="tiny"), uri, None)
+    Store(SweepView(name="tiny"), uri, (folder / "artifacts").as_uri())
     assert children(folder)["a"][1] == "KILLED"
 
 
