@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import redirect_stdout
 from typing import Annotated, Any
 
 import typer
@@ -19,6 +20,7 @@ from raysweep.cli.options import (
     TrackingOption,
     find,
     print_json,
+    records,
 )
 from raysweep.cli.results import make_report, print_summary
 from raysweep.sweep import Sweep
@@ -93,8 +95,11 @@ def _launch(sweep: Sweep, address: str | None, retry: bool, json: bool) -> int:
             for line in footer if not console.is_terminal else ():
                 console.print(line, markup=False, highlight=False, soft_wrap=True)
 
+    sweep.directory.mkdir(parents=True, exist_ok=True)
+    chatter = sweep.directory / "ray.log"
     try:
-        with view:
+        # Ray prints remarks of its own to standard output, which belongs to our results.
+        with view, chatter.open("a") as log, redirect_stdout(log):
             results = start(
                 sweep,
                 address=address,
@@ -124,7 +129,7 @@ def _launch(sweep: Sweep, address: str | None, retry: bool, json: bool) -> int:
                 "worked_on": list(results.worked_on),
                 "failures": failures,
                 "unfinished": list(results.unfinished),
-                "metrics": frame.to_dict(orient="records"),
+                "metrics": records(frame),
             }
         )
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +12,9 @@ from raysweep.errors import ConfigError
 from raysweep.sweep import Sweep, load_sweep
 from raysweep.sweep.storage import storage_root
 from raysweep.sweep.stored import load_stored, stored_names
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 FileArgument = Annotated[
     Path, typer.Argument(metavar="FILE", help="Sweep file (YAML).", show_default=False, dir_okay=False)
@@ -74,3 +77,9 @@ def find(
 def print_json(data: Any) -> None:
     """Print data for a program on standard output."""
     typer.echo(json.dumps(data, indent=2, default=str, allow_nan=False))
+
+
+def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the rows of a table as plain data; what is missing or not a number becomes null."""
+    rows: list[dict[str, Any]] = json.loads(frame.to_json(orient="records", double_precision=15))
+    return rows

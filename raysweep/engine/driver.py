@@ -151,6 +151,7 @@ def _work(
         built = build(
             sweep,
             shared,
+            strict=False,
             runs=[run.run_id for run in plan.to_do],
             max_concurrent=slots,
             callbacks=[Tracking(tracker)],

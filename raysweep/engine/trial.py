@@ -158,12 +158,20 @@ class _Training(threading.Thread):
             self.error = error
 
 
-def run_trial(config: dict[str, Any], *, sweep: Sweep, services: Services) -> None:
-    """Train and evaluate the run that `config` names; the function that Ray Tune schedules."""
+def run_trial(config: dict[str, Any], *, sweep: Sweep, services: Services, strict: bool) -> None:
+    """Train and evaluate the run that `config` names; the function that Ray Tune schedules.
+
+    A run that fails says so in the ledger.  With `strict` it is an error of the trial as well, as search
+    algorithms want to know it; Tune then starts it again in vain, to be told the same.
+    """
     spec = resolve(sweep, config)
     run = Ledger(sweep.directory).run(spec)
     with run_log(run, "trial"):
-        _run_trial(spec, run, sweep, services)
+        try:
+            _run_trial(spec, run, sweep, services)
+        except RunFailedError:
+            if strict:
+                raise
 
 
 def _start_training(spec: RunSpec, run: RunLedger, sweep: Sweep, services: Services) -> _Training | None:
@@ -227,7 +235,7 @@ def _run_trial(spec: RunSpec, run: RunLedger, sweep: Sweep, services: Services) 
             cause = getattr(error, "cause", None) or error
             run.record_failure(_message(error), error=type(cause).__name__)
         board.post.remote(spec.run_id, {"state": "failed"})
-        raise
+        raise RunFailedError(f"{spec.run_id}: {run.failures()[-1].message}") from error
     finally:
         shutil.rmtree(services.scratch / spec.run_id, ignore_errors=True)
     finished = len(reported) == len(spec.milestones)

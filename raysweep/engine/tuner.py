@@ -81,6 +81,7 @@ def build(
     sweep: Sweep,
     shared: Services,
     *,
+    strict: bool,
     runs: Sequence[str] | None = None,
     scheduler: Any = None,
     search_alg: Any = None,
@@ -101,7 +102,7 @@ def build(
     # A trial that takes no CPU leaves all of them to the workers; Tune refuses a bundle of nothing, so it
     # takes one byte of memory.
     trainable = tune.with_resources(
-        tune.with_parameters(run_trial, sweep=sweep, services=shared), {"CPU": 0, "memory": 1}
+        tune.with_parameters(run_trial, sweep=sweep, services=shared, strict=strict), {"CPU": 0, "memory": 1}
     )
     return tune.Tuner(
         trainable,
@@ -156,6 +157,7 @@ def tuner(
     return build(
         sweep,
         services(sweep),
+        strict=True,
         scheduler=scheduler,
         search_alg=search_alg,
         param_space=param_space,

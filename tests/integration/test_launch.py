@@ -102,6 +102,7 @@ def test_two_workers_and_a_diverging_run(raysweep: Run, tmp_path: Path) -> None:
     file = write(tmp_path / "tiny.yaml", data)
     code, out, err = raysweep("launch", file, "--storage", storage, "--json")
     assert code == 3, out + err
+    assert out, err
     answer = json.loads(out)
     assert len(answer["failures"]) == 1
     [message] = answer["failures"].values()
