@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from raysweep.languages.hmm import HMM
     from raysweep.languages.pcfg import PCFG
     from raysweep.sweep import Sweep, load_sweep
+    from raysweep.training import load_model
 
 __version__ = "0.1.0"
 
@@ -29,6 +30,7 @@ __all__ = [
     "TraceEstimate",
     "fisher_trace",
     "launch",
+    "load_model",
     "load_sweep",
     "tuner",
 ]
@@ -42,6 +44,7 @@ _HOMES = {
     "TraceEstimate": "raysweep.flatness",
     "fisher_trace": "raysweep.flatness",
     "launch": "raysweep.engine",
+    "load_model": "raysweep.training",
     "load_sweep": "raysweep.sweep",
     "tuner": "raysweep.engine.tuner",
 }

@@ -7,7 +7,7 @@ a retry, a repeat after a crash, or two tasks doing the same thing give the same
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -64,16 +64,6 @@ class Window(Generic[K]):
         for reference in self._flying:
             ray.cancel(reference, force=False)
         self._flying.clear()
-
-
-def fan_out(items: Iterable[tuple[K, Callable[[], ray.ObjectRef]]], size: int) -> Iterator[tuple[K, Any]]:
-    """Run all items with at most `size` in flight; yield (key, result) in order of completion."""
-    window: Window[K] = Window(size)
-    for key, submit in items:
-        window.add(key, submit)
-    while len(window):
-        for key, reference in window.ready(timeout=10.0):
-            yield key, ray.get(reference)
 
 
 @lru_cache(maxsize=4)
