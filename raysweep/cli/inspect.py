@@ -17,6 +17,7 @@ from raysweep.cli.options import (
     print_json,
 )
 from raysweep.sweep import Plan, Sweep
+from raysweep.sweep.lock import holder
 from raysweep.sweep.stored import select
 from raysweep.sweep.timing import measure
 
@@ -57,6 +58,7 @@ def status(name: NameArgument, storage: StorageOption = None, json: JsonOption =
 
     sweep = find(name, storage)
     states = run_states(sweep)
+    at_work = holder(sweep.directory)
     ledger = sweep.ledger()
     failures = {r.run_id: found[-1] for r in sweep.runs if (found := ledger.open(r.run_id).failures())}
     if json:
@@ -64,6 +66,7 @@ def status(name: NameArgument, storage: StorageOption = None, json: JsonOption =
             {
                 "name": sweep.name,
                 "directory": str(sweep.directory),
+                "launched_by": at_work,
                 "runs": [
                     {
                         "run_id": state.run_id,
@@ -79,6 +82,8 @@ def status(name: NameArgument, storage: StorageOption = None, json: JsonOption =
         )
         return
     console = Console()
-    console.print(runs_table(states))
+    if at_work is not None:
+        console.print(f"being launched by {at_work}", markup=False, highlight=False)
+    console.print(runs_table(states, width=console.width))
     for run_id, failure in failures.items():
         console.print(f"failed: {run_id}: {failure.message}", markup=False)

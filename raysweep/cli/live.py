@@ -19,7 +19,7 @@ STYLES = {
     "failed": "bold red",
     "training": "cyan",
     "evaluating": "cyan",
-    "stopped": "yellow",
+    "unfinished": "yellow",
 }
 #: Seconds between signs of life in a pipe.
 HEARTBEAT = 60.0
@@ -50,39 +50,46 @@ def _probes(states: list[RunState]) -> list[str]:
     return sorted(name for name in names if not name.endswith("_se"))
 
 
-def runs_table(states: list[RunState], limit: int | None = None) -> Table:
-    """Return the table of runs; the busiest first where there are more than `limit`."""
-    order = {"training": 0, "evaluating": 0, "starting": 1, "failed": 2, "queued": 3, "stopped": 3, "done": 4}
+def runs_table(states: list[RunState], *, width: int, limit: int | None = None) -> Table:
+    """Return the table of runs; the busiest first where there are more than `limit`.
+
+    Below 100 columns the speed and the standard error of the trace are left out.
+    """
+    order = {"training": 0, "evaluating": 0, "starting": 1, "failed": 2, "done": 4}
     shown = states
     if limit is not None and len(states) > limit:
-        shown = sorted(states, key=lambda state: order[state.state])[:limit]
+        shown = sorted(states, key=lambda state: order.get(state.state, 3))[:limit]
+    wide = width >= 100
     table = Table(show_edge=False, pad_edge=False, box=None, header_style="bold")
-    table.add_column("run", no_wrap=True)
-    table.add_column("state")
-    for heading in ("step", "excess loss", "trace"):
+    table.add_column("run", overflow="fold", min_width=8)
+    table.add_column("state", no_wrap=True, min_width=10)
+    for heading in ("step", "excess", "trace"):
         table.add_column(heading, justify="right", no_wrap=True)
     probes = _probes(states)
     for name in probes:
-        table.add_column(name.replace("probe/", "probe "), justify="right", no_wrap=True)
-    table.add_column("steps/s", justify="right")
-    table.add_column("left", justify="right")
+        table.add_column(name.replace("probe/", "probe " if wide else ""), justify="right", no_wrap=True)
+    if wide:
+        table.add_column("steps/s", justify="right", no_wrap=True)
+    table.add_column("left", justify="right", no_wrap=True)
     for state in shown:
         metrics = state.metrics
-        trace = _number(metrics.get("trace"), ".1f")
-        if "trace_se" in metrics:
-            trace += f" ±{metrics['trace_se']:.1f}"
-        table.add_row(
-            state.run_id,
+        trace = _number(metrics.get("trace"), ".4g")
+        if wide and "trace_se" in metrics:
+            trace += f" ±{metrics['trace_se']:.2g}"
+        row: list[Text | str] = [
+            Text(state.label),
             Text(state.state, style=STYLES.get(state.state, "")),
-            f"{state.step}/{state.steps}",
+            f"{state.step}/{state.steps}" if state.steps else "",
             _number(metrics.get("excess_loss"), ".4f"),
             trace,
             *[_number(metrics.get(name), ".3f") for name in probes],
-            _number(state.steps_per_second, ".0f") if state.state == "training" else "",
-            duration(state.eta) if state.state in ("queued", "starting", "training") else "",
-        )
+        ]
+        if wide:
+            row.append(_number(state.steps_per_second, ".0f") if state.state == "training" else "")
+        active = state.state in ("queued", "starting", "training")
+        table.add_row(*row, duration(state.eta) if active else "")
     if len(shown) < len(states):
-        table.add_row(f"... and {len(states) - len(shown)} more")
+        table.add_row(f"... {len(states) - len(shown)} more")
     return table
 
 
@@ -112,7 +119,7 @@ class LiveView:
             f"{share:.0%} of {state.total:,} steps, {duration(state.elapsed)} so far, {left}",
         )
         notes = [Text(line, style="dim") for line in self._footer]
-        self._live.update(Group(runs_table(state.runs, limit=room), bar, *notes))
+        self._live.update(Group(runs_table(state.runs, width=self._console.width, limit=room), bar, *notes))
 
 
 class LineView:

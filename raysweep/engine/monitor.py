@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,8 +14,8 @@ import ray
 from raysweep.engine.gap import finished, metrics_at
 from raysweep.sweep import Sweep
 
-#: What a run can be doing.
-STATES = ("queued", "starting", "training", "evaluating", "stopped", "done", "failed")
+#: What a run can be doing; `unfinished` is one that was begun and is not being worked on, as far as known.
+STATES = ("queued", "starting", "training", "evaluating", "unfinished", "done", "failed")
 
 
 @dataclass(kw_only=True)
@@ -24,6 +25,8 @@ class RunState:
     run_id: str
     model: str
     axes: dict[str, Any]
+    #: Its place in the sweep for people: the values of its axes, or its id where it has none.
+    label: str
     state: str = "queued"
     step: int = 0
     steps: int = 0
@@ -139,6 +142,19 @@ class Monitor:
         return max(estimates, default=None)
 
 
+def axes_label(axes: Mapping[str, Any]) -> str:
+    """Return the values of a run's axes in few words.
+
+    >>> axes_label({"model.shape": "64/1/2/256", "seed": 1})
+    '64/1/2/256 seed 1'
+    """
+    words = []
+    for path, value in axes.items():
+        text = value if isinstance(value, str) else json.dumps(value)
+        words.append(text if isinstance(value, str) else f"{path.rpartition('.')[2]} {text}")
+    return " ".join(words)
+
+
 def run_states(sweep: Sweep) -> list[RunState]:
     """Return where every run stands by its records alone."""
     ledger = sweep.ledger()
@@ -146,7 +162,11 @@ def run_states(sweep: Sweep) -> list[RunState]:
     for spec in sweep.runs:
         run = ledger.open(spec.run_id)
         row = RunState(
-            run_id=spec.run_id, model=spec.model.label, axes=dict(spec.axes), steps=spec.milestones[-1]
+            run_id=spec.run_id,
+            model=spec.model.label,
+            axes=dict(spec.axes),
+            label=(axes_label(spec.axes) or spec.run_id) if spec.trains else spec.algorithm.label,
+            steps=spec.milestones[-1],
         )
         for step in spec.milestones:
             if metrics := metrics_at(run, spec, step):
@@ -158,6 +178,6 @@ def run_states(sweep: Sweep) -> list[RunState]:
         elif finished(run, spec):
             row.state = "done"
         elif row.step:
-            row.state = "stopped"
+            row.state = "unfinished"
         rows.append(row)
     return rows

@@ -239,7 +239,7 @@ def _run_trial(spec: RunSpec, run: RunLedger, sweep: Sweep, services: Services) 
     finally:
         shutil.rmtree(services.scratch / spec.run_id, ignore_errors=True)
     finished = len(reported) == len(spec.milestones)
-    board.post.remote(spec.run_id, {"state": "done" if finished else "stopped"})
+    board.post.remote(spec.run_id, {"state": "done" if finished else "unfinished"})
 
 
 def _message(error: BaseException) -> str:
