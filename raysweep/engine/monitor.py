@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,6 +48,27 @@ class LaunchState:
     eta: float | None
 
 
+class Pace:
+    """Steps a second over the last half minute: the latest half second alone says little of the next hour."""
+
+    def __init__(self, memory: float = 30.0) -> None:
+        self._memory = memory
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def see(self, now: float, step: int) -> float | None:
+        """Note the step reached at a time in seconds; return the pace, None before two seconds are seen.
+
+        >>> pace = Pace()
+        >>> [pace.see(t, 10 * t) for t in (0, 1, 2, 4)]
+        [None, None, 10.0, 10.0]
+        """
+        self._seen.append((now, step))
+        while now - self._seen[0][0] > self._memory:
+            self._seen.popleft()
+        since, first = self._seen[0]
+        return (step - first) / (now - since) if now - since >= 2.0 else None
+
+
 class Monitor:
     """Polls the board in a thread and hands each state to an observer."""
 
@@ -67,6 +89,7 @@ class Monitor:
         self._ended = threading.Event()
         self._rows = {row.run_id: row for row in run_states(sweep)}
         self._at_start = {row.run_id: row.step for row in self._rows.values()}
+        self._paces = {row.run_id: Pace() for row in self._rows.values()}
         self._thread = threading.Thread(target=self._watch, name="raysweep-monitor", daemon=True)
 
     def start(self) -> None:
@@ -91,9 +114,11 @@ class Monitor:
         for run_id, item in news.items():
             row = self._rows.get(run_id)
             if row is not None:
-                for name in ("state", "step", "loss", "steps_per_second", "metrics"):
+                for name in ("state", "step", "loss", "metrics"):
                     if name in item:
                         setattr(row, name, item[name])
+                if row.state == "training":
+                    row.steps_per_second = self._paces[run_id].see(time.monotonic(), row.step)
                 row.step = max(row.step, item.get("evaluated", 0))
                 if row.state == "done":
                     row.step = row.steps

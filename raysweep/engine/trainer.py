@@ -62,7 +62,6 @@ def train_worker(job: dict[str, Any]) -> None:
                 "state": "training",
                 "step": progress.step,
                 "loss": progress.loss,
-                "steps_per_second": progress.steps_per_second,
             },
         )
 

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import torch
+
 from raysweep.sweep.config import Sweep
 from raysweep.sweep.identity import canonical
 from raysweep.training.timing import step_seconds
 
 
-def measure(sweep: Sweep, *, steps: int = 5) -> dict[str, float]:
+def measure(sweep: Sweep, *, steps: int = 20) -> dict[str, float]:
     """Return run id -> seconds a step for every run that trains and has no record yet.
 
-    Runs with the same language, model, algorithm and batch are timed once, on this machine's processor.
+    Runs with the same language, model, algorithm and batch are timed once, on one thread of this machine.
     """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return _measure(sweep, steps)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _measure(sweep: Sweep, steps: int) -> dict[str, float]:
     ledger = sweep.ledger()
     timed: dict[str, float] = {}
     found: dict[str, float] = {}
