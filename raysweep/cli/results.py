@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+#: Columns that a narrow terminal does without.
+_SPARED = ("parameters", "seeds", "step")
+
+
 def make_report(sweep: Sweep, frame: pd.DataFrame, path: Path | None = None) -> Path:
     """Write the report of a sweep and return where it is."""
     from raysweep.report import write_report
@@ -29,13 +34,19 @@ def print_summary(sweep: Sweep, frame: pd.DataFrame, page: Path) -> None:
     """Print the small table at the end of a launch, and where the rest is."""
     from raysweep.report import summary_rows
 
-    console = Console()
+    # A pipe has no width of its own.
+    console = Console() if sys.stdout.isatty() else Console(width=120)
     headings, rows = summary_rows(frame)
+    kept = [k for k, name in enumerate(headings) if console.width >= 100 or name not in _SPARED]
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for i, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if i == 0 else "right")
+    for k in kept:
+        heading = headings[k].replace("accuracy ", "").replace(" (nats)", "")
+        table.add_column(heading, justify="right" if k else "left", no_wrap=True)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*[row[k].replace(" ± ", "±") for k in kept])
+    if rows:
+        seeds = "mean ± standard error over seeds; the last columns are probe accuracies by task"
+        console.print(f"At the last milestone, {seeds}:", highlight=False, soft_wrap=True)
     console.print(table)
     console.print(f"report: {page}", markup=False, highlight=False, soft_wrap=True)
     console.print(f"MLflow: raysweep ui {sweep.name}", markup=False, highlight=False, soft_wrap=True)

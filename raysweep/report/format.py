@@ -50,17 +50,19 @@ def short(value: float) -> str:
     return text.replace("-", "−")
 
 
-def plus_minus(value: float | None, error: float | None) -> str:
-    """Return value ± error, to the error's second digit; without an error, three digits.
+def plus_minus(value: float | None, error: float | None, digits: int = 2) -> str:
+    """Return value ± error with `digits` digits of the error; without an error, three digits.
 
     >>> plus_minus(0.87213, 0.0031), plus_minus(43.2, 1.9), plus_minus(0.5, None)
     ('0.8721 ± 0.0031', '43.2 ± 1.9', '0.500')
+    >>> plus_minus(0.87213, 0.0031, digits=1)
+    '0.872 ± 0.003'
     """
     if value is None or math.isnan(value):
         return "–"
     if error is None or math.isnan(error) or error <= 0 or not math.isfinite(value + error):
         return number(value)
-    places = min(max(1 - math.floor(math.log10(error)), 0), 7)
+    places = min(max(digits - 1 - math.floor(math.log10(error)), 0), 7)
     return f"{value:.{places}f} ± {error:.{places}f}".replace("-", "−")
 
 

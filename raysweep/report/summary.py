@@ -27,13 +27,14 @@ def summary_rows(frame: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
     ]
     rows = []
     table = measured.checkpoints
+    shared = _shared_ending([str(model) for model in table["model"].unique()])
     for (model, variant), group in table.groupby(["model", "variant"], sort=False):
         last = group[group["step"] == group["step"].max()]
-        label = f"{model} {variant}".strip()
+        label = f"{str(model).removesuffix(shared)} {variant}".strip()
         cells = [label, count(last["parameters"].iloc[0]), f"{last['step'].iloc[0]:,}", str(len(last))]
         for name in names:
             values = last[name].dropna().to_numpy()
-            cells.append(plus_minus(*mean_and_error(values)) if len(values) else "–")
+            cells.append(plus_minus(*mean_and_error(values), digits=1) if len(values) else "–")
         rows.append(cells)
     if measured.reference:
         values = [measured.reference.get(name) for name in names]
@@ -44,3 +45,18 @@ def summary_rows(frame: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
 
 
 _HEADINGS = {"excess_loss": "excess loss (nats)", "trace": "trace"}
+
+
+def _shared_ending(labels: list[str]) -> str:
+    """Return the settings, such as `-dropout0`, that end every label and so tell nothing apart.
+
+    >>> _shared_ending(["16/1/1/64-post-dropout0", "32/1/1/128-dropout0"])
+    '-dropout0'
+    """
+    endings = [label.partition("-")[2].split("-") for label in labels]
+    shared: list[str] = []
+    for words in zip(*(reversed(ending) for ending in endings), strict=False):
+        if len(set(words)) > 1 or not words[0]:
+            break
+        shared.insert(0, words[0])
+    return "".join(f"-{word}" for word in shared)
