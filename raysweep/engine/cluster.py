@@ -61,20 +61,16 @@ def _quiet() -> None:
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
-@contextmanager
-def connected(address: str | None = None) -> Iterator[Cluster]:
-    """Connect to Ray, and disconnect at the end if the connection was made here.
+def connect(address: str | None = None) -> Cluster:
+    """Connect to Ray, unless the caller is connected already, and stay connected.
 
     `address` (or RAY_ADDRESS) names a running cluster; without one an embedded Ray is started on this
-    machine, its dashboard on 127.0.0.1.  A connection that the caller already has is used as it is.
-    Raises `StorageError` where no cluster answers.
+    machine, its dashboard on 127.0.0.1.  Raises `StorageError` where no cluster answers.
     """
     if ray.is_initialized():
-        yield _describe(embedded=False)
-        return
+        return _describe(embedded=False)
     address = address or os.environ.get("RAY_ADDRESS") or None
-    missing = {key: value for key, value in ENVIRONMENT.items() if key not in os.environ}
-    os.environ.update(missing)
+    os.environ.update({key: value for key, value in ENVIRONMENT.items() if key not in os.environ})
     try:
         if address is None:
             # "local" rather than None: None would join whatever cluster was last started on this machine.
@@ -100,10 +96,19 @@ def connected(address: str | None = None) -> Iterator[Cluster]:
             "(check --address / RAY_ADDRESS, or leave both out to run on this machine)"
         ) from error
     _quiet()
+    return _describe(embedded=address is None)
+
+
+@contextmanager
+def connected(address: str | None = None) -> Iterator[Cluster]:
+    """Connect as `connect` does, and disconnect at the end if the connection was made here."""
+    ours = not ray.is_initialized()
+    cluster = connect(address)
     try:
-        yield _describe(embedded=address is None)
+        yield cluster
     finally:
-        ray.shutdown()
+        if ours:
+            ray.shutdown()
 
 
 @ray.remote(num_cpus=0, max_retries=2)

@@ -21,7 +21,8 @@ import ray
 
 from raysweep.engine.cluster import Cluster, check_storage, concurrency, connected, per_run
 from raysweep.engine.monitor import LaunchState, Monitor
-from raysweep.engine.tuner import Tracking, build, remove_scratch, services
+from raysweep.engine.scratch import remove_scratch
+from raysweep.engine.tuner import Tracking, build, services
 from raysweep.sweep import FailureRecord, Plan, Sweep, SweepLock, tidy
 from raysweep.sweep.provenance import provenance, save_launch
 from raysweep.sweep.stored import save_sweep
@@ -169,4 +170,4 @@ def _work(
             if monitor is not None:
                 monitor.close()
             tracker.close()
-            remove_scratch(shared)
+            remove_scratch(shared.scratch)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import logging
-import shutil
-import uuid
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -14,7 +11,8 @@ from ray import tune
 from ray.tune.search.sample import Domain
 
 from raysweep.engine.board import Board
-from raysweep.engine.cluster import check_storage, concurrency, connected, per_run
+from raysweep.engine.cluster import check_storage, concurrency, connect, per_run
+from raysweep.engine.scratch import make_scratch
 from raysweep.engine.tasks import ReferenceStore
 from raysweep.engine.trial import Services, resolve, run_trial
 from raysweep.errors import ConfigError
@@ -45,13 +43,11 @@ def services(sweep: Sweep) -> Services:
     """Start the actors that the trials of a sweep share; needs a connected Ray."""
     resources = ray.cluster_resources()
     limit = int(REFERENCE_SHARE * resources.get("object_store_memory", 1e9))
-    scratch = sweep.directory / "scratch" / uuid.uuid4().hex[:12]
-    scratch.mkdir(parents=True, exist_ok=True)
     return Services(
         board=Board.remote(),
         references=ReferenceStore.remote(limit),
         window=max(2, 2 * int(resources.get("CPU", 1))),
-        scratch=scratch,
+        scratch=make_scratch(sweep.directory),
     )
 
 
@@ -98,7 +94,6 @@ def build(
         space = {"run": tune.grid_search(list(runs) if runs is not None else [r.run_id for r in sweep.runs])}
     else:
         space = dict(param_space)
-        _check_space(sweep, space)
     # A trial that takes no CPU leaves all of them to the workers; Tune refuses a bundle of nothing, so it
     # takes one byte of memory.
     trainable = tune.with_resources(
@@ -150,8 +145,9 @@ def tuner(
     Connects to Ray (as `raysweep.launch` does) if the caller has not, and then leaves it connected:
     `ray.shutdown()` when done.  Raises `ConfigError` where the space does not fit the sweep.
     """
-    connection = connected(address)
-    cluster = connection.__enter__()  # left open on purpose: the Tuner runs after this returns
+    if param_space is not None:
+        _check_space(sweep, param_space)
+    cluster = connect(address)
     check_storage(sweep.directory)
     cap = concurrency(sweep.resources.max_concurrent, per_run(sweep.resources), cluster)
     return build(
@@ -168,10 +164,3 @@ def tuner(
         mode=mode,
     )
 
-
-def remove_scratch(shared: Services) -> None:
-    """Delete what Ray wrote for itself; nothing in it is needed again."""
-    shutil.rmtree(shared.scratch, ignore_errors=True)
-    parent = Path(shared.scratch).parent
-    if parent.is_dir() and not any(parent.iterdir()):
-        parent.rmdir()

@@ -20,11 +20,10 @@ pytestmark = pytest.mark.ray
 
 
 @pytest.fixture(scope="module", autouse=True)
-def connected() -> Iterator[None]:
-    from raysweep.engine import connected
-
-    with connected():
-        yield
+def disconnect() -> Iterator[None]:
+    """The first tuner connects, the others find the connection; it is ended here."""
+    yield
+    ray.shutdown()
 
 
 @pytest.fixture
