@@ -153,9 +153,8 @@ class LineView:
             self._seen[run.run_id] = now
             if now == before or (run.state == "queued" and not measured):
                 continue
-            self._say(
-                f"{run.run_id}: {run.state}, step {run.step}/{run.steps}{''.join(', ' + m for m in measured)}"
-            )
+            where = f"{run.state}, step {run.step}/{run.steps}" if run.steps else run.state
+            self._say(f"{run.label}: {', '.join([where, *measured])}")
         if time.monotonic() - self._spoke >= HEARTBEAT:
             share = state.done / state.total if state.total else 1.0
             left = f", about {duration(state.eta)} left" if state.eta is not None else ""
