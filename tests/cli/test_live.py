@@ -1,0 +1,85 @@
+"""What a launch shows, on states made by hand."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from raysweep.cli import live
+from raysweep.cli.live import LineView, LiveView, runs_table
+from raysweep.engine.monitor import LaunchState, RunState
+
+
+def run(run_id: str = "a", **values: Any) -> RunState:
+    given = {"model": "m", "axes": {}, "label": f"run {run_id}", "steps": 100, **values}
+    return RunState(run_id=run_id, **given)
+
+
+def state(*runs: RunState, eta: float | None = 75.0) -> LaunchState:
+    done, total = sum(r.step for r in runs), sum(r.steps for r in runs)
+    return LaunchState(runs=list(runs), done=done, total=total, elapsed=10.0, eta=eta)
+
+
+def console(width: int = 120) -> tuple[Console, io.StringIO]:
+    out = io.StringIO()
+    return Console(file=out, width=width, color_system=None), out
+
+
+def test_a_line_for_every_change_and_none_without() -> None:
+    target, out = console()
+    view = LineView(target)
+    view(state(run()))
+    assert out.getvalue() == ""
+    view(state(run(state="training", step=10)))
+    view(state(run(state="training", step=20)))
+    view(state(run(state="training", step=30, metrics={"excess_loss": 0.5, "trace": 12.0, "probe/A": 0.75})))
+    view(state(run(state="done", step=100, metrics={"excess_loss": 0.5, "trace": 12.0, "probe/A": 0.75})))
+    assert out.getvalue().splitlines() == [
+        "run a: training, step 10/100",
+        "run a: training, step 30/100, excess_loss 0.5, trace 12, probe A 0.75",
+        "run a: done, step 100/100, excess_loss 0.5, trace 12, probe A 0.75",
+    ]
+
+
+def test_a_sign_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, out = console()
+    view = LineView(target)
+    view(state(run(state="training", step=10)))
+    now = live.time.monotonic()
+    monkeypatch.setattr(live.time, "monotonic", lambda: now + live.HEARTBEAT)
+    view(state(run(state="training", step=20)))
+    assert out.getvalue().splitlines()[-1] == "20% of 100 steps, 10s so far, about 1m15s left"
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_table_names_runs_and_fits(width: int) -> None:
+    target, out = console(width)
+    metrics = {"excess_loss": 0.0123, "trace": 45.6, "trace_se": 1.2, "probe/A": 0.91, "probe/A_se": 0.01}
+    target.print(runs_table([run(state="training", step=50, metrics=metrics, eta=75.0)], width=width))
+    text = out.getvalue()
+    for part in ("run a", "training", "50/100", "0.0123", "45.6", "0.910", "1m15s"):
+        assert part in text
+    assert ("±1.2" in text) == (width >= 100)
+    assert max(map(len, text.splitlines())) <= width
+
+
+def test_a_long_list_shows_the_busy_ones() -> None:
+    target, out = console()
+    runs = [run(f"d{k}", state="done", step=100) for k in range(8)] + [run("busy", state="training")]
+    target.print(runs_table(runs, width=120, limit=3))
+    assert "run busy" in out.getvalue()
+    assert "... 6 more" in out.getvalue()
+
+
+def test_the_live_view_takes_any_state() -> None:
+    out = io.StringIO()
+    target = Console(file=out, width=100, height=30, force_terminal=True, color_system=None)
+    with LiveView(target, ["records: here"]) as view:
+        view(state(run(state="training", step=40), eta=None))
+        view(state(run(state="done", step=100)))
+        target.print("\n", end="")
+    assert "100% of 100 steps" in out.getvalue()
+    assert "records: here" in out.getvalue()
