@@ -163,4 +163,3 @@ def tuner(
         metric=metric,
         mode=mode,
     )
-

@@ -70,16 +70,43 @@ def _with_accuracy(values: np.ndarray) -> tuple[float, float, float]:
     return rho[0, 2], rho[1, 2], partial(rho[1, 2], rho[0, 1], rho[0, 2])
 
 
+def _of_all(row: Correlations | None) -> str:
+    """Return a sentence on all checkpoints of a task, "" where they too are not enough."""
+    if row is None:
+        return ""
+    named = (
+        (row.excess_loss, "for excess loss"),
+        (row.trace, "for trace"),
+        (row.trace_given_loss, "for trace at given excess loss"),
+    )
+    parts = [
+        f"{signed(found.value)} [{signed(found.low)}, {signed(found.high)}] {what}"
+        for found, what in named
+        if found is not None and found.low is not None and found.high is not None
+    ]
+    if not parts:
+        return ""
+    return (
+        f" Over all {row.checkpoints} checkpoints of {row.runs} runs, Spearman ρ with accuracy is "
+        f"{', '.join(parts)} (95 % intervals)."
+    )
+
+
 def findings(rows: list[Correlations]) -> list[str]:
-    """Say what the saturated checkpoints show, a sentence a task, in words that follow from the intervals."""
+    """Say what the saturated checkpoints show, a sentence a task, in words that follow from the intervals.
+
+    Where these are too few, all checkpoints are told of instead, with excess loss beside the trace: there
+    the two fall together, and neither alone says which one matters.
+    """
     sentences = []
+    everything = {row.task: row for row in rows if row.band == "all"}
     for row in rows:
         if row.band != "saturated":
             continue
         head = f"Task {row.task}, {row.checkpoints} saturated checkpoints of {row.runs} runs: "
         trace = row.trace
         if trace is None or trace.low is None or trace.high is None:
-            sentences.append(f"{head}not enough data for an interval.")
+            sentences.append(f"{head}not enough data for an interval.{_of_all(everything.get(row.task))}")
             continue
         verdict = "no clear relation between trace and accuracy"
         if trace.high < 0:

@@ -18,6 +18,7 @@ from raysweep.report.axes import log_ticks
 from raysweep.report.correlations import correlations, findings
 from raysweep.report.data import measurements
 from raysweep.report.figures import across_sizes, along_training, scatter
+from raysweep.report.format import signed
 
 Table = Callable[..., pd.DataFrame]
 
@@ -235,7 +236,11 @@ def test_the_findings_follow_from_the_intervals(table: Table) -> None:
     noise = frame.copy()
     noise.loc[accuracies, "value"] = np.random.default_rng(7).uniform(0.5, 0.9, int(accuracies.sum()))
     assert "no clear relation" in first(noise)
-    assert "not enough data for an interval" in first(frame, tolerance=1e-9)
+    unsaturated = first(frame, tolerance=1e-9)
+    assert "not enough data for an interval" in unsaturated
+    whole = correlations(measurements(frame), tolerance=1e-9)[0]
+    assert f"{signed(whole.trace.value)} [{signed(whole.trace.low)}, " in unsaturated
+    assert "Over all" not in first(table(seeds=(0,), loss_scale=0.01), tolerance=1e-9)
 
 
 def test_the_correlations_are_those_of_the_statistics_room(table: Table) -> None:
