@@ -39,7 +39,9 @@ class Cluster:
 
     address: str
     embedded: bool
-    nodes: int
+    #: Resources of each node that is there now.
+    nodes: tuple[Mapping[str, float], ...]
+    #: The same, all nodes together.
     resources: Mapping[str, float]
     dashboard: str
 
@@ -50,7 +52,7 @@ def _describe(embedded: bool) -> Cluster:
     return Cluster(
         address=context.gcs_address,
         embedded=embedded,
-        nodes=len(alive),
+        nodes=tuple(node["Resources"] for node in alive),
         resources=ray.cluster_resources(),
         dashboard=ray._private.worker.get_dashboard_url() or "",
     )
@@ -135,26 +137,60 @@ def check_storage(directory: Path) -> None:
         marker.unlink(missing_ok=True)
 
 
-def concurrency(requested: int | str, per_run: Mapping[str, float], cluster: Cluster) -> int:
-    """Return how many runs train at once: as many as fit, or `requested` if that is a number.
+def concurrency(resources: Resources, cluster: Cluster, *, spare: bool = False) -> int:
+    """Return how many runs train at once: as many as fit, or `resources.max_concurrent` if it is a number.
 
     The run's driver takes no CPU, so without a cap every run would start and wait for workers that never
-    find room.  Raises `ConfigError` where not even one fits.
+    find room.  Where two runs or more are left, one evaluation's room is kept free, so that evaluations go
+    on beside training; with `spare` it is kept free even if one run is left, as schedulers that decide by
+    evaluations need it.
+
+    Raises `ConfigError` for workers or evaluations that fit on no node.  A cluster that adds nodes on
+    demand may fit them later: there, a number for `resources.max_concurrent` says so.
     """
-    if isinstance(requested, int):
-        return requested
-    fits = []
-    for name, need in per_run.items():
-        if need > 0:
-            total = cluster.resources.get(name, 0.0)
-            fits.append(int(total / need + 1e-9))
-            if fits[-1] == 0:
-                raise ConfigError(
-                    f"resources: a run needs {need:g} {name} but the cluster has {total:g}; lower "
-                    "resources.workers or resources.per_worker, or, where nodes are added on demand, set "
-                    "resources.max_concurrent to a number"
-                )
-    return max(1, min(fits, default=1))
+    needs = {"per_worker": resources.per_worker, "evaluate": resources.evaluate}
+    growing = isinstance(resources.max_concurrent, int) and not cluster.embedded
+    for field, need in needs.items():
+        if not growing and not any(_fits(need, node) for node in cluster.nodes):
+            raise ConfigError(
+                f"resources.{field}: {_show(need)} fits on none of the {len(cluster.nodes)} node(s) there "
+                f"are (the largest: {_show(_largest(cluster, need))}); lower it, or, where nodes are added "
+                "on demand, set resources.max_concurrent to a number"
+            )
+    if isinstance(resources.max_concurrent, int):
+        return resources.max_concurrent
+    whole = per_run(resources)
+    fits = _times(cluster.resources, whole)
+    if fits < 1:
+        raise ConfigError(
+            f"resources: a run needs {_show(whole)} but the cluster has {_show(_picked(cluster, whole))}; "
+            "lower resources.workers or resources.per_worker, or, where nodes are added on demand, set "
+            "resources.max_concurrent to a number"
+        )
+    left = {name: total - resources.evaluate.get(name, 0.0) for name, total in cluster.resources.items()}
+    beside = _times(left, whole)
+    return beside if beside >= (1 if spare else 2) else fits
+
+
+def _times(offer: Mapping[str, float], need: Mapping[str, float]) -> int:
+    """Return how often a need fits into an offer; a need of nothing fits once."""
+    return min((int(offer.get(name, 0.0) / n + 1e-9) for name, n in need.items() if n > 0), default=1)
+
+
+def _fits(need: Mapping[str, float], node: Mapping[str, float]) -> bool:
+    return all(node.get(name, 0.0) >= amount for name, amount in need.items())
+
+
+def _largest(cluster: Cluster, need: Mapping[str, float]) -> dict[str, float]:
+    return {name: max((node.get(name, 0.0) for node in cluster.nodes), default=0.0) for name in need}
+
+
+def _picked(cluster: Cluster, need: Mapping[str, float]) -> dict[str, float]:
+    return {name: cluster.resources.get(name, 0.0) for name in need}
+
+
+def _show(resources: Mapping[str, float]) -> str:
+    return "{" + ", ".join(f"{name}: {amount:g}" for name, amount in resources.items()) + "}"
 
 
 def per_run(resources: Resources) -> dict[str, float]:

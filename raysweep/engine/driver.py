@@ -12,20 +12,20 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import ray
 
-from raysweep.engine.cluster import Cluster, check_storage, concurrency, connected, per_run
+from raysweep.engine.cluster import Cluster, check_storage, concurrency, connected
 from raysweep.engine.monitor import LaunchState, Monitor
 from raysweep.engine.scratch import remove_scratch
-from raysweep.engine.tuner import Tracking, build, services
+from raysweep.engine.tuner import Bookkeeping, build, services
 from raysweep.sweep import FailureRecord, Plan, Sweep, SweepLock, tidy
 from raysweep.sweep.provenance import provenance, save_launch
-from raysweep.sweep.stored import save_sweep
+from raysweep.sweep.stored import save_sweep, select
 from raysweep.tracking import Tracker
 
 if TYPE_CHECKING:
@@ -92,43 +92,47 @@ def launch(
     sweep: Sweep,
     *,
     address: str | None = None,
+    only: Sequence[str] | None = None,
     retry_failed: bool = False,
+    step_seconds: Mapping[str, float] | None = None,
     observer: Observer | None = None,
     on_start: OnStart | None = None,
 ) -> Results:
     """Train and evaluate what is missing of a sweep, and return what it has come to.
 
-    `retry_failed` tries failed runs again; `observer` is called twice a second with the state of all runs,
-    from a thread; `on_start` once, with the plan and the cluster (None where nothing is missing and Ray is
-    not started).
+    `only` restricts the work to runs whose id matches one of the patterns (`*` and `?`); `retry_failed`
+    tries failed runs again; `step_seconds` are timed steps by run id, for the plan's estimate; `observer` is
+    called twice a second with the state of all runs, from a thread; `on_start` once, with the plan and the
+    cluster (None where nothing is missing and Ray is not started).
 
     One failed run does not stop the rest: look at `Results.failures`.  Raises `LockedError` where another
     launch of the same sweep is at work, `StorageError` where cluster or storage cannot be reached, and
     `KeyboardInterrupt` on Ctrl-C or SIGTERM, after the workers have written a checkpoint.
     """
+    chosen = select(sweep, only)
     ledger = sweep.ledger()
     facts = provenance()
     with SweepLock(sweep.directory), _terminate_as_interrupt():
         ledger.clean()
         if retry_failed:
-            for spec in sweep.runs:
+            for spec in chosen.runs:
                 ledger.open(spec.run_id).retry()
         save_sweep(sweep)
         save_launch(sweep.directory, facts)
-        plan = sweep.plan()
+        plan = chosen.plan()
         tracker = Tracker(sweep, commit=facts["git_commit"])
         if plan.finished:
             if on_start is not None:
                 on_start(plan, None)
             tracker.start()
         else:
-            _work(sweep, plan, tracker, address, observer, on_start)
+            _work(chosen, plan, tracker, address, step_seconds, observer, on_start)
         tracked = tracker.close()
-    failures = {s.run_id: found[-1] for s in sweep.runs if (found := ledger.open(s.run_id).failures())}
+    failures = {s.run_id: found[-1] for s in chosen.runs if (found := ledger.open(s.run_id).failures())}
     return Results(
         sweep=sweep,
         failures=failures,
-        unfinished=tuple(run.run_id for run in sweep.plan().to_do),
+        unfinished=tuple(run.run_id for run in chosen.plan().to_do),
         worked_on=tuple(run.run_id for run in plan.to_do),
         tracked=tracked,
     )
@@ -139,14 +143,15 @@ def _work(
     plan: Plan,
     tracker: Tracker,
     address: str | None,
+    step_seconds: Mapping[str, float] | None,
     observer: Observer | None,
     on_start: OnStart | None,
 ) -> None:
     with connected(address) as cluster:
         check_storage(sweep.directory)
-        slots = concurrency(sweep.resources.max_concurrent, per_run(sweep.resources), cluster)
+        slots = concurrency(sweep.resources, cluster)
         if on_start is not None:
-            on_start(plan, cluster)
+            on_start(sweep.plan(step_seconds=step_seconds, concurrency=slots), cluster)
         shared = services(sweep)
         monitor = Monitor(sweep, shared.board, observer, slots=slots) if observer is not None else None
         built = build(
@@ -155,7 +160,7 @@ def _work(
             strict=False,
             runs=[run.run_id for run in plan.to_do],
             max_concurrent=slots,
-            callbacks=[Tracking(tracker)],
+            callbacks=[Bookkeeping(tracker)],
         )
         if monitor is not None:
             monitor.start()
@@ -167,7 +172,9 @@ def _work(
             _wind_down(shared.board)
             raise
         finally:
-            if monitor is not None:
-                monitor.close()
-            tracker.close()
-            remove_scratch(shared.scratch)
+            try:
+                if monitor is not None:
+                    monitor.close()
+            finally:
+                tracker.close()
+                remove_scratch(shared.scratch)

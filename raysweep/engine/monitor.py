@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
 from collections import deque
@@ -14,6 +15,8 @@ import ray
 
 from raysweep.engine.gap import finished, metrics_at
 from raysweep.sweep import Sweep
+
+log = logging.getLogger("raysweep.monitor")
 
 #: What a run can be doing; `unfinished` is one that was begun and is not being worked on, as far as known.
 STATES = ("queued", "starting", "training", "evaluating", "unfinished", "done", "failed")
@@ -46,6 +49,10 @@ class LaunchState:
     total: int
     elapsed: float
     eta: float | None
+
+
+def _blind(state: LaunchState) -> None:
+    """See nothing."""
 
 
 class Pace:
@@ -122,7 +129,13 @@ class Monitor:
                 row.step = max(row.step, item.get("evaluated", 0))
                 if row.state == "done":
                     row.step = row.steps
-        self._observer(self._summarise())
+        try:
+            self._observer(self._summarise())
+        except Exception:
+            # A view that cannot be shown, say in a closed pipe, is no reason to end a sweep.
+            log.exception("the observer failed; it is not called again")
+            self._ended.set()
+            self._observer = _blind
 
     def _summarise(self) -> LaunchState:
         rows = list(self._rows.values())

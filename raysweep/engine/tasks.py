@@ -6,6 +6,9 @@ a retry, a repeat after a crash, or two tasks doing the same thing give the same
 
 from __future__ import annotations
 
+import logging
+import socket
+import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from functools import lru_cache
@@ -17,11 +20,14 @@ import ray
 import torch
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from raysweep.errors import StorageError
 from raysweep.evaluation import Evaluation
 from raysweep.evaluation.subject import LookupTable, ModelSubject
 from raysweep.languages import Language
 from raysweep.sweep import RunLedger, RunSpec, evaluation_identity
 from raysweep.training import load_model
+
+log = logging.getLogger("raysweep.tasks")
 
 K = TypeVar("K", bound=Hashable)
 
@@ -71,6 +77,15 @@ def _language(config: Any) -> Language:
     return config.build()
 
 
+def check_visible(run: RunLedger) -> None:
+    """Raise `StorageError` on a node that does not see the storage, e.g. one that joined later."""
+    if not (run.directory / "run.json").is_file():
+        raise StorageError(
+            f"storage {run.directory.parent.parent} is not visible on node {socket.gethostname()}: use "
+            "--storage (or RAYSWEEP_STORAGE) with a folder that all nodes mount, e.g. NFS"
+        )
+
+
 def one_thread() -> None:
     """One task is one CPU: two one-thread processes beat one two-thread process."""
     torch.set_num_threads(1)
@@ -85,9 +100,14 @@ def _exact_conditionals(language: Any, evaluation: Evaluation, shard: int) -> np
 
 def _measure_shard(
     spec: RunSpec, run: RunLedger, step: int, kind: str, shard: int, reference: np.ndarray | None
-) -> None:
-    """Measure one shard of one evaluation at one milestone and store its arrays in the ledger."""
+) -> float:
+    """Measure one shard of one evaluation at one milestone and store its arrays in the ledger.
+
+    Returns the seconds of work it took.
+    """
     one_thread()
+    check_visible(run)
+    start = time.perf_counter()
     evaluation = spec.evaluations[kind]
     language = _language(spec.language)
     subject: Any
@@ -98,6 +118,7 @@ def _measure_shard(
         subject = LookupTable(language)
     arrays = evaluation.measure(subject, shard, reference)
     run.save_arrays(step, kind, evaluation_identity(evaluation), shard, arrays)
+    return time.perf_counter() - start
 
 
 #: `max_retries` covers the death of a process, `retry_exceptions` a storage that is away for a moment.
@@ -126,20 +147,24 @@ class _ReferenceStore:
     """Holds the exact conditionals of evaluation sentences once for the whole cluster.
 
     They are the same for every run and milestone of a language, so they are computed by tasks when first
-    asked for and then read from the object store without a copy.  A set larger than `limit` bytes is not
-    kept: its shards compute their own.
+    asked for and then read from the object store without a copy.  Where all sets together would exceed
+    `limit` bytes, further ones are not kept: their shards compute their own.
     """
 
     def __init__(self, limit: int) -> None:
-        self._limit = limit
+        self._left = limit
         self._references: dict[tuple[Any, Evaluation], list[ray.ObjectRef]] = {}
 
     def get(self, language: Any, evaluation: Evaluation, resources: dict[str, float]) -> list[Any]:
-        """Return one object reference a shard, or [] where the set is too large to keep."""
+        """Return one object reference a shard, or [] where there is no room to keep the set."""
         key = (language, evaluation)
         if key not in self._references:
-            if reference_bytes(_language(language), evaluation) > self._limit:
+            size = reference_bytes(_language(language), evaluation)
+            if size > self._left:
+                log.warning("%s: %d bytes of exact conditionals are not shared", evaluation.kind, size)
+                self._references[key] = []
                 return []
+            self._left -= size
             task = exact_conditionals.options(**task_options(resources))
             self._references[key] = [
                 task.remote(language, evaluation, shard) for shard in range(evaluation.shards())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import traceback
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +16,9 @@ import ray.train.torch
 import torch
 
 from raysweep.engine.board import StopWatch
-from raysweep.errors import RaysweepError, StorageError
+from raysweep.engine.outcome import in_a_line, is_trouble
+from raysweep.engine.tasks import check_visible
+from raysweep.errors import RaysweepError
 from raysweep.sweep import Resources, RunLedger, RunSpec
 from raysweep.training import Progress, World, pretrain
 
@@ -43,8 +44,8 @@ def run_log(run: RunLedger, name: str) -> Iterator[Path]:
 def train_worker(job: dict[str, Any]) -> None:
     """Train on this worker until the last milestone; what is done already is not done again.
 
-    An error that a repetition cannot cure is recorded as the run's failure, so that the controller, which
-    restarts workers that die, does not try it again.
+    A failure of the run's own is recorded, so that the controller, which restarts workers, does not try it
+    again.  What comes from around the run, or from another worker, is raised: the controller decides.
     """
     spec: RunSpec = job["spec"]
     run: RunLedger = job["run"]
@@ -52,20 +53,14 @@ def train_worker(job: dict[str, Any]) -> None:
     context = ray.train.get_context()
     world = World(rank=context.get_world_rank(), size=context.get_world_size())
     torch.set_num_threads(job["threads"])
+    check_visible(run)
     if run.failures():
         return
 
     def report(progress: Progress) -> None:
-        board.post.remote(
-            spec.run_id,
-            {
-                "state": "training",
-                "step": progress.step,
-                "loss": progress.loss,
-            },
-        )
+        board.post.remote(spec.run_id, {"state": "training", "step": progress.step, "loss": progress.loss})
 
-    watch = StopWatch(board)
+    watch = StopWatch(board, spec.run_id)
     with run_log(run, f"train-{world.rank}"):
         log.info("worker %d of %d, pid %d on %s", world.rank, world.size, os.getpid(), socket.gethostname())
         try:
@@ -81,15 +76,18 @@ def train_worker(job: dict[str, Any]) -> None:
                 on_progress=report if world.rank == 0 else None,
                 stop=watch,
             )
-        except (OSError, StorageError):
-            log.exception("storage failed; the worker will be restarted")
-            raise
+            if watch():
+                board.post.remote(spec.run_id, {"state": "unfinished"})
         except Exception as error:
-            log.exception("training failed")
-            message = str(error) if isinstance(error, RaysweepError) else traceback.format_exc(limit=-3)
-            run.record_failure(message, error=type(error).__name__)
+            log.exception("training ends here")
+            # With other workers, an error of no class of ours is mostly what the death of one looks like to
+            # the rest; a defect shows itself by coming again until the controller gives up.
+            own = isinstance(error, RaysweepError) or world.size == 1
+            if is_trouble(error) or not own:
+                raise
+            run.record_failure(in_a_line(error), error=type(error).__name__)
             if world.size > 1:
-                raise  # the others wait for this worker in a collective: the group must be taken down
+                raise  # others may wait for this worker in a collective: the group must be taken down
         finally:
             watch.close()
 

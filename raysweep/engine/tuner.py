@@ -11,13 +11,14 @@ from ray import tune
 from ray.tune.search.sample import Domain
 
 from raysweep.engine.board import Board
-from raysweep.engine.cluster import check_storage, concurrency, connect, per_run
+from raysweep.engine.cluster import check_storage, concurrency, connect
 from raysweep.engine.scratch import make_scratch
 from raysweep.engine.tasks import ReferenceStore
 from raysweep.engine.trial import Services, resolve, run_trial
 from raysweep.errors import ConfigError
-from raysweep.sweep import Sweep
-from raysweep.sweep.provenance import provenance
+from raysweep.sweep import Sweep, SweepLock
+from raysweep.sweep.provenance import provenance, save_launch
+from raysweep.sweep.stored import save_sweep
 from raysweep.tracking import Tracker
 
 log = logging.getLogger("raysweep.tuner")
@@ -26,27 +27,39 @@ log = logging.getLogger("raysweep.tuner")
 REFERENCE_SHARE = 0.25
 
 
-class Tracking(tune.Callback):
-    """Keeps MLflow up to date while a Tuner runs, from the ledger, in a thread of its own."""
+class Bookkeeping(tune.Callback):
+    """What belongs to a Tuner's run: MLflow kept up to date and, where nobody else does it, lock and records.
 
-    def __init__(self, tracker: Tracker) -> None:
+    The driver of a launch holds the lock itself and passes its tracker alone.
+    """
+
+    def __init__(self, tracker: Tracker, sweep: Sweep | None = None) -> None:
         self._tracker = tracker
+        self._sweep = sweep
+        self._lock: SweepLock | None = None
 
     def setup(self, *_: Any, **__: Any) -> None:
+        if self._sweep is not None:
+            self._lock = SweepLock(self._sweep.directory).acquire()
+            save_sweep(self._sweep)
+            save_launch(self._sweep.directory, provenance())
         self._tracker.start()
 
     def on_experiment_end(self, trials: list[Any], **_: Any) -> None:
         self._tracker.close()
+        if self._lock is not None:
+            self._lock.release()
 
 
 def services(sweep: Sweep) -> Services:
     """Start the actors that the trials of a sweep share; needs a connected Ray."""
     resources = ray.cluster_resources()
     limit = int(REFERENCE_SHARE * resources.get("object_store_memory", 1e9))
+    # A cluster that grows is small at first; the tasks of one run are bounded all the same.
     return Services(
         board=Board.remote(),
         references=ReferenceStore.remote(limit),
-        window=max(2, 2 * int(resources.get("CPU", 1))),
+        window=max(16, 2 * int(resources.get("CPU", 1))),
         scratch=make_scratch(sweep.directory),
     )
 
@@ -109,7 +122,8 @@ def build(
             max_concurrent_trials=max_concurrent,
             metric=metric,
             mode=mode,
-            reuse_actors=True,
+            # An actor whose trial a scheduler has stopped goes, and its training with it.
+            reuse_actors=scheduler is None and search_alg is None,
         ),
         run_config=tune.RunConfig(
             name="tune",
@@ -143,13 +157,15 @@ def tuner(
     sweep's own grid.  Runs done before, in this or any other way, are not trained again.
 
     Connects to Ray (as `raysweep.launch` does) if the caller has not, and then leaves it connected:
-    `ray.shutdown()` when done.  Raises `ConfigError` where the space does not fit the sweep.
+    `ray.shutdown()` when done.  While it runs, `fit` holds the sweep's lock as a launch does.
+
+    Raises `ConfigError` where the space does not fit the sweep.
     """
     if param_space is not None:
         _check_space(sweep, param_space)
     cluster = connect(address)
     check_storage(sweep.directory)
-    cap = concurrency(sweep.resources.max_concurrent, per_run(sweep.resources), cluster)
+    cap = concurrency(sweep.resources, cluster, spare=scheduler is not None)
     return build(
         sweep,
         services(sweep),
@@ -159,7 +175,7 @@ def tuner(
         param_space=param_space,
         num_samples=num_samples,
         max_concurrent=cap,
-        callbacks=[Tracking(Tracker(sweep, commit=provenance()["git_commit"])), *callbacks],
+        callbacks=[Bookkeeping(Tracker(sweep, commit=provenance()["git_commit"]), sweep), *callbacks],
         metric=metric,
         mode=mode,
     )

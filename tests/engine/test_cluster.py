@@ -1,4 +1,4 @@
-"""How many runs train at once."""
+"""How many runs train at once, and what fits nowhere."""
 
 from __future__ import annotations
 
@@ -9,32 +9,59 @@ from raysweep.errors import ConfigError
 from raysweep.sweep import Resources
 
 
-def cluster(**resources: float) -> Cluster:
-    return Cluster(address="", embedded=True, nodes=1, resources=resources, dashboard="")
+def cluster(*nodes: dict[str, float], embedded: bool = True) -> Cluster:
+    names = {name for node in nodes for name in node}
+    total = {name: sum(node.get(name, 0.0) for node in nodes) for name in names}
+    return Cluster(address="", embedded=embedded, nodes=nodes, resources=total, dashboard="")
 
 
 @pytest.mark.parametrize(
-    ("need", "offer", "expected"),
+    ("resources", "nodes", "expected"),
     [
-        ({"CPU": 1.0}, {"CPU": 2.0}, 2),
-        ({"CPU": 3.0}, {"CPU": 8.0}, 2),
-        ({"GPU": 1.0}, {"CPU": 64.0, "GPU": 4.0}, 4),
-        ({"CPU": 8.0, "GPU": 1.0}, {"CPU": 16.0, "GPU": 4.0}, 2),
-        ({"CPU": 0.1}, {"CPU": 0.3}, 3),
-        ({}, {"CPU": 2.0}, 1),
+        (Resources(), [{"CPU": 1.0}], 1),
+        # Two cores: both train; a free one would be idle half of the time.
+        (Resources(), [{"CPU": 2.0}], 2),
+        # Three and more: one is left to evaluations.
+        (Resources(), [{"CPU": 3.0}], 2),
+        (Resources(), [{"CPU": 8.0}], 7),
+        (Resources(evaluate={"CPU": 4.0}), [{"CPU": 8.0}], 4),
+        # GPUs are not shared with evaluations on CPUs.
+        (Resources(per_worker={"GPU": 1.0}), [{"CPU": 64.0, "GPU": 4.0}], 4),
+        (Resources(per_worker={"CPU": 7.0, "GPU": 1.0}), [{"CPU": 16.0, "GPU": 4.0}], 2),
+        (Resources(workers=4), [{"CPU": 4.0}, {"CPU": 4.0}], 2),
+        (Resources(per_worker={}), [{"CPU": 2.0}], 1),
+        (Resources(max_concurrent=7), [{"CPU": 2.0}], 7),
     ],
 )
-def test_as_many_as_fit(need: dict[str, float], offer: dict[str, float], expected: int) -> None:
-    assert concurrency("auto", need, cluster(**offer)) == expected
+def test_as_many_as_fit(resources: Resources, nodes: list[dict[str, float]], expected: int) -> None:
+    assert concurrency(resources, cluster(*nodes)) == expected
 
 
-def test_a_number_is_taken_at_its_word() -> None:
-    assert concurrency(7, {"GPU": 8.0}, cluster(CPU=2.0)) == 7
+def test_a_scheduler_needs_evaluations_beside_training() -> None:
+    assert concurrency(Resources(), cluster({"CPU": 2.0}), spare=True) == 1
+    assert concurrency(Resources(), cluster({"CPU": 1.0}), spare=True) == 1
 
 
-def test_not_even_one_fits() -> None:
-    with pytest.raises(ConfigError, match="needs 4 GPU but the cluster has 0"):
-        concurrency("auto", {"GPU": 4.0}, cluster(CPU=2.0))
+@pytest.mark.parametrize(
+    ("resources", "text"),
+    [
+        (Resources(per_worker={"GPU": 1.0}), r"resources.per_worker: \{GPU: 1\} fits on none"),
+        (Resources(evaluate={"CPU": 4.0}), r"resources.evaluate: \{CPU: 4\} fits on none.*CPU: 2"),
+        (Resources(per_worker={"CPU": 3.0}), r"resources.per_worker: \{CPU: 3\}"),
+        (Resources(workers=9), "a run needs {CPU: 9} but the cluster has {CPU: 8}"),
+        (Resources(evaluate={"GPU": 1.0}, max_concurrent=2), "resources.evaluate"),
+    ],
+)
+def test_what_never_fits_is_refused(resources: Resources, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        concurrency(resources, cluster(*[{"CPU": 2.0}] * 4))
+
+
+def test_a_growing_cluster_is_taken_at_its_word() -> None:
+    resources = Resources(per_worker={"GPU": 1.0}, max_concurrent=3)
+    assert concurrency(resources, cluster({"CPU": 0.0}, embedded=False)) == 3
+    with pytest.raises(ConfigError, match=r"set resources\.max_concurrent to a number"):
+        concurrency(Resources(per_worker={"GPU": 1.0}), cluster({"CPU": 0.0}, embedded=False))
 
 
 def test_a_run_takes_what_its_workers_take() -> None:

@@ -22,7 +22,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 #: Long enough to be killed in the middle, with rolling checkpoints to resume from.
 SWEEP = changed(
-    pretrain={"steps": 1500, "batch_size": 64, "milestones": [300, 1500], "checkpoint_every": 200},
+    pretrain={"steps": 3000, "batch_size": 64, "milestones": [300, 3000], "checkpoint_every": 200},
     axes={"seed": [0]},
 )
 
@@ -103,14 +103,43 @@ def test_training_worker_killed(
 def test_interrupted_then_launched_again(
     command: Callable, raysweep: Run, expected: pd.DataFrame, tmp_path: Path
 ) -> None:
+    """Ctrl-C makes a checkpoint of its own, from which the next launch goes on."""
     storage = tmp_path / "results"
-    file = write(tmp_path / "tiny.yaml", SWEEP)
+    data = changed(**{key: SWEEP[key] for key in ("pretrain", "axes")})
+    data["pretrain"]["checkpoint_every"] = None
+    file = write(tmp_path / "tiny.yaml", data)
     driver = command("launch", file, "--storage", storage)
     wait_for(lambda: records(storage) > 0, driver)
     driver.send_signal(signal.SIGINT)
     out, err = driver.communicate(timeout=120)
     assert driver.returncode == 130, out + err
     assert "same command goes on" in err
+    checkpoints = sorted(path.name for path in (storage / "tiny" / "runs").glob("*/checkpoints/step-*"))
+    assert len(checkpoints) == 2
+    assert "step-00000300" < checkpoints[-1] < "step-00003000"
     code, out, err = raysweep("launch", file, "--storage", storage)
     assert code == 0, out + err
+    assert "1 resume" in err
     pd.testing.assert_frame_equal(table(raysweep, file, storage), expected)
+
+
+def test_one_of_two_workers_killed(command: Callable, raysweep: Run, tmp_path: Path) -> None:
+    """The worker that is left sees an error too; it is not taken for the run's failure."""
+    storage = tmp_path / "results"
+    file = write(
+        tmp_path / "tiny.yaml",
+        changed(
+            pretrain={"steps": 3000, "batch_size": 64, "milestones": [300, 3000]},
+            resources={"workers": 2, "per_worker": {"CPU": 0.5}, "evaluate": {"CPU": 0.5}},
+            axes={"seed": [0]},
+        ),
+    )
+    driver = command("launch", file, "--storage", storage)
+    wait_for(lambda: records(storage) > 0, driver)
+    [log] = (storage / "tiny" / "runs").glob("*/logs/train-1.log")
+    os.kill(int(re.findall(r"pid (\d+)", log.read_text())[-1]), signal.SIGKILL)
+    out, err = driver.communicate(timeout=300)
+    assert driver.returncode == 0, out + err
+    assert len(re.findall(r"pid (\d+)", log.read_text())) == 2
+    frame = table(raysweep, file, storage)
+    assert sorted(frame.step.unique()) == [300, 3000]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -117,6 +118,13 @@ def test_two_workers_and_a_diverging_run(raysweep: Run, tmp_path: Path) -> None:
     assert code == 3
     assert json.loads(out)["worked_on"] == []
 
+    # Asked for, with nothing changed, it fails again; nothing else is worked on.
+    code, out, _ = raysweep("launch", file, "--storage", storage, "--json", "--retry-failed")
+    assert code == 3
+    answer = json.loads(out)
+    assert answer["worked_on"] == list(answer["failures"])
+    assert len(answer["failures"]) == 1
+
 
 def test_dry_run_starts_nothing(raysweep: Run, tmp_path: Path) -> None:
     storage = tmp_path / "results"
@@ -131,8 +139,8 @@ def test_a_second_launch_is_refused(command: Callable, raysweep: Run, tmp_path: 
     storage = tmp_path / "results"
     file = write(tmp_path / "tiny.yaml", TINY)
     first = command("launch", file, "--storage", storage)
-    while first.poll() is None and not (storage / "tiny" / "runs").exists():
-        pass
+    while first.poll() is None and not (storage / "tiny" / "sweep.json").exists():
+        time.sleep(0.05)
     code, _, err = raysweep("launch", file, "--storage", storage)
     assert code == 2
     assert str(first.pid) in err

@@ -1,0 +1,130 @@
+"""The evaluations of one run: which are missing, in flight, done.
+
+Every shard is a task that writes its arrays into the ledger under a name of its own; when all shards of an
+evaluation are there, they are combined and the evaluation is recorded.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+from raysweep.engine.gap import metrics_at
+from raysweep.engine.outcome import is_trouble
+from raysweep.engine.tasks import Window, measure_shard, task_options
+from raysweep.sweep import RunLedger, RunSpec, evaluation_identity
+
+if TYPE_CHECKING:
+    from raysweep.engine.trial import Services
+
+log = logging.getLogger("raysweep.trial")
+
+Cell = tuple[int, str]  # (step, evaluation kind)
+Shard = tuple[int, str, int]
+
+#: Attempts at a shard whose inputs or process were lost, beyond those that Ray itself makes.
+ATTEMPTS = 3
+
+
+class Evaluations:
+    """Fans out what is missing at the milestones of a run and records what comes back."""
+
+    def __init__(
+        self, spec: RunSpec, run: RunLedger, services: Services, resources: Mapping[str, float]
+    ) -> None:
+        self._spec = spec
+        self._run = run
+        self._services = services
+        self._resources = dict(resources)
+        self._window: Window[Shard] = Window(services.window)
+        self._left: dict[Cell, int] = {}
+        self._seconds: dict[Cell, float] = {}
+        self._attempts: dict[Shard, int] = {}
+        self._newest = 0
+        self.submitted: set[int] = set()
+
+    def submit(self, step: int) -> None:
+        """Queue what is missing at a milestone."""
+        self.submitted.add(step)
+        for kind, evaluation in self._spec.evaluations.items():
+            if self._run.evaluation(step, evaluation) is not None:
+                continue
+            present = set(self._run.saved_shards(step, kind, evaluation_identity(evaluation)))
+            missing = [shard for shard in range(evaluation.shards()) if shard not in present]
+            self._seconds[step, kind] = 0.0
+            self._queue((step, kind), missing)
+            if not missing:
+                self._finish((step, kind))
+
+    def _queue(self, cell: Cell, shards: list[int]) -> None:
+        self._left[cell] = self._left.get(cell, 0) + len(shards)
+        references = self._references(cell[1])
+        for shard in shards:
+            self._window.add((*cell, shard), self._task(*cell, shard, references))
+
+    def _references(self, kind: str) -> list[Any]:
+        evaluation = self._spec.evaluations[kind]
+        if not evaluation.needs_reference:
+            return []
+        store = self._services.references
+        references: list[Any] = ray.get(store.get.remote(self._spec.language, evaluation, self._resources))
+        return references
+
+    def _task(self, step: int, kind: str, shard: int, references: list[Any]) -> Callable[[], ray.ObjectRef]:
+        def submit() -> Any:
+            task = measure_shard.options(name=f"{kind}@{step}", **task_options(self._resources))
+            reference = references[shard] if references else None
+            return task.remote(self._spec, self._run, step, kind, shard, reference)
+
+        return submit
+
+    def advance(self, timeout: float) -> None:
+        """Collect what has ended, waiting up to `timeout` seconds; raises what a shard raised."""
+        for shard, reference in self._window.ready(timeout):
+            cell = shard[:2]
+            try:
+                self._seconds[cell] += ray.get(reference)
+            except ray.exceptions.RayError as error:
+                # A lost process or object, such as exact conditionals whose holder died, is made again.
+                self._attempts[shard] = self._attempts.get(shard, 0) + 1
+                if not is_trouble(error) or self._attempts[shard] >= ATTEMPTS:
+                    raise
+                log.warning("step %d: %s, shard %d is tried again: %s", *shard, error)
+                self._left[cell] -= 1
+                self._queue(cell, [shard[2]])
+                continue
+            self._left[cell] -= 1
+            if self._left[cell] == 0:
+                self._finish(cell)
+
+    def _finish(self, cell: Cell) -> None:
+        step, kind = cell
+        evaluation = self._spec.evaluations[kind]
+        identity = evaluation_identity(evaluation)
+        arrays = [self._run.load_arrays(step, kind, identity, shard) for shard in range(evaluation.shards())]
+        damaged = [shard for shard, content in enumerate(arrays) if content is None]
+        if damaged:  # torn by a crash of a machine: they have been moved aside, and are measured again
+            self._queue(cell, damaged)
+            return
+        metrics = evaluation.combine([content for content in arrays if content is not None])
+        self._run.record_evaluation(step, evaluation, metrics, seconds=self._seconds[cell])
+        del self._left[cell]
+        log.info("step %d: %s evaluated", step, kind)
+        if step >= self._newest:
+            self._newest = step
+            news = {"metrics": metrics_at(self._run, self._spec, step), "evaluated": step}
+            self._services.board.post.remote(self._spec.run_id, news)
+
+    def complete(self, step: int) -> bool:
+        """Return whether a milestone has all its evaluations."""
+        return step in self.submitted and not any(cell[0] == step for cell in self._left)
+
+    def __len__(self) -> int:
+        return len(self._left)
+
+    def cancel(self) -> None:
+        """Drop what is not done."""
+        self._window.cancel()
