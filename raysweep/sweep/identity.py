@@ -68,7 +68,11 @@ def safe(text: str) -> str:
 
     >>> safe("64/1/2/256")
     '64-1-2-256'
+    >>> safe("lr1e+30"), safe("lr1e-30")
+    ('lr1e30', 'lr1e-30')
     """
+    # The plus of an exponent goes without a trace: a '-' in its place would be another number.
+    text = re.sub(r"(?<=\de)\+(?=\d)", "", text)
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "x"
 
 
