@@ -142,12 +142,17 @@ def restore(
 
 
 def load_model(
-    directory: Path, model: ModelConfig, language: Language, device: str | torch.device = "cpu"
+    directory: str | os.PathLike[str],
+    model: ModelConfig,
+    language: Language,
+    device: str | torch.device = "cpu",
 ) -> MaskedLM:
     """Return the model of a checkpoint in evaluation mode on `device`, its weights verified.
 
+    `directory` is the checkpoint's own folder (`.../checkpoints/step-00000500`).
     Raises `CheckpointError` where the checkpoint is missing, torn, altered or of another shape.
     """
+    directory = Path(directory)
     state = _read_state(directory, None)
     if MODEL not in state.files:
         raise CheckpointError(f"{directory / STATE}: names no {MODEL}; launch again to recompute it")

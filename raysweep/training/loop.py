@@ -23,7 +23,7 @@ import torch
 from torch import distributed
 
 from raysweep.algorithms.base import AlgorithmConfig
-from raysweep.errors import CheckpointError, ConfigError, RaysweepError, RunFailedError
+from raysweep.errors import CheckpointError, ConfigError, RaysweepError, RunFailedError, StorageError
 from raysweep.languages.base import Language
 from raysweep.models.base import ModelConfig
 from raysweep.training import checkpoint as disk
@@ -63,12 +63,11 @@ class Journal(Protocol):
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run is: `step` of `steps`, `loss` (nats) of the latest steps, `steps_per_second` lately."""
+    """Where a run is: `step` of `steps`, `loss` (nats) of the latest steps."""
 
     step: int
     steps: int
     loss: float
-    steps_per_second: float
 
 
 def pretrain(
@@ -285,15 +284,22 @@ class _Loop:
         self.clock = time.monotonic()
 
     def _on_first(self, work: Callable[[], T]) -> T:
-        """Return what `work` returns on rank 0, on all ranks; where it fails there, all fail."""
+        """Return what `work` returns on rank 0, on all ranks; where it fails there, all fail in kind.
+
+        Rank 0 raises what it met; on the others an `OSError` of it is a `StorageError`, since storage that
+        fails is not the run's own failure.
+        """
         if self.world.size == 1:
             return work()
         outcome: list[Any] = [None, None]
         try:
             if self.world.rank == 0:
                 outcome = [work(), None]
-        except RaysweepError as error:
+        except (RaysweepError, KeyboardInterrupt, SystemExit) as error:
             outcome = [None, error]
+            raise
+        except OSError as error:
+            outcome = [None, StorageError(f"worker 0: {type(error).__name__}: {error}")]
             raise
         except BaseException as error:
             outcome = [None, RunFailedError(f"worker 0: {type(error).__name__}: {error}")]
@@ -342,5 +348,5 @@ class _Looks:
         values = loop.recent_losses()
         loss = math.fsum(values) / len(values) if values else loop.latest
         if self.on_progress is not None and loop.world.rank == 0:
-            self.on_progress(Progress(step=loop.step, steps=loop.steps, loss=loss, steps_per_second=speed))
+            self.on_progress(Progress(step=loop.step, steps=loop.steps, loss=loss))
         return speed

@@ -217,7 +217,7 @@ def test_progress_is_reported_now_and_then(run, monkeypatch: pytest.MonkeyPatch)
     often = seen[rare:]
     assert rare < len(often) == 60
     assert [p.step for p in often] == list(range(1, 61))
-    assert all(p.steps == 60 and p.loss > 0 and p.steps_per_second > 0 for p in often)
+    assert all(p.steps == 60 and p.loss > 0 for p in often)
 
 
 def test_the_callers_generator_is_left_alone(run) -> None:
@@ -238,7 +238,7 @@ def test_what_cannot_be_trained_is_refused(run, fakes: ModuleType, tmp_path: Pat
 def test_load_model_gives_verified_weights(run, fakes: ModuleType) -> None:
     journal, config = run(), fakes.arguments()["model"]
     place = checkpoint_directory(journal.directory, 60)
-    model = load_model(place, config, fakes.Walk())
+    model = load_model(str(place), config, fakes.Walk())
     assert not model.training
     assert model.decoder.weight is model.token_embedding.weight
     stored = load_file(place / "model.safetensors")

@@ -148,10 +148,15 @@ def test_all_workers_stop_where_one_is_asked_to(
         assert found == expected
 
 
-def test_all_workers_fail_where_the_first_cannot_write(
-    whole: Callable[[int], Path], tmp_path: Path, fakes: ModuleType
+@pytest.mark.parametrize(
+    ("fate", "first"), [("disk full", "StorageError"), ("record refused", "OSError: [Errno 28]")]
+)
+def test_all_workers_fail_in_kind_where_the_first_cannot_write(
+    fate: str, first: str, whole: Callable[[int], Path], tmp_path: Path, fakes: ModuleType
 ) -> None:
-    Workers(fakes, tmp_path / "run", 2, fate="disk full").end(1)
+    Workers(fakes, tmp_path / "run", 2, fate=fate).end(1)
+    assert (tmp_path / "run" / "error-0.txt").read_text().startswith(first)
+    assert (tmp_path / "run" / "error-1.txt").read_text().startswith("StorageError")
     assert [r.step for r in fakes.FolderJournal(tmp_path / "run").checkpoints()] == [30, 15]
     Workers(fakes, tmp_path / "run", 2).end()
     assert_same_run(fakes, tmp_path / "run", whole(2))

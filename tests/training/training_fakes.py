@@ -116,13 +116,20 @@ def work(
         time.sleep(seconds)
         return fate == "stop" and world.rank == world.size - 1
 
-    pretrain(journal=journal, world=world, stop=stop, **arguments(**options))
+    try:
+        pretrain(journal=journal, world=world, stop=stop, **arguments(**options))
+    except Exception as error:
+        (directory / f"error-{world.rank}.txt").write_text(f"{type(error).__name__}: {error}")
+        raise
     if world.size > 1:
         distributed.destroy_process_group()
 
 
 def arrange(fate: str) -> None:
-    """Make this process kill itself in a step or around checkpoint 3, or find the disk full there."""
+    """Make this process kill itself in a step or around checkpoint 3, or find the disk full there.
+
+    The disk is full for the checkpoint's files, or ("record refused") for its record alone.
+    """
     owner, name, count, after = {
         "in a step": (Stepper, "update", 33, False),
         "between two files": (os, "fsync", 12, True),
@@ -131,12 +138,13 @@ def arrange(fate: str) -> None:
         "before the record": (FolderJournal, "commit", 3, False),
         "after the record": (FolderJournal, "commit", 3, True),
         "disk full": (os, "fsync", 12, False),
+        "record refused": (FolderJournal, "commit", 3, False),
     }[fate]
     real, calls = getattr(owner, name), []
 
     def call(*args: Any) -> Any:
         calls.append(None)
-        if len(calls) == count and fate == "disk full":
+        if len(calls) == count and fate in ("disk full", "record refused"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if len(calls) == count and not after:
             os.kill(os.getpid(), signal.SIGKILL)
