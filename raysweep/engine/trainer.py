@@ -60,6 +60,8 @@ def train_worker(job: dict[str, Any]) -> None:
     def report(progress: Progress) -> None:
         board.post.remote(spec.run_id, {"state": "training", "step": progress.step, "loss": progress.loss})
 
+    if world.rank == 0:
+        board.post.remote(spec.run_id, {"state": "training"})
     watch = StopWatch(board, spec.run_id)
     with run_log(run, f"train-{world.rank}"):
         log.info("worker %d of %d, pid %d on %s", world.rank, world.size, os.getpid(), socket.gethostname())
