@@ -13,6 +13,7 @@ from raysweep.sweep.check import Checker
 from raysweep.sweep.config import LanguageCache
 from raysweep.sweep.document import Mark, Problems, parse_override, put, read_file
 from raysweep.sweep.grid import Point
+from raysweep.sweep.load import override
 
 
 def load_language(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Language:
@@ -23,12 +24,15 @@ def load_language(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -
     """
     problems = Problems()
     root = read_file(Path(path), problems)
-    for text in overrides:
-        parsed = parse_override(text, problems)
-        if parsed is not None:
-            field, value = parsed
-            root = put(root, field, value, Mark(f"--set {text}", folder=Path.cwd()))
     alone = root.get("kind") is not None
+    if alone:
+        for text in overrides:
+            parsed = parse_override(text, problems)
+            if parsed is not None:
+                field, value = parsed
+                root = put(root, field, value, Mark(f"--set {text}", folder=Path.cwd()))
+    else:
+        root = override(root, overrides, problems, base=True)
     node = root if alone else root.get("language")
     mark = root.mark if alone else root.keys.get("language", root.mark)
     point = Point(sections={} if node is None else {"language": node}, marks={"language": mark}, axes={})

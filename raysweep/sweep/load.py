@@ -18,6 +18,7 @@ from raysweep.sweep.explain import explain, show, unknown
 from raysweep.sweep.grid import SECTIONS, Composer, Setting, expand
 from raysweep.sweep.identity import EXTENT
 from raysweep.sweep.storage import storage_root
+from raysweep.sweep.tracking_uri import check_tracking_uri
 
 FIELDS = (
     "name",
@@ -50,14 +51,15 @@ def load_sweep(
 
     `overrides` are `a.b=c` with a YAML value on the right that takes the place of what the file has there;
     `axes.a.b=[...]` sets an axis.  `storage` is the root of results: by default $RAYSWEEP_STORAGE, else
-    `./results`.  `tracking_uri` None means SQLite in the sweep's folder.
+    `./results`.  `tracking_uri` None means SQLite in the sweep's folder; see `check_tracking_uri`.
 
     Raises `ConfigError` with one line `file:line:column: field: message` for everything that is wrong.
     """
     root_directory = storage_root(storage)
+    check_tracking_uri(tracking_uri)
     problems = Problems()
     root = read_file(Path(path), problems)
-    root = _override(root, overrides, problems)
+    root = override(root, overrides, problems)
     _top(root, problems)
     resources = _resources(root, problems)
     grid = expand(root, problems)
@@ -90,8 +92,11 @@ def load_sweep(
     )
 
 
-def _override(root: Node, overrides: Sequence[str], problems: Problems) -> Node:
-    """Return the tree with overrides laid on it, in order."""
+def override(root: Node, overrides: Sequence[str], problems: Problems, *, base: bool = False) -> Node:
+    """Return the tree with overrides laid on it, in order.
+
+    With `base` the tree's axes play no part, so a field that is an axis may be overridden.
+    """
     for text in overrides:
         parsed = parse_override(text, problems)
         if parsed is None:
@@ -104,7 +109,7 @@ def _override(root: Node, overrides: Sequence[str], problems: Problems) -> Node:
             problems.add(mark, name, unknown(path[0], FIELDS))
         elif path[0] == "extends":
             problems.add(mark, name, "cannot be overridden; write it in the sweep file")
-        elif axes is not None and axes.get(name) is not None:
+        elif not base and axes is not None and axes.get(name) is not None:
             problems.add(
                 mark, name, f"is an axis of this sweep; write --set axes.{name}=[{text.partition('=')[2]}]"
             )

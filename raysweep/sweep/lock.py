@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 from raysweep.errors import LockedError, StorageError
-from raysweep.sweep.storage import make_directory
+from raysweep.sweep.storage import open_directory
 
 
 class SweepLock:
@@ -28,9 +28,19 @@ class SweepLock:
         self._handle: int | None = None
 
     def acquire(self) -> SweepLock:
-        """Take the lock; raises `LockedError` naming process, host and start of the one that holds it."""
-        make_directory(self.path.parent)
-        handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        """Take the lock, making the folder where it is new.
+
+        Raises `LockedError` naming process, host and start of the one that holds it, and `StorageError` where
+        the folder cannot be made, written or locked.
+        """
+        open_directory(self.path.parent)
+        try:
+            handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise StorageError(
+                f"storage {self.path.parent} cannot be written: {error.strerror or error}; "
+                "--storage (or RAYSWEEP_STORAGE) names another folder"
+            ) from error
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

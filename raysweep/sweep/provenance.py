@@ -21,7 +21,7 @@ PACKAGES = ("raysweep", "torch", "numpy", "ray", "mlflow", "transformers", "pyda
 
 
 def _git(*arguments: str) -> str | None:
-    """Return what git says of this package's checkout, None where it is none or git is absent."""
+    """Return what git says in this package's folder, None where it fails or is absent."""
     try:
         answer = subprocess.run(
             ["git", "-C", str(Path(raysweep.__file__).parent), *arguments],
@@ -35,6 +35,18 @@ def _git(*arguments: str) -> str | None:
     return answer.stdout.strip()
 
 
+def _checkout() -> tuple[str | None, bool | None]:
+    """Return commit and dirty flag of the checkout that this package belongs to, None where unknown.
+
+    A package that is installed inside some repository, such as in a `.venv` there, is no part of it: what
+    counts is whether git tracks the package's own files.
+    """
+    if _git("ls-files", "--error-unmatch", "__init__.py") is None:
+        return None, None
+    changes = _git("status", "--porcelain")
+    return _git("rev-parse", "HEAD"), None if changes is None else bool(changes)
+
+
 def _version(package: str) -> str | None:
     try:
         return version(package)
@@ -43,8 +55,10 @@ def _version(package: str) -> str | None:
 
 
 def provenance() -> dict[str, Any]:
-    """Return commit and dirty flag of this checkout, versions, command line, host and time (unix seconds)."""
-    commit = _git("rev-parse", "HEAD")
+    """Return commit and dirty flag of raysweep's checkout (None where there is none), versions, command line,
+    host and time (unix seconds).
+    """
+    commit, dirty = _checkout()
     return {
         "time": time.time(),
         "argv": sys.argv,
@@ -54,7 +68,7 @@ def provenance() -> dict[str, Any]:
         "python": platform.python_version(),
         "cpus": os.cpu_count(),
         "git_commit": commit,
-        "git_dirty": None if commit is None else bool(_git("status", "--porcelain")),
+        "git_dirty": dirty,
         "versions": {package: _version(package) for package in PACKAGES},
     }
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
+from contextlib import suppress
 from pathlib import Path
 
-from raysweep.errors import ConfigError
+from raysweep.errors import ConfigError, StorageError
 
 #: Names that begin so are unfinished writes; readers pass them over.
 TEMPORARY = ".tmp-"
@@ -28,6 +30,17 @@ def make_directory(directory: Path) -> None:
     make_directory(directory.parent)
     directory.mkdir(exist_ok=True)
     sync_directory(directory.parent)
+
+
+def open_directory(directory: Path) -> None:
+    """Make a directory as `make_directory` does; raises `StorageError` where it cannot be made."""
+    try:
+        make_directory(directory)
+    except OSError as error:
+        raise StorageError(
+            f"storage {directory} cannot be made: {error.strerror or error}; "
+            "--storage (or RAYSWEEP_STORAGE) names another folder"
+        ) from error
 
 
 def write_atomic(path: Path, content: bytes) -> None:
@@ -83,3 +96,15 @@ def storage_root(storage: str | os.PathLike[str] | None) -> Path:
             "(a local disk for one machine, NFS or another shared file system for several)"
         )
     return Path(os.path.abspath(os.path.expanduser(chosen)))
+
+
+def storage_flag(root: Path) -> str:
+    """Return what a printed command needs so that it finds this root: " --storage DIR", "" for the default.
+
+    >>> storage_flag(Path("/shared/our sweeps"))
+    " --storage '/shared/our sweeps'"
+    """
+    with suppress(ConfigError):  # $RAYSWEEP_STORAGE may be what no command would accept
+        if root.resolve() == storage_root(None).resolve():
+            return ""
+    return f" --storage {shlex.quote(str(root))}"

@@ -11,6 +11,7 @@ from pathlib import Path
 from raysweep.errors import ConfigError, DataError
 from raysweep.sweep.config import Resources, RunSpec, Sweep
 from raysweep.sweep.storage import write_atomic
+from raysweep.sweep.tracking_uri import check_tracking_uri
 
 STORED = "sweep.json"
 
@@ -35,8 +36,10 @@ def load_stored(directory: Path, *, tracking_uri: str | None = None) -> Sweep:
     """Return the sweep that was last launched in a folder.
 
     It has its runs, so it can be looked at and reported; it has no file's base, so it cannot be varied.
-    Raises `DataError` where the folder holds no sweep or a damaged one.
+    Raises `DataError` where the folder holds no sweep or a damaged one, and `ConfigError` for a
+    `tracking_uri` that cannot be used.
     """
+    check_tracking_uri(tracking_uri)
     path = directory / STORED
     try:
         content = json.loads(path.read_bytes())

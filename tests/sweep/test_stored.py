@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from raysweep.errors import ConfigError, DataError
+import raysweep
+from raysweep.errors import ConfigError, DataError, StorageError
 from raysweep.sweep import SweepLock, load_sweep, tidy
 from raysweep.sweep.language_file import load_language
 from raysweep.sweep.lock import holder
 from raysweep.sweep.provenance import last_launch, provenance, save_launch
 from raysweep.sweep.stored import load_stored, save_sweep, select, stored_names
 from raysweep.sweep.timing import measure
+from raysweep.sweep.tracking_uri import check_tracking_uri
 
 FILE = """\
 name: small
@@ -88,12 +92,112 @@ def test_provenance(tmp_path: Path) -> None:
     assert last_launch(tmp_path) == json.loads(json.dumps({**facts, "time": 2e9}))
 
 
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository with one commit, and this package in a folder inside it that is not tracked."""
+    home = tmp_path / "somebody's"
+    package = home / ".venv" / "site-packages" / "raysweep"
+    package.mkdir(parents=True)
+    shutil.copy(raysweep.__file__, package / "__init__.py")
+    (home / ".gitignore").write_text(".venv\n")
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "theirs"]):
+        git(home, *command)
+    monkeypatch.setattr(raysweep, "__file__", str(package / "__init__.py"))
+    return home
+
+
+def git(where: Path, *arguments: str) -> None:
+    identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    subprocess.run(["git", "-C", str(where), *identity, *arguments], check=True, capture_output=True)
+
+
+def test_a_repository_around_an_installed_package_is_not_its_checkout(repository: Path) -> None:
+    facts = provenance()
+    assert (facts["git_commit"], facts["git_dirty"]) == (None, None)
+    git(repository, "add", "-f", ".venv")
+    git(repository, "commit", "-qm", "the package")
+    facts = provenance()
+    assert len(facts["git_commit"]) == 40
+    assert facts["git_dirty"] is False
+    (repository / "new.txt").write_text("new")
+    assert provenance()["git_dirty"] is True
+
+
+def test_changes_that_git_cannot_tell_are_unknown(repository: Path) -> None:
+    git(repository, "add", "-f", ".venv")
+    git(repository, "commit", "-qm", "the package")
+    git(repository, "config", "status.showUntrackedFiles", "nonsense")
+    facts = provenance()
+    assert len(facts["git_commit"]) == 40
+    assert facts["git_dirty"] is None
+
+
+def test_a_folder_that_cannot_be_locked(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file")
+    with pytest.raises(StorageError, match="cannot be made"):
+        SweepLock(tmp_path / "taken" / "sweep").acquire()
+    (tmp_path / "sweep" / "lock").mkdir(parents=True)
+    with pytest.raises(StorageError, match="cannot be written"):
+        SweepLock(tmp_path / "sweep").acquire()
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        None,
+        *("http://127.0.0.1:5000", "https://mlflow.example.org", "databricks", "databricks://team"),
+        *("sqlite:////abs/mlflow.db", "postgresql://u:p@host/db", "postgresql+psycopg2://host/db"),
+        *("mysql+pymysql://host/db", "mssql+pyodbc://host/db"),
+    ],
+)
+def test_where_a_sweep_can_be_tracked(uri: str | None, file: Path) -> None:
+    assert check_tracking_uri(uri) == uri
+    assert load_sweep(file, tracking_uri=uri).tracking_uri == uri
+
+
+@pytest.mark.parametrize(
+    ("uri", "remedy"),
+    [
+        ("sqlite:///rel.db", "write sqlite:///{here}/rel.db"),
+        ("sqlite:///:memory:", "write sqlite:///{here}/mlflow.db"),
+        ("sqlite://", "write sqlite:///{here}/mlflow.db"),
+        ("./mlruns", "MLflow keeps no runs"),
+        ("/abs/mlruns", "MLflow keeps no runs"),
+        ("file:///abs/mlruns", "MLflow keeps no runs"),
+        ("file:mlruns", "MLflow keeps no runs"),
+        ("ftp://host/x", "is of no known kind"),
+    ],
+)
+def test_where_a_sweep_cannot_be_tracked(uri: str, remedy: str, file: Path, tmp_path: Path) -> None:
+    sweep = load_sweep(file, storage=tmp_path / "results")
+    save_sweep(sweep)
+    for refused in (
+        lambda: load_sweep(file, tracking_uri=uri),
+        lambda: load_stored(sweep.directory, tracking_uri=uri),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            refused()
+        assert f"tracking_uri: '{uri}'" in str(caught.value)
+        assert remedy.format(here=tmp_path) in str(caught.value)
+
+
 def test_language_of_a_sweep_file_or_alone(file: Path, tmp_path: Path) -> None:
     alone = tmp_path / "hmm.yaml"
     alone.write_text("kind: hmm\nstates: 4\nvocabulary: 8\nlength: 4\nblocks: 2\ntasks: [1]\n")
     assert load_language(file).fingerprint == load_language(alone).fingerprint
     other = load_language(alone, overrides=["seed=3"])
     assert other.fingerprint != load_language(alone).fingerprint
+    assert load_language(file, overrides=["language.seed=3"]).fingerprint == other.fingerprint
+    with pytest.raises(ConfigError, match=r"--set statez=9: language.statez: .* did you mean 'states'"):
+        load_language(alone, overrides=["statez=9"])
+    with pytest.raises(ConfigError, match=r"language.langauge: unknown field"):
+        load_language(alone, overrides=["langauge.states=9"])
+    with pytest.raises(ConfigError, match=r"--set langauge.states=9: .* did you mean 'language'"):
+        load_language(file, overrides=["langauge.states=9"])
+    with pytest.raises(ConfigError, match=r"language.statez: unknown field"):
+        load_language(file, overrides=["language.statez=9"])
+    # The language shown is the base's, so that an axis of the sweep may be given a value.
+    file.write_text(file.read_text().replace("{seed: [0, 1]}", "{language.seed: [1, 2]}"))
     assert load_language(file, overrides=["language.seed=3"]).fingerprint == other.fingerprint
     alone.write_text("kind: hmm\nstatez: 4\n")
     with pytest.raises(ConfigError, match=r"hmm.yaml:2:1: language.statez: unknown field"):
