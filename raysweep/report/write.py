@@ -14,6 +14,7 @@ import pandas as pd
 
 from raysweep.report.page import Content, Failure, render
 from raysweep.sweep.provenance import last_launch
+from raysweep.sweep.storage import storage_flag
 
 if TYPE_CHECKING:
     from raysweep.sweep import Sweep
@@ -40,6 +41,7 @@ def write_report(
                 Failure(run_id=spec.run_id, error=r.error, message=r.message, step=r.step, retried=retried)
                 for r in records
             ]
+    named, where = shlex.quote(sweep.name), storage_flag(sweep.storage)
     content = Content(
         name=sweep.name,
         description=sweep.description,
@@ -53,8 +55,8 @@ def write_report(
             "report written": _when(time.time()),
         },
         commands={
-            "MLflow": f"raysweep ui {shlex.quote(sweep.name)}",
-            "table": f"raysweep export {shlex.quote(sweep.name)} -o {shlex.quote(sweep.name)}.parquet",
+            "MLflow": f"raysweep ui {named}{where}",
+            "table": f"raysweep export {named} -o {named}.parquet{where}",
         },
     )
     path = path.absolute()

@@ -39,8 +39,11 @@ def test_a_report_can_be_written_at_any_time(tmp_path: Path) -> None:
     sweep.ledger().run(one).record_evaluation(50, evaluation, [metric], seconds=1.0)
     sweep.ledger().run(two).record_failure("loss is not finite", error="RunFailedError", step=60)
     after = write_report(sweep, tidy(sweep.ledger(), sweep), page).read_text()
-    for expected in ("1 of 2", "loss is not finite", "last launch", "raysweep ui tiny", "1 of 2"):
+    for expected in ("1 of 2", "loss is not finite", "last launch"):
         assert expected in after
+    where = f" --storage {tmp_path / 'results'}"
+    assert f"<code>raysweep ui tiny{where}</code>" in after
+    assert f"<code>raysweep export tiny -o tiny.parquet{where}</code>" in after
     assert list(page.parent.iterdir()) == [page]
 
 
