@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -15,7 +16,15 @@ import typer
 
 import raysweep
 from raysweep.cli import inspect, language, launch, results
-from raysweep.errors import RaysweepError
+from raysweep.errors import RaysweepError, StorageError
+
+#: What a file system answers without a defect of ours: no right to it, none of it left, gone or broken.
+TROUBLE = frozenset(
+    {
+        *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG),
+        *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ESTALE),
+    }
+)
 
 app = typer.Typer(
     name="raysweep",
@@ -59,6 +68,13 @@ def _is_usage_error(error: Any) -> bool:
     return hasattr(error, "show") and hasattr(error, "exit_code")
 
 
+def _defect() -> int:
+    """Report the exception being handled as what it is: a defect."""
+    traceback.print_exc()
+    print("raysweep: internal error (this is a defect: please report it)", file=sys.stderr)
+    return 1
+
+
 def run(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     try:
@@ -75,14 +91,20 @@ def run(arguments: list[str] | None = None) -> int:
         # The reader of a pipe has left, as `| head` does: that is no error of ours.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if error.errno not in TROUBLE:
+            return _defect()
+        if os.environ.get("RAYSWEEP_TRACEBACK"):
+            traceback.print_exc()
+        where = f" {error.filename}:" if error.filename else ""
+        print(f"raysweep: storage:{where} {error.strerror}", file=sys.stderr)
+        return StorageError.exit_code
     except Exception as problem:
         wrong: Any = problem
         if _is_usage_error(wrong):
             wrong.show()
             return int(wrong.exit_code)
-        traceback.print_exc()
-        print("raysweep: internal error (this is a defect: please report it)", file=sys.stderr)
-        return 1
+        return _defect()
     return code if isinstance(code, int) else 0
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import sys
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from typing import Annotated, Any
 
@@ -15,6 +18,7 @@ from raysweep.cli.options import (
     FileArgument,
     JsonOption,
     OnlyOption,
+    RetryOption,
     SetOption,
     StorageOption,
     TrackingOption,
@@ -24,6 +28,7 @@ from raysweep.cli.options import (
 )
 from raysweep.cli.results import make_report, print_summary
 from raysweep.sweep import Sweep
+from raysweep.sweep.storage import open_directory, storage_flag
 from raysweep.sweep.stored import select
 from raysweep.tracking import tracking_uri as tracked_at
 
@@ -42,7 +47,7 @@ def launch(
         ),
     ] = None,
     only: OnlyOption = None,
-    retry_failed: Annotated[bool, typer.Option(help="Try failed runs again.")] = False,
+    retry_failed: RetryOption = False,
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask before a large sweep.")] = False,
     storage: StorageOption = None,
     tracking_uri: TrackingOption = None,
@@ -61,20 +66,33 @@ def launch(
 
         raysweep launch sweeps/scaling.yaml --address 10.0.0.1:6379 --storage /shared/sweeps
     """
-    sweep = select(find(str(file), storage, set_, tracking_uri), only)
+    sweep = find(str(file), storage, set_, tracking_uri)
+    chosen = select(sweep, only)
     if dry_run:
-        plan = make_plan(sweep)
+        plan = make_plan(chosen, retry_failed=retry_failed)
         if json:
             print_json(plan.to_dict())
         else:
             typer.echo("\n".join(plan.lines()))
         return
-    if len(sweep.runs) > MANY and sys.stdin.isatty() and not yes:
-        typer.confirm(f"{len(sweep.runs)} runs: go on?", abort=True)
-    raise typer.Exit(_launch(sweep, address, retry_failed, json))
+    if len(chosen.runs) > MANY and sys.stdin.isatty() and not yes:
+        typer.confirm(f"{len(chosen.runs)} runs: go on?", abort=True)
+    # The command that launches this sweep once more, as it is now, from this folder.
+    words = ["raysweep", "launch", str(file)]
+    for text in set_ or ():
+        words += ["--set", text]
+    if address is not None:
+        words += ["--address", address]
+    if tracking_uri is not None and tracking_uri != os.environ.get("MLFLOW_TRACKING_URI"):
+        words += ["--tracking-uri", tracking_uri]
+    again = shlex.join(words) + storage_flag(sweep.storage)
+    raise typer.Exit(_launch(sweep, only, address, retry_failed, json, again))
 
 
-def _launch(sweep: Sweep, address: str | None, retry: bool, json: bool) -> int:
+def _launch(
+    sweep: Sweep, only: Sequence[str] | None, address: str | None, retry: bool, json: bool, again: str
+) -> int:
+    """Launch and show; `again` is the command that launches this sweep once more."""
     from raysweep.engine import launch as start
 
     console = Console(stderr=True)
@@ -91,11 +109,13 @@ def _launch(sweep: Sweep, address: str | None, retry: bool, json: bool) -> int:
         if cluster is not None:
             where = "Ray on this machine" if cluster.embedded else f"Ray cluster {cluster.address}"
             cpus, gpus = cluster.resources.get("CPU", 0), cluster.resources.get("GPU", 0)
-            console.print(f"{where}: {cluster.nodes} node(s), {cpus:g} CPU, {gpus:g} GPU", highlight=False)
+            console.print(
+                f"{where}: {len(cluster.nodes)} node(s), {cpus:g} CPU, {gpus:g} GPU", highlight=False
+            )
             for line in footer if not console.is_terminal else ():
                 console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    sweep.directory.mkdir(parents=True, exist_ok=True)
+    open_directory(sweep.directory)
     chatter = sweep.directory / "ray.log"
     try:
         # Ray prints remarks of its own to standard output, which belongs to our results.
@@ -103,6 +123,7 @@ def _launch(sweep: Sweep, address: str | None, retry: bool, json: bool) -> int:
             results = start(
                 sweep,
                 address=address,
+                only=only,
                 retry_failed=retry,
                 observer=view,
                 on_start=started,
@@ -137,7 +158,9 @@ def _launch(sweep: Sweep, address: str | None, retry: bool, json: bool) -> int:
     for run_id, message in failures.items():
         console.print(f"failed: {run_id}: {message}", markup=False, highlight=False, soft_wrap=True)
     if failures:
-        console.print("`raysweep launch FILE --retry-failed` tries them again", markup=False, highlight=False)
+        console.print(
+            f"to try them again: {again} --retry-failed", markup=False, highlight=False, soft_wrap=True
+        )
     if not results.tracked:
         console.print(
             f"MLflow at {tracked_at(sweep)} could not be reached; nothing is lost: launch again to fill it",

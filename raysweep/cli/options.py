@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -51,6 +53,7 @@ OnlyOption = Annotated[
     list[str] | None,
     typer.Option("--only", metavar="PATTERN", help="Only runs whose id matches (* and ?); may be repeated."),
 ]
+RetryOption = Annotated[bool, typer.Option("--retry-failed", help="Try failed runs again.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
 
 
@@ -59,7 +62,7 @@ def find(
 ) -> Sweep:
     """Return the sweep of a file, or the one that was launched under a name.
 
-    Raises `ConfigError` where neither is there.
+    Raises `ConfigError` where neither is there, and for overrides of what is not a file.
     """
     path = Path(name)
     if path.suffix in (".yaml", ".yml") or path.is_file():
@@ -71,7 +74,29 @@ def find(
             f"'{name}': no such file, and no sweep of that name in {root} (there: {known}); "
             "--storage names another folder"
         )
+    if overrides:
+        raise ConfigError(f"--set: '{name}' is a stored sweep, which stays as it was launched; name its file")
     return load_stored(root / name, tracking_uri=tracking)
+
+
+def check_output(path: Path) -> None:
+    """Check, before anything is computed, that a file can be written where `--output` says.
+
+    Raises `ConfigError`.
+    """
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(f"--output {path}: there is no folder {path.parent}; make it first")
+    if path.is_dir():
+        raise ConfigError(f"--output {path}: is a folder; name a file")
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn the failure to write what `--output` names into a `ConfigError`."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"--output {path}: cannot be written: {error.strerror or error}") from error
 
 
 def print_json(data: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,9 +11,17 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from raysweep.cli.options import NameArgument, StorageOption, TrackingOption, find
+from raysweep.cli.options import (
+    NameArgument,
+    StorageOption,
+    TrackingOption,
+    check_output,
+    find,
+    writing,
+)
 from raysweep.errors import ConfigError
 from raysweep.sweep import Sweep, tidy
+from raysweep.sweep.storage import storage_flag
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,7 +57,8 @@ def print_summary(sweep: Sweep, frame: pd.DataFrame, page: Path) -> None:
         console.print(f"At the last milestone, {seeds}:", highlight=False, soft_wrap=True)
     console.print(table)
     console.print(f"report: {page}", markup=False, highlight=False, soft_wrap=True)
-    console.print(f"MLflow: raysweep ui {sweep.name}", markup=False, highlight=False, soft_wrap=True)
+    command = f"raysweep ui {shlex.quote(sweep.name)}{storage_flag(sweep.storage)}"
+    console.print(f"MLflow: {command}", markup=False, highlight=False, soft_wrap=True)
 
 
 def report(
@@ -62,8 +71,13 @@ def report(
 ) -> None:
     """Write the report: one HTML file that needs no network.  Also while the sweep runs."""
     sweep = find(name, storage)
+    if output is None:
+        typer.echo(make_report(sweep, tidy(sweep.ledger(), sweep)))
+        return
+    check_output(output)
     frame = tidy(sweep.ledger(), sweep)
-    typer.echo(make_report(sweep, frame, output))
+    with writing(output):
+        typer.echo(make_report(sweep, frame, output))
 
 
 def export(
@@ -72,17 +86,20 @@ def export(
     storage: StorageOption = None,
 ) -> None:
     """Write the tidy table: one row per run x milestone x metric."""
+    if output.suffix not in (".parquet", ".csv", ".json"):
+        known = "use .parquet, .csv or .json"
+        raise ConfigError(f"--output {output}: '{output.suffix}' is no known format; {known}")
+    check_output(output)
     sweep = find(name, storage)
     frame = tidy(sweep.ledger(), sweep)
-    match output.suffix:
-        case ".parquet":
-            frame.to_parquet(output, index=False)
-        case ".csv":
-            frame.to_csv(output, index=False)
-        case ".json":
-            frame.to_json(output, orient="records", indent=2)
-        case other:
-            raise ConfigError(f"--output {output}: '{other}' is no known format; use .parquet, .csv or .json")
+    with writing(output):
+        match output.suffix:
+            case ".parquet":
+                frame.to_parquet(output, index=False)
+            case ".csv":
+                frame.to_csv(output, index=False)
+            case _:
+                frame.to_json(output, orient="records", indent=2)
     typer.echo(f"{output}: {len(frame)} rows")
 
 
@@ -92,17 +109,15 @@ def ui(
     storage: StorageOption = None,
     tracking_uri: TrackingOption = None,
 ) -> None:
-    """Serve MLflow on 127.0.0.1 and print the link to this sweep's comparison; Ctrl-C ends it."""
-    from raysweep.tracking import comparison_link, serve_command
+    """Serve MLflow on 127.0.0.1 and print the link to this sweep's comparison; Ctrl-C ends it.
+
+    For a sweep that a server tracks there is nothing to serve: the link is printed, and that is all.
+    """
+    from raysweep.tracking import comparison_link, serve, serve_command, served
 
     sweep = find(name, storage, tracking=tracking_uri)
-    typer.echo(comparison_link(sweep, f"http://127.0.0.1:{port}"))
-    server = subprocess.Popen(serve_command(sweep, port))
-    try:
-        code = server.wait()
-    except KeyboardInterrupt:
-        server.terminate()
-        server.wait(timeout=30)
+    link = comparison_link(sweep, f"http://127.0.0.1:{port}")
+    if served(sweep):
+        typer.echo(link)
         return
-    if code:
-        raise typer.Exit(code)
+    serve(serve_command(sweep, port), port, on_start=lambda: typer.echo(link))

@@ -3,8 +3,9 @@
 The only room that imports mlflow, and only when a store is opened: importing this package does not.
 """
 
+from raysweep.tracking.server import serve
 from raysweep.tracking.tracker import Tracker, tracking_uri
-from raysweep.tracking.ui import comparison_link, deep_link, serve_command
+from raysweep.tracking.ui import comparison_link, deep_link, serve_command, served
 from raysweep.tracking.view import Point, RunView, Status, SweepView, metric_name, run_view
 from raysweep.tracking.writer import Location, MLflowWriter, default_tracking_uri
 
@@ -21,6 +22,8 @@ __all__ = [
     "default_tracking_uri",
     "metric_name",
     "run_view",
+    "serve",
     "serve_command",
+    "served",
     "tracking_uri",
 ]

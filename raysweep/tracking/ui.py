@@ -6,7 +6,8 @@ import sys
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlencode
 
-from raysweep.errors import ConfigError
+from raysweep.errors import ConfigError, StorageError
+from raysweep.sweep.tracking_uri import is_server
 from raysweep.tracking.store import locate
 from raysweep.tracking.tracker import shared_directory, tracking_uri
 
@@ -36,13 +37,26 @@ def deep_link(base_url: str, experiment_id: str, parent_run_id: str) -> str:
 def comparison_link(sweep: Sweep, base_url: str) -> str:
     """Return the link to a sweep's comparison, on `base_url` or on the server that tracks it.
 
-    Only reads the store.  Raises `ConfigError` where the sweep is not in it yet.
+    Only reads the store.  Raises `ConfigError` where the sweep is not in it yet, and `StorageError` where it
+    cannot be reached.
     """
     uri = tracking_uri(sweep)
-    found = locate(sweep.name, uri, shared_directory(sweep))
+    try:
+        found = locate(sweep.name, uri, shared_directory(sweep))
+    # Clients, drivers and databases each raise errors of their own.
+    except Exception as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        raise StorageError(f"MLflow at {uri} cannot be read: {reason}") from error
     if found is None:
         raise ConfigError(f"sweep '{sweep.name}' is not in MLflow at {uri} yet; launch it first")
-    return deep_link(uri if uri.startswith("http") else base_url, *found)
+    if uri.startswith("databricks"):
+        raise ConfigError(f"tracking_uri: '{uri}': open experiment {found[0]} in the workspace's own pages")
+    return deep_link(uri if is_server(uri) else base_url, *found)
+
+
+def served(sweep: Sweep) -> bool:
+    """Return whether a server tracks a sweep, so that its pages are there already."""
+    return is_server(tracking_uri(sweep))
 
 
 def serve_command(sweep: Sweep, port: int = 5000) -> list[str]:
@@ -51,7 +65,7 @@ def serve_command(sweep: Sweep, port: int = 5000) -> list[str]:
     Raises `ConfigError` where the sweep is tracked by a server: that one is to be opened instead.
     """
     uri = tracking_uri(sweep)
-    if not uri.startswith(("sqlite:", "postgresql", "mysql", "mssql")):
+    if is_server(uri):
         raise ConfigError(f"tracking_uri: '{uri}' is a server already; open the link in a browser")
     return server_command(uri, port)
 

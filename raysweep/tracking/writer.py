@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from raysweep.sweep.tracking_uri import is_server
 from raysweep.tracking.store import Store
 from raysweep.tracking.view import RunView, Status, SweepView
 
@@ -51,8 +52,9 @@ class MLflowWriter:
         self.sweep = sweep
         self.tracking_uri = tracking_uri or default_tracking_uri(directory)
         # A database keeps no files, and MLflow's own choice then is ./mlruns, wherever one happens to be.
-        served = self.tracking_uri.startswith(("http:", "https:", "databricks"))
-        self._artifacts = None if served else (directory.resolve() / "artifacts").as_uri()
+        self._artifacts = (
+            None if is_server(self.tracking_uri) else (directory.resolve() / "artifacts").as_uri()
+        )
         self._lock = threading.Condition()
         self._views: dict[str, RunView] = {}
         self._pending: dict[str, RunView] = {}

@@ -1,0 +1,91 @@
+"""Serving a store until somebody ends it, leaving nothing behind.
+
+MLflow's server is a process with processes of its own.  They are a group, so that all of them end together
+when this process is asked to end, by Ctrl-C, SIGTERM or a terminal that closes.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from raysweep.errors import ConfigError, StorageError
+
+#: Seconds that a server gets to end by itself.
+GRACE = 10.0
+
+
+def serve(command: Sequence[str], port: int, *, on_start: Callable[[], object] | None = None) -> None:
+    """Run a server on a port of 127.0.0.1 until Ctrl-C, SIGTERM or SIGHUP, then end all of it and return.
+
+    `on_start` is called once the port was found free.  Raises `ConfigError` where it is in use, and
+    `StorageError` where the server ends by itself with an error.
+    """
+    _check_free(port)
+    if on_start is not None:
+        on_start()
+    server: subprocess.Popen[bytes] | None = None
+    code = 0
+    with _ends_as_interrupt():
+        try:
+            server = subprocess.Popen(command, start_new_session=True)
+            code = server.wait()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            if server is not None:
+                _end(server)
+    if code:
+        raise StorageError(f"the MLflow server ended with exit code {code}; what it said is above")
+
+
+def _check_free(port: int) -> None:
+    with socket.socket() as probe:
+        # As servers do: a port whose last connections are fading out is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise ConfigError(
+                f"--port {port}: cannot be used on 127.0.0.1 ({error.strerror}); choose another, "
+                f"e.g. --port {port % 65535 + 1}"
+            ) from error
+
+
+@contextmanager
+def _ends_as_interrupt() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP raise `KeyboardInterrupt`, as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _end(server: subprocess.Popen[bytes]) -> None:
+    """End a server and whatever it has started: first asked, after `GRACE` seconds made to."""
+    try:
+        with suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            server.wait(GRACE)
+    finally:
+        # Also where somebody asks a second time: its own processes may outlive it, and the group is there
+        # as long as one of them is.
+        with suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
