@@ -1,0 +1,60 @@
+"""README holds: its commands exist, its sweep file is valid, its example runs on what a launch leaves."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+import raysweep as rs
+from raysweep.cli.app import app
+
+README = (Path(__file__).parents[1] / "README.md").read_text()
+
+
+def blocks(kind: str) -> list[str]:
+    return re.findall(rf"```{kind}\n(.*?)```", README, flags=re.DOTALL)
+
+
+def test_nothing_is_left_to_be_filled_in() -> None:
+    assert not re.search(r"@[A-Z]+@", README)
+
+
+def test_its_commands_exist() -> None:
+    known = set(get_command(app).commands)  # type: ignore[attr-defined]
+    named = {name for block in blocks("") for name in re.findall(r"bin/raysweep (\w+)", block)}
+    assert {"launch", "ui", "status", "report", "export", "language"} <= named
+    assert named <= known
+
+
+def test_its_sweep_file_is_valid(tmp_path: Path) -> None:
+    [text] = blocks("yaml")
+    file = tmp_path / "my-sweep.yaml"
+    file.write_text(text)
+    assert len(rs.load_sweep(file).runs) == 6
+
+
+def test_its_names_are_public() -> None:
+    [text] = blocks("python")
+    named = set(re.findall(r"\brs\.(\w+)", text))
+    assert {"load_sweep", "launch", "tuner", "PCFG", "load_model", "fisher_trace"} <= named
+    assert named <= set(rs.__all__)
+
+
+def test_the_shipped_sweeps_are_valid() -> None:
+    files = sorted((Path(__file__).parents[1] / "sweeps").glob("*.yaml"))
+    assert files
+    for file in files:
+        sweep = rs.load_sweep(file)
+        assert sweep.name == file.stem
+        shapes = {run.model.encode()["shape"] for run in sweep.runs if run.trains}
+        assert len(shapes) >= 3
+        assert len({run.seed for run in sweep.runs}) >= 2
+        assert all(len(run.milestones) >= 4 for run in sweep.runs if run.trains)
+
+
+@pytest.mark.parametrize("name", rs.__all__)
+def test_every_public_name_is_there(name: str) -> None:
+    assert getattr(rs, name) is not None
