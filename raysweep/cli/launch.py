@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -30,6 +31,7 @@ from raysweep.cli.results import make_report, print_summary
 from raysweep.sweep import Sweep
 from raysweep.sweep.storage import open_directory, storage_flag
 from raysweep.sweep.stored import select
+from raysweep.sweep.timing import measure
 from raysweep.tracking import tracking_uri as tracked_at
 
 #: Runs above which a person at a terminal is asked first.
@@ -96,6 +98,7 @@ def _launch(
     from raysweep.engine import launch as start
 
     console = Console(stderr=True)
+    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     footer = [
         f"records and logs: {sweep.directory}",
         f"MLflow: {tracked_at(sweep)}",
@@ -105,15 +108,13 @@ def _launch(
 
     def started(plan: Any, cluster: Any) -> None:
         for line in plan.lines(limit=0 if plan.finished else 12):
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+            say(line)
         if cluster is not None:
             where = "Ray on this machine" if cluster.embedded else f"Ray cluster {cluster.address}"
             cpus, gpus = cluster.resources.get("CPU", 0), cluster.resources.get("GPU", 0)
-            console.print(
-                f"{where}: {len(cluster.nodes)} node(s), {cpus:g} CPU, {gpus:g} GPU", highlight=False
-            )
+            say(f"{where}: {len(cluster.nodes)} node(s), {cpus:g} CPU, {gpus:g} GPU")
             for line in footer if not console.is_terminal else ():
-                console.print(line, markup=False, highlight=False, soft_wrap=True)
+                say(line)
 
     open_directory(sweep.directory)
     chatter = sweep.directory / "ray.log"
@@ -124,17 +125,15 @@ def _launch(
                 sweep,
                 address=address,
                 only=only,
+                step_seconds=measure(select(sweep, only)),
                 retry_failed=retry,
                 observer=view,
                 on_start=started,
             )
     except KeyboardInterrupt:
-        console.print(
+        say(
             f"interrupted; everything up to the last checkpoint is in {sweep.directory}, "
-            "and the same command goes on from there",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
+            "and the same command goes on from there"
         )
         return 130
     frame = results.to_frame()
@@ -156,24 +155,14 @@ def _launch(
     else:
         print_summary(sweep, frame, page)
     for run_id, message in failures.items():
-        console.print(f"failed: {run_id}: {message}", markup=False, highlight=False, soft_wrap=True)
+        say(f"failed: {run_id}: {message}")
     if failures:
-        console.print(
-            f"to try them again: {again} --retry-failed", markup=False, highlight=False, soft_wrap=True
-        )
+        say(f"to try them again: {again} --retry-failed")
     if not results.tracked:
-        console.print(
-            f"MLflow at {tracked_at(sweep)} could not be reached; nothing is lost: launch again to fill it",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
+        say(f"MLflow at {tracked_at(sweep)} could not be reached; nothing is lost: launch again to fill it")
     for run_id in results.unfinished:
         logs = sweep.directory / "runs" / run_id / "logs"
-        console.print(
-            f"not finished: {run_id}: launch again to go on; logs in {logs}",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
-    return 3 if failures or results.unfinished else 0
+        say(f"not finished: {run_id}: launch again to go on; logs in {logs}")
+    if failures:
+        return 3
+    return 4 if results.unfinished else 0
