@@ -213,8 +213,8 @@ def test_outputs_that_cannot_be_written(
     command: str, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ending = "csv" if command == "export" else "html"
-    assert run([command, str(file), "-o", f"/nonexistent/x.{ending}"]) == 2
-    assert "there is no folder /nonexistent" in capsys.readouterr().err
+    assert run([command, str(file), "-o", f"{tmp_path}/absent/x.{ending}"]) == 2
+    assert f"there is no folder {tmp_path}/absent" in capsys.readouterr().err
     assert run([command, str(file), "-o", f"/proc/x.{ending}"]) == 2
     error = capsys.readouterr().err
     assert f"--output /proc/x.{ending}: cannot be written: No such file or directory" in error
