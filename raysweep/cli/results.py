@@ -109,15 +109,15 @@ def ui(
     storage: StorageOption = None,
     tracking_uri: TrackingOption = None,
 ) -> None:
-    """Serve MLflow on 127.0.0.1 and print the link to this sweep's comparison; Ctrl-C ends it.
+    """Serve MLflow on 127.0.0.1 and print links to this sweep's comparison and charts; Ctrl-C ends it.
 
-    For a sweep that a server tracks there is nothing to serve: the link is printed, and that is all.
+    For a sweep that a server tracks there is nothing to serve: the links are printed, and that is all.
     """
-    from raysweep.tracking import comparison_link, serve, serve_command, served
+    from raysweep.tracking import comparison_links, serve, serve_command, served
 
     sweep = find(name, storage, tracking=tracking_uri)
-    link = comparison_link(sweep, f"http://127.0.0.1:{port}")
+    links = "\n".join(comparison_links(sweep, f"http://127.0.0.1:{port}"))
     if served(sweep):
-        typer.echo(link)
+        typer.echo(links)
         return
-    serve(serve_command(sweep, port), port, on_start=lambda: typer.echo(link))
+    serve(serve_command(sweep, port), port, on_start=lambda: typer.echo(links))

@@ -5,7 +5,7 @@ The only room that imports mlflow, and only when a store is opened: importing th
 
 from raysweep.tracking.server import serve
 from raysweep.tracking.tracker import Tracker, tracking_uri
-from raysweep.tracking.ui import comparison_link, deep_link, serve_command, served
+from raysweep.tracking.ui import comparison_links, deep_link, serve_command, served
 from raysweep.tracking.view import Point, RunView, Status, SweepView, metric_name, run_view
 from raysweep.tracking.writer import Location, MLflowWriter, default_tracking_uri
 
@@ -17,7 +17,7 @@ __all__ = [
     "Status",
     "SweepView",
     "Tracker",
-    "comparison_link",
+    "comparison_links",
     "deep_link",
     "default_tracking_uri",
     "metric_name",

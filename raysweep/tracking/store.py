@@ -259,6 +259,20 @@ def locate(sweep_name: str, tracking_uri: str, directory: str = "") -> tuple[str
     return (experiment.experiment_id, found[0].info.run_id) if found else None
 
 
+def children(tracking_uri: str, experiment_id: str, parent_run_id: str, limit: int) -> list[str]:
+    """Return MLflow's ids of at most `limit` runs of a sweep, the oldest first; reading only."""
+    quiet()
+    from mlflow import MlflowClient
+
+    found = MlflowClient(tracking_uri=tracking_uri).search_runs(
+        [experiment_id],
+        filter_string=f"tags.`{PARENT}` = '{parent_run_id}'",
+        order_by=_OLDEST_FIRST,
+        max_results=limit,
+    )
+    return [run.info.run_id for run in found]
+
+
 def _prepare_sqlite(uri: str) -> None:
     """Create or migrate the store, once, before anyone else opens it: concurrent first openings fail."""
     from mlflow import MlflowClient

@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlencode
 
 from raysweep.errors import ConfigError, StorageError
 from raysweep.sweep.tracking_uri import is_server
-from raysweep.tracking.store import locate
+from raysweep.tracking.store import children, locate
 from raysweep.tracking.tracker import shared_directory, tracking_uri
 
 if TYPE_CHECKING:
     from raysweep.sweep import Sweep
+
+
+#: Runs that one comparison shows: an address has its limits, and so has a page.
+COMPARED = 100
+
+
+def compare_link(base_url: str, experiment_id: str, run_ids: Sequence[str]) -> str:
+    """Return the address at which MLflow compares runs side by side.
+
+    >>> compare_link("http://127.0.0.1:5000", "1", ["ab", "cd"])
+    'http://127.0.0.1:5000/#/compare-runs?runs=%5B%22ab%22%2C%22cd%22%5D&experiments=%5B%221%22%5D'
+    """
+    lists = {"runs": list(run_ids), "experiments": [experiment_id]}
+    query = urlencode({k: json.dumps(v, separators=(",", ":")) for k, v in lists.items()}, quote_via=quote)
+    return f"{base_url.rstrip('/')}/#/compare-runs?{query}"
 
 
 def deep_link(base_url: str, experiment_id: str, parent_run_id: str) -> str:
@@ -34,15 +51,19 @@ def deep_link(base_url: str, experiment_id: str, parent_run_id: str) -> str:
     return f"{base_url.rstrip('/')}/#/experiments/{experiment_id}/runs?{query}"
 
 
-def comparison_link(sweep: Sweep, base_url: str) -> str:
-    """Return the link to a sweep's comparison, on `base_url` or on the server that tracks it.
+def comparison_links(sweep: Sweep, base_url: str) -> list[str]:
+    """Return links into MLflow's pages, on `base_url` or on the server that tracks the sweep.
 
-    Only reads the store.  Raises `ConfigError` where the sweep is not in it yet, and `StorageError` where it
-    cannot be reached.
+    First the comparison of the sweep's runs side by side, where there are any (the oldest hundred of them),
+    then the experiment's charts, in which the runs are folded under the sweep's own.  Only reads the store.
+    Raises `ConfigError` where the sweep is not in it yet, and `StorageError` where it cannot be reached.
     """
     uri = tracking_uri(sweep)
     try:
         found = locate(sweep.name, uri, shared_directory(sweep))
+        # Databricks has pages of its own, at addresses that are not made here.
+        linked = found is not None and not uri.startswith("databricks")
+        runs = children(uri, *found, COMPARED) if found is not None and linked else []
     # Clients, drivers and databases each raise errors of their own.
     except Exception as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
@@ -51,7 +72,9 @@ def comparison_link(sweep: Sweep, base_url: str) -> str:
         raise ConfigError(f"sweep '{sweep.name}' is not in MLflow at {uri} yet; launch it first")
     if uri.startswith("databricks"):
         raise ConfigError(f"tracking_uri: '{uri}': open experiment {found[0]} in the workspace's own pages")
-    return deep_link(uri if is_server(uri) else base_url, *found)
+    base = uri if is_server(uri) else base_url
+    charts = deep_link(base, *found)
+    return [compare_link(base, found[0], runs), charts] if runs else [charts]
 
 
 def served(sweep: Sweep) -> bool:

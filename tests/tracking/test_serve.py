@@ -133,10 +133,15 @@ def test_a_sweep_on_a_server_gets_its_link_and_nothing_is_served(
     sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("raysweep.tracking.ui.locate", lambda *_: ("7", "ab12"))
+    monkeypatch.setattr("raysweep.tracking.ui.children", lambda *_: ["cd34", "ef56"])
     monkeypatch.setattr("raysweep.tracking.serve", None)  # serving would be an error
     arguments = ["ui", str(sweep.path), "--storage", str(sweep.storage)]
     assert run([*arguments, "--tracking-uri", "http://mlflow.example.org"]) == 0
-    assert capsys.readouterr().out.startswith("http://mlflow.example.org/#/experiments/7/runs?")
+    side_by_side, charts = capsys.readouterr().out.splitlines()
+    assert side_by_side.startswith("http://mlflow.example.org/#/compare-runs?")
+    assert "cd34" in side_by_side
+    assert "ef56" in side_by_side
+    assert charts.startswith("http://mlflow.example.org/#/experiments/7/runs?")
     assert run([*arguments, "--tracking-uri", "databricks"]) == 2
     assert "open experiment 7" in capsys.readouterr().err
 

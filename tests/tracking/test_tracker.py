@@ -12,7 +12,7 @@ import pytest
 
 from raysweep.evaluation.base import Metric
 from raysweep.sweep import RunLedger, RunSpec, Sweep, load_sweep
-from raysweep.tracking import Tracker, comparison_link, serve_command
+from raysweep.tracking import Tracker, comparison_links, serve_command
 from raysweep.tracking.tracker import flatten
 from raysweep.training import CheckpointRecord, CurvePoint
 
@@ -174,13 +174,13 @@ def test_the_link_opens_the_charts_of_the_sweep(sweep: Sweep) -> None:
     from raysweep.errors import ConfigError
 
     with pytest.raises(ConfigError, match="launch it first"):
-        comparison_link(sweep, "http://127.0.0.1:5000")
+        comparison_links(sweep, "http://127.0.0.1:5000")
     assert Tracker(sweep).close()
     [(experiment, parent)] = rows(
         sweep,
         "select experiment_id, run_uuid from runs join tags using (run_uuid) where key = 'raysweep.sweep'",
     )
-    link = comparison_link(sweep, "http://127.0.0.1:5000")
+    [link] = comparison_links(sweep, "http://127.0.0.1:5000")
     assert link.startswith(f"http://127.0.0.1:5000/#/experiments/{experiment}/runs?")
     assert "compareRunsMode=CHART" in link
     assert f"parentRunId%60%20%3D%20%27{parent}%27" in link
@@ -208,8 +208,18 @@ def test_sweeps_of_one_name_in_a_shared_store_stay_apart(
         active = f"{query} and lifecycle_stage = 'active'"
         assert sorted(database.execute(active).fetchall()) == [(0.0,), (1.0,)]
         assert database.execute("select count(*) from runs").fetchall() == [(4,)]
-    links = {comparison_link(sweep, "http://x") for sweep in sweeps}
-    assert len(links) == 2
+    pairs = [comparison_links(sweep, "http://x") for sweep in sweeps]
+    assert len({link for pair in pairs for link in pair}) == 4
+    for sweep, (side_by_side, _) in zip(sweeps, pairs, strict=True):
+        with sqlite3.connect(tmp_path / "team" / "mlflow.db") as database:
+            children = database.execute(
+                "select r.run_uuid from runs r join tags p on p.run_uuid = r.run_uuid and p.key = "
+                "'mlflow.parentRunId' join tags d on d.run_uuid = p.value and d.key = 'raysweep.directory' "
+                "where d.value = ? and r.lifecycle_stage = 'active'",
+                (str(sweep.directory),),
+            ).fetchall()
+        assert children
+        assert all(run in side_by_side for (run,) in children)
 
 
 def test_flatten_keeps_lists_whole() -> None:
