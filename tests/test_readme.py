@@ -33,7 +33,7 @@ def test_its_sweep_file_is_valid(tmp_path: Path) -> None:
     [text] = blocks("yaml")
     file = tmp_path / "my-sweep.yaml"
     file.write_text(text)
-    assert len(rs.load_sweep(file).runs) == 6
+    assert len(rs.load_sweep(file).runs) == 7
 
 
 def test_its_names_are_public() -> None:

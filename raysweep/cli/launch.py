@@ -64,7 +64,7 @@ def launch(
 
         raysweep launch sweeps/scaling.yaml
 
-        raysweep launch sweeps/scaling.yaml --set pretrain.steps=2000 --dry-run
+        raysweep launch sweeps/scaling.yaml --set 'axes.seed=[0]' --dry-run
 
         raysweep launch sweeps/scaling.yaml --address 10.0.0.1:6379 --storage /shared/sweeps
     """
@@ -107,7 +107,7 @@ def _launch(
     view = LiveView(console, footer) if console.is_terminal else LineView(console)
 
     def started(plan: Any, cluster: Any) -> None:
-        for line in plan.lines(limit=0 if plan.finished else 12):
+        for line in plan.lines(limit=12):
             say(line)
         if cluster is not None:
             where = "Ray on this machine" if cluster.embedded else f"Ray cluster {cluster.address}"

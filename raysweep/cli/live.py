@@ -70,7 +70,9 @@ def runs_table(states: list[RunState], *, width: int, limit: int | None = None) 
         table.add_column(name.replace("probe/", "probe " if wide else ""), justify="right", no_wrap=True)
     if wide:
         table.add_column("steps/s", justify="right", no_wrap=True)
-    table.add_column("left", justify="right", no_wrap=True)
+    timed = any(state.eta for state in shown)
+    if timed:
+        table.add_column("left", justify="right", no_wrap=True)
     for state in shown:
         metrics = state.metrics
         trace = _number(metrics.get("trace"), ".4g")
@@ -87,7 +89,9 @@ def runs_table(states: list[RunState], *, width: int, limit: int | None = None) 
         if wide:
             row.append(_number(state.steps_per_second, ".0f") if state.state == "training" else "")
         active = state.state in ("queued", "starting", "training")
-        table.add_row(*row, duration(state.eta) if active else "")
+        if timed:
+            row.append(duration(state.eta) if active else "")
+        table.add_row(*row)
     if len(shown) < len(states):
         table.add_row(f"... {len(states) - len(shown)} more")
     return table

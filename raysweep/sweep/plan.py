@@ -22,7 +22,7 @@ STATES: tuple[State, ...] = ("done", "evaluate", "resume", "new", "failed")
 
 _MEANING = {
     "done": "nothing to do",
-    "evaluate": "trained; evaluations missing",
+    "evaluate": "nothing to train; evaluations missing",
     "resume": "training goes on from a checkpoint",
     "new": "trained from the start",
     "failed": "left alone; --retry-failed runs them again",
