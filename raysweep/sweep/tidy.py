@@ -20,8 +20,8 @@ def tidy(ledger: Ledger, sweep: Sweep) -> pd.DataFrame:
 
     Columns: sweep, run_id, model, algorithm, seed, one for each other axis (its dotted path; sections as
     JSON), parameters (trainable, tied ones once), step, metric, value, standard_error, n, unit.  Where
-    nothing is trained (the look-up table) model, seed and parameters are missing and step is 0.  Rows are
-    sorted by run, step and metric and hold no times, so equal results give equal tables.
+    nothing is trained (the look-up table) model, its axes, seed and parameters are missing and step is 0.
+    Rows are sorted by run, step and metric and hold no times, so equal results give equal tables.
     """
     import pandas as pd  # takes a third of a second, which workers need not wait for
 
@@ -72,9 +72,14 @@ def _head(sweep: Sweep, spec: RunSpec, axes: list[str], counts: dict[tuple[str, 
         "model": spec.model.label if spec.trains else None,
         "algorithm": spec.algorithm.label,
         "seed": spec.seed if spec.trains else None,
-        **{name: _cell(spec.axes.get(name)) for name in axes},
+        **{name: _cell(spec.axes.get(name)) if _applies(name, spec) else None for name in axes},
         "parameters": parameters,
     }
+
+
+def _applies(axis: str, spec: RunSpec) -> bool:
+    """Return whether an axis says something of a run: without training, its model and steps mean nothing."""
+    return spec.trains or axis.partition(".")[0] not in ("model", "pretrain")
 
 
 def _cell(value: Any) -> Any:

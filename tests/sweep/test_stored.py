@@ -11,6 +11,7 @@ import pytest
 
 import raysweep
 from raysweep.errors import ConfigError, DataError, StorageError
+from raysweep.evaluation.base import Metric
 from raysweep.sweep import SweepLock, load_sweep, tidy
 from raysweep.sweep.language_file import load_language
 from raysweep.sweep.lock import holder
@@ -211,3 +212,17 @@ def test_step_times_of_runs_without_a_record(file: Path, tmp_path: Path) -> None
     assert len(set(timed.values())) == 1  # the seeds share one timing
     assert all(0 < seconds < 1 for seconds in timed.values())
     assert sweep.plan(step_seconds=timed).work_seconds == pytest.approx(120 * next(iter(timed.values())))
+
+
+def test_the_look_up_table_has_no_model_axis(file: Path, tmp_path: Path) -> None:
+    file.write_text(FILE.replace("axes: {seed: [0, 1]}", "axes: {model.shape: [16/1/1/32, 16/2/1/32]}"))
+    sweep = load_sweep(file, storage=tmp_path / "results")
+    metrics = [Metric(name="excess_loss", value=0.0, standard_error=None, n=1, unit="nats")]
+    for run in sweep.runs:
+        evaluation = run.evaluations["excess_loss"]
+        sweep.ledger().run(run).record_evaluation(run.milestones[-1], evaluation, metrics, seconds=1.0)
+    frame = tidy(sweep.ledger(), sweep)
+    lookup = frame[frame["algorithm"] == "lookup_table"]
+    assert len(lookup) == 1
+    assert lookup["model.shape"].isna().all()
+    assert set(frame[frame["algorithm"] != "lookup_table"]["model.shape"]) == {"16/1/1/32", "16/2/1/32"}
