@@ -30,4 +30,4 @@ def shard_range(total: int, size: int, shard: int) -> range:
 
 def draw_sentences(language: Language, numbers: range, *, seed: int, purpose: str) -> Tensor:
     """Return the sentences `numbers` [n, T] of an evaluation: the same for every run."""
-    return language.sample(len(numbers), seed=derive(seed, purpose), start=numbers.start)
+    return language.held_out.sample(len(numbers), seed=derive(seed, purpose), start=numbers.start)

@@ -15,11 +15,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from raysweep.errors import DataError
 from raysweep.registry import Config
+from raysweep.seeding import words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,10 +70,25 @@ class LanguageConfig(Config):
 
 
 class Language(ABC):
-    """A distribution over sentences whose truth is known exactly."""
+    """A distribution over sentences, whose truth is known exactly where `exact` says so."""
 
     vocabulary_size: int
     max_length: int
+    #: False where nobody knows the truth (a corpus): `conditionals` and `log_prob` then raise `DataError`.
+    exact: ClassVar[bool] = True
+    #: Positions of a sentence that `conditionals` can hide at once; None: any number.
+    most_hidden: ClassVar[int | None] = None
+    #: True where exact conditionals cost more than reading them back from disk, and so are stored.
+    stores_conditionals: ClassVar[bool] = False
+
+    @property
+    def held_out(self) -> Language:
+        """The same language for evaluation: sentences that training never sees.
+
+        A language that is generated gives each seed its own independent sentences, so this is the language
+        itself; a corpus gives its held-out documents.
+        """
+        return self
 
     @property
     def pad_id(self) -> int:
@@ -139,14 +157,42 @@ class Language(ABC):
         real = ids != self.pad_id
         return torch.where(real, terms, 0.0).sum(dim=1) / real.sum(dim=1)
 
-    def entropy(self, n: int = 4096, *, seed: int = 0, batch: int = 1024) -> Estimate:
+    def conditionals_at(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """Return log Pr(x_t = . | all other words) [B, V] in nats, float32, t the one of `positions` [B].
+
+        Raises `DataError` as `conditionals` does, and for a position behind the sentence.
+        """
+        mask = torch.zeros_like(ids, dtype=torch.bool)
+        inside = (positions >= 0) & (positions < self.lengths(ids))
+        if not inside.all():
+            row = int((~inside).nonzero()[0, 0])
+            raise DataError(f"sentence {row}: no word at position {int(positions[row])}")
+        rows = torch.arange(len(ids), device=ids.device)
+        mask[rows, positions] = True
+        return self.conditionals(ids, mask)[rows, positions]
+
+    def entropy(
+        self,
+        n: int = 4096,
+        *,
+        seed: int = 0,
+        batch: int = 1024,
+        positions: Literal["all", "random"] = "all",
+    ) -> Estimate:
         """Estimate the least possible masked-LM loss: one uniformly drawn masked position a sentence.
 
-        Each of `n` sampled sentences gives the full entropy of its exact conditionals, averaged over its
-        positions; the standard error is over sentences.
+        Each of `n` sampled sentences gives the entropy of its exact conditionals, averaged over its
+        positions (`all`) or of one drawn position (`random`: as unbiased, noisier, and cheaper where every
+        position costs); the standard error is over sentences.
         """
-        parts = [
-            self.sentence_entropy(self.sample(min(batch, n - k), seed=seed, start=k))
-            for k in range(0, n, batch)
-        ]
+        parts = []
+        for k in range(0, n, batch):
+            ids = self.sample(min(batch, n - k), seed=seed, start=k)
+            if positions == "all":
+                parts.append(self.sentence_entropy(ids))
+                continue
+            number = torch.arange(k, k + len(ids))
+            draw = words(seed, "entropy", number, 1)[:, 0].to(ids.device)
+            log_probs = self.conditionals_at(ids, (draw * self.lengths(ids)) >> 32).to(torch.float64)
+            parts.append(torch.special.entr(log_probs.exp()).sum(dim=-1))
         return Estimate.of(torch.cat(parts))

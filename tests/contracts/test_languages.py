@@ -321,3 +321,26 @@ def test_batches_without_sentences(language: Language) -> None:
 def test_special_ids_follow_the_words(language: Language) -> None:
     V = language.vocabulary_size
     assert (language.pad_id, language.mask_id, language.cls_id) == (V, V + 1, V + 2)
+
+
+def test_one_masked_position_a_sentence(language: Language) -> None:
+    ids = language.sample(40, seed=6)
+    lengths = language.lengths(ids)
+    positions = (torch.arange(40) * 7) % lengths
+    rows = torch.arange(40)
+    torch.testing.assert_close(
+        language.conditionals_at(ids, positions).exp(),
+        language.conditionals(ids)[rows, positions].exp(),
+        rtol=0,
+        atol=1e-6,
+    )
+    for wrong in (-1, language.max_length):
+        with pytest.raises(DataError, match=f"sentence 0: no word at position {wrong}"):
+            language.conditionals_at(ids[:1], torch.tensor([wrong]))
+
+
+def test_entropy_at_random_positions_is_unbiased(language: Language) -> None:
+    every = language.entropy(4096, seed=7)
+    one = language.entropy(4096, seed=8, positions="random")
+    error = math.hypot(every.standard_error, one.standard_error)
+    assert abs(every.value - one.value) <= 4.5 * error + 1e-6
