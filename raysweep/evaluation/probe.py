@@ -1,7 +1,8 @@
 """The linear probe at a milestone: see `raysweep.downstream.probe` for what it is.
 
-Training sentences, test sentences (other ones of the same stream), projections and orders are keyed by the
-evaluation's seed alone, so all runs and milestones are probed with the same draws.
+Training and test sentences are the two task splits of `raysweep.languages.splits`, which share no sentence.
+They, projections and orders are keyed by the evaluation's seed alone, so all runs and milestones are probed
+with the same draws.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pydantic import BeforeValidator, Field, field_validator
 from raysweep.downstream.probe import Chunk, linear_probe
 from raysweep.evaluation.base import Arrays, Evaluation, Metric, Subject
 from raysweep.languages.base import Language
+from raysweep.languages.splits import Split, draw_split
 from raysweep.registry import suggest
 from raysweep.seeding import derive
 
@@ -35,10 +37,10 @@ class ProbeConfig(Evaluation):
     tasks: tuple[Annotated[str, BeforeValidator(_as_name)], ...] | None = None
     #: Projections and training orders.
     seeds: int = Field(default=5, gt=0)
-    #: Sentences trained on.
+    #: Sentences trained on, of the task split `train`.
     train: int = Field(default=100_000, gt=0)
-    #: Other sentences, tested on.
-    test: int = Field(default=20_000, gt=0)
+    #: Sentences tested on, of the task split `test`.
+    test: int = Field(default=100_000, gt=0)
     #: Width of the random projection.
     projection: int = Field(default=512, gt=0)
     epochs: int = Field(default=100, gt=0)
@@ -80,8 +82,8 @@ class ProbeConfig(Evaluation):
             raise IndexError(f"shard {shard} of 1")
         tasks = tuple(subject.language.tasks) if self.tasks is None else self.tasks
         results = linear_probe(
-            self._chunks(subject, tasks, range(self.train)),
-            self._chunks(subject, tasks, range(self.train, self.train + self.test)),
+            self._chunks(subject, tasks, "train", self.train),
+            self._chunks(subject, tasks, "test", self.test),
             {task: len(subject.language.tasks[task].classes) for task in tasks},
             seeds=self.seeds,
             seed=derive(self.seed, "probe"),
@@ -98,12 +100,11 @@ class ProbeConfig(Evaluation):
             arrays[f"majority.{task}"] = np.array([result.majority])
         return arrays
 
-    def _chunks(self, subject: Subject, tasks: Sequence[str], numbers: range) -> Iterator[Chunk]:
-        """Yield features and labels of the sentences `numbers`, some thousand at a time."""
-        seed = derive(self.seed, "probe")
-        for start in numbers[::_CHUNK]:
-            n = min(_CHUNK, numbers.stop - start)
-            sample = subject.language.sample_latent(n, seed=seed, start=start)
+    def _chunks(self, subject: Subject, tasks: Sequence[str], split: Split, n: int) -> Iterator[Chunk]:
+        """Yield features and labels of the first `n` sentences of a split, some thousand at a time."""
+        for start in range(0, n, _CHUNK):
+            size = min(_CHUNK, n - start)
+            sample = draw_split(subject.language, split, size, seed=self.seed, start=start)
             yield (
                 subject.features(sample.ids),
                 {task: subject.language.labels(task, sample) for task in tasks},

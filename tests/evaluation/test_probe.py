@@ -10,6 +10,7 @@ from raysweep.evaluation import LookupTable
 from raysweep.evaluation.probe import ProbeConfig
 from raysweep.languages.base import Sample
 from raysweep.languages.hmm import HMM
+from raysweep.languages.splits import draw_split
 
 SMALL = {"train": 300, "test": 200, "projection": 32, "epochs": 20, "seeds": 3}
 
@@ -37,13 +38,16 @@ def test_labels_belong_to_their_features(hmm, run):
     assert [len(ids) for ids in subject.seen] == [4096, 904, 4096, 404]
 
 
-def test_test_sentences_follow_the_training_sentences(hmm, run):
+def test_sentences_are_those_of_the_task_splits(hmm, run):
     subject = Oracle(hmm)
-    run(ProbeConfig(**SMALL), subject)
+    run(ProbeConfig(**SMALL, seed=6), subject)
     train, test = subject.seen
-    longer = Oracle(hmm)
-    run(ProbeConfig(**{**SMALL, "train": 500, "test": 1}), longer)
-    assert torch.equal(torch.cat([train, test]), longer.seen[0])
+    assert torch.equal(train, draw_split(hmm, "train", 300, seed=6).ids)
+    assert torch.equal(test, draw_split(hmm, "test", 200, seed=6).ids)
+
+
+def test_sizes_are_those_of_the_paper_by_default():
+    assert (ProbeConfig().train, ProbeConfig().test) == (100_000, 100_000)
 
 
 def test_metrics(hmm, make_subject, run):
