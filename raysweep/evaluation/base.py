@@ -79,7 +79,14 @@ class Evaluation(Config):
     needs_reference: ClassVar[bool] = False
 
     def problems(self, language: Language) -> list[tuple[str, str]]:
-        """Return (field, message) for every value that does not fit the language; [] when all fit."""
+        """Return (field, message) for every value that does not fit the language; [] when all fit.
+
+        The field "" is the evaluation itself.
+        """
+        if self.needs_reference and not language.exact:
+            return [
+                ("", f"nobody knows the exact conditionals of a {type(language).__name__}; use held_out_loss")
+            ]
         return []
 
     @abstractmethod

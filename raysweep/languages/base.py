@@ -63,6 +63,8 @@ class LanguageConfig(Config):
     """Base of language configurations; `build` makes the language."""
 
     kind: str
+    #: Fields that hold the name of something on the Hugging Face hub, or a local path.
+    hub_or_path: ClassVar[frozenset[str]] = frozenset()
 
     def build(self) -> Language:
         """Make the language; raises `ConfigError` or `DataError` where its parameters make no sense."""
@@ -89,6 +91,20 @@ class Language(ABC):
         itself; a corpus gives its held-out documents.
         """
         return self
+
+    @property
+    def distinct(self) -> int | None:
+        """Number of different sentences that a seed gives before they repeat.
+
+        None where there is no end, and where it is not known before `prepare`.
+        """
+        return None
+
+    def prepare(self) -> None:  # noqa: B027 -- most languages have nothing to make
+        """Make what sampling reads, such as the token shards of a corpus; sampling itself does so at need.
+
+        Raises `DataError` where it cannot be made.
+        """
 
     @property
     def pad_id(self) -> int:

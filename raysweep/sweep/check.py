@@ -5,6 +5,7 @@ Each distinct section is decoded once and each pair checked once, however many r
 
 from __future__ import annotations
 
+import glob
 import os
 import typing
 from collections.abc import Iterable, Mapping
@@ -140,8 +141,14 @@ class Checker:
         """Return plain data in which paths, relative to the file they stand in, are absolute."""
         data: dict[str, Any] = dict(node.plain)
         for key, child in node.items():
-            if isinstance(child.value, str) and key in cls.model_fields and _is_path(cls, key):
-                path = child.mark.folder / Path(child.value).expanduser()
+            if not isinstance(child.value, str) or key not in cls.model_fields:
+                continue
+            path = child.mark.folder / Path(child.value).expanduser()
+            if key in getattr(cls, "hub_or_path", ()):
+                # What the hub calls things may look like a path too: what is there is meant.
+                if path.exists() or child.value.startswith(("/", "./", "../", "~")) or _matches(path):
+                    data[key] = os.path.abspath(path)
+            elif _is_path(cls, key):
                 if not path.exists():
                     self.problems.add(child.mark, f"{name}.{key}", f"no such file: {path}")
                 data[key] = os.path.abspath(path)
@@ -199,6 +206,12 @@ class Checker:
                 self._fits(model, language, point.sections["model"], point.marks["model"], "model")
             for kind, (evaluation, node, at) in evaluations.items():
                 self._fits(evaluation, language, node, at, f"evaluate.{kind}")
+            if algorithm is not None and not algorithm.trains and not language.exact:
+                message = (
+                    f"'{algorithm.kind}' answers with exact conditionals, which nobody knows of a "
+                    f"{type(language).__name__}; leave it out"
+                )
+                self.problems.add(point.marks["algorithm"], "algorithm.kind", message)
             if None in (model, algorithm, pretrain, seed):
                 continue
             merger.add(
@@ -275,6 +288,11 @@ def _join(specs: list[RunSpec]) -> RunSpec:
     }
     pretrain = PretrainConfig.decode(joined) if first.trains else first.pretrain
     return replace(first, pretrain=pretrain, axes=shared)
+
+
+def _matches(path: Path) -> bool:
+    """Return whether a pattern such as `texts/*.txt` finds a file."""
+    return next(glob.iglob(str(path), recursive=True), None) is not None
 
 
 def _is_path(cls: type[Config], name: str) -> bool:
