@@ -69,7 +69,8 @@ def linear_probe(
     in matrix products.  Batches of 256 run these at the full speed of a core; smaller ones take more steps,
     larger ones save nothing.
 
-    Chunks are read once, and only their projections are kept: 4 · seeds · sentences · projection bytes.
+    Chunks are read once.  Projections are kept of the training sentences alone: 4 · seeds · sentences ·
+    projection bytes.
     Features are standardised by the mean and standard deviation of the first training chunk, so make it a
     few thousand sentences; features that do not vary there are dropped.
 
@@ -77,7 +78,7 @@ def linear_probe(
     """
     tasks = list(classes)
     project = _Projection(seeds, seed, projection, standardize)
-    x, y = _gather(train, tasks, project, "training")
+    x, y = _gather(train, tasks, project)
     weight, bias = _train_heads(
         x,
         y,
@@ -88,20 +89,24 @@ def linear_probe(
         batch_size=batch_size,
         weight_decay=weight_decay,
     )
-    x_test, y_test = _gather(test, tasks, project, "test")
-    scores = torch.baddbmm(bias, x_test, weight.transpose(1, 2)).split(
-        [classes[task] for task in tasks], dim=2
-    )
-    results = {}
-    for k, task in enumerate(tasks):
-        right = scores[k].argmax(dim=2) == y_test[:, k]
-        frequent = y[:, k].bincount().argmax()
-        results[task] = ProbeResult(
-            accuracy=right.double().mean(dim=1).cpu(),
-            majority=(y_test[:, k] == frequent).double().mean().item(),
-            n=len(y_test),
-        )
-    return results
+    correct = {task: torch.zeros(seeds, dtype=torch.int64, device=x.device) for task in tasks}
+    majority = {task: y[:, k].bincount().argmax() for k, task in enumerate(tasks)}
+    as_majority = dict.fromkeys(tasks, 0)
+    n = 0
+    for features, by_task in test:
+        scores = torch.baddbmm(bias, project(features), weight.transpose(1, 2))
+        parts = scores.split([classes[task] for task in tasks], dim=2)
+        for task, part in zip(tasks, parts, strict=True):
+            label = by_task[task].to(part.device)
+            correct[task] += (part.argmax(dim=2) == label).sum(dim=1)
+            as_majority[task] += int((label == majority[task]).sum())
+        n += len(features)
+    if n == 0:
+        raise DataError("the linear probe was given no test sentences")
+    return {
+        task: ProbeResult(accuracy=correct[task].cpu().double() / n, majority=as_majority[task] / n, n=n)
+        for task in tasks
+    }
 
 
 class _Projection:
@@ -143,16 +148,14 @@ class _Projection:
         return matrix, -(mean.to(matrix) @ matrix)[:, None, :]
 
 
-def _gather(
-    chunks: Iterable[Chunk], tasks: list[str], project: _Projection, name: str
-) -> tuple[Tensor, Tensor]:
+def _gather(chunks: Iterable[Chunk], tasks: list[str], project: _Projection) -> tuple[Tensor, Tensor]:
     """Return projected features [seeds, n, K] and labels [n, tasks] of all chunks."""
     projected, labels = [], []
     for features, by_task in chunks:
         projected.append(project(features))
         labels.append(torch.stack([by_task[task] for task in tasks], dim=1).to(features.device))
     if not projected:
-        raise DataError(f"the linear probe was given no {name} sentences")
+        raise DataError("the linear probe was given no training sentences")
     return torch.cat(projected, dim=1), torch.cat(labels)
 
 

@@ -158,6 +158,8 @@ def test_what_cannot_be_probed(gaussian):
     labels = {"t": torch.zeros(3072, dtype=torch.long)}
     with pytest.raises(DataError, match="no training sentences"):
         linear_probe([], [], {"t": 2})
+    with pytest.raises(DataError, match="no test sentences"):
+        linear_probe(chunks(gaussian, labels, 0, 64, 64), [], {"t": 2}, epochs=1, projection=8)
     broken = gaussian.clone()
     broken[2500, 3] = math.nan
     with pytest.raises(RunFailedError, match="not finite"):
