@@ -7,6 +7,8 @@ table, and with it the fingerprint of a language.
 
 from __future__ import annotations
 
+from copy import copy
+
 import numpy as np
 import torch
 from scipy.special import gammaincinv
@@ -42,6 +44,9 @@ class Categories:
 
     Entry k belongs to distribution `group[k]` with weight `weight[k]`.  A draw is a function of its uniform
     alone and costs one binary search; it is exact to the resolution of the uniforms.
+
+    Kept are the entries of positive weight, distribution by distribution: `entry`, their `group`, the upper
+    `edges` of their intervals (distribution k divides [k, k+1)), and each distribution's `count` of them.
     """
 
     def __init__(self, group: np.ndarray, weight: np.ndarray, groups: int) -> None:
@@ -56,7 +61,9 @@ class Categories:
         # Normalised before they are summed, so that one running sum serves all groups without loss.
         running = np.cumsum(weight / total[group])
         before = np.concatenate([[0.0], running])[first]
-        self._edges = torch.from_numpy(group + np.minimum(running - before[group], 1.0))
+        self.group = torch.from_numpy(group)
+        self.count = torch.from_numpy(count)
+        self.edges = torch.from_numpy(group + np.minimum(running - before[group], 1.0))
         self._last = torch.from_numpy(first + count - 1)
 
     @classmethod
@@ -70,6 +77,13 @@ class Categories:
 
         Both are of one shape.  Drawing from a distribution without entries is the caller's defect.
         """
-        place = torch.searchsorted(self._edges, group + uniform, right=True)
+        place = torch.searchsorted(self.edges, group + uniform, right=True)
         # Rounding may put a group's last edge just below the whole number where the group ends.
         return self.entry[torch.minimum(place, self._last[group])]
+
+    def to(self, device: torch.device) -> Categories:
+        """Return the same distributions on another device."""
+        out = copy(self)
+        for name, value in vars(self).items():
+            setattr(out, name, value.to(device))
+        return out

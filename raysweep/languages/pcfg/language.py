@@ -128,10 +128,23 @@ class PCFG(Language):
     def _sampler(self) -> Sampler:
         return Sampler(self.grammar, self._table)
 
-    def sample_latent(self, n: int, *, seed: int, start: int = 0) -> Sample:
-        """Draw sentences with their derivations: latents `symbol` and `width` int16 [n, 2, max_length]."""
-        ids, symbol, width = self._sampler.draw(n, seed=seed, start=start, pad=self.pad_id)
+    def sample_latent(
+        self, n: int, *, seed: int, start: int = 0, device: torch.device | str = "cpu"
+    ) -> Sample:
+        """Draw sentences with their derivations: latents `symbol` and `width` int16 [n, 2, max_length].
+
+        They are made on `device`, and are the same on every device.
+        """
+        ids, symbol, width = self._sampler.draw(
+            n, seed=seed, start=start, pad=self.pad_id, device=torch.device(device)
+        )
         return Sample(ids=ids, latents={"symbol": symbol, "width": width})
+
+    def sample(self, n: int, *, seed: int, start: int = 0, device: torch.device | str = "cpu") -> Tensor:
+        """Draw the sentences of `sample_latent` alone: ids [n, max_length]."""
+        return self._sampler.draw(
+            n, seed=seed, start=start, pad=self.pad_id, derivations=False, device=torch.device(device)
+        )[0]
 
     def draw(self, sample: Sample, row: int) -> str:
         """Return the derivation of a sentence as a tree in text, a line per node."""

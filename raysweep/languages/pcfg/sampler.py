@@ -17,6 +17,10 @@ A derivation is kept as its nodes' symbols and widths in that layout: int16 [B, 
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import TYPE_CHECKING
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -24,6 +28,32 @@ from torch import Tensor
 from raysweep.languages.draw import Categories
 from raysweep.languages.pcfg.grammar import Grammar
 from raysweep.seeding import uniforms
+
+if TYPE_CHECKING:
+    from raysweep.languages.pcfg.derive import Choices
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class _Tables:
+    """Distributions and what their entries mean; a pair is a parent with a left child, P of them.
+
+    `root` has entries w * N + A.  `split` has a distribution for each w * N + A; `split_entry` of an entry is
+    u * P + pair, and the pair's left child is `left_of`.  `right` has a distribution for each width * P +
+    pair, `right_symbol` of an entry is C.  `word` has a distribution for each A and entries A * V + c.
+    """
+
+    root: Categories
+    split: Categories
+    split_entry: Tensor
+    left_of: Tensor
+    right: Categories
+    right_symbol: Tensor
+    word: Categories
+
+    def to(self, device: torch.device) -> _Tables:
+        return _Tables(*(getattr(self, field.name).to(device) for field in fields(self)))
 
 
 class Sampler:
@@ -33,57 +63,121 @@ class Sampler:
         self.longest, self.symbols = len(table) - 1, len(grammar.symbols)
         self.vocabulary = len(grammar.words)
         L, N = self.longest, self.symbols
-        self._root = Categories(np.zeros((L + 1) * N, dtype=np.int64), (table * grammar.root).reshape(-1), 1)
-        self._word = Categories.of_rows(grammar.emission)
-        # A pair is a parent with a left child; `rest[w, pair]` sums over the right child.
-        key = grammar.parent * N + grammar.left
-        pairs, pair = np.unique(key, return_inverse=True)
+        pairs, pair = np.unique(grammar.parent * N + grammar.left, return_inverse=True)
+        P = self._pairs = len(pairs)
+        # `rest[w, pair]` sums over the right child.
         share = grammar.probability * table[:, grammar.right]
-        rest = np.stack([np.bincount(pair, weights=row, minlength=len(pairs)) for row in share])
-        self._left_of = torch.from_numpy(pairs % N)
-        parent, left, group, weight, entry = pairs // N, pairs % N, [], [], []
+        rest = np.stack([np.bincount(pair, weights=row, minlength=P) for row in share])
+        parent, left = pairs // N, pairs % N
+        group, weight, entry = ([np.zeros(0, dtype=kind)] for kind in (np.int64, np.float64, np.int64))
         for w in range(2, L + 1):
-            # Entries (u, pair); the group is the node (w, parent).
             weights = table[1:w][:, left] * rest[w - 1 : 0 : -1]
             u, q = np.nonzero(weights)
             group.append(w * N + parent[q])
             weight.append(weights[u, q])
-            entry.append((u + 1) * len(pairs) + q)
-        self._pairs = len(pairs)
-        none = np.zeros(0, dtype=np.int64)
-        self._split = Categories(
-            np.concatenate([none, *group]), np.concatenate([none.astype(float), *weight]), (L + 1) * N
-        )
-        self._split_entry = torch.from_numpy(np.concatenate([none, *entry]))
+            entry.append((u + 1) * P + q)
         size, rule = np.nonzero(share)
-        self._right = Categories(size * self._pairs + pair[rule], share[size, rule], (L + 1) * self._pairs)
-        self._right_symbol = torch.from_numpy(grammar.right[rule])
+        self._tables = {
+            CPU: _Tables(
+                root=Categories(np.zeros((L + 1) * N, dtype=np.int64), (table * grammar.root).reshape(-1), 1),
+                split=Categories(np.concatenate(group), np.concatenate(weight), (L + 1) * N),
+                split_entry=torch.from_numpy(np.concatenate(entry)),
+                left_of=torch.from_numpy(left),
+                right=Categories(size * P + pair[rule], share[size, rule], (L + 1) * P),
+                right_symbol=torch.from_numpy(grammar.right[rule]),
+                word=Categories.of_rows(grammar.emission),
+            )
+        }
 
-    def draw(self, n: int, *, seed: int, start: int, pad: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return ids [n, L] padded with `pad`, and the derivations' symbols and widths int16 [n, 2, L]."""
-        L, N = self.longest, self.symbols
-        u = uniforms(seed, "pcfg", torch.arange(start, start + n), 3 * L)
-        symbol = torch.zeros(n, 2, L, dtype=torch.int16)
-        width = torch.zeros(n, 2, L, dtype=torch.int16)
-        # No left child ends where a longest sentence ends, so that uniform is free for the root.
-        first = self._root.draw(torch.zeros(n, dtype=torch.int64), u[:, 2 * L - 1])
-        row = torch.arange(n)
-        place, at, A, w = torch.zeros_like(row), torch.zeros_like(row), first % N, first // N
+    def _on(self, device: torch.device) -> _Tables:
+        if device not in self._tables:
+            self._tables[device] = self._tables[CPU].to(device)
+        return self._tables[device]
+
+    def draw(
+        self,
+        n: int,
+        *,
+        seed: int,
+        start: int,
+        pad: int,
+        derivations: bool = True,
+        device: torch.device = CPU,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return ids [n, L] padded with `pad`, and the derivations' symbols and widths int16 [n, 2, L].
+
+        Without `derivations`, the latter are [0, 2, L].  The same numbers on every device: compiled on a
+        CPU, all sentences expanded together on others.
+        """
+        if device.type != "cpu":
+            ids, symbol, width = self.expand(n, seed=seed, start=start, pad=pad, device=device)
+            return (ids, symbol, width) if derivations else (ids, symbol[:0], width[:0])
+        from raysweep.languages.compiled import key
+        from raysweep.languages.pcfg import derive
+
+        L = self.longest
+        kept = n if derivations else 0
         ids = torch.full((n, L), pad, dtype=torch.int64)
+        symbol, width = (torch.zeros(kept, 2, L, dtype=torch.int16) for _ in range(2))
+        derive.derivations(
+            self._choices,
+            key(seed, "pcfg"),
+            start,
+            ids.numpy(),
+            symbol.view(kept, 2 * L).numpy(),
+            width.view(kept, 2 * L).numpy(),
+        )
+        return ids, symbol, width
+
+    @cached_property
+    def _choices(self) -> Choices:
+        from raysweep.languages.compiled import guide
+        from raysweep.languages.pcfg.derive import Choices
+
+        tables = self._tables[CPU]
+        split, right = guide(tables.split), guide(tables.right)
+        split_entry = tables.split_entry.numpy()[split.entry]
+        return Choices(
+            root=guide(tables.root),
+            split=split,
+            size=(split_entry // self._pairs).astype(np.int32),
+            pair=(split_entry % self._pairs).astype(np.int32),
+            left_of=tables.left_of.numpy(),
+            right=right,
+            right_symbol=tables.right_symbol.numpy()[right.entry].astype(np.int32),
+            word=guide(tables.word),
+            symbols=self.symbols,
+            vocabulary=self.vocabulary,
+        )
+
+    def expand(
+        self, n: int, *, seed: int, start: int, pad: int, device: torch.device = CPU
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what `draw` returns, every level of all derivations in a few tensor operations."""
+        L, N = self.longest, self.symbols
+        tables = self._on(device)
+        row = torch.arange(n, device=device)
+        u = uniforms(seed, "pcfg", row + start, 3 * L)
+        symbol = torch.zeros(n, 2, L, dtype=torch.int16, device=device)
+        width = torch.zeros(n, 2, L, dtype=torch.int16, device=device)
+        # No left child ends where a longest sentence ends, so that uniform is free for the root.
+        first = tables.root.draw(torch.zeros_like(row), u[:, 2 * L - 1])
+        place, at, A, w = torch.zeros_like(row), torch.zeros_like(row), first % N, first // N
+        ids = torch.full((n, L), pad, dtype=torch.int64, device=device)
         while True:
             # `place` is the node's slot in the two planes, `at` where its words start.
-            symbol.view(n, -1)[row, place] = A.to(torch.int16)
-            width.view(n, -1)[row, place] = w.to(torch.int16)
+            symbol.view(n, 2 * L)[row, place] = A.to(torch.int16)
+            width.view(n, 2 * L)[row, place] = w.to(torch.int16)
             uniform = u[row, place]
             leaf = w == 1
-            ids[row[leaf], at[leaf]] = self._word.draw(A[leaf], uniform[leaf]) % self.vocabulary
+            ids[row[leaf], at[leaf]] = tables.word.draw(A[leaf], uniform[leaf]) % self.vocabulary
             row, at, A, w, uniform = (x[~leaf] for x in (row, at, A, w, uniform))
             if len(row) == 0:
                 return ids, symbol, width
-            entry = self._split_entry[self._split.draw(w * N + A, uniform)]
+            entry = tables.split_entry[tables.split.draw(w * N + A, uniform)]
             size, pair = entry // self._pairs, entry % self._pairs
-            B, middle, rest = self._left_of[pair], at + size, w - size
-            C = self._right_symbol[self._right.draw(rest * self._pairs + pair, u[row, 2 * L + middle - 1])]
+            B, middle, rest = tables.left_of[pair], at + size, w - size
+            C = tables.right_symbol[tables.right.draw(rest * self._pairs + pair, u[row, 2 * L + middle - 1])]
             row = torch.cat([row, row])
             place = torch.cat([L + middle - 1, middle])
             at, A, w = torch.cat([at, middle]), torch.cat([B, C]), torch.cat([size, rest])
