@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from raysweep.engine.tuner import tuner
     from raysweep.flatness import TraceEstimate, fisher_trace
     from raysweep.languages import Language
+    from raysweep.languages.dyck import Dyck
     from raysweep.languages.hmm import HMM
     from raysweep.languages.pcfg import PCFG
     from raysweep.sweep import Sweep, load_sweep
@@ -24,6 +25,7 @@ __version__ = "0.1.0"
 __all__ = [
     "HMM",
     "PCFG",
+    "Dyck",
     "Language",
     "Results",
     "Sweep",
@@ -38,6 +40,7 @@ __all__ = [
 _HOMES = {
     "HMM": "raysweep.languages.hmm",
     "PCFG": "raysweep.languages.pcfg",
+    "Dyck": "raysweep.languages.dyck",
     "Language": "raysweep.languages",
     "Results": "raysweep.engine",
     "Sweep": "raysweep.sweep",

@@ -1,12 +1,15 @@
 """What the text is: sampling, exact conditionals, entropy and labels."""
 
 from raysweep.languages.base import Estimate, Language, LanguageConfig, Sample, Task
+from raysweep.languages.dyck import Dyck, DyckConfig
 from raysweep.languages.hmm import HMM, HMMConfig
 from raysweep.languages.pcfg import PCFG, PCFGConfig
 
 __all__ = [
     "HMM",
     "PCFG",
+    "Dyck",
+    "DyckConfig",
     "Estimate",
     "HMMConfig",
     "Language",

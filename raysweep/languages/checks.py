@@ -61,6 +61,21 @@ def check_sentences(language: Language, ids: Tensor, mask: Tensor | None = None)
     return real.sum(dim=1)
 
 
+def check_fixed_length(language: Language, ids: Tensor, mask: Tensor | None = None) -> None:
+    """Check the batch of a language whose sentences all have `max_length` words.
+
+    Raises `DataError` as `check_sentences` does, and for the first sentence of another length.
+    """
+    lengths = check_sentences(language, ids, mask)
+    wrong = (lengths != language.max_length).nonzero()
+    if len(wrong):
+        row = int(wrong[0, 0])
+        raise DataError(
+            f"sentence {row}: {int(lengths[row])} words, but all sentences of this language "
+            f"have {language.max_length}"
+        )
+
+
 def impossible(row: int) -> DataError:
     """Return the error for a sentence whose visible words the language cannot produce."""
     return DataError(f"sentence {row}: its visible words have probability zero in this language")

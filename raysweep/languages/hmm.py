@@ -31,7 +31,7 @@ from torch import Tensor
 
 from raysweep.errors import ConfigError, DataError
 from raysweep.languages.base import Language, LanguageConfig, Sample, Task
-from raysweep.languages.checks import check_sentences, decoded, floor, impossible
+from raysweep.languages.checks import check_fixed_length, check_sentences, decoded, floor, impossible
 from raysweep.languages.draw import Categories, dirichlet
 from raysweep.seeding import derive, uniforms
 
@@ -192,7 +192,7 @@ class HMM(Language):
 
         Memory beside the result: a few MB.  Cost: 2 T S (S + V) multiply-adds a sentence.
         """
-        self._checked(ids, mask)
+        check_fixed_length(self, ids, mask)
         out = torch.full((*ids.shape, self.vocabulary_size), torch.nan, dtype=dtype, device=ids.device)
         size = max(1, _BATCH_ELEMENTS // (self.max_length * max(self.states, self.vocabulary_size)))
         for rows in torch.split(torch.arange(len(ids), device=ids.device), size):
@@ -224,7 +224,7 @@ class HMM(Language):
 
     def state_posterior(self, ids: Tensor) -> Tensor:
         """Return Pr(z_t = s | x) [B, T, S], float64.  Raises `DataError` for an impossible sentence."""
-        self._checked(ids, None)
+        check_fixed_length(self, ids)
         leaves = self._leaves(ids[:, : self.max_length], None, torch.float64)
         joint = self._forward(leaves)[0] * self._backward(leaves)[0] * leaves
         total = joint.sum(dim=-1, keepdim=True)
@@ -237,16 +237,6 @@ class HMM(Language):
         """Return a sentence as text, each word with the state that emitted it."""
         states, words = sample.latents["states"][row].tolist(), sample.ids[row].tolist()
         return " ".join(f"w{word}/s{state}" for word, state in zip(words, states, strict=True))
-
-    def _checked(self, ids: Tensor, mask: Tensor | None) -> None:
-        lengths = check_sentences(self, ids, mask)
-        wrong = (lengths != self.max_length).nonzero()
-        if len(wrong):
-            row = int(wrong[0, 0])
-            raise DataError(
-                f"sentence {row}: {int(lengths[row])} words, but all sentences of this language "
-                f"have {self.max_length}"
-            )
 
     def _on(self, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         key = (device, dtype)

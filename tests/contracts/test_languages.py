@@ -59,6 +59,7 @@ INSTANCES: dict[str, dict[str, dict[str, Any]]] = {
         "two-words": {"seed": 5, "states": 4, "vocabulary": 5, "length": 2, "blocks": 2, "tasks": [2]},
         "one-word": {"seed": 4, "states": 3, "vocabulary": 4, "length": 1, "blocks": 3, "tasks": []},
     },
+    "dyck": {"two": {"length": 2}, "four": {"length": 4}, "six": {"length": 6}},
 }
 
 CASES = [
@@ -307,9 +308,10 @@ def test_configuration_determines_the_fingerprint(data: dict[str, Any]) -> None:
     again = languages.decode(config.encode())
     assert again == config
     assert again.build().fingerprint == config.build().fingerprint
-    if data.get("structure") != "file":
-        other = languages.decode({**data, "seed": data["seed"] + 100})
-        assert other.build().fingerprint != config.build().fingerprint
+    for field, step in (("seed", 100), ("length", 2)):
+        if field in data:
+            other = languages.decode({**data, field: data[field] + step})
+            assert other.build().fingerprint != config.build().fingerprint
 
 
 def test_batches_without_sentences(language: Language) -> None:
