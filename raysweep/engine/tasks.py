@@ -25,6 +25,8 @@ from raysweep.evaluation import Evaluation
 from raysweep.evaluation.subject import LookupTable, ModelSubject
 from raysweep.languages import Language
 from raysweep.sweep import RunLedger, RunSpec, evaluation_identity
+from raysweep.sweep.identity import DIGITS
+from raysweep.sweep.shards import ShardStore
 from raysweep.training import load_model
 
 log = logging.getLogger("raysweep.tasks")
@@ -91,11 +93,38 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def _exact_conditionals(language: Any, evaluation: Evaluation, shard: int) -> np.ndarray:
-    """Return the exact log-probabilities [n, T, V] that one shard of an evaluation asks for."""
+def _exact_conditionals(
+    language: Any, evaluation: Evaluation, shard: int, folder: Path | None, keep: bool
+) -> np.ndarray | None:
+    """Return the exact conditionals that one shard of an evaluation asks for; None unless `keep`.
+
+    With a `folder` they are read from its `ShardStore`, or computed and stored there.
+    """
     one_thread()
-    built = _language(language)
-    return built.conditionals(evaluation.reference_ids(built, shard)).numpy()
+    reference = _reference(_language(language), evaluation, shard, folder)
+    return reference if keep else None
+
+
+def _reference(language: Language, evaluation: Evaluation, shard: int, folder: Path | None) -> np.ndarray:
+    if folder is None:
+        return evaluation.reference(language, shard)
+    store = ShardStore.find(folder)
+    stored = store.read(shard)
+    if stored is None:
+        stored = {"log_probs": evaluation.reference(language, shard)}
+        store.write(shard, stored)
+    return stored["log_probs"]
+
+
+def reference_folder(storage: Path, language: Language, evaluation: Evaluation) -> Path | None:
+    """Return where a storage keeps the exact conditionals of an evaluation's sentences.
+
+    None where the language computes them faster than they are read.  All sweeps of the storage share them.
+    """
+    if not language.stores_conditionals:
+        return None
+    head = f"{language.fingerprint[:DIGITS]}-{evaluation.kind}-{evaluation_identity(evaluation)[:DIGITS]}"
+    return storage / "conditionals" / head
 
 
 def _measure_shard(
@@ -116,6 +145,11 @@ def _measure_shard(
         subject = ModelSubject(language, _model(run, spec, step, device))
     else:
         subject = LookupTable(language)
+    if reference is None and evaluation.needs_reference:
+        # Where nothing is stored, `measure` computes the conditionals itself, in smaller pieces.
+        folder = reference_folder(run.directory.parents[2], language, evaluation)
+        if folder is not None:
+            reference = _reference(language, evaluation, shard, folder)
     arrays = evaluation.measure(subject, shard, reference)
     run.save_arrays(step, kind, evaluation_identity(evaluation), shard, arrays)
     return time.perf_counter() - start
@@ -137,39 +171,48 @@ def _model(run: RunLedger, spec: RunSpec, step: int, device: str) -> Any:
     return _cached_model(str(run.checkpoint_directory(step)), spec.model, spec.language, device)
 
 
-def reference_bytes(language: Language, evaluation: Evaluation) -> int:
-    """Return the size in bytes of all exact conditionals that an evaluation asks for."""
-    n, length = evaluation.reference_ids(language, 0).shape
-    return evaluation.shards() * n * length * language.vocabulary_size * 4
-
-
 class _ReferenceStore:
-    """Holds the exact conditionals of evaluation sentences once for the whole cluster.
+    """Makes the exact conditionals of evaluation sentences once for the whole cluster.
 
     They are the same for every run and milestone of a language, so they are computed by tasks when first
     asked for and then read from the object store without a copy.  Where all sets together would exceed
-    `limit` bytes, further ones are not kept: their shards compute their own.
+    `limit` bytes, further ones are not kept: their shards compute their own.  Those of a language that
+    `stores_conditionals` are also written into the folder `storage`, shard by shard, and read from there by
+    later launches, by other sweeps, and by the shards of a set that is not kept.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, storage: Path) -> None:
         self._left = limit
+        self._storage = storage
         self._references: dict[tuple[Any, Evaluation], list[ray.ObjectRef]] = {}
 
     def get(self, language: Any, evaluation: Evaluation, resources: dict[str, float]) -> list[Any]:
-        """Return one object reference a shard, or [] where there is no room to keep the set."""
+        """Return one object reference a shard, or [] where the shards compute their own.
+
+        What a reference stands for is None where the shard finds its conditionals on disk.
+        """
         key = (language, evaluation)
         if key not in self._references:
-            size = reference_bytes(_language(language), evaluation)
-            if size > self._left:
-                log.warning("%s: %d bytes of exact conditionals are not shared", evaluation.kind, size)
-                self._references[key] = []
-                return []
-            self._left -= size
-            task = exact_conditionals.options(**task_options(resources))
-            self._references[key] = [
-                task.remote(language, evaluation, shard) for shard in range(evaluation.shards())
-            ]
+            self._references[key] = self._start(language, evaluation, resources)
         return list(self._references[key])
+
+    def _start(self, language: Any, evaluation: Evaluation, resources: dict[str, float]) -> list[Any]:
+        built = _language(language)
+        folder = reference_folder(self._storage, built, evaluation)
+        size = evaluation.reference_bytes(built)
+        keep = size <= self._left
+        if keep:
+            self._left -= size
+        elif folder is None:
+            log.warning("%s: %d bytes of exact conditionals are not shared", evaluation.kind, size)
+            return []
+        if folder is not None:
+            identity = {"language": built.fingerprint, "evaluation": evaluation.encode()}
+            ShardStore.make(folder, identity)
+        task = exact_conditionals.options(**task_options(resources))
+        return [
+            task.remote(language, evaluation, shard, folder, keep) for shard in range(evaluation.shards())
+        ]
 
 
 ReferenceStore: Any = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(_ReferenceStore)

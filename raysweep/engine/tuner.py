@@ -58,7 +58,7 @@ def services(sweep: Sweep) -> Services:
     # A cluster that grows is small at first; the tasks of one run are bounded all the same.
     return Services(
         board=Board.remote(),
-        references=ReferenceStore.remote(limit),
+        references=ReferenceStore.remote(limit, sweep.storage),
         window=max(16, 2 * int(resources.get("CPU", 1))),
         scratch=make_scratch(sweep.directory),
     )

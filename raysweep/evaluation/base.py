@@ -93,16 +93,23 @@ class Evaluation(Config):
     def shards(self) -> int:
         """Return the number of independent pieces of work."""
 
-    def reference_ids(self, language: Language, shard: int) -> Tensor:
-        """Return the sentences [n, T] whose exact conditionals `measure` wants for this shard."""
+    def reference(self, language: Language, shard: int) -> np.ndarray:
+        """Return the exact conditionals that `measure` wants for this shard, float32, the sentence first.
+
+        They are the same for every subject of a language.
+        """
+        raise TypeError(f"{self.kind} asks for no exact conditionals")
+
+    def reference_bytes(self, language: Language) -> int:
+        """Return the size in bytes of the exact conditionals of all shards."""
         raise TypeError(f"{self.kind} asks for no exact conditionals")
 
     @abstractmethod
     def measure(self, subject: Subject, shard: int, reference: np.ndarray | None = None) -> Arrays:
         """Measure one shard.
 
-        `reference` is float32 [n, T, V], `language.conditionals(self.reference_ids(language, shard))`, read
-        only; it is given when `needs_reference` and computed here when None.
+        `reference` is `self.reference(language, shard)`, read only; where `needs_reference` it may be given,
+        and is computed here when None.
         """
 
     @abstractmethod

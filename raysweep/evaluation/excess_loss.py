@@ -49,35 +49,53 @@ class ExcessLossConfig(Evaluation):
     def shards(self) -> int:
         return shard_count(self.sentences, self.shard_size)
 
-    def reference_ids(self, language: Language, shard: int) -> Tensor:
+    def draw(self, language: Language, shard: int) -> Tensor:
+        """Return the sentences [n, T] of a shard."""
         numbers = shard_range(self.sentences, self.shard_size, shard)
         return draw_sentences(language, numbers, seed=self.seed, purpose="excess_loss")
+
+    def reference(self, language: Language, shard: int) -> np.ndarray:
+        """Return the conditionals of the shard's masked positions: [n, T, V] (`all`) or [n, V] (`random`)."""
+        start = shard_range(self.sentences, self.shard_size, shard).start
+        return self._exact(language, self.draw(language, shard), start).cpu().numpy()
+
+    def reference_bytes(self, language: Language) -> int:
+        positions = language.max_length if self.positions == "all" else 1
+        return self.sentences * positions * language.vocabulary_size * 4
+
+    def _exact(self, language: Language, ids: Tensor, start: int) -> Tensor:
+        if self.positions == "all":
+            return language.conditionals(ids)
+        return language.conditionals_at(ids, self._drawn(language, ids, start))
+
+    def _drawn(self, language: Language, ids: Tensor, start: int) -> Tensor:
+        return draw_positions(ids, language.pad_id, seed=self.seed, start=start)
 
     def measure(self, subject: Subject, shard: int, reference: np.ndarray | None = None) -> Arrays:
         """Return `entropy` and `excess_loss` [n] of the shard's sentences, float64, in nats."""
         language = subject.language
-        ids = self.reference_ids(language, shard)
+        ids = self.draw(language, shard)
         first = shard_range(self.sentences, self.shard_size, shard).start
         parts = []
         for k in range(0, len(ids), _BLOCK):
             block = ids[k : k + _BLOCK]
             if reference is None:
-                exact = language.conditionals(block)
+                exact = self._exact(language, block, first + k)
             else:
-                exact = torch.from_numpy(reference[k : k + _BLOCK].astype(np.float64))
+                # A copy: what comes from the object store cannot be written, which tensors do not know.
+                exact = torch.from_numpy(reference[k : k + _BLOCK].copy())
             parts.append(self._divergence(subject, block, exact, first + k))
         entropy, excess = torch.cat(parts, dim=1).numpy()
         return {"entropy": entropy, "excess_loss": excess}
 
     def _divergence(self, subject: Subject, ids: Tensor, exact: Tensor, start: int) -> Tensor:
         """Return mean entropy and KL over the masked positions of each sentence: [2, n]."""
-        pad_id = subject.language.pad_id
         if self.positions == "all":
-            rows, columns = (ids != pad_id).nonzero(as_tuple=True)
+            rows, columns = (ids != subject.language.pad_id).nonzero(as_tuple=True)
+            exact = exact[rows, columns]
         else:
-            rows = torch.arange(len(ids))
-            columns = draw_positions(ids, pad_id, seed=self.seed, start=start)
-        log_p = normalise(exact[rows, columns])
+            rows, columns = torch.arange(len(ids)), self._drawn(subject.language, ids, start)
+        log_p = normalise(exact)
         # The table's answer is the exact conditional itself: there is nothing to compute a second time.
         own = isinstance(subject, LookupTable)
         log_q = log_p if own else subject.log_probs(ids[rows], columns).to(log_p)

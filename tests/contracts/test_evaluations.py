@@ -65,8 +65,7 @@ def subject(case, language):
 def measure(evaluation, subject, shard):
     reference = None
     if evaluation.needs_reference:
-        exact = subject.language.conditionals(evaluation.reference_ids(subject.language, shard))
-        reference = exact.numpy()
+        reference = evaluation.reference(subject.language, shard)
         reference.flags.writeable = False
     return evaluation.measure(subject, shard, reference)
 
@@ -132,8 +131,13 @@ def test_metrics_are_finite_named_and_bounded(evaluation, subject):
 def test_the_reference_is_what_the_evaluation_would_compute(evaluation, subject):
     if not evaluation.needs_reference:
         with pytest.raises(TypeError, match="no exact conditionals"):
-            evaluation.reference_ids(subject.language, 0)
+            evaluation.reference(subject.language, 0)
+        with pytest.raises(TypeError, match="no exact conditionals"):
+            evaluation.reference_bytes(subject.language)
         return
+    references = [evaluation.reference(subject.language, k) for k in range(evaluation.shards())]
+    assert all(reference.dtype == np.float32 for reference in references)
+    assert sum(reference.nbytes for reference in references) == evaluation.reference_bytes(subject.language)
     for shard in range(evaluation.shards()):
         given, computed = measure(evaluation, subject, shard), evaluation.measure(subject, shard)
         for key in given:

@@ -1,12 +1,18 @@
-"""The bounded window, on a stand-in for Ray that counts what is in flight."""
+"""The bounded window, on a stand-in for Ray that counts what is in flight; references kept on disk."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from raysweep.engine import tasks
+from raysweep.errors import StorageError
+from raysweep.evaluation.excess_loss import ExcessLossConfig
+from raysweep.languages import HMM
+from raysweep.sweep.shards import ShardStore
 
 
 class FakeRay:
@@ -76,3 +82,52 @@ def test_resources_of_a_task(resources: dict[str, float], expected: dict[str, An
     options = tasks.task_options(resources)
     assert options.pop("scheduling_strategy").placement_group is None
     assert options == expected
+
+
+class Costly(HMM):
+    """A language whose conditionals are stored, and that counts how often it computes them."""
+
+    stores_conditionals = True
+    computed = 0
+
+    def conditionals(self, *arguments: Any) -> Any:
+        type(self).computed += 1
+        return super().conditionals(*arguments)
+
+
+FIELDS: dict[str, Any] = {"states": 4, "vocabulary": 6, "length": 3, "blocks": 2, "tasks": (1,)}
+
+
+def costly(seed: int = 0) -> Costly:
+    drawn = HMM.random(seed=seed, **FIELDS)
+    tables = {name: getattr(drawn, name) for name in ("initial", "transition", "emission")}
+    return Costly(length=3, **tables)
+
+
+def test_references_of_a_costly_language_are_computed_once(tmp_path: Path) -> None:
+    language = costly()
+    evaluation = ExcessLossConfig(sentences=20, shard_size=8, positions="random")
+    folder = tasks.reference_folder(tmp_path, language, evaluation)
+    assert folder is not None
+    with pytest.raises(StorageError, match="not visible"):
+        tasks._reference(language, evaluation, 0, folder)
+    store = ShardStore.make(folder, {"evaluation": evaluation.encode()})
+    first = [tasks._reference(language, evaluation, shard, folder) for shard in range(3)]
+    assert store.stored() == [0, 1, 2]
+    before = Costly.computed
+    for shard in (2, 0, 1):
+        again = tasks._reference(language, evaluation, shard, folder)
+        assert np.array_equal(again, first[shard])
+        assert again.dtype == np.float32
+    assert Costly.computed == before
+    store.path(1).write_bytes(store.path(1).read_bytes()[:-1])
+    assert np.array_equal(tasks._reference(language, evaluation, 1, folder), first[1])
+    assert Costly.computed == before + 1
+
+
+def test_references_have_a_folder_for_each_language_and_setting(tmp_path: Path) -> None:
+    every, one = ExcessLossConfig(), ExcessLossConfig(positions="random")
+    assert tasks.reference_folder(tmp_path, HMM.random(**FIELDS), every) is None
+    folders = {tasks.reference_folder(tmp_path, costly(k), asked) for k in (0, 1) for asked in (every, one)}
+    assert len(folders) == 4
+    assert {folder.parent for folder in folders if folder} == {tmp_path / "conditionals"}

@@ -36,7 +36,7 @@ def test_equals_the_sums_written_out(request, make_subject, run, name, positions
     subject = make_subject(request.getfixturevalue(name))
     language = subject.language
     evaluation = ExcessLossConfig(sentences=30, shard_size=12, positions=positions, seed=2)
-    ids = torch.cat([evaluation.reference_ids(language, k) for k in range(3)])
+    ids = torch.cat([evaluation.draw(language, k) for k in range(3)])
     assert len(ids) == 30
     if positions == "all":
         chosen = [range(n) for n in language.lengths(ids).tolist()]
@@ -54,7 +54,7 @@ def test_equals_the_sums_written_out(request, make_subject, run, name, positions
 def test_words_of_probability_zero_add_nothing(hmm, make_subject):
     evaluation = ExcessLossConfig(sentences=8)
     subject = make_subject(hmm)
-    exact = hmm.conditionals(evaluation.reference_ids(hmm, 0))
+    exact = hmm.conditionals(evaluation.draw(hmm, 0))
     assert exact.isneginf().any()
     arrays = evaluation.measure(subject, 0, exact.numpy())
     assert np.isfinite(arrays["excess_loss"]).all()
@@ -79,7 +79,7 @@ def test_divergence_is_never_negative_and_zero_for_the_language_itself(pcfg, mak
 def test_table_has_no_excess_and_the_languages_entropy(pcfg, run):
     evaluation = ExcessLossConfig(sentences=64, shard_size=20)
     metrics = run(evaluation, LookupTable(pcfg))
-    ids = torch.cat([evaluation.reference_ids(pcfg, k) for k in range(evaluation.shards())])
+    ids = torch.cat([evaluation.draw(pcfg, k) for k in range(evaluation.shards())])
     assert metrics["excess_loss"].value == 0.0
     assert metrics["excess_loss"].standard_error == 0.0
     assert metrics["loss"].value == metrics["entropy"].value
@@ -103,6 +103,34 @@ def test_random_positions_are_unbiased_and_noisier(hmm, make_subject, run):
     one = run(ExcessLossConfig(sentences=2000, positions="random"), subject)["excess_loss"]
     assert abs(every.value - one.value) < 4 * one.standard_error
     assert one.standard_error > every.standard_error
+
+
+def test_random_positions_cost_one_conditional_a_sentence(hmm, make_subject, run, monkeypatch):
+    evaluation = ExcessLossConfig(sentences=50, shard_size=20, positions="random", seed=3)
+    subject = make_subject(hmm)
+    expected = run(evaluation, subject)
+    ids = [evaluation.draw(hmm, k) for k in range(3)]
+    whole = [hmm.conditionals(sentences).numpy() for sentences in ids]
+    asked = []
+    original = hmm.conditionals_at
+
+    def at(sentences, positions):
+        asked.append(positions)
+        return original(sentences, positions)
+
+    def never(*_):
+        raise AssertionError("all positions were computed")
+
+    monkeypatch.setattr(type(hmm), "conditionals_at", lambda _, *arguments: at(*arguments))
+    references = [evaluation.reference(hmm, k) for k in range(3)]
+    monkeypatch.setattr(type(hmm), "conditionals", never)
+    for reference, exact, positions in zip(references, whole, asked, strict=True):
+        assert reference.shape == (len(positions), hmm.vocabulary_size)
+        np.testing.assert_allclose(reference, exact[np.arange(len(positions)), positions], atol=1e-6)
+    assert torch.equal(torch.cat(asked), draw_positions(torch.cat(ids), hmm.pad_id, seed=3))
+    shards = [evaluation.measure(subject, k, reference) for k, reference in enumerate(references)]
+    for metric in evaluation.combine(shards):
+        assert metric.value == pytest.approx(expected[metric.name].value, rel=1e-6)
 
 
 def test_one_sentence_has_no_standard_error(hmm, make_subject, run):
