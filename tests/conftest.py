@@ -1,10 +1,15 @@
 """Shared by all tests: one thread a process, and nothing leaves this machine."""
 
 import os
+import sys
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+
+# Language models that tests of several rooms read.
+sys.path.insert(0, str(Path(__file__).parent / "languages"))
 
 import torch
 
