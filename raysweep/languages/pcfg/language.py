@@ -2,7 +2,7 @@
 
     Pr(x) = (1 / Pr(length <= max_length)) sum over derivations of x of the product of their rules
 
-The conditionals of all positions and words come from one inside-outside pass (`inside.py`):
+The conditionals of all positions and words come from one inside-outside pass (`engine.py`):
 
     Pr(x_t = c | x_-t)  is proportional to  sum_A O_1[A, t] emission[A, c]
 
@@ -13,6 +13,7 @@ outside weight, so nothing is computed again for each position or word.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -23,18 +24,17 @@ from torch import Tensor
 
 from raysweep.errors import ConfigError, DataError
 from raysweep.languages.base import Language, Sample, Task
-from raysweep.languages.checks import check_sentences, decoded, floor, impossible
+from raysweep.languages.checks import check_sentences, decoded, impossible
 from raysweep.languages.pcfg import tree
 from raysweep.languages.pcfg.config import LONGEST, PCFGConfig
+from raysweep.languages.pcfg.engine import Engine, Name, make_engine
 from raysweep.languages.pcfg.grammar import Grammar, length_probabilities
-from raysweep.languages.pcfg.inside import inside, outside
-from raysweep.languages.pcfg.plan import Plan, feasible, make_plan
 from raysweep.languages.pcfg.sampler import Sampler
 
 Label = Literal["inside", "posterior", "tree"]
 
-#: Bytes of charts in one pass; about what a core's cache holds.
-_PASS_BYTES = 8 << 20
+#: Sentences labelled in one go: their [rows, N] stay small.
+_LABEL_ROWS = 4096
 
 #: Class of a prefix that no symbol derives, or that is no constituent.
 NONE = "none"
@@ -67,6 +67,7 @@ class PCFG(Language):
         max_length: int,
         label: Label = "inside",
         spans: tuple[int, int] | None = None,
+        engine: Name | None = None,
     ) -> None:
         if not 1 <= max_length <= LONGEST:
             raise ConfigError(f"max_length: {max_length} is outside 1 .. {LONGEST}")
@@ -81,23 +82,34 @@ class PCFG(Language):
         #: Pr(a derivation has n words | at most max_length), float64 [max_length+1].
         self.length_probabilities = lengths / lengths.sum()
         self._log_kept = float(np.log(lengths.sum()))
-        self._can = feasible(grammar, max_length)
-        self._plans: dict[tuple[int, bool, torch.device, torch.dtype], Plan | None] = {}
-        self._rules: dict[tuple[torch.device, torch.dtype], dict[bytes, Tensor]] = {}
-        self._tables: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor, Tensor, Tensor]] = {}
+        self.engine = engine
+        self._engines: dict[torch.device, Engine] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Engines hold working space of this process and tables on its devices; a copy makes its own.
+        return {**vars(self), "_engines": {}}
 
     @classmethod
-    def random(cls, seed: int = 0, **fields: Any) -> PCFG:
+    def random(cls, seed: int = 0, *, engine: Name | None = None, **fields: Any) -> PCFG:
         """Draw a grammar; `fields` are those of `PCFGConfig`.  Raises `ConfigError`."""
-        return decoded(PCFGConfig, {"seed": seed, **fields}).build()
+        return decoded(PCFGConfig, {"seed": seed, **fields}).build().using(engine)
 
     @classmethod
-    def from_rules(cls, path: str | Path, **fields: Any) -> PCFG:
+    def from_rules(cls, path: str | Path, *, engine: Name | None = None, **fields: Any) -> PCFG:
         """Read a grammar in NLTK's notation or as a table of rules; `fields` are those of `PCFGConfig`.
 
         Raises `ConfigError` for a field, `DataError` naming file and line for the rules.
         """
-        return decoded(PCFGConfig, {"structure": "file", "path": str(path), **fields}).build()
+        return decoded(PCFGConfig, {"structure": "file", "path": str(path), **fields}).build().using(engine)
+
+    def using(self, engine: Name | None) -> PCFG:
+        """Return the same language with its charts computed by an engine of `engine.py`, None to choose one.
+
+        How fast answers come, and their last places, depend on the engine; the fingerprint does not.
+        """
+        other = copy(self)
+        other.engine = engine
+        return other
 
     @property
     def tasks(self) -> Mapping[str, Task]:
@@ -155,34 +167,80 @@ class PCFG(Language):
     ) -> Tensor:
         """Return exact log-probabilities [B, T, V] of `dtype`, as `Language.conditionals` says.
 
-        Memory beside the result: about 8 MB, more where the grammar is large.
+        Memory beside the result: a few MB of charts, more where the grammar is large.
         """
-        out = torch.full((*ids.shape, self.vocabulary_size), torch.nan, dtype=dtype, device=ids.device)
+        lengths = check_sentences(self, ids, mask)
+        place = torch.arange(ids.numel(), device=ids.device).view(ids.shape)
+        unknown = ids == self.pad_id
+        if mask is not None:
+            unknown |= ~mask
+            place.masked_fill_(~mask, -1)
+        out = self._conditionals(ids, mask, lengths, place, ids.numel(), dtype)
+        out[unknown.flatten()] = torch.nan
+        return out.view(*ids.shape, self.vocabulary_size)
 
-        def contexts(rows: Tensor, n: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-            return self._contexts(ids[rows, :n], None if mask is None else mask[rows, :n], dtype)
+    def conditionals_at(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """Return log Pr(x_t = . | all other words) [B, V], float32, as `Language.conditionals_at` says."""
+        lengths = check_sentences(self, ids)
+        inside = (positions >= 0) & (positions < lengths)
+        if not inside.all():
+            row = int((~inside).nonzero()[0, 0])
+            raise DataError(f"sentence {row}: no word at position {int(positions[row])}")
+        mask = torch.zeros_like(ids, dtype=torch.bool)
+        rows = torch.arange(len(ids), device=ids.device)
+        mask[rows, positions] = True
+        place = torch.where(mask, rows[:, None], -1)
+        return self._conditionals(ids, mask, lengths, place, len(ids), torch.float32)
 
-        for rows, n in self._batches(ids, mask, dtype):
-            joint, good = contexts(rows, n, dtype)
-            if not good.all() and dtype != torch.float64:
-                again = (~good).nonzero()[:, 0]
-                redone, good[again] = contexts(rows[again], n, torch.float64)
-                joint[again] = (redone / redone.sum(dim=-1, keepdim=True)).to(dtype)
-            if not good.all():
-                raise impossible(int(rows[(~good).nonzero()[0, 0]]))
-            out[rows, :n] = joint.div_(joint.sum(dim=-1, keepdim=True)).log_()
-        return out if mask is None else out.masked_fill_(~mask[:, :, None], torch.nan)
+    def _conditionals(
+        self, ids: Tensor, mask: Tensor | None, lengths: Tensor, place: Tensor, rows: int, dtype: torch.dtype
+    ) -> Tensor:
+        """Return [rows, V] with the conditionals at (b, t) in row `place[b, t]`, nothing where -1."""
+        out = torch.empty(rows, self.vocabulary_size, dtype=dtype, device=ids.device)
+        engine = self._engine(ids.device)
+        for some, n in self._groups(lengths):
+            words, to = self._words(ids, mask, some, n), place[some, :n]
+            sound = engine.conditionals(words, to, out)
+            if not sound.all() and dtype != torch.float64:
+                again = (~sound).nonzero()[:, 0]
+                to = to[again]
+                order = (torch.cumsum(to.flatten() >= 0, 0) - 1).view(to.shape).masked_fill(to < 0, -1)
+                exact = out.new_empty(int((to >= 0).sum()), self.vocabulary_size, dtype=torch.float64)
+                sound[again] = engine.conditionals(words[again], order, exact)
+                out[to[to >= 0]] = exact.to(dtype)
+            if not sound.all():
+                raise impossible(int(some[(~sound).nonzero()[0, 0]]))
+        return out
+
+    def sentence_entropy(self, ids: Tensor) -> Tensor:
+        """Return (1/T) sum_t H(x_t | x_-t) of each sentence [B] in nats, float64; exact to about 1e-6."""
+        out = torch.full((len(ids),), torch.nan, dtype=torch.float64, device=ids.device)
+        engine = self._engine(ids.device)
+        for some, n in self._groups(check_sentences(self, ids)):
+            words = ids[some, :n]
+            entropy, sound = engine.entropies(words)
+            if not sound.all():
+                again = (~sound).nonzero()[:, 0]
+                place = torch.arange(len(again) * n, device=ids.device).view(-1, n)
+                exact = out.new_empty(place.numel(), self.vocabulary_size)
+                sound[again] = engine.conditionals(words[again], place, exact)
+                entropy[again] = torch.special.entr(exact.exp_()).sum(dim=1).view(-1, n).mean(dim=1)
+            if not sound.all():
+                raise impossible(int(some[(~sound).nonzero()[0, 0]]))
+            out[some] = entropy
+        return out
 
     def log_prob(self, ids: Tensor) -> Tensor:
         """Return log Pr(x) [B] in nats, float64; -inf outside the language."""
         out = torch.full((len(ids),), -torch.inf, dtype=torch.float64, device=ids.device)
-        root, _, scale, _ = self._on(ids.device, torch.float64)
-        for rows, n in self._batches(ids, None, torch.float64, strict=False):
-            plan = self._plan(n, False, ids.device, torch.float64)
-            if plan is not None:
-                words = ids[rows, :n]
-                total = root[plan.active[n]] @ inside(plan, self._leaves(plan, words, None))[n][:, 0]
-                out[rows] = total.log() + scale[words].log().sum(dim=1) - self._log_kept
+        engine = self._engine(ids.device)
+        scale = torch.from_numpy(np.log(engine.scale)).to(ids.device)
+        for some, n in self._groups(check_sentences(self, ids), strict=False):
+            words = ids[some, :n]
+            total = engine.totals(words).log()
+            for t in range(n):
+                total += scale[words[:, t]]
+            out[some] = total - self._log_kept
         return out
 
     def labels(self, task: str, sample: Sample) -> Tensor:
@@ -214,53 +272,47 @@ class PCFG(Language):
     def _inside_labels(self, sample: Sample, span: int, whole: bool) -> Tensor:
         prefixes = sample.ids.clone()
         prefixes[:, span:] = self.pad_id
+        engine = self._engine(prefixes.device)
 
-        def best(rows: Tensor, n: int) -> Tensor:
-            plan = self._plan(n, not whole, rows.device, torch.float64)
-            if plan is None:
-                return torch.full((len(rows),), -1, device=rows.device)
-            top = inside(plan, self._leaves(plan, prefixes[rows, :n], None))[n][:, 0]
-            value, place = top.max(dim=0)
-            return torch.where(value > 0, plan.active[n][place], -1)
+        def best(words: Tensor) -> Tensor:
+            value, symbol = engine.tops(words, everything=not whole).max(dim=1)
+            return torch.where(value > 0, symbol, -1)
 
         return self._labelled(prefixes, best, whole)
 
     def _posterior_labels(self, sample: Sample, span: int, whole: bool) -> Tensor:
-        def best(rows: Tensor, n: int) -> Tensor:
-            plan = self._plan(n, False, rows.device, torch.float64)
-            if plan is None:
-                return torch.full((len(rows),), -1, device=rows.device)
-            chart = inside(plan, self._leaves(plan, sample.ids[rows, :n], None))
-            root = self._on(rows.device, torch.float64)[0][plan.active[n]]
-            total = root @ chart[n][:, 0]
-            if (total <= 0).any():
-                raise impossible(int(rows[(total <= 0).nonzero()[0, 0]]))
-            w = min(span, n)
-            if len(plan.active[w]) == 0:
-                return torch.full((len(rows),), -1, device=rows.device)
-            joint = (chart[w] * outside(plan, chart, root)[w])[:, 0]
-            value, place = joint.max(dim=0)
+        engine = self._engine(sample.ids.device)
+
+        def best(words: Tensor) -> Tensor:
+            joint, total = engine.prefixes(words, min(span, words.shape[1]))
+            value, symbol = joint.max(dim=1)
             # What is left of the total is the prefix not being a constituent.
-            return torch.where(value >= total - joint.sum(dim=0), plan.active[w][place], -1)
+            found = torch.where(value >= total - joint.sum(dim=1), symbol, -1)
+            return torch.where(total > 0, found, -2)
 
         return self._labelled(sample.ids, best, whole)
 
-    def _labelled(self, ids: Tensor, best: Callable[[Tensor, int], Tensor], whole: bool) -> Tensor:
+    def _labelled(self, ids: Tensor, best: Callable[[Tensor], Tensor], whole: bool) -> Tensor:
+        """Return symbols [B] from `best`, which says -1 for none and -2 for an impossible sentence."""
         out = torch.full((len(ids),), -1, dtype=torch.int64, device=ids.device)
-        for rows, n in self._batches(ids, None, torch.float64, strict=False):
-            out[rows] = best(rows, n)
-        if whole and (out < 0).any():
-            raise impossible(int((out < 0).nonzero()[0, 0]))
+        for some, n in self._groups(check_sentences(self, ids), strict=False):
+            for part in torch.split(some, _LABEL_ROWS):
+                out[part] = best(ids[part, :n])
+        wrong = out < (0 if whole else -1)
+        if wrong.any():
+            raise impossible(int(wrong.nonzero()[0, 0]))
         return torch.where(out < 0, len(self.grammar.symbols), out)
 
-    def _batches(
-        self, ids: Tensor, mask: Tensor | None, dtype: torch.dtype, strict: bool = True
-    ) -> Iterator[tuple[Tensor, int]]:
-        """Check a batch and cut it into (rows, n) of sentences of n words that fit one pass.
+    def _words(self, ids: Tensor, mask: Tensor | None, rows: Tensor, n: int) -> Tensor:
+        """Return the words of sentences of n words [B, n], V where they are hidden."""
+        words = ids[rows, :n]
+        return words if mask is None else words.masked_fill(mask[rows, :n], self.vocabulary_size)
+
+    def _groups(self, lengths: Tensor, strict: bool = True) -> Iterator[tuple[Tensor, int]]:
+        """Cut a batch into (rows, n) of sentences of n words.
 
         Sentences without words or longer than `max_length` are left out, or a `DataError` where `strict`.
         """
-        lengths = check_sentences(self, ids, mask)
         wrong = (lengths < 1) | (lengths > self.max_length)
         if strict and wrong.any():
             row = int(wrong.nonzero()[0, 0])
@@ -268,60 +320,13 @@ class PCFG(Language):
                 f"sentence {row}: {int(lengths[row])} words, but sentences of this language have 1 .. "
                 f"{self.max_length}"
             )
-        for n in torch.unique(lengths[~wrong]).tolist():
-            plan = self._plan(n, False, ids.device, dtype)
-            wide = self._plan(n, True, ids.device, dtype) if plan is None else plan
-            cells = (wide.elements if wide else 1) + n * self.vocabulary_size
-            size = max(1, min(1024, _PASS_BYTES // (cells * dtype.itemsize)))
-            for rows in torch.split((lengths == n).nonzero()[:, 0], size):
+        order = torch.argsort(lengths, stable=True)
+        values, counts = torch.unique_consecutive(lengths[order], return_counts=True)
+        for n, rows in zip(values.tolist(), torch.split(order, counts.tolist()), strict=True):
+            if 1 <= n <= self.max_length:
                 yield rows, n
 
-    def _plan(self, n: int, everything: bool, device: torch.device, dtype: torch.dtype) -> Plan | None:
-        key = (n, everything, device, dtype)
-        if key not in self._plans:
-            top = np.ones(len(self.grammar.symbols), dtype=bool) if everything else self.grammar.root > 0
-            shared = self._rules.setdefault((device, dtype), {})
-            self._plans[key] = make_plan(self.grammar, self._can, n, top, device, dtype, shared)
-        return self._plans[key]
-
-    def _on(self, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Root [N], emissions [N, V], the largest emission of each word [V], the scaled leaves [N, V+1].
-
-        Column V of the last is the leaf of a hidden word.
-        """
-        key = (device, dtype)
-        if key not in self._tables:
-            emission = self.grammar.emission
-            leaves = np.concatenate([emission, emission.sum(axis=1, keepdims=True)], axis=1)
-            scale = leaves.max(axis=0)
-            leaves = leaves / np.where(scale > 0, scale, 1.0)
-            root, emitted, largest, scaled = (
-                torch.from_numpy(table).to(device=device, dtype=dtype)
-                for table in (self.grammar.root, emission, scale, leaves)
-            )
-            self._tables[key] = (root, emitted, largest, scaled)
-        return self._tables[key]
-
-    def _leaves(self, plan: Plan, words: Tensor, hidden: Tensor | None) -> Tensor:
-        """Return the scaled leaves [A, n, B] of words [B, n]."""
-        dtype = plan.dtype
-        scaled = self._on(words.device, dtype)[3][plan.active[1]]
-        if hidden is not None:
-            words = torch.where(hidden, self.vocabulary_size, words)
-        return scaled.index_select(1, words.T.reshape(-1)).view(len(scaled), words.shape[1], -1)
-
-    def _contexts(self, words: Tensor, hidden: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return Pr(x_t = c and the visible words but x_t) [B, n, V], scaled, and which are sound [B]."""
-        n = words.shape[1]
-        plan = self._plan(n, False, words.device, dtype)
-        if plan is None:
-            none = torch.zeros(*words.shape, self.vocabulary_size, dtype=dtype, device=words.device)
-            return none, torch.zeros(len(words), dtype=torch.bool, device=words.device)
-        root, emission = self._on(words.device, dtype)[:2]
-        root = root[plan.active[n]]
-        chart = inside(plan, self._leaves(plan, words, hidden))
-        below = outside(plan, chart, root)[1]
-        joint = below.permute(2, 1, 0) @ emission[plan.active[1]]
-        total = joint.sum(dim=-1) if hidden is None else (root @ chart[n][:, 0])[:, None]
-        sound = total.isfinite() & (total >= floor(dtype))
-        return joint, sound.all(dim=1)
+    def _engine(self, device: torch.device) -> Engine:
+        if device not in self._engines:
+            self._engines[device] = make_engine(self.grammar, self.max_length, device, self.engine)
+        return self._engines[device]

@@ -5,50 +5,75 @@ wanted at the top; everything else is zero and is neither stored nor computed.  
 held as their distinct pairs (B, C), sorted so that pairs of the same feasible splits u | w-u are contiguous:
 
     P[q] = sum_u I_u[B_q] I_{w-u}[C_q],      I_w = R P,      R[A, q] = p(A -> B_q C_q)
+
+A plan is plain numpy and knows neither device nor dtype.  `chart.py` executes it with torch operations over
+all starts of a width at once; `instructions.py` turns it into a flat list for compiled kernels, which visits
+only the cells that a sentence of n words can use.
 """
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from raysweep.languages.pcfg.grammar import Grammar
 
 
 @dataclass(frozen=True)
 class Split:
-    """Pairs `first:last` of a width, cut after `u` words; `left`, `right` are rows of widths u and w-u."""
+    """Pairs `first:last` of a width may be cut after `u` words."""
 
     u: int
     first: int
     last: int
-    left: Tensor
-    right: Tensor
 
 
 @dataclass(frozen=True)
 class Width:
-    """Work at one width: `rules` [A, Q] and the splits of its pairs."""
+    """Work at width `w`: its pairs `left`, `right` [Q] (symbols), its rules `parent` (symbol), `pair` and
+    `probability` [R], sorted by parent and pair, and the splits."""
 
     w: int
-    rules: Tensor
+    left: np.ndarray
+    right: np.ndarray
+    parent: np.ndarray
+    pair: np.ndarray
+    probability: np.ndarray
     splits: tuple[Split, ...]
+
+    @property
+    def terms(self) -> int:
+        """Products of one start: pairs times their splits."""
+        return sum(split.last - split.first for split in self.splits)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A pass over sentences of `n` words: `active[w]` are the symbols stored at width w, ascending."""
+    """A pass over sentences of `n` words: boolean `active` [n+1, N], the symbols stored at width w."""
 
     n: int
-    active: tuple[Tensor, ...]
+    active: np.ndarray
     widths: tuple[Width, ...]
-    #: Numbers held per sentence by one pass, both charts together.
-    elements: int
-    dtype: torch.dtype
+
+    @property
+    def elements(self) -> int:
+        """Numbers held per sentence by one pass over all starts: both charts, and the widest row of pairs."""
+        cells = int((self.active.sum(axis=1) * (self.n + 1 - np.arange(self.n + 1)))[1:].sum())
+        return 2 * cells + 3 * max(
+            (len(width.left) * (self.n - width.w + 1) for width in self.widths), default=0
+        )
+
+    @property
+    def flops(self) -> tuple[int, int]:
+        """Multiply-adds times two per sentence, over all starts, of the inside pass, and of both passes.
+
+        A product costs one multiply-add inside and two outside, a rule one in each.
+        """
+        starts = [self.n - width.w + 1 for width in self.widths]
+        terms = sum(width.terms * count for width, count in zip(self.widths, starts, strict=True))
+        rules = sum(len(width.parent) * count for width, count in zip(self.widths, starts, strict=True))
+        return 2 * (terms + rules), 2 * (3 * terms + 2 * rules)
 
 
 def feasible(grammar: Grammar, longest: int) -> np.ndarray:
@@ -64,19 +89,10 @@ def feasible(grammar: Grammar, longest: int) -> np.ndarray:
     return can
 
 
-def make_plan(
-    grammar: Grammar,
-    can: np.ndarray,
-    n: int,
-    top: np.ndarray,
-    device: torch.device,
-    dtype: torch.dtype,
-    shared: dict[bytes, Tensor],
-) -> Plan | None:
+def make_plan(grammar: Grammar, can: np.ndarray, n: int, top: np.ndarray) -> Plan | None:
     """Plan a pass with the symbols `top` (boolean [N]) over n words; None where none of them derives n words.
 
-    `can` is `feasible` for at least n words.  `shared` holds the rules of the grammar's earlier
-    plans on this device and in this dtype: in a dense grammar nearly all widths of all plans have the same.
+    `can` is `feasible` for at least n words.
     """
     N = len(grammar.symbols)
     live = grammar.probability > 0
@@ -92,9 +108,7 @@ def make_plan(
             both = can[u][x] & can[w - u][y]
             active[u, x[both]] = True
             active[w - u, y[both]] = True
-    row_of: np.ndarray = np.cumsum(active, axis=1) - 1
     widths = []
-    most = 0
     for w in range(2, n + 1):
         if not active[w].any():
             continue
@@ -112,32 +126,22 @@ def make_plan(
         rank = np.full(len(pairs), -1)
         rank[order] = np.arange(len(order))
         used = rank[pair] >= 0
-        rules = np.zeros((int(active[w].sum()), len(order)))
-        np.add.at(rules, (row_of[w][a[mine][used]], rank[pair[used]]), p[mine][used])
+        parent, place, weight = a[mine][used], rank[pair[used]], p[mine][used]
+        # The same rule may be listed more than once.
+        rule, which = np.unique(parent * max(len(order), 1) + place, return_inverse=True)
         splits = []
         for k in range(kinds.shape[1]):
             block = np.nonzero(kind[order] == k)[0]
-            for u in cuts[kinds[:, k]]:
-                chosen = order[block[0] : block[-1] + 1]
-                rows = (row_of[u][left[chosen]], row_of[w - u][right[chosen]])
-                splits.append(
-                    Split(
-                        int(u),
-                        int(block[0]),
-                        int(block[-1]) + 1,
-                        *(torch.from_numpy(index).to(device) for index in rows),
-                    )
-                )
-        key = repr(rules.shape).encode() + hashlib.sha256(rules.tobytes()).digest()
-        if key not in shared:
-            shared[key] = torch.from_numpy(rules).to(device, dtype)
-        widths.append(Width(w, shared[key], tuple(splits)))
-        most = max(most, len(order) * (n - w + 1))
-    cells = sum(int(active[w].sum()) * (n - w + 1) for w in range(1, n + 1))
-    return Plan(
-        n=n,
-        active=tuple(torch.from_numpy(np.nonzero(row)[0]).to(device) for row in active),
-        widths=tuple(widths),
-        elements=2 * cells + 3 * most,
-        dtype=dtype,
-    )
+            splits += [Split(int(u), int(block[0]), int(block[-1]) + 1) for u in cuts[kinds[:, k]]]
+        widths.append(
+            Width(
+                w,
+                left[order],
+                right[order],
+                rule // max(len(order), 1),
+                rule % max(len(order), 1),
+                np.bincount(which.reshape(-1), weights=weight, minlength=len(rule)),
+                tuple(splits),
+            )
+        )
+    return Plan(n, active, tuple(widths))

@@ -1,0 +1,132 @@
+"""The dense engine: all symbols over all spans, as matrix products.
+
+Both charts are kept twice: by start and width, and by end and width downwards,
+
+    L[i, w, A] = R[i + w, -w, A] = I_w[A, i]
+
+so that the cuts u = 1 .. w-1 of all spans of a width, of all sentences, are one batch of products of strided
+matrices, P[B, C] = sum_u L[i, u, B] R[i + w, u - w, C], and the rules one product of all P with the table
+p(A -> B C) as an [N^2, N] matrix.  The outside pass reads the same matrices the other way round.
+
+Cost of a sentence: `engine.dense_flops`; rules take 2 N^3 multiply-adds a span and products 3 N^2 a cut.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from raysweep.languages.pcfg.engine import TorchEngine, dense_flops
+from raysweep.languages.pcfg.grammar import Grammar
+
+
+class _Chart:
+    """A chart [span, batch, symbol], by start and by end; slots of width count from the narrowest."""
+
+    def __init__(self, n: int, batch: int, symbols: int, like: Tensor) -> None:
+        self.n, self.batch, self.symbols = n, batch, symbols
+        self.by_start = like.new_zeros(n, batch, n, symbols)
+        self.by_end = like.new_zeros(n, batch, n, symbols)
+
+    def lefts(self, w: int) -> Tensor:
+        """Spans of widths 1 .. w-1 that begin where the spans of width w begin [starts * B, w-1, N]."""
+        starts = self.n - w + 1
+        return self.by_start[:starts].view(starts * self.batch, self.n, self.symbols)[:, : w - 1]
+
+    def rights(self, w: int) -> Tensor:
+        """Spans of widths w-1 .. 1 that end where the spans of width w end [starts * B, w-1, N]."""
+        starts = self.n - w + 1
+        return self.by_end[w - 1 :].view(starts * self.batch, self.n, self.symbols)[:, self.n - w + 1 :]
+
+    def set(self, w: int, cells: Tensor) -> None:
+        """Write the spans of width w [starts, B, N]."""
+        self.by_start[: self.n - w + 1, :, w - 1] = cells
+        self.by_end[w - 1 :, :, self.n - w] = cells
+
+    def get(self, w: int) -> Tensor:
+        """Return the spans of width w [starts, B, N], as written by start."""
+        return self.by_start[: self.n - w + 1, :, w - 1]
+
+    def sum(self, w: int) -> Tensor:
+        """Return the spans of width w [starts, B, N], both halves added."""
+        return self.get(w) + self.by_end[w - 1 :, :, self.n - w]
+
+
+class DenseEngine(TorchEngine):
+    """Charts by matrix products over all symbols.
+
+    Reproducible for the same batch on the same device; the matrix library may round a sentence's last place
+    differently in a batch of another size.
+    """
+
+    name = "dense"
+
+    def __init__(self, grammar: Grammar, longest: int, device: torch.device) -> None:
+        super().__init__(grammar, longest, device)
+        self._rules: dict[torch.dtype, Tensor] = {}
+
+    def flops(self, n: int) -> tuple[int, int]:
+        return dense_flops(len(self.grammar.symbols), n)
+
+    def nbytes(self, n: int, dtype: torch.dtype) -> int:
+        symbols = len(self.grammar.symbols)
+        return (4 * n * n * symbols + 2 * (n - 1) * symbols**2) * dtype.itemsize
+
+    def leaf_weights(self, words: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        chart = self._inside(words, dtype)
+        n, root = chart.n, self.table("root", dtype)
+        weights = self._outside(chart).sum(1)
+        every = torch.arange(chart.symbols, device=words.device)
+        return weights.transpose(0, 1), every, chart.get(n)[0] @ root
+
+    def tops(self, words: Tensor, everything: bool = False) -> Tensor:
+        dtype = torch.float64
+        parts = [
+            self._inside(words[part], dtype).get(words.shape[1])[0] for part in self._passes(words, dtype)
+        ]
+        out = torch.cat([words.new_zeros(0, len(self.grammar.symbols), dtype=dtype), *parts])
+        return out if everything else out.masked_fill_(self.table("root", dtype) == 0, 0.0)
+
+    def prefixes(self, words: Tensor, w: int) -> tuple[Tensor, Tensor]:
+        dtype, n = torch.float64, words.shape[1]
+        out = words.new_empty(len(words), len(self.grammar.symbols), dtype=dtype)
+        total = words.new_empty(len(words), dtype=dtype)
+        for part in self._passes(words, dtype):
+            chart = self._inside(words[part], dtype)
+            total[part] = chart.get(n)[0] @ self.table("root", dtype)
+            out[part] = chart.get(w)[0] * self._outside(chart, down_to=w).sum(w)[0]
+        return out, total
+
+    def _table(self, dtype: torch.dtype) -> Tensor:
+        """Return p(A -> B C) as [N^2, N], row B N + C."""
+        if dtype not in self._rules:
+            grammar, N = self.grammar, len(self.grammar.symbols)
+            at = torch.from_numpy((grammar.left * N + grammar.right) * N + grammar.parent)
+            table = torch.zeros(N**3, dtype=torch.float64)
+            table.index_add_(0, at, torch.from_numpy(grammar.probability))
+            self._rules[dtype] = table.view(N * N, N).to(self.device, dtype)
+        return self._rules[dtype]
+
+    def _inside(self, words: Tensor, dtype: torch.dtype) -> _Chart:
+        batch, n = words.shape
+        leaves, rules = self.table("leaves", dtype), self._table(dtype)
+        chart = _Chart(n, batch, len(leaves), leaves)
+        chart.set(1, leaves.T[words.T])
+        for w in range(2, n + 1):
+            pairs = torch.bmm(chart.lefts(w).transpose(1, 2), chart.rights(w))
+            chart.set(w, (pairs.view(len(pairs), -1) @ rules).view(n - w + 1, batch, -1))
+        return chart
+
+    def _outside(self, chart: _Chart, down_to: int = 1) -> _Chart:
+        """Return the outside chart: at each span two halves, from parents that begin and that end with it."""
+        n, N = chart.n, chart.symbols
+        rules = self._table(chart.by_start.dtype)
+        out = _Chart(n, chart.batch, N, rules)
+        out.by_start[0, :, n - 1] = self.table("root", rules.dtype)
+        for w in range(n, max(down_to, 1), -1):
+            above = out.sum(w).view(-1, N) @ rules.T
+            above = above.view(-1, N, N)
+            left, right = chart.lefts(w), chart.rights(w)
+            out.lefts(w).baddbmm_(right, above.transpose(1, 2))
+            out.rights(w).baddbmm_(left, above)
+        return out
