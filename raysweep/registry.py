@@ -102,6 +102,7 @@ languages: Registry[Any] = Registry(
     {
         "pcfg": "raysweep.languages.pcfg.config:PCFGConfig",
         "hmm": "raysweep.languages.hmm:HMMConfig",
+        "causal_lm": "raysweep.languages.causal_lm.config:CausalLMConfig",
         "dyck": "raysweep.languages.dyck:DyckConfig",
     },
 )

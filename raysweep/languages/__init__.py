@@ -1,6 +1,7 @@
 """What the text is: sampling, exact conditionals, entropy and labels."""
 
 from raysweep.languages.base import Estimate, Language, LanguageConfig, Sample, Task
+from raysweep.languages.causal_lm import CausalLM, CausalLMConfig
 from raysweep.languages.dyck import Dyck, DyckConfig
 from raysweep.languages.hmm import HMM, HMMConfig
 from raysweep.languages.pcfg import PCFG, PCFGConfig
@@ -8,6 +9,8 @@ from raysweep.languages.pcfg import PCFG, PCFGConfig
 __all__ = [
     "HMM",
     "PCFG",
+    "CausalLM",
+    "CausalLMConfig",
     "Dyck",
     "DyckConfig",
     "Estimate",

@@ -10,12 +10,14 @@ import math
 from pathlib import Path
 from typing import Any
 
+import local_models
 import pytest
 import torch
 from torch import Tensor
 
 from raysweep.errors import DataError
 from raysweep.languages import Language
+from raysweep.languages.splits import Split, draw_split, in_test
 from raysweep.registry import languages
 
 GRAMMARS = Path(__file__).parents[1] / "languages" / "grammars"
@@ -60,6 +62,12 @@ INSTANCES: dict[str, dict[str, dict[str, Any]]] = {
         "one-word": {"seed": 4, "states": 3, "vocabulary": 4, "length": 1, "blocks": 3, "tasks": []},
     },
     "dyck": {"two": {"length": 2}, "four": {"length": 4}, "six": {"length": 6}},
+}
+
+INSTANCES["causal_lm"] = {
+    "three-words": {"model": str(local_models.random_opt()), "keep": 3, "length": 3},
+    "five-words": {"model": str(local_models.random_opt(1)), "keep": 5, "length": 2},
+    "one-word": {"model": str(local_models.random_opt()), "keep": 4, "length": 1},
 }
 
 CASES = [
@@ -149,6 +157,10 @@ def test_several_masks_equal_enumeration(language: Language) -> None:
         for pattern in itertools.product([False, True], repeat=n):
             hidden = [t for t in range(n) if pattern[t]]
             mask = torch.tensor(pattern).expand(len(ids), n)
+            if language.most_hidden is not None and len(hidden) > language.most_hidden:
+                with pytest.raises(DataError, match=f"sentence 0: .*{len(hidden)} positions"):
+                    language.conditionals(ids, mask)
+                continue
             possible = (joint.sum(dim=hidden, keepdim=True) if hidden else joint).expand_as(joint).reshape(
                 -1
             ) > 0
@@ -168,6 +180,8 @@ def test_several_masks_equal_enumeration(language: Language) -> None:
 def test_words_under_the_mask_do_not_matter(language: Language) -> None:
     ids = language.sample(32, seed=3)
     mask = torch.rand(ids.shape, generator=torch.Generator().manual_seed(0)) < 0.5
+    if language.most_hidden is not None:
+        mask &= mask.cumsum(dim=1) <= language.most_hidden
     hidden = mask & (ids != language.pad_id)
     a = language.conditionals(ids, mask)
     b = language.conditionals(torch.where(hidden, language.mask_id, ids), mask)
@@ -286,6 +300,29 @@ def test_sampling_frequencies(language: Language) -> None:
     assert freedom >= 1
     z = (((counts - means) ** 2 / means).sum().item() - freedom) / math.sqrt(2 * freedom)
     assert abs(z) < 4.5
+
+
+def test_task_splits_divide_the_language(language: Language) -> None:
+    """A split with probability gives sentences of its side, whatever the slicing; one without says so."""
+    sides: dict[bool, float] = {False: 0.0, True: 0.0}
+    for n in range(1, language.max_length + 1):
+        ids = strings(language, n)
+        joint, test = language.log_prob(ids).exp(), in_test(ids, language.pad_id)
+        for side in sides:
+            sides[side] += joint[test == side].sum().item()
+    splits: tuple[tuple[Split, bool], ...] = (("train", False), ("test", True))
+    for split, side in splits:
+        if sides[side] == 0:
+            with pytest.raises(DataError, match=f"split '{split}'"):
+                draw_split(language, split, 1, seed=0)
+            continue
+        sample = draw_split(language, split, 60, seed=12, start=990)
+        assert (in_test(sample.ids, language.pad_id) == side).all()
+        parts = [draw_split(language, split, n, seed=12, start=start) for start, n in ((990, 25), (1015, 35))]
+        assert torch.equal(torch.cat([part.ids for part in parts]), sample.ids)
+        for name in language.tasks:
+            labels = [language.labels(name, part) for part in parts]
+            assert torch.equal(torch.cat(labels), language.labels(name, sample))
 
 
 def test_labels_are_classes(language: Language) -> None:
