@@ -60,16 +60,12 @@ def save(model: OPTForCausalLM, tokenizer: PreTrainedTokenizerFast, name: str) -
 
 def opt(vocabulary: int, **fields: int | float) -> OPTForCausalLM:
     settings = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2, "ffn_dim": 64} | fields
-    config = OPTConfig(
-        vocab_size=vocabulary,
-        word_embed_proj_dim=settings["hidden_size"],
-        bos_token_id=0,
-        eos_token_id=0,
-        pad_token_id=1,
-        dropout=0.0,
-        **{"max_position_embeddings": 32} | settings,
+    settings = {"max_position_embeddings": 32, "word_embed_proj_dim": settings["hidden_size"]} | settings
+    return OPTForCausalLM(
+        OPTConfig(
+            vocab_size=vocabulary, bos_token_id=0, eos_token_id=0, pad_token_id=1, dropout=0.0, **settings
+        )
     )
-    return OPTForCausalLM(config)
 
 
 @functools.cache

@@ -18,6 +18,7 @@ float64.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any, ClassVar
@@ -33,10 +34,13 @@ from raysweep.languages.causal_lm.network import Network
 from raysweep.languages.causal_lm.sampling import block_size, draw_block
 from raysweep.languages.checks import check_sentences, decoded
 
+_log = logging.getLogger(__name__)
+
 #: Numbers in the hidden states of one pass [rows, D]: 512 rows of OPT-125M, whose work then stays near the
 #: caches of a CPU core; a GPU is filled by many more.
 _PASS_ELEMENTS = {"cpu": 512 * 768}
 _PASS_ELEMENTS_GPU = 65536 * 768
+_LEAST_ROWS = 64
 
 
 class CausalLM(Language):
@@ -57,6 +61,8 @@ class CausalLM(Language):
         self._source = source
         self._device = torch.device("cpu")
         network = Network(source, kept)
+        for reason in network.slower:
+            _log.warning("%s is slower than other models: %s", source.name, reason)
         self._networks = {(self._device, torch.float32): network}
 
     @classmethod
@@ -231,7 +237,7 @@ class CausalLM(Language):
     def _rows(self, device: torch.device) -> int:
         """Return the tokens that the model reads in one pass."""
         elements = _PASS_ELEMENTS.get(device.type, _PASS_ELEMENTS_GPU)
-        return max(64, elements // self._width)
+        return max(_LEAST_ROWS, elements // self._width)
 
     @cached_property
     def _width(self) -> int:

@@ -99,6 +99,9 @@ def load(name: str, revision: str | None = None) -> Source:
             )
         try:
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+            # Without its files, transformers makes one that knows no word.
+            if len(tokenizer) <= len(tokenizer.all_special_ids):
+                raise DataError("it has no tokens")
         except Exception as error:
             raise DataError(
                 f"model: {folder} holds no tokenizer that can be loaded: {_first(error)}; "

@@ -7,7 +7,7 @@ Two savings, each checked against the model's own plain forward pass before it i
   that repeat them without a copy, whatever the number of continuations.
 
 A model that does not allow one of them (a head that is not the last step, states that are no keys and values)
-is read without it, and the log says so.
+is read without it, and `slower` says so.
 """
 
 from __future__ import annotations
@@ -52,9 +52,14 @@ class Network:
         self._check()
 
     @property
-    def slices_head(self) -> bool:
-        """Whether only the kept rows of the output layer are computed."""
-        return self._head is not None
+    def slower(self) -> list[str]:
+        """What this model does not allow, a sentence each."""
+        found = []
+        if self._head is None:
+            found.append("its logits are more than its last layer's, so all of its vocabulary is computed")
+        if not self.shares_prefix:
+            found.append("its states cannot be shared, so every candidate's sentence is read from its start")
+        return found
 
     def moved(self, device: torch.device, dtype: torch.dtype) -> Network:
         """Return a copy on another device or in another precision."""
@@ -135,28 +140,21 @@ class Network:
             self._head = (weight[self.kept].clone(), None if bias is None else bias[self.kept].clone())
             if not _works(lambda: same(self.all_logits(texts), plain)):
                 self._head = None
-        if self._head is None:
-            _log.warning(
-                "%s: its logits are more than its last layer's; all of its vocabulary is computed", self.name
-            )
         if self.shares_prefix:
             tails = torch.stack([texts[:, 2:], texts.roll(1, 0)[:, 2:]], dim=1)
 
             def shared() -> bool:
-                prefix = self.read(texts[:, :2])
+                prefix, alone = self.read(texts[:, :2]), self.read(texts[:1, :2])
                 branches = self.branches(prefix, tails)
                 again = self.branches(prefix, tails)
+                of_one = self.branches(alone, tails[:1])
                 joined = torch.cat([texts[:, :2].repeat_interleave(2, dim=0), tails.flatten(0, 1)], dim=1)
                 wanted = self.model(joined, use_cache=False).logits[:, 2:, self.kept].view_as(branches)
                 on = self.extended(prefix, texts[:, 2:]).logits
-                return same(branches, wanted) and same(again, wanted) and same(on, plain[:, -1])
+                pairs = [(branches, wanted), (again, wanted), (of_one, wanted[:1]), (on, plain[:, -1])]
+                return all(same(found, right) for found, right in pairs)
 
-            if not _works(shared):
-                self.shares_prefix = False
-                _log.warning(
-                    "%s: its states cannot be shared; every candidate's sentence is read from its beginning",
-                    self.name,
-                )
+            self.shares_prefix = _works(shared)
 
 
 def _works(attempt: Callable[[], bool]) -> bool:
