@@ -37,7 +37,8 @@ MAY = {
     "tracking": SWEEP,
     "report": SWEEP,
     "engine": {"tracking"} | SWEEP,
-    "cli": {"engine", "tracking", "report"} | SWEEP,
+    "bench": SWEEP,
+    "cli": {"engine", "tracking", "report", "bench"} | SWEEP,
 }
 PACKAGE = Path(raysweep.__file__).parent
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 import raysweep
-from raysweep.cli import inspect, language, launch, results
+from raysweep.cli import bench, inspect, language, launch, results
 from raysweep.errors import RaysweepError, StorageError
 
 #: What a file system answers without a defect of ours: no right to it, none of it left, gone or broken.
@@ -58,6 +58,7 @@ app.command("report")(results.report)
 app.command("export")(results.export)
 app.command("ui")(results.ui)
 app.add_typer(language.app, name="language")
+app.add_typer(bench.app, name="bench")
 
 
 def _is_usage_error(error: Any) -> bool:

@@ -1,0 +1,93 @@
+"""Where a benchmark runs, and the most that the machine gives.
+
+Nothing here names the machine, its user or its folders: records are published.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+
+from raysweep.bench.record import Environment, Peak
+from raysweep.sweep.provenance import provenance
+
+PACKAGES = (
+    *("raysweep", "torch", "numpy", "numba", "transformers"),
+    *("hmmlearn", "nltk", "torch-struct", "dynamax", "jax"),
+)
+
+
+def environment(threads: int) -> Environment:
+    """Return processor, versions, commit and date."""
+    facts = provenance()
+    return Environment(
+        date=time.strftime("%Y-%m-%d", time.gmtime(facts["time"])),
+        cpu=_cpu(),
+        cpu_capability=torch.backends.cpu.get_cpu_capability(),
+        cores=os.cpu_count() or 1,
+        memory_gib=round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        threads=threads,
+        system=platform.system(),
+        python=facts["python"],
+        versions={name: found for name in PACKAGES if (found := _version(name)) is not None},
+        commit=facts["git_commit"],
+        dirty=facts["git_dirty"],
+    )
+
+
+def measure_peak(quick: bool = False) -> Peak:
+    """Measure the best of several products of square matrices and of several copies.
+
+    A copy of n bytes reads and writes, and counts as 2n.
+    """
+    size, repeats = (512, 3) if quick else (1536, 7)
+
+    def gflops(dtype: torch.dtype) -> float:
+        a, b = (torch.rand(size, size, dtype=dtype) for _ in range(2))
+        out = torch.empty_like(a)
+        return 2e-9 * size**3 / _best(lambda: torch.mm(a, b, out=out), repeats)
+
+    # Far more than any cache holds.
+    source = torch.zeros(1 << 26)
+    target = torch.zeros_like(source)
+    seconds = _best(lambda: target.copy_(source), repeats)
+    return Peak(
+        gemm_float32_gflops=gflops(torch.float32),
+        gemm_float64_gflops=gflops(torch.float64),
+        copy_gbytes=2e-9 * source.numel() * source.itemsize / seconds,
+    )
+
+
+def _best(work: Callable[[], object], repeats: int) -> float:
+    """Return the CPU seconds of the fastest of `repeats` calls; the first one only warms up."""
+    work()
+    best = float("inf")
+    for _ in range(repeats):
+        started = time.process_time()
+        work()
+        best = min(best, time.process_time() - started)
+    return best
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _cpu() -> str:
+    """Return the processor's model as the system calls it."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            for line in lines:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

@@ -1,0 +1,92 @@
+"""Exact conditionals of hidden Markov models, beside the forward-backward passes of other libraries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+
+from raysweep.bench.exact.distance import total_variation
+from raysweep.bench.exact.pcfg import share_of_peak
+from raysweep.bench.harness import Case, Contestant, Difference, Peer, Prepared
+from raysweep.bench.record import Figure, Peak, Timing
+from raysweep.languages import HMM
+
+
+def dense(quick: bool) -> Case:
+    """One block: every state moves and emits everywhere."""
+    return _case(quick, blocks=1)
+
+
+def blocks(quick: bool) -> Case:
+    """Ten blocks, as by default."""
+    return _case(quick, blocks=10)
+
+
+def flops(language: HMM) -> float:
+    """Return the operations a sentence of one block: both passes and the V-vectors."""
+    S, T, V = language.states, language.max_length, language.vocabulary_size
+    return 2.0 * (2 * (T - 1) * S * S + T * S * V)
+
+
+def _case(quick: bool, blocks: int) -> Case:
+    language = HMM.random(blocks=blocks)
+    ids = language.sample(128 if quick else 2048, seed=1)
+    some = ids[: 32 if quick else 512]
+    truth = language.conditionals(ids).exp()
+
+    def hmmlearn(posteriors: bool) -> Prepared:
+        from raysweep.bench.peers.hmm import HMMLearn
+
+        peer, words = HMMLearn(language), some.numpy()
+        found = partial(peer.conditionals, words)
+
+        def check() -> Difference:
+            return total_variation([(torch.from_numpy(found()), truth[: len(some)])], 1e-6)
+
+        work = partial(peer.posteriors, words) if posteriors else found
+        return Prepared(check=check, contestant=Contestant(units=len(some), work=work))
+
+    def dynamax() -> Prepared:
+        from raysweep.bench.peers.hmm import Dynamax
+
+        peer, words = Dynamax(language), ids.numpy()
+
+        def check() -> Difference:
+            # A copy: what jax hands out cannot be written to.
+            return total_variation([(torch.tensor(peer.conditionals(words)), truth)], 1e-5)
+
+        return Prepared(
+            check=check, contestant=Contestant(units=len(ids), work=partial(peer.conditionals, words))
+        )
+
+    def figures(timing: Timing | None, peak: Peak) -> Sequence[Figure]:
+        # In several blocks most of these operations are with zeros, which need not be done.
+        return [share_of_peak(flops(language), timing, peak, goal=0.55)] if blocks == 1 else []
+
+    return Case(
+        unit="sentence",
+        ours=Contestant(units=len(ids), work=partial(language.conditionals, ids)),
+        peers=[
+            Peer(
+                name="hmmlearn, scaling",
+                goal=8,
+                prepare=partial(hmmlearn, False),
+                note="float64: posteriors, and conditionals made of them",
+            ),
+            Peer(
+                name="hmmlearn, scaling: posteriors alone",
+                prepare=partial(hmmlearn, True),
+                note="float64; less work than raysweep does",
+            ),
+            Peer(
+                name="dynamax",
+                goal=1,
+                prepare=dynamax,
+                note="float32: compiled filters in both directions over the whole batch",
+            ),
+        ],
+        rounds=3 if quick else 9,
+        figures=figures,
+    )

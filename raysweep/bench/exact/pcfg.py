@@ -1,0 +1,258 @@
+"""Exact conditionals and sampling of PCFGs, beside other ways to compute the same."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raysweep.bench.exact.distance import total_variation
+from raysweep.bench.harness import Case, Contestant, Difference, Peer, Prepared
+from raysweep.bench.record import Figure, Goal, Peak, Timing
+from raysweep.languages import PCFG
+
+#: Zero emissions as torch-struct is given them: small enough to vanish, large enough for float32.
+FLOOR = 1e-20
+
+
+def layered(quick: bool) -> Case:
+    """The paper's shape of grammar; every peer gets sentences of the language's own lengths."""
+    language = PCFG.random()
+    ids = language.sample(512 if quick else 4096, seed=1)
+    few = evenly(language, ids, 4 if quick else 16)
+    some = evenly(language, ids, 64 if quick else 512)
+    work = Contestant(units=len(ids), work=partial(language.conditionals, ids))
+
+    def inside_pass() -> Prepared:
+        from raysweep.bench.peers import inside_pass
+
+        rows = [row.numpy() for row in words_of(language, few)]
+        return _prepared(
+            language,
+            few,
+            lambda: [torch.from_numpy(p) for p in inside_pass.conditionals(language.grammar, rows)],
+            tolerance=1e-6,
+        )
+
+    def numpy() -> Prepared:
+        from raysweep.bench.peers import inside_outside
+
+        groups = by_length(language, some)
+
+        def all_lengths() -> list[Tensor]:
+            return [
+                torch.from_numpy(p)
+                for words in groups
+                for p in inside_outside.by_rules(language.grammar, words.numpy())
+            ]
+
+        return _prepared(language, some, all_lengths, tolerance=1e-6)
+
+    def torch_struct() -> Prepared:
+        from raysweep.bench.peers.torch_struct import TorchStruct
+
+        peer = TorchStruct(language.grammar, floor=FLOOR)
+        groups = words_of(language, few)
+        return _prepared(
+            language, few, lambda: [peer.conditionals(words[None])[0] for words in groups], tolerance=1e-4
+        )
+
+    return Case(
+        unit="sentence",
+        ours=work,
+        peers=[
+            Peer(
+                name="the paper's inside pass",
+                goal=8000,
+                prepare=inside_pass,
+                note="V·T passes a sentence, plain loops, compiled; "
+                f"{len(few)} sentences of the language's lengths",
+            ),
+            Peer(
+                name="numpy inside–outside",
+                goal=250,
+                prepare=numpy,
+                note=f"float64, vectorised over sentences of a length; {len(some)} sentences",
+            ),
+            Peer(
+                name="torch-struct",
+                goal=50_000,
+                prepare=torch_struct,
+                note="float32, a sentence at a time (its fastest here); "
+                f"zero emissions as {FLOOR:g}, without which its results are NaN",
+            ),
+        ],
+        rounds=3 if quick else 7,
+    )
+
+
+def dense(quick: bool) -> Case:
+    """Every rule there is, sentences of the longest length."""
+    N, n = (8, 6) if quick else (50, 32)
+    language = PCFG.random(structure="dense", nonterminals=N, max_length=n)
+    V = language.vocabulary_size
+    # Every string is a sentence of this grammar.
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(V, (64, n), generator=generator)
+
+    def numpy() -> Prepared:
+        from raysweep.bench.peers import inside_outside
+
+        words = ids[:32]
+        return _prepared(
+            language,
+            words,
+            lambda: list(torch.from_numpy(inside_outside.by_pairs(language.grammar, words.numpy()))),
+            tolerance=1e-6,
+        )
+
+    def torch_struct() -> Prepared:
+        from raysweep.bench.peers.torch_struct import TorchStruct
+
+        peer = TorchStruct(language.grammar, floor=FLOOR)
+        return _prepared(language, ids[:1], lambda: list(peer.conditionals(ids[:1])), tolerance=1e-4)
+
+    def figures(timing: Timing | None, peak: Peak) -> Sequence[Figure]:
+        return [share_of_peak(dense_flops(N, n, V), timing, peak, goal=0.55)]
+
+    return Case(
+        unit="sentence",
+        ours=Contestant(units=len(ids), work=partial(language.conditionals, ids)),
+        peers=[
+            Peer(
+                name="torch-struct",
+                goal=200,
+                prepare=torch_struct,
+                note="float32, a sentence at a time (its fastest here)",
+            ),
+            Peer(
+                name="numpy inside–outside",
+                goal=4,
+                prepare=numpy,
+                note="float64, all pairs of symbols as matrix products, 32 sentences at a time",
+            ),
+        ],
+        rounds=3 if quick else 7,
+        figures=figures,
+    )
+
+
+def sampling(quick: bool) -> Case:
+    """Sentences drawn one after the other from productions, and all together."""
+    language = PCFG.random()
+    ours, theirs = (4096, 500) if quick else (100_000, 2000)
+
+    def nltk(cumulated: bool) -> Prepared:
+        from raysweep.bench.peers.nltk_sampling import NLTKSampler
+
+        sampler = NLTKSampler(language.grammar, cumulated=cumulated)
+        n = 2000 if quick else 20_000
+
+        def check() -> Difference:
+            number = {word: k for k, word in enumerate(language.words)}
+            theirs = [[number[word] for word in words] for words in sampler.sample(n, seed=0)]
+            ours = [words.tolist() for words in words_of(language, language.sample(n, seed=0))]
+            return sample_difference(language, theirs, ours)
+
+        return Prepared(
+            check=check, contestant=Contestant(units=theirs, work=lambda: sampler.sample(theirs, seed=1))
+        )
+
+    return Case(
+        unit="sentence",
+        ours=Contestant(units=ours, work=lambda: language.sample_latent(ours, seed=1)),
+        peers=[
+            Peer(
+                name="NLTK productions, recursively",
+                goal=300,
+                prepare=partial(nltk, False),
+                note="`random.choices` by the productions' probabilities; raysweep keeps the derivations too",
+            ),
+            Peer(
+                name="the same, weights cumulated beforehand",
+                prepare=partial(nltk, True),
+            ),
+        ],
+        rounds=3 if quick else 7,
+    )
+
+
+def evenly(language: PCFG, ids: Tensor, count: int) -> Tensor:
+    """Return `count` of the sentences, evenly over their ranks by length: the same mix of lengths, sorted."""
+    order = language.lengths(ids).argsort(stable=True)
+    return ids[order[((torch.arange(count) + 0.5) / count * len(ids)).long()]]
+
+
+def words_of(language: PCFG, ids: Tensor) -> list[Tensor]:
+    """Return each sentence without its padding."""
+    return [row[:n] for row, n in zip(ids, language.lengths(ids).tolist(), strict=True)]
+
+
+def by_length(language: PCFG, ids: Tensor) -> list[Tensor]:
+    """Return sentences sorted by length as one tensor [B, n] a length."""
+    lengths = language.lengths(ids)
+    return [ids[lengths == n, :n] for n in lengths.unique().tolist()]
+
+
+def sample_difference(language: PCFG, a: list[list[int]], b: list[list[int]]) -> Difference:
+    """Compare two samples of as many sentences: mean lengths with the language's, first words across.
+
+    Sentences are independent, so the first words' chi-square is one of independent draws.
+    """
+    share, n = language.length_probabilities, np.arange(language.max_length + 1)
+    mean = float(share @ n)
+    error = math.sqrt(float(share @ (n - mean) ** 2) / len(a))
+    scores = [(float(np.mean([len(words) for words in sample])) - mean) / error for sample in (a, b)]
+    size = language.vocabulary_size
+    first, second = (np.bincount([words[0] for words in sample], minlength=size) for sample in (a, b))
+    seen = first + second > 0
+    freedom = int(seen.sum()) - 1
+    square = float(((first - second)[seen] ** 2 / (first + second)[seen]).sum())
+    scores.append((square - freedom) / math.sqrt(2 * freedom))
+    return Difference(
+        quantity="largest |z| of mean lengths and first words",
+        value=max(abs(z) for z in scores),
+        tolerance=4.5,
+    )
+
+
+def dense_flops(N: int, n: int, V: int) -> float:
+    """Return the operations of inside and outside passes with all N^3 rules, and of the V-vectors.
+
+    A cell of w words sums w-1 outer products and applies the rules; outside takes both twice and once more.
+    """
+    cells = n * (n - 1) / 2
+    splits = n * (n * n - 1) / 6
+    return 2 * (3 * splits * N**2 + 2 * cells * N**3 + n * N * V)
+
+
+def share_of_peak(flops: float, timing: Timing | None, peak: Peak, goal: float) -> Figure:
+    """Return which part of the float32 GEMM peak a unit of `flops` useful operations reaches."""
+    if timing is None:
+        raise ValueError("a share of the peak needs a timing")
+    rate = 1e-9 * flops / timing.cpu_seconds.median
+    # The peak is of all threads together in CPU time, as is the rate.
+    return Figure(
+        name="share of the float32 GEMM peak",
+        unit="",
+        value=rate / peak.gemm_float32_gflops,
+        goal=Goal(sense="at least", value=goal),
+    )
+
+
+def _prepared(language: PCFG, ids: Tensor, run: Callable[[], Sequence[Tensor]], tolerance: float) -> Prepared:
+    """Make a peer of a call that gives Pr(x_t = . | x_-t) [n, V] of each of `ids`, in their order."""
+    truth = language.conditionals(ids).exp()
+    lengths = language.lengths(ids).tolist()
+
+    def check() -> Difference:
+        found = run()
+        return total_variation(
+            [(p, truth[k, :n]) for k, (p, n) in enumerate(zip(found, lengths, strict=True))], tolerance
+        )
+
+    return Prepared(check=check, contestant=Contestant(units=len(ids), work=run))

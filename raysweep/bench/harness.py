@@ -1,0 +1,177 @@
+"""Running cases: equality first, then all contestants in turn, medians of the rounds.
+
+    ratio = median over rounds of (peer's CPU seconds a unit) / (raysweep's CPU seconds a unit)
+
+CPU time is that of all threads of the process, so a contestant that uses more threads than it was given pays
+for them.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from raysweep.bench.record import CaseRecord, Check, Comparison, Figure, Goal, Peak, Spread, Timing
+
+Say = Callable[[str], None]
+
+
+class UnavailableError(Exception):
+    """A contestant that is not installed, or that cannot do the work; the message is the reason."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contestant:
+    """`work` does `units` units of work a call."""
+
+    units: int
+    work: Callable[[], object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """A peer's distance from raysweep's results, in the terms of `quantity`."""
+
+    quantity: str
+    value: float
+    tolerance: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether the distance is within the tolerance; NaN is not."""
+        return self.value <= self.tolerance
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A peer that is ready: how to check it and what to time."""
+
+    check: Callable[[], Difference]
+    contestant: Contestant
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peer:
+    """One that does the case's work too; `prepare` raises `UnavailableError` where it cannot.
+
+    `known_unequal` is the reason why its results are known to differ; it is then timed all the same.
+    """
+
+    name: str
+    prepare: Callable[[], Prepared]
+    goal: float | None = None
+    note: str | None = None
+    known_unequal: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A piece of work, ready to run.
+
+    `figures` makes further numbers of raysweep's timing and the peak; it may measure them itself.  Without
+    `ours` they are all there is.
+    """
+
+    unit: str
+    ours: Contestant | None = None
+    peers: Sequence[Peer] = ()
+    rounds: int = 7
+    figures: Callable[[Timing | None, Peak], Sequence[Figure]] = field(default=lambda timing, peak: ())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A case of a suite: key, what the work is, and `build(quick)`, which may raise `UnavailableError`."""
+
+    key: str
+    work: str
+    build: Callable[[bool], Case]
+
+
+def run_case(entry: Entry, peak: Peak, *, quick: bool, say: Say) -> CaseRecord:
+    """Build, check and time a case; a case that cannot be built is recorded with the reason."""
+    key = entry.key
+    try:
+        case = entry.build(quick)
+    except UnavailableError as error:
+        say(f"{key}: cannot be run: {error}")
+        return CaseRecord(key=key, work=entry.work, unit="", reason=str(error))
+    rows: dict[str, Comparison] = {}
+    timing = None
+    if case.ours is not None:
+        # Keyed by the peer's name; raysweep's own is the empty one.
+        contestants = {"": case.ours}
+        # What is compiled or cached at first use is there when it is timed; a peer's check sees to its own.
+        case.ours.work()
+        for peer in case.peers:
+            rows[peer.name], contestant = _checked(peer, key, say)
+            if contestant is not None:
+                contestants[peer.name] = contestant
+        cpu, wall = _rounds(contestants, case.rounds)
+        timings = {name: _timing(c.units, cpu[name], wall[name]) for name, c in contestants.items()}
+        timing = timings.pop("")
+        for name, found in timings.items():
+            rows[name] = rows[name].model_copy(
+                update={
+                    "timing": found,
+                    "cpu_ratio": Spread.of([a / b for a, b in zip(cpu[name], cpu[""], strict=True)]),
+                    "wall_ratio": Spread.of([a / b for a, b in zip(wall[name], wall[""], strict=True)]),
+                }
+            )
+        say(f"{key}: timed in {case.rounds} rounds")
+    return CaseRecord(
+        key=key,
+        work=entry.work,
+        unit=case.unit,
+        timing=timing,
+        comparisons=tuple(rows.values()),
+        figures=tuple(case.figures(timing, peak)),
+    )
+
+
+def _checked(peer: Peer, key: str, say: Say) -> tuple[Comparison, Contestant | None]:
+    goal = None if peer.goal is None else Goal(sense="at least", value=peer.goal)
+    row = Comparison(peer=peer.name, status="absent", note=peer.note, goal=goal)
+    try:
+        prepared = peer.prepare()
+    except UnavailableError as error:
+        say(f"{key}: {peer.name}: absent: {error}")
+        return row.model_copy(update={"reason": str(error)}), None
+    found = prepared.check()
+    check = Check(
+        quantity=found.quantity,
+        value=found.value if math.isfinite(found.value) else None,
+        tolerance=found.tolerance,
+        passed=found.passed,
+    )
+    status = "equal" if found.passed else "failed" if peer.known_unequal is None else "unequal"
+    reason = peer.known_unequal if status == "unequal" else None
+    say(f"{key}: {peer.name}: {status}: {found.quantity} {found.value:.2g} (tolerance {found.tolerance:.2g})")
+    row = row.model_copy(update={"check": check, "status": status, "reason": reason})
+    return row, None if status == "failed" else prepared.contestant
+
+
+def _rounds(
+    contestants: dict[str, Contestant], rounds: int
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Return CPU and wall seconds a unit of each contestant in each round."""
+    cpu: dict[str, list[float]] = {name: [] for name in contestants}
+    wall: dict[str, list[float]] = {name: [] for name in contestants}
+    names = list(contestants)
+    for k in range(rounds):
+        # Nobody always follows the same one.
+        for name in names[k % len(names) :] + names[: k % len(names)]:
+            contestant = contestants[name]
+            gc.collect()
+            began, started = time.perf_counter(), time.process_time()
+            contestant.work()
+            cpu[name].append((time.process_time() - started) / contestant.units)
+            wall[name].append((time.perf_counter() - began) / contestant.units)
+    return cpu, wall
+
+
+def _timing(units: int, cpu: list[float], wall: list[float]) -> Timing:
+    return Timing(units=units, repeats=len(cpu), cpu_seconds=Spread.of(cpu), wall_seconds=Spread.of(wall))

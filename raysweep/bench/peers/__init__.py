@@ -1,0 +1,1 @@
+"""What raysweep is measured against: adapters of other libraries, and straightforward programs."""

@@ -1,0 +1,44 @@
+"""A benchmark runs in a process of its own, whose threads are fixed before anything numerical is loaded.
+
+Every library reads its number of threads in its own way when it is imported, so the environment is set for a
+fresh process; where the system can, that process is also held to as many cores.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from raysweep.errors import RunFailedError
+
+#: Read by OpenMP (torch), OpenBLAS and MKL (numpy), numba.
+VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
+
+
+def call(module: str, request: Mapping[str, Any], *, threads: int) -> bytes:
+    """Run `python -m module REQUEST FILE` and return what it wrote to FILE.
+
+    Its standard error is ours.  Raises `RunFailedError` where it fails.
+    """
+    environment = {**os.environ, **{name: str(threads) for name in VARIABLES}}
+    # The tools of peers ask no network for anything, and say nothing about their processor.
+    environment |= {"HF_HUB_OFFLINE": "1", "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    with tempfile.TemporaryDirectory(prefix="raysweep-bench-") as folder:
+        file = Path(folder) / "answer"
+        command = [sys.executable, "-m", module, json.dumps(dict(request)), str(file)]
+        code = subprocess.run(command, env=environment, stdout=sys.stderr, check=False).returncode
+        if code != 0 or not file.exists():
+            raise RunFailedError(f"bench: the process of {module} ended with code {code}; see above")
+        return file.read_bytes()
+
+
+def hold(threads: int) -> None:
+    """Hold this process and its children to `threads` of its cores, where the system can."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])

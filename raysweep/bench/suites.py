@@ -1,0 +1,52 @@
+"""The suites: which cases there are, and running them."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+
+from raysweep.bench.harness import Entry, Say, run_case
+from raysweep.bench.process import call
+from raysweep.bench.record import Record
+from raysweep.errors import ConfigError
+from raysweep.registry import suggest
+
+#: Modules that hold `ENTRIES`.
+SUITES = {"exact": "raysweep.bench.exact"}
+
+
+def entries(suite: str, only: Sequence[str] = ()) -> list[Entry]:
+    """Return the cases of a suite, those named by `only` where there are any.
+
+    Raises `ConfigError` for a key that is not there.
+    """
+    found: dict[str, Entry] = {entry.key: entry for entry in importlib.import_module(SUITES[suite]).ENTRIES}
+    for key in only:
+        if key not in found:
+            raise ConfigError(
+                f"--only: bench {suite} has no case '{key}'{suggest(key, found)}; it has {', '.join(found)}"
+            )
+    return [entry for key, entry in found.items() if not only or key in only]
+
+
+def measure(suite: str, only: Sequence[str] = (), *, quick: bool, threads: int) -> Record:
+    """Run a suite in a process of its own; raises `ConfigError` and `RunFailedError`."""
+    keys = [entry.key for entry in entries(suite, only)]
+    request = {"suite": suite, "only": keys, "quick": quick, "threads": threads}
+    return Record.model_validate_json(call("raysweep.bench", request, threads=threads))
+
+
+def run_here(suite: str, only: Sequence[str], *, quick: bool, threads: int, say: Say) -> Record:
+    """Run a suite in this process, whose threads have been set."""
+    import torch
+
+    from raysweep.bench.environment import environment, measure_peak
+
+    torch.set_num_threads(threads)
+    peak = measure_peak(quick)
+    say(
+        f"peak: {peak.gemm_float32_gflops:.0f} GF/s float32, {peak.gemm_float64_gflops:.0f} GF/s float64, "
+        f"copy {peak.copy_gbytes:.0f} GB/s"
+    )
+    cases = tuple(run_case(entry, peak, quick=quick, say=say) for entry in entries(suite, only))
+    return Record(suite=suite, quick=quick, environment=environment(threads), peak=peak, cases=cases)

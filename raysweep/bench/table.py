@@ -1,0 +1,193 @@
+"""Records as tables: for the terminal, and as the Markdown that README holds between two comments."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from raysweep.bench.record import CaseRecord, Comparison, Figure, Goal, Record, Spread
+from raysweep.errors import ConfigError
+
+HEADINGS = ("work", "raysweep", "beside", "found", "goal")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """A line of the table; `met` is None where there is no goal, `key` and `work` are of a case's first."""
+
+    key: str
+    work: str
+    rate: str
+    beside: str
+    found: str
+    goal: str
+    met: bool | None = None
+
+    @property
+    def cells(self) -> tuple[str, str, str, str, str]:
+        """Text by column; the goal says whether it is met."""
+        verdict = {True: " ✓", False: " missed", None: ""}[self.met]
+        work = f"`{self.key}` {self.work}" if self.key else ""
+        return (work, self.rate, self.beside, self.found, self.goal + verdict)
+
+
+def lines(record: Record) -> Iterator[Line]:
+    """Yield the lines of a record, case by case; only the first of a case names its work."""
+    for case in record.cases:
+        if case.reason is not None:
+            yield Line(key=case.key, work=case.work, rate="", beside="", found="not run", goal="")
+            continue
+        rate = _rate(case)
+        rest = [*map(_compared, case.comparisons), *map(_figure, case.figures)]
+        for k, (beside, found, goal, met) in enumerate(rest or [("", "", "", None)]):
+            first = k == 0
+            yield Line(
+                key=case.key if first else "",
+                work=case.work if first else "",
+                rate=rate if first else "",
+                beside=beside,
+                found=found,
+                goal=goal,
+                # Goals are of full sizes.
+                met=None if record.quick else met,
+            )
+
+
+def notes(record: Record) -> list[str]:
+    """Return what has to be said of cases and peers."""
+    found = []
+    for case in record.cases:
+        if case.reason is not None:
+            found.append(f"{case.key}: {case.reason}.")
+        for row in case.comparisons:
+            said = [text for text in (row.note, row.reason) if text]
+            if said:
+                found.append(f"{row.peer} ({case.key}): {'; '.join(said)}.")
+    return found
+
+
+def caption(record: Record) -> str:
+    """Return where and how the figures were measured."""
+    place, peak = record.environment, record.peak
+    versions = ", ".join(f"{name} {number}" for name, number in place.versions.items())
+    commit = (
+        "" if place.commit is None else f"; commit {place.commit[:10]}" + (" (changed)" * bool(place.dirty))
+    )
+    threads = "one thread" if place.threads == 1 else f"{place.threads} threads"
+    quick = "A quick run on small sizes: not to be compared. " if record.quick else ""
+    return (
+        f"{quick}Ratios are of CPU time for the same work, {threads}, all contestants taking turns in one "
+        f"run: median and, in brackets, quartiles over the rounds. {place.cpu} ({place.cpu_capability}), "
+        f"{place.cores} cores; its peak in the same run: matrix products "
+        f"{number(peak.gemm_float32_gflops)} GF/s in float32, {number(peak.gemm_float64_gflops)} in float64, "
+        f"copying {number(peak.copy_gbytes)} GB/s. Python {place.python}, {versions}; {place.date}{commit}."
+    )
+
+
+def terminal(record: Record) -> RenderableType:
+    """Return the table with its notes for a terminal."""
+    parts: list[RenderableType] = []
+    for line in lines(record):
+        if line.key:
+            parts += ["", Text.assemble((line.key, "bold"), f"  {line.work}")]
+            if line.rate:
+                parts.append(f"  {line.rate}")
+            grid = Table.grid(padding=(0, 2))
+            grid.add_column(min_width=34)
+            grid.add_column(min_width=22, justify="right")
+            grid.add_column(justify="right")
+            parts.append(grid)
+        *_, beside, found, goal = line.cells
+        if beside or found:
+            grid.add_row(f"  {beside}", found, Text(goal, {True: "green", False: "red", None: ""}[line.met]))
+    remarks = [Text(f"- {note}") for note in notes(record)]
+    return Group(*parts, "", *remarks, "", Text(caption(record)))
+
+
+def markdown(record: Record) -> str:
+    """Return the table with its notes as Markdown."""
+    rows = [HEADINGS, tuple("---" for _ in HEADINGS), *(line.cells for line in lines(record))]
+    table = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
+    remarks = "\n".join(f"- {note}" for note in notes(record))
+    return "\n\n".join(part for part in (table, remarks, caption(record)) if part) + "\n"
+
+
+def between(suite: str) -> tuple[str, str]:
+    """Return the comments between which a text holds the table of a suite."""
+    return f"<!-- bench:{suite} -->", f"<!-- /bench:{suite} -->"
+
+
+def written(text: str, record: Record) -> str:
+    """Return a text with the table of a record between its comments, in place of what was there.
+
+    Raises `ConfigError` where the text has not exactly one pair of them.
+    """
+    first, last = between(record.suite)
+    if text.count(first) != 1 or text.count(last) != 1 or text.index(first) > text.index(last):
+        raise ConfigError(f"the text needs one line '{first}' and, behind it, one line '{last}'")
+    head, tail = text.partition(first)[0], text.partition(last)[2]
+    return f"{head}{first}\n{markdown(record)}{last}{tail}"
+
+
+def write(path: Path, record: Record) -> None:
+    """Put the table of a record into a file; raises `ConfigError` for a file without its comments."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--write {path}: cannot be read: {error.strerror}") from error
+    try:
+        new = written(text, record)
+    except ConfigError as error:
+        raise ConfigError(f"--write {path}: {error}") from error
+    path.write_text(new, encoding="utf-8")
+
+
+def number(value: float) -> str:
+    """Return a number with three significant digits, thousands set apart.
+
+    >>> number(81234.5), number(4.712), number(0.5512), number(0.0)
+    ('81,200', '4.71', '0.551', '0')
+    """
+    if value == 0 or not math.isfinite(value):
+        return "0" if value == 0 else str(value)
+    places = 2 - math.floor(math.log10(abs(value)))
+    return f"{round(value, places):,.{max(places, 0)}f}"
+
+
+def _rate(case: CaseRecord) -> str:
+    if case.timing is None:
+        return ""
+    return f"{number(1.0 / case.timing.cpu_seconds.median)} {case.unit}s per CPU-second"
+
+
+def _compared(row: Comparison) -> tuple[str, str, str, bool | None]:
+    status = {"equal": "", "unequal": " (not equal)", "failed": "not equal, not timed", "absent": "absent"}
+    found = "" if row.cpu_ratio is None else _ratio(row.cpu_ratio)
+    return row.peer, found + status[row.status], _goal(row.goal, "×"), row.met
+
+
+def _figure(figure: Figure) -> tuple[str, str, str, bool | None]:
+    return (
+        figure.name,
+        f"{number(figure.value)} {figure.unit}".strip(),
+        _goal(figure.goal, f" {figure.unit}" if figure.unit else ""),
+        figure.met,
+    )
+
+
+def _ratio(spread: Spread) -> str:
+    return f"{number(spread.median)}× ({number(spread.lower)}–{number(spread.upper)})"
+
+
+def _goal(goal: Goal | None, unit: str) -> str:
+    if goal is None:
+        return ""
+    text = re.sub(r"\.0$", "", f"{goal.value:,}")
+    return f"{'≥' if goal.sense == 'at least' else '≤'} {text}{unit}"

@@ -1,0 +1,91 @@
+"""Records survive the disk, refuse what they are not, and say nothing of whose machine it was."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import re
+import socket
+from pathlib import Path
+
+import pytest
+
+from raysweep.bench import environment as environments
+from raysweep.bench.record import RESULTS, Record, load, save
+from raysweep.bench.suites import SUITES, entries
+from raysweep.errors import ConfigError
+
+COMMITTED = sorted(RESULTS.glob("*.json"))
+
+
+def test_a_record_survives_the_disk(record: Record, tmp_path: Path) -> None:
+    save(record, tmp_path / "record.json")
+    assert load(tmp_path / "record.json") == record
+    assert json.loads((tmp_path / "record.json").read_text())["environment"]["threads"] == 1
+
+
+def test_failures_are_named(record: Record) -> None:
+    assert record.failures == ["first: wrong"]
+
+
+def test_goals_are_looked_at_where_something_was_found(record: Record) -> None:
+    rows, figures = record.cases[0].comparisons, record.cases[1].figures
+    assert [row.met for row in rows] == [True, False, None, None]
+    assert [figure.met for figure in figures] == [True, None]
+
+
+def test_other_files_are_refused(record: Record, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"absent\.json: cannot be read"):
+        load(tmp_path / "absent.json")
+    file = tmp_path / "record.json"
+    file.write_text("{}")
+    with pytest.raises(ConfigError, match=r"record\.json: no benchmark record: suite: Field required"):
+        load(file)
+    data = json.loads(record.model_dump_json())
+    data["cases"][0]["colour"] = "red"
+    file.write_text(json.dumps(data))
+    with pytest.raises(ConfigError, match=r"cases\.0\.colour: Extra inputs are not permitted"):
+        load(file)
+
+
+def test_the_environment_names_no_machine() -> None:
+    found = environments.environment(1)
+    assert {"raysweep", "torch", "numpy"} <= set(found.versions)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", found.date)
+    assert (found.commit is None) == (found.dirty is None)
+    text = found.model_dump_json()
+    for word in (socket.gethostname(), str(Path.home()), str(Path(__file__).parents[2])):
+        assert word not in text
+    assert f'"{getpass.getuser()}"' not in text
+
+
+def test_peak_is_positive() -> None:
+    peak = environments.measure_peak(quick=True)
+    assert min(peak.gemm_float32_gflops, peak.gemm_float64_gflops, peak.copy_gbytes) > 0
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
+def test_committed_records_are_whole(path: Path) -> None:
+    record = load(path)
+    assert record.suite == path.stem
+    assert not record.quick
+    assert record.failures == []
+    assert [case.key for case in record.cases] == [entry.key for entry in entries(record.suite)]
+    assert [case.work for case in record.cases] == [entry.work for entry in entries(record.suite)]
+    for case in record.cases:
+        assert case.timing is not None or case.figures or case.reason
+        assert case.timing is None or case.timing.repeats >= 3
+    # No folders and no hosts.
+    assert not re.search(r"/(work|home|tmp|root|usr|mnt)\b|https?://", path.read_text())
+
+
+def test_every_record_belongs_to_a_suite() -> None:
+    assert {path.stem for path in COMMITTED} <= set(SUITES)
+
+
+def test_unknown_cases_are_refused() -> None:
+    keys = [entry.key for entry in entries("exact")]
+    assert len(keys) == len(set(keys))
+    assert [entry.key for entry in entries("exact", ["hmm-dense"])] == ["hmm-dense"]
+    with pytest.raises(ConfigError, match=r"--only: bench exact has no case 'pcfg-dens' .*mean 'pcfg-dense'"):
+        entries("exact", ["pcfg-dens"])

@@ -1,0 +1,91 @@
+"""Tables of records, and the one in README."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from raysweep.bench import table
+from raysweep.bench.record import RESULTS, Record, load
+from raysweep.errors import ConfigError
+
+README = Path(__file__).parents[2] / "README.md"
+
+MARKDOWN = """\
+| work | raysweep | beside | found | goal |
+| --- | --- | --- | --- | --- |
+| `first` some work | 10,000 sentences per CPU-second | good | 1,000× (900–1,100) | ≥ 800× ✓ |
+|  |  | odd\\|peer | 1,000× (900–1,100) (not equal) | ≥ 8,000× missed |
+|  |  | wrong | not equal, not timed |  |
+|  |  | gone | absent |  |
+| `second` other work |  | peak memory | 1.50 GiB | ≤ 2 GiB ✓ |
+|  |  | entropy | 4.35 nats |  |
+| `third` no work |  |  | not run |  |
+
+- odd|peer (first): no zeros.
+- gone (first): gone is not installed.
+- third: not on this system.
+
+"""
+
+
+def test_markdown(record: Record) -> None:
+    text = table.markdown(record)
+    assert text.startswith(MARKDOWN)
+    assert text.endswith("Python 3.11.7, torch 2.13.0; 2026-01-02; commit 0123456789 (changed).\n")
+
+
+def test_a_quick_run_judges_nothing(record: Record) -> None:
+    text = table.markdown(record.model_copy(update={"quick": True}))
+    assert "A quick run on small sizes" in text
+    assert "≥ 8,000×" in text
+    assert "✓" not in text
+    assert "missed" not in text
+
+
+def test_terminal(record: Record) -> None:
+    out = io.StringIO()
+    Console(file=out, width=80).print(table.terminal(record))
+    rows = [" ".join(line.split()) for line in out.getvalue().splitlines()]
+    assert "first some work" in rows
+    assert "10,000 sentences per CPU-second" in rows
+    assert "good 1,000× (900–1,100) ≥ 800× ✓" in rows
+    assert "gone absent" in rows
+    assert "- third: not on this system." in rows
+
+
+def test_a_text_is_rewritten_between_its_comments(record: Record) -> None:
+    text = "before\n<!-- bench:exact -->\nold\n<!-- /bench:exact -->\nafter\n"
+    new = table.written(text, record)
+    assert new.startswith("before\n<!-- bench:exact -->\n| work |")
+    assert new.endswith("(changed).\n<!-- /bench:exact -->\nafter\n")
+    assert table.written(new, record) == new
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "none",
+        "<!-- bench:exact -->",
+        "<!-- /bench:exact --><!-- bench:exact -->",
+        2 * "<!-- bench:exact --><!-- /bench:exact -->",
+    ],
+)
+def test_a_text_without_its_comments_is_left_alone(record: Record, tmp_path: Path, text: str) -> None:
+    file = tmp_path / "text.md"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=r"--write .*text\.md: the text needs one line '<!-- bench:exact"):
+        table.write(file, record)
+    assert file.read_text() == text
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
+def test_readme_holds_the_table_of_the_record(path: Path) -> None:
+    record = load(path)
+    text = README.read_text(encoding="utf-8")
+    if not any(comment in text for comment in table.between(record.suite)):
+        pytest.skip(f"README has no table of {record.suite}")
+    assert table.written(text, record) == text
