@@ -1,0 +1,6 @@
+"""Corpora: real text, tokenised and packed, whose truth nobody knows."""
+
+from raysweep.languages.corpus.config import CorpusConfig, TrainedTokenizer
+from raysweep.languages.corpus.language import Corpus
+
+__all__ = ["Corpus", "CorpusConfig", "TrainedTokenizer"]

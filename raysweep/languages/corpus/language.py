@@ -1,0 +1,174 @@
+"""Real text as a language: rows of a corpus, whose conditionals nobody knows.
+
+Documents are divided into training and held-out ones by a hash of their text, tokenised, and packed into rows
+of `length` tokens.  A sentence is a row.  Each seed runs through all training rows in an order of its own,
+then through all of them in another, and so on: with R rows, sentence i is row p(i mod R), p the permutation
+of (seed, i div R).  `held_out` is the same over the held-out rows.
+
+Loss is measured on held-out rows (`held_out_loss`): there is no entropy to compare it with.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from raysweep.errors import DataError
+from raysweep.languages.base import Estimate, Language, Sample, Task
+from raysweep.languages.checks import decoded
+from raysweep.languages.corpus import prepare, tokenizer
+from raysweep.languages.corpus.config import CorpusConfig, TrainedTokenizer
+from raysweep.languages.corpus.permutation import permuted
+from raysweep.languages.corpus.source import Source, resolve
+from raysweep.languages.corpus.store import Manifest, Rows, Split, Store, cache_directory, dump
+from raysweep.languages.corpus.tokenizer import Words
+
+_FORMAT = 1  # of what is stored; another one is another folder
+
+
+class Corpus(Language):
+    """The training rows of a corpus; `held_out` has the others.  Latents: `row` [B], its number.
+
+    Making the object reads no more than identifies source and tokenizer.  Tokens are made by `prepare`, or
+    when they are first asked for, and kept in `$RAYSWEEP_CACHE` or `~/.cache/raysweep` for all who ask.
+    """
+
+    exact: ClassVar[bool] = False
+
+    def __init__(self, config: CorpusConfig, *, split: Split = "train", source: Source | None = None) -> None:
+        self.config = config
+        self.split = split
+        self.max_length = config.length
+        self._source = source or resolve(config)
+        wanted = config.tokenizer
+        self._given: Words | None = None
+        if isinstance(wanted, TrainedTokenizer):
+            self.vocabulary_size = wanted.vocabulary
+        else:
+            self._given = Words(tokenizer.fetch(wanted), config.separator)
+            self.vocabulary_size = self._given.size
+
+    @classmethod
+    def open(cls, source: str, **fields: Any) -> Corpus:
+        """Open a hub data set or local files; `fields` are those of `CorpusConfig`.  Raises `ConfigError`."""
+        return decoded(CorpusConfig, {"source": source, **fields}).build()
+
+    @property
+    def held_out(self) -> Corpus:
+        """The held-out rows of the same corpus."""
+        return self if self.split == "held_out" else self._held_out
+
+    @cached_property
+    def _held_out(self) -> Corpus:
+        return Corpus(self.config, split="held_out", source=self._source)
+
+    @cached_property
+    def recipe(self) -> dict[str, Any]:
+        """What determines every token, as plain data: the content of the source, not its path."""
+        config = self.config
+        return {
+            "format": _FORMAT,
+            "part": [prepare.PART_DOCUMENTS, prepare.PART_CHARACTERS],
+            "source": self._source.identity,
+            "rows_per_document": config.rows_per_document,
+            "documents": config.documents,
+            "tokenizer": config.encode()["tokenizer"] if self._given is None else self._given.digest,
+            "separator": config.separator,
+            "length": config.length,
+            "held_out": config.held_out,
+            "seed": config.seed,
+        }
+
+    @property
+    def store(self) -> Store:
+        """The folder of its tokens."""
+        return Store(cache_directory() / "corpus" / hashlib.sha256(dump(self.recipe)).hexdigest()[:32])
+
+    @cached_property
+    def _rows(self) -> Rows:
+        return Rows(self.store, self.manifest, self.split, self.max_length)
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """What the prepared corpus holds; prepares it.  Raises `DataError` where that cannot be done."""
+        return prepare.prepare(self.store, self._source, self.recipe, self._given)
+
+    def prepare(self) -> None:
+        """Tokenise the corpus, where that has not been done; may take hours, and goes on when interrupted.
+
+        Progress is logged as `raysweep.corpus`.
+        """
+        _ = self.manifest
+
+    @property
+    def distinct(self) -> int | None:
+        """Rows of this split; None before the corpus is prepared."""
+        if "manifest" not in self.__dict__ and self.store.manifest() is None:
+            return None
+        return self.manifest.total(self.split, "rows")
+
+    @property
+    def words(self) -> Words:
+        """The tokenizer; one that is trained is there when the corpus is prepared."""
+        if self._given is not None:
+            return self._given
+        return self._trained
+
+    @cached_property
+    def _trained(self) -> Words:
+        self.prepare()
+        return prepare.trained(self.store, self._source)
+
+    @property
+    def tasks(self) -> Mapping[str, Task]:
+        """None: a corpus has no labels."""
+        return {}
+
+    def sample_latent(self, n: int, *, seed: int, start: int = 0) -> Sample:
+        """Draw rows without replacement, epoch after epoch: latents `row` int64 [n]."""
+        number = torch.arange(start, start + n)
+        rows = len(self._rows)
+        row = permuted(number % rows, rows, seed=seed, purpose="corpus", epoch=number // rows)
+        ids = torch.from_numpy(self._rows.take(row.numpy()))
+        return Sample(ids=ids, latents={"row": row})
+
+    def labels(self, task: str, sample: Sample) -> Tensor:
+        """Raise `DataError`: a corpus has no tasks."""
+        raise DataError(f"no task '{task}'; a corpus has none")
+
+    def conditionals(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Raise `DataError`: nobody knows them."""
+        raise self._unknown("conditionals")
+
+    def log_prob(self, ids: Tensor) -> Tensor:
+        """Raise `DataError`: nobody knows it."""
+        raise self._unknown("probabilities of sentences")
+
+    def entropy(
+        self,
+        n: int = 4096,
+        *,
+        seed: int = 0,
+        batch: int = 1024,
+        positions: Literal["all", "random"] = "all",
+    ) -> Estimate:
+        """Raise `DataError`: nobody knows it."""
+        raise self._unknown("entropy")
+
+    def _unknown(self, what: str) -> DataError:
+        return DataError(
+            f"nobody knows the {what} of a corpus; measure the loss on held-out text with held_out_loss"
+        )
+
+    def content(self) -> bytes:
+        """Return what determines the rows, as bytes."""
+        return dump([self.split, self.recipe])
+
+    def draw(self, sample: Sample, row: int) -> str:
+        """Return a row as text."""
+        return self.words.decode(sample.ids[row].tolist())

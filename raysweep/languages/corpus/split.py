@@ -1,0 +1,28 @@
+"""Which documents are held out: by a keyed hash of their text alone.
+
+A document's side depends neither on its place in the source nor on the other documents, and copies of a
+document, also those that differ in case, spaces or Unicode form, are on the same side.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import unicodedata
+
+
+def normalised(text: str) -> str:
+    """Return text as it is compared: Unicode form NFKC, case folded, one space for any white space.
+
+    >>> normalised(" The\\n CAT ") == normalised("the cat")
+    True
+    """
+    if not text.isascii():
+        text = unicodedata.normalize("NFKC", text)
+    return " ".join(text.casefold().split())
+
+
+def is_held_out(text: str, share: float, seed: int) -> bool:
+    """Return whether a document is among the `share` that training never sees."""
+    key = seed.to_bytes(32, "little")
+    digest = hashlib.blake2b(normalised(text).encode(), digest_size=8, key=key).digest()
+    return int.from_bytes(digest, "little") < share * 2.0**64
