@@ -104,9 +104,16 @@ languages: Registry[Any] = Registry(
         "hmm": "raysweep.languages.hmm:HMMConfig",
         "causal_lm": "raysweep.languages.causal_lm.config:CausalLMConfig",
         "dyck": "raysweep.languages.dyck:DyckConfig",
+        "corpus": "raysweep.languages.corpus.config:CorpusConfig",
     },
 )
-models: Registry[Any] = Registry("model", {"encoder": "raysweep.models.encoder:EncoderConfig"})
+models: Registry[Any] = Registry(
+    "model",
+    {
+        "encoder": "raysweep.models.encoder:EncoderConfig",
+        "lstm": "raysweep.models.lstm:LSTMConfig",
+    },
+)
 algorithms: Registry[Any] = Registry(
     "algorithm",
     {
@@ -119,6 +126,7 @@ evaluations: Registry[Any] = Registry(
     {
         "excess_loss": "raysweep.evaluation.excess_loss:ExcessLossConfig",
         "trace": "raysweep.evaluation.trace:TraceConfig",
+        "held_out_loss": "raysweep.evaluation.held_out_loss:HeldOutLossConfig",
         "probe": "raysweep.evaluation.probe:ProbeConfig",
     },
 )

@@ -65,6 +65,12 @@ class Subject(Protocol):
     def log_probs(self, ids: Tensor, positions: Tensor) -> Tensor:
         """Return log f(x_t = word | x_-t) [B, V] in nats: `ids` [B, T] unmasked, `positions` [B] masked."""
 
+    def word_log_probs(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Return log f(x_t = the word of `ids` | words that are not marked) [M] in nats, float64.
+
+        `ids` [B, T] are unmasked; `mask` [B, T] marks M words, any number a row, in the order of `ids[mask]`.
+        """
+
     def features(self, ids: Tensor) -> Tensor:
         """Return the concatenated token representations [B, max_length * width], zero at padding."""
 

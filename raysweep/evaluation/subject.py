@@ -16,6 +16,9 @@ from raysweep.errors import ConfigError
 from raysweep.languages.base import Language
 from raysweep.models.base import MaskedLM
 
+#: Logits in float64 at once: 64 MB.
+_LOGITS = 1 << 23
+
 
 class ModelSubject:
     """A model, put into evaluation mode, with the language that it models.
@@ -60,6 +63,26 @@ class ModelSubject:
         return out
 
     @torch.inference_mode()
+    def word_log_probs(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Return log f(x_t = the word of `ids` | words that are not marked) [M] in nats, float64."""
+        device = next(self.model.parameters()).device
+        ids, mask = ids.to(device), mask.to(device)
+        hidden = ids.masked_fill(mask, self.language.mask_id)
+        out = torch.empty(ids.shape, dtype=torch.float64, device=device)
+        most = max(1, _LOGITS // self.model.total_vocabulary)
+        for rows, part in self._batches(hidden):
+            width = part.shape[1]
+            encoded = self.model.encode(part)
+            r, t = mask[rows, :width].nonzero(as_tuple=True)
+            words = ids[rows[r], t]
+            for k in range(0, len(r), most):
+                piece = slice(k, k + most)
+                logits = self.model.head(encoded[r[piece], t[piece]]).double()
+                chosen = logits.gather(1, words[piece, None])[:, 0]
+                out[rows[r[piece]], t[piece]] = chosen - logits.logsumexp(dim=-1)
+        return out[mask]
+
+    @torch.inference_mode()
     def features(self, ids: Tensor) -> Tensor:
         """Return the concatenated hidden states [B, max_length * D], zero at padding."""
         device = next(self.model.parameters()).device
@@ -84,6 +107,11 @@ class LookupTable:
         # One pass gives all positions of a sentence, and callers ask for many of the same sentence.
         sentences, row = ids.unique(dim=0, return_inverse=True)
         return normalise(self.language.conditionals(sentences)[row, positions])
+
+    def word_log_probs(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Return log Pr(x_t = the word of `ids` | words that are not marked) [M] in nats, float64."""
+        log_probs = normalise(self.language.conditionals(ids, mask)[mask])
+        return log_probs.gather(1, ids[mask][:, None])[:, 0]
 
     def features(self, ids: Tensor) -> Tensor:
         """Return the concatenated conditionals [B, max_length * V] as probabilities, zero at padding."""

@@ -19,6 +19,9 @@ DIGITS = 10
 #: Fields of `pretrain` that say how far and how often, not what is trained.
 EXTENT = frozenset({"steps", "milestones", "checkpoint_every"})
 
+#: Values of `pretrain` that are no part of an identity: the only way there was before the field came.
+FORMER = {"replace": "mask"}
+
 
 def canonical(data: Any) -> str:
     """Return the one JSON text of plain data: sorted keys, no spaces, shortest floats.
@@ -53,7 +56,11 @@ def training_content(
         "language": fingerprint,
         "model": dict(model),
         "algorithm": dict(algorithm),
-        "pretrain": {key: value for key, value in pretrain.items() if key not in EXTENT},
+        "pretrain": {
+            key: value
+            for key, value in pretrain.items()
+            if key not in EXTENT and not (key in FORMER and FORMER[key] == value)
+        },
         "seed": seed,
     }
 

@@ -10,12 +10,21 @@ from pydantic import Field, ValidationInfo, field_validator
 from raysweep.registry import Config
 
 
+def check_mask(value: object) -> object:
+    """Return what `mask` may be: "one" or a rate; raises `ValueError` for anything else."""
+    if value == "one" or (isinstance(value, float) and 0 < value < 1):
+        return value
+    raise ValueError(f"{value!r} is neither 'one' nor a rate between 0 and 1, e.g. 0.15")
+
+
 class PretrainConfig(Config):
     """Masked-language-model pre-training.
 
     `steps` updates on batches of `batch_size` fresh sentences.  The state after each of `milestones` is kept
     and evaluated; by default after the last step alone.  `mask` is "one" (one uniformly drawn position a
-    sentence) or a rate r in (0, 1): max(1, round(r · length)) distinct positions a sentence.  Besides the
+    sentence) or a rate r in (0, 1): max(1, round(r · length)) distinct positions a sentence.  `replace` says
+    what the model sees instead of a masked word: the mask token (`mask`), or as in BERT (`bert`) the mask
+    token in 80 %, a uniformly drawn word in 10 % and the word itself in 10 % of the cases.  Besides the
     milestones, a state to resume from is kept every `checkpoint_every` steps (None: at milestones only).
     """
 
@@ -23,6 +32,7 @@ class PretrainConfig(Config):
     batch_size: Annotated[int, Field(gt=0)]
     milestones: tuple[int, ...] = ()
     mask: Literal["one"] | float = "one"
+    replace: Literal["mask", "bert"] = "mask"
     checkpoint_every: Annotated[int, Field(gt=0)] | None = None
 
     @field_validator("milestones", mode="before")
@@ -59,6 +69,4 @@ class PretrainConfig(Config):
     @field_validator("mask", mode="before")
     @classmethod
     def _mask_is_one_or_a_rate(cls, value: object) -> object:
-        if value == "one" or (isinstance(value, float) and 0 < value < 1):
-            return value
-        raise ValueError(f"{value!r} is neither 'one' nor a rate between 0 and 1, e.g. 0.15")
+        return check_mask(value)

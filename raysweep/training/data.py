@@ -1,9 +1,9 @@
 """Batches with their masks: pure functions of (seed, step).
 
 Step s, counted from 1, trains on sentences (s-1)·B .. s·B-1 of the seed derived for "train".  The masked
-positions of a sentence are keyed by its number under the seed derived for "mask".  Every masked word becomes
-the mask token and is to be predicted.  Rank r of W takes rows B·r/W .. B·(r+1)/W of every batch, so the
-batches do not depend on the number of workers.
+positions of a sentence, and what the model sees there, are keyed by its number under the seed derived for
+"mask".  Every masked word is to be predicted.  Rank r of W takes rows B·r/W .. B·(r+1)/W of every batch, so
+the batches do not depend on the number of workers.
 
 Sentences are drawn for many steps at once; each rank draws whole batches, which needs no communication.
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -41,9 +40,9 @@ class World:
 class Batch:
     """One rank's part of a step.
 
-    `ids` [b, T] with masked words hidden; `index` [M] as `MaskedLM.logits_at` takes it, or the positions [b]
-    as `MaskedLM.forward` takes them where `single`; `targets` [M] the hidden words; `count` the masked words
-    of the whole batch, over all ranks.
+    `ids` [b, T] with masked words hidden or replaced; `index` [M] as `MaskedLM.logits_at` takes it, or the
+    positions [b] as `MaskedLM.forward` takes them where `single`; `targets` [M] the hidden words; `count` the
+    masked words of the whole batch, over all ranks.
     """
 
     ids: Tensor
@@ -67,6 +66,19 @@ def some_positions(lengths: Tensor, width: int, rate: float, *, seed: int, sente
     order = draws.masked_fill(~real, 2**32).argsort(dim=1, stable=True)
     rank = torch.empty_like(order).scatter_(1, order, torch.arange(width).expand_as(order))
     return rank < wanted[:, None]
+
+
+def replaced(ids: Tensor, marked: Tensor, language: Language, *, seed: int, sentences: Tensor) -> Tensor:
+    """Return `ids` [n, T] with the `marked` words hidden as BERT does it, keyed by (seed, sentence number).
+
+    Each becomes the mask token with probability 0.8, a word drawn uniformly from the vocabulary with 0.1, and
+    stays with 0.1 (Devlin, Chang, Lee and Toutanova, "BERT", NAACL 2019, section 3.1).
+    """
+    width = ids.shape[1]
+    fate = seeding.uniforms(seed, "fate", sentences, width)
+    other = (seeding.words(seed, "other word", sentences, width) * language.vocabulary_size) >> 32
+    new = torch.where(fate < 0.8, language.mask_id, torch.where(fate < 0.9, other, ids))
+    return torch.where(marked, new, ids)
 
 
 def batches(
@@ -93,14 +105,12 @@ def batches(
     steps = max(1, CHUNK_SENTENCES // size)
     for start in range(first, last + 1, steps):
         stop = min(start + steps, last + 1)
-        yield from _chunk(
-            language, pretrain.mask, seed, (start - 1) * size, stop - start, size, world, device
-        )
+        yield from _chunk(language, pretrain, seed, (start - 1) * size, stop - start, size, world, device)
 
 
 def _chunk(
     language: Language,
-    mask: Literal["one"] | float,
+    pretrain: PretrainConfig,
     seed: int,
     offset: int,
     steps: int,
@@ -114,19 +124,27 @@ def _chunk(
     lengths = language.lengths(ids)
     key = seeding.derive(seed, "mask")
     width, rows = ids.shape[1], world.rows(size)
-    if mask == "one":
+
+    def hide(marked: Tensor) -> Tensor:
+        if pretrain.replace == "mask":
+            return ids.masked_fill(marked, language.mask_id)
+        return replaced(ids, marked, language, seed=key, sentences=sentences)
+
+    if pretrain.mask == "one":
         positions = one_position(lengths, seed=key, sentences=sentences)
         targets = ids.gather(1, positions[:, None])[:, 0]
-        hidden = ids.scatter(1, positions[:, None], language.mask_id)
+        marked = torch.arange(width) == positions[:, None]
+        hidden = hide(marked)
         mine = [t.view(steps, size, *t.shape[1:])[:, rows].to(device) for t in (hidden, positions, targets)]
         for row in zip(*(t.unbind() for t in mine), strict=True):
             yield Batch(ids=row[0], index=row[1], targets=row[2], count=size, single=True)
         return
-    marked = some_positions(lengths, width, mask, seed=key, sentences=sentences).view(steps, size, width)
+    marked = some_positions(lengths, width, pretrain.mask, seed=key, sentences=sentences)
+    hidden = hide(marked).view(steps, size, width)[:, rows].to(device)
+    marked = marked.view(steps, size, width)
     counts = marked.sum(dim=(1, 2)).tolist()
     words = ids.view(steps, size, width)[:, rows]
     marked = marked[:, rows]
-    hidden = words.masked_fill(marked, language.mask_id).to(device)
     each = marked.sum(dim=(1, 2)).tolist()
     # One transfer for the whole chunk, cut into steps afterwards.
     index = (marked.flatten(1).nonzero()[:, 1]).to(device)

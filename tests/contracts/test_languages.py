@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import local_models
+import local_texts
 import pytest
 import torch
 from torch import Tensor
@@ -70,11 +71,25 @@ INSTANCES["causal_lm"] = {
     "one-word": {"model": str(local_models.random_opt()), "keep": 4, "length": 1},
 }
 
+INSTANCES["corpus"] = {
+    name: {
+        "source": str(path),
+        "tokenizer": {"train": "wordpiece", "vocabulary": 300},
+        "length": 16,
+        "held_out": 0.2,
+        "seed": 0,
+    }
+    for name, path in local_texts.files().items()
+}
+
 CASES = [
     pytest.param({"kind": kind, **data}, id=f"{kind}-{name}")
     for kind in languages.kinds()
     for name, data in INSTANCES.get(kind, {}).items()
 ]
+
+#: Kinds whose truth nobody knows.
+UNKNOWN = {"corpus"}
 
 
 def test_every_kind_has_instances() -> None:
@@ -82,9 +97,36 @@ def test_every_kind_has_instances() -> None:
     assert all(INSTANCES.values())
 
 
-@pytest.fixture(params=CASES)
+@pytest.fixture(params=[case for case in CASES if case.values[0]["kind"] not in UNKNOWN])
 def language(request: pytest.FixtureRequest) -> Language:
+    """A language whose truth is known."""
     return languages.decode(request.param).build()
+
+
+@pytest.fixture(params=CASES)
+def any_language(request: pytest.FixtureRequest) -> Language:
+    return languages.decode(request.param).build()
+
+
+def test_a_kind_says_whether_its_truth_is_known(any_language: Language) -> None:
+    known = any_language.exact
+    assert known == (type(any_language).__name__.lower() not in UNKNOWN)
+    if known:
+        return
+    ids = any_language.sample(2, seed=0)
+    for call in (any_language.conditionals, any_language.log_prob, any_language.sentence_entropy):
+        with pytest.raises(DataError, match="nobody knows"):
+            call(ids)
+    with pytest.raises(DataError, match="nobody knows"):
+        any_language.entropy(8)
+
+
+def test_held_out_sentences_are_of_the_same_shape(any_language: Language) -> None:
+    held = any_language.held_out
+    assert held.held_out is held
+    assert held.sample(3, seed=0).shape == any_language.sample(3, seed=0).shape
+    for name in ("vocabulary_size", "max_length", "pad_id", "mask_id", "cls_id", "exact"):
+        assert getattr(held, name) == getattr(any_language, name)
 
 
 def strings(language: Language, n: int) -> Tensor:
@@ -263,7 +305,8 @@ def test_malformed_sentences_are_named(language: Language) -> None:
         language.conditionals(ids, torch.ones(1, 1, dtype=torch.bool))
 
 
-def test_shards_are_bitwise_equal(language: Language) -> None:
+def test_shards_are_bitwise_equal(any_language: Language) -> None:
+    language = any_language
     whole = language.sample_latent(50, seed=9, start=3)
     assert whole.ids.shape == (50, language.max_length)
     assert whole.ids.dtype == torch.int64
@@ -325,7 +368,8 @@ def test_task_splits_divide_the_language(language: Language) -> None:
             assert torch.equal(torch.cat(labels), language.labels(name, sample))
 
 
-def test_labels_are_classes(language: Language) -> None:
+def test_labels_are_classes(any_language: Language) -> None:
+    language = any_language
     sample = language.sample_latent(500, seed=4)
     for name, task in language.tasks.items():
         assert task.name == name
@@ -357,7 +401,8 @@ def test_batches_without_sentences(language: Language) -> None:
     assert language.log_prob(ids).shape == (0,)
 
 
-def test_special_ids_follow_the_words(language: Language) -> None:
+def test_special_ids_follow_the_words(any_language: Language) -> None:
+    language = any_language
     V = language.vocabulary_size
     assert (language.pad_id, language.mask_id, language.cls_id) == (V, V + 1, V + 2)
 

@@ -1,0 +1,93 @@
+"""The masked-language-model loss on sentences that training never sees.
+
+    loss = E −log f(x_t | words that are not masked),    t over the masked positions of all sentences
+
+With m_i masked words in sentence i whose losses sum to l_i, the estimate is the ratio Σ l_i / Σ m_i, and its
+standard error that of a ratio of means over sentences (Cochran, "Sampling techniques", 1977, section 6.3):
+the residuals l_i − loss · m_i take the place of the values.
+
+It is the loss of languages whose truth nobody knows; where it is known, the excess loss is far less noisy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from pydantic import Field, field_validator
+
+from raysweep.errors import DataError
+from raysweep.evaluation.base import Arrays, Evaluation, Metric, Subject
+from raysweep.evaluation.sharding import draw_sentences, shard_count, shard_range
+from raysweep.languages.base import Language
+from raysweep.seeding import derive
+from raysweep.training.config import check_mask
+from raysweep.training.data import one_position, some_positions
+
+
+class HeldOutLossConfig(Evaluation):
+    """Loss over `sentences` held-out sentences, the same words of them masked for every run.
+
+    `mask` is "one" or a rate, as in `pretrain`; every masked word is hidden by the mask token.
+    """
+
+    kind: Literal["held_out_loss"] = "held_out_loss"
+
+    sentences: int = Field(default=4096, gt=1)
+    mask: Literal["one"] | float = 0.15
+    seed: int = Field(default=0, ge=0)
+    #: Sentences a shard.
+    shard_size: int = Field(default=1024, gt=0)
+
+    @field_validator("mask", mode="before")
+    @classmethod
+    def _mask_is_one_or_a_rate(cls, value: object) -> object:
+        return check_mask(value)
+
+    def problems(self, language: Language) -> list[tuple[str, str]]:
+        """A language that holds fewer sentences, where that is known by now."""
+        held = language.held_out.distinct
+        if held is not None and held < self.sentences:
+            return [("sentences", f"{self.sentences} are asked for, {held} are held out; ask for no more")]
+        return []
+
+    def shards(self) -> int:
+        return shard_count(self.sentences, self.shard_size)
+
+    def measure(self, subject: Subject, shard: int, reference: np.ndarray | None = None) -> Arrays:
+        """Return the sum of losses and the number of masked words of each sentence [n], float64.
+
+        Raises `DataError` for a language that holds fewer sentences out.
+        """
+        language = subject.language
+        numbers = shard_range(self.sentences, self.shard_size, shard)
+        language.held_out.prepare()
+        for field, message in self.problems(language):
+            raise DataError(f"{field}: {message}")
+        ids = draw_sentences(language, numbers, seed=self.seed, purpose="held_out_loss")
+        at = torch.arange(numbers.start, numbers.stop)
+        lengths, key = language.lengths(ids), derive(self.seed, "held_out_loss", "mask")
+        if self.mask == "one":
+            mask = torch.zeros_like(ids, dtype=torch.bool)
+            mask[torch.arange(len(ids)), one_position(lengths, seed=key, sentences=at)] = True
+        else:
+            mask = some_positions(lengths, ids.shape[1], self.mask, seed=key, sentences=at)
+        losses = -subject.word_log_probs(ids, mask).cpu()
+        rows = mask.nonzero()[:, 0]
+        return {
+            "loss": torch.zeros(len(ids), dtype=torch.float64).index_add_(0, rows, losses).numpy(),
+            "masked": mask.sum(dim=1).double().numpy(),
+        }
+
+    def combine(self, shards: Sequence[Mapping[str, np.ndarray]]) -> list[Metric]:
+        """Return `held_out_loss` in nats a masked word; n counts sentences."""
+        losses = np.concatenate([shard["loss"] for shard in shards])
+        masked = np.concatenate([shard["masked"] for shard in shards])
+        n = len(losses)
+        value = float(losses.sum() / masked.sum())
+        residuals = losses - value * masked
+        error = math.sqrt(n / (n - 1) * float(residuals @ residuals)) / float(masked.sum())
+        return [Metric.number("held_out_loss", value, "nats", n=n, standard_error=error)]
