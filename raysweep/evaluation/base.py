@@ -18,6 +18,7 @@ from torch import Tensor
 
 from raysweep.errors import RunFailedError
 from raysweep.languages.base import Language
+from raysweep.models.base import ModelConfig
 from raysweep.registry import Config
 
 Arrays = dict[str, np.ndarray]
@@ -93,6 +94,13 @@ class Evaluation(Config):
             return [
                 ("", f"nobody knows the exact conditionals of a {type(language).__name__}; use held_out_loss")
             ]
+        return []
+
+    def model_problems(self, model: ModelConfig, language: Language) -> list[tuple[str, str]]:
+        """Return (field, message) for what keeps this evaluation from measuring a model; [] for nothing.
+
+        The field "" is the evaluation itself.
+        """
         return []
 
     @abstractmethod

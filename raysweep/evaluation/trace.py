@@ -18,7 +18,10 @@ from raysweep.evaluation.base import Arrays, Evaluation, Metric, Subject
 from raysweep.evaluation.sharding import draw_sentences, shard_count, shard_range
 from raysweep.evaluation.subject import ModelSubject
 from raysweep.flatness.fisher import draw_positions, effective_sample_size, input_traces
+from raysweep.flatness.ghost import GhostNorms
 from raysweep.flatness.vectors import Vectors
+from raysweep.languages.base import Language
+from raysweep.models.base import ModelConfig
 
 
 class TraceConfig(Evaluation):
@@ -37,6 +40,17 @@ class TraceConfig(Evaluation):
     seed: int = Field(default=0, ge=0)
     #: Inputs a shard.
     shard_size: int = Field(default=512, gt=0)
+
+    def model_problems(self, model: ModelConfig, language: Language) -> list[tuple[str, str]]:
+        with torch.device("meta"):
+            module = model.module(language)
+        try:
+            GhostNorms(module)
+        except ConfigError as error:
+            reason = str(error).partition(";")[0]
+            remedy = "leave the trace out, or give these models a sweep of their own"
+            return [("", f"cannot be measured of a model of kind '{model.kind}': {reason}; {remedy}")]
+        return []
 
     def shards(self) -> int:
         return shard_count(self.inputs, self.shard_size)

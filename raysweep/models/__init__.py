@@ -2,5 +2,18 @@
 
 from raysweep.models.base import MaskedLM, ModelConfig, parameter_count, total_vocabulary
 from raysweep.models.encoder import Encoder, EncoderConfig
+from raysweep.models.lstm import LSTM, LSTMConfig
+from raysweep.models.shapes import NAMED_SHAPES, Shape
 
-__all__ = ["Encoder", "EncoderConfig", "MaskedLM", "ModelConfig", "parameter_count", "total_vocabulary"]
+__all__ = [
+    "LSTM",
+    "NAMED_SHAPES",
+    "Encoder",
+    "EncoderConfig",
+    "LSTMConfig",
+    "MaskedLM",
+    "ModelConfig",
+    "Shape",
+    "parameter_count",
+    "total_vocabulary",
+]

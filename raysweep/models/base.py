@@ -12,6 +12,7 @@ normalised over the total vocabulary, as training does.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -21,15 +22,24 @@ from raysweep.languages.base import Language
 from raysweep.registry import Config
 
 SPECIAL_TOKENS = 3  # padding, mask, sentence-level token: see raysweep.languages.base
+BERT_VOCABULARY = 30_522  # word pieces of BERT (uncased), which published sizes of models count in
+
+#: The rows of an embedding: for the language's `own` words, or as many as BERT has (`faithful`).
+Vocabulary = Literal["own", "faithful"]
 
 
-def total_vocabulary(vocabulary_size: int) -> int:
+def total_vocabulary(vocabulary_size: int, vocabulary: Vocabulary = "own") -> int:
     """Return the rows of an embedding: words and special tokens, rounded up to a multiple of 8.
 
-    >>> total_vocabulary(16), total_vocabulary(200)
-    (24, 208)
+    Where the vocabulary is `faithful` they are BERT's 30,522, rounded up in the same way (as do Izsak,
+    Berchansky and Levy, "How to train BERT with an academic budget", EMNLP 2021); the rows behind the
+    language's own stay unused, but the loss is over all of them.
+
+    >>> total_vocabulary(16), total_vocabulary(200), total_vocabulary(200, "faithful")
+    (24, 208, 30528)
     """
-    return -(-(vocabulary_size + SPECIAL_TOKENS) // 8) * 8
+    rows = BERT_VOCABULARY if vocabulary == "faithful" else vocabulary_size + SPECIAL_TOKENS
+    return -(-rows // 8) * 8
 
 
 def parameter_count(model: nn.Module) -> int:
@@ -65,6 +75,15 @@ class MaskedLM(nn.Module, ABC):
     def initialise(self, generator: torch.Generator) -> None:
         """Draw the weights that training starts from."""
 
+    def tie(self) -> None:
+        """Make parameters that are tied one and the same again."""
+
+    def to_empty(self, *, device: str | torch.device | int | None, recurse: bool = True) -> Self:
+        """Move to `device` without values; tied parameters stay tied."""
+        super().to_empty(device=device, recurse=recurse)
+        self.tie()
+        return self
+
     def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
         """Return logits [B, total_vocabulary] at one position a row.
 
@@ -88,6 +107,17 @@ class ModelConfig(Config):
         """A short readable name that tells this configuration from its neighbours in a sweep."""
         raise TypeError(f"{type(self).__name__} has no label")
 
+    #: False where training starts from weights that no seed draws.
+    seeded: ClassVar[bool] = True
+
+    def content(self) -> dict[str, Any]:
+        """Return plain data of all that determines what the model computes: its part of a run's identity.
+
+        By default every field.  A kind leaves out what changes no result, and a field added to it later
+        where that has the value which leaves the model as it was.
+        """
+        return self.encode()
+
     def problems(self, language: Language) -> list[tuple[str, str]]:
         """Return (field, message) for every value that does not fit the language; [] when all fit."""
         return []
@@ -109,3 +139,40 @@ class ModelConfig(Config):
         """Return the number of trainable parameters, allocating none of them."""
         with torch.device("meta"):
             return parameter_count(self.module(language))
+
+    def parameter_counts(self, language: Language) -> dict[Vocabulary, int]:
+        """Return the number of trainable parameters by vocabulary, as far as they can be had."""
+        return {"own": self.parameters(language)}
+
+
+class DrawnConfig(ModelConfig):
+    """Base of configurations whose initial weights are drawn, for a vocabulary that can be chosen.
+
+    With `vocabulary: faithful` the embedding has the rows of BERT's 30,522 word pieces, as in published
+    sizes of models; by default it has those of the language's own words.
+    """
+
+    vocabulary: Vocabulary = "own"
+
+    def content(self) -> dict[str, Any]:
+        data = self.encode()
+        if self.vocabulary == "own":
+            del data["vocabulary"]
+        return data
+
+    def problems(self, language: Language) -> list[tuple[str, str]]:
+        words = language.vocabulary_size
+        if self.vocabulary == "own" or words + SPECIAL_TOKENS <= BERT_VOCABULARY:
+            return []
+        return [
+            (
+                "vocabulary",
+                f"'faithful' has {BERT_VOCABULARY} tokens, the language {words} words and {SPECIAL_TOKENS} "
+                "special tokens; use 'own'",
+            )
+        ]
+
+    def parameter_counts(self, language: Language) -> dict[Vocabulary, int]:
+        both: tuple[Vocabulary, ...] = ("own", "faithful")
+        configs = {v: self.model_copy(update={"vocabulary": v}) for v in both}
+        return {v: c.parameters(language) for v, c in configs.items() if not c.problems(language)}

@@ -19,6 +19,7 @@ from raysweep import registry
 from raysweep.errors import RaysweepError
 from raysweep.evaluation.base import Evaluation
 from raysweep.languages.base import Language, LanguageConfig
+from raysweep.models.base import ModelConfig
 from raysweep.registry import Config, Registry, suggest
 from raysweep.sweep.config import LanguageCache, RunSpec
 from raysweep.sweep.document import Mark, Node, Problems, dotted
@@ -188,6 +189,19 @@ class Checker:
                 at if holder is None else holder.mark, dotted((*name.split("."), *path)), one_line(message)
             )
 
+    def _can_measure(
+        self, evaluation: Evaluation, model: ModelConfig, language: Language, node: Node, at: Mark
+    ) -> None:
+        """Ask an evaluation, once, whether it can measure a model."""
+        key = (id(evaluation), id(model))
+        if key in self._fitted:
+            return
+        self._fitted.add(key)
+        for field, message in evaluation.model_problems(model, language):
+            holder = node.get(field) if field else None
+            name = dotted(("evaluate", evaluation.kind, *([field] if field else [])))
+            self.problems.add(at if holder is None else holder.mark, name, one_line(message))
+
     def runs(
         self, points: Iterable[Point], evaluations: Mapping[str, tuple[Evaluation, Node, Mark]]
     ) -> Checked:
@@ -206,6 +220,8 @@ class Checker:
                 self._fits(model, language, point.sections["model"], point.marks["model"], "model")
             for kind, (evaluation, node, at) in evaluations.items():
                 self._fits(evaluation, language, node, at, f"evaluate.{kind}")
+                if model is not None and algorithm is not None and algorithm.trains:
+                    self._can_measure(evaluation, model, language, node, at)
             if algorithm is not None and not algorithm.trains and not language.exact:
                 message = (
                     f"'{algorithm.kind}' answers with exact conditionals, which nobody knows of a "
@@ -249,7 +265,8 @@ class _Merger:
     def _text(self, config: Config, drop: frozenset[str] = frozenset()) -> str:
         if id(config) not in self._texts:
             self._alive.append(config)
-            kept = {key: value for key, value in config.encode().items() if key not in drop}
+            data = config.content() if isinstance(config, ModelConfig) else config.encode()
+            kept = {key: value for key, value in data.items() if key not in drop}
             self._texts[id(config)] = canonical(kept)
         return self._texts[id(config)]
 

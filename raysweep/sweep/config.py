@@ -79,7 +79,7 @@ class RunSpec:
         """What `training_identity` is the sha256 of."""
         return training_content(
             fingerprint=self.language_fingerprint,
-            model=self.model.encode(),
+            model=self.model.content(),
             algorithm=self.algorithm.encode(),
             pretrain=self.pretrain.encode(),
             seed=self.seed,

@@ -11,7 +11,7 @@ from raysweep.registry import models
 
 LANGUAGE: Any = SimpleNamespace(vocabulary_size=9, pad_id=9, mask_id=10, cls_id=11, max_length=6)
 #: The smallest sensible fields of a kind that has fields without a default.
-FIELDS: dict[str, dict[str, Any]] = {"encoder": {"shape": "8/2/2/12"}}
+FIELDS: dict[str, dict[str, Any]] = {"encoder": {"shape": "8/2/2/12"}, "lstm": {"shape": "8/2"}}
 
 
 @pytest.fixture(params=models.kinds())
@@ -76,3 +76,36 @@ def test_the_seed_makes_the_weights(config: ModelConfig) -> None:
     assert all(torch.equal(first[name], same[name]) for name in first)
     assert any(not torch.equal(first[name], other[name]) for name in first)
     assert config.parameters(LANGUAGE) == sum(p.numel() for p in first.values())
+
+
+def test_what_stands_at_padding_does_not_matter(model: MaskedLM) -> None:
+    ids, positions = batch()
+    model.eval().double()
+    before = model(ids, positions)
+    with torch.no_grad():
+        model.get_parameter("token_embedding.weight")[LANGUAGE.pad_id] = 3.0
+        model.get_parameter("decoder.bias")[LANGUAGE.pad_id] = 0.0
+    words = [k for k in range(model.total_vocabulary) if k != LANGUAGE.pad_id]
+    torch.testing.assert_close(model(ids, positions)[:, words], before[:, words], rtol=0, atol=1e-12)
+
+
+def test_parameters_are_counted_for_either_vocabulary(config: ModelConfig) -> None:
+    counts = config.parameter_counts(LANGUAGE)
+    assert counts["own"] == config.parameters(LANGUAGE)
+    if "vocabulary" in type(config).model_fields:
+        other = config.model_copy(update={"vocabulary": "faithful"})
+        rows = 30528 - 16
+        assert counts["faithful"] == other.parameters(LANGUAGE) == counts["own"] + rows * (8 + 1)
+
+
+def test_the_default_vocabulary_is_no_part_of_what_a_model_is(config: ModelConfig) -> None:
+    if "vocabulary" not in type(config).model_fields:
+        pytest.skip("its vocabulary is that of its weights")
+    assert "vocabulary" not in config.content()
+    other = config.model_copy(update={"vocabulary": "faithful"})
+    assert other.content() == config.content() | {"vocabulary": "faithful"}
+    assert other.label != config.label
+    assert other.problems(SimpleNamespace(vocabulary_size=30519)) == []
+    [(field, message)] = other.problems(SimpleNamespace(vocabulary_size=30520))
+    assert field == "vocabulary"
+    assert message.endswith("use 'own'")

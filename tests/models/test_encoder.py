@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from raysweep.errors import DataError
-from raysweep.models import Encoder, EncoderConfig, parameter_count
+from raysweep.models import NAMED_SHAPES, Encoder, EncoderConfig, parameter_count
 from raysweep.models.dropout import Dropout
 
 LANGUAGE: Any = SimpleNamespace(vocabulary_size=11, pad_id=11, max_length=7)
@@ -196,6 +196,88 @@ def test_a_wrong_value_is_an_error_at_its_field(field: str, value: object) -> No
     with pytest.raises(ValidationError) as caught:
         EncoderConfig.decode({"kind": "encoder", "shape": "8/1/1/8", field: value})
     assert [error["loc"] for error in caught.value.errors()] == [(field,)]
+
+
+def test_a_named_shape_is_its_numbers() -> None:
+    for name, shape in NAMED_SHAPES.items():
+        named, written = EncoderConfig(shape=name), EncoderConfig(shape=shape)
+        assert named == written
+        assert named.encode() == written.encode()
+        assert named.sizes.width == 64 * named.sizes.heads
+    with pytest.raises(ValidationError, match=r"or a name, e\.g\. table3-64 — did you mean 'table3-512'\?"):
+        EncoderConfig(shape="table3_512")
+
+
+def test_published_sizes() -> None:
+    # BERT's positions; the published numbers are rounded, or have the pooler's matrix besides.
+    bert: Any = SimpleNamespace(vocabulary_size=200, pad_id=200, max_length=512)
+    millions = {
+        name: EncoderConfig(shape=name).parameter_counts(bert)["faithful"] / 1e6 for name in NAMED_SHAPES
+    }
+    found = " ".join(f"{name}={count:.1f}" for name, count in millions.items())
+    assert found == (
+        "table3-64=2.1 table3-128=4.8 table3-192=8.3 table3-256=12.8 table3-512=41.4 table3-768=109.5 "
+        "table3-1024=234.4 table3-1280=435.0 table3-1536=730.0 table4-128=4.8 table4-192=8.3 "
+        "table4-320=16.5 table4-384=27.3 table4-640=87.3 table4-960=215.8 table4-1920=751.9"
+    )
+    assert EncoderConfig(shape="table3-512").parameter_counts(bert)["own"] == 25_853_648
+    # The largest published size takes an intermediate layer of four widths.
+    wide = EncoderConfig(shape="1920/30/20/7680").parameter_counts(bert)["faithful"] / 1e6
+    assert 945 < wide < 955
+    base = EncoderConfig(shape="table3-768", norm="post", vocabulary="faithful").parameters(bert)
+    # BertForMaskedLM of BERT base, without its segments (2 x 768), with 6 more rows of 768 and a bias each.
+    assert base == 109_514_298 - 2 * 768 + 6 * 769
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("single", [True, False])
+def test_checkpointing_changes_no_bit(norm: str, single: bool) -> None:
+    ids, positions = sentences()
+    index = torch.arange(14) * 7 + positions
+    found = []
+    for checkpointing in (False, True):
+        model = make(norm, dropout=0.3, checkpointing=checkpointing).train()
+        torch.manual_seed(5)
+        logits = model(ids, positions) if single else model.logits_at(ids, index)
+        logits.log_softmax(-1)[:, 0].sum().backward()
+        gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+        found.append({"logits": logits.detach(), "generator": torch.get_rng_state(), **gradients})
+    for name, expected in found[0].items():
+        assert expected is not None
+        assert found[1][name] is not None
+        assert torch.equal(expected, found[1][name]), name
+
+
+def test_checkpointing_keeps_fewer_activations_and_is_no_part_of_the_model() -> None:
+    ids, _ = sentences()
+    kept = []
+    for checkpointing in (False, True):
+        model = make(shape="12/3/6/48", checkpointing=checkpointing).train()
+        elements = 0
+
+        def pack(tensor: Tensor) -> Tensor:
+            nonlocal elements
+            elements += tensor.numel()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            model.encode(ids)
+        kept.append(elements)
+    assert kept[1] < 0.2 * kept[0]
+    assert (
+        EncoderConfig(shape="8/1/1/8", checkpointing=True).content()
+        == EncoderConfig(shape="8/1/1/8").content()
+    )
+
+
+def test_the_unused_rows_of_a_larger_vocabulary_take_part_in_the_loss() -> None:
+    model = make(vocabulary="faithful")
+    ids, positions = sentences()
+    logits = model(ids, positions)
+    assert logits.shape == (14, 30528)
+    assert model.token_embedding.weight.shape == (30528, 12)
+    (-logits.log_softmax(-1)[:, 0].sum()).backward()
+    assert bool((model.decoder.bias.grad[14:] > 0).all())
 
 
 def test_labels_tell_configurations_apart() -> None:

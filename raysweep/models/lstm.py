@@ -1,0 +1,174 @@
+"""A bidirectional LSTM with a tied masked-LM head.
+
+    x = E[ids]
+    layer:   x = [L(x); R(x)]      L reads from left to right, R from right to left, D / 2 units each
+    logits = E·x + c
+
+with E the token embedding, D wide, and L, R the LSTM of PyTorch (Hochreiter and Schmidhuber, "Long short-term
+memory", 1997).  A masked word is to be told from both sides, so every layer reads both ways; a masked
+language model of one direction would not see the words behind the mask.  Dropout stands behind the embedding
+and every layer, and nowhere between steps of time (Zaremba, Sutskever and Vinyals, "Recurrent neural network
+regularization", 2014).
+
+Liu, Xie, Li and Ma (ICML 2023, appendix A.4) give hidden sizes 128, 256, 512, 768, 1024 and 4, 6, 8, 12, 16
+layers for data of a hidden Markov model; here these are 128/4, 256/6, 512/8, 768/12 and 1024/16.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal, NamedTuple
+
+import torch
+from pydantic import Field, field_validator
+from torch import Tensor, nn
+
+from raysweep.languages.base import Language
+from raysweep.models.base import DrawnConfig, MaskedLM, Vocabulary, total_vocabulary
+from raysweep.models.dropout import Dropout
+
+EMBEDDING_STD = 1.0  # as PyTorch's own; with BERT's 0.02 hardly anything reaches the upper layers
+
+
+class LSTMShape(NamedTuple):
+    """The two sizes of an LSTM: `hidden` D of both directions together, and `layers`."""
+
+    hidden: int
+    layers: int
+
+    def __str__(self) -> str:
+        return f"{self.hidden}/{self.layers}"
+
+    @classmethod
+    def parse(cls, text: str) -> LSTMShape:
+        """Read "hidden/layers"; raises `ValueError` with the remedy.
+
+        >>> LSTMShape.parse("128/4")
+        LSTMShape(hidden=128, layers=4)
+        """
+        parts = text.split("/")
+        if len(parts) != 2 or not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
+            raise ValueError(f"'{text}' is not two positive numbers; write hidden/layers, e.g. 128/4")
+        shape = cls(*(int(part) for part in parts))
+        if shape.hidden % 2:
+            raise ValueError(
+                f"'{text}': the two directions share the hidden size, which {shape.hidden} does not allow; "
+                f"use {shape.hidden + 1}"
+            )
+        return shape
+
+
+class LSTMConfig(DrawnConfig):
+    """Sizes of a bidirectional LSTM; `shape` is "hidden/layers", each direction having half of `hidden`."""
+
+    kind: Literal["lstm"] = "lstm"
+    shape: str
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
+
+    @field_validator("shape")
+    @classmethod
+    def _shape_is_sound(cls, text: str) -> str:
+        return str(LSTMShape.parse(text))
+
+    @property
+    def sizes(self) -> LSTMShape:
+        """The shape as numbers."""
+        return LSTMShape.parse(self.shape)
+
+    @property
+    def label(self) -> str:
+        """The shape, then what differs from the defaults.
+
+        >>> LSTMConfig(shape="128/4", dropout=0.0).label
+        'lstm-128/4-dropout0'
+        """
+        parts = ["lstm", self.shape]
+        fields = type(self).model_fields
+        if self.dropout != fields["dropout"].default:
+            parts.append(f"dropout{self.dropout:g}")
+        if self.vocabulary != fields["vocabulary"].default:
+            parts.append(self.vocabulary)
+        return "-".join(parts)
+
+    def module(self, language: Language) -> LSTM:
+        return LSTM(
+            self.sizes,
+            vocabulary_size=language.vocabulary_size,
+            pad_id=language.pad_id,
+            max_length=language.max_length,
+            dropout=self.dropout,
+            vocabulary=self.vocabulary,
+        )
+
+
+class LSTMLayer(nn.Module):
+    """One layer that reads both ways."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.left_to_right = nn.LSTM(width, width // 2, batch_first=True)
+        self.right_to_left = nn.LSTM(width, width // 2, batch_first=True)
+
+    def forward(self, x: Tensor, backwards: Tensor) -> Tensor:
+        """Map x [B, T, D] to [B, T, D]; `backwards` [B, T] are the positions of each row in reading order.
+
+        Padding stands behind a sentence in either order, so neither direction has met any when it gets to a
+        word, and rows of several lengths need no packing.
+        """
+        index = backwards[:, :, None]
+        back, _ = self.right_to_left(x.gather(1, index.expand_as(x)))
+        # Turning a sentence round twice leaves it as it was.
+        back = back.gather(1, index.expand_as(back))
+        return torch.cat([self.left_to_right(x)[0], back], dim=-1)
+
+
+class LSTM(MaskedLM):
+    """The bidirectional LSTM; see the module's docstring for its equations."""
+
+    def __init__(
+        self,
+        shape: LSTMShape,
+        *,
+        vocabulary_size: int,
+        pad_id: int,
+        max_length: int,
+        dropout: float,
+        vocabulary: Vocabulary = "own",
+    ) -> None:
+        super().__init__()
+        self.shape = shape
+        self.width, self.vocabulary_size, self.pad_id = shape.hidden, vocabulary_size, pad_id
+        self.total_vocabulary, self.max_length = total_vocabulary(vocabulary_size, vocabulary), max_length
+        self.token_embedding = nn.Embedding(self.total_vocabulary, shape.hidden)
+        self.dropout = Dropout(dropout)
+        self.layers = nn.ModuleList(LSTMLayer(shape.hidden) for _ in range(shape.layers))
+        self.decoder = nn.Linear(shape.hidden, self.total_vocabulary)
+        self.tie()
+
+    def tie(self) -> None:
+        self.decoder.weight = self.token_embedding.weight
+
+    @torch.no_grad()
+    def initialise(self, generator: torch.Generator) -> None:
+        bound = 1 / math.sqrt(self.width // 2)
+        self.token_embedding.weight.normal_(std=EMBEDDING_STD, generator=generator)
+        self.decoder.bias.zero_()
+        for parameter in self.layers.parameters():
+            parameter.uniform_(-bound, bound, generator=generator)
+
+    def encode(self, ids: Tensor) -> Tensor:
+        backwards = self._backwards(ids)
+        x = self.dropout(self.token_embedding(ids))
+        for layer in self.layers:
+            x = self.dropout(layer(x, backwards))
+        return x
+
+    def head(self, hidden: Tensor) -> Tensor:
+        logits: Tensor = self.decoder(hidden)
+        return logits
+
+    def _backwards(self, ids: Tensor) -> Tensor:
+        """Return positions [B, T]: those of each sentence from its last word to its first, then padding's."""
+        at = torch.arange(ids.shape[1], device=ids.device)
+        mirrored = (ids != self.pad_id).sum(dim=1, keepdim=True) - 1 - at
+        return torch.where(mirrored >= 0, mirrored, at)

@@ -1,0 +1,91 @@
+"""Sizes of encoders: as four numbers, or by the name of a row of a published table.
+
+The named shapes are those of Liu, Xie, Li and Ma, "Same pre-training loss, better downstream" (ICML 2023),
+Table 3 (the encoders of its section 2) and Table 4 (those of its Figure 5); a name is the table and the
+width.  With BERT's vocabulary and 512 positions a shape has this many million parameters:
+
+    table3-64    64/1/1/256          2.1    table4-128   128/2/4/512         4.8
+    table3-128   128/2/4/512         4.8    table4-192   192/3/5/768         8.3
+    table3-192   192/3/5/768         8.3    table4-320   320/5/6/1024       16.5
+    table3-256   256/4/6/1024       12.8    table4-384   384/6/7/2048       27.3
+    table3-512   512/8/8/2048       41.4    table4-640   640/10/12/3072     87.3
+    table3-768   768/12/12/3072    109.5    table4-960   960/15/16/4096    215.8
+    table3-1024  1024/16/16/4096   234.4    table4-1920  1920/30/20/5120   751.9
+    table3-1280  1280/20/20/5120   435.0
+    table3-1536  1536/24/24/6144   730.0
+
+These are the published sizes (41M, 235M) but for the largest: "950M" is 1920/30/20/7680, an intermediate
+layer of four widths as the text has it, while Table 4 prints 5120.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from raysweep.registry import suggest
+
+_TABLES = {
+    "table3": (
+        "64/1/1/256",
+        "128/2/4/512",
+        "192/3/5/768",
+        "256/4/6/1024",
+        "512/8/8/2048",
+        "768/12/12/3072",
+        "1024/16/16/4096",
+        "1280/20/20/5120",
+        "1536/24/24/6144",
+    ),
+    "table4": (
+        "128/2/4/512",
+        "192/3/5/768",
+        "320/5/6/1024",
+        "384/6/7/2048",
+        "640/10/12/3072",
+        "960/15/16/4096",
+        "1920/30/20/5120",
+    ),
+}
+
+#: Name -> "width/heads/layers/intermediate".
+NAMED_SHAPES = {
+    f"{table}-{shape.partition('/')[0]}": shape for table, shapes in _TABLES.items() for shape in shapes
+}
+
+
+class Shape(NamedTuple):
+    """The four sizes of an encoder."""
+
+    width: int
+    heads: int
+    layers: int
+    intermediate: int
+
+    def __str__(self) -> str:
+        return "/".join(map(str, self))
+
+    @classmethod
+    def parse(cls, text: str) -> Shape:
+        """Read "width/heads/layers/intermediate" or a name; raises `ValueError` with the remedy.
+
+        >>> Shape.parse("64/1/2/256")
+        Shape(width=64, heads=1, layers=2, intermediate=256)
+        >>> Shape.parse("table3-512") == Shape.parse("512/8/8/2048")
+        True
+        """
+        parts = NAMED_SHAPES.get(text, text).split("/")
+        if len(parts) != 4 or not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
+            hint = suggest(text, NAMED_SHAPES)
+            raise ValueError(
+                f"'{text}' is not four positive numbers; write width/heads/layers/intermediate, "
+                f"e.g. 64/1/2/256, or a name, e.g. table3-64{hint}"
+            )
+        shape = cls(*(int(part) for part in parts))
+        if shape.width % shape.heads:
+            divisors = [h for h in range(1, shape.width + 1) if shape.width % h == 0]
+            nearest = min(divisors, key=lambda h: abs(h - shape.heads))
+            raise ValueError(
+                f"'{text}': {shape.heads} heads do not divide the width {shape.width}; "
+                f"use {nearest} heads, or a width that is a multiple of {shape.heads}"
+            )
+        return shape
