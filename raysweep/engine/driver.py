@@ -9,17 +9,16 @@ continued by launching again.
 from __future__ import annotations
 
 import logging
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import ray
 
 from raysweep.engine.cluster import Cluster, check_storage, concurrency, connected
+from raysweep.engine.interrupt import terminate_as_interrupt
 from raysweep.engine.monitor import LaunchState, Monitor
 from raysweep.engine.scratch import remove_scratch
 from raysweep.engine.tuner import Bookkeeping, build, services
@@ -59,23 +58,6 @@ class Results:
         return tidy(self.sweep.ledger(), self.sweep)
 
 
-@contextmanager
-def _terminate_as_interrupt() -> Iterator[None]:
-    """Let SIGTERM, as a batch system sends it, end a launch as Ctrl-C does."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def _wind_down(board: Any) -> None:
     """Ask the workers for a last checkpoint and wait until they have left, `GRACE` seconds at most."""
     deadline = time.monotonic() + GRACE
@@ -112,7 +94,7 @@ def launch(
     chosen = select(sweep, only)
     ledger = sweep.ledger()
     facts = provenance()
-    with SweepLock(sweep.directory), _terminate_as_interrupt():
+    with SweepLock(sweep.directory), terminate_as_interrupt():
         ledger.clean()
         if retry_failed:
             for spec in chosen.runs:

@@ -75,7 +75,8 @@ class Window(Generic[K]):
 
 
 @lru_cache(maxsize=4)
-def _language(config: Any) -> Language:
+def built(config: Any) -> Language:
+    """Return the language of a config, built once a process."""
     return config.build()
 
 
@@ -93,6 +94,11 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
+def device() -> str:
+    """Return where a task computes: on the GPU where it was given one."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def _exact_conditionals(
     language: Any, evaluation: Evaluation, shard: int, folder: Path | None, keep: bool
 ) -> np.ndarray | None:
@@ -101,7 +107,7 @@ def _exact_conditionals(
     With a `folder` they are read from its `ShardStore`, or computed and stored there.
     """
     one_thread()
-    reference = _reference(_language(language), evaluation, shard, folder)
+    reference = _reference(built(language), evaluation, shard, folder)
     return reference if keep else None
 
 
@@ -111,7 +117,7 @@ def _reference(language: Language, evaluation: Evaluation, shard: int, folder: P
     store = ShardStore.find(folder)
     stored = store.read(shard)
     if stored is None:
-        stored = {"log_probs": evaluation.reference(language, shard)}
+        stored = {"log_probs": evaluation.reference(language, shard, device=device())}
         store.write(shard, stored)
     return stored["log_probs"]
 
@@ -138,11 +144,10 @@ def _measure_shard(
     check_visible(run)
     start = time.perf_counter()
     evaluation = spec.evaluations[kind]
-    language = _language(spec.language)
+    language = built(spec.language)
     subject: Any
     if spec.trains:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        subject = ModelSubject(language, _model(run, spec, step, device))
+        subject = ModelSubject(language, _model(run, spec, step, device()))
     else:
         subject = LookupTable(language)
     if reference is None and evaluation.needs_reference:
@@ -156,15 +161,15 @@ def _measure_shard(
 
 
 #: `max_retries` covers the death of a process, `retry_exceptions` a storage that is away for a moment.
-_RETRIES: dict[str, Any] = {"max_retries": 3, "retry_exceptions": [OSError]}
-_AS_TASK: Any = ray.remote(**_RETRIES)
+RETRIES: dict[str, Any] = {"max_retries": 3, "retry_exceptions": [OSError]}
+_AS_TASK: Any = ray.remote(**RETRIES)
 exact_conditionals = _AS_TASK(_exact_conditionals)
 measure_shard = _AS_TASK(_measure_shard)
 
 
 @lru_cache(maxsize=2)
 def _cached_model(path: str, model: Any, language: Any, device: str) -> Any:
-    return load_model(Path(path), model, _language(language), device=device)
+    return load_model(Path(path), model, built(language), device=device)
 
 
 def _model(run: RunLedger, spec: RunSpec, step: int, device: str) -> Any:
@@ -197,9 +202,9 @@ class _ReferenceStore:
         return list(self._references[key])
 
     def _start(self, language: Any, evaluation: Evaluation, resources: dict[str, float]) -> list[Any]:
-        built = _language(language)
-        folder = reference_folder(self._storage, built, evaluation)
-        size = evaluation.reference_bytes(built)
+        known = built(language)
+        folder = reference_folder(self._storage, known, evaluation)
+        size = evaluation.reference_bytes(known)
         keep = size <= self._left
         if keep:
             self._left -= size
@@ -207,7 +212,7 @@ class _ReferenceStore:
             log.warning("%s: %d bytes of exact conditionals are not shared", evaluation.kind, size)
             return []
         if folder is not None:
-            identity = {"language": built.fingerprint, "evaluation": evaluation.encode()}
+            identity = {"language": known.fingerprint, "evaluation": evaluation.encode()}
             ShardStore.make(folder, identity)
         task = exact_conditionals.options(**task_options(resources))
         return [

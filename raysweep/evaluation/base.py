@@ -18,7 +18,6 @@ from torch import Tensor
 
 from raysweep.errors import RunFailedError
 from raysweep.languages.base import Language
-from raysweep.models.base import ModelConfig
 from raysweep.registry import Config
 
 Arrays = dict[str, np.ndarray]
@@ -66,12 +65,6 @@ class Subject(Protocol):
     def log_probs(self, ids: Tensor, positions: Tensor) -> Tensor:
         """Return log f(x_t = word | x_-t) [B, V] in nats: `ids` [B, T] unmasked, `positions` [B] masked."""
 
-    def word_log_probs(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Return log f(x_t = the word of `ids` | words that are not marked) [M] in nats, float64.
-
-        `ids` [B, T] are unmasked; `mask` [B, T] marks M words, any number a row, in the order of `ids[mask]`.
-        """
-
     def features(self, ids: Tensor) -> Tensor:
         """Return the concatenated token representations [B, max_length * width], zero at padding."""
 
@@ -96,21 +89,14 @@ class Evaluation(Config):
             ]
         return []
 
-    def model_problems(self, model: ModelConfig, language: Language) -> list[tuple[str, str]]:
-        """Return (field, message) for what keeps this evaluation from measuring a model; [] for nothing.
-
-        The field "" is the evaluation itself.
-        """
-        return []
-
     @abstractmethod
     def shards(self) -> int:
         """Return the number of independent pieces of work."""
 
-    def reference(self, language: Language, shard: int) -> np.ndarray:
+    def reference(self, language: Language, shard: int, *, device: str = "cpu") -> np.ndarray:
         """Return the exact conditionals that `measure` wants for this shard, float32, the sentence first.
 
-        They are the same for every subject of a language.
+        They are the same for every subject of a language, and computed on `device`.
         """
         raise TypeError(f"{self.kind} asks for no exact conditionals")
 

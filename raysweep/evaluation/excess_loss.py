@@ -54,10 +54,10 @@ class ExcessLossConfig(Evaluation):
         numbers = shard_range(self.sentences, self.shard_size, shard)
         return draw_sentences(language, numbers, seed=self.seed, purpose="excess_loss")
 
-    def reference(self, language: Language, shard: int) -> np.ndarray:
+    def reference(self, language: Language, shard: int, *, device: str = "cpu") -> np.ndarray:
         """Return the conditionals of the shard's masked positions: [n, T, V] (`all`) or [n, V] (`random`)."""
         start = shard_range(self.sentences, self.shard_size, shard).start
-        return self._exact(language, self.draw(language, shard), start).cpu().numpy()
+        return self._exact(language, self.draw(language, shard).to(device), start).cpu().numpy()
 
     def reference_bytes(self, language: Language) -> int:
         positions = language.max_length if self.positions == "all" else 1

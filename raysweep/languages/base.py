@@ -17,12 +17,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from raysweep.errors import DataError
 from raysweep.registry import Config
 from raysweep.seeding import words
+
+#: Sentences whose conditionals are in float64 at once.
+_ROWS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +63,17 @@ class Sample:
     latents: Mapping[str, Tensor] = field(default_factory=dict)
 
 
+def certain_length(length: int) -> np.ndarray:
+    """Return `length_probabilities` of a language whose sentences all have `length` words.
+
+    >>> certain_length(2).tolist()
+    [0.0, 0.0, 1.0]
+    """
+    probabilities = np.zeros(length + 1)
+    probabilities[length] = 1.0
+    return probabilities
+
+
 class LanguageConfig(Config):
     """Base of language configurations; `build` makes the language."""
 
@@ -82,6 +97,10 @@ class Language(ABC):
     most_hidden: ClassVar[int | None] = None
     #: True where exact conditionals cost more than reading them back from disk, and so are stored.
     stores_conditionals: ClassVar[bool] = False
+    #: What a person should know of this language, a line each, e.g. symbols that occur in no sentence.
+    notes: tuple[str, ...] = ()
+    #: Pr(a sentence has n words), float64 [max_length+1]; None where it is not known exactly.
+    length_probabilities: np.ndarray | None = None
 
     @property
     def held_out(self) -> Language:
@@ -166,10 +185,19 @@ class Language(ABC):
         """Return the number of words of each row [B]."""
         return (ids != self.pad_id).sum(dim=1)
 
+    def text(self, ids: Tensor) -> str:
+        """Return a sentence [T] as text: its words where they have names, their numbers otherwise."""
+        return " ".join(map(str, ids[ids != self.pad_id].tolist()))
+
     def sentence_entropy(self, ids: Tensor) -> Tensor:
         """Return (1/T) sum_t H(x_t | x_-t) of each sentence [B] in nats, float64."""
-        log_probs = self.conditionals(ids).to(torch.float64)
-        terms = torch.special.entr(log_probs.exp()).sum(dim=-1)
+        return self.entropy_of(self.conditionals(ids), ids)
+
+    def entropy_of(self, log_probs: Tensor, ids: Tensor) -> Tensor:
+        """Return `sentence_entropy` [B] of `ids` [B, T] whose conditionals [B, T, V] are there already."""
+        terms = torch.cat(
+            [torch.special.entr(part.double().exp()).sum(-1) for part in log_probs.split(_ROWS)]
+        )
         real = ids != self.pad_id
         return torch.where(real, terms, 0.0).sum(dim=1) / real.sum(dim=1)
 
@@ -186,6 +214,12 @@ class Language(ABC):
         rows = torch.arange(len(ids), device=ids.device)
         mask[rows, positions] = True
         return self.conditionals(ids, mask)[rows, positions]
+
+    def drawn_positions(self, ids: Tensor, *, seed: int, start: int = 0) -> Tensor:
+        """Return the position [B] that `entropy` draws in each of the sentences `start ..` of `seed`."""
+        number = torch.arange(start, start + len(ids))
+        draw = words(seed, "entropy", number, 1)[:, 0].to(ids.device)
+        return (draw * self.lengths(ids)) >> 32
 
     def entropy(
         self,
@@ -207,8 +241,6 @@ class Language(ABC):
             if positions == "all":
                 parts.append(self.sentence_entropy(ids))
                 continue
-            number = torch.arange(k, k + len(ids))
-            draw = words(seed, "entropy", number, 1)[:, 0].to(ids.device)
-            log_probs = self.conditionals_at(ids, (draw * self.lengths(ids)) >> 32).to(torch.float64)
-            parts.append(torch.special.entr(log_probs.exp()).sum(dim=-1))
+            log_probs = self.conditionals_at(ids, self.drawn_positions(ids, seed=seed, start=k))
+            parts.append(torch.special.entr(log_probs.double().exp()).sum(dim=-1))
         return Estimate.of(torch.cat(parts))

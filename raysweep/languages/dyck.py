@@ -42,7 +42,7 @@ from pydantic import Field, field_validator
 from torch import Tensor
 
 from raysweep.errors import ConfigError, DataError
-from raysweep.languages.base import Language, LanguageConfig, Sample, Task
+from raysweep.languages.base import Language, LanguageConfig, Sample, Task, certain_length
 from raysweep.languages.checks import check_fixed_length, check_sentences, decoded, impossible
 from raysweep.seeding import signs, words
 
@@ -94,6 +94,7 @@ class Dyck(Language):
     def __init__(self, *, length: int) -> None:
         decoded(DyckConfig, {"length": length})
         self.max_length = length
+        self.length_probabilities = certain_length(length)
 
     @property
     def tasks(self) -> Mapping[str, Task]:

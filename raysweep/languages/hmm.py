@@ -30,7 +30,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor
 
 from raysweep.errors import ConfigError, DataError
-from raysweep.languages.base import Language, LanguageConfig, Sample, Task
+from raysweep.languages.base import Language, LanguageConfig, Sample, Task, certain_length
 from raysweep.languages.checks import check_fixed_length, check_sentences, decoded, floor, impossible
 from raysweep.languages.draw import Categories, dirichlet
 from raysweep.seeding import derive, uniforms
@@ -122,6 +122,7 @@ class HMM(Language):
         self.emission = np.asarray(emission, dtype=np.float64)
         self.states, self.vocabulary_size = self.emission.shape
         self.max_length = length
+        self.length_probabilities = certain_length(length)
         self.label = label
         for name, table, shape in (
             ("initial", self.initial, (self.states,)),

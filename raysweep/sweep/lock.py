@@ -1,4 +1,4 @@
-"""One launch of a sweep at a time."""
+"""One launch of a sweep at a time, and one writer of a folder."""
 
 from __future__ import annotations
 
@@ -17,14 +17,21 @@ from raysweep.sweep.storage import open_directory
 
 
 class SweepLock:
-    """An advisory lock (flock) on a sweep's folder, held from `acquire` to `release` or process end.
+    """An advisory lock (flock) on a folder, by default a sweep's, from `acquire` to `release` or process end.
 
     The kernel drops it when its process dies, however it dies, so nothing stale is ever in the way; the file
     `lock` stays and only says who holds it.  Usable as a context manager.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        what: str = "sweep folder",
+        remedy: str = "give this sweep another name",
+    ) -> None:
         self.path = Path(directory) / "lock"
+        self.what, self.remedy = what, remedy
         self._handle: int | None = None
 
     def acquire(self) -> SweepLock:
@@ -48,8 +55,8 @@ class SweepLock:
             os.close(handle)
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                 raise LockedError(
-                    f"sweep folder {self.path.parent} is in use by {holder}; "
-                    "wait for it, stop it, or give this sweep another name"
+                    f"{self.what} {self.path.parent} is in use by {holder}; "
+                    f"wait for it, stop it, or {self.remedy}"
                 ) from None
             raise StorageError(
                 f"{self.path} cannot be locked: {error}; use storage that knows flock"

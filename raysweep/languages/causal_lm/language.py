@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from raysweep.errors import DataError
-from raysweep.languages.base import Language, Sample, Task
+from raysweep.languages.base import Language, Sample, Task, certain_length
 from raysweep.languages.causal_lm.config import CausalLMConfig
 from raysweep.languages.causal_lm.loading import Source
 from raysweep.languages.causal_lm.network import Network
@@ -56,6 +56,7 @@ class CausalLM(Language):
 
     def __init__(self, source: Source, *, kept: Tensor, bos: int, length: int) -> None:
         self.kept, self.bos, self.max_length = kept, bos, length
+        self.length_probabilities = certain_length(length)
         self.vocabulary_size = len(kept)
         self.words: tuple[str, ...] = tuple(source.tokenizer.batch_decode(kept[:, None].tolist()))
         self._source = source
@@ -81,6 +82,10 @@ class CausalLM(Language):
     def labels(self, task: str, sample: Sample) -> Tensor:
         """Raise `DataError`: there are no tasks."""
         raise DataError(f"no task '{task}'; this language has none")
+
+    def text(self, ids: Tensor) -> str:
+        """Return a sentence [T] as the model's tokenizer writes it."""
+        return "".join(self.words[word] for word in ids.tolist())
 
     def content(self) -> bytes:
         """Return architecture and weights (their sha256), the kept tokens, bos and the length as bytes."""

@@ -158,6 +158,10 @@ class PCFG(Language):
             n, seed=seed, start=start, pad=self.pad_id, derivations=False, device=torch.device(device)
         )[0]
 
+    def text(self, ids: Tensor) -> str:
+        """Return a sentence [T] as its words."""
+        return " ".join(self.words[word] for word in ids[ids != self.pad_id].tolist())
+
     def draw(self, sample: Sample, row: int) -> str:
         """Return the derivation of a sentence as a tree in text, a line per node."""
         return tree.text(tree.nodes(sample, row), self.grammar.symbols, self.words)

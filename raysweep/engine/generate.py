@@ -1,0 +1,276 @@
+"""Generating from a language on Ray: entropies, exact conditionals, statistics and labelled task sets.
+
+Work comes in parts (`sentences`, and the task splits `train` and `test`), parts in shards of consecutive
+sentences.  A shard is a pure function of (language, seed, number), a task computes it on one CPU, and the
+driver combines what the shards report in their order, so results are bitwise the same for any number of
+workers.  With a folder, every finished shard is on disk: a killed generation goes on where it was.
+
+    <out>/sentences/   entropy [n] of each sentence; conditionals too, where they are asked for or stored
+    <out>/train/, <out>/test/   ids [n, T] and labels.<task> [n] of the task splits
+    <out>/summary.json    what `Generated.to_dict` says
+
+Memory: a worker holds its language, one block of conditionals (64 MiB at most, a few times that while
+entropies are taken in float64) and one shard of what is stored (64 MiB at most by default, about three times
+that while it is written); the driver holds counts.  Neither grows with the number of sentences.  For 1e6
+sentences of the paper's PCFG a worker peaks at about 0.5 GB and the driver at about 0.4 GB, most of it code.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+from torch import Tensor
+
+from raysweep.engine.cluster import Cluster, check_storage, connected
+from raysweep.engine.interrupt import terminate_as_interrupt
+from raysweep.engine.outcome import in_a_line, is_trouble
+from raysweep.engine.request import Part, Positions, Work, plan
+from raysweep.engine.tally import Generated, Tally, counted, moments
+from raysweep.engine.tasks import RETRIES, Window, built, device, one_thread, task_options
+from raysweep.errors import ConfigError, DataError, StorageError
+from raysweep.languages.base import Language, LanguageConfig
+from raysweep.languages.splits import Split, TaskFacts, draw_split
+from raysweep.sweep.lock import SweepLock
+from raysweep.sweep.shards import ShardStore
+from raysweep.sweep.storage import write_atomic
+
+log = logging.getLogger("raysweep.generate")
+
+#: Told how many sentences are done, of how many.
+Progress = Callable[[int, int], None]
+
+#: Sentences computed in one go, unless their conditionals would exceed `BLOCK_BYTES`.
+BLOCK = 4096
+BLOCK_BYTES = 64 << 20
+#: Attempts at a shard whose process was lost, beyond those that Ray itself makes.
+ATTEMPTS = 3
+
+
+def generate(
+    language: LanguageConfig,
+    *,
+    what: Sequence[str] = ("statistics", "entropy", "tasks"),
+    sentences: int = 1_000_000,
+    train: int = 100_000,
+    test: int = 100_000,
+    seed: int = 0,
+    positions: Positions | None = None,
+    out: str | Path | None = None,
+    shard_size: int | None = None,
+    workers: int | None = None,
+    resources: Mapping[str, float] | None = None,
+    address: str | None = None,
+    progress: Progress | None = None,
+) -> Generated:
+    """Generate from a language in Ray tasks, and return what was found.
+
+    `what` holds
+
+    - `statistics`: counts of lengths and words over `sentences` sentences (part of the next two as well);
+    - `entropy`: the entropy of the exact conditionals, mean and standard error over sentences, in nats;
+    - `conditionals`: the exact conditionals themselves, stored in `out`, float32: [n, T, V] with NaN behind
+      the words, or [n, V] and their positions [n] for `positions="random"`;
+    - `tasks`, or `tasks:A,B` for some of them: labelled sentences of the splits `train` and `test`.
+
+    `positions="random"` looks at one drawn position a sentence instead of all; the default is that for
+    languages that `stores_conditionals`, whose conditionals are also stored wherever there is an `out`.
+    `shard_size` sentences make one task (by default as many as `SHARD` and `SHARD_BYTES` allow), of which
+    `workers` run at once (by default as many as the cluster has room for), each with `resources` (one CPU);
+    one that is given a GPU uses it.  `out` must be seen by every node.
+
+    A generation that was stopped or killed goes on when it is asked for again with the same `out`.  A task
+    whose process dies is tried again.  Raises `ConfigError` for arguments that make no sense, `DataError`
+    where the language has no such task or is another one on some node, `IdentityError` where `out` holds
+    shards of something else, `LockedError` where another generation is writing there, `StorageError` where
+    cluster or storage cannot be reached, and `KeyboardInterrupt` on Ctrl-C or SIGTERM.
+    """
+    started = time.monotonic()
+    built.cache_clear()  # what a config's files hold may have changed since
+    known = built(language)
+    work = plan(
+        language,
+        known,
+        what=what,
+        sizes={"sentences": sentences, "train": train, "test": test},
+        seed=seed,
+        positions=positions,
+        out=out,
+        shard_size=shard_size,
+    )
+    need = {"CPU": 1.0} if resources is None else dict(resources)
+    if workers is not None and workers < 1:
+        raise ConfigError(f"workers: {workers} is less than 1; leave it out to use the whole cluster")
+    lock = (
+        nullcontext()
+        if work.out is None
+        else SweepLock(work.out, what="folder", remedy="name another folder")
+    )
+    with terminate_as_interrupt(), lock:
+        for part in work.sizes:
+            folder = work.folder(part)
+            if folder is not None:
+                ShardStore.make(folder, work.identity(part)).clean()
+        with connected(address) as cluster:
+            if work.out is not None:
+                check_storage(work.out)
+            tally = Tally(known, work.tasks)
+            _collect(work, tally, workers or _room(cluster, need), need, progress)
+        found = tally.result(
+            seed=seed, positions=work.positions, out=work.out, seconds=time.monotonic() - started
+        )
+        if work.out is not None:
+            content = json.dumps({"language_config": language.encode(), **found.to_dict()}, indent=1)
+            write_atomic(work.out / "summary.json", (content + "\n").encode())
+    return found
+
+
+def _room(cluster: Cluster, need: Mapping[str, float]) -> int:
+    """Return how many tasks to have in flight: twice what fits now, so that none waits for the next."""
+    fits = min((int(cluster.resources.get(name, 0.0) / n) for name, n in need.items() if n > 0), default=1)
+    if fits < 1 and cluster.embedded:
+        raise ConfigError(f"resources: {dict(need)} are more than this machine has")
+    return max(2, 2 * fits)
+
+
+def _collect(
+    work: Work, tally: Tally, window_size: int, need: dict[str, float], progress: Progress | None
+) -> None:
+    """Have all shards made, and add what they report to the tally in order."""
+    order = work.shards()
+    place = {key: k for k, key in enumerate(order)}
+    total = sum(work.sizes.values())
+    window: Window[tuple[Part, int]] = Window(window_size)
+    task = make_shard.options(name="generate", **task_options(need))
+    told = ray.put(work)
+
+    def submit(part: Part, shard: int) -> None:
+        window.add((part, shard), lambda: task.remote(told, part, shard))
+
+    for part, shard in order:
+        submit(part, shard)
+    attempts: dict[tuple[Part, int], int] = {}
+    early: dict[int, tuple[Part, dict[str, Any]]] = {}
+    done = following = 0
+    if progress is not None:
+        progress(0, total)
+    try:
+        while len(window):
+            for key, reference in window.ready(timeout=1.0):
+                part, shard = key
+                try:
+                    early[place[key]] = part, ray.get(reference)
+                except ray.exceptions.RayError as error:
+                    attempts[key] = attempts.get(key, 0) + 1
+                    if not is_trouble(error):
+                        raise
+                    if attempts[key] >= ATTEMPTS:
+                        raise StorageError(
+                            f"shard {shard} of {part} was lost {attempts[key]} times: {in_a_line(error)}"
+                        ) from error
+                    log.warning("shard %d of %s is tried again: %s", shard, part, in_a_line(error))
+                    submit(part, shard)
+                    continue
+                done += len(work.numbers(part, shard))
+                while following in early:
+                    tally.add(*early.pop(following))
+                    following += 1
+                if progress is not None:
+                    progress(done, total)
+    except BaseException:
+        window.cancel()
+        raise
+
+
+def _make_shard(work: Work, part: Part, shard: int) -> dict[str, Any]:
+    """Make a shard, or find it made, and return what is to be counted of it."""
+    one_thread()
+    language = built(work.language)
+    if language.fingerprint != work.fingerprint:
+        raise DataError(
+            f"the language of node {socket.gethostname()} is another one than the driver's: are its files "
+            "the same there?"
+        )
+    folder = work.folder(part)
+    store = None if folder is None else ShardStore.find(folder)
+    arrays = None if store is None else store.read(shard)
+    reused = arrays is not None
+    if arrays is None:
+        numbers = work.numbers(part, shard)
+        if part == "sentences":
+            arrays = _sentences(language, work, numbers)
+        else:
+            arrays = _labelled(language, work, part, numbers)
+        if store is not None:
+            store.write(shard, arrays)
+    report: dict[str, Any] = {name: value for name, value in arrays.items() if name.endswith("_counts")}
+    if "entropy" in arrays:
+        report["entropy"] = moments(arrays["entropy"])
+    return {**report, "reused": reused}
+
+
+#: Ray tries a task again when its process dies, or the storage is away for a moment.
+_AS_TASK: Any = ray.remote(**RETRIES)
+make_shard = _AS_TASK(_make_shard)
+
+
+def _sentences(language: Language, work: Work, numbers: range) -> dict[str, np.ndarray]:
+    """Return the shard of the sentences `numbers`: counts, and what is asked for of their conditionals."""
+    each = 4 * language.vocabulary_size * (language.max_length if work.positions == "all" else 1)
+    block = max(1, min(BLOCK, BLOCK_BYTES // each))
+    words, lengths = language.vocabulary_size, language.max_length + 1
+    counts = {
+        "word_counts": torch.zeros(words + 1, dtype=torch.int64),
+        "length_counts": torch.zeros(lengths, dtype=torch.int64),
+    }
+    found: dict[str, list[Tensor]] = {}
+    for start in range(numbers.start, numbers.stop, block):
+        n = min(block, numbers.stop - start)
+        ids = language.sample(n, seed=work.seed, start=start)
+        counts["word_counts"] += torch.bincount(ids.flatten(), minlength=words + 1).cpu()
+        counts["length_counts"] += torch.bincount(language.lengths(ids), minlength=lengths).cpu()
+        if not work.entropy:
+            continue
+        kept = _of_conditionals(language, work, ids.to(device()), start)
+        if work.store_conditionals:
+            kept["ids"] = ids.to(torch.int32)
+        for name, values in kept.items():
+            found.setdefault(name, []).append(values.cpu())
+    counts["word_counts"] = counts["word_counts"][:words]  # what is left out is padding
+    joined = {name: torch.cat(parts) for name, parts in found.items()}
+    return {name: values.numpy() for name, values in {**counts, **joined}.items()}
+
+
+def _of_conditionals(language: Language, work: Work, ids: Tensor, start: int) -> dict[str, Tensor]:
+    """Return the entropy [n] of sentences, float64, and their conditionals where those are stored."""
+    if work.positions == "random":
+        positions = language.drawn_positions(ids, seed=work.seed, start=start)
+        log_probs = language.conditionals_at(ids, positions)
+        found = {"entropy": torch.special.entr(log_probs.double().exp()).sum(dim=-1)}
+        stored = {"log_probs": log_probs, "positions": positions.to(torch.int32)}
+        return {**found, **stored} if work.store_conditionals else found
+    if not work.store_conditionals:
+        return {"entropy": language.sentence_entropy(ids)}
+    log_probs = language.conditionals(ids)
+    return {"entropy": language.entropy_of(log_probs, ids), "log_probs": log_probs}
+
+
+def _labelled(language: Language, work: Work, split: Split, numbers: range) -> dict[str, np.ndarray]:
+    """Return the shard of the sentences `numbers` of a split: ids, labels, and how often each occurs."""
+    sample = draw_split(language, split, len(numbers), seed=work.seed, start=numbers.start)
+    arrays = {"ids": sample.ids.to(torch.int32).cpu().numpy()}
+    for name in work.tasks:
+        labels = language.labels(name, sample)
+        arrays[f"labels.{name}"] = labels.to(torch.int32).cpu().numpy()
+        facts = TaskFacts.of(language.tasks[name], labels)
+        arrays[counted(split, name)] = np.array(facts.counts)
+    return arrays
