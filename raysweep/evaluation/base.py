@@ -18,6 +18,7 @@ from torch import Tensor
 
 from raysweep.errors import RunFailedError
 from raysweep.languages.base import Language
+from raysweep.models.base import ModelConfig
 from raysweep.registry import Config
 
 Arrays = dict[str, np.ndarray]
@@ -65,6 +66,12 @@ class Subject(Protocol):
     def log_probs(self, ids: Tensor, positions: Tensor) -> Tensor:
         """Return log f(x_t = word | x_-t) [B, V] in nats: `ids` [B, T] unmasked, `positions` [B] masked."""
 
+    def word_log_probs(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Return log f(x_t = the word of `ids` | words that are not marked) [M] in nats, float64.
+
+        `ids` [B, T] are unmasked; `mask` [B, T] marks M words, any number a row, in the order of `ids[mask]`.
+        """
+
     def features(self, ids: Tensor) -> Tensor:
         """Return the concatenated token representations [B, max_length * width], zero at padding."""
 
@@ -87,6 +94,13 @@ class Evaluation(Config):
             return [
                 ("", f"nobody knows the exact conditionals of a {type(language).__name__}; use held_out_loss")
             ]
+        return []
+
+    def model_problems(self, model: ModelConfig, language: Language) -> list[tuple[str, str]]:
+        """Return (field, message) for what keeps this evaluation from measuring a model; [] for nothing.
+
+        The field "" is the evaluation itself.
+        """
         return []
 
     @abstractmethod
