@@ -2,6 +2,7 @@
 
 from raysweep.models.base import MaskedLM, ModelConfig, parameter_count, total_vocabulary
 from raysweep.models.encoder import Encoder, EncoderConfig
+from raysweep.models.enlarge import enlarge
 from raysweep.models.lstm import LSTM, LSTMConfig
 from raysweep.models.shapes import NAMED_SHAPES, Shape
 
@@ -14,6 +15,7 @@ __all__ = [
     "MaskedLM",
     "ModelConfig",
     "Shape",
+    "enlarge",
     "parameter_count",
     "total_vocabulary",
 ]

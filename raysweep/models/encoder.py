@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 
 from raysweep.errors import DataError
 from raysweep.languages.base import Language
-from raysweep.models.base import DrawnConfig, MaskedLM, Vocabulary, total_vocabulary
+from raysweep.models.base import DrawnConfig, MaskedLM, total_vocabulary
 from raysweep.models.dropout import Dropout
 from raysweep.models.shapes import Shape
 
@@ -93,7 +93,7 @@ class EncoderConfig(DrawnConfig):
             norm=self.norm,
             dropout=self.dropout,
             layer_norm_eps=self.layer_norm_eps,
-            vocabulary=self.vocabulary,
+            total_vocabulary=total_vocabulary(language.vocabulary_size, self.vocabulary),
             checkpointing=self.checkpointing,
         )
 
@@ -171,13 +171,13 @@ class Encoder(MaskedLM):
         norm: Literal["pre", "post"],
         dropout: float,
         layer_norm_eps: float,
-        vocabulary: Vocabulary = "own",
+        total_vocabulary: int,
         checkpointing: bool = False,
     ) -> None:
         super().__init__()
         self.shape, self.norm, self.checkpointing = shape, norm, checkpointing
         self.width, self.vocabulary_size, self.pad_id = shape.width, vocabulary_size, pad_id
-        self.total_vocabulary, self.max_length = total_vocabulary(vocabulary_size, vocabulary), max_length
+        self.total_vocabulary, self.max_length = total_vocabulary, max_length
         pre_norm = norm == "pre"
         self.token_embedding = nn.Embedding(self.total_vocabulary, shape.width)
         self.position_embedding = nn.Embedding(max_length, shape.width)

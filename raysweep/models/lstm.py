@@ -24,7 +24,7 @@ from pydantic import Field, field_validator
 from torch import Tensor, nn
 
 from raysweep.languages.base import Language
-from raysweep.models.base import DrawnConfig, MaskedLM, Vocabulary, total_vocabulary
+from raysweep.models.base import DrawnConfig, MaskedLM, total_vocabulary
 from raysweep.models.dropout import Dropout
 
 EMBEDDING_STD = 1.0  # as PyTorch's own; with BERT's 0.02 hardly anything reaches the upper layers
@@ -97,7 +97,7 @@ class LSTMConfig(DrawnConfig):
             pad_id=language.pad_id,
             max_length=language.max_length,
             dropout=self.dropout,
-            vocabulary=self.vocabulary,
+            total_vocabulary=total_vocabulary(language.vocabulary_size, self.vocabulary),
         )
 
 
@@ -133,12 +133,12 @@ class LSTM(MaskedLM):
         pad_id: int,
         max_length: int,
         dropout: float,
-        vocabulary: Vocabulary = "own",
+        total_vocabulary: int,
     ) -> None:
         super().__init__()
         self.shape = shape
         self.width, self.vocabulary_size, self.pad_id = shape.hidden, vocabulary_size, pad_id
-        self.total_vocabulary, self.max_length = total_vocabulary(vocabulary_size, vocabulary), max_length
+        self.total_vocabulary, self.max_length = total_vocabulary, max_length
         self.token_embedding = nn.Embedding(self.total_vocabulary, shape.hidden)
         self.dropout = Dropout(dropout)
         self.layers = nn.ModuleList(LSTMLayer(shape.hidden) for _ in range(shape.layers))
