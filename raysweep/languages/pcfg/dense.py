@@ -19,6 +19,8 @@ from torch import Tensor
 from raysweep.languages.pcfg.engine import TorchEngine, dense_flops
 from raysweep.languages.pcfg.grammar import Grammar
 
+_BLOCK_BYTES = {"cpu": 2 << 20, "cuda": 1 << 30}
+
 
 class _Chart:
     """A chart [span, batch, symbol], by start and by end; slots of width count from the narrowest."""
@@ -64,6 +66,8 @@ class DenseEngine(TorchEngine):
     def __init__(self, grammar: Grammar, longest: int, device: torch.device) -> None:
         super().__init__(grammar, longest, device)
         self._rules: dict[torch.dtype, Tensor] = {}
+        #: Spans whose pairs are held at once: on a CPU they stay in the cache between two products.
+        self._block = max(1, _BLOCK_BYTES[device.type] // (4 * len(grammar.symbols) ** 2))
 
     def flops(self, n: int) -> tuple[int, int]:
         return dense_flops(len(self.grammar.symbols), n)
@@ -112,9 +116,17 @@ class DenseEngine(TorchEngine):
         leaves, rules = self.table("leaves", dtype), self._table(dtype)
         chart = _Chart(n, batch, len(leaves), leaves)
         chart.set(1, leaves.T[words.T])
+        N = chart.symbols
+        pairs = rules.new_empty(min(self._block, batch * n), N, N)
         for w in range(2, n + 1):
-            pairs = torch.bmm(chart.lefts(w).transpose(1, 2), chart.rights(w))
-            chart.set(w, (pairs.view(len(pairs), -1) @ rules).view(n - w + 1, batch, -1))
+            left, right = chart.lefts(w), chart.rights(w)
+            cells = rules.new_empty(len(left), N)
+            for first in range(0, len(left), self._block):
+                part = slice(first, first + self._block)
+                p = pairs[: len(left[part])]
+                torch.bmm(left[part].transpose(1, 2), right[part], out=p)
+                torch.mm(p.view(len(p), -1), rules, out=cells[part])
+            chart.set(w, cells.view(n - w + 1, batch, N))
         return chart
 
     def _outside(self, chart: _Chart, down_to: int = 1) -> _Chart:
@@ -123,10 +135,18 @@ class DenseEngine(TorchEngine):
         rules = self._table(chart.by_start.dtype)
         out = _Chart(n, chart.batch, N, rules)
         out.by_start[0, :, n - 1] = self.table("root", rules.dtype)
+        pairs = rules.new_empty(min(self._block, chart.batch * n), N, N)
+        shares = rules.new_empty(len(pairs) * n * N)
         for w in range(n, max(down_to, 1), -1):
-            above = out.sum(w).view(-1, N) @ rules.T
-            above = above.view(-1, N, N)
+            above = out.sum(w).view(-1, N)
             left, right = chart.lefts(w), chart.rights(w)
-            out.lefts(w).baddbmm_(right, above.transpose(1, 2))
-            out.rights(w).baddbmm_(left, above)
+            out_left, out_right = out.lefts(w), out.rights(w)
+            for first in range(0, len(left), self._block):
+                part = slice(first, first + self._block)
+                p = pairs[: len(left[part])]
+                torch.mm(above[part], rules.T, out=p.view(len(p), -1))
+                # Products of whole batches are fast, sums of them into strided ones are not: two steps.
+                share = shares[: p.shape[0] * (w - 1) * N].view(len(p), w - 1, N)
+                out_left[part] += torch.bmm(right[part], p.transpose(1, 2), out=share)
+                out_right[part] += torch.bmm(left[part], p, out=share)
         return out

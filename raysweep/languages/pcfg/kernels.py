@@ -27,8 +27,8 @@ def charts(
     leaves: np.ndarray,
     root: np.ndarray,
     code: Code,
-    read: np.ndarray,
-    both: bool,
+    read_inside: np.ndarray,
+    read_outside: np.ndarray,
     inner: np.ndarray,
     outer: np.ndarray,
     products: np.ndarray,
@@ -36,11 +36,11 @@ def charts(
     inside: np.ndarray,
     outside: np.ndarray,
 ) -> None:
-    """Run the inside pass, and the outside pass where `both`, over sentences of one length.
+    """Run the inside pass, and the outside pass where something is read, over sentences of one length.
 
     `words` int64 [B, n] index the rows of `leaves` [V+1, N]; `inner`, `outer` [cells, LANES] and `products`
     [pairs, LANES] are working space.  Fills `total` float64 [B], the root-weighted sum over the tops, and
-    `inside`, and where `both` `outside` [B, len(read)], the charts at the cells `read`.
+    `inside` and `outside` [B, cells], the charts at the cells `read_inside` and `read_outside`.
     """
     for g in range(0, words.shape[0], LANES):
         lanes = min(LANES, words.shape[0] - g)
@@ -59,11 +59,11 @@ def charts(
             for k in range(len(code.top_cells)):
                 z += np.float64(inner[code.top_cells[k], j]) * np.float64(root[code.top_symbols[k]])
             total[g + j] = z
-        for k in range(len(read)):
-            cell = inner[read[k]]
+        for k in range(len(read_inside)):
+            cell = inner[read_inside[k]]
             for j in range(lanes):
                 inside[g + j, k] = cell[j]
-        if both:
+        if len(read_outside) > 0:
             for k in range(len(code.reached)):
                 cell = outer[code.reached[k]]
                 for j in range(LANES):
@@ -76,8 +76,8 @@ def charts(
                 b = len(code.starts_of) - 2 - back
                 for s in range(code.starts_of[b], code.starts_of[b + 1]):
                     _block_outside(code, b, code.starts[s], inner, outer, products)
-            for k in range(len(read)):
-                cell = outer[read[k]]
+            for k in range(len(read_outside)):
+                cell = outer[read_outside[k]]
                 for j in range(lanes):
                     outside[g + j, k] = cell[j]
 

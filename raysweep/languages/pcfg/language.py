@@ -27,7 +27,7 @@ from raysweep.languages.base import Language, Sample, Task
 from raysweep.languages.checks import check_sentences, decoded, impossible
 from raysweep.languages.pcfg import tree
 from raysweep.languages.pcfg.config import LONGEST, PCFGConfig
-from raysweep.languages.pcfg.engine import Engine, Name, make_engine
+from raysweep.languages.pcfg.engine import Engine, Name, empty, make_engine
 from raysweep.languages.pcfg.grammar import Grammar, length_probabilities
 from raysweep.languages.pcfg.sampler import Sampler
 
@@ -180,7 +180,7 @@ class PCFG(Language):
             unknown |= ~mask
             place.masked_fill_(~mask, -1)
         out = self._conditionals(ids, mask, lengths, place, ids.numel(), dtype)
-        out[unknown.flatten()] = torch.nan
+        out.index_fill_(0, unknown.flatten().nonzero()[:, 0], torch.nan)
         return out.view(*ids.shape, self.vocabulary_size)
 
     def conditionals_at(self, ids: Tensor, positions: Tensor) -> Tensor:
@@ -200,7 +200,7 @@ class PCFG(Language):
         self, ids: Tensor, mask: Tensor | None, lengths: Tensor, place: Tensor, rows: int, dtype: torch.dtype
     ) -> Tensor:
         """Return [rows, V] with the conditionals at (b, t) in row `place[b, t]`, nothing where -1."""
-        out = torch.empty(rows, self.vocabulary_size, dtype=dtype, device=ids.device)
+        out = empty((rows, self.vocabulary_size), dtype, ids.device)
         engine = self._engine(ids.device)
         for some, n in self._groups(lengths):
             words, to = self._words(ids, mask, some, n), place[some, :n]

@@ -14,22 +14,22 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba import njit, types
 from numba.extending import intrinsic
 
-from raysweep.languages.pcfg.instructions import Code
 
-_ONE, _FOUR = np.uint32(1), np.uint32(4)
+class Mixture(NamedTuple):
+    """How weights of leaves, in this order, become weights of words at each of n positions.
 
-
-class Emissions(NamedTuple):
-    """Emissions [N, V] for mixing: symbols of many words as rows of `table`, those of few as lists.
-
-    Symbol A has `words[words_of[A] : words_of[A + 1]]` with their `values` where `wide[A]` is False.
+    Position t's symbols of many words are `symbols[of[t] : of[t + 1]]`, rows of `emission` [N, V].  Its
+    symbols of few words follow as terms: the weight at `source[k]` times `value[k]` goes to `word[k]`, for k
+    in `terms_of[t] : terms_of[t + 1]`.
     """
 
-    table: np.ndarray
-    wide: np.ndarray
-    words_of: np.ndarray
-    words: np.ndarray
-    values: np.ndarray
+    emission: np.ndarray
+    of: np.ndarray
+    symbols: np.ndarray
+    terms_of: np.ndarray
+    source: np.ndarray
+    word: np.ndarray
+    value: np.ndarray
 
 
 @intrinsic
@@ -63,7 +63,7 @@ _C6, _C7, _C8 = np.float32(0.11685419828), np.float32(-0.11479733884), np.float3
 _HALF, _UNIT = np.float32(0.5), np.float32(1.0)
 
 
-@njit(cache=True, nogil=True, inline="always")
+@njit(cache=True, nogil=True, fastmath={"contract"}, inline="always")
 def _log(x):  # type: ignore[no-untyped-def]
     """Return log x of a float32 >= 0 to its last place, without branches; a finite number for 0."""
     small = x < _TINY
@@ -78,42 +78,45 @@ def _log(x):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True, fastmath={"contract", "reassoc", "nsz"}, error_model="numpy", inline="always")
-def _mix(outside, code, t, emissions, row):  # type: ignore[no-untyped-def]
+def _mix(outside, mixture, t, row):  # type: ignore[no-untyped-def]
     """Fill `row` [V] with sum_A outside[A] emission[A, c] over position t's leaves and return its sum."""
-    V = row.shape[0]
-    for c in range(V):
-        row[c] = 0
-    k, last = code.leaves_of[t], code.leaves_of[t + 1]
+    V, emission, symbols = row.shape[0], mixture.emission, mixture.symbols
+    k, last = mixture.of[t], mixture.of[t + 1]
+    # Five symbols at a time, so that the row is read and written less often.
+    if k + 5 <= last:
+        f0, f1, f2, f3, f4 = outside[k], outside[k + 1], outside[k + 2], outside[k + 3], outside[k + 4]
+        e0, e1, e2 = emission[symbols[k]], emission[symbols[k + 1]], emission[symbols[k + 2]]
+        e3, e4 = emission[symbols[k + 3]], emission[symbols[k + 4]]
+        for c in range(V):
+            row[c] = f0 * e0[c] + f1 * e1[c] + f2 * e2[c] + f3 * e3[c] + f4 * e4[c]
+        k += 5
+    else:
+        for c in range(V):
+            row[c] = 0
+    while k + 5 <= last:
+        f0, f1, f2, f3, f4 = outside[k], outside[k + 1], outside[k + 2], outside[k + 3], outside[k + 4]
+        e0, e1, e2 = emission[symbols[k]], emission[symbols[k + 1]], emission[symbols[k + 2]]
+        e3, e4 = emission[symbols[k + 3]], emission[symbols[k + 4]]
+        for c in range(V):
+            row[c] += f0 * e0[c] + f1 * e1[c] + f2 * e2[c] + f3 * e3[c] + f4 * e4[c]
+        k += 5
     while k < last:
-        A = code.leaf_symbols[k]
-        if emissions.wide[A] and k + _FOUR <= last and emissions.wide[code.leaf_symbols[k + 3]]:
-            f0, f1, f2, f3 = outside[k], outside[k + 1], outside[k + 2], outside[k + 3]
-            e0, e1 = emissions.table[A], emissions.table[code.leaf_symbols[k + 1]]
-            e2, e3 = emissions.table[code.leaf_symbols[k + 2]], emissions.table[code.leaf_symbols[k + 3]]
-            for c in range(V):
-                row[c] += (f0 * e0[c] + f1 * e1[c]) + (f2 * e2[c] + f3 * e3[c])
-            k += _FOUR
-            continue
-        f = outside[k]
-        if emissions.wide[A]:
-            e = emissions.table[A]
-            for c in range(V):
-                row[c] += f * e[c]
-        else:
-            for m in range(emissions.words_of[A], emissions.words_of[A + 1]):
-                row[emissions.words[m]] += f * emissions.values[m]
-        k += _ONE
+        f0, e0 = outside[k], emission[symbols[k]]
+        for c in range(V):
+            row[c] += f0 * e0[c]
+        k += 1
+    for k in range(mixture.terms_of[t], mixture.terms_of[t + 1]):
+        row[mixture.word[k]] += outside[mixture.source[k]] * mixture.value[k]
     total = row[0] * 0
     for c in range(V):
         total += row[c]
     return total
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy")
 def normalised(
     outside: np.ndarray,
-    code: Code,
-    emissions: Emissions,
+    mixture: Mixture,
     place: np.ndarray,
     floor: float,
     out: np.ndarray,
@@ -128,7 +131,7 @@ def normalised(
         for t in range(place.shape[1]):
             if place[b, t] >= 0:
                 row = out[place[b, t]]
-                total = _mix(outside[b], code, t, emissions, row)
+                total = _mix(outside[b], mixture, t, row)
                 if not (total >= floor and total * floor <= 1.0):
                     sound[b] = False
                 scale = 1 / total
@@ -136,11 +139,10 @@ def normalised(
                     row[c] *= scale
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy")
 def log_normalised(
     outside: np.ndarray,
-    code: Code,
-    emissions: Emissions,
+    mixture: Mixture,
     place: np.ndarray,
     floor: float,
     out: np.ndarray,
@@ -152,7 +154,7 @@ def log_normalised(
         for t in range(place.shape[1]):
             if place[b, t] >= 0:
                 row = out[place[b, t]]
-                total = _mix(outside[b], code, t, emissions, mixed)
+                total = _mix(outside[b], mixture, t, mixed)
                 if not (total >= floor and total * floor <= 1.0):
                     sound[b] = False
                 scale = np.float32(1) / total
@@ -164,8 +166,7 @@ def log_normalised(
 @njit(cache=True, nogil=True, fastmath={"contract", "reassoc", "nsz"}, error_model="numpy")
 def entropies(
     outside: np.ndarray,
-    code: Code,
-    emissions: Emissions,
+    mixture: Mixture,
     floor: float,
     out: np.ndarray,
     sound: np.ndarray,
@@ -174,12 +175,12 @@ def entropies(
 
     Clears `sound` as `normalised` does.
     """
-    mixed = np.empty(emissions.table.shape[1], dtype=np.float32)
-    n = len(code.leaves_of) - 1
+    mixed = np.empty(mixture.emission.shape[1], dtype=np.float32)
+    n = len(mixture.of) - 1
     for b in range(out.shape[0]):
         mean = 0.0
         for t in range(n):
-            total = _mix(outside[b], code, t, emissions, mixed)
+            total = _mix(outside[b], mixture, t, mixed)
             if not (total >= floor and total * floor <= 1.0):
                 sound[b] = False
             scale = np.float32(1) / total

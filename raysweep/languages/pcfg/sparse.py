@@ -13,10 +13,12 @@ from raysweep.languages.pcfg.engine import Engine
 from raysweep.languages.pcfg.grammar import Grammar
 from raysweep.languages.pcfg.instructions import Code, Instructions, flatten
 from raysweep.languages.pcfg.kernels import LANES, charts
-from raysweep.languages.pcfg.mixing import Emissions, entropies, log_normalised, normalised
+from raysweep.languages.pcfg.mixing import Mixture, entropies, log_normalised, normalised
 
 #: Sentences between two kernels: what the first writes is still in the cache when the second reads it.
 _CHUNK = 8 * LANES
+
+_NO_CELLS = np.zeros(0, dtype=np.uint32)
 
 #: A symbol of more than this share of all words is mixed as a whole row.
 _WIDE = 0.125
@@ -34,8 +36,9 @@ class SparseEngine(Engine):
     def __init__(self, grammar: Grammar, longest: int, device: torch.device) -> None:
         super().__init__(grammar, longest, device)
         self._programs: dict[tuple[int, bool], Instructions | None] = {}
-        self._codes: dict[tuple[int, bool, np.dtype], Code] = {}
-        self._tables: dict[np.dtype, tuple[np.ndarray, np.ndarray, Emissions]] = {}
+        self._codes: dict[tuple[int, np.dtype], Code] = {}
+        self._scaled: dict[np.dtype, tuple[np.ndarray, np.ndarray]] = {}
+        self._mixtures: dict[tuple[int, np.dtype], tuple[np.ndarray, Mixture]] = {}
         self._space = threading.local()
 
     def program(self, n: int, everything: bool = False) -> Instructions | None:
@@ -60,15 +63,15 @@ class SparseEngine(Engine):
         program = self.program(shown.shape[1])
         if program is None:
             return torch.from_numpy(sound)
-        code, _, _, emissions = self._at(program, False, rows.dtype)
+        cells, mixture = self._mixture(program, rows.dtype)
         least = floor(out.dtype)
         write = log_normalised if rows.dtype == np.float32 else normalised
         for first in range(0, len(shown), _CHUNK):
             part = slice(first, first + _CHUNK)
-            total, _, outside = self._charts(program, False, shown[part], rows.dtype, code.leaf_cells, True)
+            total, _, outside = self._charts(program, shown[part], rows.dtype, outside=cells)
             # A sentence that shows a word shows it in every context, so the words shown must be possible.
             sound[part] = ((total >= least) & (total * least <= 1)) | (where[part] >= 0).all(axis=1)
-            write(outside, code, emissions, where[part], least, rows, sound[part])
+            write(outside, mixture, where[part], least, rows, sound[part])
         if rows.dtype != np.float32:
             written = place[place >= 0]
             out[written] = out[written].log_()
@@ -80,11 +83,11 @@ class SparseEngine(Engine):
         program = self.program(shown.shape[1])
         if program is not None:
             sound[:] = True
-            code, _, _, emissions = self._at(program, False, dtype)
+            cells, mixture = self._mixture(program, dtype)
             for first in range(0, len(shown), _CHUNK):
                 part = slice(first, first + _CHUNK)
-                _, _, outside = self._charts(program, False, shown[part], dtype, code.leaf_cells, True)
-                entropies(outside, code, emissions, floor(torch.float32), out[part], sound[part])
+                _, _, outside = self._charts(program, shown[part], dtype, outside=cells)
+                entropies(outside, mixture, floor(torch.float32), out[part], sound[part])
         return torch.from_numpy(out), torch.from_numpy(sound)
 
     def tops(self, words: Tensor, everything: bool = False) -> Tensor:
@@ -92,7 +95,7 @@ class SparseEngine(Engine):
         out = torch.zeros(len(shown), len(self.grammar.symbols), dtype=torch.float64)
         if program is not None:
             cells, symbols = program.cells_of(program.n)
-            _, inside, _ = self._charts(program, everything, shown, np.dtype(np.float64), cells, False)
+            _, inside, _ = self._charts(program, shown, np.dtype(np.float64), inside=cells)
             out[:, symbols] = torch.from_numpy(inside)
         return out
 
@@ -100,8 +103,7 @@ class SparseEngine(Engine):
         program = self.program(words.shape[1])
         if program is None:
             return torch.zeros(len(words), dtype=torch.float64)
-        none = np.zeros(0, dtype=np.uint32)
-        total, _, _ = self._charts(program, False, words.numpy(), np.dtype(np.float64), none, False)
+        total, _, _ = self._charts(program, words.numpy(), np.dtype(np.float64))
         return torch.from_numpy(total)
 
     def prefixes(self, words: Tensor, w: int) -> tuple[Tensor, Tensor]:
@@ -110,29 +112,34 @@ class SparseEngine(Engine):
         if program is None:
             return out, torch.zeros(len(shown), dtype=torch.float64)
         cells, symbols = program.cells_of(w)
-        total, inside, outside = self._charts(program, False, shown, np.dtype(np.float64), cells, True)
+        total, inside, outside = self._charts(
+            program, shown, np.dtype(np.float64), inside=cells, outside=cells
+        )
         out[:, symbols] = torch.from_numpy(inside * outside)
         return out, torch.from_numpy(total)
 
     def _charts(
         self,
         program: Instructions,
-        everything: bool,
         words: np.ndarray,
         dtype: np.dtype,
-        read: np.ndarray,
-        both: bool,
+        *,
+        inside: np.ndarray = _NO_CELLS,
+        outside: np.ndarray = _NO_CELLS,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return Pr(words) [B] and the inside and outside charts [B, len(read)] at the cells `read`."""
-        code, leaves, root, _ = self._at(program, everything, dtype)
+        """Return Pr(words) [B], and the inside and outside charts [B, cells] at the cells asked for.
+
+        The outside pass runs where something is asked of it.
+        """
+        code, (leaves, root) = self._code(program, dtype), self._tables(dtype)
         words = np.ascontiguousarray(words, dtype=np.int64)
         total = np.empty(len(words))
-        inside = np.empty((len(words), len(read)), dtype=dtype)
-        outside = np.empty((len(words) if both else 0, len(read)), dtype=dtype)
-        sizes = (program.cells, program.cells if both else 0, program.pairs)
+        below = np.empty((len(words), len(inside)), dtype=dtype)
+        around = np.empty((len(words), len(outside)), dtype=dtype)
+        sizes = (program.cells, program.cells if len(outside) else 0, program.pairs)
         inner, outer, products = self._scratch(sizes, dtype)
-        charts(words, leaves, root, code, read, both, inner, outer, products, total, inside, outside)
-        return total, inside, outside
+        charts(words, leaves, root, code, inside, outside, inner, outer, products, total, below, around)
+        return total, below, around
 
     def _scratch(self, sizes: tuple[int, ...], dtype: np.dtype) -> list[np.ndarray]:
         """Return arrays [size, LANES] of this thread's working space, which the next call uses again."""
@@ -148,26 +155,37 @@ class SparseEngine(Engine):
             at = stop
         return out
 
-    def _at(
-        self, program: Instructions, everything: bool, dtype: np.dtype
-    ) -> tuple[Code, np.ndarray, np.ndarray, Emissions]:
-        """Return the code, the leaves [V+1, N], the root [N] and the emissions in a dtype."""
-        key = (program.n, everything, dtype)
+    def _code(self, program: Instructions, dtype: np.dtype) -> Code:
+        key = (id(program), dtype)
         if key not in self._codes:
             self._codes[key] = program.code.cast(dtype)
-        if dtype not in self._tables:
-            emission = self.grammar.emission.astype(dtype)
-            symbol, word = np.nonzero(emission)
-            count = np.bincount(symbol, minlength=len(emission))
-            self._tables[dtype] = (
-                np.ascontiguousarray(self.leaves.T, dtype=dtype),
-                self.grammar.root.astype(dtype),
-                Emissions(
-                    emission,
-                    count > _WIDE * emission.shape[1],
-                    np.concatenate([[0], np.cumsum(count)]),
-                    word,
-                    emission[symbol, word],
-                ),
+        return self._codes[key]
+
+    def _tables(self, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+        """Return the scaled leaves [V+1, N] and the root [N]."""
+        if dtype not in self._scaled:
+            leaves = np.ascontiguousarray(self.leaves.T, dtype=dtype)
+            self._scaled[dtype] = (leaves, self.grammar.root.astype(dtype))
+        return self._scaled[dtype]
+
+    def _mixture(self, program: Instructions, dtype: np.dtype) -> tuple[np.ndarray, Mixture]:
+        """Return the cells of a program's leaves in the order in which they are mixed, and how they are."""
+        key = (program.n, dtype)
+        if key not in self._mixtures:
+            code, emission = program.code, self.grammar.emission
+            wide = ((emission > 0).sum(axis=1) > _WIDE * emission.shape[1])[code.leaf_symbols]
+            position = np.repeat(np.arange(program.n), np.diff(code.leaves_of))
+            many, few = np.nonzero(wide)[0], np.nonzero(~wide)[0]
+            term, word = np.nonzero(emission[code.leaf_symbols[few]])
+            ends = np.arange(program.n + 1)
+            mixture = Mixture(
+                emission=emission.astype(dtype),
+                of=np.searchsorted(position[many], ends),
+                symbols=code.leaf_symbols[many].astype(np.int64),
+                terms_of=np.searchsorted(position[few][term], ends),
+                source=len(many) + term,
+                word=word,
+                value=emission[code.leaf_symbols[few][term], word].astype(dtype),
             )
-        return self._codes[key], *self._tables[dtype]
+            self._mixtures[key] = (code.leaf_cells[np.concatenate([many, few])], mixture)
+        return self._mixtures[key]
