@@ -147,6 +147,7 @@ def test_other_architectures(
     said = [record.getMessage() for record in caplog.records if record.name.startswith("raysweep")]
     assert len(said) == len(slow)
     assert all(part in line for part, line in zip(slow, said, strict=True))
+    assert language.notes == tuple(said)
     ids = language.sample(8, seed=1)
     wanted = reforward(folder, language, ids, torch.float32)
     torch.testing.assert_close(language.conditionals(ids).exp().double(), wanted, rtol=0, atol=2e-6)
@@ -174,10 +175,9 @@ def test_slices_across_blocks_are_bitwise_equal(monkeypatch: pytest.MonkeyPatch)
 
 def test_words_are_texts_of_tokens() -> None:
     language = CausalLM.load(local_models.trained_opt(), keep=200, length=10)
-    sample = language.sample_latent(3, seed=0)
     assert len(language.words) == 200
-    for row in range(3):
-        assert language.draw(sample, row) == "".join(language.words[word] for word in sample.ids[row])
+    for ids in language.sample(3, seed=0):
+        assert language.text(ids) == "".join(language.words[word] for word in ids)
     assert local_models.BOS not in language.words
 
 

@@ -62,8 +62,9 @@ class CausalLM(Language):
         self._source = source
         self._device = torch.device("cpu")
         network = Network(source, kept)
-        for reason in network.slower:
-            _log.warning("%s is slower than other models: %s", source.name, reason)
+        self.notes = tuple(f"{source.name} is read in a slower way: {reason}" for reason in network.slower)
+        for note in self.notes:
+            _log.warning(note)
         self._networks = {(self._device, torch.float32): network}
 
     @classmethod
@@ -85,7 +86,10 @@ class CausalLM(Language):
 
     def text(self, ids: Tensor) -> str:
         """Return a sentence [T] as the model's tokenizer writes it."""
-        return "".join(self.words[word] for word in ids.tolist())
+        # Of all tokens at once: a letter may be several tokens, none of which is a text by itself.
+        words = ids[ids != self.pad_id].cpu()
+        text: str = self._source.tokenizer.decode(self.kept[words].tolist())
+        return text
 
     def content(self) -> bytes:
         """Return architecture and weights (their sha256), the kept tokens, bos and the length as bytes."""
@@ -179,11 +183,6 @@ class CausalLM(Language):
         size = max(1, (1 << 22) // (self.max_length * self.vocabulary_size))
         parts = [super(CausalLM, self).sentence_entropy(rows) for rows in torch.split(ids, size)]
         return torch.cat(parts)
-
-    def draw(self, sample: Sample, row: int) -> str:
-        """Return a sentence as text."""
-        text: str = self._source.tokenizer.decode(self.kept[sample.ids[row].cpu()].tolist())
-        return text
 
     def _checked(self, ids: Tensor, mask: Tensor | None) -> Tensor:
         lengths = check_sentences(self, ids, mask)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
-import tempfile
 from collections import Counter
 from itertools import islice
 from pathlib import Path
@@ -18,6 +16,7 @@ from raysweep.errors import ConfigError, DataError
 from raysweep.languages.causal_lm.loading import Source
 from raysweep.languages.causal_lm.network import Network
 from raysweep.languages.causal_lm.sampling import block_size, draw_block
+from raysweep.languages.corpus.store import cache_directory, write_atomically
 
 _log = logging.getLogger(__name__)
 
@@ -68,13 +67,11 @@ def by_samples(source: Source, bos: int, keep: int, *, samples: int, length: int
             total += draw_block(network, bos, length, seed=seed, purpose="causal_lm keep", block=block)[1]
     order = torch.argsort(total, descending=True, stable=True)[:keep]
     kept = allowed[order].sort().values
-    _write(file, json.dumps(kept.tolist()))
+    try:
+        write_atomically(file, json.dumps(kept.tolist()).encode())
+    except OSError as error:
+        _log.warning("the kept tokens are computed again next time: %s cannot be written: %s", file, error)
     return kept
-
-
-def cache_folder() -> Path:
-    """Return the folder of what can be computed again: `$RAYSWEEP_CACHE` or `~/.cache/raysweep`."""
-    return Path(os.environ.get("RAYSWEEP_CACHE") or "~/.cache/raysweep").expanduser().absolute()
 
 
 def _allowed(source: Source, bos: int, keep: int) -> Tensor:
@@ -93,16 +90,4 @@ def _allowed(source: Source, bos: int, keep: int) -> Tensor:
 def _cache_file(source: Source, what: str) -> Path:
     special = repr(sorted(source.special)).encode()
     name = hashlib.sha256(source.digest + special + what.encode()).hexdigest()
-    return cache_folder() / "causal_lm" / f"{name}.json"
-
-
-def _write(file: Path, text: str) -> None:
-    """Write a file at once, so that another process never reads half of it."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=file.parent)
-        with os.fdopen(handle, "w", encoding="utf-8") as out:
-            out.write(text)
-        os.replace(temporary, file)
-    except OSError as error:
-        _log.warning("the kept tokens are computed again next time: %s cannot be written: %s", file, error)
+    return cache_directory() / "causal_lm" / f"{name}.json"
