@@ -7,9 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from raysweep.errors import ConfigError, DataError
-from raysweep.languages import HMM
+from raysweep.languages import HMM, Language
+from raysweep.languages.hmm import passes
+from raysweep.languages.hmm.blocks import Blocks
 
 
 def test_tables_are_block_diagonal() -> None:
@@ -127,3 +130,122 @@ def test_words_below_float32s_range() -> None:
     before = language.conditionals(torch.tensor([[0, 1]]))[0, 0].exp()
     state = np.array([5 * 0.9, 2 * 0.2]) / (5 * 0.9 + 2 * 0.2)
     np.testing.assert_allclose(before.numpy()[1:], state @ language.emission[1:, 1:], rtol=0, atol=1e-6)
+
+
+def total_variation(a: Tensor, b: Tensor) -> float:
+    return ((a.double().exp() - b.double().exp()).abs().nansum(dim=-1).max() / 2).item()
+
+
+@pytest.mark.parametrize("blocks", [10, 1])
+def test_float32_on_the_papers_preset(blocks: int) -> None:
+    language = HMM.random(seed=0, blocks=blocks)
+    ids = language.sample(4096, seed=3)
+    for part in ids.split(1024):
+        exact = language.conditionals(part, dtype=torch.float64)
+        assert total_variation(language.conditionals(part), exact) <= 2e-7
+        truth = torch.special.entr(exact.exp()).sum(dim=-1).mean(dim=-1)
+        assert (language.sentence_entropy(part) - truth).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("rate", [None, 0.2, 0.9])
+def test_results_do_not_depend_on_the_batch(rate: float | None) -> None:
+    """Where a visible word tells the block, bit by bit: alone, in parts, and in another order."""
+    language = HMM.random(seed=0)
+    ids = language.sample(300, seed=4)
+    generator = torch.Generator().manual_seed(0)
+    mask = None if rate is None else torch.rand(ids.shape, generator=generator) < rate
+    if mask is not None:
+        mask[:, 7] = False
+    whole = language.conditionals(ids, mask)
+    order = torch.randperm(300, generator=generator)
+    for rows in (order, torch.arange(5, 6), torch.arange(100, 163)):
+        part = language.conditionals(ids[rows], None if mask is None else mask[rows])
+        torch.testing.assert_close(part, whole[rows], rtol=0, atol=0, equal_nan=True)
+    if mask is None:
+        assert torch.equal(language.sentence_entropy(ids[order]), language.sentence_entropy(ids)[order])
+
+
+def scattered() -> HMM:
+    """Blocks of unequal sizes whose states and words do not stand side by side."""
+    sizes = [(1, 2), (4, 3), (7, 1), (3, 9)]
+    S, V = (sum(pair[k] for pair in sizes) for k in (0, 1))
+    generator = np.random.default_rng(0)
+    states, words = generator.permutation(S), generator.permutation(V)
+    transition, emission = np.zeros((S, S)), np.zeros((S, V))
+    s = v = 0
+    for rows, columns in sizes:
+        inside, said = states[s : s + rows], words[v : v + columns]
+        transition[np.ix_(inside, inside)] = generator.dirichlet(np.ones(rows), rows)
+        emission[np.ix_(inside, said)] = generator.dirichlet(np.ones(columns), rows)
+        s, v = s + rows, v + columns
+    return HMM(initial=generator.dirichlet(np.ones(S)), transition=transition, emission=emission, length=6)
+
+
+@pytest.mark.parametrize("language", [scattered(), HMM.random(seed=3, blocks=5)], ids=["scattered", "random"])
+def test_blocks_are_the_dense_pass(language: HMM) -> None:
+    ids = language.sample(500, seed=1)
+    blocks = Blocks.find(language.initial, language.transition, language.emission)
+    assert blocks is not None
+    assert len(blocks.blocks) > 3
+    out = torch.empty(*ids.shape, language.vocabulary_size)
+    assert len(blocks.answer(ids, None, out, None)) == 0
+    exact = language.conditionals(ids, dtype=torch.float64)
+    assert total_variation(out, exact) < 4e-7
+    assert ((exact == -torch.inf) == (out == -torch.inf)).all()
+    mask = torch.rand(ids.shape, generator=torch.Generator().manual_seed(0)) < 0.6
+    mask[0] = True
+    exact = language.conditionals(ids, mask, dtype=torch.float64)
+    found = language.conditionals(ids, mask)
+    assert total_variation(found, exact) < 4e-7
+    assert torch.equal(found.isnan(), exact.isnan())
+    # Nothing is visible in the first sentence, so every block is possible.
+    assert (
+        blocks.answer(ids, mask, torch.empty_like(found), None).tolist()
+        == mask.all(dim=1).nonzero()[:, 0].tolist()
+    )
+    assert found[0].isfinite().all()
+
+
+def test_words_of_two_blocks_are_no_sentence() -> None:
+    language = HMM.random(seed=0)
+    ids = language.sample(200, seed=1)
+    ids[77, 5] = (ids[77, 5] + 100) % 200
+    with pytest.raises(DataError, match="sentence 77: its visible words have probability zero"):
+        language.conditionals(ids)
+    with pytest.raises(DataError, match="sentence 77"):
+        language.sentence_entropy(ids)
+    # Hidden, the wrong word is no matter.
+    mask = torch.zeros_like(ids, dtype=torch.bool)
+    mask[:, 5] = True
+    assert language.conditionals(ids, mask)[:, 5].exp().sum(dim=-1).sub(1).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"states": 9, "vocabulary": 7, "length": 5, "blocks": 1, "tasks": ()}]
+)
+def test_entropy_is_that_of_the_conditionals(fields: dict[str, Any]) -> None:
+    language = HMM.random(seed=4, **fields)
+    ids = language.sample(100, seed=2)
+    by_definition = Language.sentence_entropy(language, ids)
+    found = language.sentence_entropy(ids)
+    assert found.dtype == torch.float64
+    torch.testing.assert_close(found, by_definition, rtol=0, atol=1e-6)
+
+
+def test_logarithms_are_right_to_two_units_in_the_last_place() -> None:
+    generator = torch.Generator().manual_seed(0)
+    spread = 10 ** (-45 + 45 * torch.rand(100_001, generator=generator, dtype=torch.float64))
+    near = 1 - 1e-3 * torch.rand(50_000, generator=generator, dtype=torch.float64)
+    edges = torch.tensor([0.0, 2.0**-149, 2.0**-126, 2.0**-94, 0.5, 0.70710677, 0.70710678, 1.0])
+    values = torch.cat([spread, near, edges.double()]).float()
+    out = torch.empty_like(values)
+    passes.log(values, out)
+    truth = values.double().log()
+    assert torch.equal(out == -torch.inf, values == 0)
+    kept = values > 0
+    unit = torch.from_numpy(np.spacing(truth[kept].abs().float().numpy())).double()
+    assert ((out[kept].double() - truth[kept]).abs() / unit).max() <= 2
+    # An element's logarithm does not depend on its place.
+    again = torch.empty_like(out[13:])
+    passes.log(values[13:].contiguous(), again)
+    assert torch.equal(again, out[13:])

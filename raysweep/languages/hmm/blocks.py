@@ -1,0 +1,116 @@
+"""Blocks: sets of states that move only among themselves and whose words nobody else emits.
+
+Where one visible word tells a sentence's block, all of its states, seen or hidden, are of that block, and
+the forward-backward pass over the block's tables is exact.  Sentences are grouped by block and answered by a
+compiled kernel in float32, each in the same way whatever else is in its batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+from torch import Tensor
+
+from raysweep.languages.checks import floor
+
+#: Above so many states in a block that are more than half of all, the products of `passes` are faster.
+WIDE = 32
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block's tables in float32: `leaves` [w+1, s] by word, the last row that of a hidden word."""
+
+    initial: np.ndarray
+    transition: np.ndarray
+    emission: np.ndarray
+    leaves: np.ndarray
+    words: np.ndarray
+
+
+class Blocks:
+    """The blocks of a model; `of_word` and `place` [V] are each word's block and its number in it."""
+
+    def __init__(self, blocks: list[Block], of_word: np.ndarray, place: np.ndarray) -> None:
+        self.blocks = blocks
+        self.of_word = torch.from_numpy(of_word)
+        self.place = place
+
+    @classmethod
+    def find(cls, initial: np.ndarray, transition: np.ndarray, emission: np.ndarray) -> Blocks | None:
+        """Return the blocks, or None where a kernel would not be the faster way."""
+        S, V = emission.shape
+        a, b = np.nonzero(transition)
+        s, c = np.nonzero(emission)
+        rows, columns = np.concatenate([a, s]), np.concatenate([b, S + c])
+        graph = coo_array((np.ones(len(rows)), (rows, columns)), shape=(S + V, S + V))
+        count, label = connected_components(graph, directed=False)
+        if np.bincount(label[:S]).max() > max(WIDE, S // 2):
+            return None
+        blocks, place = [], np.zeros(V, dtype=np.int64)
+        for block in range(count):
+            states, words = (np.nonzero(part == block)[0] for part in (label[:S], label[S:]))
+            place[words] = np.arange(len(words))
+            word = np.ascontiguousarray(emission[np.ix_(states, words)], dtype=np.float32)
+            blocks.append(
+                Block(
+                    initial=initial[states].astype(np.float32),
+                    transition=np.ascontiguousarray(transition[np.ix_(states, states)], dtype=np.float32),
+                    emission=word,
+                    leaves=np.concatenate([word.T, np.ones((1, len(states)), dtype=np.float32)]),
+                    words=words,
+                )
+            )
+        return cls(blocks, label[S:].astype(np.int64), place)
+
+    def answer(
+        self, words: Tensor, hidden: Tensor | None, out: Tensor | None, entropy: Tensor | None
+    ) -> Tensor:
+        """Answer the sentences whose visible words are of one block, and return the other rows, ascending.
+
+        `words` int64 [B, T] and `hidden` as everywhere.  Log-probabilities are written to `out` float32
+        [B, >= T, V], at the hidden positions or, without `hidden`, at all; without it also the mean entropy
+        over positions to `entropy` float64 [B].  A sentence with a normaliser that lost digits is returned.
+        """
+        from raysweep.languages.hmm import kernels
+
+        B, T = words.shape
+        block, known = self._told(words, hidden)
+        order = torch.argsort(torch.where(known, block, len(self.blocks)), stable=True)
+        ends = torch.bincount(block[known], minlength=len(self.blocks)).cumsum(0).tolist()
+        sound = torch.zeros(B, dtype=torch.bool)
+        start = 0
+        for tables, end in zip(self.blocks, ends, strict=True):
+            if end > start:
+                kernels.conditionals(
+                    words.numpy(),
+                    np.zeros((0, T), dtype=np.bool_) if hidden is None else hidden.numpy(),
+                    order[start:end].numpy(),
+                    tables.initial,
+                    tables.transition,
+                    tables.emission,
+                    tables.leaves,
+                    tables.words,
+                    self.place,
+                    np.zeros((0, 0, 0), dtype=np.float32) if out is None else out.numpy(),
+                    np.zeros(0) if entropy is None else entropy.numpy(),
+                    np.float32(floor(torch.float32)),
+                    sound.numpy(),
+                )
+            start = end
+        return (~sound).nonzero()[:, 0]
+
+    def _told(self, words: Tensor, hidden: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the block of each sentence [B] and whether its visible words tell it [B]."""
+        if hidden is None:
+            # Each position is hidden in turn: one word alone tells nothing about itself.
+            block = self.of_word[words]
+            return block[:, 0], (block == block[:, :1]).all(dim=1) & (words.shape[1] > 1)
+        block = self.of_word[torch.where(hidden, 0, words)]
+        low = block.masked_fill(hidden, len(self.blocks)).amin(dim=1)
+        high = block.masked_fill(hidden, -1).amax(dim=1)
+        return high, low == high

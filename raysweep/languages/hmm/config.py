@@ -1,0 +1,79 @@
+"""The configuration of a hidden Markov model, and its tables drawn from a seed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from pydantic import Field, ValidationInfo, field_validator
+
+from raysweep.languages.base import LanguageConfig
+from raysweep.languages.draw import dirichlet
+from raysweep.seeding import derive
+
+if TYPE_CHECKING:
+    from raysweep.languages.hmm.language import HMM
+
+
+class HMMConfig(LanguageConfig):
+    """A random block-diagonal hidden Markov model; all sentences have `length` words."""
+
+    kind: Literal["hmm"] = "hmm"
+    seed: int = Field(default=0, ge=0)
+    states: int = Field(default=100, ge=1)
+    vocabulary: int = Field(default=200, ge=2)
+    length: int = Field(default=16, ge=1, le=1024)
+    #: Number of diagonal blocks; 1 is a dense model.
+    blocks: int = Field(default=10, ge=1)
+    #: Of the symmetric Dirichlet distribution that every row is drawn from; small is peaked.
+    concentration: float = Field(default=1.0, ge=0.05, le=1000.0)
+    #: Positions, counted from 1, whose hidden states are downstream tasks.
+    tasks: tuple[int, ...] = (6, 10)
+    #: `state`: the state that generated the word; `posterior`: the most probable state given the sentence.
+    label: Literal["state", "posterior"] = "state"
+
+    @field_validator("blocks")
+    @classmethod
+    def _blocks_fit(cls, blocks: int, info: ValidationInfo) -> int:
+        for name in ("states", "vocabulary"):
+            size = info.data.get(name)
+            if size is not None and blocks > size:
+                raise ValueError(f"{blocks} blocks need at least as many {name}, not {size}")
+        return blocks
+
+    @field_validator("tasks")
+    @classmethod
+    def _tasks_fit(cls, tasks: tuple[int, ...], info: ValidationInfo) -> tuple[int, ...]:
+        length = info.data.get("length")
+        for position in tasks:
+            if position < 1 or (length is not None and position > length):
+                raise ValueError(f"position {position} is outside 1 .. {length}, the length of a sentence")
+        if len(set(tasks)) != len(tasks):
+            raise ValueError(f"a position is named twice in {list(tasks)}")
+        return tasks
+
+    def build(self) -> HMM:
+        """Draw the tables and make the language."""
+        from raysweep.languages.hmm.language import HMM
+
+        block_of = np.arange(self.states) * self.blocks // self.states
+        block_of_word = np.arange(self.vocabulary) * self.blocks // self.vocabulary
+
+        def rows(purpose: str, column_block: np.ndarray) -> np.ndarray:
+            table = np.zeros((self.states, len(column_block)))
+            for block in range(self.blocks):
+                inside, columns = np.nonzero(block_of == block)[0], np.nonzero(column_block == block)[0]
+                seed = derive(self.seed, purpose, block)
+                table[np.ix_(inside, columns)] = dirichlet(
+                    seed, "row", len(inside), len(columns), self.concentration
+                )
+            return table
+
+        return HMM(
+            initial=dirichlet(self.seed, "initial", 1, self.states, self.concentration)[0],
+            transition=rows("transition", block_of),
+            emission=rows("emission", block_of_word),
+            length=self.length,
+            tasks=self.tasks,
+            label=self.label,
+        )

@@ -1,0 +1,218 @@
+"""Compiled: sampling of paths, and the forward-backward pass within a block."""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import types
+from numba.extending import intrinsic
+
+from raysweep.languages.compiled import TILE, fill, pick
+
+#: Sentences side by side, the innermost axis of all arrays: every sentence is computed alike.  A constant,
+#: and large, for the compiler to make full vector loops of what runs over it.
+LANES = 64
+
+_ZERO, _ONE, _TWO = np.float32(0.0), np.float32(1.0), np.float32(2.0)
+_TINY, _LOWEST = np.float32(np.finfo(np.float32).tiny), np.float32(np.finfo(np.float32).min)
+_NONE = np.float32(-np.inf)
+_SMALL, _LIFT, _LIFTED = np.float32(2.0**-94), np.float32(2.0**32), np.float32(32.0)
+_MANTISSA, _INT, _FLOAT = np.int32(23), ir.IntType(32), ir.FloatType()
+# ln 2 in two parts, the first short enough that its product with an exponent is exact.
+_LN2_HIGH = np.float32(355.0 / 512.0)
+_LN2_LOW = np.float32(np.log(2.0) - 355.0 / 512.0)
+_ROOT_HALF = np.float32(np.sqrt(0.5)).view(np.int32)
+_C3, _C5, _C7, _C9 = (np.float32(1.0 / k) for k in (3, 5, 7, 9))
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def paths(first, step, word, vocabulary, key, start, ids, states):  # type: ignore[no-untyped-def]
+    """Write sentences `start ..` into `ids` int64 [n, T] and their states into `states`, [n, T] or [0, T].
+
+    `first`, `step` and `word` are guides of the rows of [1, S], [S, S] and [S, vocabulary].
+    """
+    n, T = ids.shape
+    S, V = len(step.start), vocabulary
+    blocks = (2 * T + 3) // 4
+    drawn = np.empty((4, TILE * blocks), dtype=np.uint32)
+    state = np.empty(TILE, dtype=np.int64)
+    for tile in range(0, n, TILE):
+        fill(key, start + tile, blocks, drawn)
+        size = min(TILE, n - tile)
+        # Position by position: the draws of a tile's sentences do not wait for each other.
+        for t in range(T):
+            u, v = t, T + t
+            for i in range(size):
+                w = drawn[u & 3, i * blocks + (u >> 2)]
+                if t == 0:
+                    state[i] = first.entry[pick(first, 0, w)]
+                else:
+                    state[i] = step.entry[pick(step, state[i], w)] - state[i] * S
+            for i in range(size):
+                w = drawn[v & 3, i * blocks + (v >> 2)]
+                ids[tile + i, t] = word.entry[pick(word, state[i], w)] - state[i] * V
+            if len(states) > 0:
+                for i in range(size):
+                    states[tile + i, t] = state[i]
+
+
+@intrinsic
+def bits_of(context, x):  # type: ignore[no-untyped-def]
+    """Return the bits of a float32 as an int32."""
+    return types.int32(types.float32), lambda _, builder, signature, args: builder.bitcast(args[0], _INT)
+
+
+@intrinsic
+def float_of(context, bits):  # type: ignore[no-untyped-def]
+    """Return the float32 of an int32's bits."""
+    return types.float32(types.int32), lambda _, builder, signature, args: builder.bitcast(args[0], _FLOAT)
+
+
+# No contraction here: an element's logarithm is the same in a vector loop and in the rest behind it.
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def logarithms(p, out):  # type: ignore[no-untyped-def]
+    """Write ln p of float32 [n] into `out`, -inf for 0, to two units in the last place.
+
+    With p = 2^e m and m next to 1, ln m = 2 artanh(s), s = (m - 1) / (m + 1), |s| < 0.172.  Vectorised, for
+    which `out` must not be `p`.
+    """
+    for k in range(len(p)):
+        # Subnormal numbers have no leading one to find the exponent by.
+        small = p[k] < _SMALL
+        x = p[k] * _LIFT if small else p[k]
+        bits = bits_of(x)  # type: ignore[call-arg, var-annotated]
+        e = np.int32(np.int32(bits - _ROOT_HALF) >> _MANTISSA)
+        m = float_of(np.int32(bits - np.int32(e << _MANTISSA)))
+        power = np.float32(e) - (_LIFTED if small else _ZERO)
+        s = (m - _ONE) / (m + _ONE)
+        q = s * s
+        series = q * (_C3 + q * (_C5 + q * (_C7 + q * _C9)))
+        value = power * _LN2_HIGH + (_TWO * (s + s * series) + power * _LN2_LOW)
+        out[k] = value if x > _ZERO else _NONE
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
+def product(a, x, out):  # type: ignore[no-untyped-def]
+    """Write sum_i a[i, j] x[i, lane] into out[j, lane]."""
+    n = len(a)
+    fours = n - n % 4
+    for j in range(a.shape[1]):
+        for lane in range(LANES):
+            out[j, lane] = _ZERO
+        # Four terms at a time, so that sums are stored a quarter as often.
+        for i in range(0, fours, 4):
+            a0, a1, a2, a3 = a[i, j], a[i + 1, j], a[i + 2, j], a[i + 3, j]
+            for lane in range(LANES):
+                out[j, lane] += (a0 * x[i, lane] + a1 * x[i + 1, lane]) + (
+                    a2 * x[i + 2, lane] + a3 * x[i + 3, lane]
+                )
+        for i in range(fours, n):
+            for lane in range(LANES):
+                out[j, lane] += a[i, j] * x[i, lane]
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
+def multiply(a, b, out, total):  # type: ignore[no-untyped-def]
+    """Write a * b [s, LANES] into `out` and its sums over s into `total` [LANES]."""
+    for lane in range(LANES):
+        total[lane] = _ZERO
+    for i in range(len(a)):
+        for lane in range(LANES):
+            out[i, lane] = a[i, lane] * b[i, lane]
+            total[lane] += out[i, lane]
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
+def add(x, total):  # type: ignore[no-untyped-def]
+    """Write the sums over s of x [s, LANES] into `total` [LANES]."""
+    for lane in range(LANES):
+        total[lane] = _ZERO
+    for i in range(len(x)):
+        for lane in range(LANES):
+            total[lane] += x[i, lane]
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
+def normalise(x, total, least):  # type: ignore[no-untyped-def]
+    """Divide x [s, LANES] by its `total` and keep the `least` total met; both [LANES]."""
+    inverse = np.empty(LANES, dtype=np.float32)
+    for lane in range(LANES):
+        least[lane] = min(least[lane], total[lane])
+        inverse[lane] = _ONE / max(total[lane], _TINY)
+    for i in range(len(x)):
+        for lane in range(LANES):
+            x[i, lane] *= inverse[lane]
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
+def conditionals(  # type: ignore[no-untyped-def]
+    ids, hidden, rows, initial, transition, emission, leaves, words, place, out, entropy, least_total, sound
+):
+    """Answer the sentences `rows` of one block; see `blocks.Blocks.answer`.
+
+    `ids` [B, T]; `hidden` [B, T], or [0, T] for each position in turn; tables of s states and w words;
+    `words` [w] their ids, `place` [V] the way back.  Writes to `out` [B, >= T, V] and `entropy` [B] unless
+    they are empty, and `sound` [B]: whether all normalisers are at least `least_total`.
+    """
+    T = ids.shape[1]
+    s, w = emission.shape
+    masked, write, measure = len(hidden) > 0, len(out) > 0, len(entropy) > 0
+    back = transition.T.copy()
+    leaf = np.empty((T, s, LANES), dtype=np.float32)
+    ahead = np.empty((T, s, LANES), dtype=np.float32)
+    joint, behind = np.empty((s, LANES), dtype=np.float32), np.empty((s, LANES), dtype=np.float32)
+    total, least = np.empty(LANES, dtype=np.float32), np.empty(LANES, dtype=np.float32)
+    p, logs = np.empty((w, LANES), dtype=np.float32), np.empty((w, LANES), dtype=np.float32)
+    surprise, mean = np.empty(LANES, dtype=np.float32), np.empty(LANES, dtype=np.float64)
+    for tile in range(0, len(rows), LANES):
+        size = min(LANES, len(rows) - tile)
+        for lane in range(LANES):
+            # Lanes without a sentence repeat the tile's first.
+            row = rows[tile + lane] if lane < size else rows[tile]
+            for t in range(T):
+                c = w if masked and hidden[row, t] else place[ids[row, t]]
+                for i in range(s):
+                    leaf[t, i, lane] = leaves[c, i]
+        least[:], mean[:] = _ONE, 0.0
+        for i in range(s):
+            ahead[0, i, :] = initial[i]
+        # Without a mask no context holds all words, and the last one may be impossible.
+        for t in range(T if masked else T - 1):
+            multiply(ahead[t], leaf[t], joint, total)
+            normalise(joint, total, least)
+            if t < T - 1:
+                product(transition, joint, ahead[t + 1])
+        behind[:] = _ONE / np.float32(s)
+        for t in range(T - 1, -1, -1):
+            multiply(ahead[t], behind, joint, total)
+            normalise(joint, total, least)
+            asked = not masked
+            for lane in range(size):
+                asked |= masked and hidden[rows[tile + lane], t]
+            if asked:
+                product(emission, joint, p)
+                logarithms(p.reshape(-1), logs.reshape(-1))
+                if measure:
+                    surprise[:] = _ZERO
+                    for c in range(w):
+                        for lane in range(LANES):
+                            surprise[lane] -= p[c, lane] * max(logs[c, lane], _LOWEST)
+                    for lane in range(LANES):
+                        mean[lane] += surprise[lane]
+                if write:
+                    for lane in range(size):
+                        row = rows[tile + lane]
+                        if not masked or hidden[row, t]:
+                            out[row, t] = _NONE
+                            for c in range(w):
+                                out[row, t, words[c]] = logs[c, lane]
+            if t > 0:
+                multiply(behind, leaf[t], joint, total)
+                product(back, joint, behind)
+                add(behind, total)
+                normalise(behind, total, least)
+        for lane in range(size):
+            sound[rows[tile + lane]] = least[lane] >= least_total
+            if measure:
+                entropy[rows[tile + lane]] = mean[lane] / T

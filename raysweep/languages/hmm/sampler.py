@@ -1,0 +1,70 @@
+"""Sampling hidden states and words: the same numbers on every device."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raysweep.languages.draw import Categories
+from raysweep.seeding import uniforms
+
+if TYPE_CHECKING:
+    from raysweep.languages.compiled import Guide
+
+CPU = torch.device("cpu")
+
+
+class Sampler:
+    """Draws sentences of T = `length` words, its states by T uniforms and its words by the next T."""
+
+    def __init__(
+        self, initial: np.ndarray, transition: np.ndarray, emission: np.ndarray, length: int
+    ) -> None:
+        self.length = length
+        self.states, self.vocabulary = emission.shape
+        self._tables = {
+            CPU: tuple(Categories.of_rows(table) for table in (initial[None], transition, emission))
+        }
+
+    def draw(
+        self, n: int, *, seed: int, start: int, states: bool = True, device: torch.device = CPU
+    ) -> tuple[Tensor, Tensor]:
+        """Return ids [n, T] and states [n, T], or [0, T] without `states`; int64.
+
+        Compiled on a CPU, all sentences together on others.
+        """
+        if device.type != "cpu":
+            ids, path = self.walk(n, seed=seed, start=start, device=device)
+            return ids, path if states else path[:0]
+        from raysweep.languages.compiled import key
+        from raysweep.languages.hmm import kernels
+
+        ids = torch.empty(n, self.length, dtype=torch.int64)
+        path = torch.empty(n if states else 0, self.length, dtype=torch.int64)
+        first, step, word = self._guides
+        kernels.paths(first, step, word, self.vocabulary, key(seed, "hmm"), start, ids.numpy(), path.numpy())
+        return ids, path
+
+    @cached_property
+    def _guides(self) -> tuple[Guide, Guide, Guide]:
+        from raysweep.languages.compiled import guide
+
+        first, step, word = self._tables[CPU]
+        return guide(first), guide(step), guide(word)
+
+    def walk(self, n: int, *, seed: int, start: int, device: torch.device = CPU) -> tuple[Tensor, Tensor]:
+        """Return what `draw` returns, each step of all sentences in a few tensor operations."""
+        if device not in self._tables:
+            self._tables[device] = tuple(table.to(device) for table in self._tables[CPU])
+        first, step, word = self._tables[device]
+        T, row = self.length, torch.arange(n, device=device)
+        u = uniforms(seed, "hmm", row + start, 2 * T)
+        states = torch.empty(n, T, dtype=torch.int64, device=device)
+        states[:, 0] = first.draw(torch.zeros_like(row), u[:, 0])
+        for t in range(1, T):
+            states[:, t] = step.draw(states[:, t - 1], u[:, t]) % self.states
+        return word.draw(states, u[:, T:]) % self.vocabulary, states
