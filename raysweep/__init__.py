@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from raysweep.engine.tuner import tuner
     from raysweep.flatness import TraceEstimate, fisher_trace
     from raysweep.languages import Language
+    from raysweep.languages.causal_lm import CausalLM
     from raysweep.languages.dyck import Dyck
     from raysweep.languages.hmm import HMM
     from raysweep.languages.pcfg import PCFG
@@ -25,6 +26,7 @@ __version__ = "0.1.0"
 __all__ = [
     "HMM",
     "PCFG",
+    "CausalLM",
     "Dyck",
     "Language",
     "Results",
@@ -40,6 +42,7 @@ __all__ = [
 _HOMES = {
     "HMM": "raysweep.languages.hmm",
     "PCFG": "raysweep.languages.pcfg",
+    "CausalLM": "raysweep.languages.causal_lm",
     "Dyck": "raysweep.languages.dyck",
     "Language": "raysweep.languages",
     "Results": "raysweep.engine",

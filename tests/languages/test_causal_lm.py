@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import local_models
 import pytest
 import torch
@@ -382,6 +383,50 @@ def test_a_hub_that_cannot_be_reached() -> None:
         CausalLM.load("raysweep-tests/no-such-model", keep=4, length=3)
     with pytest.raises(DataError, match="no folder 'no such model' and no such model on"):
         CausalLM.load("no such model")
+
+
+def serve(hub: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
+    """Let the hub be a folder of this machine; return what is asked of it."""
+    asked: list[list[str]] = []
+
+    def snapshot_download(name: str, **options: Any) -> str:
+        assert (name, options["revision"]) == ("some/opt", "v1")
+        asked.append(options["allow_patterns"])
+        there = tmp_path / "downloaded"
+        there.mkdir(exist_ok=True)
+        for pattern in options["allow_patterns"]:
+            for file in hub.glob(pattern):
+                shutil.copy(file, there)
+        return str(there)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    return asked
+
+
+def test_weights_of_the_hub_are_safetensors_where_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = copy(tmp_path, "hub")
+    (hub / "pytorch_model.bin").write_bytes(b"never read")
+    asked = serve(hub, monkeypatch, tmp_path)
+    language = CausalLM.load("some/opt", revision="v1", keep=4, length=3)
+    local = CausalLM.load(local_models.random_opt(), keep=4, length=3)
+    assert language.fingerprint == local.fingerprint
+    assert len(asked) == 1
+    assert not (tmp_path / "downloaded" / "pytorch_model.bin").exists()
+
+
+def test_weights_of_the_hub_are_pytorchs_where_there_are_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As models of the time before safetensors are stored."""
+    hub = copy(tmp_path, "hub")
+    as_torch_file(hub)
+    asked = serve(hub, monkeypatch, tmp_path)
+    language = CausalLM.load("some/opt", revision="v1", keep=4, length=3)
+    local = CausalLM.load(local_models.random_opt(), keep=4, length=3)
+    assert language.fingerprint == local.fingerprint
+    assert len(asked) == 2
 
 
 def test_a_language_moves_to_its_ids() -> None:

@@ -57,7 +57,7 @@ class Source:
         total = hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode())
         for name, tensor in sorted(self.model.state_dict().items()):
             total.update(f"\0{name}{tuple(tensor.shape)}{tensor.dtype}\0".encode())
-            total.update(memoryview(tensor.contiguous().numpy()))
+            total.update(memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy()))
         return total.digest()
 
 
