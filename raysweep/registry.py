@@ -112,12 +112,17 @@ models: Registry[Any] = Registry(
     {
         "encoder": "raysweep.models.encoder:EncoderConfig",
         "lstm": "raysweep.models.lstm:LSTMConfig",
+        "huggingface": "raysweep.models.pretrained:HuggingFaceConfig",
     },
 )
 algorithms: Registry[Any] = Registry(
     "algorithm",
     {
         "adamw": "raysweep.algorithms.adamw:AdamWConfig",
+        "sgd": "raysweep.algorithms.sgd:SGDConfig",
+        "sam": "raysweep.algorithms.sam:SAMConfig",
+        "adversarial": "raysweep.algorithms.adversarial:AdversarialConfig",
+        "muon": "raysweep.algorithms.muon:MuonConfig",
         "lookup_table": "raysweep.algorithms.lookup_table:LookupTableConfig",
     },
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from raysweep.algorithms.base import AlgorithmConfig
+from raysweep.languages.base import Language
 
 
 class LookupTableConfig(AlgorithmConfig):
@@ -20,3 +21,14 @@ class LookupTableConfig(AlgorithmConfig):
     @property
     def label(self) -> str:
         return "lookup_table"
+
+    def problems(self, language: Language) -> list[tuple[str, str]]:
+        if language.exact:
+            return []
+        return [
+            (
+                "kind",
+                f"'{self.kind}' answers with exact conditionals, which nobody knows of a "
+                f"{type(language).__name__}; leave it out",
+            )
+        ]

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from raysweep import registry
+from raysweep.algorithms.base import AlgorithmConfig
 from raysweep.errors import RaysweepError
 from raysweep.evaluation.base import Evaluation
 from raysweep.languages.base import Language, LanguageConfig
@@ -25,7 +26,7 @@ from raysweep.sweep.config import LanguageCache, RunSpec
 from raysweep.sweep.document import Mark, Node, Problems, dotted
 from raysweep.sweep.explain import explain, one_line, show, unknown
 from raysweep.sweep.grid import Point
-from raysweep.sweep.identity import EXTENT, canonical, digest
+from raysweep.sweep.identity import canonical, digest, extent
 from raysweep.training.config import PretrainConfig
 
 C = TypeVar("C", bound=Config)
@@ -176,7 +177,7 @@ class Checker:
         return self._built[id(config)]
 
     def _fits(self, config: Any, language: Language, node: Node, at: Mark, name: str) -> None:
-        """Ask a model or evaluation, once, whether it fits a language."""
+        """Ask a model, algorithm or evaluation, once, whether it fits a language."""
         key = (id(config), id(language))
         if key in self._fitted:
             return
@@ -218,16 +219,13 @@ class Checker:
                 continue
             if model is not None:
                 self._fits(model, language, point.sections["model"], point.marks["model"], "model")
+            if algorithm is not None:
+                node, at = point.sections["algorithm"], point.marks["algorithm"]
+                self._fits(algorithm, language, node, at, "algorithm")
             for kind, (evaluation, node, at) in evaluations.items():
                 self._fits(evaluation, language, node, at, f"evaluate.{kind}")
                 if model is not None and algorithm is not None and algorithm.trains:
                     self._can_measure(evaluation, model, language, node, at)
-            if algorithm is not None and not algorithm.trains and not language.exact:
-                message = (
-                    f"'{algorithm.kind}' answers with exact conditionals, which nobody knows of a "
-                    f"{type(language).__name__}; leave it out"
-                )
-                self.problems.add(point.marks["algorithm"], "algorithm.kind", message)
             if None in (model, algorithm, pretrain, seed):
                 continue
             merger.add(
@@ -239,7 +237,7 @@ class Checker:
                     seed=typing.cast(int, seed),
                     evaluations=merger.evaluations_of(algorithm),
                     language_fingerprint=language.fingerprint,
-                    axes={k: v for k, v in point.axes.items() if k.partition(".")[2] not in EXTENT},
+                    axes=_telling(point.axes, algorithm),
                 )
             )
         return merger.finish()
@@ -251,7 +249,7 @@ class _Merger:
     def __init__(self, evaluations: Mapping[str, Evaluation]) -> None:
         self.evaluations = dict(evaluations)
         self.groups: dict[Any, list[RunSpec]] = {}
-        self._texts: dict[int, str] = {}
+        self._texts: dict[tuple[int, frozenset[str]], str] = {}
         self._alive: list[Any] = []
 
     def evaluations_of(self, algorithm: Any) -> dict[str, Evaluation]:
@@ -263,19 +261,20 @@ class _Merger:
         }
 
     def _text(self, config: Config, drop: frozenset[str] = frozenset()) -> str:
-        if id(config) not in self._texts:
+        key = (id(config), drop)
+        if key not in self._texts:
             self._alive.append(config)
-            data = config.content() if isinstance(config, ModelConfig) else config.encode()
-            kept = {key: value for key, value in data.items() if key not in drop}
-            self._texts[id(config)] = canonical(kept)
-        return self._texts[id(config)]
+            data = config.content() if isinstance(config, ModelConfig | AlgorithmConfig) else config.encode()
+            self._texts[key] = canonical({name: value for name, value in data.items() if name not in drop})
+        return self._texts[key]
 
     def add(self, spec: RunSpec) -> None:
         """Add the run of a point."""
         # The same grouping as by training identity, without a hash of everything for every point.
         key: tuple[Any, ...] = (spec.language_fingerprint, self._text(spec.algorithm))
         if spec.trains:
-            key += (self._text(spec.model), self._text(spec.pretrain, EXTENT), spec.seed)
+            free = extent(spec.algorithm.depends_on_steps)
+            key += (self._text(spec.model), self._text(spec.pretrain, free), spec.seed)
         self.groups.setdefault(key, []).append(spec)
 
     def finish(self) -> Checked:
@@ -287,7 +286,27 @@ class _Merger:
             extents = {canonical([s.pretrain.steps, s.milestones]) for s in specs}
             if spec.trains and len(extents) < len(specs):
                 notes.append(f"{len(specs)} points of the grid are the same run, {spec.run_id}; it runs once")
-        return Checked(tuple(runs), tuple(notes))
+        return Checked(tuple(runs), (*notes, *_lengths(runs)))
+
+
+def _telling(axes: Mapping[str, Any], algorithm: AlgorithmConfig) -> dict[str, Any]:
+    """Return the axes that tell runs apart: the number of steps only where it changes what a step does."""
+    free = extent(algorithm.depends_on_steps)
+    return {path: value for path, value in axes.items() if path.partition(".")[2] not in free}
+
+
+def _lengths(runs: Iterable[RunSpec]) -> list[str]:
+    """Say of which algorithms runs of several lengths are separate trainings."""
+    found: dict[str, set[int]] = {}
+    for run in runs:
+        if run.trains and run.algorithm.depends_on_steps:
+            found.setdefault(run.algorithm.label, set()).add(run.pretrain.steps)
+    return [
+        f"pretrain.steps: the rate of '{label}' depends on the number of steps, so its runs of "
+        f"{', '.join(map(str, sorted(steps)))} steps are separate trainings"
+        for label, steps in found.items()
+        if len(steps) > 1
+    ]
 
 
 def _join(specs: list[RunSpec]) -> RunSpec:

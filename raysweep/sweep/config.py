@@ -80,10 +80,11 @@ class RunSpec:
         return training_content(
             fingerprint=self.language_fingerprint,
             model=self.model.content(),
-            algorithm=self.algorithm.encode(),
+            algorithm=self.algorithm.content(),
             pretrain=self.pretrain.encode(),
             seed=self.seed,
             trains=self.trains,
+            depends_on_steps=self.algorithm.depends_on_steps,
         )
 
     @cached_property

@@ -1,9 +1,9 @@
 """How long and how large what is left will be, from what was measured before: never from a guess.
 
 Seconds a step of a run: its own history; else what the caller has timed for it; else the history of a run
-with the same language, model and batch.  Seconds of an evaluation and bytes of a checkpoint: the mean over
-runs with the same model.  Bytes without any history: three float32 numbers a parameter (weights and the two
-moments of Adam), which is what a checkpoint is mostly made of.
+with the same language, model, kind of algorithm and batch.  Seconds of an evaluation and bytes of a
+checkpoint: the mean over runs with the same model.  Bytes without any history: three float32 numbers a
+parameter (weights and the two moments of Adam), which is what a checkpoint is mostly made of.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class History:
         self._texts: dict[int, str] = {}
         self._counts: dict[tuple[str, str], int] = {}
         own: dict[str, float] = {}
-        alike: dict[tuple[str, str, int], list[float]] = {}
+        alike: dict[tuple[str, str, str, int], list[float]] = {}
         sizes: dict[str, list[float]] = {}
         evaluations: dict[tuple[str, str], list[float]] = {}
         for spec in sweep.runs:
@@ -67,8 +67,9 @@ class History:
             self._texts[id(spec.model)] = canonical(spec.model.encode())
         return self._texts[id(spec.model)]
 
-    def _like(self, spec: RunSpec) -> tuple[str, str, int]:
-        return (spec.language_fingerprint, self._model(spec), spec.pretrain.batch_size)
+    def _like(self, spec: RunSpec) -> tuple[str, str, str, int]:
+        batch = spec.pretrain.batch_size
+        return (spec.language_fingerprint, self._model(spec), spec.algorithm.kind, batch)
 
     def step(self, spec: RunSpec) -> float | None:
         """Return the seconds a training step of a run takes."""

@@ -3,6 +3,8 @@
 A run's identity is the sha256 of its validated, normalised configuration and of the language's content.
 Not in it: the text of a file, the order of its keys, paths, resources, devices, concurrency, the number of
 steps and the milestones (more steps extend a run), and the evaluations, which have an identity of their own.
+Where what a step does depends on how many there are (a cosine schedule, a warm-up in proportion), no run can
+be extended, and the number of steps is part of its identity.
 """
 
 from __future__ import annotations
@@ -21,6 +23,15 @@ EXTENT = frozenset({"steps", "milestones", "checkpoint_every"})
 
 #: Values of `pretrain` that are no part of an identity: the only way there was before the field came.
 FORMER = {"replace": "mask"}
+
+
+def extent(depends_on_steps: bool) -> frozenset[str]:
+    """Return the fields of `pretrain` that have no part in an identity of an algorithm.
+
+    >>> sorted(EXTENT - extent(True))
+    ['steps']
+    """
+    return EXTENT - {"steps"} if depends_on_steps else EXTENT
 
 
 def canonical(data: Any) -> str:
@@ -45,10 +56,12 @@ def training_content(
     pretrain: Mapping[str, Any],
     seed: int,
     trains: bool,
+    depends_on_steps: bool,
 ) -> dict[str, Any]:
     """Return what the training identity is the digest of.
 
-    Where nothing is trained (`trains` False: the look-up table) model, pretrain and seed have no part.
+    Where nothing is trained (`trains` False: the look-up table) model, pretrain and seed have no part;
+    `depends_on_steps` is the algorithm's.
     """
     if not trains:
         return {"language": fingerprint, "algorithm": dict(algorithm)}
@@ -59,7 +72,7 @@ def training_content(
         "pretrain": {
             key: value
             for key, value in pretrain.items()
-            if key not in EXTENT and not (key in FORMER and FORMER[key] == value)
+            if key not in extent(depends_on_steps) and not (key in FORMER and FORMER[key] == value)
         },
         "seed": seed,
     }

@@ -83,7 +83,11 @@ def load_sweep(
         resources=resources,
         storage=root_directory,
         tracking_uri=tracking_uri,
-        axes=tuple(name for name in grid.axes if name.partition(".")[2] not in EXTENT),
+        axes=tuple(
+            name
+            for name in grid.axes
+            if name.partition(".")[2] not in EXTENT or any(name in run.axes for run in checked.runs)
+        ),
         config=plain,
         notes=checked.notes,
         points=len(grid.points),

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from raysweep.sweep.config import RunSpec, Sweep
 from raysweep.sweep.estimate import Cost, History
 from raysweep.sweep.ledger import Ledger, heads
-from raysweep.sweep.state import RunState, read_states
+from raysweep.sweep.state import RunState, read_states, stored_lengths
 
 State = Literal["done", "evaluate", "resume", "new", "failed"]
 
@@ -197,12 +197,19 @@ def make_plan(
     history = History(sweep, states, step_seconds or {})
     keyed: dict[tuple[str, ...], dict[str, str]] = {}
     runs = []
+    fixed = any(spec.trains and spec.algorithm.depends_on_steps for spec in sweep.runs)
+    present = ledger.run_ids() if fixed else []
     for spec in sweep.runs:
         # Runs of a sweep share their evaluations, so their identities are computed once.
         key = tuple(spec.evaluations)
         if key not in keyed:
             keyed[key] = heads(spec.evaluations)
-        runs.append(_plan_run(spec, states.get(spec.run_id), keyed[key], history, retry_failed))
+        run = _plan_run(spec, states.get(spec.run_id), keyed[key], history, retry_failed)
+        if run.state == "new" and spec.algorithm.depends_on_steps:
+            lengths = stored_lengths(ledger, spec, (r for r in present if r != spec.run_id))
+            if lengths:
+                run = replace(run, reason=f"{run.reason}; {_not_extended(lengths)}")
+        runs.append(run)
     to_do = [run for run in runs if run.state in ("evaluate", "resume", "new")]
     work = _total(run.cost.seconds for run in to_do)
     at_once = (
@@ -285,6 +292,13 @@ def _evaluation_item(step: int, kind: str, absent: bool, state: RunState, failed
 
 def _reason_of(items: Iterable[Item], step: int) -> str:
     return next(i.reason for i in items if i.step == step and i.evaluation is None).partition("; from")[0]
+
+
+def _not_extended(lengths: Iterable[int]) -> str:
+    return (
+        f"the run of {', '.join(map(str, lengths))} steps that is there cannot be extended or cut, "
+        "for the learning rate depends on the number of steps"
+    )
 
 
 def _evaluate_reason(items: Iterable[Item]) -> str:

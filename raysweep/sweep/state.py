@@ -56,6 +56,24 @@ def read_states(ledger: Ledger, specs: Iterable[RunSpec], *, verify: bool) -> di
     return states
 
 
+def stored_lengths(ledger: Ledger, spec: RunSpec, run_ids: Iterable[str]) -> list[int]:
+    """Return the steps of those runs among `run_ids` that differ from `spec` in nothing else, ascending."""
+    head = spec.run_id.rpartition("-")[0]
+    found = []
+    for run_id in run_ids:
+        if run_id.rpartition("-")[0] != head:
+            continue
+        stored = _plain(f"{ledger.open(run_id).directory}/run.json") or {}
+        content = stored.get("content")
+        pretrain = content.get("pretrain") if isinstance(content, dict) else None
+        if not isinstance(pretrain, dict) or not isinstance(pretrain.get("steps"), int):
+            continue
+        wanted = spec.identity_content
+        if content == wanted | {"pretrain": wanted["pretrain"] | {"steps": pretrain["steps"]}}:
+            found.append(pretrain["steps"])
+    return sorted(found)
+
+
 def _plain(path: str) -> dict[str, Any] | None:
     """Return the mapping in a JSON file, or None where it holds none."""
     try:

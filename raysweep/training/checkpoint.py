@@ -2,8 +2,10 @@
 
 A checkpoint is a directory `checkpoints/step-00000500` with the weights (`model.safetensors`), the
 optimizer's state (`optimizer.safetensors`) and `state.json` (step, seconds, losses not yet in the curve, and
-the sha256 and size of the other two).  It is written beside its place, flushed to the disk file by file, and
-renamed, so a directory of that name is complete; its `CheckpointRecord`, which holds the sha256 of all three,
+the sha256 and size of the other files).  Where an algorithm keeps an average of weights, `model.safetensors`
+holds the average, for that is what is evaluated and exported, and `trained.safetensors` the weights that
+training goes on from.  A checkpoint is written beside its place, flushed to the disk file by file, and
+renamed, so a directory of that name is complete; its `CheckpointRecord`, which holds the sha256 of all files,
 is what makes it count.  No file is unpickled.
 """
 
@@ -28,6 +30,7 @@ from raysweep.languages.base import Language
 from raysweep.models.base import MaskedLM, ModelConfig
 
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
+TRAINED = "trained.safetensors"
 
 
 class _Plain(BaseModel):
@@ -84,18 +87,26 @@ def checkpoint_directory(run: Path, step: int) -> Path:
 
 
 def write_checkpoint(
-    run: Path, model: nn.Module, optimizer: Optimizer, state: LoopState
+    run: Path,
+    model: nn.Module,
+    optimizer: Optimizer,
+    state: LoopState,
+    average: Mapping[str, Tensor] | None = None,
 ) -> dict[str, FileDigest]:
     """Write a checkpoint and return the digests of its files; it is on the disk when this returns.
 
+    `average` is the average of the model's parameters by name, None where none is kept.
     Raises `StorageError` where the disk refuses, leaving what was there before as it was.
     """
     place = checkpoint_directory(run, state.step)
     unfinished = place.with_name(f"unfinished-{place.name}")
+    trained = _named_tensors(model)
     contents = {
-        MODEL: save(_to_cpu(_named_tensors(model))),
+        MODEL: save(_to_cpu({**trained, **(average or {})})),
         OPTIMIZER: save(_optimizer_tensors(model, optimizer)),
     }
+    if average is not None:
+        contents[TRAINED] = save(_to_cpu(trained))
     digests = {name: FileDigest.of(data) for name, data in contents.items()}
     contents[STATE] = state.model_copy(update={"files": digests}).model_dump_json(indent=1).encode()
     digests[STATE] = FileDigest.of(contents[STATE])
@@ -126,17 +137,25 @@ def verify(directory: Path, files: Mapping[str, FileDigest]) -> None:
 
 
 def restore(
-    directory: Path, files: Mapping[str, FileDigest], model: nn.Module, optimizer: Optimizer
+    directory: Path,
+    files: Mapping[str, FileDigest],
+    model: nn.Module,
+    optimizer: Optimizer,
+    average: Mapping[str, Tensor] | None = None,
 ) -> LoopState:
-    """Set `model` and `optimizer` to a checkpoint's state, bit for bit; return the rest.
+    """Set `model`, `optimizer` and `average` to a checkpoint's state, bit for bit; return the rest.
 
     Raises `CheckpointError` where a file is not the one recorded, or belongs to another model.
     """
-    for name in (MODEL, OPTIMIZER, STATE):
+    weights = MODEL if average is None else TRAINED
+    for name in (MODEL, weights, OPTIMIZER, STATE):
         if name not in files:
             raise CheckpointError(f"{directory}: its record names no {name}")
     state = _read_state(directory, files[STATE])
-    _load_tensors(directory / MODEL, files[MODEL], model)
+    _load_tensors(directory / weights, files[weights], _named_tensors(model))
+    if average is not None:
+        buffers = dict(model.named_buffers())
+        _load_tensors(directory / MODEL, files[MODEL], {**average, **buffers})
     _load_optimizer(directory / OPTIMIZER, files[OPTIMIZER], model, optimizer)
     return state
 
@@ -158,7 +177,7 @@ def load_model(
         raise CheckpointError(f"{directory / STATE}: names no {MODEL}; launch again to recompute it")
     # The initial weights are all overwritten; any seed does.
     built = model.build(language, seed=0)
-    _load_tensors(directory / MODEL, state.files[MODEL], built)
+    _load_tensors(directory / MODEL, state.files[MODEL], _named_tensors(built))
     return built.to(device).eval()
 
 
@@ -215,8 +234,9 @@ def _optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tens
 
 
 @torch.no_grad()
-def _load_tensors(path: Path, digest: FileDigest, model: nn.Module) -> None:
-    stored, wanted = _parse(path, digest), _named_tensors(model)
+def _load_tensors(path: Path, digest: FileDigest, wanted: Mapping[str, Tensor]) -> None:
+    """Fill the tensors `wanted`, by name, from a file that holds these and no others."""
+    stored = _parse(path, digest)
     if _forms(stored) != _forms(wanted):
         raise CheckpointError(f"{path}: weights of another model than the one configured")
     for name, tensor in wanted.items():

@@ -200,12 +200,22 @@ class _Loop:
     def _start(self, record: CheckpointRecord | None) -> None:
         """Make the model, its optimizer and the loss buffer, at the step of `record` or at 0."""
         model = self._model.build(self.language, seed=self.seed)
-        self.stepper = Stepper(model, self._algorithm, seed=self.seed, world=self.world, device=self.device)
+        self.stepper = Stepper(
+            model,
+            self._algorithm,
+            language=self.language,
+            pretrain=self.config,
+            seed=self.seed,
+            world=self.world,
+            device=self.device,
+        )
         # This rank's parts of the losses of the steps since the last curve point.
         self.losses = torch.zeros(LOG_EVERY, dtype=torch.float64, device=self.device)
         if record is not None:
             place = disk.checkpoint_directory(self.journal.directory, record.step)
-            state = disk.restore(place, record.files, self.stepper.model, self.stepper.optimizer)
+            stepper = self.stepper
+            average = None if stepper.average is None else stepper.average.tensors
+            state = disk.restore(place, record.files, stepper.model, stepper.optimizer, average)
             self.step, self.train_seconds, self.pending = state.step, state.train_seconds, len(state.losses)
             # Those in a checkpoint are sums over ranks; one rank carries them on.
             if self.world.rank == 0:
@@ -241,7 +251,7 @@ class _Loop:
             if not math.isfinite(value):
                 raise RunFailedError(
                     f"step {step}: the training loss is {value}; lower the learning rate "
-                    f"(algorithm.lr, now {self._algorithm.learning_rate(step):g} at this step), "
+                    f"(algorithm.lr, now {self._algorithm.learning_rate(step, self.steps):g} at this step), "
                     "warm up for longer, or clip the gradient"
                 )
         return values
@@ -266,10 +276,11 @@ class _Loop:
 
         def write() -> None:
             run, stepper = self.journal.directory, self.stepper
+            average = None if stepper.average is None else stepper.average.tensors
             record = CheckpointRecord(
                 step=self.step,
                 milestone=milestone,
-                files=disk.write_checkpoint(run, stepper.model, stepper.optimizer, state),
+                files=disk.write_checkpoint(run, stepper.model, stepper.optimizer, state, average),
                 curve=tuple(self.curve),
                 time=time.time(),
                 train_seconds=self.train_seconds,

@@ -32,7 +32,15 @@ def step_seconds(
     keep_freed_memory()
     device = torch.device("cpu")
     with torch.random.fork_rng(devices=[]):
-        stepper = Stepper(model.build(language, seed=0), algorithm, seed=0, world=World(), device=device)
+        stepper = Stepper(
+            model.build(language, seed=0),
+            algorithm,
+            language=language,
+            pretrain=pretrain,
+            seed=0,
+            world=World(),
+            device=device,
+        )
         # A language makes its tables when it is first used, and draws a chunk of steps at once: the first
         # chunk is not on the clock, the second is.
         last = max(steps + _WARM_UP, CHUNK_SENTENCES // pretrain.batch_size)

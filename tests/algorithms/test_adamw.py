@@ -25,7 +25,7 @@ def test_the_update_is_the_equation() -> None:
     for step in range(1, 8):
         rate = 0.1 * min(1, step / 4)
         for group in optimizer.param_groups:
-            group["lr"] = config.learning_rate(step)
+            group["lr"] = config.learning_rate(step, 7)
         for name, p in model.named_parameters():
             p.grad = torch.randn_like(p)
             m[name] = 0.8 * m[name] + 0.2 * p.grad
@@ -51,8 +51,8 @@ def test_matrices_decay_and_vectors_do_not() -> None:
 
 def test_warm_up_is_linear_and_the_rate_then_constant() -> None:
     config = AdamWConfig(lr=2.0, warmup_steps=10)
-    assert [config.learning_rate(s) for s in (1, 5, 10, 11, 10**6)] == [0.2, 1.0, 2.0, 2.0, 2.0]
-    assert AdamWConfig(lr=2.0, warmup_steps=0).learning_rate(1) == 2.0
+    assert [config.learning_rate(s, 10**6) for s in (1, 5, 10, 11, 10**6)] == [0.2, 1.0, 2.0, 2.0, 2.0]
+    assert AdamWConfig(lr=2.0, warmup_steps=0).learning_rate(1, 2) == 2.0
 
 
 @pytest.mark.parametrize(("clip", "expected"), [(None, 5.0), (1.0, 1.0), (7.0, 5.0)])
@@ -66,7 +66,8 @@ def test_clipping_bounds_the_norm_of_the_whole_gradient(clip: float | None, expe
 @pytest.mark.parametrize(
     ("field", "value"),
     [("lr", 0.0), ("lr", "1e-3"), ("warmup_steps", -1), ("betas", [0.9, 1.0]), ("betas", [0.9]),
-     ("eps", 0.0), ("weight_decay", -0.1), ("clip_norm", 0.0), ("learning_rate", 1.0)],
+     ("eps", 0.0), ("weight_decay", -0.1), ("clip_norm", 0.0), ("learning_rate", 1.0),
+     ("warmup", 0.0), ("warmup", 1.5), ("schedule", "step"), ("ema", 1.0)],
 )  # fmt: skip
 def test_a_wrong_value_is_an_error_at_its_field(field: str, value: object) -> None:
     with pytest.raises(ValidationError) as caught:

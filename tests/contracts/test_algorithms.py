@@ -42,9 +42,9 @@ def test_the_optimizer_moves_every_parameter_and_lowers_the_loss(kind: str) -> N
         loss = torch.nn.functional.cross_entropy(model(hidden, positions), targets)
         loss.backward()
         config.before_update(model)
-        assert config.learning_rate(step) > 0
+        assert config.learning_rate(step, 60) > 0
         for group in optimizer.param_groups:
-            group["lr"] = config.learning_rate(step)
+            group["lr"] = config.learning_rate(step, 60)
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())

@@ -1,0 +1,110 @@
+"""What all algorithms that train have in common: learning rate, its schedule, clipping, averaged weights.
+
+The rate of step s of n, after a warm-up of w steps, is
+
+    rate(s) = lr · min(1, s / w) · decay(p),    p = max(0, s - 1 - w) / (n - w)
+    constant: decay = 1      linear: decay = 1 - p      cosine: decay = (1 + cos πp) / 2
+
+so under linear and cosine the step after the last would be the first without any rate.  The warm-up is a
+number of steps or a proportion of n.  Only a constant rate after a warm-up in steps knows nothing of n: such
+a run can be extended, and contains every shorter one.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+from torch import nn
+
+from raysweep.algorithms.base import AlgorithmConfig
+
+Schedule = Literal["constant", "linear", "cosine"]
+
+
+class TrainedConfig(AlgorithmConfig):
+    """Base of configurations of algorithms that train.
+
+    `warmup_steps` or `warmup`, a proportion of all steps, is the length of the linear warm-up: giving one
+    replaces a default of the other.  `clip_norm` bounds the global gradient norm.  With `ema` the exponential
+    moving average of the weights with this decay is kept beside them and is what a milestone evaluates (see
+    `raysweep.algorithms.average`).
+    """
+
+    lr: Annotated[float, Field(gt=0)] = 1e-3
+    warmup_steps: Annotated[int, Field(ge=0)] = 1000
+    warmup: Annotated[float, Field(gt=0, le=1)] | None = None
+    schedule: Schedule = "constant"
+    clip_norm: Annotated[float, Field(gt=0)] | None = None
+    ema: Annotated[float, Field(gt=0, lt=1)] | None = None
+
+    #: Fields in the order in which a label tells them, and what it calls them.
+    short: ClassVar[dict[str, str]] = {"lr": "lr"}
+    #: Those behind them, for every kind.
+    _shared: ClassVar[dict[str, str]] = {"clip_norm": "clip", "schedule": "", "ema": "ema"}
+    #: Options that are not part of an identity while they have these values.
+    _off: ClassVar[dict[str, Any]] = {"warmup": None, "schedule": "constant", "ema": None}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_warm_up_replaces_the_other(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            if data.get("warmup") is not None:
+                return {"warmup_steps": 0, **data}
+            if "warmup_steps" in data:
+                return {"warmup": None, **data}
+        return data
+
+    @model_validator(mode="after")
+    def _there_is_one_warm_up(self) -> TrainedConfig:
+        if self.warmup is not None and self.warmup_steps:
+            raise ValueError(
+                f"warmup: {self.warmup:g} of all steps stands beside warmup_steps {self.warmup_steps}; "
+                "give one of them"
+            )
+        return self
+
+    @property
+    def label(self) -> str:
+        """The kind, then what differs from its defaults."""
+        fields = type(self).model_fields
+        parts: list[str] = [self.kind]
+        for name, text in {**self.short, **self._shared}.items():
+            value = getattr(self, name)
+            if value != fields[name].default:
+                parts.append(text + _text(value))
+            if name == "lr":
+                warm_up = (self.warmup, self.warmup_steps)
+                if warm_up != (fields["warmup"].default, fields["warmup_steps"].default):
+                    parts.append(f"warmup{self.warmup_steps if self.warmup is None else self.warmup:g}")
+        return "-".join(parts)
+
+    @property
+    def depends_on_steps(self) -> bool:
+        return self.warmup is not None or self.schedule != "constant"
+
+    @property
+    def average_decay(self) -> float | None:
+        return self.ema
+
+    def content(self) -> dict[str, Any]:
+        return {k: v for k, v in self.encode().items() if k not in self._off or v != self._off[k]}
+
+    def learning_rate(self, step: int, steps: int) -> float:
+        warm_up = self.warmup_steps if self.warmup is None else round(self.warmup * steps)
+        rate = self.lr * min(1.0, step / max(warm_up, 1))
+        if self.schedule == "constant":
+            return rate
+        done = max(0, step - 1 - warm_up) / max(steps - warm_up, 1)
+        return rate * (1 - done if self.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2)
+
+    def before_update(self, model: nn.Module) -> None:
+        if self.clip_norm is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), self.clip_norm)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, tuple):
+        return "-".join(_text(v) for v in value)
+    return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
