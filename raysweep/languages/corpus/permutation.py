@@ -26,8 +26,8 @@ def permuted(index: Tensor, n: int, *, seed: int, purpose: str, epoch: Tensor) -
     >>> sorted(places.tolist())
     [0, 1, 2, 3, 4]
     """
-    # Halves of one bit would make few of all permutations.
-    bits = max(4, (n - 1).bit_length())
+    # Halves of one or two bits would make few of all permutations.
+    bits = max(6, (n - 1).bit_length())
     key = derive(seed, purpose)
     value = _round_trip(index, bits, key, epoch)
     while True:
