@@ -162,10 +162,11 @@ def _rounds(
     wall: dict[str, list[float]] = {name: [] for name in contestants}
     names = list(contestants)
     for k in range(rounds):
+        # What one round has left behind is not cleared away in another's time.
+        gc.collect()
         # Nobody always follows the same one.
         for name in names[k % len(names) :] + names[: k % len(names)]:
             contestant = contestants[name]
-            gc.collect()
             began, started = time.perf_counter(), time.process_time()
             contestant.work()
             cpu[name].append((time.process_time() - started) / contestant.units)

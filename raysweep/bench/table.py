@@ -100,13 +100,15 @@ def terminal(record: Record) -> RenderableType:
             if line.rate:
                 parts.append(f"  {line.rate}")
             grid = Table.grid(padding=(0, 2))
-            grid.add_column(min_width=34)
-            grid.add_column(min_width=22, justify="right")
-            grid.add_column(justify="right")
+            # Where there is room all grids have the same columns; where there is none, names are wrapped.
+            grid.add_column(min_width=20)
+            grid.add_column(no_wrap=True)
+            grid.add_column(no_wrap=True)
             parts.append(grid)
         *_, beside, found, goal = line.cells
         if beside or found:
-            grid.add_row(f"  {beside}", found, Text(goal, {True: "green", False: "red", None: ""}[line.met]))
+            style = {True: "green", False: "red", None: ""}[line.met]
+            grid.add_row(f"  {beside}".ljust(35), found.rjust(22), Text(goal.rjust(17), style))
     remarks = [Text(f"- {note}") for note in notes(record)]
     return Group(*parts, "", *remarks, "", Text(caption(record)))
 

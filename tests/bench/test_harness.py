@@ -23,6 +23,8 @@ class Clock:
         self.calls: list[str] = []
         fake = SimpleNamespace(process_time=lambda: self.now, perf_counter=lambda: 2 * self.now)
         monkeypatch.setattr(harness, "time", fake)
+        # Takes a second among all the objects that other tests leave.
+        monkeypatch.setattr(harness, "gc", SimpleNamespace(collect=lambda: None))
 
     def work(self, name: str, seconds: float, slower: float = 0.0) -> Callable[[], None]:
         """Work that takes `seconds`, and at each call `slower` more."""

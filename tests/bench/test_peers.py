@@ -62,6 +62,14 @@ def test_torch_struct(language: PCFG) -> None:
         np.testing.assert_allclose(
             peer.conditionals(words).numpy(), truth(language, words), rtol=1e-3, atol=1e-6
         )
+    ids = language.sample(40, seed=3)
+    ids = ids[language.lengths(ids) >= 2]
+    lengths = language.lengths(ids)
+    found = peer.conditionals(ids.where(ids != language.pad_id, 0), lengths)
+    for p, words in zip(found, pcfg.words_of(language, ids), strict=True):
+        np.testing.assert_allclose(
+            p[: len(words)].numpy(), truth(language, words[None])[0], rtol=1e-3, atol=1e-6
+        )
 
 
 @pytest.mark.parametrize("cumulated", [False, True])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raysweep.bench.exact import hmm, pcfg, rates
+from raysweep.bench.exact import causal_lm, hmm, pcfg, rates
 from raysweep.bench.harness import Entry
 
 ENTRIES = (
@@ -26,6 +26,11 @@ ENTRIES = (
         key="hmm-blocks",
         work="HMM, all exact conditionals: the same in ten blocks",
         build=hmm.blocks,
+    ),
+    Entry(
+        key="causal-lm",
+        work="causal LM, exact conditionals: the shape of OPT-125M, random weights, length 24",
+        build=causal_lm.opt,
     ),
     Entry(key="pcfg-entropy", work="PCFG, entropy: layered grammar", build=rates.entropy),
     Entry(key="pcfg-labels", work="PCFG, labels A, B and C: layered grammar", build=rates.labels),

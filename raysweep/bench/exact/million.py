@@ -15,8 +15,8 @@ from typing import Any
 
 from raysweep.bench.process import hold
 
-#: Sentences in memory at a time.
-CHUNK = 8192
+#: Sentences in memory at a time, and those whose conditionals are.
+CHUNK, TABLE = 8192, 2048
 
 
 def run(sentences: int, threads: int) -> dict[str, Any]:
@@ -33,7 +33,8 @@ def run(sentences: int, threads: int) -> dict[str, Any]:
     entropies = []
     for start in range(0, sentences, CHUNK):
         ids = language.sample(min(CHUNK, sentences - start), seed=0, start=start)
-        language.conditionals(ids)
+        for rows in torch.split(ids, TABLE):
+            language.conditionals(rows)
         entropies.append(language.sentence_entropy(ids))
         lengths += language.lengths(ids).bincount(minlength=len(lengths))
         counts += ids.reshape(-1).bincount(minlength=len(counts))

@@ -48,8 +48,11 @@ class TorchStruct:
         self._emission = emission.float()
         self._log_emission = emission.clamp_min(floor).log().float()
 
-    def conditionals(self, words: Tensor) -> Tensor:
-        """Return Pr(x_t = . | x_-t) [B, n, V] of sentences [B, n], n at least 2, float32."""
+    def conditionals(self, words: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Return Pr(x_t = . | x_-t) [B, n, V] of sentences [B, n], float32.
+
+        Sentences have `lengths` [B] words, at least 2 each, and any word behind them; all n without it.
+        """
         batch = len(words)
         terms = self._log_emission.T[words]
         potentials = (
@@ -60,7 +63,7 @@ class TorchStruct:
         with warnings.catch_warnings():
             # torch warns that the class declares no constraints of its arguments.
             warnings.simplefilter("ignore", UserWarning)
-            marginals = self._distribution(potentials).marginals[0]
+            marginals = self._distribution(potentials, lengths=lengths).marginals[0]
         outside = marginals.detach() / terms.exp()
         joint = outside @ self._emission
         return joint / joint.sum(dim=-1, keepdim=True)
