@@ -3,6 +3,7 @@
 from raysweep.models.base import MaskedLM, ModelConfig, parameter_count, total_vocabulary
 from raysweep.models.encoder import Encoder, EncoderConfig
 from raysweep.models.enlarge import enlarge
+from raysweep.models.huggingface import from_huggingface, to_huggingface
 from raysweep.models.lstm import LSTM, LSTMConfig
 from raysweep.models.shapes import NAMED_SHAPES, Shape
 
@@ -16,6 +17,8 @@ __all__ = [
     "ModelConfig",
     "Shape",
     "enlarge",
+    "from_huggingface",
     "parameter_count",
+    "to_huggingface",
     "total_vocabulary",
 ]

@@ -1,0 +1,189 @@
+"""A folder of a Hugging Face model: what it holds, and whether it fits a language; weights are not read."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from raysweep.errors import ConfigError
+from raysweep.languages.base import Language
+from raysweep.models.base import total_vocabulary
+from raysweep.models.encoder import Encoder
+from raysweep.models.shapes import Shape
+
+#: model_type -> (norm, whether positions begin behind the id of padding).
+_FORMS: dict[str, tuple[Literal["pre", "post"], bool]] = {
+    "bert": ("post", False),
+    "roberta": ("post", True),
+    "roberta-prelayernorm": ("pre", True),
+}
+
+
+@dataclass(frozen=True)
+class Folder:
+    """What a folder's config.json and tokenizer say, its weights unread."""
+
+    path: Path
+    config: Any
+    norm: Literal["pre", "post"]
+    #: The row of the position table that belongs to a sentence's first word.
+    first_position: int
+    #: Number of words, special tokens among them included.
+    words: int
+    #: Rows of padding, mask and sentence-level token where they stand among the words; None: behind them.
+    special: tuple[int, int, int] | None
+
+    @classmethod
+    def read(cls, folder: str | os.PathLike[str]) -> Folder:
+        """Read a folder; raises `ConfigError` where it holds no masked language model of a known form."""
+        import transformers
+
+        path = Path(folder)
+        check_folder(path)
+        with quiet():
+            try:
+                config: Any = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
+            except Exception as error:  # the library raises errors of many classes
+                raise ConfigError(f"{path}: its config.json cannot be read: {brief(error)}") from error
+        if config.model_type not in _FORMS:
+            raise ConfigError(
+                f"{path}: a model of type '{config.model_type}' is no encoder that is known here; "
+                f"known: {', '.join(_FORMS)}"
+            )
+        wanted = {
+            "hidden_act": "gelu",
+            "tie_word_embeddings": True,
+            "is_decoder": False,
+            "position_embedding_type": "absolute",
+        }
+        for name, value in wanted.items():
+            have = getattr(config, name, value)
+            if have != value:
+                raise ConfigError(f"{path}: its {name} is {have!r}; an encoder's is {value!r}")
+        norm, behind = _FORMS[config.model_type]
+        first = config.pad_token_id + 1 if behind else 0
+        ours = getattr(config, "raysweep", None)
+        if ours is not None:
+            return cls(path, config, norm, first, ours["vocabulary_size"], None)
+        return cls(path, config, norm, first, *_words_and_special(path))
+
+    @property
+    def shape(self) -> Shape:
+        """The shape of its encoder."""
+        c = self.config
+        return Shape(c.hidden_size, c.num_attention_heads, c.num_hidden_layers, c.intermediate_size)
+
+    @property
+    def positions(self) -> int:
+        """Most words of a sentence."""
+        return int(self.config.max_position_embeddings) - self.first_position
+
+    def misfit(self, language: Language) -> str | None:
+        """Return what keeps the model from reading the language, or None."""
+        if self.words != language.vocabulary_size:
+            remedy = "use the language it was trained on"
+            if self.special is not None:
+                remedy = f"use a corpus with the model's own tokenizer (language.tokenizer: {self.path})"
+            return f"the model has {self.words} words, the language {language.vocabulary_size}; {remedy}"
+        if self.words > self.config.vocab_size:
+            return f"its tokenizer has {self.words} tokens, but its embedding {self.config.vocab_size} rows"
+        if self.positions < language.max_length:
+            return (
+                f"the model reads {self.positions} positions, sentences of the language have up to "
+                f"{language.max_length}; make them shorter"
+            )
+        return None
+
+    def module(self, language: Language, *, dropout: float, checkpointing: bool) -> Encoder:
+        """Return the encoder with weights that mean nothing yet."""
+        words = language.vocabulary_size
+        return Encoder(
+            self.shape,
+            vocabulary_size=words,
+            total_vocabulary=self.config.vocab_size if self.special is None else total_vocabulary(words),
+            pad_id=language.pad_id,
+            max_length=self.positions,
+            norm=self.norm,
+            dropout=dropout,
+            layer_norm_eps=self.config.layer_norm_eps,
+            checkpointing=checkpointing,
+        )
+
+
+def check_folder(path: Path) -> None:
+    """Raise `ConfigError` where a folder has no config.json or no weights."""
+    if not path.is_dir():
+        raise ConfigError(f"there is no folder {path}")
+    if not (path / "config.json").is_file():
+        raise ConfigError(f"there is no config.json in {path}; the save_pretrained of a model writes one")
+    if not weight_files(path):
+        raise ConfigError(f"there are no weights in {path} (model*.safetensors or pytorch_model*.bin)")
+
+
+def weight_files(path: Path) -> list[Path]:
+    """Return the files that hold the weights of a folder: those that transformers reads."""
+    return sorted(path.glob("model*.safetensors")) or sorted(path.glob("pytorch_model*.bin"))
+
+
+def fingerprint(path: Path) -> str:
+    """Return the sha256 of what determines a folder's model: configuration, weights, special tokens.
+
+    The text of config.json, which names the library's version, has no part in it.
+    """
+    total = hashlib.sha256()
+    found = Folder.read(path)
+    total.update(repr((found.config.model_type, found.shape, found.words, found.special)).encode())
+    total.update(repr((found.first_position, found.positions, found.config.layer_norm_eps)).encode())
+    for file in weight_files(path):
+        with file.open("rb") as content:
+            total.update(hashlib.file_digest(content, "sha256").digest())
+    return total.hexdigest()
+
+
+def _words_and_special(path: Path) -> tuple[int, tuple[int, int, int]]:
+    """Return the number of words and the special ids of a folder's tokenizer."""
+    import transformers
+
+    if not any((path / name).is_file() for name in ("tokenizer.json", "vocab.txt", "vocab.json")):
+        raise ConfigError(
+            f"{path}: there is no tokenizer, so which token is the mask is not known; add it with "
+            "`tokenizer.save_pretrained`"
+        )
+    with quiet():
+        try:
+            tokenizer: Any = transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        except Exception as error:  # as above
+            raise ConfigError(f"{path}: its tokenizer cannot be loaded: {brief(error)}") from error
+    found = []
+    for name in ("pad_token", "mask_token", "cls_token"):
+        if getattr(tokenizer, name) is None:
+            raise ConfigError(f"{path}: its tokenizer has no {name}; it is not that of a masked LM")
+        found.append(int(getattr(tokenizer, f"{name}_id")))
+    pad, mask, cls = found
+    return max(tokenizer.get_vocab().values()) + 1, (pad, mask, cls)
+
+
+def brief(error: Exception) -> str:
+    """Return the first line of what a library says is wrong."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep transformers' progress bars and notices off the terminal; what matters is raised as an error."""
+    from transformers.utils import logging
+
+    bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

@@ -1,0 +1,88 @@
+"""A model that begins with the weights of a Hugging Face folder; see `raysweep.models.huggingface`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from raysweep.errors import ConfigError
+from raysweep.languages.base import Language
+from raysweep.models.base import ModelConfig
+from raysweep.models.encoder import Encoder
+from raysweep.models.folder import Folder, check_folder, fingerprint
+from raysweep.models.huggingface import from_huggingface
+
+
+class HuggingFaceConfig(ModelConfig):
+    """The masked language model in folder `path`: its shape, its form and its weights.
+
+    The run is that of the folder's content, not of its place: `sha256` is filled in when the folder is there,
+    and a folder that has changed since is refused.  No seed draws its weights, so runs of several seeds
+    differ by their data and dropout alone.
+    """
+
+    seeded: ClassVar[bool] = False
+
+    kind: Literal["huggingface"] = "huggingface"
+    path: Annotated[str, Field(min_length=1)]
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    checkpointing: bool = False
+    sha256: str | None = None
+
+    @field_validator("path")
+    @classmethod
+    def _a_folder_that_is_there_holds_a_model(cls, path: str) -> str:
+        # One that is gone is missed when it is needed: what is stored can be read without it.
+        if Path(path).exists():
+            try:
+                check_folder(Path(path))
+            except ConfigError as error:
+                raise ValueError(str(error)) from error
+        return path
+
+    @field_validator("sha256")
+    @classmethod
+    def _content_is_told(cls, value: str | None, info: ValidationInfo) -> str | None:
+        path = info.data.get("path")
+        if value is not None or path is None or not Path(path).exists():
+            return value
+        try:
+            return fingerprint(Path(path))
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
+
+    @property
+    def label(self) -> str:
+        """The folder's name, then what differs from the defaults."""
+        parts = [Path(self.path).name]
+        if self.dropout != type(self).model_fields["dropout"].default:
+            parts.append(f"dropout{self.dropout:g}")
+        return "-".join(parts)
+
+    def content(self) -> dict[str, Any]:
+        """Return what determines the weights; raises `ConfigError` for a folder that is not there."""
+        if self.sha256 is None:
+            raise ConfigError(f"model.path: there is no folder {self.path}")
+        return {"kind": self.kind, "sha256": self.sha256, "dropout": self.dropout}
+
+    def problems(self, language: Language) -> list[tuple[str, str]]:
+        try:
+            misfit = Folder.read(self.path).misfit(language)
+        except ConfigError as error:
+            misfit = str(error)
+        return [] if misfit is None else [("path", misfit)]
+
+    def module(self, language: Language) -> Encoder:
+        found = Folder.read(self.path)
+        return found.module(language, dropout=self.dropout, checkpointing=self.checkpointing)
+
+    def build(self, language: Language, *, seed: int) -> Encoder:
+        """Return the model with the folder's weights, whatever the seed.
+
+        Raises `ConfigError` where the folder is gone, has changed, or does not fit the language.
+        """
+        if fingerprint(Path(self.path)) != self.content()["sha256"]:
+            raise ConfigError(f"model.path: {self.path} has other content than when this run was configured")
+        return from_huggingface(self.path, language, dropout=self.dropout, checkpointing=self.checkpointing)
