@@ -7,9 +7,12 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -56,6 +59,7 @@ app.command("validate")(inspect.validate)
 app.command("status")(inspect.status)
 app.command("report")(results.report)
 app.command("export")(results.export)
+app.command("export-model")(export_model.export_model)
 app.command("ui")(results.ui)
 app.add_typer(language.app, name="language")
 app.add_typer(bench.app, name="bench")
@@ -76,10 +80,26 @@ def _defect() -> int:
     return 1
 
 
+@contextmanager
+def _saying(logger: str) -> Iterator[None]:
+    """Show on standard error what work that takes long logs of its progress."""
+    handler, log = logging.StreamHandler(sys.stderr), logging.getLogger(logger)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    before = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(before)
+
+
 def run(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     try:
-        code = app(arguments, standalone_mode=False)
+        with _saying("raysweep.corpus"):
+            code = app(arguments, standalone_mode=False)
     except RaysweepError as error:
         if os.environ.get("RAYSWEEP_TRACEBACK"):
             traceback.print_exc()

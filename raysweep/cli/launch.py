@@ -97,6 +97,10 @@ def _launch(
     """Launch and show; `again` is the command that launches this sweep once more."""
     from raysweep.engine import launch as start
 
+    chosen = select(sweep, only)
+    if not chosen.plan(retry_failed=retry, verify=False).finished:
+        # What takes long is done before a live view covers what is said about it.
+        chosen.prepare()
     console = Console(stderr=True)
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     footer = [

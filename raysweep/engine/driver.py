@@ -108,6 +108,7 @@ def launch(
                 on_start(plan, None)
             tracker.start()
         else:
+            chosen.prepare()
             _work(chosen, plan, tracker, address, step_seconds, observer, on_start)
         tracked = tracker.close()
     failures = {s.run_id: found[-1] for s in chosen.runs if (found := ledger.open(s.run_id).failures())}

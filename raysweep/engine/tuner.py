@@ -163,6 +163,7 @@ def tuner(
     """
     if param_space is not None:
         _check_space(sweep, param_space)
+    sweep.prepare()
     cluster = connect(address)
     check_storage(sweep.directory)
     cap = concurrency(sweep.resources, cluster, spare=scheduler is not None)

@@ -198,6 +198,22 @@ class Sweep:
         """Return the built language of a run; runs with equal configurations share one object."""
         return self.languages.get(spec.language)
 
+    def prepare(self) -> None:
+        """Make what the languages of the runs read, such as the tokens of a corpus; check what is known then.
+
+        Loading and planning a sweep does not: it may take hours.  Raises `DataError` where it cannot be made,
+        `ConfigError` where evaluations do not fit what was made.
+        """
+        found: dict[str, None] = {}
+        for spec in self.runs:
+            language = self.language(spec)
+            language.prepare()
+            for kind, evaluation in spec.evaluations.items():
+                for field_, message in evaluation.problems(language):
+                    found[f"evaluate.{kind}{'.' if field_ else ''}{field_}: {message}"] = None
+        if found:
+            raise ConfigError("\n".join(found))
+
     def run(self, run_id: str) -> RunSpec:
         """Return a run by its id; raises `ConfigError` with the nearest id for one that is not there."""
         spec = self._by_id.get(run_id)

@@ -8,9 +8,10 @@ import torch
 from pydantic import ValidationError
 
 from raysweep import seeding
+from raysweep.sweep.identity import training_content
 from raysweep.training import PretrainConfig, World
 from raysweep.training import data as batching
-from raysweep.training.data import batches, one_position, some_positions
+from raysweep.training.data import batches, one_position, replaced, some_positions
 
 
 def drawn(fakes: ModuleType, mask: str | float, *, first: int = 1, last: int = 9, world: World | None = None):
@@ -127,3 +128,60 @@ def test_a_wrong_value_is_one_error_at_its_field(field: str, value: object, mess
         PretrainConfig.decode({**GOOD, field: value})
     assert [error["loc"][0] for error in caught.value.errors()] == [field]
     assert len(caught.value.errors()) == 1
+
+
+def test_words_are_replaced_as_in_bert(fakes: ModuleType) -> None:
+    """80 % mask token, 10 % a uniform word, 10 % the word itself, of the marked words alone; z-tests."""
+    language, n = fakes.Walk(max_length=8), 20_000
+    ids = language.sample(n, seed=4)
+    sentences = torch.arange(n)
+    marked = some_positions(language.lengths(ids), 8, 0.5, seed=1, sentences=sentences)
+    new = replaced(ids, marked, language, seed=1, sentences=sentences)
+    assert torch.equal(new[~marked], ids[~marked])
+    before, after = ids[marked], new[marked]
+    total, V = len(before), language.vocabulary_size
+    counts = {
+        0.8: int((after == language.mask_id).sum()),
+        # A word drawn uniformly is the same one in one of V cases.
+        0.1 + 0.1 / V: int((after == before).sum()),
+        0.1 * (1 - 1 / V): int(((after != before) & (after < V)).sum()),
+    }
+    assert sum(counts.values()) == total
+    for p, count in counts.items():
+        assert abs(count - p * total) < 4.5 * (p * (1 - p) * total) ** 0.5
+    other = after[(after != before) & (after < V)]
+    # The walk's words are uniform, so the drawn ones that differ from them are.
+    for word in range(V):
+        p = 1 / V
+        assert abs(int((other == word).sum()) - p * len(other)) < 4.5 * (p * (1 - p) * len(other)) ** 0.5
+
+
+@pytest.mark.parametrize("mask", ["one", 0.5])
+def test_replacing_changes_what_is_seen_and_nothing_else(fakes: ModuleType, mask) -> None:
+    def run(replace: str, **where):
+        config = PretrainConfig(steps=100, batch_size=5, mask=mask, replace=replace)
+        return list(batches(fakes.Walk(), config, seed=3, **{"first": 1, "last": 40, **where}))
+
+    plain, bert = run("mask"), run("bert")
+    for a, b in zip(plain, bert, strict=True):
+        assert torch.equal(a.index, b.index)
+        assert torch.equal(a.targets, b.targets)
+        assert (a.count, a.single) == (b.count, b.single)
+        hidden = a.ids == fakes.Walk().mask_id
+        assert torch.equal(a.ids[~hidden], b.ids[~hidden])
+    assert any(not torch.equal(a.ids, b.ids) for a, b in zip(plain, bert, strict=True))
+    for whole, late in zip(bert[17:], run("bert", first=18), strict=True):
+        assert torch.equal(whole.ids, late.ids)
+    shares = [run("bert", world=World(rank, 3)) for rank in range(3)]
+    for whole, *parts in zip(bert, *shares, strict=True):
+        assert torch.equal(torch.cat([p.ids for p in parts]), whole.ids)
+
+
+def test_the_usual_replacement_is_no_part_of_an_identity() -> None:
+    def content(**fields: str):
+        pretrain = PretrainConfig.decode({**GOOD, **fields}).encode()
+        common = {"model": {}, "algorithm": {}, "seed": 0, "trains": True, "depends_on_steps": False}
+        return training_content(fingerprint="f", pretrain=pretrain, **common)["pretrain"]
+
+    assert content() == content(replace="mask") == {"batch_size": 4, "mask": "one"}
+    assert content(replace="bert") == {"batch_size": 4, "mask": "one", "replace": "bert"}
