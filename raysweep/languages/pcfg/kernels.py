@@ -1,8 +1,9 @@
 """Compiled kernel of the sparse engine: the inside and outside charts of many sentences at once.
 
 Charts are [cells, LANES]: sentences of one length stand in the innermost dimension, so that every instruction
-of `instructions.py` is a few vector operations.  A lane's numbers depend on that lane's words alone, and sums
-within a lane keep the order of the instructions, so a result does not depend on the rest of the batch.
+of `instructions.py` is a few vector operations, four vectors at a time.  A lane's numbers depend on that
+lane's words alone, and sums within a lane keep the order of the instructions, so a result does not depend on
+the rest of the batch.  A single sentence costs as much as LANES of them.
 
 It is compiled once per dtype when it is first used, and kept on disk.
 """
@@ -13,15 +14,12 @@ import numpy as np
 from numba import njit
 
 from raysweep.languages.pcfg.instructions import Code
+from raysweep.languages.pcfg.simd import BYTES, LANES, load, plus, splat, store, times
 
-#: Sentences side by side in a chart.
-LANES = 128
-
-_ONE, _FOUR = np.uint32(1), np.uint32(4)
+_ONE = np.uint32(1)
 
 
-#: Contraction into fused multiply-adds only: sums keep their order.
-@njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy")
+@njit(cache=True, nogil=True, error_model="numpy")
 def charts(
     words: np.ndarray,
     leaves: np.ndarray,
@@ -75,64 +73,82 @@ def charts(
             for back in range(len(code.starts_of) - 1):
                 b = len(code.starts_of) - 2 - back
                 for s in range(code.starts_of[b], code.starts_of[b + 1]):
-                    _block_outside(code, b, code.starts[s], inner, outer, products)
+                    _block_outside(code, b, code.starts[s], inner, outer)
             for k in range(len(read_outside)):
                 cell = outer[read_outside[k]]
                 for j in range(lanes):
                     outside[g + j, k] = cell[j]
 
 
-@njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy", inline="always")
+@njit(cache=True, nogil=True, error_model="numpy")
 def _block_inside(code, b, i, inner, products):  # type: ignore[no-untyped-def]
-    first = code.pairs_of[b]
+    step = BYTES // inner.itemsize
+    first = np.int64(code.pairs_of[b])
     for q in range(first, code.pairs_of[b + 1]):
-        p = products[q - first]
-        k, last = code.terms_of[q], code.terms_of[q + 1]
-        x, y = inner[code.left[k] + i], inner[code.right[k] + i]
-        for j in range(LANES):
-            p[j] = x[j] * y[j]
-        for m in range(k + _ONE, last):
-            x, y = inner[code.left[m] + i], inner[code.right[m] + i]
-            for j in range(LANES):
-                p[j] += x[j] * y[j]
+        begin, end = code.terms_of[q], code.terms_of[q + 1]
+        for j in range(0, LANES, 4 * step):
+            x, y = code.left[begin] + i, code.right[begin] + i
+            p0 = times(load(inner, x, j), load(inner, y, j))
+            p1 = times(load(inner, x, j + step), load(inner, y, j + step))
+            p2 = times(load(inner, x, j + 2 * step), load(inner, y, j + 2 * step))
+            p3 = times(load(inner, x, j + 3 * step), load(inner, y, j + 3 * step))
+            for k in range(begin + _ONE, end):
+                x, y = code.left[k] + i, code.right[k] + i
+                p0 = plus(load(inner, x, j), load(inner, y, j), p0)
+                p1 = plus(load(inner, x, j + step), load(inner, y, j + step), p1)
+                p2 = plus(load(inner, x, j + 2 * step), load(inner, y, j + 2 * step), p2)
+                p3 = plus(load(inner, x, j + 3 * step), load(inner, y, j + 3 * step), p3)
+            store(products, q - first, j, p0)
+            store(products, q - first, j + step, p1)
+            store(products, q - first, j + 2 * step, p2)
+            store(products, q - first, j + 3 * step, p3)
     for a in range(code.parents_of[b], code.parents_of[b + 1]):
-        cell = inner[code.parents[a] + i]
-        r, last = code.rules_of[a], code.rules_of[a + 1]
-        w, p = code.probability[r], products[code.pair[r]]
-        for j in range(LANES):
-            cell[j] = w * p[j]
-        r += _ONE
-        while r + _FOUR <= last:
-            w0, p0 = code.probability[r], products[code.pair[r]]
-            w1, p1 = code.probability[r + 1], products[code.pair[r + 1]]
-            w2, p2 = code.probability[r + 2], products[code.pair[r + 2]]
-            w3, p3 = code.probability[r + 3], products[code.pair[r + 3]]
-            for j in range(LANES):
-                cell[j] += w0 * p0[j] + w1 * p1[j] + w2 * p2[j] + w3 * p3[j]
-            r += _FOUR
-        while r < last:
-            w, p = code.probability[r], products[code.pair[r]]
-            for j in range(LANES):
-                cell[j] += w * p[j]
-            r += _ONE
+        cell = code.parents[a] + i
+        for j in range(0, LANES, 4 * step):
+            w, p = splat(code.probability[code.rules_of[a]]), code.pair[code.rules_of[a]]
+            c0 = times(w, load(products, p, j))
+            c1 = times(w, load(products, p, j + step))
+            c2 = times(w, load(products, p, j + 2 * step))
+            c3 = times(w, load(products, p, j + 3 * step))
+            for r in range(code.rules_of[a] + _ONE, code.rules_of[a + 1]):
+                w, p = splat(code.probability[r]), code.pair[r]
+                c0 = plus(w, load(products, p, j), c0)
+                c1 = plus(w, load(products, p, j + step), c1)
+                c2 = plus(w, load(products, p, j + 2 * step), c2)
+                c3 = plus(w, load(products, p, j + 3 * step), c3)
+            store(inner, cell, j, c0)
+            store(inner, cell, j + step, c1)
+            store(inner, cell, j + 2 * step, c2)
+            store(inner, cell, j + 3 * step, c3)
 
 
-@njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy", inline="always")
-def _block_outside(code, b, i, inner, outer, products):  # type: ignore[no-untyped-def]
-    p = products[0]
+@njit(cache=True, nogil=True, error_model="numpy")
+def _block_outside(code, b, i, inner, outer):  # type: ignore[no-untyped-def]
+    step = BYTES // inner.itemsize
     for q in range(code.pairs_of[b], code.pairs_of[b + 1]):
-        r, last = code.above_of[q], code.above_of[q + 1]
-        w, cell = code.share[r], outer[code.above[r] + i]
-        for j in range(LANES):
-            p[j] = w * cell[j]
-        for m in range(r + _ONE, last):
-            w, cell = code.share[m], outer[code.above[m] + i]
-            for j in range(LANES):
-                p[j] += w * cell[j]
-        for k in range(code.terms_of[q], code.terms_of[q + 1]):
-            left, right = code.left[k] + i, code.right[k] + i
-            x, y, below_x, below_y = inner[left], inner[right], outer[left], outer[right]
-            for j in range(LANES):
-                below_x[j] += p[j] * y[j]
-            for j in range(LANES):
-                below_y[j] += p[j] * x[j]
+        begin, end = code.above_of[q], code.above_of[q + 1]
+        for j in range(0, LANES, 4 * step):
+            w, cell = splat(code.share[begin]), code.above[begin] + i
+            p0 = times(w, load(outer, cell, j))
+            p1 = times(w, load(outer, cell, j + step))
+            p2 = times(w, load(outer, cell, j + 2 * step))
+            p3 = times(w, load(outer, cell, j + 3 * step))
+            for r in range(begin + _ONE, end):
+                w, cell = splat(code.share[r]), code.above[r] + i
+                p0 = plus(w, load(outer, cell, j), p0)
+                p1 = plus(w, load(outer, cell, j + step), p1)
+                p2 = plus(w, load(outer, cell, j + 2 * step), p2)
+                p3 = plus(w, load(outer, cell, j + 3 * step), p3)
+            for k in range(code.terms_of[q], code.terms_of[q + 1]):
+                x, y = code.left[k] + i, code.right[k] + i
+                _give(p0, x, y, j, inner, outer)
+                _give(p1, x, y, j + step, inner, outer)
+                _give(p2, x, y, j + 2 * step, inner, outer)
+                _give(p3, x, y, j + 3 * step, inner, outer)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _give(p, x, y, j, inner, outer):  # type: ignore[no-untyped-def]
+    """Add to the outside weight of each of two cells what a pair above hands it through the other."""
+    store(outer, x, j, plus(p, load(inner, y, j), load(outer, x, j)))
+    store(outer, y, j, plus(p, load(inner, x, j), load(outer, y, j)))

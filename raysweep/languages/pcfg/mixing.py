@@ -12,7 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import njit, types
-from numba.extending import intrinsic
+
+from raysweep.languages.pcfg.simd import intrinsic
 
 
 class Mixture(NamedTuple):
@@ -67,7 +68,7 @@ _HALF, _UNIT = np.float32(0.5), np.float32(1.0)
 def _log(x):  # type: ignore[no-untyped-def]
     """Return log x of a float32 >= 0 to its last place, without branches; a finite number for 0."""
     small = x < _TINY
-    bits: np.int32 = _as_int(x * _UP if small else x)  # type: ignore[call-arg]
+    bits = _as_int(x * _UP if small else x)
     exponent = (bits - _ROOT_HALF) >> _MANTISSA
     r = _as_float(bits - (exponent << _MANTISSA)) - _UNIT
     e = np.float32(exponent - (_LOGARITHM_UP if small else np.int32(0)))

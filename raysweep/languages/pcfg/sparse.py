@@ -12,8 +12,9 @@ from raysweep.languages.checks import floor
 from raysweep.languages.pcfg.engine import Engine
 from raysweep.languages.pcfg.grammar import Grammar
 from raysweep.languages.pcfg.instructions import Code, Instructions, flatten
-from raysweep.languages.pcfg.kernels import LANES, charts
+from raysweep.languages.pcfg.kernels import charts
 from raysweep.languages.pcfg.mixing import Mixture, entropies, log_normalised, normalised
+from raysweep.languages.pcfg.simd import BYTES, LANES
 
 #: Sentences between two kernels: what the first writes is still in the cache when the second reads it.
 _CHUNK = 8 * LANES
@@ -143,12 +144,11 @@ class SparseEngine(Engine):
 
     def _scratch(self, sizes: tuple[int, ...], dtype: np.dtype) -> list[np.ndarray]:
         """Return arrays [size, LANES] of this thread's working space, which the next call uses again."""
-        line = 64
-        need = sum(sizes) * LANES * dtype.itemsize + line
+        need = sum(sizes) * LANES * dtype.itemsize + BYTES
         space = getattr(self._space, "bytes", None)
         if space is None or len(space) < need:
             space = self._space.bytes = np.empty(need, dtype=np.uint8)
-        at, out = -space.ctypes.data % line, []
+        at, out = -space.ctypes.data % BYTES, []
         for size in sizes:
             stop = at + size * LANES * dtype.itemsize
             out.append(space[at:stop].view(dtype).reshape(size, LANES))

@@ -1,0 +1,101 @@
+"""Vectors of 64 bytes as values of compiled code, so that sums stay in registers.
+
+    load(array, row, column)            the vector at columns column .. of a row
+    store(array, row, column, vector)
+    splat(number)                       the vector that holds a number everywhere
+    times(x, y), plus(x, y, z)          x y and x y + z, contracted into one operation where there is one
+
+Arrays are [rows, LANES] in C order, aligned to 64 bytes.  A processor with shorter registers uses several for
+a vector.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import types
+from numba.extending import intrinsic as _intrinsic
+from numba.extending import models, register_model
+
+#: Its own types know nothing of the context argument that callers leave out.
+intrinsic: Any = _intrinsic
+
+#: Numbers in a row of an array: of float32, four vectors.
+LANES = 64
+
+BYTES = 64
+
+
+class Vector(types.Type):
+    """The type of a vector of `dtype`."""
+
+    def __init__(self, dtype):  # type: ignore[no-untyped-def]
+        self.dtype = dtype
+        super().__init__(name=f"Vector({dtype})")
+
+
+def _shape(dtype):  # type: ignore[no-untyped-def]
+    element = ir.FloatType() if dtype == types.float32 else ir.DoubleType()
+    return ir.VectorType(element, BYTES * 8 // dtype.bitwidth)
+
+
+@register_model(Vector)
+class _Model(models.PrimitiveModel):
+    def __init__(self, manager, vector):  # type: ignore[no-untyped-def]
+        super().__init__(manager, vector, _shape(vector.dtype))
+
+
+def _pointer(context, builder, kind, array, row, column):  # type: ignore[no-untyped-def]
+    data = context.make_array(kind)(context, builder, array)
+    place = builder.add(builder.mul(row, ir.IntType(64)(LANES)), column)
+    return builder.bitcast(builder.gep(data.data, [place]), _shape(kind.dtype).as_pointer())
+
+
+@intrinsic
+def load(context, array, row, column):  # type: ignore[no-untyped-def]
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        out = builder.load(_pointer(context, builder, signature.args[0], *arguments))
+        out.align = BYTES
+        return out
+
+    return Vector(array.dtype)(array, types.int64, types.int64), generate
+
+
+@intrinsic
+def store(context, array, row, column, vector):  # type: ignore[no-untyped-def]
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        pointer = _pointer(context, builder, signature.args[0], *arguments[:3])
+        builder.store(arguments[3], pointer, align=BYTES)
+        return context.get_dummy_value()
+
+    return types.none(array, types.int64, types.int64, vector), generate
+
+
+@intrinsic
+def splat(context, number):  # type: ignore[no-untyped-def]
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        shape = _shape(signature.args[0])
+        one = builder.insert_element(ir.Constant(shape, ir.Undefined), arguments[0], ir.IntType(32)(0))
+        nowhere = ir.Constant(shape, ir.Undefined)
+        everywhere = ir.Constant(ir.VectorType(ir.IntType(32), shape.count), [0] * shape.count)
+        return builder.shuffle_vector(one, nowhere, everywhere)
+
+    return Vector(number)(number), generate
+
+
+@intrinsic
+def times(context, x, y):  # type: ignore[no-untyped-def]
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        return builder.fmul(*arguments, flags=("contract",))
+
+    return x(x, y), generate
+
+
+@intrinsic
+def plus(context, x, y, z):  # type: ignore[no-untyped-def]
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        product = builder.fmul(arguments[0], arguments[1], flags=("contract",))
+        return builder.fadd(product, arguments[2], flags=("contract",))
+
+    return x(x, y, z), generate
