@@ -20,7 +20,8 @@ class Grammar:
     """A grammar whose symbols and words are numbered in the order of their names' tuples.
 
     `root` float64 [N]; `parent`, `left`, `right` int64 [R] and `probability` float64 [R]; `emission`
-    float64 [N, V].  Raises `ConfigError` where the probabilities do not sum to 1.
+    float64 [N, V].  `notes` say what a person should know of the rules; they are no part of the language.
+    Raises `ConfigError` where the probabilities do not sum to 1.
     """
 
     symbols: tuple[str, ...]
@@ -31,6 +32,7 @@ class Grammar:
     right: np.ndarray
     probability: np.ndarray
     emission: np.ndarray
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         total = self.emission.sum(axis=1) + np.bincount(

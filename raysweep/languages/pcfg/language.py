@@ -73,7 +73,7 @@ class PCFG(Language):
             raise ConfigError(f"max_length: {max_length} is outside 1 .. {LONGEST}")
         self.grammar, self.label, self.max_length = grammar, label, max_length
         self.vocabulary_size = len(grammar.words)
-        self.words = grammar.words
+        self.words, self.notes = grammar.words, grammar.notes
         self.spans = spans or (max(1, max_length // 2), max(1, max_length // 4))
         for span in self.spans:
             if not 1 <= span <= max_length:

@@ -6,39 +6,52 @@ first left-hand side, a backslash at a line's end goes on in the next line.
 **The table** released with Liu, Xie, Li and Ma (ICML 2023): one rule a line, `LHS RHS1 [RHS2] probability`.
 The start symbol is `S`.  Three fields make a word, or, for `S`, a symbol where one of that name has rules.
 
-In both, blank lines and lines that start with `#` are skipped, the same rule given twice is summed, and a
-symbol's rules may miss 1 by one per cent (rounded figures) and are normalised.  Anything else is a
-`DataError` naming file and line.  The result is in Chomsky normal form: a right-hand side of three or more
-is cut into pairs by helper symbols named `A|B-C`, a word beside others gets a symbol named `'word'`, and
-a symbol with a rule to a single symbol takes over that symbol's rules.
+A field in quotes is a word, which may then hold blanks.
+
+In both, blank lines and lines that start with `#` are skipped, spaces and tabs are alike, the same rule given
+twice is summed, and a symbol's rules may miss 1 by one per cent (rounded figures) and are normalised.
+Anything else is a `DataError` naming file and line.  The result is in Chomsky normal form: a right-hand side
+of three or more is cut into pairs by helper symbols named `A|B-C`, a word beside others gets a symbol named
+`'word'`, and a symbol with a rule to a single symbol takes over that symbol's rules, which is exact as long
+as such rules form no cycle; a cycle is an error.
+
+Symbols that cannot be reached from the start symbol, and symbols that derive no string of words, are no
+errors but seldom meant: they are logged as warnings and kept as the grammar's `notes`.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
 from pathlib import Path
-
-import numpy as np
 
 from raysweep.errors import DataError
 from raysweep.languages.pcfg.grammar import Grammar
+from raysweep.languages.pcfg.normal_form import Side, natural, normal_form, reached, singles
+
+_log = logging.getLogger(__name__)
 
 #: Largest distance from 1 of the sum of a symbol's rules that is taken for rounding.
 TOLERANCE = 0.01
 
-_SYMBOL = re.compile(r"\s*([\w/][\w/^<>-]*)\s*")
+_SYMBOL = re.compile(r"\s*([\w/](?:(?!->)[\w/^<>-])*)\s*")
 _ARROW = re.compile(r"\s*->\s*")
+_NUMBER = re.compile(r"[\d.]+(e-?\d+)?")
 _ELEMENT = re.compile(
     r"\s*(?:\[\s*(?P<probability>[^\]\s]+)\s*\]|'(?P<single>[^']*)'|\"(?P<double>[^\"]*)\""
-    r"|(?P<bar>\|)|(?P<symbol>[\w/][\w/^<>-]*))\s*"
+    r"|(?P<bar>\|)|(?P<symbol>[\w/](?:(?!->)[\w/^<>-])*))\s*"
 )
 
-#: A right-hand side: (is a word, name) for each element.
-Side = tuple[tuple[bool, str], ...]
+#: A field of the table: a word in quotes, or what stands between blanks (such as the words 's and '').
+_FIELD = re.compile(r"""'[^']+'(?!\S)|"[^"]+"(?!\S)|\S+""")
+#: Names that a note lists before it only counts them.
+_NAMED = 10
 
 
 @dataclass(frozen=True)
@@ -50,22 +63,42 @@ class _Rule:
 
 
 def read(path: str | Path) -> Grammar:
-    """Read a grammar; raises `DataError` naming file, line and remedy."""
+    """Read a grammar; raises `DataError` naming file, line and remedy.  Notes are logged once a process."""
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise DataError(f"{path}: is not UTF-8 text") from None
     lines = list(_lines(text))
-    if any("->" in line for _, line in lines):
+    if any(_is_text(line) for _, line in lines):
         rules, start = _parse_text(path, lines)
     else:
         rules, start = _parse_table(path, lines)
     if not rules:
         raise DataError(f"{path}: holds no rules")
-    return _normal_form(path, _summed(path, rules, start), start)
+    summed = _summed(path, rules, start)
+    notes = tuple(_notes(rules, summed, start))
+    try:
+        grammar = normal_form(summed, start, notes)
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None
+    for note in notes:
+        _warn(f"{path}: {note}")
+    return grammar
+
+
+@cache
+def _warn(message: str) -> None:
+    _log.warning(message)
+
+
+def _is_text(line: str) -> bool:
+    """Return whether a line is of NLTK's notation; `A -> 0.5` is a table's rule for the word '->'."""
+    lhs = _SYMBOL.match(line)
+    arrow = _ARROW.match(line, lhs.end()) if lhs else None
+    return line.startswith("%") or (arrow is not None and not _NUMBER.fullmatch(line[arrow.end() :]))
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
@@ -136,13 +169,15 @@ def _alternatives(path: Path, number: int, lhs: str, line: str, at: int) -> Iter
             side.append((False, found["symbol"]))
         else:
             word = found["single"] if found["single"] is not None else found["double"]
+            if not word:
+                raise DataError(f"{path}:{number}: a rule of {lhs} has an empty word; it is not supported")
             side.append((True, word))
         at = found.end() if found else len(line) + 1
 
 
 def _parse_table(path: Path, lines: list[tuple[int, str]]) -> tuple[list[_Rule], str]:
     rules: list[_Rule] = []
-    fields = [(number, line.split()) for number, line in lines]
+    fields = [(number, _FIELD.findall(line)) for number, line in lines]
     symbols = {parts[0] for _, parts in fields}
     for number, parts in fields:
         if len(parts) not in (3, 4):
@@ -150,10 +185,19 @@ def _parse_table(path: Path, lines: list[tuple[int, str]]) -> tuple[list[_Rule],
                 f"{path}:{number}: {len(parts)} fields where 'LHS WORD probability' or "
                 "'LHS RHS1 RHS2 probability' is expected"
             )
-        is_word = len(parts) == 3 and not (parts[0] == "S" and parts[1] in symbols)
-        side = tuple((is_word, name) for name in parts[1:-1])
+        bare = [_unquoted(name) for name in parts[1:-1]]
+        if len(parts) == 3:
+            is_word = bare[0] != parts[1] or not (parts[0] == "S" and parts[1] in symbols)
+            side: Side = ((is_word, bare[0]),)
+        else:
+            side = tuple((name != part, name) for name, part in zip(bare, parts[1:-1], strict=True))
         rules.append(_Rule(number, parts[0], side, _number(path, number, parts[-1])))
     return rules, "S"
+
+
+def _unquoted(field: str) -> str:
+    quoted = len(field) > 2 and field[0] == field[-1] and field[0] in "'\""
+    return field[1:-1] if quoted else field
 
 
 def _summed(path: Path, rules: list[_Rule], start: str) -> dict[str, dict[Side, float]]:
@@ -180,111 +224,50 @@ def _summed(path: Path, rules: list[_Rule], start: str) -> dict[str, dict[Side, 
         out[lhs] = {
             side: math.fsum(listed) / total for side, listed in sides.items() if math.fsum(listed) > 0
         }
-    _refuse_cycles(path, out, lines)
+    _refuse_cycles(path, out, rules)
     return out
 
 
-def _singles(sides: dict[Side, float]) -> list[str]:
-    return [side[0][1] for side in sides if _is_single(side)]
+def _notes(rules: list[_Rule], summed: dict[str, dict[Side, float]], start: str) -> Iterator[str]:
+    """Yield a line on symbols that no sentence reaches, and one on symbols that derive no words."""
+    lines: dict[str, int] = {}
+    for rule in rules:
+        lines.setdefault(rule.lhs, rule.line)
+    used = reached([start], summed)
+    lost = [name for name in summed if name not in used]
+    if lost:
+        yield f"unreachable from {start} and left out: {_listed(lost, lines)}"
+    productive: set[str] = set()
+    while True:
+        more = {
+            lhs
+            for lhs, sides in summed.items()
+            if any(all(is_word or name in productive for is_word, name in side) for side in sides)
+        }
+        if more == productive:
+            break
+        productive = more
+    barren = [name for name in summed if name in used and name not in productive]
+    if barren:
+        yield f"unproductive, for they derive no string of words: {_listed(barren, lines)}"
 
 
-def _is_single(side: Side) -> bool:
-    return len(side) == 1 and not side[0][0]
+def _listed(names: list[str], lines: dict[str, int]) -> str:
+    named = ", ".join(f"{name} (line {lines[name]})" for name in sorted(names, key=natural)[:_NAMED])
+    return named + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
 
 
-def _refuse_cycles(path: Path, rules: dict[str, dict[Side, float]], lines: dict[str, int]) -> None:
+def _refuse_cycles(path: Path, summed: dict[str, dict[Side, float]], rules: list[_Rule]) -> None:
     """Raise `DataError` for a cycle of rules to single symbols: it gives infinitely many trees."""
     try:
-        TopologicalSorter({lhs: _singles(sides) for lhs, sides in rules.items()}).prepare()
+        TopologicalSorter({lhs: singles(sides) for lhs, sides in summed.items()}).prepare()
     except CycleError as error:
-        cycle = error.args[1][::-1]
+        cycle: list[str] = error.args[1][::-1]
+        lines = [
+            next(rule.line for rule in rules if rule.lhs == a and rule.rhs == ((False, b),))
+            for a, b in pairwise(cycle)
+        ]
         raise DataError(
-            f"{path}:{lines[cycle[0]]}: rules to single symbols form a cycle: {' -> '.join(cycle)}"
+            f"{path}:{lines[0]}: rules to single symbols form a cycle: {' -> '.join(cycle)} "
+            f"(line{'s' * (len(lines) > 1)} {', '.join(map(str, lines))}); remove one of them"
         ) from None
-
-
-def _normal_form(path: Path, rules: dict[str, dict[Side, float]], start: str) -> Grammar:
-    root, short = _without_singles(_in_pairs(rules), start)
-    reached, pending = set(root), list(root)
-    while pending:
-        for side in short[pending.pop()]:
-            for is_word, name in side:
-                if not is_word and name not in reached:
-                    reached.add(name)
-                    pending.append(name)
-    symbols = tuple(sorted(reached, key=_natural))
-    words = tuple(sorted({side[0][1] for a in reached for side in short[a] if side[0][0]}, key=_natural))
-    if not words:
-        raise DataError(f"{path}: no rule that can be reached makes a word")
-    number = {name: i for i, name in enumerate(symbols)}
-    place = {word: i for i, word in enumerate(words)}
-    emission = np.zeros((len(symbols), len(words)))
-    binary = []
-    for name in symbols:
-        for side, probability in short[name].items():
-            if len(side) == 1:
-                emission[number[name], place[side[0][1]]] = probability
-            else:
-                binary.append((number[name], number[side[0][1]], number[side[1][1]], probability))
-    binary.sort()
-    return Grammar(
-        symbols=symbols,
-        words=words,
-        root=np.array([root.get(name, 0.0) for name in symbols]),
-        parent=np.array([rule[0] for rule in binary], dtype=np.int64),
-        left=np.array([rule[1] for rule in binary], dtype=np.int64),
-        right=np.array([rule[2] for rule in binary], dtype=np.int64),
-        probability=np.array([rule[3] for rule in binary], dtype=np.float64),
-        emission=emission,
-    )
-
-
-def _in_pairs(rules: dict[str, dict[Side, float]]) -> dict[str, dict[Side, float]]:
-    """Give words in longer rules symbols of their own, and cut longer rules into pairs."""
-    out: dict[str, dict[Side, float]] = {}
-    for lhs, sides in rules.items():
-        mine = out.setdefault(lhs, {})
-        for side, probability in sides.items():
-            if len(side) > 1:
-                for is_word, name in side:
-                    if is_word:
-                        out[f"'{name}'"] = {((True, name),): 1.0}
-                names = [f"'{name}'" if is_word else name for is_word, name in side]
-                # Helpers are named by what they stand for, so rules of one symbol with one end share them.
-                for k in range(len(names) - 2, 0, -1):
-                    helper = f"{lhs}|{'-'.join(names[k:])}"
-                    rest = names[k + 1] if k == len(names) - 2 else f"{lhs}|{'-'.join(names[k + 1 :])}"
-                    out[helper] = {((False, names[k]), (False, rest)): 1.0}
-                rest = names[1] if len(names) == 2 else f"{lhs}|{'-'.join(names[1:])}"
-                side = ((False, names[0]), (False, rest))
-            mine[side] = mine.get(side, 0.0) + probability
-    return out
-
-
-def _without_singles(
-    rules: dict[str, dict[Side, float]], start: str
-) -> tuple[dict[str, float], dict[str, dict[Side, float]]]:
-    """Replace rules to single symbols by those symbols' rules, save the start symbol's: they are the root."""
-
-    closed: dict[str, dict[Side, float]] = {}
-    for lhs in TopologicalSorter({lhs: _singles(sides) for lhs, sides in rules.items()}).static_order():
-        mine: dict[Side, float] = {}
-        for side, probability in rules[lhs].items():
-            for below, share in closed[side[0][1]].items() if _is_single(side) else [(side, 1.0)]:
-                mine[below] = mine.get(below, 0.0) + probability * share
-        closed[lhs] = mine
-    inner = any((False, start) in side for sides in rules.values() for side in sides)
-    if inner:
-        return {start: 1.0}, closed
-    root = {side[0][1]: p for side, p in rules[start].items() if _is_single(side)}
-    own = {side: p for side, p in rules[start].items() if not _is_single(side)}
-    if own:
-        root[start] = math.fsum(own.values())
-        closed[start] = {side: p / root[start] for side, p in own.items()}
-    return root, closed
-
-
-def _natural(name: str) -> list[tuple[int, int, str]]:
-    """Sort key by which 'S2' comes before 'S10'."""
-    parts = [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", name)]
-    return [*parts, (2, 0, name)]
