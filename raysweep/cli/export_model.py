@@ -1,0 +1,48 @@
+"""`raysweep export-model`: a trained model as a folder for Hugging Face's transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from raysweep.cli.options import StorageOption, writing
+from raysweep.errors import ConfigError
+
+
+def export_model(
+    checkpoint: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN@STEP",
+            help="A run's id, or a pattern that only it matches, and a step; without one the last.",
+            show_default=False,
+        ),
+    ],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="DIR", help="Folder to write; new or empty.")
+    ],
+    storage: StorageOption = None,
+) -> None:
+    """Write a trained encoder as a folder that AutoModelForMaskedLM opens, with a tokenizer of its words.
+
+    Example:
+
+        raysweep export-model '64-1-2-256-adamw-s0-*@4000' -o my-model
+    """
+    from raysweep.models.huggingface import to_huggingface, word_names
+    from raysweep.sweep.checkpoints import find_checkpoint
+    from raysweep.sweep.storage import storage_root
+    from raysweep.training import load_model
+
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise ConfigError(f"--output {output}: is there already; name a new folder")
+    found = find_checkpoint(storage_root(storage), checkpoint)
+    language = found.sweep.language(found.run)
+    model = load_model(found.directory, found.run.model, language)
+    words = word_names(language)
+    with writing(output):
+        to_huggingface(model, output, words=words)
+    without = "" if words is not None else ", without a tokenizer (its words have no names of their own)"
+    typer.echo(f"{output}: {found.name}{without}")
