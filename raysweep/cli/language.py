@@ -1,14 +1,23 @@
-"""`raysweep language`: looking at a language before training on it."""
+"""`raysweep language`: looking at a language before training on it, and generating from it."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import os
+import time
+from contextlib import redirect_stdout
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from raysweep.cli.live import HEARTBEAT, duration
 from raysweep.cli.options import FileArgument, JsonOption, SetOption, print_json
+from raysweep.errors import ConfigError
 
-app = typer.Typer(no_args_is_help=True, help="Look at a language before training on it.")
+app = typer.Typer(no_args_is_help=True, help="Look at a language before training on it; generate from it.")
 
 
 @app.callback()
@@ -16,25 +25,233 @@ def _group() -> None:
     """Commands about languages."""
 
 
+def whole(text: str | int) -> int:
+    """Return a whole number as people write large ones.
+
+    >>> whole("1e6"), whole("2_000"), whole("12")
+    (1000000, 2000, 12)
+    """
+    try:
+        number = float(text)
+    except ValueError:
+        number = float("nan")
+    if number != number or number < 0 or number != int(number):
+        raise typer.BadParameter(f"'{text}' is no whole number (100000, 1e5)")
+    return int(number)
+
+
 @app.command("show", epilog="Example: raysweep language show sweeps/scaling.yaml")
 def show(
     file: FileArgument,
     set_: SetOption = None,
     sentences: Annotated[int, typer.Option(help="How many sentences to measure on.", min=2)] = 4096,
+    entropy_sentences: Annotated[
+        int | None,
+        typer.Option(
+            help="How many of them for the entropy; 0 leaves it out.  "
+            "[default: all; 16 where a conditional costs seconds]",
+            min=0,
+        ),
+    ] = None,
     examples: Annotated[int, typer.Option(help="How many sentences to print.", min=0)] = 3,
     seed: Annotated[int, typer.Option(help="Seed of the sentences.")] = 0,
+    probe: Annotated[
+        bool, typer.Option("--probe", help="Also train linear probes on the exact conditionals themselves.")
+    ] = False,
+    probe_train: Annotated[int, typer.Option(help="Sentences to train the probes on.", min=1)] = 10_000,
+    probe_test: Annotated[int, typer.Option(help="Sentences to test the probes on.", min=1)] = 10_000,
     json: JsonOption = False,
 ) -> None:
     """Show lengths, entropy, task label counts and a few sentences of a language.
 
-    FILE is a sweep file, or a YAML file that holds one language (`kind: pcfg`, ...).
+    FILE is a sweep file, or a YAML file that holds one language (`kind: pcfg`, ...).  Nothing is trained, but
+    for `--probe`: linear probes on the look-up table, the model that knows the language exactly.
     """
     from raysweep.languages.describe import as_text, describe
     from raysweep.sweep.language_file import load_language
 
     language = load_language(file, overrides=set_ or ())
-    facts = describe(language, sentences=sentences, seed=seed, examples=examples)
+    asked = _probe(language, probe_train, probe_test) if probe else None
+    facts = describe(
+        language, sentences=sentences, entropy_sentences=entropy_sentences, seed=seed, examples=examples
+    )
+    if asked is not None:
+        facts["probe"] = [metric.model_dump() for metric in asked()]
     if json:
         print_json(facts)
-    else:
-        typer.echo(as_text(facts))
+        return
+    typer.echo(as_text(facts))
+    if asked is not None:
+        typer.echo(
+            f"\nlinear probes on the exact conditionals ({probe_train} sentences, {probe_test} others)"
+        )
+        for metric in facts["probe"]:
+            error = metric["standard_error"]
+            spread = "" if error is None else f" ± {error:.4f}"
+            typer.echo(f"  {metric['name']:<20} {metric['value']:.4f}{spread}")
+
+
+def _probe(language: Any, train: int, test: int) -> Any:
+    """Return a function that probes the look-up table; raises `ConfigError` where that makes no sense."""
+    from raysweep.evaluation import LookupTable
+    from raysweep.evaluation.probe import ProbeConfig
+
+    evaluation = ProbeConfig(train=train, test=test)
+    for _, message in evaluation.problems(language):
+        raise ConfigError(f"--probe: {message}")
+    return lambda: evaluation.combine([evaluation.measure(LookupTable(language), 0)])
+
+
+@app.command("generate")
+def generate(
+    file: FileArgument,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="DIR",
+            help="Folder of the shards, seen by every node.  [default: nothing is stored]",
+            file_okay=False,
+        ),
+    ] = None,
+    set_: SetOption = None,
+    what: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--what",
+            metavar="WHAT",
+            help="statistics, entropy, conditionals, tasks or tasks:A,B; may be repeated.  "
+            "[default: all the language has, but for conditionals]",
+        ),
+    ] = None,
+    sentences: Annotated[int, typer.Option(help="Sentences.", parser=whole, metavar="N")] = 1_000_000,
+    train: Annotated[
+        int, typer.Option(help="Labelled sentences to train on.", parser=whole, metavar="N")
+    ] = 100_000,
+    test: Annotated[
+        int, typer.Option(help="Labelled sentences to test on.", parser=whole, metavar="N")
+    ] = 100_000,
+    seed: Annotated[int, typer.Option(help="Seed of the sentences.", min=0)] = 0,
+    positions: Annotated[
+        str | None,
+        typer.Option(
+            metavar="all|random",
+            help="Look at all positions of a sentence, or at one drawn.  "
+            "[default: all; random where a conditional costs seconds]",
+        ),
+    ] = None,
+    shard_size: Annotated[
+        int | None, typer.Option(help="Sentences a shard.  [default: 16384, or what 64 MiB hold]", min=1)
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Tasks at once.  [default: as many as there is room for]", min=1)
+    ] = None,
+    gpus: Annotated[float, typer.Option(help="GPUs a task.", min=0.0)] = 0.0,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT", help="Ray cluster.  [default: RAY_ADDRESS, else Ray on this machine]"
+        ),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Generate entropies, exact conditionals, statistics and labelled task sets, on Ray.
+
+    What is stored comes in shards, safetensors of float32 and integers, and a generation that was stopped or
+    killed goes on with those that are missing when it is started again.
+
+    Examples:
+
+        raysweep language generate sweeps/scaling.yaml --sentences 1e6
+
+        raysweep language generate sweeps/scaling.yaml -o data --what conditionals --what tasks:A,B
+    """
+    from raysweep.sweep.language_file import load_language_config
+    from raysweep.sweep.storage import open_directory
+
+    config = load_language_config(file, overrides=set_ or ())
+    if output is not None:
+        open_directory(output)
+    from raysweep.engine.generate import generate as start
+
+    console = Console(stderr=True)
+    view = BarView(console) if console.is_terminal else LineView(console)
+    chatter = Path(os.devnull) if output is None else output / "ray.log"
+    try:
+        # Ray prints remarks of its own to standard output, which belongs to our results.
+        with view, chatter.open("a") as log, redirect_stdout(log):
+            found = start(
+                config,
+                what=what,
+                sentences=sentences,
+                train=train,
+                test=test,
+                seed=seed,
+                positions=positions,  # type: ignore[arg-type]  # checked there
+                out=output,
+                shard_size=shard_size,
+                workers=workers,
+                resources={"CPU": 1.0, **({"GPU": gpus} if gpus else {})},
+                address=address,
+                progress=view,
+            )
+    except KeyboardInterrupt:
+        again = "" if output is None else f"; finished shards are in {output}, and the same command goes on"
+        console.print(f"interrupted{again}", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(130) from None
+    if json:
+        print_json(found.to_dict())
+        return
+    typer.echo("\n".join(found.lines()))
+    if output is not None:
+        typer.echo(f"shards: {output} ({found.made} made, {found.reused} there before)")
+
+
+class BarView:
+    """On a terminal: a bar with the time that is left."""
+
+    def __init__(self, console: Console) -> None:
+        self._progress = Progress(
+            BarColumn(), MofNCompleteColumn(), TextColumn("sentences"), TimeRemainingColumn(), console=console
+        )
+        self._task = self._progress.add_task("", total=None)
+
+    def __enter__(self) -> BarView:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._progress.stop()
+
+    def __call__(self, done: int, total: int) -> None:
+        """Show how many sentences are done."""
+        self._progress.update(self._task, completed=done, total=total)
+
+
+class LineView:
+    """In a pipe: a plain line for every tenth, and a sign of life a minute."""
+
+    def __init__(self, console: Console) -> None:
+        self._say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
+        self._start = self._spoke = time.monotonic()
+        self._tenth = -1
+
+    def __enter__(self) -> LineView:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        return
+
+    def __call__(self, done: int, total: int) -> None:
+        """Say how many sentences are done, where that is news."""
+        now = time.monotonic()
+        if done == 0:
+            self._start = now
+        tenth = 10 * done // total
+        if tenth == self._tenth and now - self._spoke < HEARTBEAT:
+            return
+        self._tenth, self._spoke = tenth, now
+        spent = now - self._start
+        left = f", about {duration(spent * (total - done) / done)} left" if 0 < done < total else ""
+        self._say(f"{done:,} of {total:,} sentences, {duration(spent)} so far{left}")

@@ -59,7 +59,7 @@ ATTEMPTS = 3
 def generate(
     language: LanguageConfig,
     *,
-    what: Sequence[str] = ("statistics", "entropy", "tasks"),
+    what: Sequence[str] | None = None,
     sentences: int = 1_000_000,
     train: int = 100_000,
     test: int = 100_000,
@@ -74,7 +74,7 @@ def generate(
 ) -> Generated:
     """Generate from a language in Ray tasks, and return what was found.
 
-    `what` holds
+    `what` holds (by default all that the language has, but for the conditionals)
 
     - `statistics`: counts of lengths and words over `sentences` sentences (part of the next two as well);
     - `entropy`: the entropy of the exact conditionals, mean and standard error over sentences, in nats;
@@ -120,6 +120,7 @@ def generate(
             folder = work.folder(part)
             if folder is not None:
                 ShardStore.make(folder, work.identity(part)).clean()
+        known.prepare()
         with connected(address) as cluster:
             if work.out is not None:
                 check_storage(work.out)

@@ -68,7 +68,7 @@ def plan(
     config: LanguageConfig,
     language: Language,
     *,
-    what: Sequence[str],
+    what: Sequence[str] | None,
     sizes: Mapping[Part, int],
     seed: int,
     positions: Positions | None,
@@ -76,7 +76,7 @@ def plan(
     shard_size: int | None,
 ) -> Work:
     """Return the work that the arguments of `generate` ask for; raises `ConfigError` and `DataError`."""
-    kinds, tasks = _parse(what, language)
+    kinds, tasks = _parse(everything(language) if what is None else what, language)
     exact = kinds & {"entropy", "conditionals"}
     name = type(language).__name__
     if exact and not language.exact:
@@ -112,6 +112,11 @@ def plan(
         tasks=tasks,
         out=None if out is None else Path(out).absolute(),
     )
+
+
+def everything(language: Language) -> tuple[str, ...]:
+    """Return all that a language can be asked for, but for storing conditionals that need not be stored."""
+    return ("statistics", *(["entropy"] if language.exact else []), *(["tasks"] if language.tasks else []))
 
 
 def _parse(what: Sequence[str], language: Language) -> tuple[set[str], tuple[str, ...]]:

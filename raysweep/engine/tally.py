@@ -71,6 +71,32 @@ class Generated:
             "seconds": self.seconds,
         }
 
+    def lines(self) -> list[str]:
+        """Return what was found, as lines for a terminal."""
+        lines = [f"{self.language}  {self.fingerprint[:12]}, seed {self.seed}"]
+        if self.length is not None:
+            seen = [n for n, count in enumerate(self.length_counts) if count]
+            lines += [
+                f"{self.sentences:,} sentences of {seen[0]} to {seen[-1]} words, "
+                f"mean {self.length.value:.4f} ± {self.length.standard_error:.4f}",
+                f"{sum(self.word_counts):,} words, {sum(map(bool, self.word_counts))} different ones "
+                f"of {len(self.word_counts)}",
+            ]
+        if self.entropy is not None:
+            where = "" if self.positions == "all" else ", one drawn position each"
+            lines.append(
+                f"entropy {self.entropy.value:.6f} ± {self.entropy.standard_error:.6f} nats per masked word "
+                f"({self.entropy.n:,} sentences{where})"
+            )
+        for name, splits in self.tasks.items():
+            for split, facts in splits.items():
+                lines.append(
+                    f"task {name}, {split}: {facts.n:,} sentences, {facts.classes_seen} of "
+                    f"{len(facts.counts)} classes; always '{facts.task.classes[facts.majority]}' is right in "
+                    f"{facts.majority_rate:.2%} ± {facts.majority_standard_error:.2%}"
+                )
+        return lines
+
 
 def label_counts(facts: TaskFacts) -> dict[str, Any]:
     """Return class counts and majority rate of a task's labels as plain data."""

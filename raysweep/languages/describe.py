@@ -1,15 +1,21 @@
 """A language at a glance: lengths, entropy, how its tasks' labels are distributed, and some sentences.
 
-Everything but the name and the sizes is measured on a sample, and says on how many sentences.
+Lengths are exact where the language knows them; everything else but the name and the sizes is measured on a
+sample, and says on how many sentences.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 
 from raysweep.languages.base import Language, Sample
+from raysweep.languages.splits import task_facts
+
+#: Sentences whose entropy is measured where a conditional costs seconds.
+FEW = 16
 
 
 @runtime_checkable
@@ -21,36 +27,46 @@ class Drawable(Protocol):
 
 
 def describe(
-    language: Language, *, sentences: int = 4096, seed: int = 0, examples: int = 5
+    language: Language,
+    *,
+    sentences: int = 4096,
+    entropy_sentences: int | None = None,
+    seed: int = 0,
+    examples: int = 5,
 ) -> dict[str, Any]:
     """Return plain data (numbers, strings, lists, dictionaries) about a language, from `sentences` of `seed`.
 
-    `lengths`: min, max, mean and counts by length.  `entropy`: nats per masked word, its standard error and
-    n.  `tasks`: for each, its description, the counts of the labels that occur, the most frequent label and
-    its share, which is what a classifier reaches that sees nothing.  `examples`: ids, drawing and labels of
-    the first sentences.
+    `lengths`: min, max, mean and counts by length, and the exact `probabilities` by length, None where they
+    are not known.  `entropy`: nats per masked word, its standard error, n and positions, None where nobody
+    knows it; over `entropy_sentences`, 0 for none of it.  These are all sentences and all positions, unless
+    conditionals are so costly that the language stores them: then `FEW`, with one drawn position each.
+    `tasks`: for each, its description, the counts of the labels that occur, the most frequent label and its
+    share, which is what a classifier reaches that sees nothing.  `notes`: what the language says of itself.
+    `examples`: ids, text, drawing (None where there is none) and labels of the first sentences.
     """
     sample = language.sample_latent(sentences, seed=seed)
     lengths = language.lengths(sample.ids)
     values, counts = torch.unique(lengths, return_counts=True)
-    entropy = language.entropy(sentences, seed=seed)
     labels = {name: language.labels(name, sample) for name in language.tasks}
+    known = language.length_probabilities
     tasks: dict[str, Any] = {}
-    for name, task in language.tasks.items():
-        number = torch.bincount(labels[name], minlength=len(task.classes))
-        most = int(number.argmax())
+    for name, facts in task_facts(language, sample).items():
+        classes = facts.task.classes
         tasks[name] = {
-            "description": task.description,
-            "classes": len(task.classes),
-            "counts": {task.classes[k]: int(number[k]) for k in number.nonzero()[:, 0].tolist()},
-            "majority": task.classes[most],
-            "majority_rate": int(number[most]) / sentences,
+            "description": facts.task.description,
+            "classes": len(classes),
+            "counts": {classes[k]: count for k, count in enumerate(facts.counts) if count},
+            "majority": classes[facts.majority],
+            "majority_rate": facts.majority_rate,
+            "majority_standard_error": facts.majority_standard_error,
         }
     return {
         "language": type(language).__name__,
         "fingerprint": language.fingerprint,
         "vocabulary_size": language.vocabulary_size,
         "max_length": language.max_length,
+        "exact": language.exact,
+        "notes": list(language.notes),
         "sentences": sentences,
         "seed": seed,
         "lengths": {
@@ -58,18 +74,17 @@ def describe(
             "max": int(lengths.max()),
             "mean": lengths.double().mean().item(),
             "counts": {str(v): int(c) for v, c in zip(values.tolist(), counts.tolist(), strict=True)},
+            "probabilities": None
+            if known is None
+            else {str(n): p for n, p in enumerate(known.tolist()) if p > 0},
         },
-        "entropy": {
-            "value": entropy.value,
-            "standard_error": entropy.standard_error,
-            "n": entropy.n,
-            "unit": "nats",
-        },
+        "entropy": _entropy(language, sentences, entropy_sentences, seed),
         "tasks": tasks,
         "examples": [
             {
                 "ids": sample.ids[row, : int(lengths[row])].tolist(),
-                "text": _shown(language, sample, row),
+                "text": language.text(sample.ids[row]),
+                "drawing": language.draw(sample, row) if isinstance(language, Drawable) else None,
                 "labels": {name: language.tasks[name].classes[int(labels[name][row])] for name in labels},
             }
             for row in range(min(examples, sentences))
@@ -77,27 +92,37 @@ def describe(
     }
 
 
+def _entropy(language: Language, sentences: int, few: int | None, seed: int) -> dict[str, Any] | None:
+    costly = language.stores_conditionals
+    n = (min(FEW, sentences) if costly else sentences) if few is None else few
+    if not language.exact or n == 0:
+        return None
+    estimate = language.entropy(n, seed=seed, positions="random" if costly else "all")
+    return {
+        "value": estimate.value,
+        "standard_error": None if math.isnan(estimate.standard_error) else estimate.standard_error,
+        "n": estimate.n,
+        "unit": "nats",
+        "positions": "random" if costly else "all",
+    }
+
+
 def as_text(facts: dict[str, Any]) -> str:
     """Return what `describe` found as text for a terminal."""
-    lengths, entropy = facts["lengths"], facts["entropy"]
     lines = [
         f"{facts['language']}  {facts['fingerprint'][:12]}",
         f"{facts['vocabulary_size']} words, sentences of at most {facts['max_length']}",
-        f"entropy {entropy['value']:.4f} ± {entropy['standard_error']:.4f} nats per masked word "
-        f"({entropy['n']} sentences of seed {facts['seed']})",
-        f"lengths {lengths['min']} to {lengths['max']}, mean {lengths['mean']:.2f}",
-    ]
-    most = max(lengths["counts"].values())
-    lines += [
-        f"  {length:>4} {count / facts['sentences']:7.2%} {'█' * round(30 * count / most)}".rstrip()
-        for length, count in lengths["counts"].items()
+        *(f"note: {note}" for note in facts["notes"]),
+        *_entropy_lines(facts),
+        *_length_lines(facts),
     ]
     for name, task in facts["tasks"].items():
+        error = task["majority_standard_error"]
         lines += [
             "",
             f"task {name}: {task['description']}",
-            f"  {task['classes']} classes, {len(task['counts'])} of them seen; "
-            f"always '{task['majority']}' is right in {task['majority_rate']:.1%}",
+            f"  {task['classes']} classes, {len(task['counts'])} of them seen in {facts['sentences']} "
+            f"sentences; always '{task['majority']}' is right in {task['majority_rate']:.1%} ± {error:.1%}",
         ]
         common = sorted(task["counts"].items(), key=lambda item: -item[1])
         lines.append("  " + ", ".join(f"{label} {count}" for label, count in common[:8]))
@@ -105,12 +130,40 @@ def as_text(facts: dict[str, Any]) -> str:
             lines[-1] += f" and {len(common) - 8} more"
     for example in facts["examples"]:
         labels = ", ".join(f"{name} = {label}" for name, label in example["labels"].items())
-        lines += ["", example["text"], f"  labels: {labels}" if labels else "  no tasks"]
+        lines += ["", example["text"]]
+        if example["drawing"] not in (None, example["text"]):
+            lines.append(example["drawing"])
+        lines.append(f"  labels: {labels}" if labels else "  no tasks")
     return "\n".join(lines)
 
 
-def _shown(language: Language, sample: Sample, row: int) -> str:
-    if isinstance(language, Drawable):
-        return language.draw(sample, row)
-    words = sample.ids[row, : int(language.lengths(sample.ids)[row])].tolist()
-    return " ".join(map(str, words))
+def _entropy_lines(facts: dict[str, Any]) -> list[str]:
+    entropy = facts["entropy"]
+    if entropy is None:
+        unknown = "entropy: nobody knows the exact conditionals of this language"
+        return ["entropy: not measured" if facts["exact"] else unknown]
+    error = entropy["standard_error"]
+    about = f"{entropy['n']} sentences of seed {facts['seed']}"
+    if entropy["positions"] == "random":
+        about += ", one drawn position each, because conditionals are costly"
+    spread = "" if error is None else f" ± {error:.4f}"
+    return [f"entropy {entropy['value']:.4f}{spread} nats per masked word ({about})"]
+
+
+def _length_lines(facts: dict[str, Any]) -> list[str]:
+    lengths = facts["lengths"]
+    exact = lengths["probabilities"]
+    if exact is None:
+        shares = {n: count / facts["sentences"] for n, count in lengths["counts"].items()}
+        mean, how = lengths["mean"], f"of {facts['sentences']} sentences"
+    else:
+        shares, how = exact, "exact"
+        mean = math.fsum(int(n) * p for n, p in exact.items())
+    numbers = [int(n) for n in shares]
+    if len(numbers) == 1:
+        return [f"lengths ({how}): always {numbers[0]}"]
+    most = max(shares.values())
+    return [
+        f"lengths ({how}): {min(numbers)} to {max(numbers)}, mean {mean:.2f}",
+        *(f"  {n:>4} {p:7.2%} {'█' * round(30 * p / most)}".rstrip() for n, p in shares.items()),
+    ]

@@ -17,11 +17,24 @@ from raysweep.sweep.load import override
 
 
 def load_language(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Language:
-    """Build the base language of a sweep file, or of a YAML file that is one language (`kind: hmm`, ...).
+    """Build the language that `load_language_config` finds; errors are as there."""
+    config, mark = _read(path, overrides)
+    try:
+        return config.build()
+    except RaysweepError as error:
+        raise type(error)(f"{mark}: language: {error}") from error
+
+
+def load_language_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> LanguageConfig:
+    """Return the base language of a sweep file, or of a YAML file that is one language (`kind: hmm`, ...).
 
     `overrides` are `a.b=c` on the file's own fields.  Raises `ConfigError` with one line
     `file:line:column: field: message` for everything that is wrong.
     """
+    return _read(path, overrides)[0]
+
+
+def _read(path: str | os.PathLike[str], overrides: Sequence[str]) -> tuple[LanguageConfig, Mark]:
     problems = Problems()
     root = read_file(Path(path), problems)
     alone = root.get("kind") is not None
@@ -38,7 +51,4 @@ def load_language(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -
     point = Point(sections={} if node is None else {"language": node}, marks={"language": mark}, axes={})
     config: LanguageConfig = Checker(problems, LanguageCache()).section("language", registry.languages, point)
     problems.raise_any()
-    try:
-        return config.build()
-    except RaysweepError as error:
-        raise type(error)(f"{mark}: language: {error}") from error
+    return config, mark

@@ -169,6 +169,10 @@ class Corpus(Language):
         """Return what determines the rows, as bytes."""
         return dump([self.split, self.recipe])
 
+    def text(self, ids: Tensor) -> str:
+        """Return a row [T] as text."""
+        return self.words.decode(ids.tolist())
+
     def draw(self, sample: Sample, row: int) -> str:
         """Return a row as text."""
-        return self.words.decode(sample.ids[row].tolist())
+        return self.text(sample.ids[row])

@@ -1,0 +1,194 @@
+"""`raysweep language`; nothing here starts Ray."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raysweep.cli.app import run
+from raysweep.engine import generate as engine
+from raysweep.engine.tally import Generated
+from raysweep.languages import Estimate, HMMConfig, PCFGConfig
+from raysweep.languages.splits import TaskFacts
+
+FILE = """\
+kind: pcfg
+roots: 2
+layers: 2
+symbols: 3
+rules: 4
+words: 6
+vocabulary: 12
+stop: 0.4
+"""
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("RAYSWEEP_TRACEBACK", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "language.yaml"
+    path.write_text(FILE)
+    return path
+
+
+class Start:
+    """In the place of `generate`: keeps what it is given, reports progress, and answers or fails."""
+
+    def __init__(self) -> None:
+        self.given: dict[str, Any] = {}
+        self.error: BaseException | None = None
+
+    def __call__(self, config: Any, **given: Any) -> Generated:
+        self.given = {"config": config, **given}
+        for done in (0, 5, 10):
+            given["progress"](done, 10)
+        print("a remark of Ray's")
+        if self.error is not None:
+            raise self.error
+        language = config.build()
+        facts = TaskFacts(task=language.tasks["A"], counts=(3, 1))
+        return Generated(
+            language="PCFG",
+            fingerprint=language.fingerprint,
+            seed=0,
+            sentences=10,
+            length=Estimate(value=3.0, standard_error=0.5, n=10),
+            length_counts=(0, 0, 5, 0, 5),
+            word_counts=(30, 0),
+            entropy=Estimate(value=1.25, standard_error=0.125, n=10),
+            positions="random",
+            tasks={"A": {"train": facts, "test": facts}},
+            out=given["out"],
+            made=2,
+            reused=1,
+            seconds=1.0,
+        )
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch) -> Start:
+    fake = Start()
+    monkeypatch.setattr(engine, "generate", fake)
+    return fake
+
+
+def test_arguments_reach_the_engine(file: Path, start: Start, tmp_path: Path) -> None:
+    options = ["--what", "conditionals", "--what", "tasks:A", "--sentences", "1e6", "--train", "2_000"]
+    options += ["--test", "30", "--positions", "random", "--workers", "3", "--gpus", "0.5", "--seed", "4"]
+    assert run(["language", "generate", str(file), "-o", "made/data", "--set", "seed=2", *options]) == 0
+    given = start.given
+    assert isinstance(given["config"], PCFGConfig)
+    assert given["config"].seed == 2
+    assert given["what"] == ["conditionals", "tasks:A"]
+    assert [given[part] for part in ("sentences", "train", "test")] == [1_000_000, 2000, 30]
+    assert (given["positions"], given["workers"], given["seed"]) == ("random", 3, 4)
+    assert given["resources"] == {"CPU": 1.0, "GPU": 0.5}
+    assert given["out"] == Path("made/data")
+    assert (tmp_path / "made" / "data" / "ray.log").read_text() == "a remark of Ray's\n"
+
+
+def test_what_was_found_is_printed_and_progress_is_not_in_it(
+    file: Path, start: Start, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["language", "generate", str(file), "--json"]) == 0
+    printed = capsys.readouterr()
+    facts = json.loads(printed.out)
+    assert facts["entropy"] == {
+        **{"value": 1.25, "standard_error": 0.125, "n": 10, "unit": "nats"},
+        "positions": "random",
+    }
+    assert facts["tasks"]["A"]["test"]["counts"] == {"S1": 3, "S2": 1}
+    assert facts["tasks"]["A"]["test"]["majority_rate"] == 0.75
+    assert "5 of 10 sentences" in printed.err
+    assert start.given["what"] is None
+    assert start.given["sentences"] == 1_000_000
+    assert run(["language", "generate", str(file), "-o", "data"]) == 0
+    said = capsys.readouterr().out
+    assert "entropy 1.250000 ± 0.125000 nats per masked word (10 sentences, one drawn position each)" in said
+    assert "always 'S1' is right in 75.00%" in said
+    assert "shards: data (2 made, 1 there before)" in said
+
+
+def test_an_interrupted_generation_can_be_gone_on_with(
+    file: Path, start: Start, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start.error = KeyboardInterrupt()
+    assert run(["language", "generate", str(file), "-o", "data"]) == 130
+    assert "finished shards are in data, and the same command goes on" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (["--what", "entropie"], 2, "did you mean 'entropy'"),
+        (["--what", "tasks:Z"], 2, "unknown task 'Z'"),
+        (["--what", "conditionals"], 2, "name a folder"),
+        (["--sentences", "many"], 2, "whole number"),
+        (["--sentences", "1.5"], 2, "whole number"),
+        (["--sentences", "-3"], 2, "whole number"),
+        (["--workers", "0"], 2, "workers"),
+        (["-o", "/proc/nope"], 4, "cannot be made"),
+        (["--set", "rulse=3"], 2, "did you mean 'rules'"),
+    ],
+)
+def test_mistakes_are_told_before_ray_starts(
+    file: Path,
+    options: list[str],
+    code: int,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(engine, "connected", lambda *_: pytest.fail("Ray was started"))
+    assert run(["language", "generate", str(file), *options]) == code
+    error = capsys.readouterr().err
+    assert message in " ".join(error.replace("│", " ").split())
+    assert "Traceback" not in error
+
+
+def test_a_folder_of_another_generation_is_refused(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    from raysweep.sweep.shards import ShardStore
+
+    monkeypatch.setattr(engine, "connected", lambda *_: pytest.fail("Ray was started"))
+    language = HMMConfig(states=4, vocabulary=6, length=3, blocks=2, tasks=()).build()
+    ShardStore.make(tmp_path / "data" / "sentences", {"language": language.fingerprint})
+    assert run(["language", "generate", str(file), "-o", "data"]) == 2
+    assert f"holds shards of language {language.fingerprint}" in capsys.readouterr().err
+
+
+def test_show_as_text_and_json(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["language", "show", str(file), "--sentences", "50", "--examples", "1"]) == 0
+    said = capsys.readouterr().out
+    for line in ("lengths (exact): 2 to 4", "(50 sentences of seed 0)", "task A: ", "├─", "± "):
+        assert line in said
+    assert (
+        run(["language", "show", str(file), "--sentences", "50", "--entropy-sentences", "0", "--json"]) == 0
+    )
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["entropy"] is None
+    assert sum(facts["lengths"]["probabilities"].values()) == pytest.approx(1.0)
+    assert "probe" not in facts
+
+
+def test_show_probes_on_request(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["--sentences", "20", "--probe", "--probe-train", "400", "--probe-test", "300"]
+    assert run(["language", "show", str(file), *sizes, "--json"]) == 0
+    metrics = {metric["name"]: metric for metric in json.loads(capsys.readouterr().out)["probe"]}
+    assert {"probe/A", "majority/A", "probe/C"} <= set(metrics)
+    assert metrics["majority/A"]["n"] == 300
+    assert metrics["probe/A"]["value"] > metrics["majority/A"]["value"]
+    assert run(["language", "show", str(file), *sizes]) == 0
+    assert "linear probes on the exact conditionals (400 sentences, 300 others)" in capsys.readouterr().out
+    file.write_text("kind: hmm\nstates: 4\nvocabulary: 6\nlength: 3\nblocks: 2\ntasks: []\n")
+    assert run(["language", "show", str(file), *sizes]) == 2
+    assert "--probe: the language has no downstream tasks" in capsys.readouterr().err

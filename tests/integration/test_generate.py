@@ -1,0 +1,152 @@
+"""Generating on real Ray: any number of workers, killed workers, killed drivers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from raysweep.engine.cluster import connected
+from raysweep.engine.generate import generate
+from raysweep.engine.tally import Generated
+from raysweep.languages import HMMConfig, PCFGConfig
+
+pytestmark = pytest.mark.ray
+
+#: The language of the scaling sweep.
+PCFG = PCFGConfig(roots=2, layers=3, symbols=2, rules=3, stop=0.2, words=8, vocabulary=8)
+SIZES: dict[str, Any] = {"sentences": 2000, "train": 300, "test": 300, "shard_size": 256, "seed": 3}
+EVERYTHING = ("statistics", "entropy", "conditionals", "tasks")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    """One Ray for all tests here that need not kill its driver."""
+    with connected():
+        yield
+
+
+def facts(found: Generated) -> dict[str, Any]:
+    """What was found, without what differs between two ways to find it."""
+    return {key: value for key, value in found.to_dict().items() if key not in ("out", "shards", "seconds")}
+
+
+def files(out: Path) -> dict[str, str]:
+    """The sha256 of every shard."""
+    shards = sorted(out.glob("*/*.safetensors"))
+    return {str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest() for path in shards}
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, str]]:
+    """What one worker makes, undisturbed."""
+    out = tmp_path_factory.mktemp("one") / "out"
+    seen: list[tuple[int, int]] = []
+    told: Callable[[int, int], None] = lambda done, total: seen.append((done, total))  # noqa: E731
+    found = generate(PCFG, what=EVERYTHING, out=out, workers=1, progress=told, **SIZES)
+    assert seen[0] == (0, 2600)
+    assert seen[-1] == (2600, 2600)
+    assert seen == sorted(seen)
+    assert (found.made, found.reused) == (8 + 2 + 2, 0)
+    assert json.loads((out / "summary.json").read_text())["entropy"] == found.to_dict()["entropy"]
+    return facts(found), files(out)
+
+
+def test_any_number_of_workers_makes_the_same_bits(expected: Any, tmp_path: Path) -> None:
+    found = generate(PCFG, what=EVERYTHING, out=tmp_path / "out", workers=2, **SIZES)
+    assert facts(found) == expected[0]
+    assert files(tmp_path / "out") == expected[1]
+    # Part of it again, in memory alone.
+    unstored = generate(PCFG, what=["statistics", "tasks:B"], workers=2, **SIZES)
+    assert facts(unstored)["tasks"] == {"B": expected[0]["tasks"]["B"]}
+    assert unstored.word_counts == found.word_counts
+
+
+def test_what_is_there_is_not_made_again(expected: Any, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    generate(PCFG, what=["tasks"], out=out, **SIZES)
+    (out / "test" / "000001.safetensors").unlink()
+    torn = out / "train" / "000000.safetensors"
+    torn.write_bytes(torn.read_bytes()[:-1])
+    found = generate(PCFG, what=EVERYTHING, out=out, **SIZES)
+    assert (found.made, found.reused) == (8 + 1 + 1, 2)
+    assert facts(found) == expected[0]
+    assert files(out) == expected[1]
+
+
+def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
+    """The process that is at work on the first shards dies; Ray runs its task again."""
+    language = HMMConfig(states=40, vocabulary=60, length=16, blocks=1, tasks=(4,))
+    sizes: dict[str, Any] = {"sentences": 8192, "shard_size": 1024, "what": ["entropy"]}
+    whole = generate(language, workers=2, **sizes)
+    killed: list[int] = []
+
+    def kill(done: int, total: int) -> None:
+        if done and not killed:
+            pids = [pid for pid in workers() if pid != os.getpid()]
+            assert pids
+            killed.append(pids[0])
+            os.kill(pids[0], signal.SIGKILL)
+
+    found = generate(language, workers=2, progress=kill, out=tmp_path / "out", **sizes)
+    assert killed
+    assert facts(found) == facts(whole)
+    assert len(files(tmp_path / "out")) == 8
+
+
+def workers() -> list[int]:
+    """Return the pids of the worker processes of this Ray that run a shard now."""
+    children = {os.getpid()}
+    found, table = [], {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
+                name = (entry / "cmdline").read_bytes().decode(errors="replace")
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            table[int(entry.name)] = (parent, name)
+    for _ in table:
+        grown = children | {pid for pid, (parent, _) in table.items() if parent in children}
+        if grown == children:
+            break
+        children = grown
+    found = [pid for pid in children if table.get(pid, (0, ""))[1].startswith("ray::generate")]
+    return sorted(found)
+
+
+def test_a_killed_driver_is_gone_on_with(
+    command: Callable, raysweep: Callable, expected: Any, tmp_path: Path
+) -> None:
+    file = tmp_path / "language.yaml"
+    file.write_text("\n".join(f"{key}: {value}" for key, value in PCFG.encode().items() if value is not None))
+    out = tmp_path / "out"
+    arguments = ["language", "generate", file, "-o", out, "--workers", 1, "--seed", 3, "--shard-size", 256]
+    arguments += ["--sentences", 2000, "--train", 300, "--test", 300]
+    arguments += [f"--what={one}" for one in EVERYTHING]
+    driver = command(*arguments)
+    deadline = time.monotonic() + 120
+    while not files(out):
+        assert driver.poll() is None, "".join(driver.communicate())
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    os.kill(driver.pid, signal.SIGKILL)
+    driver.wait()
+    there = len(files(out))
+    assert not (out / "summary.json").exists()
+    code, printed, err = raysweep(*arguments, "--json")
+    assert code == 0, printed + err
+    found = json.loads(printed)
+    assert found["shards"]["reused"] >= there
+    assert {key: found[key] for key in expected[0]} == json.loads(json.dumps(expected[0]))
+    assert files(out) == expected[1]
+    assert "2,600 of 2,600 sentences" in err
+    assert ray.is_initialized()
