@@ -26,6 +26,7 @@ from torch import nn
 
 from raysweep.errors import ConfigError
 from raysweep.languages.base import Language
+from raysweep.models.base import MaskedLM
 from raysweep.models.encoder import Encoder
 from raysweep.models.folder import Folder, brief, quiet
 
@@ -36,7 +37,7 @@ _SPECIAL = ("[PAD]", "[MASK]", "[CLS]")  # in the order of their ids
 
 
 def to_huggingface(
-    model: Encoder, folder: str | os.PathLike[str], *, words: Sequence[str] | None = None
+    model: MaskedLM, folder: str | os.PathLike[str], *, words: Sequence[str] | None = None
 ) -> None:
     """Write `model` to `folder`, from where AutoModelForMaskedLM reads it; logits are equal to 1e-5.
 

@@ -62,12 +62,12 @@ class HuggingFaceConfig(ModelConfig):
         return "-".join(parts)
 
     def content(self) -> dict[str, Any]:
-        """Return what determines the weights; raises `ConfigError` for a folder that is not there."""
-        if self.sha256 is None:
-            raise ConfigError(f"model.path: there is no folder {self.path}")
+        """Return what determines the weights: not the folder's place, but what it holds."""
         return {"kind": self.kind, "sha256": self.sha256, "dropout": self.dropout}
 
     def problems(self, language: Language) -> list[tuple[str, str]]:
+        if self.sha256 is None:  # nothing there, which is told where a sweep file's paths are read
+            return []
         try:
             misfit = Folder.read(self.path).misfit(language)
         except ConfigError as error:
@@ -83,6 +83,6 @@ class HuggingFaceConfig(ModelConfig):
 
         Raises `ConfigError` where the folder is gone, has changed, or does not fit the language.
         """
-        if fingerprint(Path(self.path)) != self.content()["sha256"]:
+        if fingerprint(Path(self.path)) != self.sha256:
             raise ConfigError(f"model.path: {self.path} has other content than when this run was configured")
         return from_huggingface(self.path, language, dropout=self.dropout, checkpointing=self.checkpointing)

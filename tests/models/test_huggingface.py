@@ -129,7 +129,7 @@ class TestExport:
     def test_what_the_format_cannot_hold_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="have 2 epsilons"):
             to_huggingface(enlarge(make(), "24/6/2/40"), tmp_path)
-        lstm: Any = LSTMConfig(shape="8/1").build(LANGUAGE, seed=0)
+        lstm = LSTMConfig(shape="8/1").build(LANGUAGE, seed=0)
         with pytest.raises(ConfigError, match="a model of type LSTM cannot be exported"):
             to_huggingface(lstm, tmp_path)
 
@@ -250,7 +250,7 @@ class TestImport:
         with pytest.raises(ConfigError, match="there is no folder"):
             from_huggingface(tmp_path / "nowhere", TEXT)
         with pytest.raises(ConfigError, match="there is no folder"):
-            HuggingFaceConfig(path=str(tmp_path / "nowhere")).content()
+            HuggingFaceConfig(path=str(tmp_path / "nowhere")).build(TEXT, seed=0)
 
     @pytest.mark.parametrize(
         ("settings", "message"),

@@ -3,10 +3,14 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from raysweep.errors import ConfigError
-from raysweep.models import EncoderConfig
+from raysweep.evaluation import ModelSubject
+from raysweep.flatness import fisher_trace
+from raysweep.models import EncoderConfig, to_huggingface
 from raysweep.sweep import Sweep, load_sweep
+from raysweep.training import load_model, pretrain
 
 BASE = """\
 name: tiny
@@ -53,3 +57,92 @@ def test_a_trace_of_lstms_is_refused_at_its_place(tmp_path: Path) -> None:
     [line] = str(caught.value).splitlines()
     assert ":6:29: evaluate.trace: cannot be measured of a model of kind 'lstm'" in line
     assert line.endswith("leave the trace out, or give these models a sweep of their own")
+
+
+TEXT = """\
+name: text
+language: {kind: corpus, source: text.txt, document: line, tokenizer: bert, length: 8, held_out: 0.2}
+model: {kind: huggingface, path: bert, dropout: 0.0}
+algorithm: {kind: adamw, lr: 0.01, warmup_steps: 0}
+pretrain: {steps: 20, batch_size: 16, mask: 0.15}
+"""
+
+
+def bert(folder: Path) -> None:
+    """Save a small BERT with its WordPiece tokenizer."""
+    import tokenizers
+    import transformers
+
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "sat", "##s", "on", "mat", "a"]
+    made = tokenizers.Tokenizer(
+        tokenizers.models.WordPiece({piece: k for k, piece in enumerate(pieces)}, unk_token="[UNK]")
+    )
+    made.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made, pad_token="[PAD]", mask_token="[MASK]", cls_token="[CLS]", unk_token="[UNK]"
+    ).save_pretrained(folder)
+    config = transformers.BertConfig(
+        vocab_size=12,
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=16,
+    )
+    transformers.BertForMaskedLM(config).save_pretrained(folder)
+
+
+def test_a_checkpoint_from_elsewhere_is_trained_on_and_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAYSWEEP_CACHE", str(tmp_path / "cache"))
+    bert(tmp_path / "bert")
+    lines = [
+        "the cat sat on the mat",
+        "a cat sat on a mat",
+        "the mats sat on the cats",
+        "a cat sat on the mat",
+    ]
+    (tmp_path / "text.txt").write_text("\n".join(f"{line} {'sat ' * k}" for k in range(20) for line in lines))
+    (tmp_path / "text.yaml").write_text(TEXT, encoding="utf-8")
+    sweep = load_sweep(tmp_path / "text.yaml", storage=tmp_path / "results")
+    [spec] = sweep.runs
+    assert spec.run_id.startswith("bert-dropout0-adamw")
+    language = sweep.language(spec)
+    before = ModelSubject(language, spec.model.build(language, seed=0))
+    journal = sweep.ledger().run(spec)
+    pretrain(
+        language=language,
+        model=spec.model,
+        algorithm=spec.algorithm,
+        pretrain=spec.pretrain,
+        seed=spec.seed,
+        journal=journal,
+    )
+    trained = load_model(journal.checkpoint_directory(20), spec.model, language)
+    after = ModelSubject(language, trained)
+    ids = language.held_out.sample(32, seed=0)
+    at = torch.arange(32) % 8
+    losses = [-s.log_probs(ids, at).gather(1, ids.gather(1, at[:, None])).mean() for s in (before, after)]
+    assert losses[1] < losses[0] - 0.5
+    assert fisher_trace(trained, ids).value > 0
+    # What became of it goes back to where it came from, under the ids of the language.
+    to_huggingface(trained, tmp_path / "again")
+
+
+def test_a_checkpoint_with_other_words_is_refused_at_its_place(tmp_path: Path) -> None:
+    bert(tmp_path / "bert")
+    text = BASE.replace("{kind: encoder, shape: 16/1/1/32}", "{kind: huggingface, path: bert}")
+    (tmp_path / "sweep.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(
+        ConfigError, match=r":3:34: model\.path: the model has 12 words, the language 6; use a"
+    ):
+        load_sweep(tmp_path / "sweep.yaml")
+
+
+def test_a_checkpoint_that_is_not_there_is_one_error(tmp_path: Path) -> None:
+    text = BASE.replace("{kind: encoder, shape: 16/1/1/32}", "{kind: huggingface, path: nowhere}")
+    (tmp_path / "sweep.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match="no such file") as caught:
+        load_sweep(tmp_path / "sweep.yaml")
+    assert len(str(caught.value).splitlines()) == 1
