@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from raysweep.errors import ConfigError
 from raysweep.languages.base import Language
 from raysweep.models.base import total_vocabulary
@@ -37,6 +39,8 @@ class Folder:
     words: int
     #: Rows of padding, mask and sentence-level token where they stand among the words; None: behind them.
     special: tuple[int, int, int] | None
+    #: The folder's tokenizer; None where the ids are the language's.
+    tokenizer: Any
 
     @classmethod
     def read(cls, folder: str | os.PathLike[str]) -> Folder:
@@ -69,8 +73,8 @@ class Folder:
         first = config.pad_token_id + 1 if behind else 0
         ours = getattr(config, "raysweep", None)
         if ours is not None:
-            return cls(path, config, norm, first, ours["vocabulary_size"], None)
-        return cls(path, config, norm, first, *_words_and_special(path))
+            return cls(path, config, norm, first, ours["vocabulary_size"], None, None)
+        return cls(path, config, norm, first, *_tokenizer(path))
 
     @property
     def shape(self) -> Shape:
@@ -98,6 +102,22 @@ class Folder:
                 f"{language.max_length}; make them shorter"
             )
         return None
+
+    def check_words(self, language: Language) -> None:
+        """Raise `ConfigError` where a word of the language is another one to the folder's tokenizer.
+
+        A few dozen are looked at: two tokenizers of one size differ in nearly all.
+        """
+        if self.tokenizer is None:
+            return
+        for k in range(0, self.words, max(1, self.words // 64)):
+            ours = language.text(torch.tensor([k]))
+            theirs = self.tokenizer.backend_tokenizer.decode([k], skip_special_tokens=False)
+            if ours != theirs:
+                raise ConfigError(
+                    f"{self.path}: word {k} is '{theirs}' to its tokenizer, but '{ours}' in the language; "
+                    f"use a corpus with the model's own tokenizer (language.tokenizer: {self.path})"
+                )
 
     def module(self, language: Language, *, dropout: float, checkpointing: bool) -> Encoder:
         """Return the encoder with weights that mean nothing yet."""
@@ -145,8 +165,8 @@ def fingerprint(path: Path) -> str:
     return total.hexdigest()
 
 
-def _words_and_special(path: Path) -> tuple[int, tuple[int, int, int]]:
-    """Return the number of words and the special ids of a folder's tokenizer."""
+def _tokenizer(path: Path) -> tuple[int, tuple[int, int, int], Any]:
+    """Return the number of words of a folder's tokenizer, its special ids, and itself."""
     import transformers
 
     if not any((path / name).is_file() for name in ("tokenizer.json", "vocab.txt", "vocab.json")):
@@ -165,7 +185,7 @@ def _words_and_special(path: Path) -> tuple[int, tuple[int, int, int]]:
             raise ConfigError(f"{path}: its tokenizer has no {name}; it is not that of a masked LM")
         found.append(int(getattr(tokenizer, f"{name}_id")))
     pad, mask, cls = found
-    return max(tokenizer.get_vocab().values()) + 1, (pad, mask, cls)
+    return max(tokenizer.get_vocab().values()) + 1, (pad, mask, cls), tokenizer
 
 
 def brief(error: Exception) -> str:

@@ -117,6 +117,7 @@ def from_huggingface(
     misfit = found.misfit(language)
     if misfit is not None:
         raise ConfigError(misfit)
+    found.check_words(language)
     model = found.module(language, dropout=dropout, checkpointing=checkpointing)
     with quiet():
         try:

@@ -26,7 +26,14 @@ V = 11
 LANGUAGE: Any = SimpleNamespace(vocabulary_size=V, pad_id=V, mask_id=V + 1, cls_id=V + 2, max_length=7)
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmno"]
 #: A language whose words are the tokens of the tokenizer below.
-TEXT: Any = SimpleNamespace(vocabulary_size=20, pad_id=20, mask_id=21, cls_id=22, max_length=7)
+TEXT: Any = SimpleNamespace(
+    vocabulary_size=20,
+    pad_id=20,
+    mask_id=21,
+    cls_id=22,
+    max_length=7,
+    text=lambda ids: " ".join(WORDS[k] for k in ids.tolist()),
+)
 
 
 def shaken(model: Any, scale: float = 0.3) -> Any:
@@ -280,6 +287,14 @@ class TestImport:
         to_huggingface(make(), tmp_path / "ours")
         with pytest.raises(ConfigError, match="has 11 words, the language 20; use the language it was"):
             from_huggingface(tmp_path / "ours", TEXT)
+
+    def test_words_of_another_tokenizer_are_refused(self, tmp_path: Path) -> None:
+        folder = foreign("bert", tmp_path / "m")
+        other = SimpleNamespace(**vars(TEXT) | {"text": lambda ids: TEXT.text(ids).replace("k", "q")})
+        with pytest.raises(
+            ConfigError, match="word 15 is 'k' to its tokenizer, but 'q' in the language; use a"
+        ):
+            from_huggingface(folder, other)
 
     def test_other_models_are_refused(self, tmp_path: Path) -> None:
         import transformers
