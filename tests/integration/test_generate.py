@@ -11,13 +11,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import local_models
+import numpy as np
 import pytest
 import ray
 
 from raysweep.engine.cluster import connected
 from raysweep.engine.generate import generate
 from raysweep.engine.tally import Generated
+from raysweep.engine.tasks import ReferenceStore
+from raysweep.evaluation.excess_loss import ExcessLossConfig
 from raysweep.languages import HMMConfig, PCFGConfig
+from raysweep.languages.causal_lm import CausalLMConfig
 
 pytestmark = pytest.mark.ray
 
@@ -121,6 +126,26 @@ def workers() -> list[int]:
         children = grown
     found = [pid for pid in children if table.get(pid, (0, ""))[1].startswith("ray::generate")]
     return sorted(found)
+
+
+def test_references_of_a_costly_language_are_stored_and_found_again(tmp_path: Path) -> None:
+    """Where there is no room to share them, shards find them on disk."""
+    config = CausalLMConfig(model=str(local_models.random_opt()), keep=8, length=5)
+    evaluation = ExcessLossConfig(sentences=20, shard_size=8, positions="random")
+    expected = [evaluation.reference(config.build(), shard) for shard in range(3)]
+    store = ReferenceStore.remote(1 << 20, tmp_path)
+    kept = ray.get(ray.get(store.get.remote(config, evaluation, {"CPU": 1})))
+    for one, other in zip(kept, expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+    written = {path: path.stat().st_mtime_ns for path in tmp_path.glob("conditionals/*/*.safetensors")}
+    assert len(written) == 3
+    gone = max(written)
+    gone.unlink()
+    no_room = ReferenceStore.remote(0, tmp_path)
+    assert ray.get(ray.get(no_room.get.remote(config, evaluation, {"CPU": 1}))) == [None] * 3
+    again = {path: path.stat().st_mtime_ns for path in tmp_path.glob("conditionals/*/*.safetensors")}
+    assert again.keys() == written.keys()
+    assert {path for path in written if again[path] != written[path]} == {gone}
 
 
 def test_a_killed_driver_is_gone_on_with(
