@@ -8,8 +8,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 
-# Language models that tests of several rooms read.
+# Language models, and runs in small, that tests of several rooms use.
 sys.path.insert(0, str(Path(__file__).parent / "languages"))
+sys.path.insert(0, str(Path(__file__).parent / "training"))
 
 import torch
 

@@ -12,22 +12,28 @@ import torch
 from torch import Tensor, distributed
 
 from raysweep import seeding
-from raysweep.algorithms import AdamWConfig
 from raysweep.languages.base import Language, Sample, Task
 from raysweep.models import EncoderConfig
+from raysweep.registry import algorithms
 from raysweep.training import CheckpointRecord, PretrainConfig, World, pretrain
 from raysweep.training.step import Stepper
 
 
 class Walk(Language):
-    """A walk upwards modulo V, a step of 0 or 1 a word, of length T or, every third sentence, T - 2."""
+    """A walk upwards modulo V, a step of 0 or 1 a word, of length T or, every third sentence, T - 2.
+
+    Tasks: how far it has come by its third word, and whether it starts in the lower half.
+    """
 
     def __init__(self, vocabulary_size: int = 9, max_length: int = 6) -> None:
         self.vocabulary_size, self.max_length = vocabulary_size, max_length
 
     @property
     def tasks(self) -> Mapping[str, Task]:
-        return {}
+        return {
+            "way": Task(name="way", classes=("0", "1", "2"), description="steps up to the third word"),
+            "start": Task(name="start", classes=("low", "high"), description="half of the first word"),
+        }
 
     def sample_latent(self, n: int, *, seed: int, start: int = 0) -> Sample:
         index = torch.arange(start, start + n)
@@ -38,7 +44,10 @@ class Walk(Language):
         return Sample(ids=ids)
 
     def labels(self, task: str, sample: Sample) -> Tensor:
-        raise NotImplementedError
+        first, third = sample.ids[:, 0], sample.ids[:, 2]
+        if task == "way":
+            return (third - first) % self.vocabulary_size
+        return (2 * first >= self.vocabulary_size).long()
 
     def conditionals(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
         raise NotImplementedError
@@ -84,11 +93,11 @@ def arguments(**options: Any) -> dict[str, Any]:
     pretraining = {"steps": 60, "batch_size": 13, "milestones": (20, 60), "checkpoint_every": 7}
     pretraining.update(options.pop("pretrain", {}))
     model = {"shape": "8/2/2/16", **options.pop("model", {})}
-    algorithm = {"warmup_steps": 10, "lr": 1e-2, **options.pop("algorithm", {})}
+    algorithm = {"kind": "adamw", "warmup_steps": 10, "lr": 1e-2, **options.pop("algorithm", {})}
     return {
         "language": Walk(),
         "model": EncoderConfig.decode(model),
-        "algorithm": AdamWConfig.decode(algorithm),
+        "algorithm": algorithms.decode(algorithm),
         "pretrain": PretrainConfig.decode(pretraining),
         "seed": 5,
         **options,
@@ -123,6 +132,17 @@ def work(
         raise
     if world.size > 1:
         distributed.destroy_process_group()
+
+
+def work_in_turn(directory: Path, world: World, rendezvous: Path, jobs: Mapping[str, Any]) -> None:
+    """Train one run after another in this process, each in the folder of its name."""
+    torch.set_num_threads(1)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{rendezvous}", rank=world.rank, world_size=world.size
+    )
+    for name, options in jobs.items():
+        pretrain(journal=FolderJournal(directory / name), world=world, **arguments(**options))
+    distributed.destroy_process_group()
 
 
 def arrange(fate: str) -> None:
