@@ -172,7 +172,9 @@ def load(path: Path) -> Record:
     try:
         return Record.model_validate_json(path.read_bytes())
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}; `raysweep bench` writes it") from error
+        raise ConfigError(
+            f"{path}: cannot be read: {error.strerror}; `raysweep bench exact --output FILE` writes one"
+        ) from error
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
