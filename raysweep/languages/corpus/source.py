@@ -73,7 +73,7 @@ class Source:
         return sum(map(os.path.getsize, self.files)) if self.loader in ("text", "json") else None
 
     def _open(self) -> Any:
-        import datasets  # type: ignore[import-untyped]
+        import datasets
 
         config = self.config
         if self.loader == "hub":
