@@ -11,7 +11,10 @@ and every layer, and nowhere between steps of time (Zaremba, Sutskever and Vinya
 regularization", 2014).
 
 Liu, Xie, Li and Ma (ICML 2023, appendix A.4) give hidden sizes 128, 256, 512, 768, 1024 and 4, 6, 8, 12, 16
-layers for data of a hidden Markov model; here these are 128/4, 256/6, 512/8, 768/12 and 1024/16.
+layers for data of a hidden Markov model, and sizes "from 10M to 135M", among them 67M.  Taken in pairs, with
+BERT's vocabulary, these shapes have about so many parameters:
+
+    128/4    4.3M      256/6   10.2M      512/8   28.3M      768/12   66.0M      1024/16   132.1M
 """
 
 from __future__ import annotations

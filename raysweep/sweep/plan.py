@@ -14,6 +14,7 @@ from typing import Any, Literal
 from raysweep.sweep.config import RunSpec, Sweep
 from raysweep.sweep.estimate import Cost, History
 from raysweep.sweep.ledger import Ledger, heads
+from raysweep.sweep.parameters import Counts, describe, parameters
 from raysweep.sweep.state import RunState, read_states, stored_lengths
 
 State = Literal["done", "evaluate", "resume", "new", "failed"]
@@ -108,6 +109,9 @@ class Plan:
     wall_seconds: float | None
     #: Bytes of new checkpoints, None where no size is known.
     new_bytes: int | None
+    #: Trainable parameters of each model that is trained, by label: with its own vocabulary ("own") and with
+    #: BERT's ("faithful"), in which published sizes count.
+    parameters: Mapping[str, Counts] = field(default_factory=dict)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -136,6 +140,7 @@ class Plan:
             "work_seconds": self.work_seconds,
             "wall_seconds": self.wall_seconds,
             "new_bytes": self.new_bytes,
+            "parameters": {model: dict(counts) for model, counts in self.parameters.items()},
             "notes": list(self.notes),
             "runs": [run.to_dict() for run in self.runs],
         }
@@ -152,6 +157,11 @@ class Plan:
         else:
             out.append(f"  to do: {_count(steps, 'step')}, {_count(evaluations, 'evaluation')}")
             out.append(f"  estimate: {self._estimate()}")
+        models = list(self.parameters.items())
+        shown_models = models if limit is None else models[:limit]
+        out += [f"  model {label}: {describe(counts)}" for label, counts in shown_models]
+        if len(shown_models) < len(models):
+            out.append(f"  ... and {_count(len(models) - len(shown_models), 'more model')}")
         out += [f"  note: {note}" for note in self.notes]
         width = max((len(run.run_id) for run in self.runs), default=0)
         # What needs work or attention comes first; what is done is only counted when there is much else.
@@ -225,6 +235,7 @@ def make_plan(
         work_seconds=work,
         wall_seconds=wall,
         new_bytes=None if space is None else round(space),
+        parameters=parameters(sweep),
     )
 
 

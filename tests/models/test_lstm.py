@@ -96,6 +96,14 @@ def test_parameters() -> None:
     assert LSTMConfig(shape="12/3").parameters(LANGUAGE) == v * d + v + layers * 2 * direction
 
 
+def test_published_sizes() -> None:
+    hmm: Any = SimpleNamespace(vocabulary_size=200, pad_id=200, max_length=16)
+    shapes = ("128/4", "256/6", "512/8", "768/12", "1024/16")
+    counts = [LSTMConfig(shape=shape).parameter_counts(hmm) for shape in shapes]
+    assert [round(count["faithful"] / 1e6, 1) for count in counts] == [4.3, 10.2, 28.3, 66.0, 132.1]
+    assert [round(count["own"] / 1e6, 1) for count in counts] == [0.4, 2.4, 12.7, 42.7, 101.0]
+
+
 @pytest.mark.parametrize(
     ("shape", "message"),
     [

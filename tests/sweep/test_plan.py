@@ -190,3 +190,16 @@ def test_ten_thousand_runs_are_planned_in_moments(load: Any, make: Any, tmp_path
     assert plan.counts["new"] == 10_000
     # Two seconds on two quiet cores; the rest is room for slow machines.
     assert spent < 10
+
+
+def test_a_plan_counts_parameters_for_either_vocabulary(make: Any, load: Any) -> None:
+    sweep = load(make.BASE + make.AXES)
+    plan = sweep.plan()
+    own = sweep.runs[0].model.parameters(sweep.language(sweep.runs[0]))
+    # Rows of 16 weights and a bias, for 30,522 words rounded up in the place of 6 and 3 special tokens.
+    faithful = own + (30_528 - 16) * 17
+    counts = {"own": own, "faithful": faithful}
+    assert plan.parameters == {"16/1/1/32": counts, "16/2/2/32": plan.parameters["16/2/2/32"]}
+    assert plan.to_dict()["parameters"]["16/1/1/32"] == counts
+    line = f"  model 16/1/1/32: {own:,} parameters ({faithful:,} with BERT's vocabulary)"
+    assert line in plan.lines()
