@@ -21,6 +21,8 @@ STYLES = {
     "evaluating": "cyan",
     "unfinished": "yellow",
 }
+#: Columns of what tells how near a run is to its data, and what they are called.
+LOSSES = {"excess_loss": "excess", "held_out_loss": "loss"}
 #: Seconds between signs of life in a pipe.
 HEARTBEAT = 60.0
 
@@ -63,7 +65,8 @@ def runs_table(states: list[RunState], *, width: int, limit: int | None = None) 
     table = Table(show_edge=False, pad_edge=False, box=None, header_style="bold")
     table.add_column("run", overflow="fold", min_width=8)
     table.add_column("state", no_wrap=True, min_width=10)
-    for heading in ("step", "excess", "trace"):
+    losses = [name for name in LOSSES if any(name in state.metrics for state in states)] or [*LOSSES][:1]
+    for heading in ("step", *(LOSSES[name] for name in losses), "trace"):
         table.add_column(heading, justify="right", no_wrap=True)
     probes = _probes(states)
     for name in probes:
@@ -82,7 +85,7 @@ def runs_table(states: list[RunState], *, width: int, limit: int | None = None) 
             Text(state.label),
             Text(state.state, style=STYLES.get(state.state, "")),
             f"{state.step}/{state.steps}" if state.steps else "",
-            _number(metrics.get("excess_loss"), ".4f"),
+            *[_number(metrics.get(name), ".4f") for name in losses],
             trace,
             *[_number(metrics.get(name), ".3f") for name in probes],
         ]
@@ -149,7 +152,7 @@ class LineView:
         for run in state.runs:
             measured = tuple(
                 f"{name.replace('probe/', 'probe ')} {run.metrics[name]:.4g}"
-                for name in ("excess_loss", "trace", *_probes([run]))
+                for name in (*LOSSES, "trace", *_probes([run]))
                 if name in run.metrics
             )
             now = (run.state, measured)

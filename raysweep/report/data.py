@@ -19,6 +19,10 @@ FIXED = (
     *("step", "metric", "value", "standard_error", "n", "unit"),
 )
 PROBE = "probe/"
+#: How near a model is to its data: to a language whose truth is known, or to a corpus.
+LOSSES = ("excess_loss", "held_out_loss")
+#: What tables call a metric, where not by its own name.
+HEADINGS = {"excess_loss": "excess loss (nats)", "held_out_loss": "held-out loss (nats)"}
 
 
 @dataclass(frozen=True)

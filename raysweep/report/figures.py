@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from raysweep.report.axes import linear_axis, log_axis, measured_axis, plain
-from raysweep.report.data import PROBE, Measurements
+from raysweep.report.data import HEADINGS, PROBE, Measurements
 from raysweep.report.statistics import mean_and_error
 from raysweep.report.style import BAND, DASHES, INK, MARKERS, MUTED, series, to_variables
 
@@ -38,7 +38,7 @@ _RC: Any = {
 }
 _WIDTH = 4.6
 
-LABELS = {"excess_loss": "excess loss (nats)", "trace": "Fisher trace"}
+LABELS = {**HEADINGS, "trace": "Fisher trace"}
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import pandas as pd
 
 from raysweep.report import tables
 from raysweep.report.correlations import Correlations, correlations, findings
-from raysweep.report.data import PROBE, Measurements, measurements
+from raysweep.report.data import LOSSES, PROBE, Measurements, measurements
 from raysweep.report.figures import Drawn, across_sizes, along_training, marker_svg, scatter
 from raysweep.report.format import count, number, short
 from raysweep.report.style import style_sheet
@@ -54,7 +54,7 @@ def render(content: Content) -> str:
     """Return the page."""
     measured = measurements(content.frame)
     rows = correlations(measured, tolerance=content.tolerance)
-    metrics = ["excess_loss", "trace", *(PROBE + task for task in measured.tasks)]
+    metrics = [*LOSSES, "trace", *(PROBE + task for task in measured.tasks)]
     parts = [
         f"<h1>{escape(content.name)}</h1>",
         f'<p class="lead">{escape(content.description)}</p>' if content.description else "",

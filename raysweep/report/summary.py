@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from raysweep.report.data import PROBE, measurements
+from raysweep.report.data import HEADINGS, LOSSES, PROBE, measurements
 from raysweep.report.format import count, plus_minus
 from raysweep.report.statistics import mean_and_error
 
@@ -17,13 +17,13 @@ def summary_rows(frame: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
     """
     measured = measurements(frame)
     tasks = [PROBE + task for task in measured.tasks]
-    names = [name for name in ("excess_loss", "trace", *tasks) if name in set(frame["metric"])]
+    names = [name for name in (*LOSSES, "trace", *tasks) if name in set(frame["metric"])]
     headings = [
         "model",
         "parameters",
         "step",
         "seeds",
-        *(_HEADINGS.get(name, name.replace(PROBE, "accuracy ")) for name in names),
+        *(HEADINGS.get(name, name.replace(PROBE, "accuracy ")) for name in names),
     ]
     rows = []
     table = measured.checkpoints
@@ -42,9 +42,6 @@ def summary_rows(frame: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
             ["look-up table", "–", "–", "–", *("–" if v is None else plus_minus(v, None) for v in values)]
         )
     return headings, rows
-
-
-_HEADINGS = {"excess_loss": "excess loss (nats)", "trace": "trace"}
 
 
 def _shared_ending(labels: list[str]) -> str:

@@ -7,7 +7,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from raysweep.report.correlations import LEAST_CHECKPOINTS, LEAST_RUNS, LEAST_RUNS_INTERVAL, Correlations
-from raysweep.report.data import PROBE, Measurements
+from raysweep.report.data import HEADINGS, LOSSES, PROBE, Measurements
 from raysweep.report.format import count, number, plus_minus, short, signed
 from raysweep.report.statistics import Interval
 
@@ -91,7 +91,7 @@ def run_table(measured: Measurements, milestones: Mapping[str, Sequence[int]], f
     waiting = [run for run, steps in milestones.items() if run not in known and tuple(steps) != (0,)]
     if not known and not waiting:
         return '<p class="note">Not enough data: nothing has been measured yet.</p>'
-    metrics = [m for m in ("excess_loss", "trace") if m in checkpoints]
+    metrics = [m for m in (*LOSSES, "trace") if m in checkpoints]
     metrics += [PROBE + task for task in measured.tasks if PROBE + task in checkpoints]
     varied = len(measured.variants) > 1
     rows = []
@@ -115,7 +115,7 @@ def run_table(measured: Measurements, milestones: Mapping[str, Sequence[int]], f
         cells = [f"<code>{escape(run_id)}</code>", *blank]
         cells.insert(2 + varied, state)
         rows.append(cells)
-    names = [{"excess_loss": "excess loss (nats)"}.get(m, m.replace(PROBE, "accuracy ")) for m in metrics]
+    names = [HEADINGS.get(m, m.replace(PROBE, "accuracy ")) for m in metrics]
     headings = ["run", *(["variant"] if varied else []), "parameters", "milestones", "step"]
     note = (
         '<p class="note">The last measured checkpoint of each run, ± standard error of the measurement.</p>'

@@ -83,3 +83,11 @@ def test_the_live_view_takes_any_state() -> None:
         target.print("\n", end="")
     assert "100% of 100 steps" in out.getvalue()
     assert "records: here" in out.getvalue()
+
+
+def test_the_table_shows_the_losses_that_were_measured() -> None:
+    for metric, heading in (("excess_loss", "excess"), ("held_out_loss", "loss")):
+        out, text = console()
+        out.print(runs_table([run(metrics={metric: 1.25})], width=120))
+        assert heading in text.getvalue().split("\n")[0].split()
+        assert "1.2500" in text.getvalue()

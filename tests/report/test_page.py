@@ -310,3 +310,15 @@ def test_ticks_are_few_round_and_inside(low: float, high: float) -> None:
     assert 2 <= len(ticks) <= 7
     assert all(low <= tick <= high for tick in ticks)
     assert ticks == sorted(ticks)
+
+
+def test_a_corpus_shows_its_held_out_loss(table: Table) -> None:
+    frame = table()
+    frame = frame[frame["metric"].isin(["excess_loss", "trace"]) & frame["model"].notna()]
+    frame = frame.assign(metric=frame["metric"].replace("excess_loss", "held_out_loss"))
+    headings, rows = summary_rows(frame)
+    assert headings[4:] == ["held-out loss (nats)", "trace"]
+    assert all(row[4] != "–" for row in rows)
+    page = render(Content(name="corpus", frame=frame))
+    assert "held-out loss (nats) over" in page or "held-out loss (nats), " in page
+    assert "<th>held-out loss (nats)" in page or "held-out loss (nats)</th>" in page
