@@ -20,6 +20,7 @@ fitting the head in closed form: Bertinetto et al., "Meta-learning with differen
 ICLR 2019.
 
 The paper gives neither strength nor ridge nor the sizes of D1 and D2, and leaves the loss of the head open.
+With a strength that is too large the pre-training loss stays behind: compare it with AdamW's.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class AdversarialConfig(AdamWBase):
     """
 
     kind: Literal["adversarial"] = "adversarial"
-    strength: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    strength: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.03
     ridge: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.1
     tasks: tuple[Annotated[str, BeforeValidator(_as_name)], ...] | None = None
     train: Annotated[int, Field(ge=2)] = 256
