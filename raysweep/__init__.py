@@ -15,9 +15,11 @@ if TYPE_CHECKING:
     from raysweep.flatness import TraceEstimate, fisher_trace
     from raysweep.languages import Language
     from raysweep.languages.causal_lm import CausalLM
+    from raysweep.languages.corpus import Corpus
     from raysweep.languages.dyck import Dyck
     from raysweep.languages.hmm import HMM
     from raysweep.languages.pcfg import PCFG
+    from raysweep.models import enlarge, from_huggingface, to_huggingface
     from raysweep.sweep import Sweep, load_sweep
     from raysweep.training import load_model
 
@@ -27,15 +29,19 @@ __all__ = [
     "HMM",
     "PCFG",
     "CausalLM",
+    "Corpus",
     "Dyck",
     "Language",
     "Results",
     "Sweep",
     "TraceEstimate",
+    "enlarge",
     "fisher_trace",
+    "from_huggingface",
     "launch",
     "load_model",
     "load_sweep",
+    "to_huggingface",
     "tuner",
 ]
 
@@ -43,15 +49,19 @@ _HOMES = {
     "HMM": "raysweep.languages.hmm",
     "PCFG": "raysweep.languages.pcfg",
     "CausalLM": "raysweep.languages.causal_lm",
+    "Corpus": "raysweep.languages.corpus",
     "Dyck": "raysweep.languages.dyck",
     "Language": "raysweep.languages",
     "Results": "raysweep.engine",
     "Sweep": "raysweep.sweep",
     "TraceEstimate": "raysweep.flatness",
+    "enlarge": "raysweep.models",
     "fisher_trace": "raysweep.flatness",
+    "from_huggingface": "raysweep.models",
     "launch": "raysweep.engine",
     "load_model": "raysweep.training",
     "load_sweep": "raysweep.sweep",
+    "to_huggingface": "raysweep.models",
     "tuner": "raysweep.engine.tuner",
 }
 

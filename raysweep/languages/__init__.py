@@ -2,6 +2,7 @@
 
 from raysweep.languages.base import Estimate, Language, LanguageConfig, Sample, Task
 from raysweep.languages.causal_lm import CausalLM, CausalLMConfig
+from raysweep.languages.corpus import Corpus, CorpusConfig
 from raysweep.languages.dyck import Dyck, DyckConfig
 from raysweep.languages.hmm import HMM, HMMConfig
 from raysweep.languages.pcfg import PCFG, PCFGConfig
@@ -11,6 +12,8 @@ __all__ = [
     "PCFG",
     "CausalLM",
     "CausalLMConfig",
+    "Corpus",
+    "CorpusConfig",
     "Dyck",
     "DyckConfig",
     "Estimate",
