@@ -14,8 +14,8 @@ is a Cholesky factorisation in float64 of whichever of the two matrices is the s
 gradient of nearly dependent features is mostly rounding.
 
 D1 and D2 are disjoint draws from the downstream training set D: `examples` sentences of the task split
-`train`, shuffled anew each time it is used up, all keyed by the run's seed and the step.  Test sentences are
-never seen.  Dropout is off in the term, as it is where representations are read.  Source of the method of
+`train`, shuffled anew each time it is used up, all keyed by the run's seed and the step.  (A sentence that is
+probable enough to be drawn twice may be in both.)  Test sentences are never seen.  Dropout is off in the term, as it is where representations are read.  Source of the method of
 fitting the head in closed form: Bertinetto et al., "Meta-learning with differentiable closed-form solvers",
 ICLR 2019.
 

@@ -106,17 +106,23 @@ def _variants(table: pd.DataFrame, axes: list[str]) -> pd.Series:
     """Return what tells runs of one size and seed apart, as readable text; "" where nothing does."""
     parts = []
     for name in ["algorithm", *axes]:
-        if name == "seed" or name.startswith(("model.shape", "pretrain.steps", "pretrain.milestones")):
+        if name == "seed" or name.startswith(("model.shape", "pretrain.milestones")):
             continue
         # An axis that follows from the model's label, such as its width, tells nothing more.
         if table.groupby("model")[name].nunique(dropna=False).le(1).all() and name != "algorithm":
             continue
         if table[name].nunique(dropna=False) > 1:
-            short = name.rsplit(".", 1)[-1]
-            parts.append(table[name].map(lambda v, s=short: str(v) if s == "algorithm" else f"{s}={v}"))
-    if not parts:
-        return pd.Series("", index=table.index, dtype=object)
-    joined = parts[0]
-    for part in parts[1:]:
-        joined = joined + ", " + part
-    return joined
+            parts.append([_part(name, value) for value in table[name]])
+    joined = [", ".join(filter(None, row)) for row in zip(*parts, strict=True)] if parts else ""
+    return pd.Series(joined, index=table.index, dtype=object)
+
+
+def _part(name: str, value: Any) -> str:
+    """Return an axis's value for a reader, "" for a run that the axis says nothing of."""
+    if name == "algorithm":
+        return str(value)
+    if pd.isna(value):
+        return ""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)  # beside absent values whole numbers have become floats in the table
+    return f"{name.rsplit('.', 1)[-1]}={value}"

@@ -191,6 +191,14 @@ def test_bars_stay_inside_the_axes(table: Table) -> None:
     assert lowest(frame) > smallest - 0.02
 
 
+def test_runs_of_other_lengths_are_no_seeds_of_one_another(table: Table) -> None:
+    frame = table()
+    lengths = frame["run_id"].map({run: k for k, run in enumerate(frame["run_id"].unique())}) % 3
+    # Where a rate is constant a run has no length of its own.
+    frame["pretrain.steps"] = lengths.map({0: 500.0, 1: 1000.0, 2: None})
+    assert measurements(frame).variants == ("", "steps=1000", "steps=500")
+
+
 def test_axes_beyond_size_and_seed_become_variants(table: Table) -> None:
     measured = measurements(table(rates=(0.001, 0.01)))
     assert measured.variants == ("lr=0.001", "lr=0.01")
