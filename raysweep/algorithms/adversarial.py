@@ -15,9 +15,9 @@ gradient of nearly dependent features is mostly rounding.
 
 D1 and D2 are disjoint draws from the downstream training set D: `examples` sentences of the task split
 `train`, shuffled anew each time it is used up, all keyed by the run's seed and the step.  (A sentence that is
-probable enough to be drawn twice may be in both.)  Test sentences are never seen.  Dropout is off in the term, as it is where representations are read.  Source of the method of
-fitting the head in closed form: Bertinetto et al., "Meta-learning with differentiable closed-form solvers",
-ICLR 2019.
+probable enough to be drawn twice may be in both.)  Test sentences are never seen.  Dropout is off in the
+term, as it is where representations are read.  The idea of a head in closed form that gradients go through:
+Bertinetto, Henriques, Torr and Vedaldi, "Meta-learning with differentiable closed-form solvers", ICLR 2019.
 
 The paper gives neither strength nor ridge nor the sizes of D1 and D2, and leaves the loss of the head open.
 With a strength that is too large the pre-training loss stays behind: compare it with AdamW's.
