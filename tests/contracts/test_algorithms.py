@@ -172,12 +172,18 @@ def two_workers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def sharded(name: str) -> dict[str, Any]:
-    """Return a run on batches of 13 sentences, which two workers share 6 and 7."""
+    """Return a run on batches of 15 sentences, which two workers share 7 and 8."""
     rate = {"lr": 0.1} if CASES[name]["kind"] == "sgd" else {}
     return {
         "algorithm": CASES[name] | rate,
         "model": {"dropout": 0.0},
-        "pretrain": {"steps": 15, "milestones": [15], "mask": 0.3, "checkpoint_every": None},
+        "pretrain": {
+            "steps": 15,
+            "batch_size": 15,
+            "milestones": [15],
+            "mask": 0.3,
+            "checkpoint_every": None,
+        },
     }
 
 

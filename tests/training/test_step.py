@@ -52,7 +52,8 @@ def words(batch: Batch) -> list[tuple[tuple[int, ...], int, int]]:
 def test_the_halves_share_out_a_batch_whoever_holds_it(
     size: int, mask: Any, fakes: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = {"pretrain": {"mask": mask}, "algorithm": {"kind": "sam"}}
+    # Workers that start at odd sentences as well as at even ones.
+    options = {"pretrain": {"mask": mask, "batch_size": 15}, "algorithm": {"kind": "sam"}}
     arguments = fakes.arguments(**options)
     halves: list[list[Any]] = [[], []]
     counts: list[set[int]] = [set(), set()]
