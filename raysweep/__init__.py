@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from raysweep.languages.dyck import Dyck
     from raysweep.languages.hmm import HMM
     from raysweep.languages.pcfg import PCFG
-    from raysweep.models import enlarge, from_huggingface, to_huggingface
+    from raysweep.models import from_huggingface, to_huggingface
+    from raysweep.models.enlarge import enlarge
     from raysweep.sweep import Sweep, load_sweep
     from raysweep.training import load_model
 
