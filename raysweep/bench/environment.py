@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
+from raysweep.bench.harness import Device
 from raysweep.bench.record import Environment, Peak
 from raysweep.sweep.provenance import provenance
 
@@ -22,8 +23,8 @@ PACKAGES = (
 )
 
 
-def environment(threads: int) -> Environment:
-    """Return processor, versions, commit and date."""
+def environment(threads: int, device: Device = "cpu") -> Environment:
+    """Return processor, GPU where the suite runs on one, versions, commit and date."""
     facts = provenance()
     return Environment(
         date=time.strftime("%Y-%m-%d", time.gmtime(facts["time"])),
@@ -32,6 +33,7 @@ def environment(threads: int) -> Environment:
         cores=os.cpu_count() or 1,
         memory_gib=round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         threads=threads,
+        gpu=torch.cuda.get_device_name() if device == "cuda" else None,
         system=platform.system(),
         python=facts["python"],
         versions={name: found for name in PACKAGES if (found := _version(name)) is not None},
@@ -40,37 +42,49 @@ def environment(threads: int) -> Environment:
     )
 
 
-def measure_peak(quick: bool = False) -> Peak:
+def measure_peak(quick: bool = False, device: Device = "cpu") -> Peak:
     """Measure the best of several products of square matrices and of several copies.
 
     A copy of n bytes reads and writes, and counts as 2n.
     """
-    size, repeats = (512, 3) if quick else (1536, 7)
+    full = 1536 if device == "cpu" else 8192
+    size, repeats = (512, 3) if quick else (full, 7)
 
     def gflops(dtype: torch.dtype) -> float:
-        a, b = (torch.rand(size, size, dtype=dtype) for _ in range(2))
+        a, b = (torch.rand(size, size, dtype=dtype, device=device) for _ in range(2))
         out = torch.empty_like(a)
-        return 2e-9 * size**3 / _best(lambda: torch.mm(a, b, out=out), repeats)
+        return 2e-9 * size**3 / _best(lambda: torch.mm(a, b, out=out), repeats, device)
 
     # Far more than any cache holds.
-    source = torch.zeros(1 << 26)
+    source = torch.zeros(1 << 26, device=device)
     target = torch.zeros_like(source)
-    seconds = _best(lambda: target.copy_(source), repeats)
+    seconds = _best(lambda: target.copy_(source), repeats, device)
     return Peak(
         gemm_float32_gflops=gflops(torch.float32),
         gemm_float64_gflops=gflops(torch.float64),
+        gemm_bfloat16_gflops=gflops(torch.bfloat16),
         copy_gbytes=2e-9 * source.numel() * source.itemsize / seconds,
     )
 
 
-def _best(work: Callable[[], object], repeats: int) -> float:
-    """Return the CPU seconds of the fastest of `repeats` calls; the first one only warms up."""
+def _best(work: Callable[[], object], repeats: int, device: Device) -> float:
+    """Return the seconds of the fastest of `repeats` calls; the first one only warms up.
+
+    They are seconds of the processor, or on the wall until a GPU is done.
+    """
+
+    def now() -> float:
+        if device == "cpu":
+            return time.process_time()
+        torch.cuda.synchronize()
+        return time.perf_counter()
+
     work()
     best = float("inf")
     for _ in range(repeats):
-        started = time.process_time()
+        started = now()
         work()
-        best = min(best, time.process_time() - started)
+        best = min(best, now() - started)
     return best
 
 

@@ -3,7 +3,7 @@
     ratio = median over rounds of (peer's CPU seconds a unit) / (raysweep's CPU seconds a unit)
 
 CPU time is that of all threads of the process, so a contestant that uses more threads than it was given pays
-for them.
+for them.  Where a GPU does the work it is seconds on the wall that count.
 """
 
 from __future__ import annotations
@@ -13,10 +13,14 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
-from raysweep.bench.record import CaseRecord, Check, Comparison, Figure, Goal, Peak, Spread, Timing
+from raysweep.bench.record import CaseRecord, Check, Clock, Comparison, Figure, Goal, Peak, Spread, Timing
 
 Say = Callable[[str], None]
+
+#: Where a suite runs.
+Device = Literal["cpu", "cuda"]
 
 
 class UnavailableError(Exception):
@@ -25,7 +29,7 @@ class UnavailableError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Contestant:
-    """`work` does `units` units of work a call."""
+    """`work` does `units` units of work a call, and returns when they are done, on a GPU too."""
 
     units: int
     work: Callable[[], object]
@@ -72,23 +76,28 @@ class Case:
     """A piece of work, ready to run.
 
     `figures` makes further numbers of raysweep's timing and the peak; it may measure them itself.  Without
-    `ours` they are all there is.
+    `ours` they are all there is.  `clock` says which time counts.
     """
 
     unit: str
     ours: Contestant | None = None
     peers: Sequence[Peer] = ()
     rounds: int = 7
+    clock: Clock = "cpu"
     figures: Callable[[Timing | None, Peak], Sequence[Figure]] = field(default=lambda timing, peak: ())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A case of a suite: key, what the work is, and `build(quick)`, which may raise `UnavailableError`."""
+    """A case of a suite: key, what the work is, and `build(quick)`, which may raise `UnavailableError`.
+
+    It belongs to runs of the suite on `device`; keys are unique on each.
+    """
 
     key: str
     work: str
     build: Callable[[bool], Case]
+    device: Device = "cpu"
 
 
 def run_case(entry: Entry, peak: Peak, *, quick: bool, say: Say) -> CaseRecord:
@@ -111,7 +120,9 @@ def run_case(entry: Entry, peak: Peak, *, quick: bool, say: Say) -> CaseRecord:
             if contestant is not None:
                 contestants[peer.name] = contestant
         cpu, wall = _rounds(contestants, case.rounds)
-        timings = {name: _timing(c.units, cpu[name], wall[name]) for name, c in contestants.items()}
+        timings = {
+            name: _timing(c.units, cpu[name], wall[name], case.clock) for name, c in contestants.items()
+        }
         timing = timings.pop("")
         for name, found in timings.items():
             rows[name] = rows[name].model_copy(
@@ -174,5 +185,11 @@ def _rounds(
     return cpu, wall
 
 
-def _timing(units: int, cpu: list[float], wall: list[float]) -> Timing:
-    return Timing(units=units, repeats=len(cpu), cpu_seconds=Spread.of(cpu), wall_seconds=Spread.of(wall))
+def _timing(units: int, cpu: list[float], wall: list[float], clock: Clock) -> Timing:
+    return Timing(
+        units=units,
+        repeats=len(cpu),
+        cpu_seconds=Spread.of(cpu),
+        wall_seconds=Spread.of(wall),
+        clock=clock,
+    )

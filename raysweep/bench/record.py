@@ -17,6 +17,9 @@ RESULTS = Path(__file__).parent / "results"
 #: How a goal reads its figure.
 Sense = Literal["at least", "at most"]
 
+#: Which time counts: that of all threads of the process, or that on the wall where a GPU does the work.
+Clock = Literal["cpu", "wall"]
+
 
 class Spread(Config):
     """Median and quartiles over repeats."""
@@ -54,6 +57,12 @@ class Timing(Config):
     repeats: int
     cpu_seconds: Spread
     wall_seconds: Spread
+    clock: Clock = "cpu"
+
+    @property
+    def seconds(self) -> Spread:
+        """The time that counts."""
+        return self.cpu_seconds if self.clock == "cpu" else self.wall_seconds
 
 
 class Check(Config):
@@ -84,11 +93,16 @@ class Comparison(Config):
     goal: Goal | None = None
 
     @property
+    def ratio(self) -> Spread | None:
+        """The ratio of the times that count; None where nothing was timed."""
+        return self.cpu_ratio if self.timing is None or self.timing.clock == "cpu" else self.wall_ratio
+
+    @property
     def met(self) -> bool | None:
         """Whether the goal is reached; None without a goal or a ratio."""
-        if self.goal is None or self.cpu_ratio is None:
+        if self.goal is None or self.ratio is None:
             return None
-        return self.goal.met(self.cpu_ratio.median)
+        return self.goal.met(self.ratio.median)
 
 
 class Figure(Config):
@@ -119,10 +133,15 @@ class CaseRecord(Config):
 
 
 class Peak(Config):
-    """What the machine gives to code that does nothing else, measured in the same run on the same threads."""
+    """What the machine gives to code that does nothing else, measured in the same run on the same threads.
+
+    Where the suite runs on a GPU it is what that gives.
+    """
 
     gemm_float32_gflops: float
     gemm_float64_gflops: float
+    #: None in records of suites that have no use for it.
+    gemm_bfloat16_gflops: float | None = None
     copy_gbytes: float
 
 
@@ -135,6 +154,8 @@ class Environment(Config):
     cores: int
     memory_gib: float
     threads: int
+    #: The GPU that the suite ran on; None for one that ran on the processor.
+    gpu: str | None = None
     system: str
     python: str
     versions: dict[str, str]
@@ -173,7 +194,7 @@ def load(path: Path) -> Record:
         return Record.model_validate_json(path.read_bytes())
     except OSError as error:
         raise ConfigError(
-            f"{path}: cannot be read: {error.strerror}; `raysweep bench exact --output FILE` writes one"
+            f"{path}: cannot be read: {error.strerror}; `raysweep bench SUITE --output FILE` writes one"
         ) from error
     except ValidationError as error:
         first = error.errors()[0]

@@ -5,22 +5,23 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 
-from raysweep.bench.harness import Entry, Say, run_case
+from raysweep.bench.harness import Device, Entry, Say, run_case
 from raysweep.bench.process import call
 from raysweep.bench.record import Record
 from raysweep.errors import ConfigError
 from raysweep.registry import suggest
 
 #: Modules that hold `ENTRIES`.
-SUITES = {"exact": "raysweep.bench.exact"}
+SUITES = {"exact": "raysweep.bench.exact", "train": "raysweep.bench.train"}
 
 
-def entries(suite: str, only: Sequence[str] = ()) -> list[Entry]:
-    """Return the cases of a suite, those named by `only` where there are any.
+def entries(suite: str, only: Sequence[str] = (), device: Device = "cpu") -> list[Entry]:
+    """Return the cases of a suite on a device, those named by `only` where there are any.
 
     Raises `ConfigError` for a key that is not there.
     """
-    found: dict[str, Entry] = {entry.key: entry for entry in importlib.import_module(SUITES[suite]).ENTRIES}
+    every: Sequence[Entry] = importlib.import_module(SUITES[suite]).ENTRIES
+    found = {entry.key: entry for entry in every if entry.device == device}
     for key in only:
         if key not in found:
             raise ConfigError(
@@ -29,24 +30,33 @@ def entries(suite: str, only: Sequence[str] = ()) -> list[Entry]:
     return [entry for key, entry in found.items() if not only or key in only]
 
 
-def measure(suite: str, only: Sequence[str] = (), *, quick: bool, threads: int) -> Record:
+def measure(
+    suite: str, only: Sequence[str] = (), *, quick: bool, threads: int, device: Device = "cpu"
+) -> Record:
     """Run a suite in a process of its own; raises `ConfigError` and `RunFailedError`."""
-    keys = [entry.key for entry in entries(suite, only)]
-    request = {"suite": suite, "only": keys, "quick": quick, "threads": threads}
+    keys = [entry.key for entry in entries(suite, only, device)]
+    if device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise ConfigError("--device cuda: torch finds no GPU here; leave it out to measure the processor")
+    request = {"suite": suite, "only": keys, "quick": quick, "threads": threads, "device": device}
     return Record.model_validate_json(call("raysweep.bench", request, threads=threads))
 
 
-def run_here(suite: str, only: Sequence[str], *, quick: bool, threads: int, say: Say) -> Record:
+def run_here(
+    suite: str, only: Sequence[str], *, quick: bool, threads: int, say: Say, device: Device = "cpu"
+) -> Record:
     """Run a suite in this process, whose threads have been set."""
     import torch
 
     from raysweep.bench.environment import environment, measure_peak
 
     torch.set_num_threads(threads)
-    peak = measure_peak(quick)
+    peak = measure_peak(quick, device)
     say(
         f"peak: {peak.gemm_float32_gflops:.0f} GF/s float32, {peak.gemm_float64_gflops:.0f} GF/s float64, "
         f"copy {peak.copy_gbytes:.0f} GB/s"
     )
-    cases = tuple(run_case(entry, peak, quick=quick, say=say) for entry in entries(suite, only))
-    return Record(suite=suite, quick=quick, environment=environment(threads), peak=peak, cases=cases)
+    cases = tuple(run_case(entry, peak, quick=quick, say=say) for entry in entries(suite, only, device))
+    return Record(suite=suite, quick=quick, environment=environment(threads, device), peak=peak, cases=cases)

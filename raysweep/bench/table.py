@@ -81,13 +81,20 @@ def caption(record: Record) -> str:
         "" if place.commit is None else f"; commit {place.commit[:10]}" + (" (changed)" * bool(place.dirty))
     )
     threads = "one thread" if place.threads == 1 else f"{place.threads} threads"
+    clock = "CPU time" if place.gpu is None else "time on the wall"
+    gpu = "" if place.gpu is None else f"{place.gpu}; "
+    half = ""
+    if peak.gemm_bfloat16_gflops is not None:
+        half = f", {number(peak.gemm_bfloat16_gflops)} in bfloat16"
     quick = "A quick run on small sizes: not to be compared. " if record.quick else ""
     return (
-        f"{quick}Ratios are of CPU time for the same work, {threads}, all contestants taking turns in one "
-        f"run: median and, in brackets, quartiles over the rounds. {place.cpu} ({place.cpu_capability}), "
+        f"{quick}Ratios are of {clock} for the same work, {threads}, all contestants taking turns in one "
+        f"run: median and, in brackets, quartiles over the rounds. "
+        f"{gpu}{place.cpu} ({place.cpu_capability}), "
         f"{place.cores} cores; its peak in the same run: matrix products "
-        f"{number(peak.gemm_float32_gflops)} GF/s in float32, {number(peak.gemm_float64_gflops)} in float64, "
-        f"copying {number(peak.copy_gbytes)} GB/s. Python {place.python}, {versions}; {place.date}{commit}."
+        f"{number(peak.gemm_float32_gflops)} GF/s in float32, {number(peak.gemm_float64_gflops)} in float64"
+        f"{half}, copying {number(peak.copy_gbytes)} GB/s. Python {place.python}, {versions}; "
+        f"{place.date}{commit}."
     )
 
 
@@ -166,12 +173,13 @@ def number(value: float) -> str:
 def _rate(case: CaseRecord) -> str:
     if case.timing is None:
         return ""
-    return f"{number(1.0 / case.timing.cpu_seconds.median)} {case.unit}s per CPU-second"
+    second = "CPU-second" if case.timing.clock == "cpu" else "second"
+    return f"{number(1.0 / case.timing.seconds.median)} {case.unit}s per {second}"
 
 
 def _compared(row: Comparison) -> tuple[str, str, str, bool | None]:
     status = {"equal": "", "unequal": " (not equal)", "failed": "not equal, not timed", "absent": "absent"}
-    found = "" if row.cpu_ratio is None else _ratio(row.cpu_ratio)
+    found = "" if row.ratio is None else _ratio(row.ratio)
     return row.peer, found + status[row.status], _goal(row.goal, "×"), row.met
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -20,6 +21,13 @@ ThreadsOption = Annotated[int, typer.Option("--threads", min=1, help="Threads of
 OutputOption = Annotated[
     Path | None, typer.Option("--output", metavar="FILE", help="Write the record there, as JSON.")
 ]
+
+
+class TrainingDevice(StrEnum):
+    """Where `bench train` trains."""
+
+    cpu = "cpu"
+    cuda = "cuda"
 
 
 @app.callback()
@@ -41,6 +49,26 @@ def exact(
     timed, and the exit code is 3.  Peers come with `pip install 'raysweep[bench]'`.
     """
     _measure("exact", only or [], quick=quick, threads=threads, output=output, json=json)
+
+
+@app.command("train", epilog="Example: raysweep bench train --output train.json")
+def train(
+    only: OnlyOption = None,
+    quick: QuickOption = False,
+    threads: ThreadsOption = 1,
+    device: Annotated[
+        TrainingDevice, typer.Option("--device", help="Where to train; each has its own cases.")
+    ] = TrainingDevice.cpu,
+    output: OutputOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Measure pre-training beside Hugging Face's BertForMaskedLM.
+
+    Same sentences, masked words, shape, vocabulary, dropout and optimizer.  The losses of both are checked
+    to be equal over several steps without dropout before anything is timed; a peer whose losses are not is
+    not timed, and the exit code is 3.
+    """
+    _measure("train", only or [], quick=quick, threads=threads, output=output, json=json, device=device.value)
 
 
 @app.command("table", epilog="Example: raysweep bench table --write README.md")
@@ -71,7 +99,14 @@ def table(
 
 
 def _measure(
-    suite: str, only: list[str], *, quick: bool, threads: int, output: Path | None, json: bool
+    suite: str,
+    only: list[str],
+    *,
+    quick: bool,
+    threads: int,
+    output: Path | None,
+    json: bool,
+    device: Literal["cpu", "cuda"] = "cpu",
 ) -> None:
     from rich.console import Console
 
@@ -81,7 +116,7 @@ def _measure(
 
     if output is not None:
         check_output(output)
-    record = measure(suite, only, quick=quick, threads=threads)
+    record = measure(suite, only, quick=quick, threads=threads, device=device)
     if output is not None:
         with writing(output):
             save(record, output)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Literal
 
 import pytest
 
@@ -157,3 +158,18 @@ def test_figures_are_made_of_timing_and_peak(clock: Clock) -> None:
 )
 def test_goals(sense: str, value: float, met: bool) -> None:
     assert Goal.decode({"sense": sense, "value": 3.0}).met(value) is met
+
+
+@pytest.mark.parametrize(("which", "seconds", "ratio"), [("cpu", 1.0, 3.0), ("wall", 2.0, 4.0)])
+def test_the_time_that_counts(
+    clock: Clock, which: Literal["cpu", "wall"], seconds: float, ratio: float
+) -> None:
+    ours = Contestant(units=1, work=clock.work("ours", 1.0))
+    record = run(
+        Case(unit="x", ours=ours, peers=[peer("slow", clock.work("slow", 3.0), goal=3.5)], clock=which)
+    )
+    assert record.timing is not None
+    assert record.timing.seconds.median == pytest.approx(seconds)
+    row = record.comparisons[0].model_copy(update={"wall_ratio": Spread.of([4.0])})
+    assert row.ratio == Spread.of([ratio])
+    assert row.met is (ratio > 3.5)

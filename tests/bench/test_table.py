@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from raysweep.bench import table
-from raysweep.bench.record import RESULTS, Record, load
+from raysweep.bench.record import RESULTS, Record, Spread, load
 from raysweep.errors import ConfigError
 
 README = Path(__file__).parents[2] / "README.md"
@@ -89,3 +89,18 @@ def test_readme_holds_the_table_of_the_record(path: Path) -> None:
     if not any(comment in text for comment in table.between(record.suite)):
         pytest.skip(f"README has no table of {record.suite}")
     assert table.written(text, record) == text
+
+
+def test_a_record_of_a_gpu_tells_seconds_on_the_wall(record: Record) -> None:
+    place = record.environment.model_copy(update={"gpu": "A GPU"})
+    peak = record.peak.model_copy(update={"gemm_bfloat16_gflops": 800_000.0})
+    case = record.cases[0]
+    assert case.timing is not None
+    timing = case.timing.model_copy(update={"clock": "wall", "wall_seconds": Spread.of([1e-3])})
+    update = {"environment": place, "peak": peak, "cases": (case.model_copy(update={"timing": timing}),)}
+    text = table.markdown(record.model_copy(update=update))
+    assert "1,000 sentences per second" in text
+    assert "Ratios are of time on the wall" in text
+    assert "A GPU; A Processor (AVX2)" in text
+    assert "50.0 in float64, 800,000 in bfloat16, copying" in text
+    assert "Ratios are of CPU time" in table.markdown(record)

@@ -1,0 +1,100 @@
+"""Pre-training of `transformers`' BertForMaskedLM in the usual few lines."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raysweep.algorithms.adamw import AdamWConfig
+from raysweep.algorithms.base import decay_groups
+from raysweep.models.base import MaskedLM
+from raysweep.models.folder import quiet
+from raysweep.models.huggingface import to_huggingface
+from raysweep.training.data import Batch
+
+IGNORED = -100  # the label of words that are not masked
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How it is trained: what the work leaves open.
+
+    `precision` other than float32 is that of autocast; `fused` is torch's option of AdamW (None: its own
+    choice); `attention` is the implementation that `transformers` is asked for.
+    """
+
+    precision: torch.dtype = torch.float32
+    attention: str = "sdpa"
+    fused: bool | None = None
+    compiled: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """A batch as BertForMaskedLM takes it, [B, T] each."""
+
+    input_ids: Tensor
+    attention_mask: Tensor
+    labels: Tensor
+
+    @classmethod
+    def of(cls, batch: Batch, pad_id: int) -> Inputs:
+        """Return a batch of one masked word a sentence, no wider than its longest sentence."""
+        real = batch.ids != pad_id
+        width = int(real.sum(dim=1).max())
+        labels = torch.full_like(batch.ids, IGNORED).scatter(1, batch.index[:, None], batch.targets[:, None])
+        return cls(
+            input_ids=batch.ids[:, :width].contiguous(),
+            attention_mask=real[:, :width].long(),
+            labels=labels[:, :width].contiguous(),
+        )
+
+
+class Bert:
+    """A BertForMaskedLM with the weights and the dropout of an encoder, and its optimizer."""
+
+    def __init__(
+        self, model: MaskedLM, algorithm: AdamWConfig, recipe: Recipe, *, steps: int, device: str
+    ) -> None:
+        import transformers
+
+        with tempfile.TemporaryDirectory(prefix="raysweep-bench-") as folder, quiet():
+            to_huggingface(model, folder)
+            made: Any = transformers.BertForMaskedLM.from_pretrained(
+                folder, attn_implementation=recipe.attention
+            )
+        # An encoder has no segments.
+        made.bert.embeddings.token_type_embeddings.requires_grad_(False)
+        self.algorithm, self.recipe, self.steps, self.device = algorithm, recipe, steps, device
+        self.model = made.to(device).train()
+        self.optimizer = torch.optim.AdamW(
+            decay_groups(self.model, algorithm.weight_decay),
+            lr=algorithm.lr,
+            betas=algorithm.betas,
+            eps=algorithm.eps,
+            fused=recipe.fused,
+        )
+        self.call = torch.compile(self.model) if recipe.compiled else self.model
+
+    def update(self, inputs: Inputs, step: int) -> Tensor:
+        """Do step `step`, counted from 1; return the loss, detached, on the device."""
+        half = self.recipe.precision != torch.float32
+        with torch.autocast(self.device, self.recipe.precision, enabled=half):
+            loss: Tensor = self.call(
+                input_ids=inputs.input_ids, attention_mask=inputs.attention_mask, labels=inputs.labels
+            ).loss
+        torch.autograd.backward(loss)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.algorithm.learning_rate(step, self.steps)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss.detach()
+
+    def train(self, batches: Sequence[Inputs]) -> Tensor:
+        """Do a step on each batch, the first being step 1; return the losses [steps]."""
+        return torch.stack([self.update(inputs, step) for step, inputs in enumerate(batches, start=1)])

@@ -1,0 +1,138 @@
+"""Pre-training of an encoder, beside BertForMaskedLM."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from raysweep.algorithms.adamw import AdamWConfig
+from raysweep.bench.harness import Case, Contestant, Device, Difference, Peer, Prepared
+from raysweep.bench.peers.bert import Bert, Inputs, Recipe
+from raysweep.bench.record import Figure, Goal, Peak, Timing
+from raysweep.bench.train.flops import training_flops
+from raysweep.bench.train.work import PARTS, Work, by_length, losses, split, train, wait
+from raysweep.models.shapes import Shape
+from raysweep.training.data import Batch
+from raysweep.training.memory import keep_freed_memory
+
+DROPOUT = 0.1
+
+#: Steps over which losses are compared; the rate reaches that of training within them.
+CHECKED_STEPS = 8
+CHECKED = AdamWConfig(warmup_steps=CHECKED_STEPS)
+
+#: How far the losses of a step may be apart (nats), by the peer's precision.
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-3}
+
+
+def encoder(
+    shape: str,
+    device: Device,
+    quick: bool,
+    *,
+    rounds: int,
+    bfloat16: float | None = None,
+    float32: float | None = None,
+    peak: float | None = None,
+) -> Case:
+    """A case; `bfloat16`, `float32` and `peak` are the goals of ratios and of the share of the peak."""
+    keep_freed_memory()
+    if quick:
+        work = Work(shape="32/2/2/64", batch_size=64, steps=3, device=device)
+    else:
+        work = Work(shape=shape, batch_size=512 if device == "cpu" else 4096, steps=16, device=device)
+    half = Recipe(precision=torch.bfloat16)
+    # At these lengths plain products are the faster attention on a processor.
+    grouped = replace(half, attention="eager" if device == "cpu" else "sdpa", fused=True)
+    drawn = "its batches are made beforehand"
+    sort = f"{drawn}, each of sentences of about one length from all of {work.steps} steps"
+    if device == "cpu":
+        sort += "; attention as plain products, which is the faster"
+    peers = {
+        "cpu": [
+            _peer(work, "BertForMaskedLM, float32", Recipe(), goal=float32, note=drawn),
+            _peer(work, "BertForMaskedLM, bfloat16", half, goal=bfloat16, note=drawn),
+            _peer(work, "the same, sorted by length, fused AdamW", grouped, grouped=True, note=sort),
+        ],
+        "cuda": [
+            _peer(work, "BertForMaskedLM, bfloat16", half, goal=bfloat16, note=drawn),
+            _peer(work, "the same, compiled", replace(half, compiled=True), goal=bfloat16, note=drawn),
+            _peer(work, "the same, sorted by length, fused AdamW", grouped, grouped=True, note=sort),
+        ],
+    }
+    stepper = work.stepper(DROPOUT)
+    return Case(
+        unit="token",
+        ours=Contestant(units=work.tokens, work=partial(train, work, stepper)),
+        peers=peers[device],
+        rounds=rounds,
+        clock="cpu" if device == "cpu" else "wall",
+        figures=partial(_figures, work, peak),
+    )
+
+
+def loss_difference(work: Work, given: Sequence[Batch], recipe: Recipe) -> Difference:
+    """Train both on the same batches, from the same weights, without dropout; compare all losses."""
+    work = replace(work, algorithm=CHECKED)
+    bert = Bert(work.model(dropout=0.0), CHECKED, recipe, steps=work.steps, device=work.device)
+    inputs = [Inputs.of(batch, work.language.pad_id) for batch in given]
+    apart = bert.train(inputs).double().cpu() - losses(work, given)
+    return Difference(
+        quantity=f"largest difference of the losses of {len(given)} steps (nats)",
+        value=apart.abs().max().item(),
+        tolerance=TOLERANCE[recipe.precision],
+    )
+
+
+def _peer(
+    work: Work, name: str, recipe: Recipe, *, grouped: bool = False, goal: float | None = None, note: str
+) -> Peer:
+    def prepare() -> Prepared:
+        given = list(work.batches())
+        few = given[:CHECKED_STEPS]
+        if grouped:
+            given, few = by_length(given, work.language), by_length(few, work.language)
+        inputs = [Inputs.of(batch, work.language.pad_id) for batch in given]
+        bert = Bert(work.model(DROPOUT), work.algorithm, recipe, steps=work.steps, device=work.device)
+
+        def run() -> None:
+            bert.train(inputs)
+            wait(work.device)
+
+        def check() -> Difference:
+            found = loss_difference(work, few, recipe)
+            # What is compiled or cached at first use is there when it is timed.
+            run()
+            return found
+
+        return Prepared(check=check, contestant=Contestant(units=work.tokens, work=run))
+
+    return Peer(name=name, prepare=prepare, goal=goal, note=note)
+
+
+def _figures(work: Work, goal: float | None, timing: Timing | None, peak: Peak) -> list[Figure]:
+    """Return the share of the peak that raysweep reaches, and where the time of its steps goes."""
+    if timing is None or peak.gemm_bfloat16_gflops is None:
+        raise ValueError("shares of the peak need a timing and the peak in bfloat16")
+    flops = training_flops(
+        Shape.parse(work.shape),
+        work.model(DROPOUT).total_vocabulary,
+        work.lengths,
+        torch.ones_like(work.lengths),
+    )
+    gflops = 1e-9 * flops / work.tokens / timing.seconds.median
+    wanted = None if goal is None else Goal(sense="at least", value=goal)
+    parts = split(work, work.stepper(DROPOUT))
+    return [
+        Figure(name="share of the peak in float32", unit="", value=gflops / peak.gemm_float32_gflops),
+        Figure(
+            name="share of the peak in bfloat16",
+            unit="",
+            value=gflops / peak.gemm_bfloat16_gflops,
+            goal=wanted,
+        ),
+        *(Figure(name=f"{part}, a step", unit="ms", value=1e3 * parts[part]) for part in PARTS),
+    ]

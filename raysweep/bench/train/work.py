@@ -1,0 +1,170 @@
+"""The work that everybody does, and raysweep doing it: its step on its batches, as in the training loop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.modules.module import register_module_forward_hook
+
+from raysweep.algorithms.adamw import AdamWConfig
+from raysweep.bench.harness import Device
+from raysweep.languages import PCFG
+from raysweep.languages.base import Language
+from raysweep.models.base import MaskedLM
+from raysweep.models.encoder import EncoderConfig
+from raysweep.training.config import PretrainConfig
+from raysweep.training.data import Batch, World, batches
+from raysweep.training.step import MaskedLoss, Stepper
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """`steps` training steps of an encoder of `shape`, on `batch_size` sentences each.
+
+    The encoder is post-norm, as BERT is.
+    """
+
+    shape: str
+    batch_size: int
+    steps: int
+    device: Device
+    algorithm: AdamWConfig = field(default_factory=AdamWConfig)
+    language: Language = field(default_factory=PCFG.random)
+
+    @property
+    def pretrain(self) -> PretrainConfig:
+        """The training that the steps are the first of: one masked word a sentence."""
+        return PretrainConfig(steps=self.steps, batch_size=self.batch_size)
+
+    def encoder(self, dropout: float) -> EncoderConfig:
+        """Return the configuration of the model."""
+        return EncoderConfig(shape=self.shape, norm="post", dropout=dropout)
+
+    def model(self, dropout: float) -> MaskedLM:
+        """Return the model with its initial weights, on the processor."""
+        return self.encoder(dropout).build(self.language, seed=0)
+
+    def stepper(self, dropout: float) -> Stepper:
+        """Return raysweep's model and optimizer before the first step."""
+        return Stepper(
+            self.model(dropout),
+            self.algorithm,
+            language=self.language,
+            pretrain=self.pretrain,
+            seed=0,
+            world=World(),
+            device=torch.device(self.device),
+        )
+
+    def batches(self) -> Iterator[Batch]:
+        """Draw the batches of the steps."""
+        return batches(self.language, self.pretrain, seed=0, first=1, last=self.steps, device=self.device)
+
+    @cached_property
+    def lengths(self) -> Tensor:
+        """Words of each sentence of the steps [steps · batch_size], on the processor."""
+        return torch.cat([self.language.lengths(batch.ids) for batch in self.batches()]).cpu()
+
+    @property
+    def tokens(self) -> int:
+        """Words of all steps."""
+        return int(self.lengths.sum())
+
+
+def by_length(given: Sequence[Batch], language: Language) -> list[Batch]:
+    """Return the sentences of batches sorted by length in as many batches, no wider than their longest.
+
+    Each has one masked word a sentence, as have those that are given.
+    """
+    ids = torch.cat([batch.ids for batch in given])
+    positions = torch.cat([batch.index for batch in given])
+    targets = torch.cat([batch.targets for batch in given])
+    lengths = language.lengths(ids)
+    order = lengths.argsort(stable=True)
+    return [
+        Batch(
+            ids=ids[rows][:, : int(lengths[rows].max())],
+            index=positions[rows],
+            targets=targets[rows],
+            count=len(rows),
+            single=True,
+        )
+        for rows in order.split([len(batch.ids) for batch in given])
+    ]
+
+
+def train(work: Work, stepper: Stepper) -> None:
+    """Do the steps as the training loop does, drawing sentences included; return when they are done."""
+    for step, batch in enumerate(work.batches(), start=1):
+        stepper.update(batch, step)
+    wait(work.device)
+
+
+def losses(work: Work, given: Sequence[Batch]) -> Tensor:
+    """Return the loss at each step on batches given, without dropout, float64 [steps], from the beginning."""
+    stepper = work.stepper(dropout=0.0)
+    found = [stepper.update(batch, step) for step, batch in enumerate(given, start=1)]
+    return torch.stack(found).double().cpu()
+
+
+def wait(device: Device) -> None:
+    """Return when the device has done all that it was told."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+#: Parts of a step.
+PARTS = ("data", "forward", "backward", "optimizer")
+
+
+def split(work: Work, stepper: Stepper) -> dict[str, float]:
+    """Return the median seconds a step of each of `PARTS`.
+
+    Data is the mean over the steps, as sentences of many steps are drawn at once.  What comes before the
+    loss counts as forward, what lies between it and the optimizer as backward.  Seconds are those of the
+    processor, or on the wall where a GPU works, which is then waited for behind every part.
+    """
+    marks: list[float] = []
+
+    def mark(*ignored: Any) -> None:
+        wait(work.device)
+        marks.append(time.process_time() if work.device == "cpu" else time.perf_counter())
+
+    taken: dict[str, list[float]] = {part: [] for part in PARTS}
+    with _told(stepper, mark):
+        mark()
+        drawn = list(work.batches())
+        mark()
+        data = marks[1] - marks[0]
+        for step, batch in enumerate(drawn, start=1):
+            marks.clear()
+            mark()
+            stepper.update(batch, step)
+            mark()
+            for part, began, ended in zip(PARTS[1:], marks[:-1], marks[1:], strict=True):
+                taken[part].append(ended - began)
+    return {"data": data / work.steps, **{part: median(taken[part]) for part in PARTS[1:]}}
+
+
+@contextmanager
+def _told(stepper: Stepper, mark: Any) -> Iterator[None]:
+    """Call `mark` behind the loss of a step, and before its optimizer."""
+
+    def behind(module: torch.nn.Module, given: Any, made: Any) -> None:
+        if isinstance(module, MaskedLoss):
+            mark()
+
+    hooks = [register_module_forward_hook(behind), stepper.optimizer.register_step_pre_hook(mark)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

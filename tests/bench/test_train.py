@@ -1,0 +1,188 @@
+"""`raysweep bench train`: equal losses, the same sentences, operations counted, no ray on the way."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from raysweep.bench import suites
+from raysweep.bench.peers.bert import IGNORED, Bert, Inputs, Recipe
+from raysweep.bench.record import Record, load
+from raysweep.bench.train import ENTRIES, cases, work
+from raysweep.bench.train.flops import training_flops
+from raysweep.bench.train.work import PARTS, Work, by_length
+from raysweep.cli.app import run
+from raysweep.errors import ConfigError
+from raysweep.models.shapes import Shape
+
+#: What a machine with a GPU need not have.
+ABSENT = ("ray", "mlflow", "datasets", "pandas", "pyarrow", "matplotlib", "typer", "rich")
+
+
+@pytest.fixture(scope="module")
+def small() -> Work:
+    return Work(shape="32/2/2/64", batch_size=32, steps=3, device="cpu")
+
+
+def test_batches_by_length_hold_the_same_sentences(small: Work) -> None:
+    given = list(small.batches())
+    grouped = by_length(given, small.language)
+    assert [len(batch.ids) for batch in grouped] == [32, 32, 32]
+    pad = small.language.pad_id
+
+    def sentences(batches: list[work.Batch]) -> list[tuple[list[int], int, int]]:
+        return sorted(
+            ([w for w in ids.tolist() if w != pad], int(position), int(target))
+            for batch in batches
+            for ids, position, target in zip(batch.ids, batch.index, batch.targets, strict=True)
+        )
+
+    assert sentences(grouped) == sentences(given)
+    lengths = [small.language.lengths(batch.ids) for batch in grouped]
+    assert bool((torch.cat(lengths).diff() >= 0).all())
+    assert [batch.ids.shape[1] for batch in grouped] == [int(found.max()) for found in lengths]
+    assert small.tokens == sum(int(found.sum()) for found in lengths)
+
+
+def test_inputs(small: Work) -> None:
+    batch = by_length(list(small.batches()), small.language)[0]
+    inputs = Inputs.of(batch, small.language.pad_id)
+    for row in range(len(batch.ids)):
+        n, at = int(small.language.lengths(batch.ids[row : row + 1])), int(batch.index[row])
+        assert inputs.attention_mask[row].tolist() == [1] * n + [0] * (batch.ids.shape[1] - n)
+        labels = [IGNORED] * batch.ids.shape[1]
+        labels[at] = int(batch.targets[row])
+        assert inputs.labels[row].tolist() == labels
+        assert int(inputs.input_ids[row, at]) == small.language.mask_id
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        Recipe(),
+        Recipe(precision=torch.bfloat16),
+        Recipe(precision=torch.bfloat16, attention="eager", fused=True),
+    ],
+    ids=["float32", "bfloat16", "grouped"],
+)
+def test_losses_are_equal(small: Work, recipe: Recipe) -> None:
+    given = list(small.batches())
+    if recipe.fused:
+        given = by_length(given, small.language)
+    assert cases.loss_difference(small, given, recipe).passed
+
+
+@pytest.mark.parametrize(
+    ("changed", "dropout"), [({"lr": 1.1e-3}, 0.0), ({"betas": (0.9, 0.999)}, 0.0), ({}, 0.01)]
+)
+def test_another_training_is_not_equal(small: Work, changed: dict[str, object], dropout: float) -> None:
+    longer = replace(small, batch_size=64, steps=cases.CHECKED_STEPS, algorithm=cases.CHECKED)
+    given = list(longer.batches())
+    bert = Bert(
+        longer.model(dropout),
+        cases.CHECKED.model_copy(update=changed),
+        Recipe(),
+        steps=longer.steps,
+        device="cpu",
+    )
+    found = bert.train([Inputs.of(batch, longer.language.pad_id) for batch in given]).double()
+    apart = (found - work.losses(longer, given)).abs().max().item()
+    assert apart > 2 * cases.TOLERANCE[torch.float32]
+
+
+def test_a_peer_drops_out_as_we_do(small: Work) -> None:
+    bert = Bert(small.model(0.1), small.algorithm, Recipe(), steps=3, device="cpu")
+    found = [m.p for m in bert.model.modules() if isinstance(m, torch.nn.Dropout)]
+    assert bert.model.training
+    # Behind the embedding, and in each layer on the attention's weights and behind either sublayer.
+    assert found == [0.1] * (1 + 3 * 2)
+    groups = [(g["weight_decay"], sum(p.numel() for p in g["params"])) for g in bert.optimizer.param_groups]
+    ours = small.stepper(0.1).optimizer
+    assert groups == [(g["weight_decay"], sum(p.numel() for p in g["params"])) for g in ours.param_groups]
+
+
+@pytest.mark.parametrize("shape", ["32/2/3/64", "16/1/1/48"])
+def test_operations_are_those_of_a_model_without_padding(small: Work, shape: str) -> None:
+    sized = replace(small, shape=shape)
+    model = sized.model(0.0)
+    lengths = torch.tensor([7] * 5)
+    ids = torch.randint(small.language.vocabulary_size, (5, 7), generator=torch.Generator().manual_seed(0))
+    with FlopCounterMode(display=False) as counter:
+        model(ids, torch.arange(5)).logsumexp(dim=-1).sum().backward()
+    expected = training_flops(Shape.parse(shape), model.total_vocabulary, lengths, torch.ones_like(lengths))
+    assert counter.get_total_flops() == expected
+
+
+def test_the_split_is_the_whole_step(small: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+
+    def process_time() -> float:
+        now[0] += 1.0
+        return now[0]
+
+    monkeypatch.setattr(work, "time", type("Clock", (), {"process_time": staticmethod(process_time)}))
+    # Each part lies between two looks at the clock, and none is looked at twice.
+    assert work.split(small, small.stepper(0.1)) == {
+        "data": 1 / 3, "forward": 1.0, "backward": 1.0, "optimizer": 1.0,
+    }  # fmt: skip
+
+
+def test_goals() -> None:
+    by_key = {(entry.key, entry.device): entry.build for entry in ENTRIES}
+    goals = [peer.goal for peer in by_key["encoder-128", "cpu"](True).peers]
+    assert goals == [5.0, 2.5, None]
+    assert [key for key, device in by_key if device == "cuda"] == [
+        "encoder-128", "encoder-512", "encoder-1024",
+    ]  # fmt: skip
+
+
+def test_a_quick_run_needs_neither_ray_nor_mlflow(tmp_path: Path) -> None:
+    file = tmp_path / "record.json"
+    request = {"suite": "train", "only": ["encoder-64"], "quick": True, "threads": 1, "device": "cpu"}
+    arguments = ["raysweep.bench", json.dumps(request), str(file)]
+    code = (
+        "import runpy, sys\n"
+        f"sys.modules.update(dict.fromkeys({ABSENT!r}))\n"
+        f"sys.argv = {arguments!r}\n"
+        "runpy.run_module('raysweep.bench', run_name='__main__')\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
+    record = load(file)
+    [case] = record.cases
+    assert (record.suite, record.environment.gpu) == ("train", None)
+    assert [row.status for row in case.comparisons] == ["equal"] * 3
+    assert all(row.cpu_ratio is not None for row in case.comparisons)
+    figures = {figure.name: figure.value for figure in case.figures}
+    assert 0 < figures["share of the peak in float32"] < 1
+    assert all(figures[f"{part}, a step"] > 0 for part in PARTS)
+
+
+def test_the_command(
+    record: Record, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = []
+
+    def measure(suite: str, only: list[str], **more: object) -> Record:
+        asked.append((suite, only, more))
+        return record.model_copy(update={"cases": record.cases[1:]})
+
+    monkeypatch.setattr(suites, "measure", measure)
+    assert run(["bench", "train", "--device", "cuda", "--only", "encoder-512", "--json"]) == 0
+    assert asked == [("train", ["encoder-512"], {"quick": False, "threads": 1, "device": "cuda"})]
+    assert run(["bench", "train", "--device", "abacus"]) == 2
+    assert "abacus" in capsys.readouterr().err
+
+
+def test_a_gpu_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match=r"--device cuda: torch finds no GPU here"):
+        suites.measure("train", quick=True, threads=1, device="cuda")
+    with pytest.raises(ConfigError, match=r"bench train has no case 'encoder-512'"):
+        suites.measure("train", ["encoder-512"], quick=True, threads=1)
