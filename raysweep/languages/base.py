@@ -97,6 +97,8 @@ class Language(ABC):
     most_hidden: ClassVar[int | None] = None
     #: True where exact conditionals cost more than reading them back from disk, and so are stored.
     stores_conditionals: ClassVar[bool] = False
+    #: Sentences that training draws in one go: fewer where each takes long, for they are waited for.
+    drawn_at_once: ClassVar[int] = 16384
     #: What a person should know of this language, a line each, e.g. symbols that occur in no sentence.
     notes: tuple[str, ...] = ()
     #: Pr(a sentence has n words), float64 [max_length+1]; None where it is not known exactly.

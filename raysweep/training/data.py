@@ -21,8 +21,6 @@ from raysweep.errors import ConfigError
 from raysweep.languages.base import Language
 from raysweep.training.config import PretrainConfig
 
-CHUNK_SENTENCES = 16384  # drawn at a time: 2 MB of ids at 16 words
-
 
 @dataclass(frozen=True)
 class World:
@@ -102,7 +100,7 @@ def batches(
             f"pretrain.batch_size: {size} sentences cannot be shared by {world.size} workers; "
             f"use at least {world.size}, or fewer workers"
         )
-    steps = max(1, CHUNK_SENTENCES // size)
+    steps = max(1, language.drawn_at_once // size)
     for start in range(first, last + 1, steps):
         stop = min(start + steps, last + 1)
         yield from _chunk(language, pretrain, seed, (start - 1) * size, stop - start, size, world, device)

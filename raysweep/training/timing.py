@@ -11,7 +11,7 @@ from raysweep.algorithms.base import AlgorithmConfig
 from raysweep.languages.base import Language
 from raysweep.models.base import ModelConfig
 from raysweep.training.config import PretrainConfig
-from raysweep.training.data import CHUNK_SENTENCES, World, batches
+from raysweep.training.data import World, batches
 from raysweep.training.memory import keep_freed_memory
 from raysweep.training.step import Stepper
 
@@ -43,7 +43,7 @@ def step_seconds(
         )
         # A language makes its tables when it is first used, and draws a chunk of steps at once: the first
         # chunk is not on the clock, the second is.
-        last = max(steps + _WARM_UP, CHUNK_SENTENCES // pretrain.batch_size)
+        last = max(steps + _WARM_UP, language.drawn_at_once // pretrain.batch_size)
         for _ in range(2):
             start = time.perf_counter()
             drawn = list(batches(language, pretrain, seed=0, first=1, last=last))

@@ -10,7 +10,6 @@ from pydantic import ValidationError
 from raysweep import seeding
 from raysweep.sweep.identity import training_content
 from raysweep.training import PretrainConfig, World
-from raysweep.training import data as batching
 from raysweep.training.data import batches, one_position, replaced, some_positions
 
 
@@ -39,11 +38,27 @@ def test_batches_depend_on_neither_chunks_nor_the_first_step(
     fakes: ModuleType, mask, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = drawn(fakes, mask)
-    monkeypatch.setattr(batching, "CHUNK_SENTENCES", chunk)
+    monkeypatch.setattr(fakes.Walk, "drawn_at_once", chunk)
     for expected, found in zip(whole[3:], drawn(fakes, mask, first=4), strict=True):
         assert torch.equal(expected.ids, found.ids)
         assert torch.equal(expected.index, found.index)
         assert torch.equal(expected.targets, found.targets)
+
+
+def test_a_language_says_how_many_sentences_are_drawn_at_once(
+    fakes: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    draw = fakes.Walk.sample_latent
+
+    def spy(self, n, **options):
+        asked.append(n)
+        return draw(self, n, **options)
+
+    monkeypatch.setattr(fakes.Walk, "sample_latent", spy)
+    monkeypatch.setattr(fakes.Walk, "drawn_at_once", 12)
+    drawn(fakes, "one")
+    assert asked == [10, 10, 10, 10, 5]
 
 
 @pytest.mark.parametrize("mask", ["one", 0.5])

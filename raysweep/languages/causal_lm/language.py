@@ -53,6 +53,7 @@ class CausalLM(Language):
 
     most_hidden: ClassVar[int | None] = 1
     stores_conditionals: ClassVar[bool] = True
+    drawn_at_once: ClassVar[int] = 1024
 
     def __init__(self, source: Source, *, kept: Tensor, bos: int, length: int) -> None:
         self.kept, self.bos, self.max_length = kept, bos, length
