@@ -38,8 +38,9 @@ def check_sentences(language: Language, ids: Tensor, mask: Tensor | None = None)
     Raises `DataError` naming the first sentence that holds an id outside the vocabulary at a position that
     `mask` does not hide, or a word behind padding.
     """
-    if ids.dim() != 2 or ids.dtype.is_floating_point or ids.dtype in (torch.bool, torch.complex64):
-        raise DataError(f"ids must be integers [B, T], not {ids.dtype} {list(ids.shape)}")
+    # Of shorter integers, many cannot hold the id of padding, and torch takes some for masks.
+    if ids.dim() != 2 or ids.dtype not in (torch.int32, torch.int64):
+        raise DataError(f"ids must be integers [B, T], int64 or int32, not {ids.dtype} {list(ids.shape)}")
     if mask is not None and (mask.shape != ids.shape or mask.dtype != torch.bool):
         raise DataError(
             f"mask must be boolean {list(ids.shape)} like ids, not {mask.dtype} {list(mask.shape)}"

@@ -54,7 +54,7 @@ def sentence_hash(ids: Tensor, pad_id: int) -> Tensor:
     """
     position = torch.arange(1, ids.shape[1] + 1, device=ids.device)
     # Both stay far below 2^31, so every pair of word and position has a number of its own.
-    code = _mixed(((ids + 1) << 32) + position)
+    code = _mixed(((ids.to(torch.int64) + 1) << 32) + position)
     return _mixed(torch.where(ids != pad_id, code, 0).sum(dim=1))
 
 

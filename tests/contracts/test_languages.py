@@ -401,6 +401,21 @@ def test_batches_without_sentences(language: Language) -> None:
     assert language.log_prob(ids).shape == (0,)
 
 
+def test_short_integers(language: Language) -> None:
+    ids = language.sample(8, seed=3)
+    positions = torch.zeros(8, dtype=torch.int64)
+    for answer in (
+        language.conditionals,
+        language.log_prob,
+        language.sentence_entropy,
+        lambda ids: language.conditionals_at(ids, positions),
+    ):
+        torch.testing.assert_close(answer(ids.to(torch.int32)), answer(ids), rtol=0, atol=0, equal_nan=True)
+        for dtype in (torch.int16, torch.uint8, torch.float32):
+            with pytest.raises(DataError, match=f"ids must be integers .*{dtype}"):
+                answer(ids.to(dtype))
+
+
 def test_special_ids_follow_the_words(any_language: Language) -> None:
     language = any_language
     V = language.vocabulary_size

@@ -187,6 +187,11 @@ def test_language_of_one_sentence_has_one_split(hmm):
     assert language.drawn == CANDIDATES
 
 
+def test_stored_sentences_are_of_the_split_they_were_drawn_for(hmm):
+    sample = draw_split(hmm, "test", 100, seed=2)
+    assert bool(in_test(sample.ids.to(torch.int32), hmm.pad_id).all())
+
+
 def test_facts_count_classes():
     task = Task(name="x", classes=("a", "b", "c"), description="")
     facts = TaskFacts.of(task, torch.tensor([1, 2, 2, 1]))
