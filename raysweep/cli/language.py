@@ -48,8 +48,8 @@ def show(
     entropy_sentences: Annotated[
         int | None,
         typer.Option(
-            help="How many of them for the entropy; 0 leaves it out.  "
-            "[default: all; 16 where a conditional costs seconds]",
+            help="How many of them for the entropy; 0 leaves it out.",
+            show_default="all; 16 where a conditional costs seconds",
             min=0,
         ),
     ] = None,
@@ -111,7 +111,8 @@ def generate(
             "-o",
             "--output",
             metavar="DIR",
-            help="Folder of the shards, seen by every node.  [default: nothing is stored]",
+            help="Folder of the shards, seen by every node.",
+            show_default="nothing is stored",
             file_okay=False,
         ),
     ] = None,
@@ -121,8 +122,8 @@ def generate(
         typer.Option(
             "--what",
             metavar="WHAT",
-            help="statistics, entropy, conditionals, tasks or tasks:A,B; may be repeated.  "
-            "[default: all the language has, but for conditionals]",
+            help="statistics, entropy, conditionals, tasks or tasks:A,B; may be repeated.",
+            show_default="all the language has, but for conditionals",
         ),
     ] = None,
     sentences: Annotated[int, typer.Option(help="Sentences.", parser=whole, metavar="N")] = 1_000_000,
@@ -137,21 +138,21 @@ def generate(
         str | None,
         typer.Option(
             metavar="all|random",
-            help="Look at all positions of a sentence, or at one drawn.  "
-            "[default: all; random where a conditional costs seconds]",
+            help="Look at all positions of a sentence, or at one drawn.",
+            show_default="all; random where a conditional costs seconds",
         ),
     ] = None,
     shard_size: Annotated[
-        int | None, typer.Option(help="Sentences a shard.  [default: 16384, or what 64 MiB hold]", min=1)
+        int | None, typer.Option(help="Sentences a shard.", show_default="16384, or what 64 MiB hold", min=1)
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(help="Tasks at once.  [default: as many as there is room for]", min=1)
+        int | None, typer.Option(help="Tasks at once.", show_default="as many as there is room for", min=1)
     ] = None,
     gpus: Annotated[float, typer.Option(help="GPUs a task.", min=0.0)] = 0.0,
     address: Annotated[
         str | None,
         typer.Option(
-            metavar="HOST:PORT", help="Ray cluster.  [default: RAY_ADDRESS, else Ray on this machine]"
+            metavar="HOST:PORT", help="Ray cluster.", show_default="RAY_ADDRESS, else Ray on this machine"
         ),
     ] = None,
     json: JsonOption = False,

@@ -45,7 +45,7 @@ def launch(
     address: Annotated[
         str | None,
         typer.Option(
-            metavar="HOST:PORT", help="Ray cluster.  [default: RAY_ADDRESS, else Ray on this machine]"
+            metavar="HOST:PORT", help="Ray cluster.", show_default="RAY_ADDRESS, else Ray on this machine"
         ),
     ] = None,
     only: OnlyOption = None,

@@ -37,7 +37,8 @@ StorageOption = Annotated[
         "--storage",
         metavar="DIR",
         envvar="RAYSWEEP_STORAGE",
-        help="Folder of all sweeps, seen by every node.  [default: results]",
+        help="Folder of all sweeps, seen by every node.",
+        show_default="results",
     ),
 ]
 TrackingOption = Annotated[
@@ -46,7 +47,8 @@ TrackingOption = Annotated[
         "--tracking-uri",
         metavar="URI",
         envvar="MLFLOW_TRACKING_URI",
-        help="MLflow server or database.  [default: SQLite in the sweep's folder]",
+        help="MLflow server or database.",
+        show_default="SQLite in the sweep's folder",
     ),
 ]
 OnlyOption = Annotated[

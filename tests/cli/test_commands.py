@@ -243,3 +243,18 @@ def test_overrides_need_a_file(file: Path, capsys: pytest.CaptureFixture[str]) -
 def test_a_mistyped_override_of_a_language(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["language", "show", str(file), "--set", "langauge.states=9"]) == 2
     assert "did you mean 'language'" in capsys.readouterr().err
+
+
+def test_help_says_what_is_done_where_an_option_is_left_out(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("NO_COLOR", "1")
+    for command, told in (
+        (["launch"], "RAY_ADDRESS, else Ray on this machine"),
+        (["report"], "report.html in the sweep's folder"),
+        (["language", "show"], "all; 16 where a conditional costs seconds"),
+        (["language", "generate"], "as many as there is room for"),
+    ):
+        assert run([*command, "--help"]) == 0
+        assert f"[default: ({told})]" in capsys.readouterr().out
