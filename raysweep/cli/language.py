@@ -54,7 +54,7 @@ def show(
         ),
     ] = None,
     examples: Annotated[int, typer.Option(help="How many sentences to print.", min=0)] = 3,
-    seed: Annotated[int, typer.Option(help="Seed of the sentences.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the sentences.", min=0)] = 0,
     probe: Annotated[
         bool, typer.Option("--probe", help="Also train linear probes on the exact conditionals themselves.")
     ] = False,

@@ -99,7 +99,7 @@ class CausalLM(Language):
     def to(self, device: str | torch.device) -> CausalLM:
         """Draw sentences on `device` from now on; returns self.
 
-        Rounding differs between kinds of devices: about one word in 10^5 does, and the sentence behind it.
+        Rounding differs between kinds of devices, and with it a rare word and the sentence behind it.
         """
         self._device = _indexed(torch.device(device))
         return self

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from raysweep.errors import ConfigError, DataError
+from raysweep.languages.cache import cache_directory, write_atomically
 from raysweep.languages.causal_lm.loading import Source
 from raysweep.languages.causal_lm.network import Network
 from raysweep.languages.causal_lm.sampling import block_size, draw_block
-from raysweep.languages.corpus.store import cache_directory, write_atomically
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +54,8 @@ def by_samples(source: Source, bos: int, keep: int, *, samples: int, length: int
     The model writes `samples` sentences (rounded up to whole blocks) of `length` tokens with all of its
     vocabulary but the special tokens.  A token's frequency is the mean of the probabilities that the model
     gives it there, which is less noisy than its count.  All in float64, so that rounding does not decide.
-    The result is kept in the user's cache folder, as it costs a minute of a core for a model of 125M.
+    The result is kept in the user's cache folder: it takes as many passes of the model as a sentence has
+    words.
     """
     allowed = _allowed(source, bos, keep)
     file = _cache_file(source, repr((1, bos, keep, samples, length, seed, len(allowed))))

@@ -20,12 +20,13 @@ from torch import Tensor
 
 from raysweep.errors import DataError
 from raysweep.languages.base import Estimate, Language, Sample, Task
+from raysweep.languages.cache import cache_directory
 from raysweep.languages.checks import decoded
 from raysweep.languages.corpus import prepare, tokenizer
 from raysweep.languages.corpus.config import CorpusConfig, TrainedTokenizer
 from raysweep.languages.corpus.permutation import permuted
 from raysweep.languages.corpus.source import Source, resolve
-from raysweep.languages.corpus.store import Manifest, Rows, Split, Store, cache_directory, dump
+from raysweep.languages.corpus.store import Manifest, Rows, Split, Store, dump
 from raysweep.languages.corpus.tokenizer import Words
 
 _FORMAT = 1  # of what is stored; another one is another folder

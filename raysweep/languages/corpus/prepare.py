@@ -22,11 +22,12 @@ from typing import Any
 import numpy as np
 
 from raysweep.errors import DataError
+from raysweep.languages.cache import write_atomically
 from raysweep.languages.corpus import tokenizer
 from raysweep.languages.corpus.config import TrainedTokenizer
 from raysweep.languages.corpus.source import Source
 from raysweep.languages.corpus.split import is_held_out
-from raysweep.languages.corpus.store import SPLITS, Manifest, Part, Split, Store, write_atomically
+from raysweep.languages.corpus.store import SPLITS, Manifest, Part, Split, Store
 from raysweep.languages.corpus.tokenizer import Words
 
 log = logging.getLogger("raysweep.corpus")

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from raysweep.errors import ConfigError, DataError
+from raysweep.languages.cache import cache_directory, write_atomically
 from raysweep.languages.corpus.config import CorpusConfig
-from raysweep.languages.corpus.store import cache_directory, write_atomically
 
 #: Ending -> the loader of `datasets` that reads it.
 FORMATS = {".txt": "text", ".jsonl": "json", ".parquet": "parquet"}

@@ -8,12 +8,9 @@ whole or not at all.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import json
-import os
-import uuid
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -23,36 +20,10 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from raysweep.errors import DataError
+from raysweep.languages.cache import write_atomically
 
 Split = Literal["train", "held_out"]
 SPLITS: tuple[Split, ...] = ("train", "held_out")
-
-
-def cache_directory() -> Path:
-    """Return the folder of everything that can be made again: `$RAYSWEEP_CACHE` or `~/.cache/raysweep`."""
-    given = os.environ.get("RAYSWEEP_CACHE")
-    return Path(given or "~/.cache/raysweep").expanduser().absolute()
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file that is there whole or not at all, whenever the process or the machine stops."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    name = path.parent / f".{path.name}-{uuid.uuid4().hex}.tmp"
-    try:
-        with open(name, "xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 class _Record(BaseModel):

@@ -101,7 +101,7 @@ def log(values: Tensor, out: Tensor) -> None:
     if values.dtype != torch.float32 or values.device.type != "cpu":
         torch.log(values, out=out)
         return
-    # Twice as fast as torch's.
+    # The same logarithm as on the block path.
     from raysweep.languages.hmm import kernels
 
     kernels.logarithms(values.view(-1).numpy(), out.view(-1).numpy())
