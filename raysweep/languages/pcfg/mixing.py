@@ -78,7 +78,19 @@ def _log(x):  # type: ignore[no-untyped-def]
     return e * _LN2 + (r + (r * r * (p - _HALF) + e * _LN2_REST))
 
 
-@njit(cache=True, nogil=True, fastmath={"contract", "reassoc", "nsz"}, error_model="numpy", inline="always")
+@njit(cache=True, nogil=True, fastmath={"reassoc", "nsz"})
+def _sum(row):  # type: ignore[no-untyped-def]
+    """Return the sum of `row` in float64.
+
+    Not inlined by numba: code that is has its caller's flags, and without `reassoc` a sum is no vector sum.
+    """
+    total = 0.0
+    for c in range(row.shape[0]):
+        total += row[c]
+    return total
+
+
+@njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy", inline="always")
 def _mix(outside, mixture, t, row):  # type: ignore[no-untyped-def]
     """Fill `row` [V] with sum_A outside[A] emission[A, c] over position t's leaves and return its sum."""
     V, emission, symbols = row.shape[0], mixture.emission, mixture.symbols
@@ -108,10 +120,7 @@ def _mix(outside, mixture, t, row):  # type: ignore[no-untyped-def]
         k += 1
     for k in range(mixture.terms_of[t], mixture.terms_of[t + 1]):
         row[mixture.word[k]] += outside[mixture.source[k]] * mixture.value[k]
-    total = row[0] * 0
-    for c in range(V):
-        total += row[c]
-    return total
+    return _sum(row)
 
 
 @njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy")
@@ -158,7 +167,7 @@ def log_normalised(
                 total = _mix(outside[b], mixture, t, mixed)
                 if not (total >= floor and total * floor <= 1.0):
                     sound[b] = False
-                scale = np.float32(1) / total
+                scale = np.float32(1 / total)
                 for c in range(row.shape[0]):
                     p = mixed[c] * scale
                     row[c] = _log(p) if p > 0 else np.float32(-np.inf)
@@ -184,7 +193,7 @@ def entropies(
             total = _mix(outside[b], mixture, t, mixed)
             if not (total >= floor and total * floor <= 1.0):
                 sound[b] = False
-            scale = np.float32(1) / total
+            scale = np.float32(1 / total)
             entropy = np.float32(0)
             for c in range(mixed.shape[0]):
                 p = mixed[c] * scale
