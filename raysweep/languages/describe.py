@@ -131,7 +131,7 @@ def as_text(facts: dict[str, Any]) -> str:
     for example in facts["examples"]:
         labels = ", ".join(f"{name} = {label}" for name, label in example["labels"].items())
         lines += ["", example["text"]]
-        if example["drawing"] not in (None, example["text"]):
+        if example["drawing"] is not None:
             lines.append(example["drawing"])
         lines.append(f"  labels: {labels}" if labels else "  no tasks")
     return "\n".join(lines)

@@ -152,9 +152,9 @@ class Dyck(Language):
         out = torch.full((len(ids),), -torch.inf, dtype=torch.float64, device=ids.device)
         return out.masked_fill_(inside, -math.log(math.comb(T, T // 2)))
 
-    def draw(self, sample: Sample, row: int) -> str:
-        """Return a sentence as brackets."""
-        return "".join("<>"[word] for word in sample.ids[row].tolist())
+    def text(self, ids: Tensor) -> str:
+        """Return a sentence [T] as brackets."""
+        return "".join("<>"[word] for word in ids[ids != self.pad_id].tolist())
 
     def mismatch(self, ids: Tensor) -> Tensor:
         """Return g*(x) = number of > - number of < [B], float64, of strings [B, T], masked or not."""

@@ -90,21 +90,20 @@ def test_what_is_there_is_not_made_again(expected: Any, tmp_path: Path) -> None:
 def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
     """The process that is at work on the first shards dies; Ray runs its task again."""
     language = HMMConfig(states=40, vocabulary=60, length=16, blocks=1, tasks=(4,))
-    sizes: dict[str, Any] = {"sentences": 8192, "shard_size": 1024, "what": ["entropy"]}
+    sizes: dict[str, Any] = {"sentences": 8192, "shard_size": 512, "what": ["entropy"]}
     whole = generate(language, workers=2, **sizes)
     killed: list[int] = []
 
     def kill(done: int, total: int) -> None:
-        if done and not killed:
-            pids = [pid for pid in workers() if pid != os.getpid()]
-            assert pids
+        # Both may have ended their shards a moment ago and wait for more: then the next time.
+        if done and not killed and (pids := [pid for pid in workers() if pid != os.getpid()]):
             killed.append(pids[0])
             os.kill(pids[0], signal.SIGKILL)
 
     found = generate(language, workers=2, progress=kill, out=tmp_path / "out", **sizes)
     assert killed
     assert facts(found) == facts(whole)
-    assert len(files(tmp_path / "out")) == 8
+    assert len(files(tmp_path / "out")) == 16
 
 
 def workers() -> list[int]:

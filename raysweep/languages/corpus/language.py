@@ -173,7 +173,3 @@ class Corpus(Language):
     def text(self, ids: Tensor) -> str:
         """Return a row [T] as text."""
         return self.words.decode(ids.tolist())
-
-    def draw(self, sample: Sample, row: int) -> str:
-        """Return a row as text."""
-        return self.text(sample.ids[row])
