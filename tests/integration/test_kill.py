@@ -126,6 +126,7 @@ def test_interrupted_then_launched_again(
     pd.testing.assert_frame_equal(table(raysweep, file, storage), expected)
 
 
+@pytest.mark.slow
 def test_one_of_two_workers_killed(command: Callable, raysweep: Run, tmp_path: Path) -> None:
     """The worker that is left sees an error too; it is not taken for the run's failure."""
     storage = tmp_path / "results"

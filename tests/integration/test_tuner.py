@@ -71,6 +71,7 @@ def test_asha_stops_the_worse_run(tmp_path: Path) -> None:
     assert LONG[-1] not in run.steps_on_disk()
 
 
+@pytest.mark.slow
 def test_optuna_suggests_runs(sweep: rs.Sweep) -> None:
     tuner = rs.tuner(
         sweep,
@@ -93,6 +94,7 @@ def test_optuna_suggests_runs(sweep: rs.Sweep) -> None:
         assert spec.seed == 3
 
 
+@pytest.mark.slow
 def test_the_sweep_itself_is_the_default_space(sweep: rs.Sweep) -> None:
     grid = rs.tuner(sweep).fit()
     assert not grid.errors
