@@ -103,6 +103,7 @@ def test_training_worker_killed(
     same_points(storage, uninterrupted)
 
 
+@pytest.mark.slow
 def test_interrupted_then_launched_again(
     command: Callable, raysweep: Run, expected: pd.DataFrame, tmp_path: Path
 ) -> None:
