@@ -11,8 +11,7 @@ workers.  With a folder, every finished shard is on disk: a killed generation go
 
 Memory: a worker holds its language, one block of conditionals (64 MiB at most, a few times that while
 entropies are taken in float64) and one shard of what is stored (64 MiB at most by default, about three times
-that while it is written); the driver holds counts.  Neither grows with the number of sentences.  For 1e6
-sentences of the paper's PCFG a worker peaks at about 0.5 GB and the driver at about 0.4 GB, most of it code.
+that while it is written); the driver holds counts.  Neither grows with the number of sentences.
 """
 
 from __future__ import annotations

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +12,7 @@ import torch
 
 from raysweep.errors import ConfigError
 from raysweep.languages.base import Language
+from raysweep.languages.quiet import quiet
 from raysweep.models.base import total_vocabulary
 from raysweep.models.encoder import Encoder
 from raysweep.models.shapes import Shape
@@ -191,19 +190,3 @@ def _tokenizer(path: Path) -> tuple[int, tuple[int, int, int], Any]:
 def brief(error: Exception) -> str:
     """Return the first line of what a library says is wrong."""
     return str(error).strip().partition("\n")[0] or type(error).__name__
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Keep transformers' progress bars and notices off the terminal; what matters is raised as an error."""
-    from transformers.utils import logging
-
-    bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()

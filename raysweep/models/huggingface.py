@@ -26,9 +26,10 @@ from torch import nn
 
 from raysweep.errors import ConfigError
 from raysweep.languages.base import Language
+from raysweep.languages.quiet import quiet
 from raysweep.models.base import MaskedLM
 from raysweep.models.encoder import Encoder
-from raysweep.models.folder import Folder, brief, quiet
+from raysweep.models.folder import Folder, brief
 
 #: The decoder's bias of rows that are no word: their probability is zero in any precision.
 NEVER = -1e4

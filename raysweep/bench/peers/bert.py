@@ -12,8 +12,8 @@ from torch import Tensor
 
 from raysweep.algorithms.adamw import AdamWConfig
 from raysweep.algorithms.base import decay_groups
+from raysweep.languages.quiet import quiet
 from raysweep.models.base import MaskedLM
-from raysweep.models.folder import quiet
 from raysweep.models.huggingface import to_huggingface
 from raysweep.training.data import Batch
 

@@ -6,10 +6,8 @@ Weights come from safetensors files, or, where a model has none, from PyTorch's 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +17,7 @@ import torch
 from torch import nn
 
 from raysweep.errors import ConfigError, DataError
+from raysweep.languages.quiet import quiet
 
 _SAFE = "model*.safetensors"
 _TORCH = "pytorch_model*.bin"
@@ -76,7 +75,7 @@ def load(name: str, revision: str | None = None) -> Source:
         )
     if not any(folder.glob(_SAFE)) and not any(folder.glob(_TORCH)):
         raise DataError(f"model: there are no weights ({_SAFE} or {_TORCH}) in {folder}")
-    with _quiet():
+    with quiet():
         try:
             loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
                 folder,
@@ -185,22 +184,6 @@ def _downloaded(name: str, revision: str | None) -> Path:
             f"model: '{name}'{at} is no local folder, not among the downloaded models, and the Hugging Face "
             f"hub cannot be reached from here; copy the model to this machine and give its folder"
         ) from error
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep transformers' progress bars and notices off the terminal; what matters is raised as an error."""
-    from transformers.utils import logging
-
-    bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
 
 
 def _first(error: Exception) -> str:
