@@ -39,14 +39,18 @@ class Batch:
     """One rank's part of a step.
 
     `ids` [b, T] with masked words hidden or replaced; `index` [M] as `MaskedLM.logits_at` takes it, or the
-    positions [b] as `MaskedLM.forward` takes them where `single`; `targets` [M] the hidden words; `count` the
-    masked words of the whole batch, over all ranks.
+    positions [b] as `MaskedLM.forward` takes them where `single`; `targets` [M] the hidden words; `lengths`
+    [b] the words of each sentence, on the processor whatever the device, so that shapes can be chosen by
+    them without waiting; `count` the masked words of the whole batch, over all ranks; `first` the number of
+    this part's first sentence within the batch.
     """
 
     ids: Tensor
     index: Tensor
     targets: Tensor
+    lengths: Tensor
     count: int
+    first: int
     single: bool
 
 
@@ -122,6 +126,7 @@ def _chunk(
     lengths = language.lengths(ids)
     key = seeding.derive(seed, "mask")
     width, rows = ids.shape[1], world.rows(size)
+    mine = lengths.view(steps, size)[:, rows]
 
     def hide(marked: Tensor) -> Tensor:
         if pretrain.replace == "mask":
@@ -133,9 +138,17 @@ def _chunk(
         targets = ids.gather(1, positions[:, None])[:, 0]
         marked = torch.arange(width) == positions[:, None]
         hidden = hide(marked)
-        mine = [t.view(steps, size, *t.shape[1:])[:, rows].to(device) for t in (hidden, positions, targets)]
-        for row in zip(*(t.unbind() for t in mine), strict=True):
-            yield Batch(ids=row[0], index=row[1], targets=row[2], count=size, single=True)
+        moved = [t.view(steps, size, *t.shape[1:])[:, rows].to(device) for t in (hidden, positions, targets)]
+        for step, (seen, index, wanted) in enumerate(zip(*(t.unbind() for t in moved), strict=True)):
+            yield Batch(
+                ids=seen,
+                index=index,
+                targets=wanted,
+                lengths=mine[step],
+                count=size,
+                first=rows.start,
+                single=True,
+            )
         return
     marked = some_positions(lengths, width, pretrain.mask, seed=key, sentences=sentences)
     hidden = hide(marked).view(steps, size, width)[:, rows].to(device)
@@ -149,4 +162,12 @@ def _chunk(
     words_hidden = words[marked].to(device)
     parts = zip(torch.split(index, each), torch.split(words_hidden, each), strict=True)
     for step, (at, targets) in enumerate(parts):
-        yield Batch(ids=hidden[step], index=at, targets=targets, count=counts[step], single=False)
+        yield Batch(
+            ids=hidden[step],
+            index=at,
+            targets=targets,
+            lengths=mine[step],
+            count=counts[step],
+            first=rows.start,
+            single=False,
+        )

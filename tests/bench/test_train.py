@@ -33,7 +33,7 @@ def small() -> Work:
 
 def test_batches_by_length_hold_the_same_sentences(small: Work) -> None:
     given = list(small.batches())
-    grouped = by_length(given, small.language)
+    grouped = by_length(given)
     assert [len(batch.ids) for batch in grouped] == [32, 32, 32]
     pad = small.language.pad_id
 
@@ -52,7 +52,7 @@ def test_batches_by_length_hold_the_same_sentences(small: Work) -> None:
 
 
 def test_inputs(small: Work) -> None:
-    batch = by_length(list(small.batches()), small.language)[0]
+    batch = by_length(list(small.batches()))[0]
     inputs = Inputs.of(batch, small.language.pad_id)
     for row in range(len(batch.ids)):
         n, at = int(small.language.lengths(batch.ids[row : row + 1])), int(batch.index[row])
@@ -75,7 +75,7 @@ def test_inputs(small: Work) -> None:
 def test_losses_are_equal(small: Work, recipe: Recipe) -> None:
     given = list(small.batches())
     if recipe.fused:
-        given = by_length(given, small.language)
+        given = by_length(given)
     assert cases.loss_difference(small, given, recipe).passed
 
 

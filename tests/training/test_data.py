@@ -30,6 +30,8 @@ def test_step_s_trains_on_its_own_sentences(fakes: ModuleType, mask) -> None:
         assert torch.equal(hidden.flatten().nonzero()[:, 0], at)
         assert torch.equal(ids.flatten()[at], batch.targets)
         assert batch.count == len(batch.targets)
+        assert torch.equal(batch.lengths, language.lengths(ids))
+        assert batch.first == 0
 
 
 @pytest.mark.parametrize("mask", ["one", 0.5])
@@ -68,7 +70,9 @@ def test_workers_share_a_batch(fakes: ModuleType, mask, size: int) -> None:
     for whole, *parts in zip(drawn(fakes, mask), *shares, strict=True):
         assert torch.equal(torch.cat([p.ids for p in parts]), whole.ids)
         assert torch.equal(torch.cat([p.targets for p in parts]), whole.targets)
+        assert torch.equal(torch.cat([p.lengths for p in parts]), whole.lengths)
         assert {p.count for p in parts} == {whole.count}
+        assert [p.first for p in parts] == [World(rank, size).rows(5).start for rank in range(size)]
         for part in parts:
             if not part.single:
                 at = (part.ids == fakes.Walk().mask_id).flatten().nonzero()[:, 0]

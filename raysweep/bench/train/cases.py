@@ -94,7 +94,7 @@ def _peer(
         given = list(work.batches())
         few = given[:CHECKED_STEPS]
         if grouped:
-            given, few = by_length(given, work.language), by_length(few, work.language)
+            given, few = by_length(given), by_length(few)
         inputs = [Inputs.of(batch, work.language.pad_id) for batch in given]
         bert = Bert(work.model(DROPOUT), work.algorithm, recipe, steps=work.steps, device=work.device)
 

@@ -79,7 +79,7 @@ class Work:
         return int(self.lengths.sum())
 
 
-def by_length(given: Sequence[Batch], language: Language) -> list[Batch]:
+def by_length(given: Sequence[Batch]) -> list[Batch]:
     """Return the sentences of batches sorted by length in as many batches, no wider than their longest.
 
     Each has one masked word a sentence, as have those that are given.
@@ -87,14 +87,16 @@ def by_length(given: Sequence[Batch], language: Language) -> list[Batch]:
     ids = torch.cat([batch.ids for batch in given])
     positions = torch.cat([batch.index for batch in given])
     targets = torch.cat([batch.targets for batch in given])
-    lengths = language.lengths(ids)
+    lengths = torch.cat([batch.lengths for batch in given])
     order = lengths.argsort(stable=True)
     return [
         Batch(
             ids=ids[rows][:, : int(lengths[rows].max())],
             index=positions[rows],
             targets=targets[rows],
+            lengths=lengths[rows],
             count=len(rows),
+            first=0,
             single=True,
         )
         for rows in order.split([len(batch.ids) for batch in given])
