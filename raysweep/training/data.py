@@ -11,7 +11,8 @@ Sentences are drawn for many steps at once; each rank draws whole batches, which
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -52,6 +53,39 @@ class Batch:
     count: int
     first: int
     single: bool
+
+
+def split(batch: Batch, sentences: int) -> list[Batch]:
+    """Return `batch` in as few parts of at most `sentences` as there can be, their sizes one apart at most.
+
+    Each is a batch by itself: `index` and `first` are those of its own rows.  `count` stays that of the
+    whole, so the gradients of the parts add up to the gradient of the whole.  Raises `ValueError` for fewer
+    than one sentence.
+    """
+    if sentences < 1:
+        raise ValueError(f"parts of {sentences} sentences; use at least 1")
+    rows, width = batch.ids.shape
+    number = -(-rows // sentences)
+    if number <= 1:
+        return [batch]
+    starts = [rows * part // number for part in range(number + 1)]
+    if batch.single:
+        cuts = starts
+    else:
+        # Ascending: one look at the device for all parts.
+        edges = torch.tensor([width * start for start in starts], device=batch.index.device)
+        cuts = torch.searchsorted(batch.index, edges).tolist()
+    return [
+        replace(
+            batch,
+            ids=batch.ids[start:stop],
+            index=batch.index[low:high] if batch.single else batch.index[low:high] - start * width,
+            targets=batch.targets[low:high],
+            lengths=batch.lengths[start:stop],
+            first=batch.first + start,
+        )
+        for (start, stop), (low, high) in zip(pairwise(starts), pairwise(cuts), strict=True)
+    ]
 
 
 def one_position(lengths: Tensor, *, seed: int, sentences: Tensor) -> Tensor:

@@ -5,12 +5,14 @@ from types import ModuleType
 
 import pytest
 import torch
+import torch.nn.functional as F
 from pydantic import ValidationError
 
 from raysweep import seeding
+from raysweep.models import EncoderConfig
 from raysweep.sweep.identity import training_content
 from raysweep.training import PretrainConfig, World
-from raysweep.training.data import batches, one_position, replaced, some_positions
+from raysweep.training.data import Batch, batches, one_position, replaced, some_positions, split
 
 
 def drawn(fakes: ModuleType, mask: str | float, *, first: int = 1, last: int = 9, world: World | None = None):
@@ -77,6 +79,60 @@ def test_workers_share_a_batch(fakes: ModuleType, mask, size: int) -> None:
             if not part.single:
                 at = (part.ids == fakes.Walk().mask_id).flatten().nonzero()[:, 0]
                 assert torch.equal(part.index, at)
+
+
+def by_sentence(batch: Batch) -> list[tuple[int, list[int], int, list[tuple[int, int]]]]:
+    """Return (number, words as seen, length, [(position, hidden word)]) of every sentence of a batch."""
+    width = batch.ids.shape[1]
+    hidden: list[list[tuple[int, int]]] = [[] for _ in batch.ids]
+    for k, (at, target) in enumerate(zip(batch.index.tolist(), batch.targets.tolist(), strict=True)):
+        row, position = (k, at) if batch.single else divmod(at, width)
+        hidden[row].append((position, target))
+    rows = zip(batch.ids.tolist(), batch.lengths.tolist(), hidden, strict=True)
+    return [(batch.first + row, *sentence) for row, sentence in enumerate(rows)]
+
+
+@pytest.mark.parametrize("mask", ["one", 0.5])
+@pytest.mark.parametrize("sentences", [1, 2, 3, 4, 13, 100])
+def test_the_parts_of_a_batch_are_the_batch(fakes: ModuleType, mask, sentences: int) -> None:
+    config = PretrainConfig(steps=3, batch_size=26, mask=mask)
+    for whole in batches(fakes.Walk(), config, seed=3, first=1, last=3, world=World(1, 2)):
+        parts = split(whole, sentences)
+        sizes = [len(part.ids) for part in parts]
+        assert len(parts) == -(-13 // sentences)
+        assert max(sizes) <= sentences
+        assert max(sizes) - min(sizes) <= 1
+        assert {(part.count, part.single) for part in parts} == {(whole.count, whole.single)}
+        assert [line for part in parts for line in by_sentence(part)] == by_sentence(whole)
+
+
+def test_parts_of_no_sentence_are_refused(fakes: ModuleType) -> None:
+    with pytest.raises(ValueError, match="parts of 0 sentences; use at least 1"):
+        split(drawn(fakes, "one")[0], 0)
+
+
+@pytest.mark.parametrize("mask", ["one", 0.5])
+def test_gradients_of_the_parts_add_up_to_that_of_the_whole(fakes: ModuleType, mask) -> None:
+    language = fakes.Walk()
+    model = EncoderConfig(shape="8/2/2/16", dropout=0.0).build(language, seed=0).double()
+    config = PretrainConfig(steps=1, batch_size=13, mask=mask)
+    [whole] = batches(language, config, seed=3, first=1, last=1)
+
+    def gradient(parts: list[Batch]) -> tuple[list[torch.Tensor], float]:
+        model.zero_grad()
+        total = 0.0
+        for part in parts:
+            logits = (model if part.single else model.logits_at)(part.ids, part.index)
+            loss = F.cross_entropy(logits, part.targets, reduction="sum") / part.count
+            loss.backward()
+            total += loss.item()
+        return [p.grad for p in model.parameters()], total
+
+    expected, loss = gradient([whole])
+    for sentences in (1, 5, 12):
+        found, total = gradient(split(whole, sentences))
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-13)
+        assert total == pytest.approx(loss, rel=1e-12)
 
 
 def test_one_position_is_uniform() -> None:
