@@ -42,8 +42,8 @@ class Batch:
     `ids` [b, T] with masked words hidden or replaced; `index` [M] as `MaskedLM.logits_at` takes it, or the
     positions [b] as `MaskedLM.forward` takes them where `single`; `targets` [M] the hidden words; `lengths`
     [b] the words of each sentence, on the processor whatever the device, so that shapes can be chosen by
-    them without waiting; `count` the masked words of the whole batch, over all ranks; `first` the number of
-    this part's first sentence within the batch.
+    them without waiting; `count` the masked words of the whole batch, over all ranks; `rows` [b] the
+    sentences' numbers within the batch.
     """
 
     ids: Tensor
@@ -51,16 +51,16 @@ class Batch:
     targets: Tensor
     lengths: Tensor
     count: int
-    first: int
+    rows: range
     single: bool
 
 
 def split(batch: Batch, sentences: int) -> list[Batch]:
     """Return `batch` in as few parts of at most `sentences` as there can be, their sizes one apart at most.
 
-    Each is a batch by itself: `index` and `first` are those of its own rows.  `count` stays that of the
-    whole, so the gradients of the parts add up to the gradient of the whole.  Raises `ValueError` for fewer
-    than one sentence.
+    Each is a batch by itself: `index` is that of its own rows.  `count` stays that of the whole, so the
+    gradients of the parts add up to the gradient of the whole.  Raises `ValueError` for fewer than one
+    sentence.
     """
     if sentences < 1:
         raise ValueError(f"parts of {sentences} sentences; use at least 1")
@@ -82,7 +82,7 @@ def split(batch: Batch, sentences: int) -> list[Batch]:
             index=batch.index[low:high] if batch.single else batch.index[low:high] - start * width,
             targets=batch.targets[low:high],
             lengths=batch.lengths[start:stop],
-            first=batch.first + start,
+            rows=batch.rows[start:stop],
         )
         for (start, stop), (low, high) in zip(pairwise(starts), pairwise(cuts), strict=True)
     ]
@@ -180,7 +180,7 @@ def _chunk(
                 targets=wanted,
                 lengths=mine[step],
                 count=size,
-                first=rows.start,
+                rows=range(size)[rows],
                 single=True,
             )
         return
@@ -202,6 +202,6 @@ def _chunk(
             targets=targets,
             lengths=mine[step],
             count=counts[step],
-            first=rows.start,
+            rows=range(size)[rows],
             single=False,
         )

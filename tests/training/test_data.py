@@ -33,7 +33,7 @@ def test_step_s_trains_on_its_own_sentences(fakes: ModuleType, mask) -> None:
         assert torch.equal(ids.flatten()[at], batch.targets)
         assert batch.count == len(batch.targets)
         assert torch.equal(batch.lengths, language.lengths(ids))
-        assert batch.first == 0
+        assert batch.rows == range(len(batch.ids))
 
 
 @pytest.mark.parametrize("mask", ["one", 0.5])
@@ -74,7 +74,7 @@ def test_workers_share_a_batch(fakes: ModuleType, mask, size: int) -> None:
         assert torch.equal(torch.cat([p.targets for p in parts]), whole.targets)
         assert torch.equal(torch.cat([p.lengths for p in parts]), whole.lengths)
         assert {p.count for p in parts} == {whole.count}
-        assert [p.first for p in parts] == [World(rank, size).rows(5).start for rank in range(size)]
+        assert [r for p in parts for r in p.rows] == list(range(5))
         for part in parts:
             if not part.single:
                 at = (part.ids == fakes.Walk().mask_id).flatten().nonzero()[:, 0]
@@ -89,7 +89,7 @@ def by_sentence(batch: Batch) -> list[tuple[int, list[int], int, list[tuple[int,
         row, position = (k, at) if batch.single else divmod(at, width)
         hidden[row].append((position, target))
     rows = zip(batch.ids.tolist(), batch.lengths.tolist(), hidden, strict=True)
-    return [(batch.first + row, *sentence) for row, sentence in enumerate(rows)]
+    return [(row, *sentence) for row, sentence in zip(batch.rows, rows, strict=True)]
 
 
 @pytest.mark.parametrize("mask", ["one", 0.5])

@@ -96,7 +96,7 @@ def by_length(given: Sequence[Batch]) -> list[Batch]:
             targets=targets[rows],
             lengths=lengths[rows],
             count=len(rows),
-            first=0,
+            rows=range(len(rows)),
             single=True,
         )
         for rows in order.split([len(batch.ids) for batch in given])
