@@ -12,13 +12,15 @@ normalised over the total vocabulary, as training does.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from raysweep import seeding
 from raysweep.languages.base import Language
+from raysweep.models.precision import multiplies_bfloat16
 from raysweep.registry import Config
 
 SPECIAL_TOKENS = 3  # padding, mask, sentence-level token: see raysweep.languages.base
@@ -45,6 +47,38 @@ def total_vocabulary(vocabulary_size: int, vocabulary: Vocabulary = "own") -> in
 def parameter_count(model: nn.Module) -> int:
     """Return the number of trainable parameters; tied ones count once."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+class MaskedWords(Protocol):
+    """Sentences with masked words, to be predicted all of them; see `raysweep.training.data.Batch`."""
+
+    @property
+    def ids(self) -> Tensor:
+        """Sentences [b, T], masked words hidden."""
+
+    @property
+    def index(self) -> Tensor:
+        """Of each masked word row * T + position [M]; the positions [b] where `single`."""
+
+    @property
+    def targets(self) -> Tensor:
+        """The words that are hidden [M]."""
+
+    @property
+    def lengths(self) -> Tensor:
+        """Words of each sentence [b], on the processor."""
+
+    @property
+    def count(self) -> int:
+        """By how much the sum of losses is divided."""
+
+    @property
+    def rows(self) -> range:
+        """The sentences' numbers within the batch [b]."""
+
+    @property
+    def single(self) -> bool:
+        """Whether every sentence has one masked word."""
 
 
 class MaskedLM(nn.Module, ABC):
@@ -91,6 +125,24 @@ class MaskedLM(nn.Module, ABC):
         """
         rows = torch.arange(len(ids), device=ids.device)
         return self.head(self.encode(ids)[rows, positions])
+
+    def precision(self, device: torch.device) -> torch.dtype:
+        """Return the working precision in which it trains the fastest on `device`."""
+        usable = device.type == "cuda" and multiplies_bfloat16(device)
+        return torch.bfloat16 if usable else torch.float32
+
+    def masked_loss(self, words: MaskedWords, *, seed: int, dtype: torch.dtype) -> Tensor:
+        """Return Σ -log f(target) / `words.count` over the masked words, a scalar to differentiate once.
+
+        Matrix products are in `dtype`, float32 or bfloat16.  Dropout may be keyed by (`seed`, the sentences'
+        `rows`); where it is not, it is drawn from torch's generator.
+        """
+        with torch.autocast(words.ids.device.type, dtype, enabled=dtype != torch.float32):
+            at = self if words.single else self.logits_at
+            logits: Tensor = at(words.ids, words.index)
+        if dtype != torch.float32:
+            logits = logits.float()
+        return F.cross_entropy(logits, words.targets, reduction="sum") / words.count
 
     def logits_at(self, ids: Tensor, index: Tensor) -> Tensor:
         """Return logits [M, total_vocabulary] at `index` [M]: row * T + position, any number a row."""

@@ -25,11 +25,13 @@ from torch.utils.checkpoint import checkpoint
 
 from raysweep.errors import DataError
 from raysweep.languages.base import Language
-from raysweep.models.base import DrawnConfig, MaskedLM, total_vocabulary
+from raysweep.models.base import DrawnConfig, MaskedLM, MaskedWords, total_vocabulary
 from raysweep.models.dropout import Dropout
+from raysweep.models.precision import multiplies_bfloat16
 from raysweep.models.shapes import Shape
 
 INITIAL_STD = 0.02  # of all matrices and embeddings, as in BERT
+WIDE = 128  # from this width on a processor trains faster with products in bfloat16
 
 
 class EncoderConfig(DrawnConfig):
@@ -206,6 +208,20 @@ class Encoder(MaskedLM):
                     module.weight.normal_(std=INITIAL_STD, generator=generator)
                 if isinstance(module, nn.Linear):
                     module.bias.zero_()
+
+    def precision(self, device: torch.device) -> torch.dtype:
+        if device.type == "cpu" and self.width >= WIDE and multiplies_bfloat16(device):
+            return torch.bfloat16
+        return super().precision(device)
+
+    def masked_loss(self, words: MaskedWords, *, seed: int, dtype: torch.dtype) -> Tensor:
+        weight = self.token_embedding.weight
+        if weight.device.type != "cpu" or weight.dtype != torch.float32:
+            return super().masked_loss(words, seed=seed, dtype=dtype)
+        # Importing it imports numba.
+        from raysweep.models.fused.encoder import masked_loss
+
+        return masked_loss(self, words, seed=seed, dtype=dtype)
 
     def encode(self, ids: Tensor) -> Tensor:
         return self._encode(ids, None)

@@ -18,11 +18,11 @@ from typing import Any
 #: How many hexadecimal digits of an identity stand in names; the whole is in the record.
 DIGITS = 10
 
-#: Fields of `pretrain` that say how far and how often, not what is trained.
-EXTENT = frozenset({"steps", "milestones", "checkpoint_every"})
+#: Fields of `pretrain` that say how far, how often or in what parts, not what is trained.
+EXTENT = frozenset({"steps", "milestones", "checkpoint_every", "micro_batch"})
 
 #: Values of `pretrain` that are no part of an identity: the only way there was before the field came.
-FORMER = {"replace": "mask"}
+FORMER = {"replace": "mask", "precision": "auto"}
 
 
 def extent(depends_on_steps: bool) -> frozenset[str]:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
+from raysweep.models.precision import Precision
 from raysweep.registry import Config
 
 
@@ -26,6 +27,8 @@ class PretrainConfig(Config):
     what the model sees instead of a masked word: the mask token (`mask`), or as in BERT (`bert`) the mask
     token in 80 %, a uniformly drawn word in 10 % and the word itself in 10 % of the cases.  Besides the
     milestones, a state to resume from is kept every `checkpoint_every` steps (None: at milestones only).
+    Matrix products are made in `precision`; `auto` is bfloat16 where hardware and size make that faster,
+    else float32.  A worker has at most `micro_batch` sentences in memory at once (None: as many as fit).
     """
 
     steps: Annotated[int, Field(gt=0)]
@@ -34,6 +37,8 @@ class PretrainConfig(Config):
     mask: Literal["one"] | float = "one"
     replace: Literal["mask", "bert"] = "mask"
     checkpoint_every: Annotated[int, Field(gt=0)] | None = None
+    precision: Precision = "auto"
+    micro_batch: Annotated[int, Field(gt=0)] | None = None
 
     @field_validator("milestones", mode="before")
     @classmethod

@@ -3,18 +3,22 @@
 The loss of a step is the sum of -log f(x_t | visible words) over the masked words of the whole batch divided
 by their number, in nats, whatever the number of workers: every rank divides by the global count, and
 gradients are summed.  What an algorithm adds to it (`ExtraLoss`) is the same on every rank, so each adds its
-share of it.  Dropout of step s on rank r is drawn from a generator seeded by (seed, s, r), and for a half of
-the batch by (seed, s, r, half), so a step depends on nothing but the state before it.
+share of it.  Where a model keys dropout by sentence (`MaskedLM.masked_loss`), its key is (seed, s) in step s;
+elsewhere it is drawn from a generator seeded by (seed, s, rank), and for a half of the batch by
+(seed, s, rank, half).  So a step depends on nothing but the state before it.
+
+A batch that is too large for the memory is worked off in parts whose gradients add up (`micro_batch`).
 
 The halves of a batch are its even and its odd sentences, counted over all ranks.
 """
 
 from __future__ import annotations
 
+import logging
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -24,28 +28,39 @@ from raysweep.algorithms.base import AlgorithmConfig, ExtraLoss
 from raysweep.errors import ConfigError
 from raysweep.languages.base import Language
 from raysweep.models.base import MaskedLM
+from raysweep.models.precision import Precision, multiplies_bfloat16
 from raysweep.training.config import PretrainConfig
-from raysweep.training.data import Batch, World
+from raysweep.training.data import Batch, World, split
+
+log = logging.getLogger(__name__)
+
+
+def working_precision(model: MaskedLM, precision: Precision, device: torch.device) -> torch.dtype:
+    """Return the precision of training; raises `ConfigError` for one that the device does not have."""
+    if precision == "auto":
+        return model.precision(device)
+    if precision == "bfloat16" and not multiplies_bfloat16(device):
+        raise ConfigError(
+            f"pretrain.precision: {device.type} has no instructions for bfloat16 here; use float32, or auto"
+        )
+    return torch.bfloat16 if precision == "bfloat16" else torch.float32
 
 
 class MaskedLoss(nn.Module):
     """This rank's part of the objective: the masked-LM loss and what an algorithm adds to it.
 
     Returns (objective, loss), both scalars: the loss is the sum over masked words by the count of the whole
-    batch, detached, and not finite where anything added to it is not.
+    batch, detached, and not finite where anything added to it is not.  `dtype` is the working precision.
     """
 
-    def __init__(self, model: MaskedLM, extra: ExtraLoss | None, workers: int) -> None:
+    def __init__(self, model: MaskedLM, extra: ExtraLoss | None, workers: int, dtype: torch.dtype) -> None:
         super().__init__()
-        self.model, self.extra, self.workers = model, extra, workers
+        self.model, self.extra, self.workers, self.dtype = model, extra, workers, dtype
 
-    def forward(self, batch: Batch, step: int) -> tuple[Tensor, Tensor]:
-        if batch.single:
-            logits = self.model(batch.ids, batch.index)
-        else:
-            logits = self.model.logits_at(batch.ids, batch.index)
-        loss = F.cross_entropy(logits, batch.targets, reduction="sum") / batch.count
-        if self.extra is None:
+    def forward(self, batch: Batch, step: int, seed: int, *, last: bool = True) -> tuple[Tensor, Tensor]:
+        """Compute both of a batch, or of a part of it: with the `last` part comes what is added."""
+        loss = self.model.masked_loss(batch, seed=seed, dtype=self.dtype)
+        if self.extra is None or not last:
             return loss, loss.detach()
         extra = self.extra(self.model, step)
         return loss + extra / self.workers, (loss + 0 * extra).detach()
@@ -81,7 +96,10 @@ class Stepper:
         decay = algorithm.average_decay
         self.average = None if decay is None else WeightAverage(self.model, decay)
         extra = algorithm.extra_loss(language, seed=seed, device=device)
-        self._loss: nn.Module = MaskedLoss(self.model, extra, world.size)
+        self.dtype = working_precision(self.model, pretrain.precision, device)
+        self._loss: nn.Module = MaskedLoss(self.model, extra, world.size, self.dtype)
+        #: Most sentences whose activations are in memory at once.
+        self._most = pretrain.micro_batch or pretrain.batch_size
 
     def connect(self, example: Batch) -> None:
         """Join the other workers, once the weights are those to start from.
@@ -92,7 +110,7 @@ class Stepper:
         interrupted.
         """
         self._loss = DistributedDataParallel(self._loss)
-        objective, _ = self._loss(example, 1)
+        objective, _ = self._loss(example, 1, 0)
         torch.autograd.backward(objective)
         self.optimizer.zero_grad()
 
@@ -115,26 +133,61 @@ class Stepper:
 
     def _backward(self, batch: Batch, step: int, half: int | None) -> Tensor:
         """Add the gradient of a batch, or of half of it, to `.grad`; return this rank's part of the loss."""
-        key: tuple[str | int, ...] = ("dropout", step, self.world.rank)
         if half is not None:
             batch = self._half(batch, half)
-            key += ("half", half)
-        self._seed_dropout(seeding.derive(self.seed, *key))
-        objective, loss = self._loss(batch, step)
-        # DistributedDataParallel averages over workers; the parts are to be summed.
-        torch.autograd.backward(objective if self.world.size == 1 else objective * self.world.size)
-        return loss
+        while True:
+            try:
+                return self._parts(batch, step, half)
+            except torch.OutOfMemoryError:
+                rows = min(self._most, len(batch.ids))
+                # Other workers may wait in a collective: they cannot be asked to begin anew.
+                if rows == 1 or self.world.size > 1:
+                    raise
+                self._most = rows // 2
+                log.warning(
+                    "%d sentences do not fit into the memory of %s; going on with %d at a time "
+                    "(pretrain.micro_batch), which adds up to the same gradient",
+                    rows, self.device, self._most,
+                )  # fmt: skip
+            # Algorithms ask for a gradient when there is none, so what was added so far can be dropped.
+            self.optimizer.zero_grad()
+            torch.cuda.empty_cache()
+
+    def _parts(self, batch: Batch, step: int, half: int | None) -> Tensor:
+        """Do what `_backward` says in as many parts as are set."""
+        key: tuple[str | int, ...] = ("dropout", step)
+        self._seed_dropout(
+            seeding.derive(self.seed, *key, self.world.rank, *([] if half is None else [half]))
+        )
+        seed = seeding.derive(self.seed, *key)
+        parts = split(batch, self._most)
+        losses = []
+        for k, part in enumerate(parts, start=1):
+            last = k == len(parts)
+            with nullcontext() if last else self._alone():
+                objective, loss = self._loss(part, step, seed, last=last)
+                # DistributedDataParallel averages over workers; the parts are to be summed.
+                torch.autograd.backward(objective if self.world.size == 1 else objective * self.world.size)
+            losses.append(loss)
+        return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
+
+    def _alone(self) -> AbstractContextManager[None]:
+        """Return what keeps a part's gradient from being summed over workers before it is whole."""
+        if isinstance(self._loss, DistributedDataParallel):
+            alone: AbstractContextManager[None] = self._loss.no_sync()
+            return alone
+        return nullcontext()
 
     def _half(self, batch: Batch, half: int) -> Batch:
         """Return this rank's part of the even (0) or odd (1) sentences of a batch."""
         size = self.pretrain.batch_size
         first = (half - self.world.rows(size).start) % 2
-        ids = batch.ids[first::2]
+        batch = replace(
+            batch, ids=batch.ids[first::2], lengths=batch.lengths[first::2], rows=batch.rows[first::2]
+        )
         if batch.single:
             count = (size + 1 - half) // 2
-            return replace(
-                batch, ids=ids, index=batch.index[first::2], targets=batch.targets[first::2], count=count
-            )
+            return replace(batch, index=batch.index[first::2], targets=batch.targets[first::2], count=count)
         width = batch.ids.shape[1]
         row = batch.index // width
         mine = row % 2 == first
@@ -143,7 +196,7 @@ class Stepper:
         whole = torch.tensor(len(targets), device=self.device)
         if self.world.size > 1:
             distributed.all_reduce(whole)
-        return replace(batch, ids=ids, index=index, targets=targets, count=int(whole))
+        return replace(batch, index=index, targets=targets, count=int(whole))
 
     def _seed_dropout(self, seed: int) -> None:
         if self.device.type == "cpu":

@@ -140,7 +140,7 @@ def test_the_gradient_of_the_objective_is_its_difference_quotient() -> None:
 
     def objective() -> float:
         with torch.no_grad():
-            return stepper._loss(batch, 4)[0].item()
+            return stepper._loss(batch, 4, 0)[0].item()
 
     plain = F.cross_entropy(model(batch.ids, batch.index), batch.targets)
     torch.testing.assert_close(loss, plain.detach(), rtol=0, atol=1e-12)

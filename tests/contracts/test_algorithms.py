@@ -176,8 +176,9 @@ def sharded(name: str) -> dict[str, Any]:
     rate = {"lr": 0.1} if CASES[name]["kind"] == "sgd" else {}
     return {
         "algorithm": CASES[name] | rate,
-        "model": {"dropout": 0.0},
         "pretrain": {
+            # Parts whose gradients are summed over workers once, behind the last.
+            "micro_batch": 3 if name in ("momentum", "adversarial") else None,
             "steps": 15,
             "batch_size": 15,
             "milestones": [15],

@@ -94,6 +94,52 @@ def test_every_worker_needs_a_sentence_of_either_half(fakes: ModuleType) -> None
     make(fakes, World(0, 7), algorithm={"kind": "sam", "ascent": "same"})
 
 
+@pytest.mark.parametrize("kind", ["adamw", "sam"])
+@pytest.mark.parametrize("mask", ["one", 0.4])
+def test_a_batch_in_parts_gives_the_gradient_of_the_whole(mask: Any, kind: str, fakes: ModuleType) -> None:
+    options = {"algorithm": {"kind": kind}}
+    whole = make(fakes, pretrain={"mask": mask}, **options)
+    parts = make(fakes, pretrain={"mask": mask, "micro_batch": 4}, **options)
+    arguments = fakes.arguments(pretrain={"mask": mask}, **options)
+    batch = next(batches(arguments["language"], arguments["pretrain"], seed=0, first=3, last=3))
+    for half in (None, 0, 1):
+        losses = [stepper._backward(batch, 3, half) for stepper in (whole, parts)]
+        torch.testing.assert_close(*losses)
+        for one, other in zip(whole.model.parameters(), parts.model.parameters(), strict=True):
+            torch.testing.assert_close(one.grad, other.grad)
+
+
+def test_a_batch_too_large_for_the_memory_is_worked_off_in_parts(
+    fakes: ModuleType, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole, small = make(fakes), make(fakes)
+    arguments = fakes.arguments()
+    given = list(batches(arguments["language"], arguments["pretrain"], seed=0, first=1, last=3))
+    assert len(given[0].ids) == 13
+    sizes: list[int] = []
+    loss = type(small.model).masked_loss
+
+    def limited(model: MaskedLM, words: Batch, **options: Any) -> Tensor:
+        if model is small.model:
+            sizes.append(len(words.ids))
+            # The first part still fits, so that what it added has to be dropped.
+            if len(words.ids) > 4 and words.rows.start > 0:
+                raise torch.OutOfMemoryError("no more")
+        return loss(model, words, **options)
+
+    monkeypatch.setattr(type(small.model), "masked_loss", limited)
+    small._most = 7
+    for step, batch in enumerate(given, start=1):
+        torch.testing.assert_close(small.update(batch, step), whole.update(batch, step))
+    assert sizes == [6, 7, 2, 3, 2, 3, 3, *[2, 3, 2, 3, 3] * 2]
+    assert [r.message for r in caplog.records] == [
+        "7 sentences do not fit into the memory of cpu; going on with 3 at a time (pretrain.micro_batch), "
+        "which adds up to the same gradient"
+    ]
+    for one, other in zip(whole.model.parameters(), small.model.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
 class Sum(ExtraLoss):
     """Twice the sum of the decoder's bias, times the step."""
 

@@ -1,0 +1,387 @@
+"""The masked-LM loss of an encoder with its gradient, on a processor: no padding, no autograd.
+
+It computes what `raysweep.models.encoder.Encoder` does in training, on packed sentences chunk by chunk
+(raysweep.models.fused.packing): matrix products are torch's, in bfloat16 or float32, and everything between
+two of them is one compiled pass (raysweep.models.fused.kernels, .attention).  The residual stream, LayerNorm,
+softmax, the loss and sums of gradients are float32.  The last layer asks, and computes all behind its
+attention, for masked words alone.  Gradients are made right behind the loss of a chunk, while its activations
+are in the cache, and are handed to autograd as those of one function of all parameters.
+
+Cost, with D the width, F the intermediate size, L layers: the products of `training_flops`, and about
+(20 D + 4 F) L bytes of activations for each word of a chunk in bfloat16.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from raysweep.models.base import MaskedWords
+from raysweep.models.encoder import Encoder, EncoderLayer
+from raysweep.models.fused import attention, kernels
+from raysweep.models.fused.packing import Chunk, packed
+from raysweep.models.fused.scalars import LEVELS
+from raysweep.seeding import derive
+
+CHUNK = 2048  # words: with fewer, products are too small to be fast; with more, memory is slower than cache
+
+_NOTHING = np.empty((0, 0), dtype=np.float32)
+
+
+def array(tensor: Tensor) -> np.ndarray:
+    """Return a tensor's memory as the kernels take it: float32, or bfloat16's bits as uint16."""
+    tensor = tensor.detach()
+    return tensor.view(torch.uint16).numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A weight in low precision, and where the gradient of the float32 weight is summed."""
+
+    low: Tensor
+    gradient: Tensor
+
+    def apply(self, x: Tensor) -> Tensor:
+        """Return x [N, I] times the weight [O, I], transposed."""
+        return x @ self.low.T
+
+    def back(self, d: Tensor, x: Tensor) -> Tensor:
+        """Add the weight's gradient, given d [N, O] of what `apply` made of x; return that of x."""
+        self.gradient.add_(d.T @ x)
+        return d @ self.low
+
+    def part(self, rows: slice) -> Matrix:
+        """Return some of its rows as a matrix of their own."""
+        return Matrix(self.low[rows], self.gradient[rows])
+
+
+@dataclass(frozen=True)
+class Vector:
+    """A bias or a LayerNorm's parameter, and the sum of its gradient."""
+
+    value: np.ndarray
+    gradient: np.ndarray
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A LayerNorm's two vectors."""
+
+    weight: Vector
+    bias: Vector
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer's parameters: `projection` are those of queries, keys and values, one below the other."""
+
+    projection: Matrix
+    projection_bias: Vector
+    output: Matrix
+    output_bias: Vector
+    attention_norm: Norm
+    up: Matrix
+    up_bias: Vector
+    down: Matrix
+    down_bias: Vector
+    mlp_norm: Norm
+
+
+@dataclass
+class Kept:
+    """What the backward pass of a layer needs, by the names of `_Pass.layer`."""
+
+    y: Tensor
+    asking: Tensor
+    query: Tensor
+    key_value: Tensor
+    mixed: Tensor
+    s1: np.ndarray
+    stats1: np.ndarray
+    y1: Tensor
+    u: Tensor
+    g: Tensor
+    s2: np.ndarray
+    stats2: np.ndarray
+
+
+class Weights:
+    """The parameters of an encoder as they are now, in the working precision, with sums of gradients."""
+
+    def __init__(self, model: Encoder, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self.sums: dict[int, Tensor] = {}
+        self.tokens = self._matrix(model.token_embedding.weight)
+        self.positions = self._vector(model.position_embedding.weight)
+        self.embedding_norm = self._norm(model.embedding_norm)
+        self.layers = [self._layer(cast(EncoderLayer, layer)) for layer in model.layers]
+        self.final_norm = None if model.final_norm is None else self._norm(model.final_norm)
+        self.dense, self.dense_bias = self._linear(model.head_dense)
+        self.head_norm = self._norm(model.head_norm)
+        self.decoder_bias = self._vector(model.decoder.bias)
+        self.token_values = array(model.token_embedding.weight)
+
+    def _sum(self, parameter: Tensor) -> Tensor:
+        return self.sums.setdefault(id(parameter), torch.zeros_like(parameter, requires_grad=False))
+
+    def _matrix(self, weight: Tensor) -> Matrix:
+        return Matrix(weight.detach().to(self.dtype), self._sum(weight))
+
+    def _vector(self, parameter: Tensor) -> Vector:
+        return Vector(array(parameter), array(self._sum(parameter)))
+
+    def _linear(self, module: nn.Linear) -> tuple[Matrix, Vector]:
+        return self._matrix(module.weight), self._vector(module.bias)
+
+    def _norm(self, module: nn.LayerNorm) -> Norm:
+        return Norm(self._vector(module.weight), self._vector(module.bias))
+
+    def _layer(self, layer: EncoderLayer) -> Layer:
+        three: list[nn.Linear] = [layer.query, layer.key, layer.value]
+        with torch.no_grad():
+            weight = torch.cat([module.weight for module in three])
+            bias = torch.cat([module.bias for module in three])
+        sums, bias_sums = torch.zeros_like(weight), torch.zeros_like(bias)
+        # The gradients of the three are parts of one.
+        for module, of, of_bias in zip(three, sums.chunk(3), bias_sums.chunk(3), strict=True):
+            self.sums[id(module.weight)], self.sums[id(module.bias)] = of, of_bias
+        output, output_bias = self._linear(layer.output)
+        up, up_bias = self._linear(layer.up)
+        down, down_bias = self._linear(layer.down)
+        return Layer(
+            projection=Matrix(weight.to(self.dtype), sums),
+            projection_bias=Vector(array(bias), array(bias_sums)),
+            output=output,
+            output_bias=output_bias,
+            attention_norm=self._norm(layer.attention_norm),
+            up=up,
+            up_bias=up_bias,
+            down=down,
+            down_bias=down_bias,
+            mlp_norm=self._norm(layer.mlp_norm),
+        )
+
+
+class _Pass:
+    """Forward and backward pass of one chunk."""
+
+    def __init__(self, model: Encoder, weights: Weights, chunk: Chunk, seed: int) -> None:
+        self.weights, self.chunk = weights, chunk
+        self.post = model.norm == "post"
+        self.heads, self.width = model.shape.heads, model.width
+        self.eps = np.float32(model.embedding_norm.eps)
+        self.cut = cut_of(model.dropout.p) if model.training else 0
+        self.stride = (model.max_length + 3) // 4
+        # The streams of the sites: the embedding's, and three a layer.
+        self.sites = [np.uint64(derive(seed, "site", k)) for k in range(1 + 3 * len(weights.layers))]
+
+    def loss(self, factor: float) -> float:
+        """Return the sum of the losses; add `factor` times its gradient to the weights' sums."""
+        chunk, w = self.chunk, self.weights
+        N, D = len(chunk.ids), self.width
+        stats0, r = _float(N, 2), _float(N, D)
+        y, y_array = self._low(N, D)
+        kernels.embed(
+            chunk.ids, chunk.at, chunk.place, w.token_values, w.positions.value,
+            w.embedding_norm.weight.value, w.embedding_norm.bias.value, self.eps, self.sites[0], self.cut,
+            stats0, r, y_array,
+        )  # fmt: skip
+        embedded, first_stats = r, _float(N, 2)
+        if not self.post:
+            first = w.layers[0].attention_norm
+            kernels.norm(r, first.weight.value, first.bias.value, self.eps, first_stats, y_array)
+        kept = []
+        for k in range(len(w.layers)):
+            r, y, keep = self._layer(k, r, y)
+            kept.append(keep)
+        total, d_y = self._head(y, factor)
+        d = np.zeros((len(chunk.masked), D), dtype=np.float32)
+        for k in range(len(w.layers) - 1, -1, -1):
+            d, d_y = self._layer_backward(k, kept.pop(), d, d_y)
+        if self.post:
+            torch.from_numpy(d).add_(d_y)
+        else:
+            kernels.norm_backward(
+                embedded, first.weight.value, first_stats, array(d_y), d,
+                first.weight.gradient, first.bias.gradient,
+            )  # fmt: skip
+        kernels.embed_backward(
+            chunk.ids, chunk.at, chunk.place, w.token_values, w.positions.value,
+            w.embedding_norm.weight.value, self.sites[0], self.cut, stats0, d,
+            array(w.tokens.gradient), w.positions.gradient,
+            w.embedding_norm.weight.gradient, w.embedding_norm.bias.gradient,
+        )  # fmt: skip
+        return total
+
+    def _norms(self, k: int) -> tuple[Norm, Norm]:
+        """Return the LayerNorms behind the two sublayers of layer k: its own, or the next to come."""
+        layer = self.weights.layers[k]
+        if self.post:
+            return layer.attention_norm, layer.mlp_norm
+        last = k + 1 == len(self.weights.layers)
+        after = self.weights.final_norm if last else self.weights.layers[k + 1].attention_norm
+        assert after is not None
+        return layer.mlp_norm, after
+
+    def _layer(self, k: int, r: np.ndarray, y: Tensor) -> tuple[np.ndarray, Tensor, Kept]:
+        """Return the residual stream and the next sublayer's input behind layer k."""
+        chunk, layer, D = self.chunk, self.weights.layers[k], self.width
+        one, two = self._norms(k)
+        last = k + 1 == len(self.weights.layers)
+        if last:
+            asking = y[torch.from_numpy(chunk.masked)]
+            query = layer.projection.part(slice(0, D)).apply(asking)
+            key_value = layer.projection.part(slice(D, None)).apply(y)
+            r = r[chunk.masked]
+        else:
+            asking = y
+            query = key_value = layer.projection.apply(y)
+        n = len(r)
+        mixed, mixed_array = self._low(n, D)
+        attention.attend(*self._attention(k, query, key_value), mixed_array)
+        s1, stats1, out1, y1 = self._junction(r, layer.output.apply(mixed), layer.output_bias, one, k, 1)
+        u = layer.up.apply(y1)
+        g = torch.empty_like(u)
+        kernels.gelu(array(u), layer.up_bias.value, array(g))
+        s2, stats2, out2, y2 = self._junction(out1, layer.down.apply(g), layer.down_bias, two, k, 2)
+        return out2, y2, Kept(y, asking, query, key_value, mixed, s1, stats1, y1, u, g, s2, stats2)
+
+    def _junction(
+        self, r: np.ndarray, o: Tensor, shift: Vector, norm: Norm, k: int, site: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, Tensor]:
+        """Return the sum, its statistics, the residual stream behind, and the next sublayer's input."""
+        s, stats = np.empty_like(r), _float(len(r), 2)
+        out = np.empty_like(r) if self.post else _NOTHING
+        y, y_array = self._low(*r.shape)
+        kernels.junction(
+            r, array(o), shift.value, self._places(k), self.sites[3 * k + 1 + site], self.cut,
+            norm.weight.value, norm.bias.value, self.eps, s, stats, out, y_array,
+        )  # fmt: skip
+        return s, stats, out if self.post else s, y
+
+    def _junction_backward(
+        self, d: np.ndarray, d_y: Tensor, s: np.ndarray, stats: np.ndarray, shift: Vector, norm: Norm,
+        k: int, site: int,
+    ) -> Tensor:  # fmt: skip
+        """Turn d into the gradient of the residual stream before; return that of what was added to it."""
+        d_o, d_o_array = self._low(*d.shape)
+        kernels.junction_backward(
+            self.post, d, array(d_y), self._places(k), self.sites[3 * k + 1 + site], self.cut,
+            norm.weight.value, s, stats, d_o_array, shift.gradient, norm.weight.gradient, norm.bias.gradient,
+        )  # fmt: skip
+        return d_o
+
+    def _places(self, k: int) -> np.ndarray:
+        """Return the numbers of the words for which layer k is computed."""
+        place = self.chunk.place
+        return place[self.chunk.masked] if k + 1 == len(self.weights.layers) else place
+
+    def _attention(self, k: int, query: Tensor, key_value: Tensor) -> tuple[Any, ...]:
+        """Return what both attention kernels take of layer k."""
+        chunk, bias, D = self.chunk, self.weights.layers[k].projection_bias.value, self.width
+        last = k + 1 == len(self.weights.layers)
+        asking = chunk.asking if last else chunk.starts
+        return (
+            array(query), bias[:D] if last else bias, array(key_value), bias[D:] if last else bias,
+            0 if last else D, chunk.starts, asking, chunk.longest, self.heads, self._places(k),
+            self.sites[3 * k + 1], self.cut, self.stride,
+        )  # fmt: skip
+
+    def _layer_backward(self, k: int, kept: Kept, d: np.ndarray, d_y: Tensor) -> tuple[np.ndarray, Tensor]:
+        """Return the gradients of the residual stream and of the sublayer's input before layer k."""
+        chunk, layer, D = self.chunk, self.weights.layers[k], self.width
+        one, two = self._norms(k)
+        d_m = self._junction_backward(d, d_y, kept.s2, kept.stats2, layer.down_bias, two, k, 2)
+        d_g = layer.down.back(d_m, kept.g)
+        kernels.gelu_backward(array(kept.u), layer.up_bias.value, array(d_g), layer.up_bias.gradient)
+        d_y = layer.up.back(d_g, kept.y1)
+        d_o = self._junction_backward(d, d_y, kept.s1, kept.stats1, layer.output_bias, one, k, 1)
+        d_mixed = layer.output.back(d_o, kept.mixed)
+        d_key_value = torch.empty_like(kept.key_value)
+        bias = layer.projection_bias.gradient
+        arguments = self._attention(k, kept.query, kept.key_value)
+        if k + 1 < len(self.weights.layers):
+            place = array(d_key_value)
+            attention.attend_backward(*arguments, array(d_mixed), place, place, bias, bias)
+            return d, layer.projection.back(d_key_value, kept.y)
+        d_query = torch.empty_like(kept.query)
+        attention.attend_backward(
+            *arguments, array(d_mixed), array(d_query), array(d_key_value), bias[:D], bias[D:]
+        )
+        d_asking = layer.projection.part(slice(0, D)).back(d_query, kept.asking)
+        d_y = layer.projection.part(slice(D, None)).back(d_key_value, kept.y)
+        d_y[torch.from_numpy(chunk.masked)] += d_asking
+        whole = np.zeros((len(chunk.ids), D), dtype=np.float32)
+        whole[chunk.masked] = d
+        return whole, d_y
+
+    def _head(self, y: Tensor, factor: float) -> tuple[float, Tensor]:
+        """Return the loss of the masked words, and the gradient of the encoder's output y [M, D]."""
+        w, norm = self.weights, self.weights.head_norm
+        z = w.dense.apply(y)
+        t, stats = torch.empty_like(z), _float(len(z), 2)
+        kernels.transform(
+            array(z), w.dense_bias.value, norm.weight.value, norm.bias.value, self.eps, stats, array(t)
+        )
+        logits = w.tokens.apply(t)
+        bias = w.decoder_bias
+        total: float = kernels.cross_entropy(
+            array(logits), bias.value, self.chunk.targets, np.float32(factor), bias.gradient
+        )
+        d = w.tokens.back(logits, t)
+        kernels.transform_backward(
+            array(z), w.dense_bias.value, norm.weight.value, stats, array(d),
+            w.dense_bias.gradient, norm.weight.gradient, norm.bias.gradient,
+        )  # fmt: skip
+        return total, w.dense.back(d, y)
+
+    def _low(self, rows: int, columns: int) -> tuple[Tensor, np.ndarray]:
+        made = torch.empty(rows, columns, dtype=self.weights.dtype)
+        return made, array(made)
+
+
+def _float(rows: int, columns: int) -> np.ndarray:
+    return np.empty((rows, columns), dtype=np.float32)
+
+
+def cut_of(p: float) -> int:
+    """Return how many of the 2^16 levels drop an element with probability `p` < 1."""
+    return min(round(p * LEVELS), LEVELS - 1)
+
+
+class _Loss(torch.autograd.Function):
+    """The loss, whose gradients are made in the forward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, model: Encoder, words: MaskedWords, seed: int, dtype: torch.dtype, *parameters: Tensor
+    ) -> Tensor:
+        weights = Weights(model, dtype)
+        total = sum(
+            _Pass(model, weights, chunk, seed).loss(1 / words.count) for chunk in packed(words, model, CHUNK)
+        )
+        ctx.gradients = [weights.sums[id(p)] for p in parameters]
+        return parameters[0].new_tensor(total / words.count)
+
+    @staticmethod
+    def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:
+        [factor] = given
+        gradients = [
+            g.mul_(factor) if needed else None
+            for g, needed in zip(ctx.gradients, ctx.needs_input_grad[4:], strict=True)
+        ]
+        del ctx.gradients  # a second time there is nothing to give, and torch says so
+        return None, None, None, None, *gradients
+
+
+def masked_loss(model: Encoder, words: MaskedWords, *, seed: int, dtype: torch.dtype) -> Tensor:
+    """Return the loss of `MaskedLM.masked_loss`; dropout is keyed by (seed, the sentences' rows).
+
+    Raises `DataError` for words, positions or targets that the model does not have.
+    """
+    result: Tensor = _Loss.apply(model, words, seed, dtype, *model.parameters())
+    return result

@@ -1,0 +1,286 @@
+"""What lies between the matrix products of an encoder, each a single pass over memory, forward and backward.
+
+Arrays are those of one chunk: N words of whole sentences, one behind the other, D wide.  "Low" arrays are as
+`raysweep.models.fused.scalars` says; the residual stream, statistics and sums of gradients are float32.
+LayerNorm's statistics [N, 2] are the mean and the reciprocal of the standard deviation.  A mask of dropout is
+drawn anew in the backward pass, which costs less than keeping it: it is a function of the site's key and of
+the word's `place`, its number in the batch, alone.  `cut` levels of 2^16 drop an element; 0 drops none.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+from raysweep.models.fused.scalars import COMPILED, LEVELS, draw, exponential, load, normal, save
+
+_F0, _F1 = np.float32(0.0), np.float32(1.0)
+
+
+@numba.njit(**{**COMPILED, "inline": "always"})
+def _statistics(row, eps):  # type: ignore[no-untyped-def]
+    """Return mean and reciprocal standard deviation of a row [D]."""
+    D = len(row)
+    total = _F0
+    for j in range(D):
+        total += row[j]
+    mean = total / np.float32(D)
+    spread = _F0
+    for j in range(D):
+        d = row[j] - mean
+        spread += d * d
+    return mean, _F1 / np.sqrt(spread / np.float32(D) + eps)
+
+
+@numba.njit(**{**COMPILED, "inline": "always"})
+def _masks(key, place, cut, words, keep):  # type: ignore[no-untyped-def]
+    """Write into `keep` float32 [D] the factors of dropout: 0, or what keeps the mean."""
+    draw(key, place * len(words), words)
+    levels = words.view(np.uint16)
+    scale = np.float32(LEVELS / (LEVELS - cut))
+    for j in range(len(keep)):
+        keep[j] = scale if levels[j] >= cut else _F0
+
+
+@numba.njit(**COMPILED)
+def embed(ids, at, place, tokens, positions, weight, bias, eps, key, cut, stats, out, low):  # type: ignore[no-untyped-def]
+    """out = dropout(LN(tokens[ids] + positions[at])), and `low` the same rounded."""
+    N, D = out.shape
+    row = np.empty(D, dtype=np.float32)
+    words = np.empty((D + 3) // 4, dtype=np.uint64)
+    keep = np.ones(D, dtype=np.float32)
+    for n in range(N):
+        i, t = ids[n], at[n]
+        for j in range(D):
+            row[j] = tokens[i, j] + positions[t, j]
+        mean, scale = _statistics(row, eps)
+        stats[n, 0], stats[n, 1] = mean, scale
+        if cut > 0:
+            _masks(key, place[n], cut, words, keep)
+        for j in range(D):
+            y = ((row[j] - mean) * scale * weight[j] + bias[j]) * keep[j]
+            out[n, j] = y
+            save(low, n, j, y)
+
+
+@numba.njit(**COMPILED)
+def embed_backward(  # type: ignore[no-untyped-def]
+    ids, at, place, tokens, positions, weight, key, cut, stats, d, d_tokens, d_positions, d_weight, d_bias
+):
+    """Add to the gradients what d [N, D], the gradient of `out`, makes of them."""
+    N, D = d.shape
+    row = np.empty(D, dtype=np.float32)
+    words = np.empty((D + 3) // 4, dtype=np.uint64)
+    keep = np.ones(D, dtype=np.float32)
+    for n in range(N):
+        i, t = ids[n], at[n]
+        mean, scale = stats[n, 0], stats[n, 1]
+        if cut > 0:
+            _masks(key, place[n], cut, words, keep)
+        first = second = _F0
+        for j in range(D):
+            x = (tokens[i, j] + positions[t, j] - mean) * scale
+            e = d[n, j] * keep[j]
+            d_weight[j] += e * x
+            d_bias[j] += e
+            e *= weight[j]
+            row[j] = e
+            first += e
+            second += e * x
+        first /= np.float32(D)
+        second /= np.float32(D)
+        for j in range(D):
+            x = (tokens[i, j] + positions[t, j] - mean) * scale
+            s = scale * (row[j] - first - x * second)
+            d_tokens[i, j] += s
+            d_positions[t, j] += s
+
+
+@numba.njit(**COMPILED)
+def norm(x, weight, bias, eps, stats, low):  # type: ignore[no-untyped-def]
+    """low = LN(x)."""
+    N, D = x.shape
+    for n in range(N):
+        mean, scale = _statistics(x[n], eps)
+        stats[n, 0], stats[n, 1] = mean, scale
+        for j in range(D):
+            save(low, n, j, (x[n, j] - mean) * scale * weight[j] + bias[j])
+
+
+@numba.njit(**COMPILED)
+def norm_backward(x, weight, stats, d_low, d, d_weight, d_bias):  # type: ignore[no-untyped-def]
+    """d += what `d_low` [N, D], the gradient of LN(x), makes of x's; add to the parameters' gradients."""
+    N, D = x.shape
+    row = np.empty(D, dtype=np.float32)
+    for n in range(N):
+        mean, scale = stats[n, 0], stats[n, 1]
+        first = second = _F0
+        for j in range(D):
+            z = (x[n, j] - mean) * scale
+            e = load(d_low, n, j)
+            d_weight[j] += e * z
+            d_bias[j] += e
+            e *= weight[j]
+            row[j] = e
+            first += e
+            second += e * z
+        first /= np.float32(D)
+        second /= np.float32(D)
+        for j in range(D):
+            z = (x[n, j] - mean) * scale
+            d[n, j] += scale * (row[j] - first - z * second)
+
+
+@numba.njit(**COMPILED)
+def junction(r, o, shift, place, key, cut, weight, bias, eps, s, stats, out, low):  # type: ignore[no-untyped-def]
+    """s = r + dropout(o + shift);  low = LN(s), and `out` the same in float32 where it has rows."""
+    N, D = r.shape
+    words = np.empty((D + 3) // 4, dtype=np.uint64)
+    keep = np.ones(D, dtype=np.float32)
+    full = len(out) > 0
+    for n in range(N):
+        if cut > 0:
+            _masks(key, place[n], cut, words, keep)
+        for j in range(D):
+            s[n, j] = r[n, j] + (load(o, n, j) + shift[j]) * keep[j]
+        mean, scale = _statistics(s[n], eps)
+        stats[n, 0], stats[n, 1] = mean, scale
+        for j in range(D):
+            save(low, n, j, (s[n, j] - mean) * scale * weight[j] + bias[j])
+        if full:
+            for j in range(D):
+                out[n, j] = (s[n, j] - mean) * scale * weight[j] + bias[j]
+
+
+@numba.njit(**COMPILED)
+def junction_backward(  # type: ignore[no-untyped-def]
+    post, d, d_low, place, key, cut, weight, s, stats, d_o, d_shift, d_weight, d_bias
+):
+    """Turn d, the gradient of the residual stream behind the junction, into that before it.
+
+    `d_low` is the gradient of LN(s), and `d_o` becomes that of o.  With `post` the stream behind is LN(s)
+    itself, without it s.
+    """
+    N, D = d.shape
+    row = np.empty(D, dtype=np.float32)
+    words = np.empty((D + 3) // 4, dtype=np.uint64)
+    keep = np.ones(D, dtype=np.float32)
+    through = _F1 if post else _F0
+    beside = _F1 - through
+    for n in range(N):
+        mean, scale = stats[n, 0], stats[n, 1]
+        if cut > 0:
+            _masks(key, place[n], cut, words, keep)
+        first = second = _F0
+        for j in range(D):
+            z = (s[n, j] - mean) * scale
+            e = load(d_low, n, j) + through * d[n, j]
+            d_weight[j] += e * z
+            d_bias[j] += e
+            e *= weight[j]
+            row[j] = e
+            first += e
+            second += e * z
+        first /= np.float32(D)
+        second /= np.float32(D)
+        for j in range(D):
+            z = (s[n, j] - mean) * scale
+            e = beside * d[n, j] + scale * (row[j] - first - z * second)
+            d[n, j] = e
+            e *= keep[j]
+            d_shift[j] += e
+            save(d_o, n, j, e)
+
+
+@numba.njit(**COMPILED)
+def gelu(u, shift, out):  # type: ignore[no-untyped-def]
+    """out = gelu(u + shift), low [N, F]."""
+    N, F = u.shape
+    for n in range(N):
+        for j in range(F):
+            x = load(u, n, j) + shift[j]
+            save(out, n, j, x * normal(x)[0])
+
+
+@numba.njit(**COMPILED)
+def gelu_backward(u, shift, d, d_shift):  # type: ignore[no-untyped-def]
+    """Turn d, the gradient of gelu(u + shift), into that of u."""
+    N, F = u.shape
+    for n in range(N):
+        for j in range(F):
+            x = load(u, n, j) + shift[j]
+            below, density = normal(x)
+            e = load(d, n, j) * (below + x * density)
+            d_shift[j] += e
+            save(d, n, j, e)
+
+
+@numba.njit(**COMPILED)
+def transform(z, shift, weight, bias, eps, stats, low):  # type: ignore[no-untyped-def]
+    """low = LN(gelu(z + shift)): the head's rows before the decoder, [M, D]."""
+    M, D = z.shape
+    row = np.empty(D, dtype=np.float32)
+    for m in range(M):
+        for j in range(D):
+            x = load(z, m, j) + shift[j]
+            row[j] = x * normal(x)[0]
+        mean, scale = _statistics(row, eps)
+        stats[m, 0], stats[m, 1] = mean, scale
+        for j in range(D):
+            save(low, m, j, (row[j] - mean) * scale * weight[j] + bias[j])
+
+
+@numba.njit(**COMPILED)
+def transform_backward(z, shift, weight, stats, d, d_shift, d_weight, d_bias):  # type: ignore[no-untyped-def]
+    """Turn d, the gradient of LN(gelu(z + shift)), into that of z."""
+    M, D = z.shape
+    row, slope, value = np.empty(D, np.float32), np.empty(D, np.float32), np.empty(D, np.float32)
+    for m in range(M):
+        mean, scale = stats[m, 0], stats[m, 1]
+        first = second = _F0
+        for j in range(D):
+            x = load(z, m, j) + shift[j]
+            below, density = normal(x)
+            slope[j] = below + x * density
+            y = (x * below - mean) * scale
+            value[j] = y
+            e = load(d, m, j)
+            d_weight[j] += e * y
+            d_bias[j] += e
+            e *= weight[j]
+            row[j] = e
+            first += e
+            second += e * y
+        first /= np.float32(D)
+        second /= np.float32(D)
+        for j in range(D):
+            e = scale * (row[j] - first - value[j] * second) * slope[j]
+            d_shift[j] += e
+            save(d, m, j, e)
+
+
+@numba.njit(**COMPILED)
+def cross_entropy(logits, shift, targets, factor, d_shift):  # type: ignore[no-untyped-def]
+    """Return Σ -log softmax(logits + shift)[target], float64; `logits` become factor times its gradient."""
+    M, V = logits.shape
+    row = np.empty(V, dtype=np.float32)
+    loss = 0.0
+    for m in range(M):
+        top = np.float32(-np.inf)
+        for v in range(V):
+            row[v] = load(logits, m, v) + shift[v]
+            top = max(top, row[v])  # NaN may be passed over here; its exponential is not
+        target = row[targets[m]]
+        total = _F0
+        for v in range(V):
+            e = exponential(row[v] - top)
+            row[v] = e
+            total += e
+        loss += np.log(np.float64(total)) + np.float64(top - target)
+        share = factor / total
+        row[targets[m]] -= total
+        for v in range(V):
+            e = row[v] * share
+            d_shift[v] += e
+            save(logits, m, v, e)
+    return loss

@@ -1,0 +1,139 @@
+"""Building blocks of the kernels: bfloat16 as stored, exp, the normal distribution, and dropout's levels.
+
+Arrays of low precision are uint16 holding the upper halves of float32 numbers (bfloat16), or plain float32:
+`load` and `save` take either, so every kernel is written once.  Everything is free of branches, for the
+compiler to make vector loops of it.  Importing this module imports numba, so it is imported where it is first
+used.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic as _intrinsic
+from numba.extending import overload
+
+#: Its own types know nothing of the context argument that callers leave out.
+intrinsic: Any = _intrinsic
+
+#: How kernels are compiled: sums may be regrouped, but infinities and NaN stay what they are.
+COMPILED: dict[str, Any] = {
+    "cache": True,
+    "nogil": True,
+    "error_model": "numpy",
+    "fastmath": {"contract", "reassoc", "nsz", "arcp"},
+}
+INLINE: dict[str, Any] = {**COMPILED, "inline": "always"}
+
+_INT, _FLOAT = ir.IntType(32), ir.FloatType()
+_HALF, _ROUND, _ONE = np.uint32(16), np.uint32(0x7FFF), np.uint32(1)
+
+
+@intrinsic
+def bits_of(context, x):  # type: ignore[no-untyped-def]
+    """Return the bits of a float32 as a uint32."""
+    return types.uint32(types.float32), lambda _, builder, signature, args: builder.bitcast(args[0], _INT)
+
+
+@intrinsic
+def float_of(context, bits):  # type: ignore[no-untyped-def]
+    """Return the float32 of a uint32's bits."""
+    return types.float32(types.uint32), lambda _, builder, signature, args: builder.bitcast(args[0], _FLOAT)
+
+
+def load(array: Any, row: int, column: int) -> Any:
+    """Return an entry of a low-precision array [rows, columns] as float32."""
+    raise NotImplementedError("compiled code only")
+
+
+def save(array: Any, row: int, column: int, x: Any) -> None:
+    """Round `x` to nearest, ties to even, and store it in a low-precision array [rows, columns]."""
+    raise NotImplementedError("compiled code only")
+
+
+@overload(load, inline="always")
+def _load(array, row, column):  # type: ignore[no-untyped-def]
+    if array.dtype == types.uint16:
+        return lambda array, row, column: float_of(np.uint32(np.uint32(array[row, column]) << _HALF))
+    return lambda array, row, column: array[row, column]
+
+
+@overload(save, inline="always")
+def _save(array, row, column, x):  # type: ignore[no-untyped-def]
+    if array.dtype == types.uint16:
+
+        def rounded(array, row, column, x):  # type: ignore[no-untyped-def]
+            bits = bits_of(x)
+            array[row, column] = np.uint16((bits + _ROUND + ((bits >> _HALF) & _ONE)) >> _HALF)
+
+        return rounded
+
+    def plain(array, row, column, x):  # type: ignore[no-untyped-def]
+        array[row, column] = x
+
+    return plain
+
+
+_LOG2E, _LOWEST = np.float32(1.44269504), np.float32(-87.0)
+# ln 2 in two parts, the first short enough that its product with an exponent is exact.
+_LN2_HIGH, _LN2_LOW = np.float32(355.0 / 512.0), np.float32(np.log(2.0) - 355.0 / 512.0)
+_E2, _E3, _E4, _E5, _E6, _E7 = (np.float32(1.0 / f) for f in (2, 6, 24, 120, 720, 5040))
+_F0, _F05, _F1 = np.float32(0.0), np.float32(0.5), np.float32(1.0)
+_MANTISSA = np.int32(23)
+
+
+@numba.njit(**INLINE)
+def exponential(x):  # type: ignore[no-untyped-def]
+    """Return e^x of a float32 x ≤ 0, to 2e-7 of itself; what is below e^-87 becomes that, and NaN stays."""
+    x = _LOWEST if x < _LOWEST else x
+    n = np.int32(x * _LOG2E - _F05)
+    f = np.float32(n)
+    r = x - f * _LN2_HIGH - f * _LN2_LOW
+    p = _E2 + r * (_E3 + r * (_E4 + r * (_E5 + r * (_E6 + r * _E7))))
+    p = _F1 + (r + r * r * p)
+    return float_of(np.uint32(np.int32(bits_of(p)) + (n << _MANTISSA)))
+
+
+# Abramowitz and Stegun, "Handbook of mathematical functions" (1964), 7.1.26, with erf(u / √2) in mind.
+_P = np.float32(0.3275911 * np.sqrt(0.5))
+_A1, _A2, _A3, _A4, _A5 = (
+    np.float32(0.5 * a) for a in (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
+)
+_DENSITY = np.float32(1.0 / np.sqrt(2.0 * np.pi))
+
+
+@numba.njit(**INLINE)
+def normal(u):  # type: ignore[no-untyped-def]
+    """Return Φ(u) and φ(u), distribution and density of the standard normal, within 3e-7."""
+    e = exponential(-_F05 * u * u)
+    t = _F1 / (_F1 + _P * abs(u))
+    tail = t * (_A1 + t * (_A2 + t * (_A3 + t * (_A4 + t * _A5)))) * e
+    return (tail if u < _F0 else _F1 - tail), _DENSITY * e
+
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_M1, _M2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_S30, _S27, _S31 = np.uint64(30), np.uint64(27), np.uint64(31)
+
+#: Levels of a draw: a mask's probability is a multiple of 2^-16.
+LEVELS = 1 << 16
+
+
+@numba.njit(**INLINE)
+def mixed(x):  # type: ignore[no-untyped-def]
+    """Return the output of SplitMix64 at state x (Steele, Lea and Flood, OOPSLA 2014)."""
+    x = (x ^ (x >> _S30)) * _M1
+    x = (x ^ (x >> _S27)) * _M2
+    return x ^ (x >> _S31)
+
+
+@numba.njit(**INLINE)
+def draw(key, first, words):  # type: ignore[no-untyped-def]
+    """Fill uint64 `words` with those from number `first` of the stream `key`: four levels of 16 bits each."""
+    first = np.uint64(first) + np.uint64(1)
+    for w in range(len(words)):
+        words[w] = mixed(key + (first + np.uint64(w)) * _GOLDEN)

@@ -1,0 +1,23 @@
+"""The working precision of training: bfloat16 where the hardware multiplies matrices of it faster.
+
+With bfloat16, parameters, residual streams, normalisation, softmax, loss and optimizer stay float32; the
+factors of matrix products are rounded to 8 bits of mantissa.  Evaluation is in float32 everywhere.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+#: What a configuration says: a precision, or whichever is the faster where it runs.
+Precision = Literal["auto", "float32", "bfloat16"]
+
+
+def multiplies_bfloat16(device: torch.device) -> bool:
+    """Return whether `device` has instructions for products of bfloat16 matrices."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if device.type == "cpu":
+        return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+    return False

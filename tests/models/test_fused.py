@@ -1,0 +1,266 @@
+"""The fused training path of encoders, beside its equations written out sentence by sentence in float64."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from raysweep.errors import DataError
+from raysweep.languages import PCFG
+from raysweep.models import EncoderConfig
+from raysweep.models.encoder import Encoder
+from raysweep.models.fused import encoder as fused
+from raysweep.models.precision import multiplies_bfloat16
+from raysweep.seeding import derive
+from raysweep.training.config import PretrainConfig
+from raysweep.training.data import Batch, batches, split
+
+LANGUAGE = PCFG.random(seed=3)
+PRECISIONS = [torch.float32, torch.bfloat16]
+WORDS = 2**64 - 1
+
+
+def make(dropout: float = 0.0, **options: Any) -> Encoder:
+    options = {"shape": "32/2/3/48", **options}
+    model = EncoderConfig(dropout=dropout, **options).build(LANGUAGE, seed=0)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        # Weights large enough that attention, GELU and LayerNorm are far from linear, and no bias is zero.
+        for p in model.parameters():
+            p.add_(torch.randn(p.shape, generator=generator) * 0.2)
+    return model.train()
+
+
+def draw(mask: Any = "one", size: int = 33) -> Batch:
+    config = PretrainConfig(steps=1, batch_size=size, mask=mask)
+    return next(batches(LANGUAGE, config, seed=5, first=1, last=1))
+
+
+def levels(key: int, first: int, count: int) -> list[int]:
+    """Return 16-bit levels from SplitMix64 (Steele, Lea and Flood, 2014), from its word `first` on."""
+    found: list[int] = []
+    for word in range(first, first + -(-count // 4)):
+        x = (key + (word + 1) * 0x9E3779B97F4A7C15) & WORDS
+        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & WORDS
+        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & WORDS
+        x ^= x >> 31
+        found += [(x >> shift) & 0xFFFF for shift in (0, 16, 32, 48)]
+    return found[:count]
+
+
+class Oracle:
+    """Logits of one sentence at a time, by the equations of `raysweep.models.encoder`."""
+
+    def __init__(self, model: Encoder, seed: int) -> None:
+        self.model, self.seed = model, seed
+        self.p = {name: p.detach().double().requires_grad_() for name, p in model.named_parameters()}
+        self.cut = round(model.dropout.p * 2**16)
+
+    def dropped(self, x: Tensor, site: int, numbers: list[int], words: int) -> Tensor:
+        """Drop elements of x [n, K]: row i has the levels from word numbers[i] * words on."""
+        if self.cut == 0:
+            return x
+        key = derive(self.seed, "site", site)
+        keep = [[level >= self.cut for level in levels(key, n * words, x.shape[1])] for n in numbers]
+        return x * torch.tensor(keep) * (2**16 / (2**16 - self.cut))
+
+    def norm(self, x: Tensor, name: str) -> Tensor:
+        return F.layer_norm(x, x.shape[-1:], self.p[f"{name}.weight"], self.p[f"{name}.bias"], 1e-5)
+
+    def linear(self, x: Tensor, name: str) -> Tensor:
+        return F.linear(x, self.p[f"{name}.weight"], self.p[f"{name}.bias"])
+
+    def logits(self, ids: Tensor, row: int) -> Tensor:
+        model, T = self.model, len(ids)
+        D, H = model.width, model.shape.heads
+        places = [row * model.max_length + t for t in range(T)]
+        x = self.norm(self.p["token_embedding.weight"][ids] + self.p["position_embedding.weight"][:T],
+                      "embedding_norm")  # fmt: skip
+        x = self.dropped(x, 0, places, -(-D // 4))
+        for k in range(model.shape.layers):
+            name = f"layers.{k}"
+            y = self.norm(x, f"{name}.attention_norm") if model.norm == "pre" else x
+            q, key, v = (self.linear(y, f"{name}.{part}") for part in ("query", "key", "value"))
+            heads = []
+            for h in range(H):
+                part = slice(h * D // H, (h + 1) * D // H)
+                weights = (q[:, part] @ key[:, part].T / math.sqrt(D // H)).softmax(dim=-1)
+                weights = self.dropped(
+                    weights, 1 + 3 * k, [n * H + h for n in places], (model.max_length + 3) // 4
+                )
+                heads.append(weights @ v[:, part])
+            mixed = self.linear(torch.cat(heads, dim=1), f"{name}.output")
+            x = x + self.dropped(mixed, 2 + 3 * k, places, -(-D // 4))
+            if model.norm == "post":
+                x = self.norm(x, f"{name}.attention_norm")
+            y = self.norm(x, f"{name}.mlp_norm") if model.norm == "pre" else x
+            m = self.linear(F.gelu(self.linear(y, f"{name}.up")), f"{name}.down")
+            x = x + self.dropped(m, 3 + 3 * k, places, -(-D // 4))
+            if model.norm == "post":
+                x = self.norm(x, f"{name}.mlp_norm")
+        if model.norm == "pre":
+            x = self.norm(x, "final_norm")
+        t = self.norm(F.gelu(self.linear(x, "head_dense")), "head_norm")
+        return t @ self.p["token_embedding.weight"].T + self.p["decoder.bias"]
+
+    def gradients(self, batch: Batch) -> tuple[float, dict[str, Tensor]]:
+        index = (
+            batch.index + torch.arange(len(batch.ids)) * batch.ids.shape[1] if batch.single else batch.index
+        )
+        total = torch.zeros((), dtype=torch.float64)
+        for k, number in enumerate(batch.rows):
+            logits = self.logits(batch.ids[k, : batch.lengths[k]], number)
+            for at, target in zip(index.tolist(), batch.targets.tolist(), strict=True):
+                row, position = divmod(at, batch.ids.shape[1])
+                if row == k:
+                    total = total - logits[position].log_softmax(dim=-1)[target]
+        loss = total / batch.count
+        names = list(self.p)
+        found = torch.autograd.grad(loss, [self.p[n] for n in names])
+        return loss.item(), dict(zip(names, found, strict=True))
+
+
+def ours(model: Encoder, batch: Batch, seed: int, dtype: torch.dtype) -> tuple[float, dict[str, Tensor]]:
+    loss = fused.masked_loss(model, batch, seed=seed, dtype=dtype)
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    found = torch.autograd.grad(loss, parameters)
+    return loss.item(), dict(zip(names, found, strict=True))
+
+
+def assert_close(found: dict[str, Tensor], wanted: dict[str, Tensor], tolerance: float) -> None:
+    whole = math.sqrt(sum(g.double().square().sum().item() for g in wanted.values()))
+    for name, gradient in wanted.items():
+        # A key's bias moves all scores of a query alike: its gradient is nothing but rounding.
+        scale = whole if name.endswith("key.bias") else gradient.norm().item()
+        assert (found[name].double() - gradient).norm().item() <= tolerance * scale, name
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS)
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("mask", ["one", 0.4])
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_loss_and_gradients_are_those_of_the_equations(
+    norm: str, mask: Any, dropout: float, dtype: torch.dtype
+) -> None:
+    model, batch = make(dropout, norm=norm), draw(mask)
+    loss, gradients = ours(model, batch, 7, dtype)
+    expected, wanted = Oracle(model, 7).gradients(batch)
+    low = dtype == torch.bfloat16
+    assert loss == pytest.approx(expected, rel=2e-2 if low else 1e-5)
+    assert_close(gradients, wanted, 1e-1 if low else 2e-5)
+
+
+@pytest.mark.parametrize("options", [
+    {"shape": "16/1/1/32"}, {"shape": "10/1/2/14", "norm": "post"}, {"shape": "24/4/2/40"},
+    {"shape": "16/1/1/32", "vocabulary": "faithful"}, {"shape": "16/2/2/32", "layer_norm_eps": 1e-5},
+])  # fmt: skip
+def test_shapes_that_fill_no_vector(options: dict[str, Any]) -> None:
+    model, batch = make(0.1, **options), draw(size=9)
+    loss, gradients = ours(model, batch, 7, torch.float32)
+    expected, wanted = Oracle(model, 7).gradients(batch)
+    assert loss == pytest.approx(expected, rel=1e-5)
+    assert_close(gradients, wanted, 5e-5)
+
+
+@pytest.mark.parametrize("mask", ["one", 0.4])
+def test_it_computes_what_the_module_does(mask: Any) -> None:
+    model, batch = make(), draw(mask)
+    assert model.masked_loss(batch, seed=0, dtype=torch.float32).grad_fn.name() == "_LossBackward"
+    logits = model(batch.ids, batch.index) if batch.single else model.logits_at(batch.ids, batch.index)
+    wanted = F.cross_entropy(logits, batch.targets, reduction="sum") / batch.count
+    parameters = dict(model.named_parameters())
+    gradients = torch.autograd.grad(wanted, list(parameters.values()))
+    loss, found = ours(model, batch, 0, torch.float32)
+    assert loss == pytest.approx(wanted.item(), rel=1e-6)
+    assert_close(found, dict(zip(parameters, gradients, strict=True)), 1e-5)
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_bfloat16_rounds_about_as_autocast_does(norm: str) -> None:
+    model, batch = make(norm=norm), draw(size=100)
+    parameters = dict(model.named_parameters())
+    loss = super(Encoder, model).masked_loss(batch, seed=0, dtype=torch.bfloat16)
+    autocast = dict(zip(parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True))
+    _, wanted = ours(model, batch, 0, torch.float32)
+    _, found = ours(model, batch, 0, torch.bfloat16)
+
+    def distance(gradients: dict[str, Tensor]) -> float:
+        return math.sqrt(sum((gradients[n] - g).square().sum().item() for n, g in wanted.items()))
+
+    assert distance(found) < 1.25 * distance(autocast)
+
+
+def test_chunks_and_parts_add_up_with_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch = make(0.2), draw(0.3)
+    loss, gradients = ours(model, batch, 7, torch.float32)
+    for words in (1, 40, 100):
+        monkeypatch.setattr(fused, "CHUNK", words)
+        again, found = ours(model, batch, 7, torch.float32)
+        assert again == pytest.approx(loss, rel=1e-6)
+        assert_close(found, gradients, 1e-5)
+    parts = [ours(model, part, 7, torch.float32) for part in split(batch, 7)]
+    assert len(parts) == 5
+    assert sum(part for part, _ in parts) == pytest.approx(loss, rel=1e-6)
+    assert_close({name: sum(g[name] for _, g in parts) for name in gradients}, gradients, 1e-5)
+
+
+def test_dropout_is_keyed_and_of_its_rate() -> None:
+    model, batch = make(0.3), draw()
+    first, same, other = (ours(model, batch, seed, torch.float32) for seed in (1, 1, 2))
+    assert first[0] == same[0]
+    assert all(torch.equal(first[1][name], same[1][name]) for name in first[1])
+    assert first[0] != other[0]
+    # The mean over many seeds is that of the network's own masks: the loss with the module's dropout.
+    found = [fused.masked_loss(model, batch, seed=s, dtype=torch.float32).item() for s in range(200)]
+    torch.manual_seed(0)
+    wanted = [F.cross_entropy(model(batch.ids, batch.index), batch.targets).item() for _ in range(200)]
+    error = math.sqrt((np.var(found) + np.var(wanted)) / 200)
+    assert abs(np.mean(found) - np.mean(wanted)) < 4 * error
+    assert np.std(found) == pytest.approx(np.std(wanted), rel=0.3)
+
+
+def test_frozen_parameters_have_no_gradient() -> None:
+    model, batch = make(), draw()
+    model.position_embedding.weight.requires_grad_(False)
+    model.layers[1].key.requires_grad_(False)
+    model.masked_loss(batch, seed=0, dtype=torch.float32).backward()
+    without = [name for name, p in model.named_parameters() if p.grad is None]
+    assert without == ["position_embedding.weight", "layers.1.key.weight", "layers.1.key.bias"]
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", [
+    "token_embedding.weight", "layers.0.query.weight", "layers.1.key.bias", "layers.2.value.weight",
+    "layers.0.up.bias", "layers.1.down.weight", "embedding_norm.weight", "final_norm.bias", "decoder.bias",
+])  # fmt: skip
+def test_what_is_not_finite_shows_in_the_loss(name: str, value: float, dtype: torch.dtype) -> None:
+    model, batch = make(), draw()
+    with torch.no_grad():
+        dict(model.named_parameters())[name].view(-1)[:] = value
+    assert not math.isfinite(fused.masked_loss(model, batch, seed=0, dtype=dtype).item())
+
+
+def test_words_and_positions_that_the_model_lacks_are_refused() -> None:
+    model, batch = make(), draw()
+    for field in ("ids", "targets"):
+        for wrong in (-1, model.total_vocabulary):
+            broken = getattr(batch, field).clone()
+            broken.view(-1)[0] = wrong
+            with pytest.raises(DataError, match=rf"{wrong} is none of the model's {model.total_vocabulary}"):
+                model.masked_loss(Batch(**{**vars(batch), field: broken}), seed=0, dtype=torch.float32)
+    long = make()
+    long.max_length = 5
+    with pytest.raises(DataError, match="but the model has 5"):
+        long.masked_loss(batch, seed=0, dtype=torch.float32)
+
+
+def test_bfloat16_is_chosen_where_it_pays() -> None:
+    device = torch.device("cpu")
+    wide = torch.bfloat16 if multiplies_bfloat16(device) else torch.float32
+    assert make(shape="128/2/1/128").precision(device) == wide
+    assert make(shape="64/2/1/128").precision(device) == torch.float32
