@@ -14,7 +14,7 @@ import numpy as np
 from numba import njit
 
 from raysweep.languages.pcfg.instructions import Code
-from raysweep.languages.pcfg.simd import BYTES, LANES, load, plus, splat, store, times
+from raysweep.simd import BYTES, LANES, load, plus, splat, store, times
 
 _ONE = np.uint32(1)
 

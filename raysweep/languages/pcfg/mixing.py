@@ -13,7 +13,7 @@ import numpy as np
 from llvmlite import ir
 from numba import njit, types
 
-from raysweep.languages.pcfg.simd import intrinsic
+from raysweep.simd import intrinsic
 
 
 class Mixture(NamedTuple):

@@ -14,7 +14,7 @@ from raysweep.languages.pcfg.grammar import Grammar
 from raysweep.languages.pcfg.instructions import Code, Instructions, flatten
 from raysweep.languages.pcfg.kernels import charts
 from raysweep.languages.pcfg.mixing import Mixture, entropies, log_normalised, normalised
-from raysweep.languages.pcfg.simd import BYTES, LANES
+from raysweep.simd import BYTES, LANES
 
 #: Sentences between two kernels: what the first writes is still in the cache when the second reads it.
 _CHUNK = 8 * LANES

@@ -1,8 +1,10 @@
-"""Attention within the sentences of a chunk: one kernel for short ones, matrix products for long ones.
+"""Attention within the sentences of a chunk, forward and backward, a sentence and a head at a time.
 
 Queries, keys and values are columns of low-precision matrices without their biases, which are added here.
 Sentence s has keys and values in rows `starts[s]` .. `starts[s + 1]` of `keys` and queries in rows
 `asking[s]` .. `asking[s + 1]` of `queries`; `place` numbers the queries' words in the batch, for dropout.
+What belongs to a sentence is copied into small matrices that stay in the first-level cache, with rows and
+columns of zeros up to whole vectors; all that is costly are products of these.
 """
 
 from __future__ import annotations
@@ -10,53 +12,100 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from raysweep.models.fused.scalars import COMPILED, LEVELS, draw, exponential, load, save
+from raysweep.models.fused.scalars import COMPILED, INLINE, LEVELS, draw, exponential, load, save
+from raysweep.simd import fetch, peek, plus, poke, put, splat
 
 _F0, _F1 = np.float32(0.0), np.float32(1.0)
 
+#: Numbers in a vector, and rows of a product that are computed at once.
+LANES, ROWS = 16, 8
 
-@numba.njit(**{**COMPILED, "inline": "always"})
-def _fetch(matrix, shift, first, column, out, count):  # type: ignore[no-untyped-def]
-    """out[:count] = rows from `first` on of the columns from `column` on, biases added."""
-    width = out.shape[1]
+
+@numba.njit(**INLINE)
+def _wide(n):  # type: ignore[no-untyped-def]
+    """Return n rounded up to whole vectors."""
+    return (n + LANES - 1) // LANES * LANES
+
+
+@numba.njit(**INLINE)
+def _product(a, row, column, b, b_row, c, c_row, rows, inner, columns):  # type: ignore[no-untyped-def]
+    """c = a b, all in flat arrays: a's entry (i, k) is at i·row + k·column, b's at k·b_row + j, c's alike.
+
+    Rows of a and c are computed up to the next multiple of `ROWS`, columns up to whole vectors: both must be
+    there.
+    """
+    for j in range(0, columns, LANES):
+        for i in range(0, rows, ROWS):
+            p = i * row
+            c0 = c1 = c2 = c3 = c4 = c5 = c6 = c7 = splat(_F0)
+            for k in range(inner):
+                v = fetch(b, k * b_row + j)
+                q = p + k * column
+                c0 = plus(splat(peek(a, q)), v, c0)
+                c1 = plus(splat(peek(a, q + row)), v, c1)
+                c2 = plus(splat(peek(a, q + 2 * row)), v, c2)
+                c3 = plus(splat(peek(a, q + 3 * row)), v, c3)
+                c4 = plus(splat(peek(a, q + 4 * row)), v, c4)
+                c5 = plus(splat(peek(a, q + 5 * row)), v, c5)
+                c6 = plus(splat(peek(a, q + 6 * row)), v, c6)
+                c7 = plus(splat(peek(a, q + 7 * row)), v, c7)
+            r = i * c_row + j
+            put(c, r, c0)
+            put(c, r + c_row, c1)
+            put(c, r + 2 * c_row, c2)
+            put(c, r + 3 * c_row, c3)
+            put(c, r + 4 * c_row, c4)
+            put(c, r + 5 * c_row, c5)
+            put(c, r + 6 * c_row, c6)
+            put(c, r + 7 * c_row, c7)
+
+
+@numba.njit(**INLINE)
+def _take(matrix, shift, first, column, count, width, out, row):  # type: ignore[no-untyped-def]
+    """Write rows of the columns from `column` on, biases added, into a flat array of rows `row` apart."""
     for i in range(count):
         for c in range(width):
-            out[i, c] = load(matrix, first + i, column + c) + shift[column + c]
+            poke(out, i * row + c, load(matrix, first + i, column + c) + peek(shift, column + c))
 
 
-@numba.njit(**{**COMPILED, "inline": "always"})
-def _softmax(row, count):  # type: ignore[no-untyped-def]
+@numba.njit(**INLINE)
+def _turn(x, x_row, rows, columns, out, row):  # type: ignore[no-untyped-def]
+    """out = the transpose of x."""
+    for i in range(rows):
+        for c in range(columns):
+            poke(out, c * row + i, peek(x, i * x_row + c))
+
+
+@numba.njit(**INLINE)
+def _softmax(x, first, count, scale):  # type: ignore[no-untyped-def]
+    """Replace x[first : first + count] by the softmax of `scale` times it."""
     top = np.float32(-np.inf)
-    for j in range(count):
-        top = max(top, row[j])
+    for j in range(first, first + count):
+        top = max(top, peek(x, j))
     total = _F0
-    for j in range(count):
-        e = exponential(row[j] - top)
-        row[j] = e
+    for j in range(first, first + count):
+        e = exponential((peek(x, j) - top) * scale)
+        poke(x, j, e)
         total += e
     share = _F1 / total
-    for j in range(count):
-        row[j] *= share
+    for j in range(first, first + count):
+        poke(x, j, peek(x, j) * share)
 
 
-@numba.njit(**{**COMPILED, "inline": "always"})
-def _keep(key, number, stride, cut, words, keep, count):  # type: ignore[no-untyped-def]
-    """Write dropout's factors of one query's weights into `keep[:count]`."""
+@numba.njit(**INLINE)
+def _drop(key, number, stride, cut, words, x, first, count, out):  # type: ignore[no-untyped-def]
+    """out = x[first : first + count] with dropout's factors, at the same places."""
     draw(key, number * stride, words[: (count + 3) // 4])
     levels = words.view(np.uint16)
     scale = np.float32(LEVELS / (LEVELS - cut))
     for j in range(count):
-        keep[j] = scale if levels[j] >= cut else _F0
+        poke(out, first + j, peek(x, first + j) * (scale if levels[j] >= cut else _F0))
 
 
-@numba.njit(**{**COMPILED, "inline": "always"})
-def _scores(q, k, scale, row, count):  # type: ignore[no-untyped-def]
-    width = len(q)
-    for j in range(count):
-        dot = _F0
-        for c in range(width):
-            dot += q[c] * k[j, c]
-        row[j] = dot * scale
+@numba.njit(**INLINE)
+def _space(rows, columns):  # type: ignore[no-untyped-def]
+    """Return a flat array of zeros for a matrix whose rows and columns are filled up."""
+    return np.zeros((rows + ROWS) * _wide(columns), dtype=np.float32)
 
 
 @numba.njit(**COMPILED)
@@ -71,91 +120,99 @@ def attend(  # type: ignore[no-untyped-def]
     D = out.shape[1]
     width = D // heads
     scale = np.float32(1.0 / np.sqrt(width))
-    k = np.empty((longest, width), dtype=np.float32)
-    v = np.empty((longest, width), dtype=np.float32)
-    q = np.empty((1, width), dtype=np.float32)
-    row, keep = np.empty(longest, dtype=np.float32), np.ones(longest, dtype=np.float32)
+    W, L = _wide(width), _wide(longest)
+    q, k, v = _space(longest, width), _space(longest, width), _space(longest, width)
+    turned, mixed = _space(width, longest), _space(longest, width)
+    weights = _space(longest, longest)
+    kept = _space(longest, longest) if cut > 0 else weights
     words = np.empty((longest + 3) // 4, dtype=np.uint64)
-    mixed = np.empty(width, dtype=np.float32)
     for s in range(len(starts) - 1):
         first, T = starts[s], starts[s + 1] - starts[s]
+        asked, Q = asking[s], asking[s + 1] - asking[s]
         for h in range(heads):
             column = h * width
-            _fetch(keys, k_shift, first, k_column + column, k, T)
-            _fetch(keys, k_shift, first, k_column + D + column, v, T)
-            for n in range(asking[s], asking[s + 1]):
-                _fetch(queries, q_shift, n, column, q, 1)
-                _scores(q[0], k, scale, row, T)
-                _softmax(row, T)
+            _take(queries, q_shift, asked, column, Q, width, q, W)
+            _take(keys, k_shift, first, k_column + column, T, width, k, W)
+            _take(keys, k_shift, first, k_column + D + column, T, width, v, W)
+            _turn(k, W, T, width, turned, L)
+            _product(q, W, 1, turned, L, weights, L, Q, width, T)
+            for i in range(Q):
+                _softmax(weights, i * L, T, scale)
                 if cut > 0:
-                    _keep(key, place[n] * heads + h, stride, cut, words, keep, T)
+                    number = place[asked + i] * heads + h
+                    _drop(key, number, stride, cut, words, weights, i * L, T, kept)
+            _product(kept, L, 1, v, W, mixed, W, Q, T, width)
+            for i in range(Q):
                 for c in range(width):
-                    mixed[c] = _F0
-                for j in range(T):
-                    p = row[j] * keep[j]
-                    for c in range(width):
-                        mixed[c] += p * v[j, c]
-                for c in range(width):
-                    save(out, n, column + c, mixed[c])
+                    save(out, asked + i, column + c, peek(mixed, i * W + c))
 
 
 @numba.njit(**COMPILED)
 def attend_backward(  # type: ignore[no-untyped-def]
     queries, q_shift, keys, k_shift, k_column, starts, asking, longest, heads, place, key, cut, stride,
-    d_out, d_queries, d_keys, d_q_shift, d_k_shift,
+    d_out, nothing, d_queries, d_keys, d_q_shift, d_k_shift,
 ):  # fmt: skip
     """Write the gradients of queries and of keys and values, given that of `attend`'s `out`.
 
-    They stand where the values themselves stand in `queries` and `keys`.
+    They stand where the values themselves stand in `queries` and `keys`; `nothing` [D] are zeros.
     """
     D = d_out.shape[1]
     width = D // heads
     scale = np.float32(1.0 / np.sqrt(width))
-    k, v = np.empty((longest, width), dtype=np.float32), np.empty((longest, width), dtype=np.float32)
-    d_k, d_v = np.empty((longest, width), dtype=np.float32), np.empty((longest, width), dtype=np.float32)
-    q, e = np.empty((1, width), dtype=np.float32), np.empty(width, dtype=np.float32)
-    row, keep = np.empty(longest, dtype=np.float32), np.ones(longest, dtype=np.float32)
-    slope = np.empty(longest, dtype=np.float32)
+    W, L = _wide(width), _wide(longest)
+    q, k, v = _space(longest, width), _space(longest, width), _space(longest, width)
+    e, made = _space(longest, width), _space(longest, width)
+    turned = _space(width, longest)
+    weights, slopes = _space(longest, longest), _space(longest, longest)
+    kept = _space(longest, longest) if cut > 0 else weights
     words = np.empty((longest + 3) // 4, dtype=np.uint64)
-    d_q = np.empty(width, dtype=np.float32)
     for s in range(len(starts) - 1):
         first, T = starts[s], starts[s + 1] - starts[s]
+        asked, Q = asking[s], asking[s + 1] - asking[s]
         for h in range(heads):
             column = h * width
-            _fetch(keys, k_shift, first, k_column + column, k, T)
-            _fetch(keys, k_shift, first, k_column + D + column, v, T)
-            for j in range(T):
-                for c in range(width):
-                    d_k[j, c] = _F0
-                    d_v[j, c] = _F0
-            for n in range(asking[s], asking[s + 1]):
-                _fetch(queries, q_shift, n, column, q, 1)
-                _scores(q[0], k, scale, row, T)
-                _softmax(row, T)
+            _take(queries, q_shift, asked, column, Q, width, q, W)
+            _take(d_out, nothing, asked, column, Q, width, e, W)
+            _take(keys, k_shift, first, k_column + column, T, width, k, W)
+            _take(keys, k_shift, first, k_column + D + column, T, width, v, W)
+            _turn(k, W, T, width, turned, L)
+            _product(q, W, 1, turned, L, weights, L, Q, width, T)
+            _turn(v, W, T, width, turned, L)
+            _product(e, W, 1, turned, L, slopes, L, Q, width, T)
+            for i in range(Q):
+                a = i * L
+                _softmax(weights, a, T, scale)
                 if cut > 0:
-                    _keep(key, place[n] * heads + h, stride, cut, words, keep, T)
-                for c in range(width):
-                    e[c] = load(d_out, n, column + c)
-                _scores(e, v, _F1, slope, T)
+                    number = place[asked + i] * heads + h
+                    _drop(key, number, stride, cut, words, weights, a, T, kept)
+                # With weights p, factors m and kept = m p: (slope m) p is slope times kept.
                 total = _F0
-                for j in range(T):
-                    slope[j] *= keep[j]
-                    total += slope[j] * row[j]
+                for j in range(a, a + T):
+                    x = peek(slopes, j) * peek(kept, j)
+                    poke(slopes, j, x)
+                    total += x
+                for j in range(a, a + T):
+                    poke(slopes, j, (peek(slopes, j) - total * peek(weights, j)) * scale)
+            _product(slopes, L, 1, k, W, made, W, Q, T, width)
+            for i in range(Q):
                 for c in range(width):
-                    d_q[c] = _F0
-                for j in range(T):
-                    p = row[j] * keep[j]
-                    w = row[j] * (slope[j] - total) * scale
-                    for c in range(width):
-                        d_v[j, c] += p * e[c]
-                        d_k[j, c] += w * q[0, c]
-                        d_q[c] += w * k[j, c]
+                    poke(d_q_shift, column + c, peek(d_q_shift, column + c) + peek(made, i * W + c))
+                    save(d_queries, asked + i, column + c, peek(made, i * W + c))
+            _product(slopes, 1, L, q, W, made, W, T, Q, width)
+            for i in range(T):
                 for c in range(width):
-                    d_q_shift[column + c] += d_q[c]
-                    save(d_queries, n, column + c, d_q[c])
-            for j in range(T):
+                    poke(
+                        d_k_shift,
+                        k_column + column + c,
+                        peek(d_k_shift, k_column + column + c) + peek(made, i * W + c),
+                    )
+                    save(d_keys, first + i, k_column + column + c, peek(made, i * W + c))
+            _product(kept, 1, L, e, W, made, W, T, Q, width)
+            for i in range(T):
                 for c in range(width):
-                    d_k_shift[k_column + column + c] += d_k[j, c]
-                    d_k_shift[k_column + D + column + c] += d_v[j, c]
-                    save(d_keys, first + j, k_column + column + c, d_k[j, c])
-                    save(d_keys, first + j, k_column + D + column + c, d_v[j, c])
+                    poke(
+                        d_k_shift,
+                        k_column + D + column + c,
+                        peek(d_k_shift, k_column + D + column + c) + peek(made, i * W + c),
+                    )
+                    save(d_keys, first + i, k_column + D + column + c, peek(made, i * W + c))

@@ -302,15 +302,15 @@ class _Pass:
         d_o = self._junction_backward(d, d_y, kept.s1, kept.stats1, layer.output_bias, one, k, 1)
         d_mixed = layer.output.back(d_o, kept.mixed)
         d_key_value = torch.empty_like(kept.key_value)
-        bias = layer.projection_bias.gradient
+        bias, nothing = layer.projection_bias.gradient, np.zeros(D, dtype=np.float32)
         arguments = self._attention(k, kept.query, kept.key_value)
         if k + 1 < len(self.weights.layers):
             place = array(d_key_value)
-            attention.attend_backward(*arguments, array(d_mixed), place, place, bias, bias)
+            attention.attend_backward(*arguments, array(d_mixed), nothing, place, place, bias, bias)
             return d, layer.projection.back(d_key_value, kept.y)
         d_query = torch.empty_like(kept.query)
         attention.attend_backward(
-            *arguments, array(d_mixed), array(d_query), array(d_key_value), bias[:D], bias[D:]
+            *arguments, array(d_mixed), nothing, array(d_query), array(d_key_value), bias[:D], bias[D:]
         )
         d_asking = layer.projection.part(slice(0, D)).back(d_query, kept.asking)
         d_y = layer.projection.part(slice(D, None)).back(d_key_value, kept.y)

@@ -14,11 +14,9 @@ import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic as _intrinsic
 from numba.extending import overload
 
-#: Its own types know nothing of the context argument that callers leave out.
-intrinsic: Any = _intrinsic
+from raysweep.simd import intrinsic, peek, poke
 
 #: How kernels are compiled: sums may be regrouped, but infinities and NaN stay what they are.
 COMPILED: dict[str, Any] = {
@@ -58,8 +56,10 @@ def save(array: Any, row: int, column: int, x: Any) -> None:
 @overload(load, inline="always")
 def _load(array, row, column):  # type: ignore[no-untyped-def]
     if array.dtype == types.uint16:
-        return lambda array, row, column: float_of(np.uint32(np.uint32(array[row, column]) << _HALF))
-    return lambda array, row, column: array[row, column]
+        return lambda array, row, column: float_of(
+            np.uint32(np.uint32(peek(array, row * array.shape[1] + column)) << _HALF)
+        )
+    return lambda array, row, column: peek(array, row * array.shape[1] + column)
 
 
 @overload(save, inline="always")
@@ -68,12 +68,13 @@ def _save(array, row, column, x):  # type: ignore[no-untyped-def]
 
         def rounded(array, row, column, x):  # type: ignore[no-untyped-def]
             bits = bits_of(x)
-            array[row, column] = np.uint16((bits + _ROUND + ((bits >> _HALF) & _ONE)) >> _HALF)
+            bits = (bits + _ROUND + ((bits >> _HALF) & _ONE)) >> _HALF
+            poke(array, row * array.shape[1] + column, np.uint16(bits))
 
         return rounded
 
     def plain(array, row, column, x):  # type: ignore[no-untyped-def]
-        array[row, column] = x
+        poke(array, row * array.shape[1] + column, x)
 
     return plain
 

@@ -2,11 +2,16 @@
 
     load(array, row, column)            the vector at columns column .. of a row
     store(array, row, column, vector)
+    fetch(array, place)                 the vector from element `place` of an array [n] on
+    put(array, place, vector)
+    peek(array, place)                  the element at `place`, counted over all axes, and
+    poke(array, place, number)          storing one: without numba's test for negative indices, which
+                                        keeps loops from being made vector loops
     splat(number)                       the vector that holds a number everywhere
     times(x, y), plus(x, y, z)          x y and x y + z, contracted into one operation where there is one
 
-Arrays are [rows, LANES] in C order, aligned to 64 bytes.  A processor with shorter registers uses several for
-a vector.
+Arrays of rows are [rows, LANES] in C order, aligned to 64 bytes; others are in C order too.  A
+processor with shorter registers uses several for a vector.
 """
 
 from __future__ import annotations
@@ -70,6 +75,52 @@ def store(context, array, row, column, vector):  # type: ignore[no-untyped-def]
         return context.get_dummy_value()
 
     return types.none(array, types.int64, types.int64, vector), generate
+
+
+def _element(context, builder, kind, array, place):  # type: ignore[no-untyped-def]
+    data = context.make_array(kind)(context, builder, array)
+    return builder.gep(data.data, [place], inbounds=True)
+
+
+def _vector(context, builder, kind, array, place):  # type: ignore[no-untyped-def]
+    return builder.bitcast(_element(context, builder, kind, array, place), _shape(kind.dtype).as_pointer())
+
+
+@intrinsic
+def peek(context, array, place):  # type: ignore[no-untyped-def]
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        return builder.load(_element(context, builder, signature.args[0], *arguments))
+
+    return array.dtype(array, types.int64), generate
+
+
+@intrinsic
+def poke(context, array, place, number):  # type: ignore[no-untyped-def]
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        builder.store(arguments[2], _element(context, builder, signature.args[0], *arguments[:2]))
+        return context.get_dummy_value()
+
+    return types.none(array, types.int64, array.dtype), generate
+
+
+@intrinsic
+def fetch(context, array, place):  # type: ignore[no-untyped-def]
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        out = builder.load(_vector(context, builder, signature.args[0], *arguments))
+        out.align = array.dtype.bitwidth // 8
+        return out
+
+    return Vector(array.dtype)(array, types.int64), generate
+
+
+@intrinsic
+def put(context, array, place, vector):  # type: ignore[no-untyped-def]
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        pointer = _vector(context, builder, signature.args[0], *arguments[:2])
+        builder.store(arguments[2], pointer, align=array.dtype.bitwidth // 8)
+        return context.get_dummy_value()
+
+    return types.none(array, types.int64, vector), generate
 
 
 @intrinsic
