@@ -50,9 +50,7 @@ class Directions:
     signs, θ ∘ v_i; without `random` all are one: θ itself if `scaled`, else ones.
     """
 
-    def __init__(
-        self, model: MaskedLM, *, seed: int = 0, random: bool = True, scaled: bool = False
-    ) -> None:
+    def __init__(self, model: MaskedLM, *, seed: int = 0, random: bool = True, scaled: bool = False) -> None:
         self.model, self.seed, self.random, self.scaled = model, seed, random, scaled
         self.parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
         if not self.parameters:
@@ -145,9 +143,7 @@ class Directions:
     def _check(self, ids: Tensor, positions: Tensor, index: Tensor) -> None:
         """Compare both ways on one input; a model that uses its modules otherwise is worked off singly."""
         self._checked = True
-        one, other = (
-            _slopes(*way(ids, positions, index))[1] for way in (self._hooked, self._written_out)
-        )
+        one, other = (_slopes(*way(ids, positions, index))[1] for way in (self._hooked, self._written_out))
         # What is not finite is told where it is measured.
         self._together = not bool((one - other).norm() > _TOLERANCE[self._dtype] * other.norm())
 

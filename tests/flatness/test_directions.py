@@ -43,7 +43,9 @@ def truth(model, masked, position, direction):
     return z.detach(), torch.stack(first).detach(), torch.stack(second)
 
 
-@pytest.mark.parametrize("options", [{}, {"scaled": True}, {"scaled": True, "random": False}, {"random": False}])
+@pytest.mark.parametrize(
+    "options", [{}, {"scaled": True}, {"scaled": True, "random": False}, {"random": False}]
+)
 @pytest.mark.parametrize("form", ["pre", "post", "lstm"])
 def test_first_and_second_derivatives(form, options, make_model, lstm, inputs):
     model = lstm if form == "lstm" else make_model(form).eval()

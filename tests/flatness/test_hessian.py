@@ -9,9 +9,11 @@ from dense_oracle import flat, gauss_newton, hessians, tiny_model
 
 from raysweep.errors import DataError
 from raysweep.flatness.directions import Directions
-from raysweep.flatness.fisher import input_traces
+from raysweep.flatness.fisher import draw_positions, input_traces
 from raysweep.flatness.hessian import hessian_trace, residual_traces
 from raysweep.flatness.pool import Pool
+from raysweep.languages.hmm import HMM
+from raysweep.models.encoder import EncoderConfig
 
 WORDS = 5
 
@@ -86,7 +88,9 @@ def test_a_saturated_model_has_no_residual(world):
         assert estimate.residual.value == pytest.approx(0, abs=1e-9 * estimate.gauss_newton.value)
         assert estimate.value == pytest.approx(estimate.gauss_newton.value, rel=1e-9)
         dense = hessians(model, masked, world["positions"], probabilities)
-        torch.testing.assert_close(dense, gauss_newton(model, masked, world["positions"]), rtol=1e-7, atol=1e-7)
+        torch.testing.assert_close(
+            dense, gauss_newton(model, masked, world["positions"]), rtol=1e-7, atol=1e-7
+        )
     finally:
         with torch.no_grad():
             model.decoder.bias[WORDS:] += 1e4
@@ -141,3 +145,31 @@ def test_conditionals_must_fit(make_model, make_ids):
         hessian_trace(make_model(), ids, positions, log_probs=torch.zeros(4, 3))
     with pytest.raises(DataError, match="positions: give one for each sentence"):
         Pool.of(make_model(), ids, torch.full((4,), 7))
+
+
+def test_soft_labels_cut_the_noise_of_the_residual():
+    """Near saturation the residual's variance falls by 30 and more, at fixed seeds."""
+    language = HMM.random(states=4, vocabulary=6, length=5, blocks=2, tasks=(2,))
+    model = EncoderConfig(shape="16/1/1/32", dropout=0.0).build(language, seed=0)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for step in range(300):
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-2 * min(1.0, (300 - step) / 100)
+        ids = language.sample(64, seed=1, start=64 * step)
+        positions = draw_positions(ids, language.pad_id, seed=step)
+        pool = Pool.of(model, ids, positions, log_probs=language.conditionals_at(ids, positions))
+        loss = pool.losses(model(pool.masked, pool.positions), torch.arange(64)).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    ids = language.sample(512, seed=2)
+    positions = draw_positions(ids, language.pad_id, seed=0)
+    soft = hessian_trace(model, ids, positions, log_probs=language.conditionals_at(ids, positions))
+    hard = hessian_trace(model, ids, positions)
+    assert soft.gauss_newton == hard.gauss_newton
+    assert (hard.residual.standard_error / soft.residual.standard_error) ** 2 > 30
+    error = math.hypot(hard.residual.standard_error, soft.residual.standard_error)
+    assert abs(hard.residual.value - soft.residual.value) < 4 * error
+    # With hard labels the noise of the residual is as large as the trace's own, and more.
+    assert soft.residual.standard_error < 0.3 * soft.gauss_newton.standard_error
+    assert hard.residual.standard_error > soft.gauss_newton.standard_error
