@@ -181,6 +181,8 @@ class Directions:
             name = self._names[id(bias)]
             change = self._rowwise(name, self._shared_part(name), output)
             total = change if total is None else total + change
+        if total is None:
+            raise RuntimeError(f"{module} has no parameter to move")
         return total
 
     def _begin(self, index: Tensor) -> None:

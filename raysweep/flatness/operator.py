@@ -3,15 +3,14 @@
     H = ∇²L,       G = (1/n) Σ_i J_iᵀ (diag p_i − p_i p_iᵀ) J_i          (raysweep.flatness.pool)
 
 A product Hv is the gradient of ⟨∇L, v⟩; Gv is Jᵀ(diag p − ppᵀ)(Jv) with Jv by differentiating Jᵀu with
-respect to u (Pearlmutter, "Fast exact multiplication by the Hessian", Neural Computation 6, 1994; Schraudolph,
-Neural Computation 14, 2002).  All is reverse mode, for which recurrent networks have kernels, and whose graph
-can be kept: with `keep`, all products at one model share one forward and one backward pass.
+respect to u (Pearlmutter, "Fast exact multiplication by the Hessian", Neural Computation 6, 1994;
+Schraudolph, Neural Computation 14, 2002).  All is reverse mode, for which recurrent networks have kernels,
+and whose graph can be kept: with `keep`, all products at one model share one forward and one backward pass.
 
-curvlinops has such operators too, and the tests hold these to its Gauss-Newton matrix.  Its products with the
-Hessian are wrong for the weights of LayerNorm (version 3.0.1 with torch 2.13: it maps them over vectors, and
-the rule by which torch does that to layer_norm's backward pass is wrong); it computes the graph anew for every
-product; and its import brings torchvision, which has to fit the build of torch.  So it is a peer here, and no
-dependency.
+curvlinops has such operators too, and the tests compare with it.  Its products with the Hessian are wrong for
+the weights of LayerNorm (version 3.0.1 with torch 2.13, which it asks to map a product over vectors); it
+computes the graph anew for every product; and it requires torchvision, which has to fit the build of torch.
+So it is a peer here, and no dependency.
 """
 
 from __future__ import annotations

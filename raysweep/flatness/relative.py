@@ -4,10 +4,10 @@ Scaled trace: the trace of the Fisher matrix with respect to relative changes of
 
     Σ_i θ_i² F_ii = Tr diag(θ) F diag(θ),
 
-which is that of log|θ|.  Where scaling some parameters by c and others by 1/c leaves the network's function as
-it is, F_ii changes by 1/c² and c²: the trace of F can be made anything (Dinh, Pascanu, Bengio and Bengio,
-"Sharp minima can generalize for deep nets", ICML 2017), this sum stays (see Tsuzuku, Sato and Sugiyama,
-"Normalized flat minima", ICML 2020).
+which is that of log|θ|.  Where scaling some parameters by c and others by 1/c leaves the network's function
+as it is, F_ii changes by 1/c² and c²: the trace of F can be made as large as one likes (Dinh, Pascanu, Bengio
+and Bengio, "Sharp minima can generalize for deep nets", ICML 2017), this sum stays (see Tsuzuku, Sato and
+Sugiyama, "Normalized flat minima", ICML 2020).
 
 Fisher-Rao norm: θᵀFθ, the squared change of the model's predictions under scaling all parameters alike
 (Liang, Poggio, Rakhlin and Stokes, "Fisher-Rao metric, geometry, and complexity of neural networks",

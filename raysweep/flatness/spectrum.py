@@ -4,8 +4,8 @@ Extreme eigenvalues come from the implicitly restarted Lanczos method (ARPACK, t
 
     φ(λ) = (1/P) Σ_j δ(λ − λ_j)
 
-comes from stochastic Lanczos quadrature: m steps of the Lanczos method from a random vector v of P signs give a
-tridiagonal matrix with eigenvalues x_k, and weights w_k, the squared first entries of its eigenvectors, for
+comes from stochastic Lanczos quadrature: m steps of the Lanczos method from a random vector v of P signs give
+a tridiagonal matrix with eigenvalues x_k, and weights w_k, the squared first entries of its eigenvectors, for
 which
 
     (1/P) vᵀ f(A) v = Σ_k w_k f(x_k)    for every polynomial f of degree 2m − 1 and less.
@@ -20,7 +20,7 @@ optimization via Hessian eigenvalue density" (ICML 2019).
 >>> matrix = aslinearoperator(np.diag(np.arange(10.0)))
 >>> extreme_eigenvalues(matrix, 2).round(6).tolist()
 [9.0, 8.0]
->>> density(matrix, steps=10).trace.value
+>>> round(density(matrix, steps=10).trace.value, 6)
 45.0
 """
 
@@ -69,7 +69,7 @@ class Density:
         return Estimate.of(torch.from_numpy((self.weights * values).sum(axis=1)))
 
     def at(self, grid: np.ndarray, width: float) -> np.ndarray:
-        """Return the density at the points of `grid`, every point a Gaussian of standard deviation `width`."""
+        """Return the density at the points of `grid`, nodes widened to Gaussians of deviation `width`."""
         distance = (np.asarray(grid)[:, None] - self.nodes.ravel()) / width
         bumps = np.exp(-0.5 * distance**2) / (width * np.sqrt(2 * np.pi))
         found: np.ndarray = bumps @ self.weights.ravel() / len(self.weights)

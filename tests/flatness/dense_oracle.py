@@ -28,7 +28,10 @@ def jacobian(model, masked, position):
     parameters = [p for p in model.parameters() if p.requires_grad]
     logits = model(masked[None, :length], position[None])[0]
     rows = [torch.autograd.grad(z, parameters, retain_graph=True, allow_unused=True) for z in logits]
-    filled = [[torch.zeros_like(p) if g is None else g for g, p in zip(row, parameters)] for row in rows]
+    filled = [
+        [torch.zeros_like(p) if g is None else g for g, p in zip(row, parameters, strict=True)]
+        for row in rows
+    ]
     return logits.detach(), torch.stack([flat(row) for row in filled])
 
 
@@ -54,6 +57,8 @@ def hessians(model, masked, positions, probabilities):
         rows = []
         for value in flat(gradient):
             second = torch.autograd.grad(value, parameters, retain_graph=True, allow_unused=True)
-            rows.append(flat(torch.zeros_like(p) if g is None else g for g, p in zip(second, parameters)))
+            rows.append(
+                flat(torch.zeros_like(p) if g is None else g for g, p in zip(second, parameters, strict=True))
+            )
         found.append(torch.stack(rows))
     return torch.stack(found)

@@ -138,9 +138,10 @@ def test_a_model_that_uses_its_modules_otherwise_is_worked_off_singly(inputs, ca
     directions = Directions(model)
     with caplog.at_level(logging.INFO, logger="raysweep.flatness"):
         _, slopes = directions.first(*inputs)
-    assert [record.message.split(":")[0] for record in caplog.records] == [
-        "Shared uses other modules than Linear, LayerNorm and Embedding, or these otherwise than by calling them"
-    ]
+    (record,) = caplog.records
+    assert record.message.startswith(
+        "Shared uses other modules than Linear, LayerNorm and Embedding, or these"
+    )
     for row in range(len(slopes)):
         _, first, _ = truth(model, inputs[0][row], inputs[1][row], directions.at(int(inputs[2][row])))
         torch.testing.assert_close(slopes[row], first, rtol=1e-9, atol=1e-9)

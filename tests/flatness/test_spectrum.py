@@ -1,4 +1,4 @@
-"""Products, eigenvalues and densities against dense matrices, and against curvlinops where it is installed."""
+"""Products, eigenvalues and densities against dense matrices; against curvlinops where it is installed."""
 
 import math
 
@@ -54,7 +54,9 @@ def test_products_with_the_hessian_are_differences_of_gradients(world):
     ahead, behind = (
         flat(
             gradient_at(
-                model, pool, {n: p + sign * step * v.view_as(p) for (n, p), v in zip(here.items(), parts)}
+                model,
+                pool,
+                {n: p + sign * step * v.view_as(p) for (n, p), v in zip(here.items(), parts, strict=True)},
             )[0].values()
         )
         for sign in (1, -1)
@@ -138,7 +140,7 @@ def test_lstm_and_frozen_parameters():
 
 
 def test_float32_models_keep_four_digits(world):
-    model, pool, dense = world
+    _, pool, dense = world
     single = tiny_model("post").float()
     operator = CurvatureOperator(single, pool, matrix="hessian")
     found = extreme_eigenvalues(operator, 3)
@@ -147,7 +149,7 @@ def test_float32_models_keep_four_digits(world):
 
 @pytest.mark.parametrize("matrix", MATRICES)
 def test_equals_curvlinops(world, matrix):
-    """Without LayerNorm's own parameters, for which curvlinops 3.0.1 gives wrong products with the Hessian."""
+    """Without LayerNorm's own parameters, for which curvlinops 3.0.1 gives wrong Hessian products."""
     curvlinops = pytest.importorskip("curvlinops")
     pool = world[1]
     model = tiny_model("post")
@@ -181,7 +183,7 @@ def test_equals_curvlinops(world, matrix):
 
 
 def test_what_cannot_be_asked(world):
-    model, pool, dense = world
+    _, pool, dense = world
     operator = aslinearoperator(dense["hessian"])
     with pytest.raises(ConfigError, match=r"0 eigenvalues of a matrix of \d+ rows: ask for 1 to"):
         extreme_eigenvalues(operator, 0)
