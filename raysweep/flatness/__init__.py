@@ -1,5 +1,7 @@
 """How flat the loss is at a model: the trace of its Fisher matrix, by ghost norms."""
 
-from raysweep.flatness.fisher import TraceEstimate, fisher_trace
+from raysweep.flatness.estimate import Contrast, TraceEstimate, compare
+from raysweep.flatness.fisher import fisher_trace
+from raysweep.flatness.huggingface import HuggingFaceMaskedLM
 
-__all__ = ["TraceEstimate", "fisher_trace"]
+__all__ = ["Contrast", "HuggingFaceMaskedLM", "TraceEstimate", "compare", "fisher_trace"]

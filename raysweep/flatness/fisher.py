@@ -2,14 +2,19 @@
 
     Tr F = E_{x,t} E_{y ~ f(x)} ‖∇_θ log f_y(x)‖²
 
-over sentences x with one uniformly drawn masked position t.  Where the model has reached the conditionals of
-its language this is the trace of the Hessian of the pre-training loss (Liu, Xie, Li and Ma, "Same
-pre-training loss, better downstream", ICML 2023, section 4); away from there it is the trace of the
-Gauss-Newton matrix and differs from it.
+over sentences x with a masked position t.  Where the model has reached the conditionals of its language this
+is the trace of the Hessian of the pre-training loss (Liu, Xie, Li and Ma, "Same pre-training loss, better
+downstream", ICML 2023, section 4); away from there it is the trace of the Gauss-Newton matrix and differs
+from it.
+
+With several masked positions M(x) in a sentence, as in training that masks 15 %, the loss is the mean over
+all masked positions, and so is the trace:  Tr F = E Σ_{t∈M(x)} E_{y ~ f_t(x)} ‖∇_θ log f_{t,y}(x)‖² / E
+|M(x)|.
 
 Each input gives one unbiased value from one backward pass (raysweep.flatness.vectors) by ghost norms
-(raysweep.flatness.ghost).  Inputs are independent, so the mean's standard error is that of their values,
-which holds both the spread over inputs and that of the test vectors.
+(raysweep.flatness.ghost), or slower, and said, for models that these do not know
+(raysweep.flatness.fallback). Inputs are independent, so the mean's standard error is that of their values,
+which holds both the spread over inputs and that of the test vectors (raysweep.flatness.estimate).
 
 >>> from raysweep.languages.hmm import HMM
 >>> from raysweep.models.encoder import EncoderConfig
@@ -22,103 +27,53 @@ which holds both the spread over inputs and that of the test vectors.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+import logging
+import math
 
 import torch
 from torch import Tensor, nn
 
-from raysweep import seeding
-from raysweep.errors import ConfigError, DataError
-from raysweep.flatness.ghost import GhostNorms
-from raysweep.flatness.vectors import Vectors, cotangents
-from raysweep.languages.base import Estimate
-from raysweep.models.base import MaskedLM
+from raysweep.errors import ConfigError
+from raysweep.flatness.enlarged import enlarged
+from raysweep.flatness.estimate import (
+    InputTraces,
+    TraceEstimate,
+    effective_sample_size,
+    parameter_group,
+    summarise,
+)
+from raysweep.flatness.evaluating import evaluating
+from raysweep.flatness.fallback import gradient_norms
+from raysweep.flatness.inputs import (
+    batch_rows,
+    check_sentences,
+    draw_positions,
+    keys,
+    mask_id,
+    masked_places,
+    padding_id,
+)
+from raysweep.flatness.vectors import Vectors, check_vectors, cotangents, count
 
-_HEAD = {"final_norm", "head_dense", "head_norm", "decoder"}
+__all__ = [
+    "InputTraces",
+    "TraceEstimate",
+    "draw_positions",
+    "effective_sample_size",
+    "fisher_trace",
+    "input_traces",
+    "parameter_group",
+    "summarise",
+]
 
+log = logging.getLogger("raysweep.flatness")
 
-@dataclass(frozen=True, kw_only=True)
-class TraceEstimate:
-    """A Fisher trace in nats: the mean of `n` independent inputs, and what it is made of.
-
-    `per_input` [n] float64 are the inputs' own values; `per_group` and `per_parameter` split the mean;
-    `excluded` names the frozen parameters, which are not part of it.
-    """
-
-    value: float
-    standard_error: float
-    n: int
-    per_group: Mapping[str, Estimate]
-    per_parameter: Mapping[str, Estimate]
-    per_input: Tensor
-    excluded: tuple[str, ...]
-
-    @property
-    def effective_sample_size(self) -> float:
-        """(Σ x)² / Σ x² of the inputs' values: n if all are equal, 1 if one of them is everything."""
-        return effective_sample_size(self.per_input)
-
-    @property
-    def largest_share(self) -> float:
-        """The share of the sum that the largest input contributes."""
-        return (self.per_input.max() / self.per_input.sum()).item()
-
-
-@dataclass(frozen=True, kw_only=True)
-class InputTraces:
-    """Values of single inputs: `values` [n, P] float64, a column for each of the parameters `names`."""
-
-    names: tuple[str, ...]
-    values: Tensor
-    excluded: tuple[str, ...]
-
-    def by_group(self) -> dict[str, Tensor]:
-        """Return the values [n] of each parameter group, in the model's order."""
-        groups: dict[str, Tensor] = {}
-        for column, name in enumerate(self.names):
-            group = parameter_group(name)
-            value = self.values[:, column]
-            groups[group] = groups[group] + value if group in groups else value
-        return groups
-
-
-def parameter_group(name: str) -> str:
-    """Return the group of a parameter: `embedding`, `layers.<i>` or `head`; else its first name.
-
-    A decoder tied to the token embedding counts there, with all of its gradient.
-
-    >>> [parameter_group(n) for n in ("token_embedding.weight", "layers.3.up.bias", "decoder.bias")]
-    ['embedding', 'layers.3', 'head']
-    """
-    first, *rest = name.split(".")
-    if first in _HEAD:
-        return "head"
-    if first.endswith("embedding") or first == "embedding_norm":
-        return "embedding"
-    return f"{first}.{rest[0]}" if len(rest) > 1 and rest[0].isdigit() else first
-
-
-def effective_sample_size(values: Tensor) -> float:
-    """Return (Σ x)² / Σ x² of non-negative `values` [n]."""
-    return (values.sum().square() / values.square().sum()).item()
-
-
-def draw_positions(ids: Tensor, pad_id: int, *, seed: int, start: int = 0) -> Tensor:
-    """Draw one position [n] uniformly from the words of each sentence of `ids` [n, T].
-
-    Row i is keyed by (seed, start + i).
-    """
-    _check_sentences(ids)
-    index = torch.arange(start, start + len(ids))
-    lengths = (ids != pad_id).sum(dim=1).cpu()
-    draws = seeding.uniforms(seed, "position", index, 1)[:, 0]
-    return (draws * lengths).long().to(ids.device)
+#: Inputs at the first look of the sequential rule.
+FIRST_LOOK = 512
 
 
 def input_traces(
-    model: MaskedLM,
+    model: nn.Module,
     ids: Tensor,
     positions: Tensor,
     *,
@@ -126,110 +81,153 @@ def input_traces(
     start: int = 0,
     vectors: Vectors = "rademacher",
     draws: int = 1,
-    batch: int = 64,
+    batch: int | None = None,
 ) -> InputTraces:
-    """Return an unbiased value of Tr F at each sentence of `ids` [n, T] with `positions` [n] masked.
+    """Return an unbiased value of Tr F at each sentence of `ids` [n, T] with `positions` masked.
 
     Arguments and errors are those of `fisher_trace`.
     """
-    _check_sentences(ids)
-    _check_positions(model, ids, positions)
-    if draws < 1 or batch < 1:
+    check_sentences(ids)
+    check_vectors(vectors)
+    if draws < 1 or (batch is not None and batch < 1):
         raise ConfigError(f"draws={draws}, batch={batch}: both must be at least 1")
     device = next(model.parameters()).device
-    ids, positions = ids.to(device), positions.to(device)
-    masked = ids.scatter(1, positions[:, None], model.pad_id + 1)
+    ids = ids.to(device)
+    pad_id = padding_id(model)
+    positions, marked = masked_places(ids, positions.to(device), pad_id)
+    masked = ids.masked_fill(marked, mask_id(model))
     index = torch.arange(start, start + len(ids), device=device)
-    lengths = (ids != model.pad_id).sum(dim=1)
-    # Neighbours in length share a batch, cut to its longest: most batches then hold no padding at all.
-    order = lengths.argsort(stable=True)
-    with _evaluating(model), GhostNorms(model) as ghost:
-        ends = order[[0, -1]]
-        ghost.verify(masked[ends], positions[ends])
-        values = torch.empty(len(ids), len(ghost.names), dtype=torch.float64, device=device)
-        for rows in torch.split(order, batch):
-            longest = int(lengths[rows[-1]])
-            logits = ghost.forward(masked[rows, :longest], positions[rows])
-            total = torch.zeros(len(rows), len(ghost.names), dtype=torch.float64, device=device)
-            count = logits.shape[1] if vectors == "exact" else draws
-            pairs = cotangents(logits, index[rows], kind=vectors, seed=seed, draws=draws)
+    lengths = (ids != pad_id).sum(dim=1)
+    ends = lengths.argsort(stable=True)[[0, -1]]
+    with evaluating(model), gradient_norms(model, masked[ends], positions[ends]) as (work, reason):
+        values = torch.empty(len(ids), len(work.names), dtype=torch.float64, device=device)
+        spread = torch.zeros(len(ids), dtype=torch.float64, device=device)
+        for rows in batch_rows(lengths, int(getattr(model, "width", 512)), batch):
+            at = positions[rows]
+            logits = work.forward(masked[rows, : int(lengths[rows[-1]])], at)
+            pairs = cotangents(
+                logits,
+                index[rows],
+                kind=vectors,
+                seed=seed,
+                draws=draws,
+                real=at >= 0 if at.dim() == 2 else None,
+            )
+            number = count(vectors, logits, draws)
+            total = torch.zeros(len(rows), len(work.names), dtype=torch.float64, device=device)
+            # Mean and sum of squared deviations of the draws' totals (Welford, 1962).
+            mean, apart = torch.zeros_like(spread[rows]), torch.zeros_like(spread[rows])
             for k, (v, weight) in enumerate(pairs):
-                total += weight * ghost.norms(v, last=k + 1 == count)
+                found = work.norms(v, last=k + 1 == number)
+                total += weight * found
+                if draws > 1:
+                    whole = found.sum(dim=1)
+                    before = whole - mean
+                    mean += before / (k + 1)
+                    apart += before * (whole - mean)
             values[rows] = total
-        return InputTraces(names=tuple(ghost.names), values=values.cpu(), excluded=tuple(ghost.excluded))
+            if draws > 1:
+                spread[rows] = apart / (draws - 1) / draws
+        known = vectors == "exact" or draws > 1
+        if vectors == "exact":
+            spread.zero_()
+        return InputTraces(
+            names=tuple(work.names),
+            values=values.cpu(),
+            excluded=tuple(work.excluded),
+            weights=marked.sum(dim=1).double().cpu(),
+            spread=spread.cpu() if known else None,
+            keys=keys(masked, positions, pad_id),
+            drawn=(vectors, 1 if vectors == "exact" else draws, seed, start),
+            method=work.method,
+            reason=reason,
+        )
 
 
 def fisher_trace(
-    model: MaskedLM,
+    model: nn.Module,
     ids: Tensor,
     positions: Tensor | None = None,
     *,
+    target_rse: float | None = None,
+    enlarged_to: str | None = None,
     seed: int = 0,
     start: int = 0,
     vectors: Vectors = "rademacher",
     draws: int = 1,
-    batch: int = 64,
+    batch: int | None = None,
 ) -> TraceEstimate:
-    """Estimate Tr F of `model` on sentences `ids` [n, T], one masked position each; dropout is off.
+    """Estimate Tr F of `model` on a pool of sentences `ids` [n, T] with masked positions; dropout is off.
 
-    `ids` are right-padded with the model's `pad_id`.  `positions` [n] are drawn uniformly over each
-    sentence's words when None.  `seed` and the inputs' numbers `start .. start+n-1` key positions and test
-    vectors: the same for every model.  `draws` random vectors are averaged at each input (more inputs serve
-    better than more draws).  Parameters with `requires_grad` False are left out and named in `excluded`.
+    `ids` are right-padded with the model's `pad_id`.  `positions` are one a sentence [n], several [n, m] with
+    −1 for none, or a mask [n, T] of bools; when None, one is drawn uniformly over each sentence's words.
+    `seed` and the inputs' numbers `start .. start+n-1` key positions and test vectors: the same for every
+    model.  `draws` random vectors are averaged at each input (more inputs serve better than more draws).
+    Parameters with `requires_grad` False are left out and named in `excluded`.  With `enlarged_to` the trace
+    is that of the model seen as an encoder of that shape, in closed form (raysweep.flatness.enlarged).
+    `batch` inputs are worked off at once, by default as many as suit the device.
 
-    Raises `DataError` for sentences or positions that do not fit the model, `ConfigError` for a model with
-    trainable parameters whose gradient norms are not known.
+    By default all inputs are used.  With `target_rse` the rule is sequential and fixed beforehand: the pool
+    is taken in its order, looked at after 512 inputs and then after as many as the last look says are needed,
+    but at most twice as many as at that look, and the first look ends it at which the relative standard error
+    is at most `target_rse` and nothing speaks against the normal interval.  Where the inputs run out before,
+    `reached` is False.  The interval at such a stop covers what it says up to a fraction of a percentage
+    point (Chow and Robbins, "On the asymptotic theory of fixed-width sequential confidence intervals", 1965,
+    of the limit; measured in tests/flatness/test_statistics.py).
+
+    Raises `DataError` for sentences or positions that do not fit the model, and `ConfigError` for options
+    without sense, a shape that cannot hold the model, a model without trainable parameters or one whose
+    inputs see one another.
     """
+    check_sentences(ids)
+    if target_rse is not None and not 0 < target_rse < 1:
+        raise ConfigError(f"target_rse={target_rse}: give a relative standard error in (0, 1), such as 0.01")
     if positions is None:
-        positions = draw_positions(ids, model.pad_id, seed=seed, start=start)
-    traces = input_traces(
-        model, ids, positions, seed=seed, start=start, vectors=vectors, draws=draws, batch=batch
-    )
-    return summarise(traces)
+        positions = draw_positions(ids, padding_id(model), seed=seed, start=start)
 
-
-def summarise(traces: InputTraces) -> TraceEstimate:
-    """Return the mean over inputs with its standard error, and its parts."""
-    per_input = traces.values.sum(dim=1)
-    whole = Estimate.of(per_input)
-    return TraceEstimate(
-        value=whole.value,
-        standard_error=whole.standard_error,
-        n=whole.n,
-        per_group={group: Estimate.of(value) for group, value in traces.by_group().items()},
-        per_parameter={
-            name: Estimate.of(traces.values[:, column]) for column, name in enumerate(traces.names)
-        },
-        per_input=per_input,
-        excluded=traces.excluded,
-    )
-
-
-def _check_sentences(ids: Tensor) -> None:
-    if ids.dim() != 2 or len(ids) == 0:
-        raise DataError(f"ids of shape {list(ids.shape)}: give at least one sentence, as [n, T]")
-
-
-def _check_positions(model: MaskedLM, ids: Tensor, positions: Tensor) -> None:
-    if positions.shape != ids.shape[:1]:
-        raise DataError(f"positions of shape {list(positions.shape)} for {len(ids)} sentences: give one each")
-    lengths = (ids != model.pad_id).sum(dim=1)
-    wrong = (positions < 0) | (positions.to(ids.device) >= lengths)
-    if bool(wrong.any()):
-        row = int(wrong.nonzero()[0])
-        raise DataError(
-            f"sentence {row}: masked position {int(positions[row])} is not one of its "
-            f"{int(lengths[row])} words"
+    def measured(rows: slice) -> InputTraces:
+        found = input_traces(
+            model,
+            ids[rows],
+            positions[rows],
+            seed=seed,
+            start=start + rows.start,
+            vectors=vectors,
+            draws=draws,
+            batch=batch,
         )
+        return found if enlarged_to is None else enlarged(found, model, enlarged_to)
+
+    if target_rse is None:
+        estimate = summarise(measured(slice(0, len(ids))))
+    else:
+        done = min(FIRST_LOOK, len(ids))
+        traces = measured(slice(0, done))
+        while True:
+            estimate = summarise(traces, target_rse=target_rse)
+            enough = estimate.relative_standard_error <= target_rse and estimate.warning is None
+            if enough or done == len(ids):
+                break
+            upto = next_look(done, estimate.relative_standard_error, target_rse, len(ids))
+            traces = traces.joined(measured(slice(done, upto)))
+            done = upto
+        estimate = summarise(traces, target_rse=target_rse, reached=enough)
+        if not enough:
+            log.warning(
+                "the pool's %d inputs give a relative standard error of %.3g, not %.3g; give more",
+                *(len(ids), estimate.relative_standard_error, target_rse),
+            )
+    if estimate.warning is not None:
+        log.warning("the interval of this Fisher trace is not to be trusted: %s", estimate.warning)
+    return estimate
 
 
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode, and every module back as it was."""
-    modes: Sequence[tuple[nn.Module, bool]] = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
+def next_look(done: int, rse: float, target: float, pool: int) -> int:
+    """Return the number of inputs at the next look, behind one with relative standard error `rse` at `done`.
+
+    >>> [next_look(512, rse, 0.01, 1000) for rse in (0.02, 0.0105)]
+    [1000, 593]
+    """
+    # A twentieth more than the last look says, so that the next one is seldom short by a little.
+    needed = math.ceil(1.05 * done * (rse / target) ** 2) if math.isfinite(rse) else 2 * done
+    return min(max(needed, done + 32), 2 * done, pool)

@@ -1,289 +1,308 @@
 """Ghost norms: every input's own gradient norm from one backward pass over a batch.
 
-For logits z(x; θ) with Jacobian J = ∂z/∂θ at one masked position, and a cotangent v for each input, the
-squared norms ‖Jᵀv‖² are wanted for each input and parameter, without ever forming a gradient.  With the
-input a_s and the output's cotangent d_s of a module at the S places where it is applied to one sentence,
+For logits z(x; θ) with Jacobian J = ∂z/∂θ at the masked positions of an input, and a cotangent v for each
+input, the squared norms ‖Jᵀv‖² are wanted for each input and parameter, without ever forming a gradient.
+With the input a_s and the output's cotangent d_s of a module at the S places where it is applied to one
+sentence,
 
     linear weight        ‖Σ_s d_s a_sᵀ‖² = Σ_{s,t} (a_s·a_t)(d_s·d_t),
     embedding            ‖Σ_s e_{x_s} d_sᵀ‖² = Σ_{s,t} 1[x_s = x_t] (d_s·d_t),
     linear and embedding that share one weight:  both, and  2 Σ_{s,t} d_s[x_t] (a_s·d'_t),
     bias                 ‖Σ_s d_s‖²,
-    LayerNorm weight     ‖Σ_s x̂_s ⊙ d_s‖², its bias ‖Σ_s d_s‖².
+    LayerNorm weight     ‖Σ_s x̂_s ⊙ d_s‖², its bias ‖Σ_s d_s‖²,
+    LSTM                 two matrices and two biases with d_s the cotangent of the gates at step s, and a_s
+                         the input or the hidden state before it (`raysweep.flatness.recurrence`).
 
 Linear weights take whichever is cheaper: this form, S²(I + O) products, or the plain one, S·I·O.
 Sources: Goodfellow, "Efficient per-example gradient computations" (2015); Li, Tramèr, Liang and Hashimoto,
 "Large language models can be strong differentially private learners" (ICLR 2022), appendix F.
 
-The values hold for modules called as modules, one row of the batch per input.  `GhostNorms.verify` compares
-them with autograd's on real inputs, so that a model that computes otherwise is refused.
+Linear modules that are called on one tensor, such as an attention's queries, keys and values, are computed as
+one matrix product and share its Gram matrix; `raysweep.flatness.taps` sees to it.  The values hold for
+modules called as modules, one row of the batch per input.  `GhostNorms.verify` compares them with autograd's
+on real inputs, so that a model that computes otherwise is found out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import Sequence
+from typing import Protocol, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from raysweep.errors import ConfigError, RunFailedError
+from raysweep.flatness.taps import NotCoveredError, Taps, Term, check_module, places
+from raysweep.models.base import MaskedLM
 
 #: Share of the total by which a verified norm may differ from autograd's, by dtype.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 5e-2}
 
 
-@dataclass(frozen=True)
-class _Call:
-    """One call of one module: `inputs` [B, S, I] or ids [B, S], `output` [B, S, O]."""
+class Norms(Protocol):
+    """Squared norms of Jᵀv by input and parameter, however they are computed; a context manager.
 
-    module: nn.Module
-    inputs: Tensor
-    output: Tensor
-    gram: int  # calls with the same number share one input, and its Gram matrix
-    distinct: bool = False  # an embedding's ids are all different
+    `names` are the parameters of the columns, `excluded` the frozen ones, `method` says how it is done.
+    """
+
+    names: list[str]
+    excluded: list[str]
+    method: str
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """Return the logits [B, V] at `positions` [B] of masked `ids` [B, T], or [B, m, V] at [B, m]."""
+
+    def norms(self, cotangents: Tensor, *, last: bool = True) -> Tensor:
+        """Return ‖Jᵀv‖² of `cotangents`, shaped as the logits: float64 [B, P], columns `names`."""
 
 
-@dataclass(frozen=True)
-class _Use:
-    """One role of a parameter: `weight` or `bias` of a module."""
+def masked_logits(model: nn.Module, ids: Tensor, positions: Tensor) -> Tensor:
+    """Return logits [B, V] at `positions` [B] of masked `ids` [B, T], or [B, m, V] at `positions` [B, m].
 
-    module: nn.Module
-    role: str
+    A position of −1 stands for none, and its logits mean nothing.
+    """
+    if positions.dim() == 1 or not isinstance(model, MaskedLM):
+        logits: Tensor = model(ids, positions)
+        return logits
+    hidden = model.encode(ids)
+    index = positions.clamp(min=0)[:, :, None].expand(-1, -1, hidden.shape[-1])
+    return model.head(hidden.gather(1, index))
+
+
+def split_parameters(model: nn.Module) -> tuple[dict[str, nn.Parameter], list[str]]:
+    """Return the trainable parameters by name, each once, and the names of the frozen ones.
+
+    Raises `ConfigError` for a model without any that is trainable.
+    """
+    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not trainable:
+        raise ConfigError("the model has no trainable parameter, so it has no Fisher trace")
+    return trainable, [name for name, p in model.named_parameters() if not p.requires_grad]
 
 
 class GhostNorms:
     """Per-input squared gradient norms of a masked language model, one column a trainable parameter.
 
-    Use as a context manager; hooks are removed at its end.  Frozen parameters are left out and named in
-    `excluded`.
-
-    Raises `ConfigError` for a trainable parameter of a module that is not a plain `nn.Linear`,
-    `nn.LayerNorm` or `nn.Embedding`.
+    Known are plain `nn.Linear`, `nn.LayerNorm`, `nn.Embedding` and `nn.LSTM`; parameters of other modules
+    have norm 0, until `verify` finds one that is used.  Use as a context manager: within it the model's
+    modules record what they do while `forward` runs.  Its weights must stay as they are meanwhile.  Frozen
+    parameters are left out and named in `excluded`.  Raises `ConfigError` for a model without trainable
+    parameters.
     """
+
+    method = "ghost norms"
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self.names: list[str] = []
-        self.excluded: list[str] = []
-        self._parameters: list[nn.Parameter] = []
-        for name, parameter in model.named_parameters():
-            if parameter.requires_grad:
-                self.names.append(name)
-                self._parameters.append(parameter)
-            else:
-                self.excluded.append(name)
-        if not self.names:
-            raise ConfigError("the model has no trainable parameter, so it has no Fisher trace")
-        self._uses: dict[int, list[_Use]] = {id(p): [] for p in self._parameters}
-        self._modules: list[nn.Module] = []
+        parameters, self.excluded = split_parameters(model)
+        self.names = list(parameters)
+        self._parameters = list(parameters.values())
+        wanted = {id(p) for p in self._parameters}
+        modules = []
+        #: What is said of a parameter of other modules, should it turn out to be used.
+        self._unknown: dict[int, str] = {}
         for path, module in model.named_modules():
-            own = [(r, p) for r, p in module.named_parameters(recurse=False) if id(p) in self._uses]
-            if own:
-                _check_module(path, module)
-                self._modules.append(module)
-            for role, parameter in own:
-                self._uses[id(parameter)].append(_Use(module, role))
-        self._handles: list[Any] = []
-        self._recording = False
-        self._clear()
+            own = {id(p) for p in module.parameters(recurse=False)} & wanted
+            if own and check_module(module):
+                modules.append(module)
+            elif own:
+                told = f"{path or 'the model itself'}: parameters of a {type(module).__name__}"
+                self._unknown.update(dict.fromkeys(own, f"{told} have no known ghost norm"))
+        self._taps = Taps(modules, wanted)
+        self._logits: Tensor | None = None
 
     def __enter__(self) -> Self:
-        self._handles = [module.register_forward_hook(self._record) for module in self._modules]
+        self._taps.attach()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-        self._clear()
-
-    def _clear(self) -> None:
-        self._calls: list[_Call] = []
-        self._inputs: dict[int, tuple[int, Any]] = {}
-        self._grams: dict[int, Tensor] = {}
-        self._logits: Tensor | None = None
-        self._rows = 0
+    def __exit__(self, *error: object) -> None:
+        self._taps.detach()
+        self._logits = None
 
     def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
-        """Return the logits [B, V] at `positions` [B] of masked `ids` [B, T], detached; keep the graph."""
-        self._clear()
-        self._rows = len(ids)
-        self._recording = True
-        try:
-            with torch.enable_grad():
-                self._logits = self.model(ids, positions)
-        finally:
-            self._recording = False
-        called = {id(call.module) for call in self._calls}
-        for name, parameter in zip(self.names, self._parameters, strict=True):
-            if not any(id(use.module) in called for use in self._uses[id(parameter)]):
-                raise ConfigError(
-                    f"parameter {name} takes no visible part in the forward pass; freeze it "
-                    "(requires_grad_(False)) to leave it out of the trace, or call its module as a module"
-                )
+        """Return the logits [B, V] at `positions` [B] of masked `ids` [B, T], detached; keep the graph.
+
+        `positions` [B, m] give logits [B, m, V]; −1 among them stands for none, and wants a cotangent of 0.
+        """
+        if not self._taps.explored:
+            # Which modules share an input is seen on one row, before anything is computed together.
+            with self._taps.recording(1), torch.enable_grad():
+                masked_logits(self.model, ids[:1], positions[:1])
+            self._taps.explore()
+        with self._taps.recording(len(ids)), torch.enable_grad():
+            self._logits = masked_logits(self.model, ids, positions)
         return self._logits.detach()
 
     def norms(self, cotangents: Tensor, *, last: bool = True) -> Tensor:
-        """Return ‖Jᵀv‖² of `cotangents` v [B, V] by input and parameter: float64 [B, P], columns `names`.
+        """Return ‖Jᵀv‖² of `cotangents`, shaped as the logits, by input and parameter: float64 [B, P].
 
         The graph of `forward` is freed unless `last` is False.
         """
         if self._logits is None:
             raise RuntimeError("call forward first")
-        gradients = torch.autograd.grad(
-            self._logits, [call.output for call in self._calls], cotangents, retain_graph=not last
+        outputs = self._taps.outputs
+        found = torch.autograd.grad(
+            self._logits, outputs, cotangents, retain_graph=not last, allow_unused=True
         )
-        calls: dict[int, list[tuple[_Call, Tensor]]] = {}
-        for call, gradient in zip(self._calls, gradients, strict=True):
-            calls.setdefault(id(call.module), []).append((call, _places(gradient)))
-        columns = [self._norm(self._uses[id(p)], calls) for p in self._parameters]
+        gradients = []
+        for tap, (d, out) in enumerate(zip(found, outputs, strict=True)):
+            d = wide(torch.zeros_like(out) if d is None else d)
+            gradients.append(d.transpose(0, 1) if tap in self._taps.timed else places(d))
+        work = _Batch(gradients, self._taps.grams)
+        rows = len(cotangents)
+        columns = []
+        for parameter in self._parameters:
+            terms = self._taps.terms.get(id(parameter))
+            columns.append(work.norm(terms) if terms else gradients[0].new_zeros(rows))
         if last:
-            self._clear()
-        return torch.stack(columns, dim=1)
-
-    def _norm(self, uses: list[_Use], calls: Mapping[int, list[tuple[_Call, Tensor]]]) -> Tensor:
-        """Return the squared norm [B] of one parameter's gradient: all pairs of its uses."""
-        terms = [(use, *call) for use in uses for call in calls.get(id(use.module), ())]
-        roles = {use.role for use in uses}
-        if roles == {"bias"} or all(isinstance(use.module, nn.LayerNorm) for use in uses):
-            return _squared(torch.stack([_vector(use, call, d) for use, call, d in terms]).sum(dim=0))
-        total = torch.zeros(self._rows, dtype=torch.float64, device=terms[0][2].device)
-        for i, (_, call, d) in enumerate(terms):
-            total += self._own(call, d)
-            for _, other, e in terms[i + 1 :]:
-                total += 2 * _cross(call, d, other, e)
-        return total
-
-    def _own(self, call: _Call, d: Tensor) -> Tensor:
-        """Return ‖gradient‖² [B] of a matrix from one call with cotangents d [B, S, O]."""
-        a, places = call.inputs, d.shape[1]
-        if isinstance(call.module, nn.Embedding):
-            if call.distinct or places == 1:
-                return _squared(d.flatten(1))
-            if call.gram not in self._grams:
-                self._grams[call.gram] = (a[:, :, None] == a[:, None, :]).to(d.dtype)
-        elif places == 1:
-            return _squared(a[:, 0]) * _squared(d[:, 0])
-        elif places * (a.shape[2] + d.shape[2]) > a.shape[2] * d.shape[2]:
-            return _squared((d.transpose(1, 2) @ a).flatten(1))
-        elif call.gram not in self._grams:
-            self._grams[call.gram] = a @ a.transpose(1, 2)
-        return (self._grams[call.gram] * (d @ d.transpose(1, 2))).sum((1, 2), dtype=torch.float64)
-
-    def _record(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
-        """Keep a call's input and output; called by torch behind every forward of a parametric module."""
-        if not self._recording:
-            return None
-        inputs = args[0]
-        changed = False
-        distinct = False
-        if isinstance(module, nn.Embedding):
-            output, changed = output.detach(), True
-            if inputs.dim() == 1:
-                # Ids shared by all rows, such as positions: each row gets its own copy of the output, or
-                # its cotangent would be summed over the batch.
-                distinct = len(inputs.unique()) == len(inputs)
-                inputs = inputs.expand(self._rows, -1)
-                output = output.expand(self._rows, *output.shape).contiguous()
-        elif not output.requires_grad:
-            output, changed = output.detach(), True
-        if changed:
-            output.requires_grad_()
-        if inputs.shape[0] != self._rows:
-            raise ConfigError(
-                f"a {type(module).__name__} was called on {inputs.shape[0]} rows for {self._rows} inputs; "
-                "ghost norms need the batch as the first axis of every call"
-            )
-        # The tensor is kept beside its number, so that its id cannot be given to another one.
-        number, _ = self._inputs.setdefault(id(args[0]), (len(self._inputs), args[0]))
-        flat = inputs.flatten(1) if isinstance(module, nn.Embedding) else _places(inputs.detach())
-        self._calls.append(_Call(module, flat, output, number, distinct))
-        return output if changed else None
+            self._taps.clear()
+            self._logits = None
+        return torch.stack(columns, dim=1).double()
 
     def verify(self, ids: Tensor, positions: Tensor) -> None:
-        """Compare with autograd's own gradients on `ids` [B, T] at `positions` [B], one backward an input.
+        """Compare with autograd's own gradients on `ids` [B, T] at `positions`, one backward an input.
 
-        Raises `ConfigError` naming the worst parameter where one differs by more than `TOLERANCE` of the
+        Raises `NotCoveredError` naming the worst parameter where one differs by more than `TOLERANCE` of the
         total, and `RunFailedError` where gradients are not finite.
         """
-        logits = self.forward(ids, positions)
-        # Signs that differ from class to class and row to row, so that no term vanishes by symmetry.
-        signs = torch.arange(logits.numel(), device=logits.device).mul(2654435761).bitwise_right_shift(13)
-        v = (signs.bitwise_and(1) * 2 - 1).to(logits.dtype).view_as(logits)
+        v = some_signs(self.forward(ids, positions), positions)
         ghost = self.norms(v)
         with torch.enable_grad():
-            truth = self.model(ids, positions)
+            truth = masked_logits(self.model, ids, positions)
         for row in range(len(ids)):
-            gradients = torch.autograd.grad(
-                truth[row], self._parameters, v[row], retain_graph=row + 1 < len(ids), allow_unused=True
-            )
-            dense = torch.stack(
-                [ghost.new_zeros(()) if g is None else g.double().square().sum() for g in gradients]
-            )
-            if not bool(dense.isfinite().all()):
-                raise RunFailedError(
-                    "the model's gradients are not finite, so it has no Fisher trace; "
-                    "look at its training loss, and lower the learning rate"
-                )
+            dense = own_norms(truth[row], self._parameters, v[row], keep=row + 1 < len(ids))
             gap = (dense - ghost[row]).abs() / dense.sum()
-            if not bool((gap <= TOLERANCE[logits.dtype]).all()):
+            if not bool((gap <= TOLERANCE[v.dtype]).all()):
                 worst = int(gap.nan_to_num(nan=torch.inf).argmax())
-                raise ConfigError(
+                unknown = self._unknown.get(id(self._parameters[worst]))
+                if unknown is not None:
+                    raise NotCoveredError(unknown)
+                raise NotCoveredError(
                     f"the model uses {self.names[worst]} otherwise than by calling its module: squared "
                     f"gradient norm {float(dense[worst]):.6g}, but {float(ghost[row, worst]):.6g} by ghost "
-                    "norms; its Fisher trace cannot be computed this way"
+                    "norms"
                 )
 
 
-def _check_module(path: str, module: nn.Module) -> None:
-    """Refuse a module whose gradient norms are not known."""
-    known = type(module) in (nn.Linear, nn.LayerNorm, nn.Embedding)
-    if isinstance(module, nn.Embedding):
-        known &= module.max_norm is None and not module.scale_grad_by_freq and module.padding_idx is None
-    if isinstance(module, nn.LayerNorm):
-        known &= len(module.normalized_shape) == 1
-    if not known:
-        raise ConfigError(
-            f"{path or 'the model itself'}: the trainable parameters of {module} have no known ghost norm; "
-            "use plain nn.Linear, nn.LayerNorm or nn.Embedding, or freeze them (requires_grad_(False))"
+def some_signs(logits: Tensor, positions: Tensor) -> Tensor:
+    """Return a cotangent to check with: signs that differ from class to class, 0 where no position is."""
+    # No pattern by row or class, so that no term vanishes by symmetry.
+    signs = torch.arange(logits.numel(), device=logits.device).mul(2654435761).bitwise_right_shift(13)
+    v = (signs.bitwise_and(1) * 2 - 1).to(logits.dtype).view_as(logits)
+    return v * (positions >= 0)[..., None]
+
+
+def own_norms(logits: Tensor, parameters: Sequence[Tensor], v: Tensor, *, keep: bool = False) -> Tensor:
+    """Return ‖Jᵀv‖² [P], float64, of one input by autograd; raises `RunFailedError` if it is not finite."""
+    gradients = torch.autograd.grad(logits, parameters, v, retain_graph=keep, allow_unused=True)
+    zero = torch.zeros((), dtype=torch.float64, device=v.device)
+    norms = torch.stack([zero if g is None else g.double().square().sum() for g in gradients])
+    require_finite(norms)
+    return norms
+
+
+def require_finite(x: Tensor) -> None:
+    """Raise `RunFailedError` unless logits, or gradients' norms, are finite."""
+    if not bool(x.isfinite().all()):
+        raise RunFailedError(
+            "the model's gradients are not finite, so it has no Fisher trace; "
+            "look at its training loss, and lower the learning rate"
         )
 
 
-def _places(x: Tensor) -> Tensor:
-    """Return x [B, ..., D] as [B, S, D]."""
-    return x[:, None] if x.dim() == 2 else x.flatten(1, -2)
+class _Batch:
+    """The norms of one batch: cotangents [B, S, O] of every tap, and Gram matrices by what they are of."""
+
+    def __init__(self, gradients: list[Tensor], grams: dict[int, Tensor]) -> None:
+        self._gradients = gradients
+        self._inputs = grams
+        self._outputs: dict[tuple[object, ...], Tensor] = {}
+
+    def norm(self, terms: Sequence[Term]) -> Tensor:
+        """Return the squared norm [B] of one parameter's gradient: all pairs of its uses."""
+        if terms[0].kind in ("sum", "scale"):
+            vector = self._vector(terms[0])
+            for term in terms[1:]:
+                vector = vector + self._vector(term)
+            return squared(vector)
+        total = self._own(terms[0])
+        for i, term in enumerate(terms):
+            if i:
+                total = total + self._own(term)
+            for other in terms[i + 1 :]:
+                total = total + 2 * self._cross(term, other)
+        return total
+
+    def _cotangent(self, term: Term) -> Tensor:
+        d = self._gradients[term.tap]
+        if term.part is not None:
+            d = d[..., term.part]
+        return d if term.blind is None else d.masked_fill(term.blind[:, :, None], 0.0)
+
+    def _vector(self, term: Term) -> Tensor:
+        """Return the gradient itself [B, D] of a bias, or of a LayerNorm's weight."""
+        d = self._cotangent(term)
+        if term.kind == "scale":
+            d = d * F.layer_norm(wide(term.inputs), term.inputs.shape[-1:], eps=term.eps)
+        return d.sum(dim=1)
+
+    def _own(self, term: Term) -> Tensor:
+        """Return ‖gradient‖² [B] of a matrix from one use with cotangents d [B, S, O]."""
+        a, d = term.inputs, self._cotangent(term)
+        if term.kind == "lookup":
+            if a.shape[1] == 1:
+                return squared(d[:, 0])
+            if term.gram not in self._inputs:
+                self._inputs[term.gram] = (a[:, :, None] == a[:, None, :]).to(d.dtype)
+            return inner(self._inputs[term.gram], self._gram(d))
+        a = wide(a)
+        if a.shape[1] == 1:
+            return squared(a[:, 0]) * squared(d[:, 0])
+        if a.shape[1] * (a.shape[2] + d.shape[2]) > a.shape[2] * d.shape[2]:
+            return squared((d.transpose(1, 2) @ a).flatten(1))
+        if term.gram not in self._inputs:
+            self._inputs[term.gram] = a @ a.transpose(1, 2)
+        return inner(self._inputs[term.gram], self._gram(d))
+
+    def _gram(self, d: Tensor) -> Tensor:
+        """Return d dᵀ [B, S, S]; uses that share a cotangent, such as summed embeddings, share it."""
+        key = (d.data_ptr(), d.shape, d.stride())
+        if key not in self._outputs:
+            self._outputs[key] = d @ d.transpose(1, 2)
+        return self._outputs[key]
+
+    def _cross(self, one: Term, other: Term) -> Tensor:
+        """Return <gradient from one use, gradient from another> [B] of a matrix that both share."""
+        kinds = (one.kind, other.kind)
+        if kinds == ("lookup", "matrix"):
+            return self._cross(other, one)
+        d, e = self._cotangent(one), self._cotangent(other)
+        if kinds == ("matrix", "lookup"):
+            # d [B, S, V] has a column for every row of the table: those that were looked up are picked out.
+            picked = d.gather(2, other.inputs[:, None, :].expand(-1, d.shape[1], -1))
+            return inner(picked, wide(one.inputs) @ e.transpose(1, 2))
+        if kinds == ("lookup", "lookup"):
+            picked = (one.inputs[:, :, None] == other.inputs[:, None, :]).to(d.dtype)
+        else:
+            picked = wide(one.inputs) @ wide(other.inputs).transpose(1, 2)
+        return inner(picked, d @ e.transpose(1, 2))
 
 
-def _squared(x: Tensor) -> Tensor:
-    """Return the squared norm [B] of each row of x [B, N], in float64."""
-    return x.square().sum(dim=1, dtype=torch.float64)
+def wide(x: Tensor) -> Tensor:
+    """Return x in float32 at least: sums of products do not suit the half types."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
-def _vector(use: _Use, call: _Call, d: Tensor) -> Tensor:
-    """Return the gradient itself [B, D] of a bias, or of a LayerNorm's weight."""
-    if use.role == "weight" and isinstance(call.module, nn.LayerNorm):
-        d = d * F.layer_norm(call.inputs, call.module.normalized_shape, eps=call.module.eps)
-    return d.sum(dim=1)
+def squared(x: Tensor) -> Tensor:
+    """Return the squared norm [B] of each row of x [B, N]."""
+    return torch.linalg.vecdot(x, x)
 
 
-def _cross(one: _Call, d: Tensor, other: _Call, e: Tensor) -> Tensor:
-    """Return <gradient from one call, gradient from another> [B] of a matrix that both share."""
-    lookups = [isinstance(call.module, nn.Embedding) for call in (one, other)]
-    if lookups == [True, False]:
-        return _cross(other, e, one, d)
-    if lookups == [False, True]:
-        # d [B, S, V] has a column for every row of the table: those that were looked up are picked out.
-        picked = d.gather(2, other.inputs[:, None, :].expand(-1, d.shape[1], -1))
-        weight = one.inputs @ e.transpose(1, 2)
-    elif lookups == [True, True]:
-        picked = (one.inputs[:, :, None] == other.inputs[:, None, :]).to(d.dtype)
-        weight = d @ e.transpose(1, 2)
-    else:
-        picked = one.inputs @ other.inputs.transpose(1, 2)
-        weight = d @ e.transpose(1, 2)
-    return (picked * weight).sum((1, 2), dtype=torch.float64)
+def inner(x: Tensor, y: Tensor) -> Tensor:
+    """Return the inner product [B] of the matrices of x and y [B, S, T]."""
+    return (x * y).sum(dim=(1, 2))

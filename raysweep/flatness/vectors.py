@@ -8,48 +8,93 @@ With L = (I − p1ᵀ) diag(√p), LLᵀ = diag p − ppᵀ, so any r with E rr�
 
 - `rademacher`: v = Lr with random signs r, that is u = √p∘r and v = u − p·Σu.  The relative variance of the
   estimate is at most 2 for every p and J.
+- `gaussian`: the same with standard normal r; at most 2 as well, and never below that of signs.
 - `label`: v = e_y − p with y ~ p, the form of Liu et al. (ICML 2023), appendix B.1.  Its relative variance
   has no bound for a confident p.
 - `exact`: the V vectors √p_c (e_c − p), whose squared norms sum to Tr F: no randomness, V backward passes.
 
-Randomness is keyed by (seed, input number), so two models are compared on common random numbers.
+At an input with several masked positions every position has its own p and vector, drawn independently, and
+one backward pass takes them all: the cross terms vanish in the mean, so that E‖Σ_t J_tᵀv_t‖² = Σ_t Tr F_t,
+and the bound of 2 holds for the sum.  `exact` takes the positions one after the other.
+
+Randomness is keyed by (seed, input number), and does not depend on what else is in the batch, so two models
+are compared on common random numbers.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from raysweep import seeding
+from raysweep.errors import ConfigError
 
-Vectors = Literal["rademacher", "label", "exact"]
+Vectors = Literal["rademacher", "gaussian", "label", "exact"]
+
+
+def check_vectors(kind: str) -> None:
+    """Raise `ConfigError` for a kind that is none."""
+    if kind not in get_args(Vectors):
+        raise ConfigError(f"vectors={kind!r}: use one of {', '.join(get_args(Vectors))}")
+
+
+def count(kind: Vectors, logits: Tensor, draws: int) -> int:
+    """Return the number of vectors that `cotangents` yields for logits [B, V] or [B, m, V]."""
+    return math.prod(logits.shape[1:]) if kind == "exact" else draws
 
 
 def cotangents(
-    logits: Tensor, index: Tensor, *, kind: Vectors, seed: int, draws: int
+    logits: Tensor, index: Tensor, *, kind: Vectors, seed: int, draws: int, real: Tensor | None = None
 ) -> Iterator[tuple[Tensor, float]]:
-    """Yield pairs (v [B, V], weight): Σ weight·‖Jᵀv‖² estimates Tr F at each input (or is it, if exact).
+    """Yield pairs (v, weight), v shaped as `logits`: Σ weight·‖Jᵀv‖² estimates Tr F at each input.
 
-    `index` [B] numbers the inputs.  `draws` is the number of random vectors an input; `exact` takes none.
+    `logits` are [B, V], or [B, m, V] with `real` [B, m] False where there is no position; `index` [B] numbers
+    the inputs.  `draws` is the number of random vectors an input; `exact` takes none, and is Tr F itself.
     """
-    p = logits.double().softmax(dim=-1)
-    if kind == "exact":
-        for c in range(p.shape[1]):
-            v = -p * p[:, c : c + 1].sqrt()
-            v[:, c] += p[:, c].sqrt()
-            yield v.to(logits.dtype), 1.0
-    elif kind == "rademacher":
-        signs = seeding.signs(seed, "test-vector", index, draws * p.shape[1]).to(p)
-        for r in signs.view(len(index), draws, -1).unbind(1):
-            u = p.sqrt() * r
-            yield (u - p * u.sum(dim=1, keepdim=True)).to(logits.dtype), 1.0 / draws
+    z = logits if logits.dim() == 3 else logits[:, None]
+    z = z if z.dtype == torch.float64 else z.float()
+    p = z.softmax(dim=-1)
+    if real is not None:
+        # Without probabilities no vector has anything at places that are none.
+        p = p * real[:, :, None]
+    made = _exact(p) if kind == "exact" else _drawn(p, index, kind, seed, draws)
+    for v, weight in made:
+        yield v.to(logits.dtype).view_as(logits), weight
+
+
+def _exact(p: Tensor) -> Iterator[tuple[Tensor, float]]:
+    for slot in range(p.shape[1]):
+        for c in range(p.shape[2]):
+            v = torch.zeros_like(p)
+            root = p[:, slot, c].sqrt()
+            v[:, slot] = -p[:, slot] * root[:, None]
+            v[:, slot, c] += root
+            yield v, 1.0
+
+
+def _drawn(p: Tensor, index: Tensor, kind: str, seed: int, draws: int) -> Iterator[tuple[Tensor, float]]:
+    """Yield random vectors; they are drawn slot by slot, so that more slots in a batch change none."""
+    rows, slots, classes = p.shape
+    if kind == "label":
+        levels = seeding.uniforms(seed, "test-label", index, slots * draws).view(rows, slots, draws)
+        total = p.double().cumsum(dim=-1)
+        # Rounding may leave the last sum under 1, and the level above it; none is drawn above that sum.
+        labels = torch.searchsorted(total, levels * total[:, :, -1:]).clamp_(max=classes - 1)
+        there = total[:, :, -1:].gt(0).to(p)
+        for y in labels.unbind(2):
+            yield (-p).scatter_add(2, y[:, :, None], there), 1.0 / draws
+        return
+    size = slots * draws * classes
+    if kind == "gaussian":
+        levels = seeding.uniforms(seed, "test-normal", index, size)
+        r = torch.special.ndtri(levels).to(p)
     else:
-        levels = seeding.uniforms(seed, "test-label", index, draws).to(p)
-        # Rounding may leave the last sum under 1, and the level above it.
-        labels = torch.searchsorted(p.cumsum(dim=1), levels).clamp_(max=p.shape[1] - 1)
-        for y in labels.unbind(1):
-            v = (-p).scatter_add(1, y[:, None], torch.ones_like(p[:, :1]))
-            yield v.to(logits.dtype), 1.0 / draws
+        r = seeding.signs(seed, "test-vector", index, size).to(p)
+    root = p.sqrt()
+    for part in r.view(rows, slots, draws, classes).unbind(2):
+        u = root * part
+        yield u - p * u.sum(dim=-1, keepdim=True), 1.0 / draws

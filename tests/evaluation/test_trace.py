@@ -5,10 +5,14 @@ import torch
 from pydantic import ValidationError
 
 from raysweep.errors import ConfigError
-from raysweep.evaluation import LookupTable
+from raysweep.evaluation import LookupTable, ModelSubject
 from raysweep.evaluation.trace import TraceConfig
 from raysweep.flatness import fisher_trace
+from raysweep.models.encoder import EncoderConfig
+from raysweep.models.enlarge import enlarge
+from raysweep.models.lstm import LSTMConfig
 from raysweep.seeding import derive
+from raysweep.training.data import some_positions
 
 
 def test_equals_the_public_estimate(pcfg, make_subject, run):
@@ -47,12 +51,94 @@ def test_models_are_measured_on_common_random_numbers(hmm, make_subject, run):
     assert 0 < abs(first.value - near.value) < 0.2 * first.standard_error
 
 
+def test_masked_rate_is_the_mean_over_words(pcfg, make_subject, run):
+    subject = make_subject(pcfg)
+    config = TraceConfig(inputs=60, shard_size=25, mask=0.5, vectors="exact")
+    metrics = run(config, subject)
+    ids = pcfg.sample(60, seed=derive(0, "trace"))
+    mask = some_positions(
+        pcfg.lengths(ids), ids.shape[1], 0.5, seed=derive(0, "trace", "mask"), sentences=torch.arange(60)
+    )
+    assert mask.sum(dim=1).max() > 1
+    estimate = fisher_trace(subject.model, ids, mask, vectors="exact")
+    assert metrics["trace"].value == pytest.approx(estimate.value, rel=1e-5)
+    assert metrics["trace"].standard_error == pytest.approx(estimate.standard_error, rel=1e-5)
+    assert metrics["trace_pool_standard_error"].value == 0
+
+
+def test_enlarged_view(hmm, make_subject, run):
+    subject = make_subject(hmm)
+    metrics = run(TraceConfig(inputs=40, shard_size=16, enlarged_to="24/6/3/48"), subject)
+    larger = ModelSubject(hmm, enlarge(subject.model, "24/6/3/48"))
+    real = run(TraceConfig(inputs=40, shard_size=16), larger)["trace"]
+    assert metrics["trace_enlarged"].value == pytest.approx(real.value, rel=1e-4)
+    assert metrics["trace_enlarged"].standard_error == pytest.approx(real.standard_error, rel=1e-4)
+    assert metrics["trace"].value != pytest.approx(real.value, rel=1e-2)
+
+
+def test_a_shape_that_cannot_hold_the_model_is_a_problem(hmm):
+    config = TraceConfig(enlarged_to="24/6/2/40")
+    [(field, message)] = config.model_problems(EncoderConfig(shape="8/2/2/16"), hmm)
+    assert field == "enlarged_to"
+    assert "intermediate must be 48" in message
+    [(field, message)] = config.model_problems(LSTMConfig(shape="8/1"), hmm)
+    assert "not a LSTM" in message
+    assert TraceConfig(enlarged_to="24/6/2/48").model_problems(EncoderConfig(shape="8/2/2/16"), hmm) == []
+
+
+def test_the_published_form(hmm, make_subject, run):
+    whole = TraceConfig.decode({"preset": "paper"})
+    assert (whole.inputs, whole.vectors, whole.draws, whole.repeats) == (10_000, "label", 50, 5)
+    config = TraceConfig.decode({"preset": "paper", "inputs": 60, "draws": 4, "shard_size": 40})
+    assert config == TraceConfig.decode(config.encode())
+    subject = make_subject(hmm)
+    metrics = run(config, subject)
+    # The decoder's bias is left out, and named.
+    assert metrics["trace_excluded/decoder.bias"].value == subject.model.decoder.bias.numel()
+    assert all(p.requires_grad for p in subject.model.parameters())
+    everything = run(TraceConfig(inputs=60, vectors="exact"), subject)
+    subject.model.decoder.bias.requires_grad_(False)
+    part = run(TraceConfig(inputs=60, vectors="exact"), subject)
+    subject.model.decoder.bias.requires_grad_(True)
+    assert part["trace"].value < everything["trace"].value
+    spread = metrics["trace_std"]
+    assert spread.n == 5
+    # 5 repeats of the same inputs: their spread is that of the pool, for one repeat √5 times that for all.
+    error = metrics["trace_pool_standard_error"].value
+    assert 0.3 < spread.value / (5**0.5 * error) < 2
+    assert abs(metrics["trace"].value - part["trace"].value) < 4 * error
+
+
+def test_a_doubtful_interval_is_said(hmm, make_subject, run, caplog):
+    subject = make_subject(hmm)
+    few = run(TraceConfig(inputs=10), subject)
+    assert few["trace_interval_trusted"].value == 0
+    assert "10 inputs are too few" in caplog.text
+    caplog.clear()
+    with torch.no_grad():
+        for parameter in subject.model.parameters():
+            parameter.mul_(0.3)
+    many = run(TraceConfig(inputs=2000), subject)
+    assert many["trace_interval_trusted"].value == 1
+    assert not caplog.text
+
+
 def test_table_has_no_trace(hmm):
     with pytest.raises(ConfigError, match="LookupTable has no parameters"):
         TraceConfig(inputs=4).measure(LookupTable(hmm), 0)
 
 
-@pytest.mark.parametrize("fields", [{"inputs": 0}, {"draws": 0}, {"vectors": "gauss"}, {"shard_size": -1}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"inputs": 0},
+        {"draws": 0},
+        {"vectors": "gauss"},
+        {"mask": 1.5},
+        {"preset": "book"},
+        {"shard_size": -1},
+    ],
+)
 def test_fields_must_make_sense(fields):
     with pytest.raises(ValidationError):
         TraceConfig.decode(fields)

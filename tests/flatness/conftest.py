@@ -56,7 +56,14 @@ def dense_jacobians() -> Callable[..., list[list[Tensor]]]:
         for row in range(len(masked)):
             logits = model(masked[row : row + 1], positions[row : row + 1])[0]
             rows = [torch.autograd.grad(z, parameters, retain_graph=True, allow_unused=True) for z in logits]
-            out.append([torch.stack([g[k].flatten() for g in rows]) for k in range(len(parameters))])
+            out.append(
+                [
+                    torch.stack(
+                        [torch.zeros_like(p).flatten() if g[k] is None else g[k].flatten() for g in rows]
+                    )
+                    for k, p in enumerate(parameters)
+                ]
+            )
         return out
 
     return jacobians

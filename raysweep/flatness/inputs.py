@@ -1,0 +1,122 @@
+"""The inputs of a Fisher trace: sentences with masked positions, drawn, checked and put into batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from raysweep import seeding
+from raysweep.errors import DataError
+
+#: Floats of one layer's activations in a batch; a processor's second cache holds a few times as many.
+_CACHED, _GPU = 180_000, 1 << 24
+
+
+def mask_id(model: nn.Module) -> int:
+    """Return the id of the mask token: the one behind padding, or what the model says itself."""
+    found: Any = getattr(model, "mask_id", None)
+    return padding_id(model) + 1 if found is None else int(found)
+
+
+def padding_id(model: nn.Module) -> int:
+    """Return the id of padding."""
+    found: Any = model.pad_id
+    return int(found)
+
+
+def draw_positions(ids: Tensor, pad_id: int, *, seed: int, start: int = 0) -> Tensor:
+    """Draw one position [n] uniformly from the words of each sentence of `ids` [n, T].
+
+    Row i is keyed by (seed, start + i).
+    """
+    check_sentences(ids)
+    index = torch.arange(start, start + len(ids))
+    lengths = (ids != pad_id).sum(dim=1).cpu()
+    draws = seeding.uniforms(seed, "position", index, 1)[:, 0]
+    return (draws * lengths).long().to(ids.device)
+
+
+def check_sentences(ids: Tensor) -> None:
+    """Raise `DataError` unless `ids` are sentences [n, T]."""
+    if ids.dim() != 2 or len(ids) == 0:
+        raise DataError(f"ids of shape {list(ids.shape)}: give at least one sentence, as [n, T]")
+
+
+def masked_places(ids: Tensor, positions: Tensor, pad_id: int) -> tuple[Tensor, Tensor]:
+    """Return the masked positions, [n] or [n, m] with −1 for none, and the mask [n, T] that they make.
+
+    `positions` are one position a sentence [n], several [n, m] with −1 for none, or a mask [n, T] of bools.
+    Raises `DataError` for any that is not one of its sentence's words, for one that is named twice, and for a
+    sentence without any.
+    """
+    n, width = ids.shape
+    if positions.dtype == torch.bool and positions.shape == ids.shape:
+        counts = positions.sum(dim=1)
+        order = positions.to(torch.int8).argsort(dim=1, descending=True, stable=True)
+        order = order[:, : max(1, int(counts.max()))]
+        positions = order.where(torch.arange(order.shape[1], device=ids.device) < counts[:, None], -1)
+    elif positions.dtype == torch.bool or positions.dim() not in (1, 2) or len(positions) != n:
+        raise DataError(
+            f"positions of shape {list(positions.shape)} for {n} sentences: give one each [{n}], several "
+            f"[{n}, m] with -1 for none, or a mask {[n, width]} of bools"
+        )
+    several = positions if positions.dim() == 2 else positions[:, None]
+    lengths = (ids != pad_id).sum(dim=1)
+    least = -1 if positions.dim() == 2 else 0
+    wrong = (several < least) | (several >= lengths[:, None])
+    if bool(wrong.any()):
+        row, slot = wrong.nonzero()[0].tolist()
+        raise DataError(
+            f"sentence {row}: masked position {int(several[row, slot])} is not one of its "
+            f"{int(lengths[row])} words"
+        )
+    real = several >= 0
+    marked = torch.zeros(n, width, dtype=torch.int64, device=ids.device)
+    marked.scatter_add_(1, several.clamp(min=0), real.long())
+    for bad, what in ((marked > 1).any(dim=1), "a position twice"), ((marked == 0).all(dim=1), "no position"):
+        if bool(bad.any()):
+            raise DataError(f"sentence {int(bad.nonzero()[0])}: {what}; mask distinct words of each sentence")
+    return positions, marked.bool()
+
+
+def keys(masked: Tensor, positions: Tensor, pad_id: int) -> Tensor:
+    """Return a number [n] that stands for each input: its masked ids and positions, padding left out.
+
+    Two inputs have the same by accident with probability 2^-64 about.
+    """
+    several = positions if positions.dim() == 2 else positions[:, None]
+    base = 0x9E3779B97F4A7C15 - (1 << 64)
+    key = torch.zeros(len(masked), dtype=torch.int64, device=masked.device)
+    powers = torch.ones((), dtype=torch.int64, device=masked.device)
+    where = torch.zeros_like(masked, dtype=torch.int64)
+    where.scatter_add_(1, several.clamp(min=0), (several >= 0).long())
+    for t in range(masked.shape[1]):
+        powers = powers * base
+        word = (2 * masked[:, t] + where[:, t] + 1) * (masked[:, t] != pad_id)
+        # The product wraps modulo 2^64, and the shift mixes its upper half into the lower; padding adds 0.
+        product = powers * (word ^ (word << 17))
+        key = key + (product ^ (product >> 29))
+    return key.cpu()
+
+
+def batch_rows(lengths: Tensor, width: int, batch: int | None) -> Iterator[Tensor]:
+    """Yield the row numbers of each batch: neighbours in length, the shortest first.
+
+    Most batches then hold no padding at all.  `batch` is the number of rows; None takes as many as have
+    activations of a size that suits the device, for hidden states `width` wide.
+    """
+    order = lengths.argsort(stable=True)
+    if batch is not None:
+        yield from torch.split(order, batch)
+        return
+    words = (_CACHED if lengths.device.type == "cpu" else _GPU) // width
+    first, sizes = 0, lengths[order].tolist()
+    while first < len(order):
+        # No longer than the last: the rows are in order.
+        rows = max(1, words // sizes[first])
+        rows = max(1, words // sizes[min(first + rows, len(sizes)) - 1])
+        yield order[first : first + rows]
+        first += rows
