@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
@@ -16,6 +15,7 @@ import torch
 from raysweep.bench.harness import Device
 from raysweep.bench.record import Environment, Peak
 from raysweep.sweep.provenance import provenance
+from raysweep.training.throughput import best_seconds, product_flops
 
 PACKAGES = (
     *("raysweep", "torch", "numpy", "numba", "transformers"),
@@ -45,47 +45,27 @@ def environment(threads: int, device: Device = "cpu") -> Environment:
 def measure_peak(quick: bool = False, device: Device = "cpu") -> Peak:
     """Measure the best of several products of square matrices and of several copies.
 
-    A copy of n bytes reads and writes, and counts as 2n.
+    A copy of n bytes reads and writes, and counts as 2n.  Times are those of the processor, or on the wall
+    until a GPU is done.
     """
     full = 1536 if device == "cpu" else 8192
     size, repeats = (512, 3) if quick else (full, 7)
+    where = torch.device(device)
+    clock = time.process_time if device == "cpu" else time.perf_counter
 
     def gflops(dtype: torch.dtype) -> float:
-        a, b = (torch.rand(size, size, dtype=dtype, device=device) for _ in range(2))
-        out = torch.empty_like(a)
-        return 2e-9 * size**3 / _best(lambda: torch.mm(a, b, out=out), repeats, device)
+        return 1e-9 * product_flops(size, dtype, where, repeats, clock)
 
     # Far more than any cache holds.
     source = torch.zeros(1 << 26, device=device)
     target = torch.zeros_like(source)
-    seconds = _best(lambda: target.copy_(source), repeats, device)
+    seconds = best_seconds(lambda: target.copy_(source), repeats, where, clock)
     return Peak(
         gemm_float32_gflops=gflops(torch.float32),
         gemm_float64_gflops=gflops(torch.float64),
         gemm_bfloat16_gflops=gflops(torch.bfloat16),
         copy_gbytes=2e-9 * source.numel() * source.itemsize / seconds,
     )
-
-
-def _best(work: Callable[[], object], repeats: int, device: Device) -> float:
-    """Return the seconds of the fastest of `repeats` calls; the first one only warms up.
-
-    They are seconds of the processor, or on the wall until a GPU is done.
-    """
-
-    def now() -> float:
-        if device == "cpu":
-            return time.process_time()
-        torch.cuda.synchronize()
-        return time.perf_counter()
-
-    work()
-    best = float("inf")
-    for _ in range(repeats):
-        started = now()
-        work()
-        best = min(best, now() - started)
-    return best
 
 
 def _version(package: str) -> str | None:

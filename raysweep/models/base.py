@@ -94,6 +94,11 @@ class MaskedLM(nn.Module, ABC):
     pad_id: int
     max_length: int
 
+    @property
+    def fused(self) -> bool:
+        """Whether `masked_loss` makes the gradients along with the loss, and backward only hands them out."""
+        return False
+
     @abstractmethod
     def encode(self, ids: Tensor) -> Tensor:
         """Return hidden states [B, T, D] of `ids` [B, T]; nothing depends on what stands at padding.

@@ -214,9 +214,13 @@ class Encoder(MaskedLM):
             return torch.bfloat16
         return super().precision(device)
 
-    def masked_loss(self, words: MaskedWords, *, seed: int, dtype: torch.dtype) -> Tensor:
+    @property
+    def fused(self) -> bool:
         weight = self.token_embedding.weight
-        if weight.device.type != "cpu" or weight.dtype != torch.float32:
+        return weight.device.type == "cpu" and weight.dtype == torch.float32
+
+    def masked_loss(self, words: MaskedWords, *, seed: int, dtype: torch.dtype) -> Tensor:
+        if not self.fused:
             return super().masked_loss(words, seed=seed, dtype=dtype)
         # Importing it imports numba.
         from raysweep.models.fused.encoder import masked_loss

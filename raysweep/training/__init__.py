@@ -10,8 +10,10 @@ from raysweep.training.checkpoint import (
 )
 from raysweep.training.config import PretrainConfig
 from raysweep.training.data import World
-from raysweep.training.loop import Journal, Progress, pretrain
-from raysweep.training.timing import step_seconds
+from raysweep.training.journal import Journal
+from raysweep.training.loop import pretrain
+from raysweep.training.progress import Progress
+from raysweep.training.timing import StepTimes, step_seconds
 
 __all__ = [
     "CheckpointRecord",
@@ -20,6 +22,7 @@ __all__ = [
     "Journal",
     "PretrainConfig",
     "Progress",
+    "StepTimes",
     "World",
     "checkpoint_directory",
     "load_model",

@@ -50,11 +50,17 @@ class FileDigest(_Plain):
 
 
 class CurvePoint(_Plain):
-    """The mean training loss (nats) of the steps since the previous point; `time_ms` since the epoch."""
+    """The mean training loss (nats) of the steps since the previous point; `time_ms` since the epoch.
+
+    `tokens_per_second` and `mfu` say how fast these steps were (`raysweep.training.throughput`), time for
+    checkpoints left out; None where it was not known.
+    """
 
     step: int
     loss: float
     time_ms: int
+    tokens_per_second: float | None = None
+    mfu: float | None = None
 
 
 class CheckpointRecord(_Plain):

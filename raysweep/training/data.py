@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -93,9 +94,16 @@ def one_position(lengths: Tensor, *, seed: int, sentences: Tensor) -> Tensor:
     return (seeding.words(seed, "position", sentences, 1)[:, 0] * lengths) >> 32
 
 
+def masked_words(lengths: Tensor, mask: Literal["one"] | float) -> Tensor:
+    """Return how many words [n] of sentences of `lengths` [n] are masked."""
+    if mask == "one":
+        return torch.ones_like(lengths)
+    return (lengths * mask).round().clamp(min=1).to(lengths.dtype)
+
+
 def some_positions(lengths: Tensor, width: int, rate: float, *, seed: int, sentences: Tensor) -> Tensor:
     """Return a mask [n, width] with max(1, round(rate · length)) True positions a row, uniformly drawn."""
-    wanted = (lengths * rate).round().clamp(min=1)
+    wanted = masked_words(lengths, rate)
     draws = seeding.words(seed, "position", sentences, width)
     real = torch.arange(width) < lengths[:, None]
     # Draws are below 2^32, so padding comes last; ties go to the earlier position.
@@ -117,6 +125,30 @@ def replaced(ids: Tensor, marked: Tensor, language: Language, *, seed: int, sent
     return torch.where(marked, new, ids)
 
 
+def chunks(
+    language: Language,
+    pretrain: PretrainConfig,
+    *,
+    seed: int,
+    first: int,
+    last: int,
+    world: World | None = None,
+    device: str | torch.device = "cpu",
+) -> Iterator[list[Batch]]:
+    """Yield what `batches` yields, as lists of the steps whose sentences are drawn at once."""
+    world = world or World()
+    size = pretrain.batch_size
+    if size < world.size:
+        raise ConfigError(
+            f"pretrain.batch_size: {size} sentences cannot be shared by {world.size} workers; "
+            f"use at least {world.size}, or fewer workers"
+        )
+    steps = max(1, language.drawn_at_once // size)
+    for start in range(first, last + 1, steps):
+        stop = min(start + steps, last + 1)
+        yield list(_chunk(language, pretrain, seed, (start - 1) * size, stop - start, size, world, device))
+
+
 def batches(
     language: Language,
     pretrain: PretrainConfig,
@@ -131,17 +163,9 @@ def batches(
 
     Raises `ConfigError` where a rank would have no rows.
     """
-    world = world or World()
-    size = pretrain.batch_size
-    if size < world.size:
-        raise ConfigError(
-            f"pretrain.batch_size: {size} sentences cannot be shared by {world.size} workers; "
-            f"use at least {world.size}, or fewer workers"
-        )
-    steps = max(1, language.drawn_at_once // size)
-    for start in range(first, last + 1, steps):
-        stop = min(start + steps, last + 1)
-        yield from _chunk(language, pretrain, seed, (start - 1) * size, stop - start, size, world, device)
+    return chain.from_iterable(
+        chunks(language, pretrain, seed=seed, first=first, last=last, world=world, device=device)
+    )
 
 
 def _chunk(

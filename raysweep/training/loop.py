@@ -11,63 +11,32 @@ caller's eyes, and before every checkpoint, so no checkpoint ever holds weights 
 
 from __future__ import annotations
 
-import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import closing
 
 import torch
 from torch import distributed
 
 from raysweep.algorithms.base import AlgorithmConfig
-from raysweep.errors import CheckpointError, ConfigError, RaysweepError, RunFailedError, StorageError
+from raysweep.errors import ConfigError, RunFailedError
 from raysweep.languages.base import Language
 from raysweep.models.base import ModelConfig
 from raysweep.training import checkpoint as disk
+from raysweep.training.ahead import drawn
 from raysweep.training.checkpoint import CheckpointRecord, CurvePoint, LoopState
 from raysweep.training.config import PretrainConfig
-from raysweep.training.data import Batch, World, batches
+from raysweep.training.data import Batch, World, chunks
+from raysweep.training.journal import Journal, survey
 from raysweep.training.memory import keep_freed_memory
+from raysweep.training.progress import Looks, Progress
 from raysweep.training.step import Stepper
+from raysweep.training.throughput import Throughput
+from raysweep.training.timing import StepTimes
+from raysweep.training.workers import on_first
 
 LOG_EVERY = 50  # steps a curve point covers
-LOOK_SECONDS = 0.5  # between two looks at progress (and, with several workers, at `stop`)
-
-log = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-
-class Journal(Protocol):
-    """The durable memory of one run; rank 0 alone calls its methods."""
-
-    @property
-    def directory(self) -> Path:
-        """The folder of the run; checkpoints lie in it."""
-
-    def checkpoints(self) -> Sequence[CheckpointRecord]:
-        """Return the committed records, newest (largest step) first."""
-
-    def commit(self, record: CheckpointRecord) -> None:
-        """Keep a record: durable when it returns.
-
-        One for a step that is already there replaces all of it but its curve and time.
-        """
-
-    def quarantine(self, record: CheckpointRecord, reason: str) -> None:
-        """Forget a record whose files cannot be trusted; the loop moves the files aside afterwards."""
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Where a run is: `step` of `steps`, `loss` (nats) of the latest steps."""
-
-    step: int
-    steps: int
-    loss: float
 
 
 def pretrain(
@@ -82,13 +51,18 @@ def pretrain(
     device: str | torch.device = "cpu",
     on_progress: Callable[[Progress], None] | None = None,
     stop: Callable[[], bool] | None = None,
+    timings: StepTimes | None = None,
 ) -> int:
     """Train until every milestone has a committed checkpoint; return the step reached.
 
     It resumes from the newest good checkpoint before the first milestone that is missing; a checkpoint whose
     files are not those recorded is quarantined and computed again.  With nothing missing it returns at once.
     `on_progress` is called on rank 0, at most about twice a second.  When `stop()` is true on any rank, all
-    leave at a step boundary after a checkpoint to resume from.
+    leave at a step boundary after a checkpoint to resume from.  `timings` is told where the time of every
+    step goes.
+
+    Sentences are drawn by a thread of their own, a chunk of steps ahead, where that pays.  Every point of the
+    curve says how many tokens a second it took, and what share of the peak that is.
 
     With `world.size` > 1 every worker calls this, `torch.distributed` is initialised, and `journal.directory`
     is on storage that all of them see.
@@ -102,7 +76,7 @@ def pretrain(
     loop = _Loop(language, model, algorithm, pretrain, seed, journal, world or World(), torch.device(device))
     # Each step seeds torch's generator for its dropout; the caller's stays as it was.
     with torch.random.fork_rng(devices=[loop.device] if loop.device.type == "cuda" else []):
-        return loop.run(on_progress, stop)
+        return loop.run(on_progress, stop, timings)
 
 
 class _Loop:
@@ -123,79 +97,52 @@ class _Loop:
         self.journal, self.world, self.device = journal, world, device
         self._model, self._algorithm = model, algorithm
         self.latest = math.nan
+        self.tokens_per_second: float | None = None
+        self.mfu: float | None = None
         self.step = self.pending = 0
         self.train_seconds = 0.0
         self.curve: list[CurvePoint] = []
         self.known_points: set[int] = set()
 
-    def run(self, on_progress: Callable[[Progress], None] | None, stop: Callable[[], bool] | None) -> int:
+    def run(
+        self,
+        on_progress: Callable[[Progress], None] | None,
+        stop: Callable[[], bool] | None,
+        timings: StepTimes | None,
+    ) -> int:
         """Train to the last milestone; return the step reached."""
         self.steps = self.config.milestones[-1]
-        record, done = self._on_first(self._survey)
+        record, done = on_first(self.world, lambda: survey(self.journal, self.config.milestones))
         if done:
             return self.steps
         keep_freed_memory()
         self._start(record)
-        looks = _Looks(self, on_progress, stop)
+        looks = Looks(self, on_progress, stop)
         milestones = set(self.config.milestones)
-        for step, batch in enumerate(self._batches(self.step + 1, self.steps), start=self.step + 1):
-            self.losses[self.pending] = self.stepper.update(batch, step)
-            self.pending += 1
-            self.step = step
-            if step % LOG_EVERY == 0:
-                self._add_point()
-            leave = looks.look()
-            every = self.config.checkpoint_every
-            if step in milestones or leave or (every is not None and step % every == 0):
-                self._keep(milestone=step in milestones)
-            if leave:
-                break
+        if timings is not None:
+            self.stepper.mark = timings.mark
+            timings.begin()
+        with closing(drawn(self._chunks(self.step + 1, self.steps), self.device)) as batches:
+            for step, batch in enumerate(batches, start=self.step + 1):
+                if timings is not None:
+                    timings.mark("data")
+                self.losses[self.pending] = self.stepper.update(batch, step)
+                self.throughput.add(batch)
+                self.pending += 1
+                self.step = step
+                if timings is not None:
+                    timings.end()
+                if step % LOG_EVERY == 0:
+                    self._add_point()
+                leave = looks.look()
+                every = self.config.checkpoint_every
+                if step in milestones or leave or (every is not None and step % every == 0):
+                    self._keep(milestone=step in milestones)
+                if leave:
+                    break
+                if timings is not None:
+                    timings.begin()
         return self.step
-
-    def _survey(self) -> tuple[CheckpointRecord | None, bool]:
-        """Return the record to resume from, None for a fresh start, and whether nothing is missing."""
-        run = self.journal.directory
-        disk.remove_unfinished(run)
-        while True:
-            records = sorted(self.journal.checkpoints(), key=lambda r: r.step, reverse=True)
-            broken = next((found for r in records if r.milestone and (found := self._incomplete(r))), None)
-            if broken is None:
-                have = {r.step for r in records if r.milestone}
-                missing = [m for m in self.config.milestones if m not in have]
-                if not missing:
-                    return None, True
-                # States between milestones are removed once a newer one is kept: their absence is no fault.
-                record = next(
-                    (
-                        r
-                        for r in records
-                        if r.step < missing[0] and disk.checkpoint_directory(run, r.step).exists()
-                    ),
-                    None,
-                )
-                if record is None:
-                    return None, False
-                try:
-                    disk.verify(disk.checkpoint_directory(run, record.step), record.files)
-                except CheckpointError as error:
-                    broken = (record, str(error))
-                else:
-                    return record, False
-            self._quarantine(*broken)
-
-    def _incomplete(self, record: CheckpointRecord) -> tuple[CheckpointRecord, str] | None:
-        """Return the record and what is plainly wrong with its files, unread; None if nothing is."""
-        place = disk.checkpoint_directory(self.journal.directory, record.step)
-        for name, digest in record.files.items():
-            path = place / name
-            if not path.exists() or path.stat().st_size != digest.size:
-                return record, f"{path}: missing or not of the recorded size"
-        return None
-
-    def _quarantine(self, record: CheckpointRecord, reason: str) -> None:
-        log.warning("checkpoint of step %d is set aside and will be computed again: %s", record.step, reason)
-        self.journal.quarantine(record, reason)
-        disk.move_aside(self.journal.directory, record.step)
 
     def _start(self, record: CheckpointRecord | None) -> None:
         """Make the model, its optimizer and the loss buffer, at the step of `record` or at 0."""
@@ -224,11 +171,14 @@ class _Loop:
             # Going back to an older checkpoint, the newer ones that stand keep the points they have.
             self.known_points = {p.step for r in self.journal.checkpoints() for p in r.curve}
         if self.world.size > 1:
-            self.stepper.connect(next(self._batches(1, 1)))
+            [[example]] = self._chunks(1, 1)
+            self.stepper.connect(example)
+        self.throughput = Throughput(model, self.config, self.world, self.device, self.stepper.dtype)
         self.clock = time.monotonic()
+        self.point_seconds = self.train_seconds
 
-    def _batches(self, first: int, last: int) -> Iterator[Batch]:
-        return batches(
+    def _chunks(self, first: int, last: int) -> Iterator[list[Batch]]:
+        return chunks(
             self.language,
             self.config,
             seed=self.seed,
@@ -237,6 +187,10 @@ class _Loop:
             world=self.world,
             device=self.device,
         )
+
+    def _seconds(self) -> float:
+        """Return the seconds of training up to now, over all attempts; checkpoints are no part of it."""
+        return self.train_seconds + time.monotonic() - self.clock
 
     def recent_losses(self) -> list[float]:
         """Return the losses of the steps since the last curve point; all ranks call this together.
@@ -259,8 +213,20 @@ class _Loop:
     def _add_point(self) -> None:
         values = self.recent_losses()
         self.latest = math.fsum(values) / len(values)
+        # Reading the losses has waited for the device: what is not done yet is not counted as done.
+        seconds = self._seconds()
+        self.tokens_per_second, self.mfu = self.throughput.take(seconds - self.point_seconds)
+        self.point_seconds = seconds
         if self.world.rank == 0 and self.step not in self.known_points:
-            self.curve.append(CurvePoint(step=self.step, loss=self.latest, time_ms=time.time_ns() // 10**6))
+            self.curve.append(
+                CurvePoint(
+                    step=self.step,
+                    loss=self.latest,
+                    time_ms=time.time_ns() // 10**6,
+                    tokens_per_second=self.tokens_per_second,
+                    mfu=self.mfu,
+                )
+            )
         self.pending = 0
 
     def _keep(self, *, milestone: bool) -> None:
@@ -271,7 +237,7 @@ class _Loop:
                 f"step {self.step}: weights are not finite after this step; lower the learning rate "
                 "(algorithm.lr), warm up for longer, or clip the gradient"
             )
-        self.train_seconds += time.monotonic() - self.clock
+        self.train_seconds = self._seconds()
         state = LoopState(step=self.step, train_seconds=self.train_seconds, losses=tuple(losses))
 
         def write() -> None:
@@ -291,73 +257,5 @@ class _Loop:
                 if older.step < self.step and not older.milestone:
                     disk.remove(run, older.step)
 
-        self._on_first(write)
+        on_first(self.world, write)
         self.clock = time.monotonic()
-
-    def _on_first(self, work: Callable[[], T]) -> T:
-        """Return what `work` returns on rank 0, on all ranks; where it fails there, all fail in kind.
-
-        Rank 0 raises what it met; on the others an `OSError` of it is a `StorageError`, since storage that
-        fails is not the run's own failure.
-        """
-        if self.world.size == 1:
-            return work()
-        outcome: list[Any] = [None, None]
-        try:
-            if self.world.rank == 0:
-                outcome = [work(), None]
-        except (RaysweepError, KeyboardInterrupt, SystemExit) as error:
-            outcome = [None, error]
-            raise
-        except OSError as error:
-            outcome = [None, StorageError(f"worker 0: {type(error).__name__}: {error}")]
-            raise
-        except BaseException as error:
-            outcome = [None, RunFailedError(f"worker 0: {type(error).__name__}: {error}")]
-            raise
-        finally:
-            distributed.broadcast_object_list(outcome, src=0)
-        if outcome[1] is not None:
-            raise outcome[1]
-        result: T = outcome[0]
-        return result
-
-
-class _Looks:
-    """When to look up from the work: to report progress, and to ask whether to stop."""
-
-    def __init__(
-        self, loop: _Loop, on_progress: Callable[[Progress], None] | None, stop: Callable[[], bool] | None
-    ) -> None:
-        self.loop, self.on_progress, self.stop = loop, on_progress, stop
-        self.last_time, self.last_step = time.monotonic(), loop.step
-        self.next_step = loop.step + 1
-
-    def look(self) -> bool:
-        """Report progress where it is due; return whether to stop."""
-        if self.loop.world.size == 1:
-            if time.monotonic() - self.last_time >= LOOK_SECONDS:
-                self._report()
-            return self.stop is not None and self.stop()
-        # Asking the others costs as much as a small step, so it is done at steps that all agree on.
-        if self.loop.step < self.next_step:
-            return False
-        speed = self._report()
-        ask = 0 if self.stop is None else int(self.stop())
-        pause = max(1, min(1000, round(speed * LOOK_SECONDS))) if self.loop.world.rank == 0 else 0
-        agreed = torch.tensor([ask, pause], device=self.loop.device)
-        distributed.all_reduce(agreed, op=distributed.ReduceOp.MAX)
-        stop, pause = agreed.tolist()
-        self.next_step = self.loop.step + pause
-        return bool(stop)
-
-    def _report(self) -> float:
-        """Check and report the latest losses; return the steps a second since the last time."""
-        loop, now = self.loop, time.monotonic()
-        speed = (loop.step - self.last_step) / max(now - self.last_time, 1e-9)
-        self.last_time, self.last_step = now, loop.step
-        values = loop.recent_losses()
-        loss = math.fsum(values) / len(values) if values else loop.latest
-        if self.on_progress is not None and loop.world.rank == 0:
-            self.on_progress(Progress(step=loop.step, steps=loop.steps, loss=loss))
-        return speed

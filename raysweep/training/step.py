@@ -15,6 +15,7 @@ The halves of a batch are its even and its odd sentences, counted over all ranks
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
@@ -100,6 +101,8 @@ class Stepper:
         self._loss: nn.Module = MaskedLoss(self.model, extra, world.size, self.dtype)
         #: Most sentences whose activations are in memory at once.
         self._most = pretrain.micro_batch or pretrain.batch_size
+        #: Called with the name of each part of a step when it is done (`raysweep.training.timing.StepTimes`).
+        self.mark: Callable[[str], None] | None = None
 
     def connect(self, example: Batch) -> None:
         """Join the other workers, once the weights are those to start from.
@@ -129,6 +132,8 @@ class Stepper:
         self.optimizer.zero_grad()
         if self.average is not None:
             self.average.update(self.model, step)
+        if self.mark is not None:
+            self.mark("optimizer")
         return loss
 
     def _backward(self, batch: Batch, step: int, half: int | None) -> Tensor:
@@ -166,8 +171,12 @@ class Stepper:
             last = k == len(parts)
             with nullcontext() if last else self._alone():
                 objective, loss = self._loss(part, step, seed, last=last)
+                if self.mark is not None and not self.model.fused:
+                    self.mark("forward")
                 # DistributedDataParallel averages over workers; the parts are to be summed.
                 torch.autograd.backward(objective if self.world.size == 1 else objective * self.world.size)
+                if self.mark is not None:
+                    self.mark("forward+backward" if self.model.fused else "backward")
             losses.append(loss)
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 

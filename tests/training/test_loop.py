@@ -19,6 +19,7 @@ from raysweep.training import (
     load_model,
     loop,
     pretrain,
+    progress,
     step_seconds,
     verify,
 )
@@ -212,7 +213,7 @@ def test_progress_is_reported_now_and_then(run, monkeypatch: pytest.MonkeyPatch)
     seen: list[Progress] = []
     run(on_progress=seen.append, pretrain={"checkpoint_every": None})
     rare = len(seen)
-    monkeypatch.setattr(loop, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "LOOK_SECONDS", 0.0)
     run("often", on_progress=seen.append, pretrain={"checkpoint_every": None})
     often = seen[rare:]
     assert rare < len(often) == 60

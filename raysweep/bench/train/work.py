@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from statistics import median
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.modules.module import register_module_forward_hook
 
 from raysweep.algorithms.adamw import AdamWConfig
 from raysweep.bench.harness import Device
@@ -22,7 +18,8 @@ from raysweep.models.base import MaskedLM
 from raysweep.models.encoder import EncoderConfig
 from raysweep.training.config import PretrainConfig
 from raysweep.training.data import Batch, World, batches
-from raysweep.training.step import MaskedLoss, Stepper
+from raysweep.training.step import Stepper
+from raysweep.training.timing import StepTimes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,50 +120,20 @@ def wait(device: Device) -> None:
         torch.cuda.synchronize()
 
 
-#: Parts of a step.
-PARTS = ("data", "forward", "backward", "optimizer")
-
-
 def split(work: Work, stepper: Stepper) -> dict[str, float]:
-    """Return the median seconds a step of each of `PARTS`.
+    """Return the median seconds a step of each of its parts (see `StepTimes`).
 
-    Data is the mean over the steps, as sentences of many steps are drawn at once.  What comes before the
-    loss counts as forward, what lies between it and the optimizer as backward.  Seconds are those of the
+    Data is the mean over the steps, as sentences of many steps are drawn at once.  Seconds are those of the
     processor, or on the wall where a GPU works, which is then waited for behind every part.
     """
-    marks: list[float] = []
-
-    def mark(*ignored: Any) -> None:
-        wait(work.device)
-        marks.append(time.process_time() if work.device == "cpu" else time.perf_counter())
-
-    taken: dict[str, list[float]] = {part: [] for part in PARTS}
-    with _told(stepper, mark):
-        mark()
-        drawn = list(work.batches())
-        mark()
-        data = marks[1] - marks[0]
-        for step, batch in enumerate(drawn, start=1):
-            marks.clear()
-            mark()
-            stepper.update(batch, step)
-            mark()
-            for part, began, ended in zip(PARTS[1:], marks[:-1], marks[1:], strict=True):
-                taken[part].append(ended - began)
-    return {"data": data / work.steps, **{part: median(taken[part]) for part in PARTS[1:]}}
-
-
-@contextmanager
-def _told(stepper: Stepper, mark: Any) -> Iterator[None]:
-    """Call `mark` behind the loss of a step, and before its optimizer."""
-
-    def behind(module: torch.nn.Module, given: Any, made: Any) -> None:
-        if isinstance(module, MaskedLoss):
-            mark()
-
-    hooks = [register_module_forward_hook(behind), stepper.optimizer.register_step_pre_hook(mark)]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+    clock = time.process_time if work.device == "cpu" else time.perf_counter
+    times = StepTimes(work.device, clock)
+    stepper.mark = times.mark
+    times.begin()
+    for step, batch in enumerate(work.batches(), start=1):
+        times.mark("data")
+        stepper.update(batch, step)
+        times.end()
+        times.begin()
+    stepper.mark = None
+    return times.seconds()

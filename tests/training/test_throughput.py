@@ -1,0 +1,195 @@
+"""Tokens a second and MFU of curve points, and where the time of steps goes."""
+
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from raysweep.models.encoder import Encoder
+from raysweep.models.flops import training_flops
+from raysweep.training import CurvePoint, Progress, StepTimes, World, loop, pretrain, progress, throughput
+from raysweep.training.data import batches, masked_words
+from raysweep.training.throughput import Throughput, peak_flops, product_flops
+
+CPU = torch.device("cpu")
+OPTIONS = {"steps": 100, "milestones": (100,), "checkpoint_every": None}
+
+
+class Clock:
+    """Time that passes only where it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """A clock for the loop: a step takes 2 s, a checkpoint 1000 s."""
+    clock = Clock()
+    update, write = loop.Stepper.update, loop.disk.write_checkpoint
+
+    def step(self: Any, *given: Any) -> Any:
+        clock.now += 2.0
+        return update(self, *given)
+
+    def checkpoint(*given: Any) -> Any:
+        clock.now += 1000.0
+        return write(*given)
+
+    monkeypatch.setattr(loop.Stepper, "update", step)
+    monkeypatch.setattr(loop.disk, "write_checkpoint", checkpoint)
+    monkeypatch.setattr(loop.time, "monotonic", clock)
+    monkeypatch.setattr(throughput, "peak_flops", lambda device, dtype: 1e6)
+    return clock
+
+
+@pytest.mark.parametrize("mask", ["one", 0.3])
+@pytest.mark.parametrize("every", [None, 20])
+@pytest.mark.usefixtures("clock")
+def test_a_point_has_the_words_of_its_steps_by_the_time_they_took(
+    fakes: ModuleType, tmp_path: Path, mask: Any, every: int | None
+) -> None:
+    arguments = fakes.arguments(pretrain={**OPTIONS, "mask": mask, "checkpoint_every": every})
+    journal = fakes.FolderJournal(tmp_path)
+    pretrain(journal=journal, **arguments)
+    points = sorted((p for r in journal.checkpoints() for p in r.curve), key=lambda p: p.step)
+    assert [p.step for p in points] == [50, 100]
+    language, model = arguments["language"], arguments["model"].build(arguments["language"], seed=0)
+    drawn = list(batches(language, arguments["pretrain"], seed=5, first=1, last=100))
+    for point, steps in zip(points, (drawn[:50], drawn[50:]), strict=True):
+        # Words one by one, padding left out.
+        words = sum(int(w) != language.pad_id for batch in steps for row in batch.ids for w in row)
+        assert point.tokens_per_second == pytest.approx(words / 100.0)
+        flops = 0
+        for batch in steps:
+            hidden = torch.zeros_like(batch.ids).flatten()
+            at = batch.index + 6 * torch.arange(13) if batch.single else batch.index
+            hidden[at] = 1
+            flops += training_flops(model, batch.lengths, hidden.view(13, 6).sum(dim=1))
+        assert point.mfu == pytest.approx(flops / 100.0 / 1e6)
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_resumed_run_counts_its_own_steps_and_time(fakes: ModuleType, tmp_path: Path) -> None:
+    calls = []
+
+    def stop() -> bool:
+        calls.append(None)
+        return len(calls) == 30
+
+    journal = fakes.FolderJournal(tmp_path)
+    pretrain(journal=journal, stop=stop, **fakes.arguments(pretrain=OPTIONS))
+    pretrain(journal=journal, **fakes.arguments(pretrain=OPTIONS))
+    [point, _] = journal.checkpoints()[0].curve
+    drawn = batches(fakes.Walk(), fakes.arguments()["pretrain"], seed=5, first=31, last=50)
+    assert point.tokens_per_second == pytest.approx(sum(int(b.lengths.sum()) for b in drawn) / 40.0)
+    assert journal.checkpoints()[0].train_seconds == 200.0
+
+
+def test_progress_tells_the_newest_point(
+    fakes: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "LOOK_SECONDS", 0.0)
+    seen: list[Progress] = []
+    journal = fakes.FolderJournal(tmp_path)
+    pretrain(journal=journal, on_progress=seen.append, **fakes.arguments(pretrain=OPTIONS))
+    [first, last] = journal.checkpoints()[0].curve
+    assert {(p.tokens_per_second, p.mfu) for p in seen[:49]} == {(None, None)}
+    assert {(p.tokens_per_second, p.mfu) for p in seen[49:99]} == {(first.tokens_per_second, first.mfu)}
+    assert (seen[99].tokens_per_second, seen[99].mfu) == (last.tokens_per_second, last.mfu)
+
+
+def test_a_model_of_unknown_operations_has_no_mfu(fakes: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(throughput, "training_flops", lambda *given: None)
+    arguments = fakes.arguments()
+    model = arguments["model"].build(arguments["language"], seed=0)
+    meter = Throughput(model, arguments["pretrain"], World(), CPU, torch.float32)
+    for batch in batches(arguments["language"], arguments["pretrain"], seed=0, first=1, last=2):
+        meter.add(batch)
+    # Sentence i has 4 words where 3 divides i, else 6.
+    assert meter.take(2.0) == ((26 * 6 - 9 * 2) / 2.0, None)
+
+
+@pytest.mark.parametrize("mask", ["one", 0.15, 0.5])
+def test_masked_words_are_those_of_the_batches(fakes: ModuleType, mask: Any) -> None:
+    config = fakes.arguments(pretrain={"mask": mask})["pretrain"]
+    for batch in batches(fakes.Walk(), config, seed=0, first=1, last=3):
+        assert int(masked_words(batch.lengths, mask).sum()) == batch.count
+
+
+def test_points_recorded_before_speeds_were_known_still_load() -> None:
+    point = CurvePoint.model_validate_json('{"step": 50, "loss": 1.5, "time_ms": 7}')
+    assert (point.tokens_per_second, point.mfu) == (None, None)
+    assert CurvePoint.model_validate_json(point.model_dump_json()) == point
+
+
+def test_the_peak_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def product(size: int, dtype: torch.dtype, *given: Any) -> float:
+        calls.append(dtype)
+        return product_flops(64, dtype, *given)
+
+    monkeypatch.setattr(throughput, "product_flops", product)
+    throughput._peak_flops.cache_clear()
+    try:
+        torch.manual_seed(0)
+        before = torch.get_rng_state()
+        found = [peak_flops(CPU, dtype) for dtype in (torch.float32, torch.bfloat16, torch.float32)]
+        assert torch.equal(torch.get_rng_state(), before)
+    finally:
+        throughput._peak_flops.cache_clear()
+    assert calls == [torch.float32, torch.bfloat16]
+    assert found[0] == found[2]
+    # Between the slowest and the fastest that there is.
+    assert all(1e7 < flops < 1e14 for flops in found)
+
+
+def test_the_best_of_several_calls_is_taken() -> None:
+    clock, seconds = Clock(), iter([9.0, 3.0, 1.0, 2.0])
+
+    def work() -> None:
+        clock.now += next(seconds)
+
+    assert throughput.best_seconds(work, 3, CPU, clock) == 1.0
+
+
+@pytest.mark.parametrize("kind", ["adamw", "sam"])
+@pytest.mark.parametrize("fused", [True, False])
+def test_the_parts_of_a_step_are_all_of_it(
+    fakes: ModuleType, tmp_path: Path, fused: bool, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clock that goes on by 1 at each look: a part is as many looks as it has ends."""
+    monkeypatch.setattr(Encoder, "fused", property(lambda self: fused))
+    looks = iter(range(10**6))
+    times = StepTimes(clock=lambda: float(next(looks)))
+    arguments = fakes.arguments(algorithm={"kind": kind}, pretrain={"steps": 20, "milestones": None})
+    journal = fakes.FolderJournal(tmp_path / "timed")
+    pretrain(journal=journal, timings=times, **arguments)
+    passes = 2.0 if kind == "sam" else 1.0
+    middle = {"forward+backward": passes} if fused else {"forward": passes, "backward": passes}
+    assert times.seconds() == {"data": 1.0, **middle, "optimizer": 1.0}
+    assert len(times.steps) == 20
+    plain = fakes.FolderJournal(tmp_path / "plain")
+    pretrain(journal=plain, **arguments)
+    [a, b] = (j.checkpoints()[0].files["model.safetensors"] for j in (journal, plain))
+    assert a == b
+
+
+def test_parts_are_medians_and_data_is_a_mean() -> None:
+    clock = Clock()
+    times = StepTimes(clock=clock)
+    for data, forward in ((10.0, 1.0), (0.0, 1.0), (0.0, 7.0)):
+        clock.now += 1000.0
+        times.begin()
+        for part, seconds in (("data", data), ("forward", forward / 2), ("forward", forward / 2)):
+            clock.now += seconds
+            times.mark(part)
+        times.end()
+    assert times.seconds() == {"data": pytest.approx(10 / 3), "forward": 1.0}
+    assert StepTimes().seconds() == {}
