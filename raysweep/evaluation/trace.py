@@ -158,9 +158,8 @@ class TraceConfig(Evaluation):
         left out.
         """
         arrays = {name: np.concatenate([shard[name] for shard in shards]) for name in shards[0]}
-        weights = torch.from_numpy(arrays["weights"])
         groups = {name: values for name, values in arrays.items() if not name.startswith(_OWN)}
-        whole = torch.from_numpy(np.sum(list(groups.values()), axis=0))
+        whole, weights = inputs_of(shards)
         n, masked = len(whole), float(weights.sum())
         told = doubt(whole, weights)
         if told is not None:
@@ -186,6 +185,15 @@ class TraceConfig(Evaluation):
                 what = name.removeprefix("excluded/")
                 metrics.append(Metric.number(f"trace_excluded/{what}", float(sizes[0]), "parameters", n=1))
         return metrics
+
+
+def inputs_of(shards: Sequence[Mapping[str, np.ndarray]]) -> tuple[Tensor, Tensor]:
+    """Return the values of all inputs of an evaluation's shards, in order, and their masked words [n]."""
+    values, weights = [], []
+    for shard in shards:
+        values.append(np.sum([a for name, a in shard.items() if not name.startswith(_OWN)], axis=0))
+        weights.append(shard["weights"])
+    return torch.from_numpy(np.concatenate(values)), torch.from_numpy(np.concatenate(weights))
 
 
 def _paper_omits(name: str) -> bool:

@@ -13,6 +13,7 @@ from html import escape
 import pandas as pd
 
 from raysweep.report import tables
+from raysweep.report.contrasts import Change
 from raysweep.report.correlations import Correlations, correlations, findings
 from raysweep.report.data import LOSSES, PROBE, Measurements, measurements
 from raysweep.report.figures import Drawn, across_sizes, along_training, marker_svg, scatter
@@ -36,8 +37,8 @@ class Content:
     """What a report is made of.
 
     `frame` is the tidy table, `milestones` the steps that each run is to be measured at (for a report in
-    mid-sweep), `tolerance` the excess loss in nats up to which a checkpoint counts as saturated,
-    `provenance` and `commands` are shown as they are, name beside value.
+    mid-sweep), `changes` those of the trace between them, `tolerance` the excess loss in nats up to which a
+    checkpoint counts as saturated, `provenance` and `commands` are shown as they are, name beside value.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Content:
     description: str = ""
     milestones: Mapping[str, Sequence[int]] = field(default_factory=dict)
     failures: Sequence[Failure] = ()
+    changes: Sequence[Change] = ()
     tolerance: float = 0.02
     provenance: Mapping[str, str] = field(default_factory=dict)
     commands: Mapping[str, str] = field(default_factory=dict)
@@ -65,6 +67,7 @@ def render(content: Content) -> str:
         _steps_and_sizes(measured, metrics),
         "<h2>What goes with accuracy</h2>",
         tables.correlation_table(rows, content.tolerance),
+        _changes(content.changes),
         "<h2>Tasks</h2>",
         tables.task_table(measured),
         "<h2>Runs</h2>",
@@ -188,6 +191,12 @@ def download(data: pd.DataFrame, file: str) -> str:
     """Return a link that holds a table as CSV, so that the data of a figure travels with it."""
     encoded = base64.b64encode(data.to_csv(index=False).encode()).decode()
     return f'<a download="{escape(file)}" href="data:text/csv;base64,{encoded}">data (CSV)</a>'
+
+
+def _changes(changes: Sequence[Change]) -> str:
+    if not changes:
+        return ""
+    return "<h2>The trace between milestones</h2>" + tables.change_table(changes)
 
 
 def _failures(failures: Sequence[Failure]) -> str:

@@ -12,6 +12,7 @@ from raysweep.report.format import count, number, plus_minus, short, signed
 from raysweep.report.statistics import Interval
 
 if TYPE_CHECKING:
+    from raysweep.report.contrasts import Change
     from raysweep.report.page import Failure
 
 
@@ -61,6 +62,31 @@ def _interval(interval: Interval | None) -> str:
         return f'{signed(interval.value)} <span class="note">[not enough data]</span>'
     between = f"[{signed(interval.low)}, {signed(interval.high)}]"
     return f'{signed(interval.value)} <span class="note">{between}</span>'
+
+
+def change_table(changes: Sequence[Change]) -> str:
+    """Return how the trace changes between milestones, with the intervals of paired differences."""
+    note = (
+        "Difference of the trace in nats between milestones of a run, and its 95 % interval. Both are "
+        "measured on the same inputs with the same test vectors, so the interval is that of the inputs' own "
+        "differences; the last column says how many times as many inputs it would take without the pairing."
+    )
+    rows = []
+    for change in changes:
+        low, high = change.interval
+        surely = "" if low <= 0 <= high else "falls" if high < 0 else "rises"
+        gain = (change.independent / change.standard_error) ** 2 if change.standard_error > 0 else None
+        rows.append(
+            [
+                f"<code>{escape(change.run_id)}</code>",
+                f"{change.before:,} → {change.after:,}",
+                f'{signed(change.difference)} <span class="note">[{signed(low)}, {signed(high)}]</span>',
+                surely or '<span class="note">not told apart</span>',
+                number(gain),
+            ]
+        )
+    headings = ["run", "steps", "change of the trace", "which", "gain by pairing"]
+    return f'<p class="note">{note}</p>' + table(headings, rows, text=2, wrap=3)
 
 
 def task_table(measured: Measurements) -> str:

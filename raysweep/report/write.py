@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from raysweep.report.contrasts import changes
 from raysweep.report.page import Content, Failure, render
 from raysweep.sweep.provenance import last_launch
 from raysweep.sweep.storage import storage_flag
@@ -48,6 +49,7 @@ def write_report(
         frame=frame,
         milestones={spec.run_id: spec.milestones for spec in sweep.runs},
         failures=failures,
+        changes=changes(sweep),
         tolerance=tolerance,
         provenance={
             "sweep file": str(sweep.path),
