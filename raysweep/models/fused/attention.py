@@ -27,7 +27,7 @@ def _wide(n):  # type: ignore[no-untyped-def]
     return (n + LANES - 1) // LANES * LANES
 
 
-@numba.njit(**INLINE)
+@numba.njit(**COMPILED)
 def _product(a, row, column, b, b_row, c, c_row, rows, inner, columns):  # type: ignore[no-untyped-def]
     """c = a b, all in flat arrays: a's entry (i, k) is at i·row + k·column, b's at k·b_row + j, c's alike.
 
@@ -60,7 +60,7 @@ def _product(a, row, column, b, b_row, c, c_row, rows, inner, columns):  # type:
             put(c, r + 7 * c_row, c7)
 
 
-@numba.njit(**INLINE)
+@numba.njit(**COMPILED)
 def _take(matrix, shift, first, column, count, width, out, row):  # type: ignore[no-untyped-def]
     """Write rows of the columns from `column` on, biases added, into a flat array of rows `row` apart."""
     for i in range(count):
@@ -68,7 +68,7 @@ def _take(matrix, shift, first, column, count, width, out, row):  # type: ignore
             poke(out, i * row + c, load(matrix, first + i, column + c) + peek(shift, column + c))
 
 
-@numba.njit(**INLINE)
+@numba.njit(**COMPILED)
 def _turn(x, x_row, rows, columns, out, row):  # type: ignore[no-untyped-def]
     """out = the transpose of x."""
     for i in range(rows):
