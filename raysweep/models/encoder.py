@@ -31,7 +31,7 @@ from raysweep.models.precision import multiplies_bfloat16
 from raysweep.models.shapes import Shape
 
 INITIAL_STD = 0.02  # of all matrices and embeddings, as in BERT
-WIDE = 128  # from this width on a processor trains faster with products in bfloat16
+WIDE = 64  # from this width on a processor trains faster with products in bfloat16
 
 
 class EncoderConfig(DrawnConfig):

@@ -262,5 +262,5 @@ def test_words_and_positions_that_the_model_lacks_are_refused() -> None:
 def test_bfloat16_is_chosen_where_it_pays() -> None:
     device = torch.device("cpu")
     wide = torch.bfloat16 if multiplies_bfloat16(device) else torch.float32
-    assert make(shape="128/2/1/128").precision(device) == wide
-    assert make(shape="64/2/1/128").precision(device) == torch.float32
+    assert make(shape="64/2/1/128").precision(device) == wide
+    assert make(shape="32/2/1/128").precision(device) == torch.float32
