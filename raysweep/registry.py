@@ -131,6 +131,9 @@ evaluations: Registry[Any] = Registry(
     {
         "excess_loss": "raysweep.evaluation.excess_loss:ExcessLossConfig",
         "trace": "raysweep.evaluation.trace:TraceConfig",
+        "hessian": "raysweep.evaluation.hessian:HessianConfig",
+        "spectrum": "raysweep.evaluation.spectrum:SpectrumConfig",
+        "sharpness": "raysweep.evaluation.sharpness:SharpnessConfig",
         "held_out_loss": "raysweep.evaluation.held_out_loss:HeldOutLossConfig",
         "probe": "raysweep.evaluation.probe:ProbeConfig",
     },

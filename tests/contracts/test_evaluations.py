@@ -18,6 +18,9 @@ from raysweep.registry import evaluations
 SMALL = {
     "excess_loss": {"sentences": 40, "shard_size": 16},
     "trace": {"inputs": 40, "shard_size": 16},
+    "hessian": {"inputs": 40, "shard_size": 16},
+    "spectrum": {"inputs": 6, "eigenvalues": 2, "tolerance": 0.1, "steps": 4},
+    "sharpness": {"inputs": 40, "pool_size": 8, "steps": 2, "shard_size": 16},
     "held_out_loss": {"sentences": 40, "shard_size": 16, "mask": 0.5},
     "probe": {"train": 96, "test": 64, "projection": 16, "epochs": 3, "seeds": 2},
 }

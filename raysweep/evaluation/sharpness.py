@@ -1,0 +1,152 @@
+"""Other measures of flatness at a milestone: sharpness, scaled trace, Fisher-Rao norm, complexity, norms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field, field_validator
+
+from raysweep.evaluation.base import Arrays, Metric, Subject
+from raysweep.evaluation.labels import LabelledEvaluation, model_of
+from raysweep.evaluation.sharding import shard_count, shard_range
+from raysweep.flatness.complexity import geometric_complexities
+from raysweep.flatness.loss import gradient_norm, weight_norm
+from raysweep.flatness.pool import Pool
+from raysweep.flatness.relative import fisher_rao_norms, scaled_traces
+from raysweep.flatness.sharpness import sharpness
+from raysweep.models.base import MaskedLM
+
+Measure = Literal[
+    "sam", "asam", "gradient_norm", "weight_norm", "scaled_trace", "fisher_rao", "geometric_complexity"
+]
+MEASURES: tuple[Measure, ...] = (
+    *("sam", "asam", "gradient_norm", "weight_norm"),
+    *("scaled_trace", "fisher_rao", "geometric_complexity"),
+)
+#: Measures that are means over inputs, with their units; the others are of a pool as a whole.
+MEANS: dict[Measure, str] = {
+    "scaled_trace": "nats",
+    "fisher_rao": "nats",
+    "geometric_complexity": "logits² per squared unit of embedding",
+}
+
+
+class SharpnessConfig(LabelledEvaluation):
+    """The `measures` chosen, all by default.
+
+    Means over `inputs` sentences, with standard errors over these:
+
+    - `sharpness/scaled_trace` (nats): Σθ²F_ii; `sharpness/fisher_rao` (nats): θᵀFθ
+      (raysweep.flatness.relative);
+    - `sharpness/geometric_complexity`: ‖∂ logits / ∂ embedded sentence‖² (raysweep.flatness.complexity).
+
+    Of the loss of the first `pool_size` of these sentences, with `labels`:
+
+    - `sharpness/sam` (nats): its largest rise within `radius`, found in `steps` steps, with the standard
+      error over the pool at the point found, and `sharpness/sam_first_order` what the gradient alone says of
+      it; `sharpness/asam` and `sharpness/asam_first_order` likewise within `adaptive_radius`, every parameter
+      measured by its own size (raysweep.flatness.sharpness);
+    - `sharpness/gradient_norm` (nats per unit of the parameters) and `sharpness/weight_norm`
+      (raysweep.flatness.loss).
+    """
+
+    kind: Literal["sharpness"] = "sharpness"
+    needs_parameters: ClassVar[bool] = True
+
+    measures: Annotated[tuple[Measure, ...], Field(min_length=1)] = MEASURES
+    inputs: int = Field(default=1024, gt=0)
+    pool_size: int = Field(default=512, gt=0)
+    radius: float = Field(default=0.05, gt=0)
+    adaptive_radius: float = Field(default=0.5, gt=0)
+    steps: int = Field(default=4, gt=0)
+    #: Inputs a shard; the measures of the pool belong to the first shard.
+    shard_size: int = Field(default=256, gt=0)
+
+    @field_validator("measures")
+    @classmethod
+    def _each_once(cls, measures: tuple[Measure, ...]) -> tuple[Measure, ...]:
+        if len(set(measures)) < len(measures):
+            raise ValueError(f"{', '.join(measures)}: name each measure once")
+        return tuple(measure for measure in MEASURES if measure in measures)
+
+    def uses_labels(self) -> bool:
+        return bool({"sam", "asam", "gradient_norm"} & set(self.measures))
+
+    def shards(self) -> int:
+        return shard_count(self.inputs, self.shard_size)
+
+    def labelled(self, shard: int) -> range:
+        shard_range(self.inputs, self.shard_size, shard)
+        return range(self.pool_size if shard == 0 else 0)
+
+    def measure(self, subject: Subject, shard: int, reference: np.ndarray | None = None) -> Arrays:
+        """Return values [n] of the shard's inputs; of the pool's measures [1] in shard 0, [0] in others."""
+        numbers = shard_range(self.inputs, self.shard_size, shard)
+        model = model_of(self.kind, subject)
+        found = self._means(subject, model, numbers)
+        whole = self._of_pool(model, self.pool(subject, self.labelled(0), reference)) if shard == 0 else {}
+        for name in self._pool_names():
+            found[name] = np.array([whole[name]] if name in whole else [], dtype=np.float64)
+        return found
+
+    def _means(self, subject: Subject, model: MaskedLM, numbers: range) -> Arrays:
+        chosen = [measure for measure in self.measures if measure in MEANS]
+        if not chosen:
+            return {}
+        ids, positions = self.draw(subject.language, numbers)
+        inputs = Pool.of(model, ids, positions)
+        keys = {"seed": self.seed, "start": numbers.start}
+        makers = {
+            "scaled_trace": lambda: scaled_traces(model, inputs, **keys),
+            "fisher_rao": lambda: fisher_rao_norms(model, inputs),
+            "geometric_complexity": lambda: geometric_complexities(model, inputs, **keys),
+        }
+        return {measure: makers[measure]().numpy() for measure in chosen}
+
+    def _pool_names(self) -> list[str]:
+        names: list[str] = []
+        for measure in self.measures:
+            if measure in ("sam", "asam"):
+                names += [measure, f"{measure}_error", f"{measure}_first_order"]
+            elif measure not in MEANS:
+                names.append(measure)
+        return names
+
+    def _of_pool(self, model: MaskedLM, pool: Pool) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for measure, radius in (("sam", self.radius), ("asam", self.adaptive_radius)):
+            if measure in self.measures:
+                result = sharpness(
+                    model, pool, radius=radius, steps=self.steps, adaptive=measure == "asam", seed=self.seed
+                )
+                found[measure] = result.rise.value
+                # One input has no spread.
+                found[f"{measure}_error"] = result.rise.standard_error if len(pool) > 1 else 0.0
+                found[f"{measure}_first_order"] = result.first_order
+        if "gradient_norm" in self.measures:
+            found["gradient_norm"] = gradient_norm(model, pool)
+        if "weight_norm" in self.measures:
+            found["weight_norm"] = weight_norm(model)
+        return found
+
+    def combine(self, shards: Sequence[Mapping[str, np.ndarray]]) -> list[Metric]:
+        whole = {key: np.concatenate([shard[key] for shard in shards]) for key in shards[0]}
+        n, metrics = self.pool_size, []
+        for measure in self.measures:
+            name = f"sharpness/{measure}"
+            if measure in MEANS:
+                metrics.append(Metric.mean(name, whole[measure], MEANS[measure]))
+                continue
+            value, unit = float(whole[measure][0]), "units of the parameters"
+            if measure == "gradient_norm":
+                unit = "nats per unit of the parameters"
+            if measure not in ("sam", "asam"):
+                metrics.append(Metric.number(name, value, unit, n=n))
+                continue
+            error = float(whole[f"{measure}_error"][0]) if n > 1 else None
+            metrics.append(Metric.number(name, value, "nats", n=n, standard_error=error))
+            first = float(whole[f"{measure}_first_order"][0])
+            metrics.append(Metric.number(f"{name}_first_order", first, "nats", n=n))
+        return metrics

@@ -1,0 +1,115 @@
+"""Eigenvalues of Hessian and Gauss-Newton matrix at a milestone: see `raysweep.flatness.spectrum`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from raysweep.evaluation.base import Arrays, Metric, Subject
+from raysweep.evaluation.labels import LabelledEvaluation, model_of
+from raysweep.evaluation.sharding import shard_range
+from raysweep.flatness.operator import CurvatureOperator, Matrix
+from raysweep.flatness.spectrum import Density, density, extreme_eigenvalues
+from raysweep.languages.base import Estimate, Language
+from raysweep.models.base import ModelConfig
+
+#: Words times width up to which the graphs of the whole pool are kept, a few hundred MB for some layers.
+_KEPT = 1 << 20
+#: Bytes that the vectors of the Lanczos method may take.
+_BASIS = 4 << 30
+
+
+class SpectrumConfig(LabelledEvaluation):
+    """Largest eigenvalues and spectral density of the loss's curvature over a fixed pool of `inputs`.
+
+    `eigenvalues` of the largest are found to a relative `tolerance`, and the smallest of the Hessian to one
+    of 1 %; the density takes `steps` of the Lanczos method from each of `vectors` random vectors, none with
+    `vectors: 0`.  Metrics, for each of `matrices`, in nats where nothing else is said:
+
+    - `spectrum/<matrix>/1`, `.../2`, ...: the largest eigenvalues, descending;
+    - `spectrum/hessian/smallest`: the most negative one;
+    - `spectrum/<matrix>/trace` and `.../squares` (nats²): Σλ and Σλ² of the pool by quadrature, with their
+      standard errors over random vectors.
+
+    The arrays `<matrix>/nodes` and `<matrix>/weights` [vectors, steps] of the shard are the density itself
+    (`raysweep.flatness.spectrum.Density`).  Eigenvalues have no standard error: they are those of the pool.
+    """
+
+    kind: Literal["spectrum"] = "spectrum"
+    needs_parameters: ClassVar[bool] = True
+
+    inputs: int = Field(default=256, gt=0)
+    matrices: Annotated[tuple[Matrix, ...], Field(min_length=1)] = ("hessian", "gauss_newton")
+    eigenvalues: int = Field(default=10, gt=0)
+    tolerance: float = Field(default=1e-3, gt=0, lt=1)
+    steps: int = Field(default=32, gt=0)
+    vectors: int = Field(default=2, ge=0)
+
+    def model_problems(self, model: ModelConfig, language: Language) -> list[tuple[str, str]]:
+        size = model.parameters(language)
+        most = _BASIS // 8 // size
+        found = []
+        if self.eigenvalues >= size:
+            found.append(
+                ("eigenvalues", f"{self.eigenvalues} of a model of {size} parameters; ask for fewer")
+            )
+        if self.vectors and self.steps > most:
+            advice = f"use at most {most}" if most else "use vectors: 0"
+            found.append(("steps", f"{self.steps} vectors of {size} parameters exceed 4 GB; {advice}"))
+        return found
+
+    def shards(self) -> int:
+        return 1
+
+    def labelled(self, shard: int) -> range:
+        return shard_range(self.inputs, self.inputs, shard)
+
+    def measure(self, subject: Subject, shard: int, reference: np.ndarray | None = None) -> Arrays:
+        """Return `<matrix>/largest`, `hessian/smallest`, `<matrix>/nodes` and `.../weights`, float64."""
+        numbers = self.labelled(shard)
+        model = model_of(self.kind, subject)
+        pool = self.pool(subject, numbers, reference)
+        found: Arrays = {}
+        keep = pool.masked.numel() * model.width <= _KEPT
+        for matrix in self.matrices:
+            operator = CurvatureOperator(model, pool, matrix=matrix, keep=keep)
+            found[f"{matrix}/largest"] = extreme_eigenvalues(
+                operator, self.eigenvalues, seed=self.seed, tolerance=self.tolerance
+            )
+            if matrix == "hessian":
+                found["hessian/smallest"] = extreme_eigenvalues(
+                    operator, 1, end="smallest", seed=self.seed, tolerance=1e-2
+                )
+            if self.vectors:
+                whole = density(operator, steps=self.steps, vectors=self.vectors, seed=self.seed)
+                found[f"{matrix}/nodes"], found[f"{matrix}/weights"] = whole.nodes, whole.weights
+                found[f"{matrix}/size"] = np.array([whole.size])
+        return found
+
+    def combine(self, shards: Sequence[Mapping[str, np.ndarray]]) -> list[Metric]:
+        (arrays,) = shards
+        metrics = []
+        for matrix in self.matrices:
+            name = f"spectrum/{matrix}"
+            for rank, value in enumerate(arrays[f"{matrix}/largest"], start=1):
+                metrics.append(Metric.number(f"{name}/{rank}", float(value), "nats", n=self.inputs))
+            if matrix == "hessian":
+                smallest = float(arrays["hessian/smallest"][0])
+                metrics.append(Metric.number(f"{name}/smallest", smallest, "nats", n=self.inputs))
+            if self.vectors:
+                whole = Density(
+                    nodes=arrays[f"{matrix}/nodes"],
+                    weights=arrays[f"{matrix}/weights"],
+                    size=int(arrays[f"{matrix}/size"][0]),
+                )
+                metrics.append(_of(f"{name}/trace", whole.trace, "nats"))
+                metrics.append(_of(f"{name}/squares", whole.squares, "nats²"))
+        return metrics
+
+
+def _of(name: str, estimate: Estimate, unit: str) -> Metric:
+    error = None if np.isnan(estimate.standard_error) else estimate.standard_error
+    return Metric.number(name, estimate.value, unit, n=estimate.n, standard_error=error)
