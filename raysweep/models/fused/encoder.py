@@ -24,47 +24,12 @@ from raysweep.models.base import MaskedWords
 from raysweep.models.encoder import Encoder, EncoderLayer
 from raysweep.models.fused import attention, kernels
 from raysweep.models.fused.packing import Chunk, packed
-from raysweep.models.fused.scalars import LEVELS
+from raysweep.models.fused.weights import Matrix, Vector, Weights, array, cut_of, differentiable
 from raysweep.seeding import derive
 
 CHUNK = 2048  # words: with fewer, products are too small to be fast; with more, memory is slower than cache
 
 _NOTHING = np.empty((0, 0), dtype=np.float32)
-
-
-def array(tensor: Tensor) -> np.ndarray:
-    """Return a tensor's memory as the kernels take it: float32, or bfloat16's bits as uint16."""
-    tensor = tensor.detach()
-    return tensor.view(torch.uint16).numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
-
-
-@dataclass(frozen=True)
-class Matrix:
-    """A weight in low precision, and where the gradient of the float32 weight is summed."""
-
-    low: Tensor
-    gradient: Tensor
-
-    def apply(self, x: Tensor) -> Tensor:
-        """Return x [N, I] times the weight [O, I], transposed."""
-        return x @ self.low.T
-
-    def back(self, d: Tensor, x: Tensor) -> Tensor:
-        """Add the weight's gradient, given d [N, O] of what `apply` made of x; return that of x."""
-        self.gradient.add_(d.T @ x)
-        return d @ self.low
-
-    def part(self, rows: slice) -> Matrix:
-        """Return some of its rows as a matrix of their own."""
-        return Matrix(self.low[rows], self.gradient[rows])
-
-
-@dataclass(frozen=True)
-class Vector:
-    """A bias or a LayerNorm's parameter, and the sum of its gradient."""
-
-    value: np.ndarray
-    gradient: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -109,12 +74,11 @@ class Kept:
     stats2: np.ndarray
 
 
-class Weights:
-    """The parameters of an encoder as they are now, in the working precision, with sums of gradients."""
+class EncoderWeights(Weights):
+    """The parameters of an encoder."""
 
     def __init__(self, model: Encoder, dtype: torch.dtype) -> None:
-        self.dtype = dtype
-        self.sums: dict[int, Tensor] = {}
+        super().__init__(dtype)
         self.tokens = self._matrix(model.token_embedding.weight)
         self.positions = self._vector(model.position_embedding.weight)
         self.embedding_norm = self._norm(model.embedding_norm)
@@ -124,18 +88,6 @@ class Weights:
         self.head_norm = self._norm(model.head_norm)
         self.decoder_bias = self._vector(model.decoder.bias)
         self.token_values = array(model.token_embedding.weight)
-
-    def _sum(self, parameter: Tensor) -> Tensor:
-        return self.sums.setdefault(id(parameter), torch.zeros_like(parameter, requires_grad=False))
-
-    def _matrix(self, weight: Tensor) -> Matrix:
-        return Matrix(weight.detach().to(self.dtype), self._sum(weight))
-
-    def _vector(self, parameter: Tensor) -> Vector:
-        return Vector(array(parameter), array(self._sum(parameter)))
-
-    def _linear(self, module: nn.Linear) -> tuple[Matrix, Vector]:
-        return self._matrix(module.weight), self._vector(module.bias)
 
     def _norm(self, module: nn.LayerNorm) -> Norm:
         return Norm(self._vector(module.weight), self._vector(module.bias))
@@ -169,7 +121,7 @@ class Weights:
 class _Pass:
     """Forward and backward pass of one chunk."""
 
-    def __init__(self, model: Encoder, weights: Weights, chunk: Chunk, seed: int) -> None:
+    def __init__(self, model: Encoder, weights: EncoderWeights, chunk: Chunk, seed: int) -> None:
         self.weights, self.chunk = weights, chunk
         self.post = model.norm == "post"
         self.heads, self.width = model.shape.heads, model.width
@@ -184,7 +136,7 @@ class _Pass:
         chunk, w = self.chunk, self.weights
         N, D = len(chunk.ids), self.width
         stats0, r = _float(N, 2), _float(N, D)
-        y, y_array = self._low(N, D)
+        y, y_array = self.weights.low(N, D)
         kernels.embed(
             chunk.ids, chunk.at, chunk.place, w.token_values, w.positions.value,
             w.embedding_norm.weight.value, w.embedding_norm.bias.value, self.eps, self.sites[0], self.cut,
@@ -241,7 +193,7 @@ class _Pass:
             asking = y
             query = key_value = layer.projection.apply(y)
         n = len(r)
-        mixed, mixed_array = self._low(n, D)
+        mixed, mixed_array = self.weights.low(n, D)
         attention.attend(*self._attention(k, query, key_value), mixed_array)
         s1, stats1, out1, y1 = self._junction(r, layer.output.apply(mixed), layer.output_bias, one, k, 1)
         u = layer.up.apply(y1)
@@ -256,7 +208,7 @@ class _Pass:
         """Return the sum, its statistics, the residual stream behind, and the next sublayer's input."""
         s, stats = np.empty_like(r), _float(len(r), 2)
         out = np.empty_like(r) if self.post else _NOTHING
-        y, y_array = self._low(*r.shape)
+        y, y_array = self.weights.low(*r.shape)
         kernels.junction(
             r, array(o), shift.value, self._places(k), self.sites[3 * k + 1 + site], self.cut,
             norm.weight.value, norm.bias.value, self.eps, s, stats, out, y_array,
@@ -268,7 +220,7 @@ class _Pass:
         k: int, site: int,
     ) -> Tensor:  # fmt: skip
         """Turn d into the gradient of the residual stream before; return that of what was added to it."""
-        d_o, d_o_array = self._low(*d.shape)
+        d_o, d_o_array = self.weights.low(*d.shape)
         kernels.junction_backward(
             self.post, d, array(d_y), self._places(k), self.sites[3 * k + 1 + site], self.cut,
             norm.weight.value, s, stats, d_o_array, shift.gradient, norm.weight.gradient, norm.bias.gradient,
@@ -339,43 +291,9 @@ class _Pass:
         )  # fmt: skip
         return total, w.dense.back(d, y)
 
-    def _low(self, rows: int, columns: int) -> tuple[Tensor, np.ndarray]:
-        made = torch.empty(rows, columns, dtype=self.weights.dtype)
-        return made, array(made)
-
 
 def _float(rows: int, columns: int) -> np.ndarray:
     return np.empty((rows, columns), dtype=np.float32)
-
-
-def cut_of(p: float) -> int:
-    """Return how many of the 2^16 levels drop an element with probability `p` < 1."""
-    return min(round(p * LEVELS), LEVELS - 1)
-
-
-class _Loss(torch.autograd.Function):
-    """The loss, whose gradients are made in the forward pass."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, model: Encoder, words: MaskedWords, seed: int, dtype: torch.dtype, *parameters: Tensor
-    ) -> Tensor:
-        weights = Weights(model, dtype)
-        total = sum(
-            _Pass(model, weights, chunk, seed).loss(1 / words.count) for chunk in packed(words, model, CHUNK)
-        )
-        ctx.gradients = [weights.sums[id(p)] for p in parameters]
-        return parameters[0].new_tensor(total / words.count)
-
-    @staticmethod
-    def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:
-        [factor] = given
-        gradients = [
-            g.mul_(factor) if needed else None
-            for g, needed in zip(ctx.gradients, ctx.needs_input_grad[4:], strict=True)
-        ]
-        del ctx.gradients  # a second time there is nothing to give, and torch says so
-        return None, None, None, None, *gradients
 
 
 def masked_loss(model: Encoder, words: MaskedWords, *, seed: int, dtype: torch.dtype) -> Tensor:
@@ -383,5 +301,11 @@ def masked_loss(model: Encoder, words: MaskedWords, *, seed: int, dtype: torch.d
 
     Raises `DataError` for words, positions or targets that the model does not have.
     """
-    result: Tensor = _Loss.apply(model, words, seed, dtype, *model.parameters())
-    return result
+
+    def made() -> tuple[float, EncoderWeights]:
+        weights = EncoderWeights(model, dtype)
+        chunks = packed(words, model, CHUNK)
+        total = sum(_Pass(model, weights, chunk, seed).loss(1 / words.count) for chunk in chunks)
+        return total / words.count, weights
+
+    return differentiable(model, made)

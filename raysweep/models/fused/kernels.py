@@ -33,7 +33,7 @@ def _statistics(row, eps):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(**{**COMPILED, "inline": "always"})
-def _masks(key, place, cut, words, keep):  # type: ignore[no-untyped-def]
+def masks(key, place, cut, words, keep):  # type: ignore[no-untyped-def]
     """Write into `keep` float32 [D] the factors of dropout: 0, or what keeps the mean."""
     draw(key, place * len(words), words)
     levels = words.view(np.uint16)
@@ -56,7 +56,7 @@ def embed(ids, at, place, tokens, positions, weight, bias, eps, key, cut, stats,
         mean, scale = _statistics(row, eps)
         stats[n, 0], stats[n, 1] = mean, scale
         if cut > 0:
-            _masks(key, place[n], cut, words, keep)
+            masks(key, place[n], cut, words, keep)
         for j in range(D):
             y = ((row[j] - mean) * scale * weight[j] + bias[j]) * keep[j]
             out[n, j] = y
@@ -76,7 +76,7 @@ def embed_backward(  # type: ignore[no-untyped-def]
         i, t = ids[n], at[n]
         mean, scale = stats[n, 0], stats[n, 1]
         if cut > 0:
-            _masks(key, place[n], cut, words, keep)
+            masks(key, place[n], cut, words, keep)
         first = second = _F0
         for j in range(D):
             x = (tokens[i, j] + positions[t, j] - mean) * scale
@@ -140,7 +140,7 @@ def junction(r, o, shift, place, key, cut, weight, bias, eps, s, stats, out, low
     full = len(out) > 0
     for n in range(N):
         if cut > 0:
-            _masks(key, place[n], cut, words, keep)
+            masks(key, place[n], cut, words, keep)
         for j in range(D):
             s[n, j] = r[n, j] + (load(o, n, j) + shift[j]) * keep[j]
         mean, scale = _statistics(s[n], eps)
@@ -170,7 +170,7 @@ def junction_backward(  # type: ignore[no-untyped-def]
     for n in range(N):
         mean, scale = stats[n, 0], stats[n, 1]
         if cut > 0:
-            _masks(key, place[n], cut, words, keep)
+            masks(key, place[n], cut, words, keep)
         first = second = _F0
         for j in range(D):
             z = (s[n, j] - mean) * scale

@@ -1,0 +1,271 @@
+"""The masked-LM loss of an LSTM with its gradient, on a processor: no padding, no autograd.
+
+It computes what `raysweep.models.lstm.LSTM` does in training, on packed sentences chunk by chunk
+(raysweep.models.fused.packing).  Each direction of a layer has the words in rows of its own, in the order in
+which it reads them, so that a step of time is a range of rows and turning sentences round costs nothing: who
+computes a word writes it to wherever it is read next.  A step is one matrix product of [x; h] with both
+weights of the direction, torch's, in bfloat16 or float32, and one compiled pass
+(raysweep.models.fused.recurrent); their gradients are one product over all steps.  Cells, their gradients,
+the loss and sums of gradients are float32.
+
+The last layer stops in either direction at the last masked word that it meets, and the head is computed for
+masked words alone.
+
+Cost, with D the width and L layers: the products of `training_flops`, less what the last layer leaves out,
+and about 18 D L bytes of activations for each word of a chunk in bfloat16.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from raysweep.models.base import MaskedWords
+from raysweep.models.fused import kernels, recurrent
+from raysweep.models.fused.packing import Chunk, packed
+from raysweep.models.fused.weights import Matrix, Vector, Weights, array, cut_of, differentiable
+from raysweep.models.lstm import LSTM, LSTMLayer
+from raysweep.seeding import derive
+
+CHUNK = 4096  # words: with fewer, products are too small to be fast; with more, memory is slower than cache
+
+
+@dataclass(frozen=True)
+class Direction:
+    """Parameters of one direction of a layer.
+
+    `weight` [4H, D + H] is that of the input beside that of the recurrence, `bias` the sum of the two.
+    """
+
+    weight: Matrix
+    bias: Vector
+
+
+class LSTMWeights(Weights):
+    """The parameters of an LSTM."""
+
+    def __init__(self, model: LSTM, dtype: torch.dtype) -> None:
+        super().__init__(dtype)
+        self._parts: set[int] = set()
+        self.tokens = self._matrix(model.token_embedding.weight)
+        self.decoder_bias = self._vector(model.decoder.bias)
+        self.token_values = array(model.token_embedding.weight)
+        self.layers = []
+        for layer in model.layers:
+            both = cast(LSTMLayer, layer)
+            self.layers.append((self._direction(both.left_to_right), self._direction(both.right_to_left)))
+
+    def gradient(self, parameter: Tensor) -> Tensor:
+        found = super().gradient(parameter)
+        return found.clone(memory_format=torch.contiguous_format) if id(parameter) in self._parts else found
+
+    def _direction(self, module: nn.LSTM) -> Direction:
+        names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
+        parameters = [module.get_parameter(name) for name in names]
+        weights, biases = parameters[:2], parameters[2:]
+        with torch.no_grad():
+            weight, bias = torch.cat(weights, dim=1), biases[0] + biases[1]
+        sums, bias_sums = torch.zeros_like(weight), torch.zeros_like(bias)
+        # The gradients of the weights are parts of one; those of the biases are the same.
+        parts = [*sums.split([w.shape[1] for w in weights], dim=1), bias_sums, bias_sums]
+        for parameter, part in zip(parameters, parts, strict=True):
+            self.sums[id(parameter)] = part
+            self._parts.add(id(parameter))
+        return Direction(Matrix(weight.to(self.dtype), sums), Vector(array(bias), array(bias_sums)))
+
+
+@dataclass(frozen=True)
+class Order:
+    """In which rows a direction has the N words of a chunk; see `raysweep.models.fused.recurrent`.
+
+    `starts` [steps + 1] where each step's rows begin, `row` [N] the row of each word, negative for one that
+    is not read, `word` [R] the word of each row.
+    """
+
+    starts: np.ndarray
+    row: np.ndarray
+    word: np.ndarray
+
+    @classmethod
+    def of(cls, chunk: Chunk, step: np.ndarray, steps: np.ndarray) -> Order:
+        """Return the order for words read in `step` [N], in sentences with so many `steps` [S]."""
+        by_steps = (-steps).argsort(kind="stable")
+        rank = np.empty_like(by_steps)
+        rank[by_steps] = np.arange(len(steps))
+        counts = len(steps) - np.searchsorted(steps[by_steps[::-1]], np.arange(steps.max()), side="right")
+        starts = np.concatenate([[0], counts.cumsum()])
+        sentence = np.repeat(np.arange(len(steps)), np.diff(chunk.starts))
+        read = step < steps[sentence]
+        row = np.where(read, starts[np.minimum(step, len(counts) - 1)] + rank[sentence], -1)
+        word = np.empty(starts[-1], dtype=np.int64)
+        word[row[read]] = read.nonzero()[0]
+        return cls(starts, row, word)
+
+
+@dataclass
+class Kept:
+    """What the backward pass of one direction of a layer needs."""
+
+    order: Order
+    z: Tensor
+    gates: Tensor
+    cells: np.ndarray
+
+
+@dataclass(frozen=True)
+class Place:
+    """Two low matrices that hold something of the words, and the row [N] of each word in them or -1."""
+
+    left_row: np.ndarray
+    right_row: np.ndarray
+    left: Tensor
+    right: Tensor
+
+    @property
+    def arguments(self) -> tuple[np.ndarray, ...]:
+        """All four as the kernels take them."""
+        return self.left_row, self.right_row, array(self.left), array(self.right)
+
+
+class _Pass:
+    """Forward and backward pass of one chunk."""
+
+    def __init__(self, model: LSTM, weights: LSTMWeights, chunk: Chunk, seed: int) -> None:
+        self.weights, self.chunk, self.width = weights, chunk, model.width
+        self.cut = cut_of(model.dropout.p) if model.training else 0
+        # The streams of the sites: the embedding's, and one a direction of a layer.
+        self.sites = [np.uint64(derive(seed, "site", k)) for k in range(1 + 2 * len(weights.layers))]
+
+    def loss(self, factor: float) -> float:
+        """Return the sum of the losses; add `factor` times its gradient to the weights' sums."""
+        chunk, w = self.chunk, self.weights
+        layers = len(w.layers)
+        every, last = self._orders()
+        orders = [*[every] * (layers - 1), last]
+        kept: list[tuple[Kept, Kept]] = []
+        place = self._inputs(orders[0])
+        kernel = (chunk.ids, chunk.place)
+        recurrent.enter(*kernel, w.token_values, self.sites[0], self.cut, *place.arguments)
+        head = self._outputs()
+        for k in range(layers):
+            above = head if k + 1 == layers else self._inputs(orders[k + 1])
+            kept.append(
+                (
+                    self._direction(k, 0, orders[k][0], place.left, above),
+                    self._direction(k, 1, orders[k][1], place.right, above),
+                )
+            )
+            place = above
+        total, d_head = self._head(head.left, factor)
+        d_place = Place(head.left_row, head.right_row, d_head, d_head)
+        while kept:
+            k = len(kept) - 1
+            both = kept.pop()
+            d_left, d_right = (self._direction_backward(k, side, both[side], d_place) for side in (0, 1))
+            d_place = Place(both[0].order.row, both[1].order.row, d_left, d_right)
+        recurrent.enter_backward(
+            *kernel, self.sites[0], self.cut, *d_place.arguments, array(w.tokens.gradient)
+        )
+        return total
+
+    def _orders(self) -> tuple[tuple[Order, Order], tuple[Order, Order]]:
+        """Return the orders of both directions: where all words are read, and in the last layer."""
+        chunk = self.chunk
+        lengths, masked = np.diff(chunk.starts), np.diff(chunk.asking)
+        back = np.repeat(lengths, lengths) - 1 - chunk.at
+        # Sentences without a masked word are not read at all in the last layer.
+        some = masked > 0
+        far, near = np.zeros_like(lengths), np.zeros_like(lengths)
+        far[some] = chunk.at[chunk.masked[chunk.asking[1:][some] - 1]] + 1
+        near[some] = back[chunk.masked[chunk.asking[:-1][some]]] + 1
+        every = Order.of(chunk, chunk.at, lengths), Order.of(chunk, back, lengths)
+        return every, (Order.of(chunk, chunk.at, far), Order.of(chunk, back, near))
+
+    def _inputs(self, orders: tuple[Order, Order]) -> Place:
+        """Return empty z [R, D + H] of both directions, but for the zeros that they begin with."""
+        made = []
+        for order in orders:
+            z, _ = self.weights.low(len(order.word), self.width + self.width // 2)
+            z[: order.starts[1:2].sum(), self.width :] = 0
+            made.append(z)
+        return Place(orders[0].row, orders[1].row, *made)
+
+    def _outputs(self) -> Place:
+        """Return the empty matrix [M, D] of what the head gets."""
+        masked = self.chunk.masked
+        row, nowhere = np.full((2, len(self.chunk.ids)), -1)
+        row[masked] = np.arange(len(masked))
+        made, _ = self.weights.low(len(masked), self.width)
+        return Place(row, nowhere, made, made)
+
+    def _direction(self, k: int, side: int, order: Order, z: Tensor, above: Place) -> Kept:
+        """Do all steps of a direction of layer k and write its output where it is read above."""
+        weight, H = self.weights.layers[k][side], self.width // 2
+        rows, starts = len(order.word), order.starts.tolist()
+        gates, gates_array = self.weights.low(rows, 4 * H)
+        cells = np.empty((rows, H), dtype=np.float32)
+        most = starts[1] if len(starts) > 1 else 0
+        pre, pre_array = self.weights.low(most, 4 * H)
+        z_array, key, turned = array(z), self.sites[1 + 2 * k + side], weight.weight.low.T
+        arguments = (order.word, self.chunk.place, key, self.cut, *above.arguments, side * H)
+        for t in range(len(starts) - 1):
+            first, after = starts[t], starts[t + 1]
+            n = after - first
+            torch.mm(z[first:after], turned, out=pre[:n])
+            recurrent.advance(
+                pre_array[:n], weight.bias.value, first, starts[t - 1] if t > 0 else -1, after,
+                _following(starts, t), gates_array, cells, z_array, *arguments,
+            )  # fmt: skip
+        return Kept(order, z, gates, cells)
+
+    def _direction_backward(self, k: int, side: int, kept: Kept, above: Place) -> Tensor:
+        """Return the gradient of z, given those of what the direction wrote above."""
+        weight, H = self.weights.layers[k][side], self.width // 2
+        starts = kept.order.starts.tolist()
+        d_z = torch.empty_like(kept.z)
+        d_z_array, gates_array = array(d_z), array(kept.gates)
+        d_cells = np.zeros((starts[1] if len(starts) > 1 else 0, H), dtype=np.float32)
+        key = self.sites[1 + 2 * k + side]
+        arguments = (kept.order.word, self.chunk.place, key, self.cut, *above.arguments, side * H)
+        for t in range(len(starts) - 2, -1, -1):
+            first, after = starts[t], starts[t + 1]
+            recurrent.retreat(
+                after - first, first, starts[t - 1] if t > 0 else -1, after, _following(starts, t),
+                gates_array, kept.cells, d_z_array, d_cells, *arguments, weight.bias.gradient,
+            )  # fmt: skip
+            torch.mm(kept.gates[first:after], weight.weight.low, out=d_z[first:after])
+        weight.weight.gradient.add_(kept.gates.T @ kept.z)
+        return d_z
+
+    def _head(self, y: Tensor, factor: float) -> tuple[float, Tensor]:
+        """Return the loss of the masked words, and the gradient of their hidden states y [M, D]."""
+        w = self.weights
+        logits, bias = w.tokens.apply(y), w.decoder_bias
+        total: float = kernels.cross_entropy(
+            array(logits), bias.value, self.chunk.targets, np.float32(factor), bias.gradient
+        )
+        return total, w.tokens.back(logits, y)
+
+
+def _following(starts: list[int], t: int) -> int:
+    """Return the rows of the step behind step t."""
+    return starts[t + 2] - starts[t + 1] if t + 2 < len(starts) else 0
+
+
+def masked_loss(model: LSTM, words: MaskedWords, *, seed: int, dtype: torch.dtype) -> Tensor:
+    """Return the loss of `MaskedLM.masked_loss`; dropout is keyed by (seed, the sentences' rows).
+
+    Raises `DataError` for words, positions or targets that the model does not have.
+    """
+
+    def made() -> tuple[float, LSTMWeights]:
+        weights = LSTMWeights(model, dtype)
+        chunks = packed(words, model, CHUNK)
+        total = sum(_Pass(model, weights, chunk, seed).loss(1 / words.count) for chunk in chunks)
+        return total / words.count, weights
+
+    return differentiable(model, made)
