@@ -100,6 +100,8 @@ def status(name: NameArgument, storage: StorageOption = None, json: JsonOption =
                         "state": state.state,
                         "step": state.step,
                         "steps": state.steps,
+                        "tokens_per_second": state.tokens_per_second,
+                        "mfu": state.mfu,
                         "metrics": state.metrics,
                         "failure": failures[state.run_id].message if state.run_id in failures else None,
                     }

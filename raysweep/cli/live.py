@@ -55,7 +55,8 @@ def _probes(states: list[RunState]) -> list[str]:
 def runs_table(states: list[RunState], *, width: int, limit: int | None = None) -> Table:
     """Return the table of runs; the busiest first where there are more than `limit`.
 
-    Below 100 columns the speed and the standard error of the trace are left out.
+    Below 100 columns the speed and the standard error of the trace are left out, below 120 columns tokens a
+    second and the share of the peak, which are those of the newest point of the training curve.
     """
     order = {"training": 0, "evaluating": 0, "starting": 1, "failed": 2, "done": 4}
     shown = states
@@ -73,6 +74,10 @@ def runs_table(states: list[RunState], *, width: int, limit: int | None = None) 
         table.add_column(name.replace("probe/", "probe " if wide else ""), justify="right", no_wrap=True)
     if wide:
         table.add_column("steps/s", justify="right", no_wrap=True)
+    counted = width >= 120 and any(state.tokens_per_second for state in shown)
+    if counted:
+        table.add_column("tokens/s", justify="right", no_wrap=True)
+        table.add_column("MFU", justify="right", no_wrap=True)
     timed = any(state.eta for state in shown)
     if timed:
         table.add_column("left", justify="right", no_wrap=True)
@@ -91,6 +96,8 @@ def runs_table(states: list[RunState], *, width: int, limit: int | None = None) 
         ]
         if wide:
             row.append(_number(state.steps_per_second, ".0f") if state.state == "training" else "")
+        if counted:
+            row += [_number(state.tokens_per_second, ",.0f"), _number(state.mfu, ".0%")]
         active = state.state in ("queued", "starting", "training")
         if timed:
             row.append(duration(state.eta) if active else "")

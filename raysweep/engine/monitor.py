@@ -24,7 +24,10 @@ STATES = ("queued", "starting", "training", "evaluating", "unfinished", "done", 
 
 @dataclass(kw_only=True)
 class RunState:
-    """One run: `state` is one of `STATES`, `eta` are seconds to its end where that is known."""
+    """One run: `state` is one of `STATES`, `eta` are seconds to its end where that is known.
+
+    `tokens_per_second` and `mfu` are those of the newest point of its training curve.
+    """
 
     run_id: str
     model: str
@@ -36,6 +39,8 @@ class RunState:
     steps: int = 0
     loss: float | None = None
     steps_per_second: float | None = None
+    tokens_per_second: float | None = None
+    mfu: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     eta: float | None = None
 
@@ -121,7 +126,7 @@ class Monitor:
         for run_id, item in news.items():
             row = self._rows.get(run_id)
             if row is not None:
-                for name in ("state", "step", "loss", "metrics"):
+                for name in ("state", "step", "loss", "tokens_per_second", "mfu", "metrics"):
                     if name in item:
                         setattr(row, name, item[name])
                 if row.state == "training":
@@ -209,8 +214,11 @@ def run_states(sweep: Sweep) -> list[RunState]:
         for step in spec.milestones:
             if metrics := metrics_at(run, spec, step):
                 row.step, row.metrics = step, metrics
-        newest = max((record.step for record in run.checkpoints()), default=0)
+        checkpoints = run.checkpoints()
+        newest = max((record.step for record in checkpoints), default=0)
         row.step = min(max(row.step, newest), row.steps)
+        if curve := next((record.curve for record in checkpoints if record.curve), ()):
+            row.tokens_per_second, row.mfu = curve[-1].tokens_per_second, curve[-1].mfu
         if run.failures():
             row.state = "failed"
         elif finished(run, spec):

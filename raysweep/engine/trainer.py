@@ -58,7 +58,10 @@ def train_worker(job: dict[str, Any]) -> None:
         return
 
     def report(progress: Progress) -> None:
-        board.post.remote(spec.run_id, {"state": "training", "step": progress.step, "loss": progress.loss})
+        news = {"state": "training", "step": progress.step, "loss": progress.loss}
+        if progress.tokens_per_second is not None:
+            news |= {"tokens_per_second": progress.tokens_per_second, "mfu": progress.mfu}
+        board.post.remote(spec.run_id, news)
 
     if world.rank == 0:
         board.post.remote(spec.run_id, {"state": "training"})

@@ -23,7 +23,7 @@ _FORBIDDEN = re.compile(r"[^\w\-. :/]")
 
 
 class CurvePoint(Protocol):
-    """Mean training loss (nats) since the previous point."""
+    """Mean training loss (nats) since the previous point, and how fast its steps were, where known."""
 
     @property
     def step(self) -> int: ...
@@ -31,6 +31,10 @@ class CurvePoint(Protocol):
     def loss(self) -> float: ...
     @property
     def time_ms(self) -> int: ...
+    @property
+    def tokens_per_second(self) -> float | None: ...
+    @property
+    def mfu(self) -> float | None: ...
 
 
 class Checkpoint(Protocol):
@@ -135,9 +139,10 @@ def run_view(
 ) -> RunView:
     """Return the view of one run.
 
-    The training curve becomes `train_loss` at its own steps and times; every metric of an evaluation
-    becomes a point at the evaluated step, its standard error another named `<metric>_se`.  `started` is
-    unix seconds and defaults to the time of the first point.
+    The training curve becomes `train_loss`, and where they are known `tokens_per_second` and `mfu`, at its
+    own steps and times; every metric of an evaluation becomes a point at the evaluated step, its standard
+    error another named `<metric>_se`.  `started` is unix seconds and defaults to the time of the first
+    point.
     """
     checkpoints, evaluations = list(checkpoints), list(evaluations)
     points: dict[tuple[str, int], Point] = {}
@@ -152,6 +157,9 @@ def run_view(
     for point in sorted(curve, key=lambda point: (point.step, point.time_ms)):
         if ("train_loss", point.step) not in points:
             add("train_loss", point.step, point.time_ms, point.loss)
+            for key, speed in (("tokens_per_second", point.tokens_per_second), ("mfu", point.mfu)):
+                if speed is not None:
+                    add(key, point.step, point.time_ms, speed)
     for record in sorted(evaluations, key=lambda record: record.time):
         time_ms = round(record.time * 1000)
         for metric in record.metrics:

@@ -66,6 +66,21 @@ def test_a_table_names_runs_and_fits(width: int) -> None:
     assert max(map(len, text.splitlines())) <= width
 
 
+@pytest.mark.parametrize("width", [100, 120])
+def test_a_wide_table_tells_speeds_where_they_are_known(width: int) -> None:
+    target, out = console(width)
+    runs = [run("a", tokens_per_second=412_345.6, mfu=0.378), run("b", tokens_per_second=2e5), run("c")]
+    target.print(runs_table(runs, width=width))
+    lines = out.getvalue().splitlines()
+    if width < 120:
+        assert "tokens/s" not in lines[0]
+        return
+    assert lines[0].split()[-2:] == ["tokens/s", "MFU"]
+    assert lines[1].split()[-2:] == ["412,346", "38%"]
+    assert lines[2].split()[-1] == "200,000"
+    assert lines[3].split()[:2] == ["run", "c"]
+
+
 def test_a_long_list_shows_the_busy_ones() -> None:
     target, out = console()
     runs = [run(f"d{k}", state="done", step=100) for k in range(8)] + [run("busy", state="training")]

@@ -11,6 +11,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from raysweep.engine import run_states
+from raysweep.sweep.stored import load_stored
+
 from .conftest import TINY, changed, table, write
 
 pytestmark = pytest.mark.ray
@@ -59,6 +62,11 @@ def test_first_launch_relaunch_and_growth(raysweep: Run, tmp_path: Path) -> None
         trained[trained.metric == "excess_loss"], on=["run_id", "step"], suffixes=("", "_ledger")
     )
     assert (joined.value == joined.value_ledger).all()
+    # The speed of training is in the records, in the store and in the status of its runs.
+    speeds = before[before.key == "tokens_per_second"]
+    assert speeds.step.tolist() == [50, 50]
+    shown = {row.tokens_per_second for row in run_states(load_stored(storage / "tiny"))}
+    assert shown == {*speeds.value, None}
 
     # Again: nothing is trained, and it says so.
     code, out, err = raysweep("launch", file, "--storage", storage, "--json")

@@ -23,6 +23,9 @@ START = 1_700_000_000.0
 class _Curve:
     def __init__(self, step: int) -> None:
         self.step, self.loss, self.time_ms = step, 3.0 / step, round(1000 * (START + step))
+        # As of runs that are older than these figures for half of the points.
+        known = step % 20 == 0
+        self.tokens_per_second, self.mfu = (1e5 + step, 0.25) if known else (None, None)
 
 
 class _Checkpoint:
@@ -126,7 +129,11 @@ def test_points_carry_training_steps_and_the_times_of_the_records(folder: Path) 
     assert ("excess_loss_se", 100, round(1000 * (START + 100.5)), 0.01) in points
     assert ("train_loss", 50, round(1000 * (START + 50)), 3.0 / 50) in points
     assert [key for key, *_ in points].count("train_loss") == 10
-    assert len(points) == 13
+    assert ("tokens_per_second", 60, round(1000 * (START + 60)), 1e5 + 60) in points
+    assert ("mfu", 60, round(1000 * (START + 60)), 0.25) in points
+    keys = [key for key, *_ in points]
+    assert keys.count("tokens_per_second") == keys.count("mfu") == 5
+    assert len(points) == 23
     [(start, end)] = rows(
         folder,
         "select start_time, end_time from runs join tags using (run_uuid) where key = 'raysweep.run_id'",
@@ -144,7 +151,7 @@ def test_relaunching_writes_nothing_twice(folder: Path) -> None:
     assert after["a"][1] == after["b"][1] == "FINISHED"
     counts = rows(folder, "select key, step, count(*) from metrics group by run_uuid, key, step")
     assert {count for *_, count in counts} == {1}
-    assert len(counts) == 26 + 13
+    assert len(counts) == 46 + 23
     assert len(rows(folder, "select 1 from runs")) == 3
 
 
@@ -177,12 +184,12 @@ store.write(test_writer.view("a", (100, 200)))
     )
     assert run.returncode == -9, run.stderr
     assert children(folder)["a"][1] == "RUNNING"
-    assert len(rows(folder, "select 1 from metrics")) == (0 if batch == 1 else 26)
+    assert len(rows(folder, "select 1 from metrics")) == (0 if batch == 1 else 46)
     write(folder, view("a", (100, 200), "FINISHED"))
     assert children(folder)["a"][1] == "FINISHED"
     counts = rows(folder, "select count(*) from metrics group by run_uuid, key, step")
     assert {count for (count,) in counts} == {1}
-    assert len(counts) == 26
+    assert len(counts) == 46
     assert len(rows(folder, "select 1 from runs")) == 2
 
 
@@ -292,7 +299,7 @@ def test_a_store_that_comes_back_is_caught_up_by_the_same_writer(
             time.sleep(0.02)
         assert writer.close("FINISHED", timeout=30)
     assert len(calls) == 3
-    assert len(rows(folder, "select 1 from metrics")) == 13
+    assert len(rows(folder, "select 1 from metrics")) == 23
     assert len(rows(folder, "select 1 from runs")) == 2
     messages = [record.getMessage() for record in caplog.records]
     assert ["gone away" in messages[0], "again" in messages[1], len(messages)] == [True, True, 2]

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from raysweep.training import World, checkpoint_directory
+from raysweep.training import World, checkpoint_directory, pretrain
 
 PATIENCE = 120.0
 #: Dropout, milestones that are no curve points, and states between them.
@@ -179,3 +179,32 @@ def test_two_workers_train_as_one(tmp_path: Path, fakes: ModuleType) -> None:
         if one.ndim == 2:
             # The way travelled is far beyond the tolerance: they do not agree for want of training.
             assert (one - start[name]).abs().max() > 1e-2, name
+
+
+def test_a_run_goes_on_with_another_number_of_workers(tmp_path: Path, fakes: ModuleType) -> None:
+    """It ends with the losses and weights of one worker's uninterrupted run, up to rounding."""
+    # Where a model does not key dropout by sentence, its draws are those of a worker.
+    options = {"model": {"dropout": 0.0}, "pretrain": {"mask": 0.3, "checkpoint_every": 5}}
+
+    def train(name: str, size: int, steps: int) -> None:
+        extent = {"pretrain": {**options["pretrain"], "steps": steps, "milestones": [steps]}}
+        if size == 1:
+            pretrain(journal=fakes.FolderJournal(tmp_path / name), **fakes.arguments(**{**options, **extent}))
+        else:
+            Workers(fakes, tmp_path / name, size, {**options, **extent}).end()
+        assert fakes.FolderJournal(tmp_path / name).checkpoints()[0].step == steps
+
+    train("whole", 1, 60)
+    # All within the steps of one point of the curve, whose loss is thus put together from theirs.
+    for size, steps in ((2, 10), (1, 20), (2, 30), (3, 40), (2, 60)):
+        train("changed", size, steps)
+    records = {name: fakes.FolderJournal(tmp_path / name).checkpoints() for name in ("whole", "changed")}
+    [expected], [found] = ([p for r in each for p in r.curve] for each in records.values())
+    assert found.step == expected.step == 50
+    assert found.loss == pytest.approx(expected.loss, rel=1e-5)
+    assert found.tokens_per_second > 0
+    one, other = (
+        load_file(checkpoint_directory(tmp_path / name, 60) / "model.safetensors") for name in records
+    )
+    for name, weights in one.items():
+        torch.testing.assert_close(other[name], weights, rtol=0, atol=5e-4)
