@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import typer
 
 import raysweep
-from raysweep.cli import bench, export_model, inspect, language, launch, results
+from raysweep.cli import bench, evaluate, export_model, inspect, language, launch, results
 from raysweep.errors import RaysweepError, StorageError
 
 #: What a file system answers without a defect of ours: no right to it, none of it left, gone or broken.
@@ -59,6 +59,7 @@ app.command("validate")(inspect.validate)
 app.command("status")(inspect.status)
 app.command("report")(results.report)
 app.command("export")(results.export)
+app.command("evaluate")(evaluate.evaluate)
 app.command("export-model")(export_model.export_model)
 app.command("ui")(results.ui)
 app.add_typer(language.app, name="language")

@@ -29,12 +29,12 @@ MEASURES: tuple[Measure, ...] = (
 MEANS: dict[Measure, str] = {
     "scaled_trace": "nats",
     "fisher_rao": "nats",
-    "geometric_complexity": "logits² per squared unit of embedding",
+    "geometric_complexity": "logits²/embedding²",
 }
 
 
 class SharpnessConfig(LabelledEvaluation):
-    """The `measures` chosen, all by default.
+    """The measures of `which`, all by default.
 
     Means over `inputs` sentences, with standard errors over these:
 
@@ -55,7 +55,7 @@ class SharpnessConfig(LabelledEvaluation):
     kind: Literal["sharpness"] = "sharpness"
     needs_parameters: ClassVar[bool] = True
 
-    measures: Annotated[tuple[Measure, ...], Field(min_length=1)] = MEASURES
+    which: Annotated[tuple[Measure, ...], Field(min_length=1)] = MEASURES
     inputs: int = Field(default=1024, gt=0)
     pool_size: int = Field(default=512, gt=0)
     radius: float = Field(default=0.05, gt=0)
@@ -64,7 +64,7 @@ class SharpnessConfig(LabelledEvaluation):
     #: Inputs a shard; the measures of the pool belong to the first shard.
     shard_size: int = Field(default=256, gt=0)
 
-    @field_validator("measures")
+    @field_validator("which")
     @classmethod
     def _each_once(cls, measures: tuple[Measure, ...]) -> tuple[Measure, ...]:
         if len(set(measures)) < len(measures):
@@ -72,7 +72,7 @@ class SharpnessConfig(LabelledEvaluation):
         return tuple(measure for measure in MEASURES if measure in measures)
 
     def uses_labels(self) -> bool:
-        return bool({"sam", "asam", "gradient_norm"} & set(self.measures))
+        return bool({"sam", "asam", "gradient_norm"} & set(self.which))
 
     def shards(self) -> int:
         return shard_count(self.inputs, self.shard_size)
@@ -92,7 +92,7 @@ class SharpnessConfig(LabelledEvaluation):
         return found
 
     def _means(self, subject: Subject, model: MaskedLM, numbers: range) -> Arrays:
-        chosen = [measure for measure in self.measures if measure in MEANS]
+        chosen = [measure for measure in self.which if measure in MEANS]
         if not chosen:
             return {}
         ids, positions = self.draw(subject.language, numbers)
@@ -107,7 +107,7 @@ class SharpnessConfig(LabelledEvaluation):
 
     def _pool_names(self) -> list[str]:
         names: list[str] = []
-        for measure in self.measures:
+        for measure in self.which:
             if measure in ("sam", "asam"):
                 names += [measure, f"{measure}_error", f"{measure}_first_order"]
             elif measure not in MEANS:
@@ -117,7 +117,7 @@ class SharpnessConfig(LabelledEvaluation):
     def _of_pool(self, model: MaskedLM, pool: Pool) -> dict[str, float]:
         found: dict[str, float] = {}
         for measure, radius in (("sam", self.radius), ("asam", self.adaptive_radius)):
-            if measure in self.measures:
+            if measure in self.which:
                 result = sharpness(
                     model, pool, radius=radius, steps=self.steps, adaptive=measure == "asam", seed=self.seed
                 )
@@ -125,16 +125,16 @@ class SharpnessConfig(LabelledEvaluation):
                 # One input has no spread.
                 found[f"{measure}_error"] = result.rise.standard_error if len(pool) > 1 else 0.0
                 found[f"{measure}_first_order"] = result.first_order
-        if "gradient_norm" in self.measures:
+        if "gradient_norm" in self.which:
             found["gradient_norm"] = gradient_norm(model, pool)
-        if "weight_norm" in self.measures:
+        if "weight_norm" in self.which:
             found["weight_norm"] = weight_norm(model)
         return found
 
     def combine(self, shards: Sequence[Mapping[str, np.ndarray]]) -> list[Metric]:
         whole = {key: np.concatenate([shard[key] for shard in shards]) for key in shards[0]}
         n, metrics = self.pool_size, []
-        for measure in self.measures:
+        for measure in self.which:
             name = f"sharpness/{measure}"
             if measure in MEANS:
                 metrics.append(Metric.mean(name, whole[measure], MEANS[measure]))

@@ -103,7 +103,7 @@ def test_sharpness(pcfg, make_subject, run):
 
 @pytest.mark.parametrize("measure", MEASURES)
 def test_each_measure_alone(hmm, make_subject, run, measure):
-    config = SharpnessConfig(measures=(measure,), inputs=6, pool_size=4, steps=1, shard_size=4)
+    config = SharpnessConfig(which=(measure,), inputs=6, pool_size=4, steps=1, shard_size=4)
     names = [
         name.removeprefix("sharpness/").removesuffix("_first_order")
         for name in run(config, make_subject(hmm))
@@ -126,7 +126,7 @@ def test_a_table_has_no_curvature_and_a_corpus_hard_labels(kind, hmm):
 
 
 def test_what_needs_no_labels_fits_any_language(hmm):
-    config = SharpnessConfig(measures=("weight_norm", "fisher_rao"))
+    config = SharpnessConfig(which=("weight_norm", "fisher_rao"))
     assert not config.needs_reference
     assert config.problems(SimpleNamespace(exact=False)) == []
 
@@ -150,7 +150,7 @@ def test_what_is_too_much_is_said_before(hmm):
         (HessianConfig, {"labels": "firm"}),
         (SpectrumConfig, {"matrices": []}),
         (SpectrumConfig, {"tolerance": 1.0}),
-        (SharpnessConfig, {"measures": ["sam", "sam"]}),
+        (SharpnessConfig, {"which": ["sam", "sam"]}),
         (SharpnessConfig, {"radius": 0.0}),
     ],
 )

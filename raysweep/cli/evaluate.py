@@ -1,0 +1,176 @@
+"""`raysweep evaluate`: what is measured at milestones, of any checkpoint or model folder."""
+
+from __future__ import annotations
+
+import json as json_format
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from raysweep.cli.live import duration
+from raysweep.cli.options import JsonOption, StorageOption, check_output, print_json, writing
+from raysweep.errors import ConfigError
+
+if TYPE_CHECKING:
+    from raysweep.evaluation.base import Evaluation, Metric
+
+
+def evaluate(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="FOLDER|RUN@STEP",
+            help="Folder of a checkpoint, of a run (its last checkpoint) or of a Hugging Face model; or a "
+            "run of the storage and a step.",
+            show_default=False,
+        ),
+    ],
+    evaluate_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--evaluate",
+            "-e",
+            metavar="KIND[.FIELD=VALUE]",
+            help="What to measure, and with which settings; may be repeated.",
+            show_default="what the run's sweep measures; else loss, trace and probe",
+        ),
+    ] = None,
+    language: Annotated[
+        Path | None,
+        typer.Option(
+            "--language",
+            metavar="FILE",
+            help="Sweep file, or a file with one language, to evaluate on.",
+            show_default="the run's own",
+            dir_okay=False,
+        ),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="A.B=C", help="Override a field of that file; may be repeated."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="JSON file to write.", show_default="none"),
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1.")] = "cpu",
+    storage: StorageOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Measure a checkpoint, ours or a Hugging Face folder: loss, trace, Hessian, probe and so on.
+
+    Runs in this process, without Ray.  Examples:
+
+        raysweep evaluate results/scaling/runs/64-1-1-256-.../checkpoints/step-00002000
+
+        raysweep evaluate '64-1-1-256-*-s0-*@2000' -e hessian.inputs=4096 -e sharpness
+
+        raysweep evaluate my-model --language sweeps/scaling.yaml -e trace -o trace.json
+    """
+    from raysweep.evaluation import ModelSubject
+    from raysweep.sweep.opened import choose_evaluations, open_model
+    from raysweep.sweep.provenance import provenance
+    from raysweep.sweep.storage import storage_root
+
+    if output is not None:
+        check_output(output)
+    _check_device(device)
+    opened = open_model(model, storage=storage_root(storage), language=language, overrides=set_ or ())
+    evaluations, notes = choose_evaluations(evaluate_ or (), opened)
+    errors = Console(stderr=True)
+    for note in notes:
+        errors.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
+    subject = ModelSubject(opened.language, opened.load().to(device))
+    measured = list(_measure(evaluations, subject, errors))
+    facts = {
+        "model": opened.name,
+        "language": opened.language.fingerprint,
+        "evaluations": [
+            {
+                "kind": evaluation.kind,
+                "config": evaluation.encode(),
+                "seconds": seconds,
+                "metrics": [metric.model_dump() for metric in metrics],
+            }
+            for evaluation, metrics, seconds in measured
+        ],
+        "provenance": provenance(),
+    }
+    if output is not None:
+        with writing(output):
+            output.write_text(json_format.dumps(facts, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    if json:
+        print_json(facts)
+        return
+    console = Console()
+    console.print(opened.name, markup=False, highlight=False, soft_wrap=True)
+    console.print(_table([metric for _, metrics, _ in measured for metric in metrics]))
+    if output is not None:
+        typer.echo(f"{output}: written")
+
+
+def _measure(
+    evaluations: Mapping[str, Evaluation], subject: Any, console: Console
+) -> Iterator[tuple[Evaluation, list[Metric], float]]:
+    """Yield every evaluation with its metrics and the seconds it took; say on `console` how far it is."""
+    from raysweep.evaluation.run import run_evaluation
+
+    for kind, evaluation in evaluations.items():
+        start = time.monotonic()
+        with _progress(kind, console) as progress:
+            metrics = run_evaluation(evaluation, subject, progress=progress)
+        seconds = time.monotonic() - start
+        if not console.is_terminal:
+            console.print(f"{kind}: {duration(seconds)}", markup=False, highlight=False, soft_wrap=True)
+        yield evaluation, metrics, seconds
+
+
+@contextmanager
+def _progress(kind: str, console: Console) -> Iterator[Any]:
+    """A bar on a terminal, gone when its evaluation is done; nothing in a pipe."""
+    if not console.is_terminal:
+        yield None
+        return
+    bar = Progress(
+        TextColumn(kind),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+    )
+    with bar:
+        task = bar.add_task("", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _table(metrics: list[Metric]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("metric", no_wrap=True)
+    table.add_column("value", justify="right", no_wrap=True)
+    table.add_column("standard error", justify="right", no_wrap=True)
+    table.add_column("n", justify="right", no_wrap=True)
+    table.add_column("unit")
+    for metric in metrics:
+        error = "" if metric.standard_error is None else f"{metric.standard_error:.2g}"
+        table.add_row(metric.name, f"{metric.value:.5g}", error, f"{metric.n}", metric.unit)
+    return table
+
+
+def _check_device(name: str) -> None:
+    """Raise `ConfigError` for a device that is not there."""
+    import torch
+
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"--device {name}: no such device; use cpu, cuda or cuda:1") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"--device {name}: {torch.cuda.device_count()} GPUs are here; use cpu")

@@ -1,0 +1,206 @@
+"""One model, wherever it lies, with its language: what `raysweep evaluate` measures.
+
+.../runs/<run id>/checkpoints/step-00000500    a checkpoint; its run's configuration is found above it
+.../runs/<run id>                              the run's last checkpoint
+RUN@STEP                                       a checkpoint of the storage (raysweep.sweep.checkpoints)
+a folder with config.json                      a Hugging Face model, whose language has to be named
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from raysweep import registry
+from raysweep.errors import ConfigError, DataError
+from raysweep.evaluation.base import Evaluation
+from raysweep.languages.base import Language, LanguageConfig
+from raysweep.models.base import MaskedLM, ModelConfig
+from raysweep.models.pretrained import HuggingFaceConfig
+from raysweep.sweep.check import Checker
+from raysweep.sweep.checkpoints import find_checkpoint
+from raysweep.sweep.config import LanguageCache, RunSpec
+from raysweep.sweep.document import Mark, Problems, node_of, parse, put
+from raysweep.sweep.language_file import load_language
+from raysweep.sweep.ledger import RunLedger
+from raysweep.sweep.records import RunRecord
+from raysweep.sweep.stored import load_stored
+from raysweep.training.checkpoint import STATE, load_model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opened:
+    """A model that can be loaded, with its language; `evaluations` are those of its run, by kind."""
+
+    name: str
+    language: Language
+    model: ModelConfig
+    load: Callable[[], MaskedLM] = field(repr=False)
+    evaluations: Mapping[str, Evaluation] = field(default_factory=dict)
+
+
+def open_model(
+    place: str,
+    *,
+    storage: Path,
+    language: str | os.PathLike[str] | None = None,
+    overrides: Sequence[str] = (),
+) -> Opened:
+    """Find a model and its language; its weights are read by `load`.
+
+    `place` is one of those above.  `language` is a sweep file, or one that holds a language alone, with
+    `overrides` a.b=c; a checkpoint of a run is then measured on that language in the place of its own.
+    Raises `ConfigError` or `DataError` naming what is missing, and for a model that cannot read the language.
+    """
+    path = Path(place)
+    if overrides and language is None:
+        raise ConfigError("--set: changes the file of --language, and there is none; name it")
+    if not path.is_dir():
+        if path.exists() or os.sep in place:
+            raise ConfigError(f"{place}: is no folder; name that of a checkpoint, or RUN@STEP")
+        found = find_checkpoint(storage, place)
+        path = found.directory
+    if (path / STATE).is_file():
+        return _checkpoint(path, language, overrides)
+    if (path / "run.json").is_file():
+        steps = [record.step for record in RunLedger(path).checkpoints()]
+        if not steps:
+            raise ConfigError(f"{place}: a run without a checkpoint; launch its sweep")
+        return _checkpoint(RunLedger(path).checkpoint_directory(max(steps)), language, overrides)
+    if (path / "config.json").is_file():
+        return _from_elsewhere(path, language, overrides)
+    raise ConfigError(
+        f"{place}: holds no model; name a checkpoint (.../runs/<run>/checkpoints/step-00000500), the folder "
+        "of a run, or one that transformers' save_pretrained has written"
+    )
+
+
+def _checkpoint(directory: Path, language: str | os.PathLike[str] | None, overrides: Sequence[str]) -> Opened:
+    run = directory.resolve().parent.parent
+    spec = _spec(run)
+    model, config = _recorded(run, directory) if spec is None else (spec.model, spec.language)
+    # Its tensors have the shapes of its own language, whatever it is measured on.
+    own = config.build()
+    built = own if language is None else load_language(language, overrides)
+    return Opened(
+        name=f"{run.name}@{int(directory.name.rpartition('-')[2])}",
+        language=built,
+        model=model,
+        load=partial(load_model, directory, model, own),
+        evaluations={} if spec is None else spec.evaluations,
+    )
+
+
+def _spec(run: Path) -> RunSpec | None:
+    """Return the run's configuration as its sweep was last launched; None where that has no such run."""
+    try:
+        sweep = load_stored(run.parent.parent)
+    except DataError:
+        return None
+    return next((spec for spec in sweep.runs if spec.run_id == run.name), None)
+
+
+def _recorded(run: Path, directory: Path) -> tuple[ModelConfig, LanguageConfig]:
+    """Return model and language as the run itself recorded them."""
+    try:
+        record = RunRecord.model_validate_json((run / "run.json").read_bytes())
+        model: ModelConfig = registry.models.decode(record.content["model"])
+        config: LanguageConfig = registry.languages.decode(record.language)
+        return model, config
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{directory}: the configuration of its run is not above it (there is no {run / 'run.json'}); "
+            "leave the checkpoint in its run's folder, or write it with `raysweep export-model`"
+        ) from None
+    except (ValidationError, KeyError) as error:
+        raise DataError(
+            f"{run / 'run.json'}: does not say which model it is; launch its sweep again to renew "
+            f"{run.parent.parent / 'sweep.json'}"
+        ) from error
+
+
+def _from_elsewhere(path: Path, language: str | os.PathLike[str] | None, overrides: Sequence[str]) -> Opened:
+    if language is None:
+        raise ConfigError(
+            f"{path}: a Hugging Face model does not say what its language is; name a file with it: "
+            "--language FILE (a sweep file, or one with `kind: ...`)"
+        )
+    built = load_language(language, overrides)
+    try:
+        model = HuggingFaceConfig.decode({"kind": "huggingface", "path": str(path.resolve())})
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from error
+    for _, message in model.problems(built):
+        raise ConfigError(f"{path}: {message}")
+    return Opened(
+        name=path.resolve().name, language=built, model=model, load=partial(model.build, built, seed=0)
+    )
+
+
+def choose_evaluations(texts: Sequence[str], opened: Opened) -> tuple[dict[str, Evaluation], list[str]]:
+    """Return the evaluations that `texts` ask for, by kind, and what a person should know of the choice.
+
+    A text is KIND or KIND.FIELD=VALUE; a field that none sets is as the run's own evaluation of that kind has
+    it, or else the default.  Without texts they are the run's own, or those that fit of excess loss (or
+    held-out loss), trace and probe.  Raises `ConfigError` with all that is wrong.
+    """
+    if not texts:
+        return _fitting(opened, opened.evaluations or _usual(opened.language))
+    problems = Problems()
+    root = node_of({}, Mark("--evaluate"))
+    for text in texts:
+        mark = Mark(f"--evaluate {text}", folder=Path.cwd())
+        left, equals, right = text.partition("=")
+        path = left.strip().split(".")
+        if not all(path) or bool(equals) != (len(path) > 1) or (equals and not right.strip()):
+            problems.add(mark, "", "not of the form KIND or KIND.FIELD=VALUE, e.g. trace.inputs=4096")
+            continue
+        kind = path[0]
+        if root.get(kind) is None:
+            own = opened.evaluations.get(kind)
+            settings = {} if own is None else {k: v for k, v in own.encode().items() if k != "kind"}
+            root = put(root, [kind], node_of(settings, mark), mark)
+        if equals:
+            try:
+                root = put(root, path, parse(right, mark, problems), mark)
+            except ConfigError as error:
+                problems.add(mark, left, str(error).removeprefix(f"{mark}: "))
+    decoded = Checker(problems, LanguageCache()).evaluations(root, root.mark)
+    for kind, (evaluation, node, at) in decoded.items():
+        for name, message in _misfits(evaluation, opened):
+            holder = node.find(name.split(".")[:1]) if name else None
+            where = ".".join(part for part in ("evaluate", kind, name) if part)
+            problems.add(holder.mark if holder else at, where, message)
+    problems.raise_any()
+    return {kind: found[0] for kind, found in decoded.items()}, []
+
+
+def _misfits(evaluation: Evaluation, opened: Opened) -> list[tuple[str, str]]:
+    return [*evaluation.problems(opened.language), *evaluation.model_problems(opened.model, opened.language)]
+
+
+def _usual(language: Language) -> dict[str, Evaluation]:
+    """Return what is measured of a model for which nobody has said it: loss, trace and probe."""
+    # Exact conditionals that are worth storing are too dear to be computed unasked.
+    exact = language.exact and not language.stores_conditionals
+    kinds = ["excess_loss" if exact else "held_out_loss", "trace", *(["probe"] if language.tasks else [])]
+    return {kind: registry.evaluations.decode({"kind": kind}) for kind in kinds}
+
+
+def _fitting(
+    opened: Opened, evaluations: Mapping[str, Evaluation]
+) -> tuple[dict[str, Evaluation], list[str]]:
+    """Return the evaluations that can measure the model, and why others are left out."""
+    found, notes = {}, []
+    for kind, evaluation in evaluations.items():
+        misfits = _misfits(evaluation, opened)
+        if misfits:
+            notes.append(f"{kind} is left out: {misfits[0][1]}")
+        else:
+            found[kind] = evaluation
+    return found, notes

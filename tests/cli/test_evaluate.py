@@ -1,0 +1,190 @@
+"""`raysweep evaluate`: checkpoints of runs and Hugging Face folders, measured in this process."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raysweep.cli.app import run
+from raysweep.evaluation import ModelSubject
+from raysweep.evaluation.run import run_evaluation
+from raysweep.evaluation.trace import TraceConfig
+from raysweep.models.huggingface import to_huggingface
+from raysweep.sweep import Sweep
+from raysweep.training import load_model
+
+FEW = ["-e", "trace.inputs=8"]
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, finished: Sweep) -> None:
+    monkeypatch.setenv("RAYSWEEP_STORAGE", str(finished.storage))
+    monkeypatch.setenv("COLUMNS", "140")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def checkpoint(finished: Sweep) -> Path:
+    """The folder of the second run's checkpoint of step 2."""
+    return finished.ledger().open(finished.runs[1].run_id).checkpoint_directory(2)
+
+
+@pytest.fixture
+def language_file(tmp_path: Path, finished: Sweep) -> Path:
+    """A file with the sweep's language alone."""
+    file = tmp_path / "language.yaml"
+    file.write_text(json.dumps(finished.runs[0].language.encode()), encoding="utf-8")
+    return file
+
+
+@pytest.fixture
+def folder(tmp_path: Path, finished: Sweep, checkpoint: Path) -> Path:
+    """The same checkpoint as a Hugging Face folder."""
+    spec = finished.runs[1]
+    to_huggingface(load_model(checkpoint, spec.model, finished.language(spec)), tmp_path / "model")
+    return tmp_path / "model"
+
+
+def measured(finished: Sweep, checkpoint: Path, evaluation: Any) -> dict[str, Any]:
+    spec = finished.runs[1]
+    language = finished.language(spec)
+    subject = ModelSubject(language, load_model(checkpoint, spec.model, language))
+    return {m.name: m.model_dump() for m in run_evaluation(evaluation, subject)}
+
+
+def evaluate(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    """Run the command and return the facts that it prints as JSON."""
+    assert run(["evaluate", *arguments, "--json"]) == 0
+    facts: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return facts
+
+
+def metrics(facts: dict[str, Any]) -> dict[str, Any]:
+    return {metric["name"]: metric for part in facts["evaluations"] for metric in part["metrics"]}
+
+
+def test_a_checkpoint_of_a_run(finished: Sweep, checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    facts = evaluate(capsys, str(checkpoint), *FEW)
+    spec = finished.runs[1]
+    assert facts["model"] == f"{spec.run_id}@2"
+    assert facts["language"] == spec.language_fingerprint
+    assert metrics(facts) == measured(finished, checkpoint, TraceConfig(inputs=8))
+    assert facts["evaluations"][0]["config"] == TraceConfig(inputs=8).encode()
+
+
+def test_ways_to_name_it(finished: Sweep, checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = finished.runs[1]
+    last = checkpoint.with_name("step-00000004")
+    named = [str(last), str(checkpoint.parents[1]), spec.run_id, f"{spec.run_id}@4", "*-s1-*"]
+    found = [evaluate(capsys, name, *FEW) for name in named]
+    assert {facts["model"] for facts in found} == {f"{spec.run_id}@4"}
+    assert all(metrics(facts) == metrics(found[0]) for facts in found)
+    assert metrics(found[0]) != metrics(evaluate(capsys, str(checkpoint), *FEW))
+
+
+def test_a_hugging_face_folder_is_the_same_model(
+    finished: Sweep, checkpoint: Path, folder: Path, language_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ours = metrics(evaluate(capsys, str(checkpoint), *FEW))
+    theirs = metrics(evaluate(capsys, "model", "--language", str(language_file), *FEW))
+    assert list(ours) == list(theirs)
+    for name in ours:
+        assert theirs[name]["value"] == pytest.approx(ours[name]["value"], rel=1e-4)
+
+
+def test_settings_of_any_kind(finished: Sweep, checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = {
+        "excess_loss": ["sentences=8"],
+        "held_out_loss": ["sentences=8", "mask=0.5"],
+        "trace": ["inputs=4"],
+        "hessian": ["inputs=4", "labels=hard"],
+        "spectrum": ["inputs=2", "eigenvalues=1", "tolerance=0.1", "steps=2", "matrices=[gauss_newton]"],
+        "sharpness": ["inputs=4", "pool_size=4", "steps=1", "which=[sam, fisher_rao]"],
+        "probe": ["train=32", "test=16", "projection=8", "epochs=1", "seeds=1"],
+    }
+    options = [text for kind, fields in small.items() for f in fields for text in ("-e", f"{kind}.{f}")]
+    facts = evaluate(capsys, str(checkpoint), *options)
+    assert {part["kind"] for part in facts["evaluations"]} == set(small)
+    assert facts["evaluations"][3]["config"]["labels"] == "hard"
+
+
+def test_table_and_file(checkpoint: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert run(["evaluate", str(checkpoint), *FEW, "-o", "out.json"]) == 0
+    shown = capsys.readouterr()
+    facts = json.loads((tmp_path / "out.json").read_text())
+    lines = shown.out.splitlines()
+    assert lines[0] == facts["model"]
+    assert lines[-1] == "out.json: written"
+    for metric in metrics(facts).values():
+        (row,) = (line for line in lines if line.startswith(f"{metric['name']} "))
+        assert float(row.split()[1]) == pytest.approx(metric["value"], rel=1e-4)
+        assert row.rstrip().endswith(f"{metric['n']}  {metric['unit']}")
+    assert shown.err.startswith("trace: ")
+    assert facts["provenance"]["versions"]["torch"]
+
+
+def test_without_a_choice_the_runs_own_or_the_usual(
+    finished: Sweep, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts = evaluate(capsys, str(checkpoint))
+    assert [part["kind"] for part in facts["evaluations"]] == ["excess_loss"]
+    assert facts["evaluations"][0]["config"]["sentences"] == 8
+    # A kind's settings are the run's own, where nothing else is said.
+    facts = evaluate(capsys, str(checkpoint), "-e", "excess_loss.seed=3")
+    assert facts["evaluations"][0]["config"]["sentences"] == 8
+    assert facts["evaluations"][0]["config"]["seed"] == 3
+
+
+def test_a_run_that_its_sweep_has_forgotten(
+    finished: Sweep, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = metrics(evaluate(capsys, str(checkpoint), *FEW))
+    copied = tmp_path / "kept"
+    shutil.copytree(checkpoint.parents[1], copied)
+    assert metrics(evaluate(capsys, "kept/checkpoints/step-00000002", *FEW)) == expected
+    (copied / "run.json").unlink()
+    assert run(["evaluate", "kept/checkpoints/step-00000002"]) == 2
+    assert "leave the checkpoint in its run's folder, or write it with" in capsys.readouterr().err
+
+
+def test_another_language(checkpoint: Path, language_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = evaluate(capsys, str(checkpoint), *FEW)
+    other = evaluate(capsys, str(checkpoint), *FEW, "--language", str(language_file), "--set", "seed=1")
+    assert own["language"] != other["language"]
+    assert metrics(own) != metrics(other)
+
+
+def test_errors_name_the_remedy(
+    checkpoint: Path, folder: Path, language_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    here = str(checkpoint)
+    other = ["--language", str(language_file)]
+    for arguments, message in (
+        (["empty"], "empty: holds no model; name a checkpoint"),
+        (["nowhere/at/all"], "nowhere/at/all: is no folder; name that of a checkpoint, or RUN@STEP"),
+        (["nothing"], "'nothing': no such run in"),
+        (["model"], "model: a Hugging Face model does not say what its language is"),
+        (["model", *other, "--set", "vocabulary=12"], "the model has 8 words, the language 12"),
+        ([here, *other, "--set", "vocabulary=12"], "the model has vocabulary_size 8, its language 12"),
+        ([here, "--set", "seed=1"], "--set: changes the file of --language, and there is none"),
+        (
+            [here, "-e", "trase"],
+            "--evaluate trase: evaluate.trase: unknown evaluation — did you mean",
+        ),
+        ([here, "-e", "trace.inptus=4"], "evaluate.trace.inptus: unknown field — did you mean 'inputs'?"),
+        ([here, "-e", "trace.inputs=none"], "evaluate.trace.inputs: 'none' will not do; it must be a whole"),
+        ([here, "-e", "trace="], "--evaluate trace=: not of the form KIND or KIND.FIELD=VALUE"),
+        ([here, "-e", "trace.inputs"], "not of the form KIND or KIND.FIELD=VALUE"),
+        ([here, "-e", "probe.tasks=[Z]"], "evaluate.probe.tasks"),
+        ([here, "-e", "trace.inputs=[1"], "trace.inputs: not valid YAML"),
+        ([here, "--device", "abacus"], "--device abacus: no such device; use cpu, cuda or cuda:1"),
+        ([here, "--device", "cuda:7"], "--device cuda:7: "),
+        ([here, "-o", "no/such/out.json"], "--output no/such/out.json: there is no folder no/such"),
+    ):
+        assert run(["evaluate", *arguments]) == 2, arguments
+        assert message in capsys.readouterr().err
