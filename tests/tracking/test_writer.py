@@ -274,7 +274,7 @@ def test_an_outage_neither_fails_nor_slows_and_the_next_launch_fills_the_gap(
     assert "cannot be written" in warnings[0]
     assert capfd.readouterr().out == ""
     assert write(folder, view("a", (100, 200), "FINISHED"))
-    assert len(rows(folder, "select 1 from metrics")) == 26
+    assert len(rows(folder, "select 1 from metrics")) == 46
 
 
 def test_a_store_that_comes_back_is_caught_up_by_the_same_writer(

@@ -81,28 +81,13 @@ def test_closing_waits_for_the_chunk_in_the_making() -> None:
     assert ended == [True]
 
 
-class Costly:
-    """Chunks that say which thread made them; those from `since` on take 20 ms."""
-
-    def __init__(self, since: int) -> None:
-        self.since = since
-        self.names: list[str] = []
-
-    def __iter__(self) -> Iterator[list[int]]:
-        for k in range(6):
-            if k >= self.since:
-                time.sleep(0.02)
-            self.names.append(threading.current_thread().name)
-            yield [k]
-
-
 @pytest.mark.parametrize(
     ("device", "since", "processors", "own"),
     [
         # The second chunk shows what drawing costs.
-        (CPU, 0, 64, [False, False, True, True, True, True]),
-        (CPU, 3, 64, [False, False, False, False, True, True]),
-        (CPU, 6, 64, [False] * 6),
+        (CPU, 0, 2, [False, False, True, True, True, True]),
+        (CPU, 3, 2, [False, False, False, False, True, True]),
+        (CPU, 6, 2, [False] * 6),
         (CPU, 0, 1, [False] * 6),
         (GPU, 6, 1, [True] * 6),
     ],
@@ -115,14 +100,23 @@ def test_drawing_gets_a_thread_where_that_pays(
     own: list[bool],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Chunks are used for 1 s each; drawing one takes 40 ms, and from chunk `since` on 60 ms."""
+    now, makers, found = [0.0], [], []
     monkeypatch.setattr(ahead, "_processors", lambda: processors)
-    costly = Costly(since)
-    found = []
-    for item in drawn(iter(costly), device):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    monkeypatch.setattr(ahead.time, "perf_counter", lambda: now[0])
+
+    def chunks() -> Iterator[list[int]]:
+        for k in range(6):
+            now[0] += 0.06 if k >= since else 0.04
+            makers.append(threading.current_thread().name)
+            yield [k]
+
+    for item in drawn(chunks(), device):
         found.append(item)
-        time.sleep(0.005)
+        now[0] += 1.0
     assert found == list(range(6))
-    assert [name.startswith("raysweep-data") for name in costly.names] == own
+    assert [name.startswith("raysweep-data") for name in makers] == own
 
 
 def run(fakes: ModuleType, directory: Path, **options: Any) -> Any:

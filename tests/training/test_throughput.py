@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import distributed
 
 from raysweep.models.encoder import Encoder
 from raysweep.models.flops import training_flops
@@ -113,6 +114,23 @@ def test_a_model_of_unknown_operations_has_no_mfu(fakes: ModuleType, monkeypatch
         meter.add(batch)
     # Sentence i has 4 words where 3 divides i, else 6.
     assert meter.take(2.0) == ((26 * 6 - 9 * 2) / 2.0, None)
+
+
+def test_workers_count_together(fakes: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three workers of like speed have three times the tokens and the peak of one, and its MFU."""
+    arguments = fakes.arguments()
+    model = arguments["model"].build(arguments["language"], seed=0)
+    monkeypatch.setattr(throughput, "peak_flops", lambda device, dtype: 1e6)
+    monkeypatch.setattr(distributed, "all_reduce", lambda values: values.mul_(3))
+    found = []
+    for size in (1, 3):
+        meter = Throughput(model, arguments["pretrain"], World(0, size), CPU, torch.float32)
+        for batch in batches(arguments["language"], arguments["pretrain"], seed=0, first=1, last=2):
+            meter.add(batch)
+        found.append(meter.take(2.0))
+    [(tokens, mfu), (together, same)] = found
+    assert together == pytest.approx(3 * tokens)
+    assert same == pytest.approx(mfu)
 
 
 @pytest.mark.parametrize("mask", ["one", 0.15, 0.5])
