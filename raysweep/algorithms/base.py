@@ -99,7 +99,10 @@ class AlgorithmConfig(Config):
         return []
 
     def build(self, model: nn.Module) -> Optimizer:
-        """Return the optimizer of the model's trainable parameters; its state consists of tensors."""
+        """Return the optimizer of the model's trainable parameters; its state consists of tensors.
+
+        The model is on the device that it is trained on.
+        """
         raise TypeError(f"{type(self).__name__} does not say how to build its optimizer")
 
     def learning_rate(self, step: int, steps: int) -> float:

@@ -39,4 +39,10 @@ class SGDConfig(TrainedConfig):
     short: ClassVar[dict[str, str]] = {"lr": "lr", "momentum": "momentum", "weight_decay": "wd"}
 
     def build(self, model: nn.Module) -> Optimizer:
-        return torch.optim.SGD(decay_groups(model, self.weight_decay), lr=self.lr, momentum=self.momentum)
+        return torch.optim.SGD(
+            decay_groups(model, self.weight_decay),
+            lr=self.lr,
+            momentum=self.momentum,
+            # One kernel for all parameters where there are launches to save; torch's own choice elsewhere.
+            fused=all(p.is_cuda for p in model.parameters()) or None,
+        )

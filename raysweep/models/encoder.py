@@ -15,16 +15,19 @@ sublayer adds.
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field, field_validator
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from raysweep.errors import DataError
 from raysweep.languages.base import Language
+from raysweep.models import packed
 from raysweep.models.base import DrawnConfig, MaskedLM, MaskedWords, total_vocabulary
 from raysweep.models.dropout import Dropout
 from raysweep.models.precision import multiplies_bfloat16
@@ -32,6 +35,8 @@ from raysweep.models.shapes import Shape
 
 INITIAL_STD = 0.02  # of all matrices and embeddings, as in BERT
 WIDE = 64  # from this width on a processor trains faster with products in bfloat16
+# Whose sums come out the same each time (see raysweep.models.packed), the second where the first cannot.
+_ATTENTIONS = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 class EncoderConfig(DrawnConfig):
@@ -130,11 +135,38 @@ class EncoderLayer(nn.Module):
             index = positions + torch.arange(0, x.shape[0] * x.shape[1], x.shape[1], device=x.device)
             x = x.flatten(0, 1).index_select(0, index)[:, None]
             asking = seen.flatten(0, 1).index_select(0, index)[:, None] if self.pre_norm else x
-        x = x + self.dropout(self.output(self._attend(asking, seen, padding)))
+        return self._sublayers(x, self._attend(asking, seen, padding))
+
+    def packed(self, x: Tensor, visible: Tensor, places: Tensor | None) -> Tensor:
+        """Map sentences side by side, x [R, W, D], to [R, W, D], or to [M, D] at `places` [M] only.
+
+        `visible` [R, 1, W, W] says which place (last) each place may attend to; a place is row * W + column.
+        """
+        seen = self.attention_norm(x) if self.pre_norm else x
+        query, key, value = (
+            part(seen).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for part in (self.query, self.key, self.value)
+        )
+        with sdpa_kernel(_ATTENTIONS):
+            mixed = F.scaled_dot_product_attention(
+                query,
+                key,
+                value,
+                attn_mask=visible,
+                dropout_p=self.dropout.p if self.dropout.training else 0.0,
+                scale=self.scale,
+            )
+        mixed = mixed.transpose(1, 2).flatten(-2)
+        if places is not None:
+            x, mixed = (t.flatten(0, 1).index_select(0, places) for t in (x, mixed))
+        return self._sublayers(x, mixed)
+
+    def _sublayers(self, x: Tensor, mixed: Tensor) -> Tensor:
+        """Return the layer's output; x [..., D] is its input, `mixed` [..., D] its attention's."""
+        x = x + self.dropout(self.output(mixed))
         if not self.pre_norm:
             x = self.attention_norm(x)
-        mixed = self.down(F.gelu(self.up(self.mlp_norm(x) if self.pre_norm else x)))
-        x = x + self.dropout(mixed)
+        x = x + self.dropout(self.down(F.gelu(self.up(self.mlp_norm(x) if self.pre_norm else x))))
         return x if self.pre_norm else self.mlp_norm(x)
 
     def _attend(self, asking: Tensor, seen: Tensor, padding: Tensor | None) -> Tensor:
@@ -219,13 +251,20 @@ class Encoder(MaskedLM):
         weight = self.token_embedding.weight
         return weight.device.type == "cpu" and weight.dtype == torch.float32
 
-    def masked_loss(self, words: MaskedWords, *, seed: int, dtype: torch.dtype) -> Tensor:
-        if not self.fused:
-            return super().masked_loss(words, seed=seed, dtype=dtype)
-        # Importing it imports numba.
-        from raysweep.models.fused.encoder import masked_loss
+    @property
+    def packs(self) -> bool:
+        """Whether `masked_loss` lays sentences side by side (`raysweep.models.packed`)."""
+        return self.token_embedding.weight.is_cuda
 
-        return masked_loss(self, words, seed=seed, dtype=dtype)
+    def masked_loss(self, words: MaskedWords, *, seed: int, dtype: torch.dtype) -> Tensor:
+        if self.fused:
+            # Importing it imports numba.
+            from raysweep.models.fused.encoder import masked_loss
+
+            return masked_loss(self, words, seed=seed, dtype=dtype)
+        if self.packs:
+            return packed.masked_loss(self, words, dtype=dtype)
+        return super().masked_loss(words, seed=seed, dtype=dtype)
 
     def encode(self, ids: Tensor) -> Tensor:
         return self._encode(ids, None)
@@ -242,26 +281,46 @@ class Encoder(MaskedLM):
         """
         return self.head(self._encode(ids, positions)[:, 0])
 
-    def _encode(self, ids: Tensor, positions: Tensor | None) -> Tensor:
-        """Return final hidden states [B, T, D], or [B, 1, D] at `positions` [B]."""
-        if ids.shape[1] > self.max_length:
+    def check_length(self, positions: int) -> None:
+        """Raise `DataError` for a sentence of more positions than there are."""
+        if positions > self.max_length:
             raise DataError(
-                f"sentences of {ids.shape[1]} positions, but the model has {self.max_length}; "
+                f"sentences of {positions} positions, but the model has {self.max_length}; "
                 "build it for a language with this max_length"
             )
+
+    def encode_rows(self, rows: packed.Rows) -> Tensor:
+        """Return final hidden states [M, D] of the masked words of sentences side by side."""
+        return self._through(
+            self._embed(rows.ids, rows.at),
+            lambda layer, x, last: layer.packed(x, rows.visible, rows.masked if last else None),
+        )
+
+    def _encode(self, ids: Tensor, positions: Tensor | None) -> Tensor:
+        """Return final hidden states [B, T, D], or [B, 1, D] at `positions` [B]."""
+        self.check_length(ids.shape[1])
+        padding = self._padding(ids)
         # One position id a token, not one a column: a hook on the embedding then sees every sentence's own
         # gradient, at about 1 % of a training step.
         at = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
-        x = self.dropout(self.embedding_norm(self.token_embedding(ids) + self.position_embedding(at)))
-        padding = self._padding(ids)
-        last = len(self.layers) - 1
-        for i, layer in enumerate(self.layers):
-            at_last = positions if i == last else None
+        return self._through(
+            self._embed(ids, at), lambda layer, x, last: layer(x, padding, positions if last else None)
+        )
+
+    def _embed(self, ids: Tensor, at: Tensor) -> Tensor:
+        """Return what the first layer sees of words `ids` at positions `at`."""
+        x: Tensor = self.dropout(self.embedding_norm(self.token_embedding(ids) + self.position_embedding(at)))
+        return x
+
+    def _through(self, x: Tensor, call: Callable[[EncoderLayer, Tensor, bool], Tensor]) -> Tensor:
+        """Return what comes out behind all layers; `call` has layer, input and whether it is the last."""
+        for i, module in enumerate(self.layers, start=1):
+            layer, last = cast(EncoderLayer, module), i == len(self.layers)
             if self.checkpointing and self.training and torch.is_grad_enabled():
                 # The generator's state comes back with the recomputation, so dropout's masks are the same.
-                x = checkpoint(layer, x, padding, at_last, use_reentrant=False)
+                x = checkpoint(call, layer, x, last, use_reentrant=False)
             else:
-                x = layer(x, padding, at_last)
+                x = call(layer, x, last)
         hidden: Tensor = x if self.final_norm is None else self.final_norm(x)
         return hidden
 

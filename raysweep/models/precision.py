@@ -2,6 +2,9 @@
 
 With bfloat16, parameters, residual streams, normalisation, softmax, loss and optimizer stay float32; the
 factors of matrix products are rounded to 8 bits of mantissa.  Evaluation is in float32 everywhere.
+
+On a GPU products in float32 are not rounded to TF32: that is torch's default
+(`torch.backends.cuda.matmul.allow_tf32` is False), which nothing here changes.
 """
 
 from __future__ import annotations

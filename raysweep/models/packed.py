@@ -1,0 +1,171 @@
+"""Sentences of a batch side by side in rows of one length: how encoders train on a GPU.
+
+A GPU is at its best with few large products whose shapes come again.  So sentences are laid into rows of 128
+positions, as many to a row as fit, and attend within themselves alone: with s(i) the sentence that holds
+place i of a row, i sees j where s(i) = s(j).  Positions count from the beginning of each sentence, so all
+values are those of padded rows.  Places that hold no word belong to one sentence of their own, which nothing
+depends on.
+
+The rows are filled by first-fit decreasing (Johnson, "Near-optimal bin packing algorithms", MIT, 1973) of
+lengths that are known on the processor; the device is sent two numbers a sentence, in one transfer, and is
+never waited for.  The attention is torch's memory-efficient kernel.  Where it sums a query's gradient over
+two blocks of keys the order is left to chance, but of two terms it does not matter; rows of more than 128
+positions may have more of them, and then two trainings need not be bitwise the same unless
+`torch.use_deterministic_algorithms(True)` is set.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from raysweep.models.base import MaskedWords
+
+if TYPE_CHECKING:
+    from raysweep.models.encoder import Encoder
+
+ROW = 128  # positions of a row
+_STEP = 64  # wider rows, for models of more positions, are multiples of it
+_SIZES = 16  # numbers of rows between one power of two and the next
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Where sentences stand: `starts` [b] is row * width + column of each one's first word.
+
+    `filled` rows hold any words; `rows` is that number rounded up, so that few shapes occur.
+    """
+
+    starts: np.ndarray
+    width: int
+    filled: int
+    words: int
+
+    @property
+    def rows(self) -> int:
+        """The rows that are computed: at most a sixteenth more than those filled.
+
+        >>> [Packing(np.array([0]), 128, filled, 1).rows for filled in (1, 31, 33, 289)]
+        [1, 31, 34, 304]
+        """
+        step = max(1, (1 << self.filled.bit_length()) // (2 * _SIZES))
+        return -(-self.filled // step) * step
+
+    @property
+    def waste(self) -> float:
+        """The share of places without a word.
+
+        >>> pack(np.array([100, 60, 28, 4]), 128).waste
+        0.25
+        """
+        return 1 - self.words / (self.rows * self.width)
+
+
+def row_width(max_length: int) -> int:
+    """Return the positions of a row for a model of `max_length` positions.
+
+    >>> [row_width(n) for n in (16, 128, 129, 512)]
+    [128, 128, 192, 512]
+    """
+    return max(ROW, -(-max_length // _STEP) * _STEP)
+
+
+def pack(lengths: np.ndarray, width: int) -> Packing:
+    """Return first-fit decreasing of sentences of `lengths` [b], 1 to `width` words each.
+
+    It is the same as filling one row after the other, each with the longest sentences left that still fit.
+    So rows of equal content come one behind the other, and are filled together: the cost is that of the
+    different lengths, of which there are few, and of a dozen operations on arrays [b].
+    """
+    counts = np.bincount(lengths).tolist()
+    sizes = [size for size, count in enumerate(counts) if count]
+    # Of each group of equal sentences in equal rows: length, first row, column, number in a row, rows.
+    groups: list[tuple[int, int, int, int, int]] = []
+    row = 0
+    while sizes:
+        content: list[tuple[int, int, int]] = []
+        space, k = width, len(sizes)
+        while (k := bisect_right(sizes, space, 0, k) - 1) >= 0:
+            size = sizes[k]
+            each = min(counts[size], space // size)
+            content.append((size, width - space, each))
+            space -= each * size
+        times = min(counts[size] // each for size, _, each in content)
+        for size, column, each in content:
+            counts[size] -= each * times
+            groups.append((size, row, column, each, times))
+        sizes = [size for size in sizes if counts[size]]
+        row += times
+    # The sentences of a length are dealt out to its groups in their order.
+    groups.sort(key=lambda group: group[0])
+    size, first, column, each, times = np.array(groups, dtype=np.int64).T
+    number = each * times
+    group = np.repeat(np.arange(len(groups)), number)
+    nth = np.arange(len(group)) - (number.cumsum() - number)[group]
+    down, across = np.divmod(nth, each[group])
+    starts = np.empty(len(lengths), dtype=np.int64)
+    starts[lengths.argsort(kind="stable")] = (
+        (first[group] + down) * width + column[group] + across * size[group]
+    )
+    return Packing(starts=starts, width=width, filled=row, words=int(lengths.sum()))
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A batch in rows, on its device.
+
+    `ids` and `at` [R, W] are words and their positions, `visible` [R, 1, W, W] which place (last) each
+    place sees, `masked` [M] the places row * W + column of masked words, in the order of the batch.
+    """
+
+    ids: Tensor
+    at: Tensor
+    visible: Tensor
+    masked: Tensor
+
+
+def lay_out(words: MaskedWords, packing: Packing, pad_id: int) -> Rows:
+    """Return the sentences of a batch at the places of `packing`; nothing waits for the device."""
+    device, (sentences, columns) = words.ids.device, words.ids.shape
+    table = torch.from_numpy(np.stack([packing.starts, words.lengths.numpy()]))
+    if device.type == "cuda":
+        # From memory that stays where it is the copy runs on while the processor goes on.
+        table = table.pin_memory()
+    starts, lengths = table.to(device, non_blocking=True)
+    total, size = sentences * columns, packing.rows * packing.width
+    column = torch.arange(columns, device=device)
+    # What is padding in the batch goes to a place behind the rows, which is cut off.
+    place = torch.where(column < lengths[:, None], starts[:, None] + column, size)
+    # Where nothing is laid, the word is the one behind the batch: padding, in a sentence of its own.
+    source = torch.full((size + 1,), total, device=device)
+    source.scatter_(0, place.flatten(), torch.arange(total, device=device))
+    source = source[:size].view(packing.rows, packing.width)
+    sentence = source // columns
+    row, position = (None, words.index) if words.single else (words.index // columns, words.index % columns)
+    return Rows(
+        ids=F.pad(words.ids.flatten(), (0, 1), value=pad_id)[source],
+        at=source % columns,
+        visible=(sentence[:, :, None] == sentence[:, None, :])[:, None],
+        masked=(starts if row is None else starts[row]) + position,
+    )
+
+
+def masked_loss(model: Encoder, words: MaskedWords, *, dtype: torch.dtype) -> Tensor:
+    """Return what `MaskedLM.masked_loss` does, computed on packed rows; dropout is torch's.
+
+    Raises `DataError` for sentences longer than the model has positions.
+    """
+    lengths = words.lengths.numpy()
+    model.check_length(int(lengths.max()))
+    rows = lay_out(words, pack(lengths, row_width(model.max_length)), model.pad_id)
+    with torch.autocast(words.ids.device.type, dtype, enabled=dtype != torch.float32):
+        logits = model.head(model.encode_rows(rows))
+    if dtype != torch.float32:
+        logits = logits.float()
+    return F.cross_entropy(logits, words.targets, reduction="sum") / words.count
