@@ -124,6 +124,8 @@ algorithms: Registry[Any] = Registry(
         "adversarial": "raysweep.algorithms.adversarial:AdversarialConfig",
         "muon": "raysweep.algorithms.muon:MuonConfig",
         "lookup_table": "raysweep.algorithms.lookup_table:LookupTableConfig",
+        "dyck_two_neurons": "raysweep.algorithms.dyck:DyckTwoNeuronsConfig",
+        "dyck_random_features": "raysweep.algorithms.dyck:DyckRandomFeaturesConfig",
     },
 )
 evaluations: Registry[Any] = Registry(
@@ -136,5 +138,8 @@ evaluations: Registry[Any] = Registry(
         "sharpness": "raysweep.evaluation.sharpness:SharpnessConfig",
         "held_out_loss": "raysweep.evaluation.held_out_loss:HeldOutLossConfig",
         "probe": "raysweep.evaluation.probe:ProbeConfig",
+        "bartlett": "raysweep.evaluation.bartlett:BartlettConfig",
+        "descent": "raysweep.evaluation.descent:DescentConfig",
+        "dyck": "raysweep.evaluation.dyck:DyckConfig",
     },
 )

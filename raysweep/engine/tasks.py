@@ -22,7 +22,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raysweep.errors import StorageError
 from raysweep.evaluation import Evaluation
-from raysweep.evaluation.subject import LookupTable, ModelSubject
+from raysweep.evaluation.dyck import untrained
+from raysweep.evaluation.subject import ModelSubject
 from raysweep.languages import Language
 from raysweep.sweep import RunLedger, RunSpec, evaluation_identity
 from raysweep.sweep.identity import DIGITS
@@ -149,7 +150,7 @@ def _measure_shard(
     if spec.trains:
         subject = ModelSubject(language, _model(run, spec, step, device()))
     else:
-        subject = LookupTable(language)
+        subject = untrained(spec.algorithm, language)
     if reference is None and evaluation.needs_reference:
         # Where nothing is stored, `measure` computes the conditionals itself, in smaller pieces.
         folder = reference_folder(run.directory.parents[2], language, evaluation)

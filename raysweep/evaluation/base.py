@@ -16,6 +16,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
+from raysweep.algorithms.base import AlgorithmConfig
+from raysweep.algorithms.lookup_table import LookupTableConfig
 from raysweep.errors import RunFailedError
 from raysweep.languages.base import Language
 from raysweep.models.base import ModelConfig
@@ -95,6 +97,12 @@ class Evaluation(Config):
                 ("", f"nobody knows the exact conditionals of a {type(language).__name__}; use held_out_loss")
             ]
         return []
+
+    def applies_to(self, algorithm: AlgorithmConfig) -> bool:
+        """Return whether there is something to measure of what an algorithm gives."""
+        if algorithm.trains:
+            return True
+        return isinstance(algorithm, LookupTableConfig) and not self.needs_parameters
 
     def model_problems(self, model: ModelConfig, language: Language) -> list[tuple[str, str]]:
         """Return (field, message) for what keeps this evaluation from measuring a model; [] for nothing.

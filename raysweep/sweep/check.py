@@ -257,7 +257,7 @@ class _Merger:
         return {
             kind: evaluation
             for kind, evaluation in self.evaluations.items()
-            if algorithm.trains or not evaluation.needs_parameters
+            if evaluation.applies_to(algorithm)
         }
 
     def _text(self, config: Config, drop: frozenset[str] = frozenset()) -> str:

@@ -37,6 +37,7 @@ OTHER: dict[str, Any] = {
     "lr": 0.5, "warmup_steps": 7, "warmup": 0.25, "schedule": "linear", "clip_norm": 2.0, "ema": 0.5,
     "betas": [0.5, 0.6], "eps": 0.25, "weight_decay": 0.125, "momentum": 0.75, "rho": 0.5, "ascent": "same",
     "strength": 3.0, "ridge": 0.5, "tasks": ["way"], "train": 25, "validation": 17, "examples": 1234,
+    "neurons": 300, "draw": 3,
 }  # fmt: skip
 
 

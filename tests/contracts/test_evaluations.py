@@ -2,13 +2,19 @@
 
 import json
 import math
+from functools import cache
 
 import numpy as np
 import pytest
 import torch
 
+from raysweep.algorithms.adamw import AdamWConfig
+from raysweep.algorithms.dyck import DyckRandomFeaturesConfig
+from raysweep.algorithms.lookup_table import LookupTableConfig
 from raysweep.errors import RunFailedError
-from raysweep.evaluation import LookupTable, ModelSubject
+from raysweep.evaluation import ModelSubject
+from raysweep.evaluation.dyck import untrained
+from raysweep.languages.dyck import Dyck
 from raysweep.languages.hmm import HMM
 from raysweep.languages.pcfg import PCFG
 from raysweep.models.encoder import EncoderConfig
@@ -23,20 +29,33 @@ SMALL = {
     "sharpness": {"inputs": 40, "pool_size": 8, "steps": 2, "shard_size": 16},
     "held_out_loss": {"sentences": 40, "shard_size": 16, "mask": 0.5},
     "probe": {"train": 96, "test": 64, "projection": 16, "epochs": 3, "seeds": 2},
-}
+    "bartlett": {"inputs": 48, "shard_size": 16},
+    "descent": {
+        "lrs": [0.01], "batches": [4], "time": 2e-4, "points": 1, "replicates": 2, "shard_size": 1,
+    },
+    "dyck": {"examples": [0, 3], "sets": 5},
+}  # fmt: skip
 
 LANGUAGES = {
     "hmm": lambda: HMM.random(states=4, vocabulary=6, length=5, blocks=2, tasks=(2, 4)),
     "pcfg": lambda: PCFG.random(roots=2, layers=2, symbols=3, rules=3, words=4, vocabulary=6, stop=0.4),
+    "pair": lambda: HMM.random(states=3, vocabulary=2, length=2, blocks=1, tasks=(1,)),
+    "dyck": lambda: Dyck(length=6),
 }
+#: Of these, those that a kind can measure where it cannot measure sentences of any language.
+FITTING = {"descent": ("pair",), "dyck": ("dyck",)}
 
 
-#: Every kind with every subject that it can measure.
+#: What can be measured: a trained model, and what algorithms give that do not train.
+SUBJECTS = {"model": AdamWConfig(), "table": LookupTableConfig(), "solution": DyckRandomFeaturesConfig()}
+
+#: Every kind with every subject and language that it can measure.
 CASES = [
-    (kind, subject)
+    (kind, subject, language)
     for kind in evaluations.kinds()
-    for subject in ("model", "table")
-    if subject == "model" or not evaluations.get(kind).needs_parameters
+    for subject, algorithm in SUBJECTS.items()
+    for language in FITTING.get(kind, ("hmm", "pcfg"))
+    if evaluations.get(kind)().applies_to(algorithm)
 ]
 
 
@@ -47,23 +66,26 @@ def case(request):
 
 @pytest.fixture
 def evaluation(case):
-    kind, _ = case
+    kind = case[0]
     assert kind in SMALL, f"give SMALL the smallest sensible settings of '{kind}'"
     return evaluations.decode({"kind": kind, **SMALL[kind]})
 
 
-@pytest.fixture(scope="module", params=LANGUAGES)
-def language(request):
-    return LANGUAGES[request.param]()
+@cache
+def built(name):
+    return LANGUAGES[name]()
 
 
-def model_subject(language):
-    return ModelSubject(language, EncoderConfig(shape="8/2/2/16").build(language, seed=0))
+@pytest.fixture
+def language(case):
+    return built(case[2])
 
 
 @pytest.fixture
 def subject(case, language):
-    return model_subject(language) if case[1] == "model" else LookupTable(language)
+    if case[1] == "model":
+        return ModelSubject(language, EncoderConfig(shape="8/2/2/16").build(language, seed=0))
+    return untrained(SUBJECTS[case[1]], language)
 
 
 def measure(evaluation, subject, shard):
@@ -148,20 +170,18 @@ def test_the_reference_is_what_the_evaluation_would_compute(evaluation, subject)
             np.testing.assert_allclose(given[key], computed[key], rtol=1e-5, atol=1e-6)
 
 
-def test_no_shard_beyond_the_last(evaluation, language):
+def test_no_shard_beyond_the_last(evaluation, subject):
     for shard in (-1, evaluation.shards()):
         with pytest.raises(IndexError, match=f"shard {shard}"):
-            evaluation.measure(model_subject(language), shard)
+            evaluation.measure(subject, shard)
 
 
-def test_another_seed_is_another_measurement(evaluation, language):
-    subject = model_subject(language)
+def test_another_seed_is_another_measurement(evaluation, subject):
     other = evaluation.model_copy(update={"seed": 7})
     assert not same(measure(evaluation, subject, 0), measure(other, subject, 0))
 
 
-def test_the_global_generator_is_left_alone(evaluation, language):
-    subject = model_subject(language)
+def test_the_global_generator_is_left_alone(evaluation, subject):
     before = torch.get_rng_state()
     measure(evaluation, subject, 0)
     assert torch.equal(before, torch.get_rng_state())
@@ -173,8 +193,9 @@ def test_configurations_round_trip_and_fit(evaluation, language):
     assert hash(evaluation) == hash(evaluations.decode(evaluation.encode()))
 
 
-def test_a_model_that_diverged_is_a_known_error(evaluation, language):
-    subject = model_subject(language)
+def test_a_model_that_diverged_is_a_known_error(evaluation, subject):
+    if not isinstance(subject, ModelSubject):
+        return
     with torch.no_grad():
         subject.model.token_embedding.weight.fill_(math.nan)
     with pytest.raises(RunFailedError, match=r"not finite|no finite"):

@@ -1,0 +1,151 @@
+"""The descent of the trace under SGD's noise, beside the ODE that predicts it.
+
+The model of a milestone is brought to exact saturation on the whole of a small language.  From there SGD with
+fresh samples runs for a time K, which is K/η² steps, at every rate η and batch size B; the ODE says where the
+trace should be (`raysweep.flatness.descent`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from raysweep.errors import ConfigError
+from raysweep.evaluation.base import Arrays, Evaluation, Metric, Subject
+from raysweep.evaluation.labels import model_of
+from raysweep.evaluation.sharding import shard_count, shard_range
+from raysweep.flatness.descent import descend, noisy_descent, stationary_loss
+from raysweep.flatness.population import Population
+from raysweep.flatness.valley import Valley
+from raysweep.languages.base import Language
+from raysweep.models.base import ModelConfig
+
+
+class DescentConfig(Evaluation):
+    """SGD from the saturated model at all `lrs` and `batches`, `replicates` times each, for a `time`.
+
+    Time is steps · lr², the same for all, and is looked at `points` times.  Traces and losses are in nats:
+
+    - `descent/start`: the trace of the saturated model; `descent/rank`, `descent/largest_eigenvalue` and
+      `descent/smallest_eigenvalue` of its Hessian where it is not zero;
+    - `descent/observed/lr-<η>/batch-<B>/time-<t>` and `descent/predicted/batch-<B>/time-<t>`: the trace;
+    - `descent/ratio/lr-<η>/batch-<B>`: the observed fall at the end, as a share of the predicted;
+    - `descent/excess_loss/lr-<η>/batch-<B>` at the end, and `descent/stationary_loss/...`, the η Tr H/(4B)
+      that the noise should hold up.
+
+    Standard errors are over replicates.  The ratios tend to one as rates and lr/batch fall.
+    """
+
+    kind: Literal["descent"] = "descent"
+    needs_parameters: ClassVar[bool] = True
+
+    lrs: tuple[Annotated[float, Field(gt=0)], ...] = Field(default=(0.05, 0.1), min_length=1)
+    batches: tuple[Annotated[int, Field(gt=0)], ...] = Field(default=(16, 64), min_length=1)
+    time: float = Field(default=16.0, gt=0)
+    points: int = Field(default=8, gt=0)
+    replicates: int = Field(default=32, gt=1)
+    seed: int = Field(default=0, ge=0)
+    #: Replicates a shard.
+    shard_size: int = Field(default=16, gt=0)
+
+    @model_validator(mode="after")
+    def _steps_are_whole(self) -> DescentConfig:
+        for name in ("lrs", "batches"):
+            if len(set(getattr(self, name))) < len(getattr(self, name)):
+                raise ValueError(f"{name}: {list(getattr(self, name))} holds a value twice; leave one out")
+        steps = self.time / self.points / max(self.lrs) ** 2
+        if steps < 1:
+            raise ValueError(
+                f"time: at lr {max(self.lrs):g} there are {steps:.2g} steps from one point to the next; "
+                "take a longer time, fewer points or lower rates"
+            )
+        return self
+
+    def problems(self, language: Language) -> list[tuple[str, str]]:
+        try:
+            population = Population.of(language)
+        except ConfigError as error:
+            return [("", str(error))]
+        if bool((population.truth == 0).any()):
+            return [("", "some words are impossible in their place, so no finite weights are saturated")]
+        return []
+
+    def model_problems(self, model: ModelConfig, language: Language) -> list[tuple[str, str]]:
+        try:
+            Valley.of(model.build(language, seed=0), Population.of(language))
+        except ConfigError as error:
+            return [("", str(error))]
+        return []
+
+    @property
+    def times(self) -> Tensor:
+        """The times [points + 1] that are looked at, from 0 on."""
+        return torch.linspace(0, self.time, self.points + 1, dtype=torch.float64)
+
+    def shards(self) -> int:
+        return shard_count(self.replicates, self.shard_size)
+
+    def measure(self, subject: Subject, shard: int, reference: np.ndarray | None = None) -> Arrays:
+        """Return [n, points + 1] traces and losses of the shard's replicates, and the prediction in each row.
+
+        The prediction and the `spectrum` [n, 4] (start, rank, largest and smallest eigenvalue) are the same
+        in all rows.
+        """
+        replicates = shard_range(self.replicates, self.shard_size, shard)
+        valley, theta = Valley.of(model_of(self.kind, subject), Population.of(subject.language))
+        theta = valley.saturate(theta)
+        eigenvalues = valley.spectrum(theta)
+        facts = [valley.trace(theta), len(eigenvalues), eigenvalues[0], eigenvalues[-1]]
+        found = {"spectrum": torch.tensor(facts, dtype=torch.float64)}
+        # The ODE knows the batch size only as a factor of time: all are on one solution.
+        asked = torch.cat([self.times / batch for batch in self.batches])
+        moments, place = asked.unique(return_inverse=True)
+        predicted = descend(valley, theta, moments)[place].split(len(self.times))
+        for batch, traces in zip(self.batches, predicted, strict=True):
+            found[f"predicted-{batch}"] = traces
+        found = {key: values.expand(len(replicates), -1) for key, values in found.items()}
+        for lr, batch in self._pairs():
+            traces, losses = noisy_descent(
+                valley, theta, self.times, lr=lr, batch=batch, replicates=replicates, seed=self.seed
+            )
+            found |= {f"trace-{lr!r}-{batch}": traces, f"loss-{lr!r}-{batch}": losses}
+        return {key: values.numpy() for key, values in found.items()}
+
+    def _pairs(self) -> list[tuple[float, int]]:
+        return [(lr, batch) for lr in self.lrs for batch in self.batches]
+
+    def combine(self, shards: Sequence[Mapping[str, np.ndarray]]) -> list[Metric]:
+        found = {key: np.concatenate([shard[key] for shard in shards]) for key in shards[0]}
+        start, rank, largest, smallest = found["spectrum"][0].tolist()
+        metrics = [
+            Metric.number("descent/start", start, "nats", n=1),
+            Metric.number("descent/rank", rank, "directions", n=1),
+            Metric.number("descent/largest_eigenvalue", largest, "nats", n=1),
+            Metric.number("descent/smallest_eigenvalue", smallest, "nats", n=1),
+        ]
+        times = self.times.tolist()
+        for batch in self.batches:
+            for time, trace in zip(times, found[f"predicted-{batch}"][0].tolist(), strict=True):
+                name = f"descent/predicted/batch-{batch}/time-{time:g}"
+                metrics.append(Metric.number(name, trace, "nats", n=1))
+        for lr, batch in self._pairs():
+            of = f"lr-{lr:g}/batch-{batch}"
+            traces, losses = found[f"trace-{lr!r}-{batch}"], found[f"loss-{lr!r}-{batch}"]
+            metrics += [
+                Metric.mean(f"descent/observed/{of}/time-{time:g}", traces[:, k], "nats")
+                for k, time in enumerate(times)
+            ]
+            predicted = found[f"predicted-{batch}"][0]
+            falls = (traces[:, 0] - traces[:, -1]) / (predicted[0] - predicted[-1])
+            held = stationary_loss(float(traces[:, -1].mean()), lr=lr, batch=batch)
+            metrics += [
+                Metric.mean(f"descent/ratio/{of}", falls, "fraction"),
+                Metric.mean(f"descent/excess_loss/{of}", losses[:, -1], "nats"),
+                Metric.number(f"descent/stationary_loss/{of}", held, "nats", n=1),
+            ]
+        return metrics

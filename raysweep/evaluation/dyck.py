@@ -1,0 +1,127 @@
+"""Solutions of the bracket task: their trace beside the least there is, and how far few examples take them.
+
+Downstream, as in theorem 5.1 of the paper (see `raysweep.models.dyck`), the features σ(V h(x)) stay and the
+output weights are the least that fit n examples of (x, g*(x)), x of independent fair brackets.  What is
+measured is exact: over all masked sentences, and over all 2^T strings downstream; only the n examples are
+drawn.  A string counts as right where g*, which takes every second value, is the nearest to f.
+
+The two neurons are right as soon as both signs of g* have been seen, so their expected accuracy is known:
+
+    E accuracy(n) = p_0 + (1 − p_0)(1 − (1 − (1 − p_0)/2)^n),        p_0 = C(T, T/2) / 2^T.
+
+The paper has them fail with probability at most 2^−n, which forgets the strings with g* = 0: these say
+nothing, and only (1 − p_0)/2 < 1/2 of all strings have a given sign.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from raysweep.algorithms.base import AlgorithmConfig
+from raysweep.algorithms.dyck import DyckSolution
+from raysweep.errors import ConfigError
+from raysweep.evaluation.base import Arrays, Evaluation, Metric, Subject
+from raysweep.evaluation.sharding import shard_range
+from raysweep.evaluation.subject import LookupTable
+from raysweep.languages.base import Language
+from raysweep.languages.dyck import Dyck
+from raysweep.models.dyck import DyckAttention, bound, hessian_trace, least_output
+from raysweep.seeding import derive
+
+#: Brackets of the longest strings that are all listed.
+_LONGEST = 12
+
+
+class Solution:
+    """A solution of the bracket task with its language, in the place of a model."""
+
+    def __init__(self, language: Dyck, model: DyckAttention) -> None:
+        self.language, self.model = language, model
+
+
+def untrained(algorithm: AlgorithmConfig, language: Language) -> Solution | LookupTable:
+    """Return what an algorithm that does not train gives: a written-down solution, else the look-up table."""
+    if isinstance(algorithm, DyckSolution):
+        if not isinstance(language, Dyck):
+            raise ConfigError(f"'{algorithm.kind}' is no model of a {type(language).__name__}")
+        return Solution(language, algorithm.solution(language))
+    return LookupTable(language)
+
+
+class DyckConfig(Evaluation):
+    """Trace and transfer of a solution of the bracket task, for `sets` training sets of each size.
+
+    - `dyck/loss`: mean squared error on all masked sentences; `dyck/trace`: of its Hessian;
+      `dyck/bound`: the least trace of a model of so many neurons; `dyck/trace_over_bound`;
+    - `dyck/accuracy/examples-<n>` and `dyck/error/examples-<n>`: share of all strings that are right, and
+      mean squared error as a share of that of 0, after n examples; for n = 0 with the weights as they are.
+
+    Standard errors are over training sets, which are nested and the same for all solutions.
+    """
+
+    kind: Literal["dyck"] = "dyck"
+    needs_parameters: ClassVar[bool] = True
+
+    examples: tuple[Annotated[int, Field(ge=0, le=4096)], ...] = Field(
+        default=(0, 1, 2, 4, 8, 16, 32, 64), min_length=1
+    )
+    sets: int = Field(default=100, gt=1)
+    seed: int = Field(default=0, ge=0)
+
+    def applies_to(self, algorithm: AlgorithmConfig) -> bool:
+        return isinstance(algorithm, DyckSolution)
+
+    def problems(self, language: Language) -> list[tuple[str, str]]:
+        if not isinstance(language, Dyck):
+            return [("", f"measures the bracket task, not a {type(language).__name__}; leave it out")]
+        if language.max_length > _LONGEST:
+            return [("", f"lists all strings of up to {_LONGEST} brackets, not of {language.max_length}")]
+        return []
+
+    def shards(self) -> int:
+        return 1
+
+    @torch.no_grad()
+    def measure(self, subject: Subject, shard: int, reference: np.ndarray | None = None) -> Arrays:
+        """Return `facts` [3] (loss, trace, bound), `accuracy` and `error` [sets, len(examples)], float64."""
+        shard_range(1, 1, shard)
+        if not isinstance(subject, Solution):
+            raise ConfigError(f"dyck: measures solutions of the bracket task, not a {type(subject).__name__}")
+        language, model = subject.language, subject.model
+        population, strings = language.population(), language.downstream_population()
+        x = language.encode(population.ids, population.mask_signs)
+        loss = float((model(x) - population.targets).square().mean())
+        trace = hessian_trace(model, x, targets=population.targets)
+        features, targets = model.features(language.encode(strings.ids)), strings.targets
+        accuracy = np.empty((self.sets, len(self.examples)))
+        error = np.empty_like(accuracy)
+        for row in range(self.sets):
+            drawn = language.sample_downstream(max(*self.examples, 1), seed=derive(self.seed, "dyck", row))
+            known = model.features(language.encode(drawn.ids))
+            for column, n in enumerate(self.examples):
+                u = least_output(known[:n], drawn.targets[:n]) if n else model.output
+                off = features @ u / model.neurons - targets
+                accuracy[row, column] = (off.abs() < 1).double().mean()
+                error[row, column] = off.square().mean() / targets.square().mean()
+        facts = np.array([loss, trace, bound(language.max_length, model.neurons)])
+        return {"facts": facts, "accuracy": accuracy, "error": error}
+
+    def combine(self, shards: Sequence[Mapping[str, np.ndarray]]) -> list[Metric]:
+        (found,) = shards
+        loss, trace, least = found["facts"].tolist()
+        metrics = [
+            Metric.number("dyck/loss", loss, "squared error", n=1),
+            Metric.number("dyck/trace", trace, "squared error", n=1),
+            Metric.number("dyck/bound", least, "squared error", n=1),
+            Metric.number("dyck/trace_over_bound", trace / least, "fraction", n=1),
+        ]
+        for column, n in enumerate(self.examples):
+            name = f"examples-{n}"
+            metrics.append(Metric.mean(f"dyck/accuracy/{name}", found["accuracy"][:, column], "accuracy"))
+            metrics.append(Metric.mean(f"dyck/error/{name}", found["error"][:, column], "fraction"))
+        return metrics

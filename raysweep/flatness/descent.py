@@ -1,0 +1,137 @@
+"""Where the noise of SGD moves a saturated model: an ODE along the minimisers, and SGD beside it.
+
+Let Γ be the minimisers of L(θ) = −E log f_θ(y | x), where f is the truth.  From a point of Γ, SGD with rate η
+and batches of B fresh samples is at step k = t/η², as η → 0, where at time t the solution is of
+
+    dθ/dt = − 1/(4B) · P(θ) ∇ Tr[∇²L(θ)]                                                              (1)
+
+with P the projection onto the tangent vectors of Γ (Liu, Xie, Li and Ma, "Same pre-training loss, better
+downstream", ICML 2023, theorem 3.3, from Li, Wang and Arora, "What happens after SGD reaches zero loss?",
+ICLR 2022).  Two cases show that the constant is right.
+
+*A valley.*  Let L = h(y)x²/2, with gradient noise of covariance h(y)/B along x, as lemma 3.2 has it.  Then
+x' = (1 − ηh)x + η√(h/B)ξ has the variance η/(2B) up to O(η²), so the mean step of y is −η h'(y) E x²/2 =
+−η² h'(y)/(4B); and the trace on Γ is h.
+
+*Two factors.*  Let the logit of a coin be ab, with truth ab = z and c = p(1 − p).  The gradient is g·(b, a),
+g the mean of p − y over the batch, and E g² = c/B on Γ.  A step multiplies D = a² − b² by 1 − η²g², exactly,
+so D falls as exp(−ct/B).  On Γ the trace is c(a² + b²) = c√(D² + 4z²), and (1) gives dD/dt = −cD/B as well.
+
+At a finite rate SGD differs from (1) by terms in η: the weights are off Γ by a distance of √(η/2B) in each
+direction with slope, and in one of curvature λ they take a time of η/(2λ) to get there.  What is observed is
+the trace at the point of Γ that Gauss-Newton steps of least norm reach from the weights of SGD.  (The proof
+uses the limit of the gradient flow instead; the two differ by O(η) at every time.)
+
+>>> weights, truth = torch.ones(1, dtype=torch.float64), torch.full((1, 2), 0.5, dtype=torch.float64)
+>>> def coin(theta): return torch.stack([theta.prod(), theta[0] * 0]).log_softmax(0)[None]
+>>> start = torch.tensor([2.0, 0.0], dtype=torch.float64)
+>>> valley = Valley(coin, weights, truth)
+>>> [round(trace, 4) for trace in descend(valley, start, torch.tensor([0.0, 4.0])).tolist()]
+[1.0, 0.3679]
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from scipy.integrate import solve_ivp
+from torch import Tensor
+from torch.func import grad, vmap
+
+from raysweep.errors import ConfigError, RunFailedError
+from raysweep.flatness.valley import Valley
+from raysweep.seeding import uniforms
+
+#: Relative error of the ODE's solution in a step.
+_PRECISION = 1e-5
+
+#: SGD steps whose random numbers are made at once.
+_CHUNK = 64
+
+
+def descend(valley: Valley, theta: Tensor, times: Tensor) -> Tensor:
+    """Return Tr F [len(times)] along the solution of (1) with B = 1 from a point of Γ [p].
+
+    `times` ascend from 0 on; for another B ask for t/B.  Raises `RunFailedError` where the solver gives up.
+    """
+    traces, now = [], 0.0
+    for time in times.tolist():
+        if time > now:
+            theta, now = valley.saturate(_follow(valley, theta, time - now)), time
+        traces.append(valley.trace(theta))
+    return torch.stack(traces)
+
+
+def _follow(valley: Valley, theta: Tensor, time: float) -> Tensor:
+    def slope(_: float, y: np.ndarray) -> np.ndarray:
+        return (-0.25 * valley.tangent_slope(torch.from_numpy(y))).numpy()
+
+    found = solve_ivp(slope, (0.0, time), theta.numpy(), rtol=_PRECISION, atol=_PRECISION * 1e-3)
+    if not found.success:
+        raise RunFailedError(f"the ODE of the descent was not solved: {found.message}")
+    return torch.from_numpy(found.y[:, -1].copy())
+
+
+def noisy_descent(
+    valley: Valley,
+    theta: Tensor,
+    times: Tensor,
+    *,
+    lr: float,
+    batch: int,
+    replicates: range,
+    seed: int,
+) -> tuple[Tensor, Tensor]:
+    """Run SGD from a point of Γ [p]; return traces and excess losses [len(replicates), len(times)].
+
+    Step k is at time k·lr²; `times` ascend and are rounded to steps.  Each of the replicates draws its own
+    samples, keyed by (seed, lr, batch, step, its number), from the whole population.  The trace is that at
+    the nearby point of Γ, the excess loss that of the weights themselves.
+
+    Raises `RunFailedError` where SGD leaves the valley, `ConfigError` for a rate or batch that is not
+    positive.
+    """
+    if not (lr > 0 and batch > 0):
+        raise ConfigError(f"lr={lr}, batch={batch}: both must be positive")
+    joint = (valley.weights[:, None] * valley.truth).flatten().cumsum(0)
+    joint = joint / joint[-1]
+    slope = vmap(grad(lambda one, share: -(share * valley.log_probs(one)).sum()))
+    rows = theta.expand(len(replicates), -1).clone()
+    steps = [round(time / lr**2) for time in times.tolist()]
+    traces, losses, done = [], [], 0
+    for stop in steps:
+        for first in range(done, stop, _CHUNK):
+            index = torch.arange(first, min(first + _CHUNK, stop))
+            draws = uniforms(
+                seed,
+                f"descent/{lr!r}/{batch}",
+                index,
+                len(replicates) * batch,
+                start=replicates.start * batch,
+            )
+            drawn = torch.searchsorted(joint, draws).clamp_(max=len(joint) - 1)
+            for row in drawn.view(len(index), len(replicates), batch):
+                share = torch.zeros(len(rows), len(joint), dtype=rows.dtype)
+                share.scatter_add_(1, row, torch.full(row.shape, 1 / batch, dtype=rows.dtype))
+                rows -= lr * slope(rows, share.view(-1, *valley.truth.shape))
+        done = max(done, stop)
+        if not bool(rows.isfinite().all()):
+            raise RunFailedError(
+                f"SGD with lr {lr:g} and batches of {batch} diverges within {stop} steps; "
+                "lower lr or enlarge the batch"
+            )
+        losses.append(valley.excess_loss(rows))
+        traces.append(valley.trace(valley.saturate(rows)))
+    return torch.stack(traces, dim=1), torch.stack(losses, dim=1)
+
+
+def stationary_loss(trace: float, *, lr: float, batch: int) -> float:
+    """Return the excess loss in nats that SGD's noise holds up at a small rate: η·Tr ∇²L/(4B).
+
+    In each direction with curvature λ the weights vary by η/(2B) about Γ, which costs λ/2 times as much.
+    """
+    if not math.isfinite(trace):
+        raise ConfigError(f"trace={trace}: not a number")
+    return lr * trace / (4 * batch)
