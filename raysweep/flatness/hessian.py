@@ -35,7 +35,8 @@ from torch import Tensor
 
 from raysweep.flatness.directions import Directions
 from raysweep.flatness.evaluating import evaluating
-from raysweep.flatness.fisher import draw_positions, input_traces
+from raysweep.flatness.fisher import input_traces
+from raysweep.flatness.inputs import draw_positions
 from raysweep.flatness.pool import Pool
 from raysweep.flatness.vectors import Vectors
 from raysweep.languages.base import Estimate

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from raysweep.errors import DataError
-from raysweep.flatness.fisher import draw_positions
+from raysweep.flatness.inputs import draw_positions, mask_id, masked_places
 from raysweep.models.base import MaskedLM
 
 
@@ -55,9 +55,9 @@ class Pool:
             positions = draw_positions(ids, model.pad_id, seed=seed, start=start)
         device = next(model.parameters()).device
         ids, positions = ids.to(device), positions.to(device)
-        lengths = (ids != model.pad_id).sum(dim=1)
-        if positions.shape != lengths.shape or not bool(((positions >= 0) & (positions < lengths)).all()):
-            raise DataError("positions: give one for each sentence, that of one of its words")
+        positions, _ = masked_places(ids, positions, model.pad_id)
+        if positions.dim() != 1:
+            raise DataError(f"positions of shape {list(positions.shape)}: give one for each sentence")
         if log_probs is None:
             labels = ids.gather(1, positions[:, None])[:, 0]
         elif log_probs.shape != (len(ids), model.vocabulary_size):
@@ -68,7 +68,7 @@ class Pool:
         else:
             # Conditionals in float32 sum to one only to its precision.
             labels = log_probs.to(device, torch.float64).softmax(dim=-1)
-        masked = ids.scatter(1, positions[:, None], model.pad_id + 1)
+        masked = ids.scatter(1, positions[:, None], mask_id(model))
         return cls(masked=masked, positions=positions, labels=labels, pad_id=model.pad_id)
 
     def __len__(self) -> int:

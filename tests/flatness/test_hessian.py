@@ -9,8 +9,9 @@ from dense_oracle import flat, gauss_newton, hessians, tiny_model
 
 from raysweep.errors import DataError
 from raysweep.flatness.directions import Directions
-from raysweep.flatness.fisher import draw_positions, input_traces
+from raysweep.flatness.fisher import input_traces
 from raysweep.flatness.hessian import hessian_trace, residual_traces
+from raysweep.flatness.inputs import draw_positions
 from raysweep.flatness.pool import Pool
 from raysweep.languages.hmm import HMM
 from raysweep.models.encoder import EncoderConfig
@@ -87,10 +88,9 @@ def test_a_saturated_model_has_no_residual(world):
         estimate = hessian_trace(model, world["ids"], world["positions"], log_probs=own)
         assert estimate.residual.value == pytest.approx(0, abs=1e-9 * estimate.gauss_newton.value)
         assert estimate.value == pytest.approx(estimate.gauss_newton.value, rel=1e-9)
-        dense = hessians(model, masked, world["positions"], probabilities)
-        torch.testing.assert_close(
-            dense, gauss_newton(model, masked, world["positions"]), rtol=1e-7, atol=1e-7
-        )
+        one = masked[2:], world["positions"][2:]
+        dense = hessians(model, *one, probabilities[2:])
+        torch.testing.assert_close(dense, gauss_newton(model, *one), rtol=1e-7, atol=1e-7)
     finally:
         with torch.no_grad():
             model.decoder.bias[WORDS:] += 1e4
@@ -143,8 +143,10 @@ def test_conditionals_must_fit(make_model, make_ids):
     ids, positions = make_ids(4, 4)
     with pytest.raises(DataError, match=r"log_probs of shape \[4, 3\]: give those of 5 words"):
         hessian_trace(make_model(), ids, positions, log_probs=torch.zeros(4, 3))
-    with pytest.raises(DataError, match="positions: give one for each sentence"):
+    with pytest.raises(DataError, match="masked position 7 is not one of its 1 words"):
         Pool.of(make_model(), ids, torch.full((4,), 7))
+    with pytest.raises(DataError, match=r"positions of shape \[4, 2\]: give one for each sentence"):
+        Pool.of(make_model(), torch.zeros(4, 3, dtype=torch.int64), torch.tensor([[0, 1]]).repeat(4, 1))
 
 
 def test_soft_labels_cut_the_noise_of_the_residual():

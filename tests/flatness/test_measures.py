@@ -150,7 +150,10 @@ def minimum(world):
     model, pool, _, _ = world
     with torch.no_grad():
         labels = model(pool.masked, pool.positions).softmax(1)
-    pool = Pool(masked=pool.masked, positions=pool.positions, labels=labels, pad_id=pool.pad_id)
+    pool = Pool(
+        masked=pool.masked[1:3], positions=pool.positions[1:3], labels=labels[1:3], pad_id=pool.pad_id
+    )
+    labels = pool.labels
     return pool, hessians(model, pool.masked, pool.positions, labels).mean(dim=0)
 
 
