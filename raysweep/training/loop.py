@@ -122,12 +122,16 @@ class _Loop:
         if timings is not None:
             self.stepper.mark = timings.mark
             timings.begin()
-        with closing(drawn(self._chunks(self.step + 1, self.steps), self.device)) as batches:
-            for step, batch in enumerate(batches, start=self.step + 1):
+        first = self.step + 1
+        with closing(drawn(self._chunks(first, self.steps), self.device)) as batches:
+            for step, batch in enumerate(batches, start=first):
                 if timings is not None:
                     timings.mark("data")
                 self.losses[self.pending] = self.stepper.update(batch, step)
-                self.throughput.add(batch)
+                if step == first:
+                    self.point_seconds = self._seconds()
+                else:
+                    self.throughput.add(batch)
                 self.pending += 1
                 self.step = step
                 if timings is not None:
@@ -175,7 +179,6 @@ class _Loop:
             self.stepper.connect(example)
         self.throughput = Throughput(model, self.config, self.world, self.device, self.stepper.dtype)
         self.clock = time.monotonic()
-        self.point_seconds = self.train_seconds
 
     def _chunks(self, first: int, last: int) -> Iterator[list[Batch]]:
         return chunks(

@@ -3,7 +3,8 @@
 A token is a word of a sentence, masked or not; padding counts for nothing.  Model FLOPs utilisation
 (Chowdhery et al., "PaLM: scaling language modeling with pathways", JMLR 2023, appendix B) is the operations
 that training must do (`raysweep.models.flops`) a second, by the most that all workers' devices give.  What is
-computed beyond that, such as padding or activations for a second time, raises the time alone.
+computed beyond that, such as padding or activations for a second time, raises the time alone.  The first step
+of a process, in which kernels are compiled or loaded, counts for nothing.
 
 The most that a device gives is measured rather than looked up: the best of a few products of square matrices
 in the precision and with the threads of training, once a process, in some tens of milliseconds.
@@ -98,11 +99,14 @@ class Throughput:
         """Count this rank's part of a step."""
         self._lengths.append(batch.lengths)
 
-    def take(self, seconds: float) -> tuple[float, float | None]:
-        """Return tokens a second, and MFU or None, of the steps since the last call, which took `seconds`.
+    def take(self, seconds: float) -> tuple[float | None, float | None]:
+        """Return tokens a second and MFU of the steps since the last call, which took `seconds`.
 
-        Both are of all ranks together.  MFU is None for a model whose operations are not known.
+        Both are of all ranks together, and None where there was no step; MFU is None as well for a model
+        whose operations are not known.
         """
+        if not self._lengths:
+            return None, None
         lengths = torch.cat(self._lengths)
         self._lengths.clear()
         flops = training_flops(self._model, lengths, masked_words(lengths, self._pretrain.mask))
