@@ -3,25 +3,22 @@
 import math
 from typing import Any
 
+import fused_oracle
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from fused_oracle import LANGUAGE, Oracle, assert_close, distance, draw
 from torch import Tensor
 
 from raysweep.errors import DataError
-from raysweep.languages import PCFG
-from raysweep.models import EncoderConfig
+from raysweep.models import EncoderConfig, LSTMConfig
 from raysweep.models.encoder import Encoder
 from raysweep.models.fused import encoder as fused
 from raysweep.models.precision import multiplies_bfloat16
-from raysweep.seeding import derive
-from raysweep.training.config import PretrainConfig
-from raysweep.training.data import Batch, batches, split
+from raysweep.training.data import Batch, split
 
-LANGUAGE = PCFG.random(seed=3)
 PRECISIONS = [torch.float32, torch.bfloat16]
-WORDS = 2**64 - 1
 
 
 def make(dropout: float = 0.0, **options: Any) -> Encoder:
@@ -35,44 +32,15 @@ def make(dropout: float = 0.0, **options: Any) -> Encoder:
     return model.train()
 
 
-def draw(mask: Any = "one", size: int = 33) -> Batch:
-    config = PretrainConfig(steps=1, batch_size=size, mask=mask)
-    return next(batches(LANGUAGE, config, seed=5, first=1, last=1))
-
-
-def levels(key: int, first: int, count: int) -> list[int]:
-    """Return 16-bit levels from SplitMix64 (Steele, Lea and Flood, 2014), from its word `first` on."""
-    found: list[int] = []
-    for word in range(first, first + -(-count // 4)):
-        x = (key + (word + 1) * 0x9E3779B97F4A7C15) & WORDS
-        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & WORDS
-        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & WORDS
-        x ^= x >> 31
-        found += [(x >> shift) & 0xFFFF for shift in (0, 16, 32, 48)]
-    return found[:count]
-
-
-class Oracle:
+class EncoderOracle(Oracle):
     """Logits of one sentence at a time, by the equations of `raysweep.models.encoder`."""
 
     def __init__(self, model: Encoder, seed: int) -> None:
-        self.model, self.seed = model, seed
-        self.p = {name: p.detach().double().requires_grad_() for name, p in model.named_parameters()}
-        self.cut = round(model.dropout.p * 2**16)
-
-    def dropped(self, x: Tensor, site: int, numbers: list[int], words: int) -> Tensor:
-        """Drop elements of x [n, K]: row i has the levels from word numbers[i] * words on."""
-        if self.cut == 0:
-            return x
-        key = derive(self.seed, "site", site)
-        keep = [[level >= self.cut for level in levels(key, n * words, x.shape[1])] for n in numbers]
-        return x * torch.tensor(keep) * (2**16 / (2**16 - self.cut))
+        super().__init__(model, seed)
+        self.model = model
 
     def norm(self, x: Tensor, name: str) -> Tensor:
         return F.layer_norm(x, x.shape[-1:], self.p[f"{name}.weight"], self.p[f"{name}.bias"], 1e-5)
-
-    def linear(self, x: Tensor, name: str) -> Tensor:
-        return F.linear(x, self.p[f"{name}.weight"], self.p[f"{name}.bias"])
 
     def logits(self, ids: Tensor, row: int) -> Tensor:
         model, T = self.model, len(ids)
@@ -107,36 +75,9 @@ class Oracle:
         t = self.norm(F.gelu(self.linear(x, "head_dense")), "head_norm")
         return t @ self.p["token_embedding.weight"].T + self.p["decoder.bias"]
 
-    def gradients(self, batch: Batch) -> tuple[float, dict[str, Tensor]]:
-        index = (
-            batch.index + torch.arange(len(batch.ids)) * batch.ids.shape[1] if batch.single else batch.index
-        )
-        total = torch.zeros((), dtype=torch.float64)
-        for k, number in enumerate(batch.rows):
-            logits = self.logits(batch.ids[k, : batch.lengths[k]], number)
-            for at, target in zip(index.tolist(), batch.targets.tolist(), strict=True):
-                row, position = divmod(at, batch.ids.shape[1])
-                if row == k:
-                    total = total - logits[position].log_softmax(dim=-1)[target]
-        loss = total / batch.count
-        names = list(self.p)
-        found = torch.autograd.grad(loss, [self.p[n] for n in names])
-        return loss.item(), dict(zip(names, found, strict=True))
-
 
 def ours(model: Encoder, batch: Batch, seed: int, dtype: torch.dtype) -> tuple[float, dict[str, Tensor]]:
-    loss = fused.masked_loss(model, batch, seed=seed, dtype=dtype)
-    names, parameters = zip(*model.named_parameters(), strict=True)
-    found = torch.autograd.grad(loss, parameters)
-    return loss.item(), dict(zip(names, found, strict=True))
-
-
-def assert_close(found: dict[str, Tensor], wanted: dict[str, Tensor], tolerance: float) -> None:
-    whole = math.sqrt(sum(g.double().square().sum().item() for g in wanted.values()))
-    for name, gradient in wanted.items():
-        # A key's bias moves all scores of a query alike: its gradient is nothing but rounding.
-        scale = whole if name.endswith("key.bias") else gradient.norm().item()
-        assert (found[name].double() - gradient).norm().item() <= tolerance * scale, name
+    return fused_oracle.ours(fused, model, batch, seed, dtype)
 
 
 @pytest.mark.parametrize("dtype", PRECISIONS)
@@ -148,7 +89,7 @@ def test_loss_and_gradients_are_those_of_the_equations(
 ) -> None:
     model, batch = make(dropout, norm=norm), draw(mask)
     loss, gradients = ours(model, batch, 7, dtype)
-    expected, wanted = Oracle(model, 7).gradients(batch)
+    expected, wanted = EncoderOracle(model, 7).gradients(batch)
     low = dtype == torch.bfloat16
     assert loss == pytest.approx(expected, rel=2e-2 if low else 1e-5)
     assert_close(gradients, wanted, 1e-1 if low else 2e-5)
@@ -161,7 +102,7 @@ def test_loss_and_gradients_are_those_of_the_equations(
 def test_shapes_that_fill_no_vector(options: dict[str, Any]) -> None:
     model, batch = make(0.1, **options), draw(size=9)
     loss, gradients = ours(model, batch, 7, torch.float32)
-    expected, wanted = Oracle(model, 7).gradients(batch)
+    expected, wanted = EncoderOracle(model, 7).gradients(batch)
     assert loss == pytest.approx(expected, rel=1e-5)
     assert_close(gradients, wanted, 5e-5)
 
@@ -187,11 +128,7 @@ def test_bfloat16_rounds_about_as_autocast_does(norm: str) -> None:
     autocast = dict(zip(parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True))
     _, wanted = ours(model, batch, 0, torch.float32)
     _, found = ours(model, batch, 0, torch.bfloat16)
-
-    def distance(gradients: dict[str, Tensor]) -> float:
-        return math.sqrt(sum((gradients[n] - g).square().sum().item() for n, g in wanted.items()))
-
-    assert distance(found) < 1.25 * distance(autocast)
+    assert distance(found, wanted) < 1.25 * distance(autocast, wanted)
 
 
 def test_chunks_and_parts_add_up_with_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,6 +143,33 @@ def test_chunks_and_parts_add_up_with_dropout(monkeypatch: pytest.MonkeyPatch) -
     assert len(parts) == 5
     assert sum(part for part, _ in parts) == pytest.approx(loss, rel=1e-6)
     assert_close({name: sum(g[name] for _, g in parts) for name in gradients}, gradients, 1e-5)
+
+
+@pytest.mark.parametrize("kind", ["encoder", "lstm"])
+def test_threads_share_the_chunks(kind: str) -> None:
+    model = make(0.2) if kind == "encoder" else LSTMConfig(shape="16/2").build(LANGUAGE, seed=0).train()
+    batch = draw(0.3)
+    before = torch.get_num_threads()
+
+    def gradients() -> tuple[float, dict[str, Tensor]]:
+        loss = model.masked_loss(batch, seed=7, dtype=torch.float32)
+        names, parameters = zip(*model.named_parameters(), strict=True)
+        return loss.item(), dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
+
+    try:
+        torch.set_num_threads(1)
+        loss, wanted = gradients()
+        torch.set_num_threads(3)
+        again, found = gradients()
+        twice, same = gradients()
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    assert again == pytest.approx(loss, rel=1e-6)
+    assert_close(found, wanted, 1e-5)
+    # The same number of threads gives the same bits.
+    assert twice == again
+    assert all(torch.equal(same[name], gradient) for name, gradient in found.items())
 
 
 def test_dropout_is_keyed_and_of_its_rate() -> None:

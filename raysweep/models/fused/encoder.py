@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from raysweep.models.base import MaskedWords
 from raysweep.models.encoder import Encoder, EncoderLayer
 from raysweep.models.fused import attention, kernels
-from raysweep.models.fused.packing import Chunk, packed
+from raysweep.models.fused.packing import Chunk
 from raysweep.models.fused.weights import Matrix, Vector, Weights, array, cut_of, differentiable
 from raysweep.seeding import derive
 
@@ -302,10 +302,7 @@ def masked_loss(model: Encoder, words: MaskedWords, *, seed: int, dtype: torch.d
     Raises `DataError` for words, positions or targets that the model does not have.
     """
 
-    def made() -> tuple[float, EncoderWeights]:
-        weights = EncoderWeights(model, dtype)
-        chunks = packed(words, model, CHUNK)
-        total = sum(_Pass(model, weights, chunk, seed).loss(1 / words.count) for chunk in chunks)
-        return total / words.count, weights
+    def loss(weights: EncoderWeights, chunk: Chunk) -> float:
+        return _Pass(model, weights, chunk, seed).loss(1 / words.count)
 
-    return differentiable(model, made)
+    return differentiable(model, words, CHUNK, lambda: EncoderWeights(model, dtype), loss)

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from raysweep.models.base import MaskedWords
 from raysweep.models.fused import kernels, recurrent
-from raysweep.models.fused.packing import Chunk, packed
+from raysweep.models.fused.packing import Chunk
 from raysweep.models.fused.weights import Matrix, Vector, Weights, array, cut_of, differentiable
 from raysweep.models.lstm import LSTM, LSTMLayer
 from raysweep.seeding import derive
@@ -262,10 +262,7 @@ def masked_loss(model: LSTM, words: MaskedWords, *, seed: int, dtype: torch.dtyp
     Raises `DataError` for words, positions or targets that the model does not have.
     """
 
-    def made() -> tuple[float, LSTMWeights]:
-        weights = LSTMWeights(model, dtype)
-        chunks = packed(words, model, CHUNK)
-        total = sum(_Pass(model, weights, chunk, seed).loss(1 / words.count) for chunk in chunks)
-        return total / words.count, weights
+    def loss(weights: LSTMWeights, chunk: Chunk) -> float:
+        return _Pass(model, weights, chunk, seed).loss(1 / words.count)
 
-    return differentiable(model, made)
+    return differentiable(model, words, CHUNK, lambda: LSTMWeights(model, dtype), loss)

@@ -7,14 +7,21 @@ whole of it is one function of all parameters (`differentiable`).
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from raysweep.models.base import MaskedLM, MaskedWords
+from raysweep.models.fused.packing import Chunk, packed
 from raysweep.models.fused.scalars import LEVELS
+
+_LARGE = 4096  # words of a vocabulary
+
+W = TypeVar("W", bound="Weights")
 
 
 def array(tensor: Tensor) -> np.ndarray:
@@ -71,6 +78,15 @@ class Weights:
         """Return a parameter's gradient, a tensor of its own."""
         return self.sums[id(parameter)]
 
+    def add(self, other: Weights) -> None:
+        """Add the sums of the same parameters' gradients that were made beside these."""
+        added: set[int] = set()
+        for key, total in self.sums.items():
+            # Parameters whose gradients are the same share one sum.
+            if id(total) not in added:
+                total.add_(other.sums[key])
+                added.add(id(total))
+
     def low(self, rows: int, columns: int) -> tuple[Tensor, np.ndarray]:
         """Return an empty matrix in the working precision, as torch and as the kernels take it."""
         made = torch.empty(rows, columns, dtype=self.dtype)
@@ -101,15 +117,47 @@ class _Loss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:
         [factor] = given
+        if factor.item() != 1:
+            for gradient in ctx.gradients:
+                gradient.mul_(factor)
         gradients = [
-            g.mul_(factor) if needed else None
-            for g, needed in zip(ctx.gradients, ctx.needs_input_grad[1:], strict=True)
+            g if needed else None for g, needed in zip(ctx.gradients, ctx.needs_input_grad[1:], strict=True)
         ]
         del ctx.gradients  # a second time there is nothing to give, and torch says so
         return None, *gradients
 
 
-def differentiable(model: nn.Module, made: Callable[[], tuple[float, Weights]]) -> Tensor:
-    """Return the loss that `made` makes along with its gradients, as a function of the parameters."""
+def differentiable(
+    model: MaskedLM, words: MaskedWords, size: int, make: Callable[[], W], loss: Callable[[W, Chunk], float]
+) -> Tensor:
+    """Return the sum of `loss` over chunks of a batch by its `count`, as a function of the parameters.
+
+    `loss` adds a chunk's gradient to the sums of the weights that it is given; `make` makes such weights.
+    Chunks have about `size` words, twice as many under a vocabulary so large that adding up its gradient
+    once a chunk would tell.  With several torch threads each of them works off chunks of its own, with torch
+    on one thread in it: sums are made in an order that depends on their number alone.
+    """
+    threads = torch.get_num_threads()
+    if model.total_vocabulary > _LARGE:
+        size *= 2
+    size = min(size, -(-int(words.lengths.sum()) // threads))
+
+    def made() -> tuple[float, W]:
+        chunks = list(packed(words, model, size))
+
+        def work(k: int) -> tuple[float, W]:
+            weights = make()
+            return sum(loss(weights, chunk) for chunk in chunks[k::threads]), weights
+
+        if threads == 1:
+            total, weights = work(0)
+            return total / words.count, weights
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            [(total, weights), *others] = pool.map(work, range(threads))
+        for more, other in others:
+            total += more
+            weights.add(other)
+        return total / words.count, weights
+
     result: Tensor = _Loss.apply(made, *model.parameters())
     return result
