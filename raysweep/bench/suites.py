@@ -12,7 +12,11 @@ from raysweep.errors import ConfigError
 from raysweep.registry import suggest
 
 #: Modules that hold `ENTRIES`.
-SUITES = {"exact": "raysweep.bench.exact", "train": "raysweep.bench.train"}
+SUITES = {
+    "exact": "raysweep.bench.exact",
+    "train": "raysweep.bench.train",
+    "trace": "raysweep.bench.trace",
+}
 
 
 def entries(suite: str, only: Sequence[str] = (), device: Device = "cpu") -> list[Entry]:

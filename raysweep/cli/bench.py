@@ -71,6 +71,23 @@ def train(
     _measure("train", only or [], quick=quick, threads=threads, output=output, json=json, device=device.value)
 
 
+@app.command("trace", epilog="Example: raysweep bench trace --output trace.json")
+def trace(
+    only: OnlyOption = None,
+    quick: QuickOption = False,
+    threads: ThreadsOption = 1,
+    output: OutputOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Measure the Fisher trace beside other ways to it, at equal accuracy.
+
+    What is compared is the cost of a trace to 1 % relative standard error.  Gradient norms, or products with
+    the Gauss-Newton matrix, are checked to be equal before anything is timed; a peer whose are not is not
+    timed, and the exit code is 3.  Peers come with `pip install 'raysweep[bench]'`.
+    """
+    _measure("trace", only or [], quick=quick, threads=threads, output=output, json=json)
+
+
 @app.command("table", epilog="Example: raysweep bench table --write README.md")
 def table(
     record: Annotated[

@@ -1,0 +1,99 @@
+"""Label-sampled Fisher traces from every input's gradient norm: in a loop, by vmap, and by Opacus.
+
+At an input with logits z(x; θ) and a label y drawn from softmax(z), ‖∇_θ log f_y‖² is an unbiased value of
+the trace (Liu, Xie, Li and Ma, ICML 2023, appendix B.1).
+"""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from raysweep.bench.harness import UnavailableError
+
+
+def draw(logits: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw a label [B] from each row of logits [B, V]."""
+    return torch.multinomial(logits.detach().softmax(dim=-1), 1, generator=generator)[:, 0]
+
+
+def naive(model: nn.Module, ids: Tensor, positions: Tensor, labels: Tensor) -> Tensor:
+    """Return the squared norms [B, k] of `labels` [B, k]: a backward pass each, one after the other."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    rows = []
+    for row in range(len(ids)):
+        log_f = model(ids[row : row + 1], positions[row : row + 1])[0].log_softmax(dim=-1)
+        norms = []
+        for label in labels[row]:
+            gradients = torch.autograd.grad(log_f[label], parameters, retain_graph=True)
+            norms.append(torch.stack([g.square().sum() for g in gradients]).sum())
+        rows.append(torch.stack(norms))
+    return torch.stack(rows)
+
+
+def vectorised(model: nn.Module, ids: Tensor, positions: Tensor, labels: Tensor) -> Tensor:
+    """Return the squared norms [B] of one label an input: vmap of grad.
+
+    Raises `UnavailableError` for a model that vmap cannot differentiate.
+    """
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+
+    def norm(values: dict[str, Tensor], row: Tensor, at: Tensor, label: Tensor) -> Tensor:
+        def log_f(values: dict[str, Tensor]) -> Tensor:
+            logits = functional_call(model, values, (row[None], at[None]))
+            return -F.cross_entropy(logits, label[None])
+
+        return torch.stack([g.square().sum() for g in grad(log_f)(values).values()]).sum()
+
+    try:
+        found: Tensor = vmap(norm, in_dims=(None, 0, 0, 0))(parameters, ids, positions, labels)
+    except (RuntimeError, NotImplementedError) as error:
+        raise UnavailableError(f"vmap cannot differentiate it: {str(error).splitlines()[0]}") from error
+    return found
+
+
+class Opacus:
+    """Opacus' fast gradient clipping: norms in one backward pass, without gradients of single inputs."""
+
+    def __init__(self, model: nn.Module) -> None:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                opacus: Any = importlib.import_module("opacus.grad_sample")
+        except ImportError as error:
+            raise UnavailableError(f"opacus cannot be imported: {error}") from error
+        if any(isinstance(module, nn.RNNBase) for module in model.modules()):
+            raise UnavailableError("Opacus has ghost norms for no recurrent network")
+        for module in model.modules():
+            if isinstance(module, nn.Embedding):
+                # It takes views of ids that expanding does not allow.
+                module.register_forward_pre_hook(lambda module, args: (args[0].contiguous(),))
+        # `train` is what its hooks ask for; the model has no dropout.
+        self._model = opacus.GradSampleModuleFastGradientClipping(
+            model.train(), loss_reduction="sum", use_ghost_clipping=True, max_grad_norm=1.0
+        )
+
+    def norms(self, ids: Tensor, positions: Tensor, generator: torch.Generator) -> Tensor:
+        """Return the squared norms [B] of one drawn label an input."""
+        logits = self._model(ids, positions)
+        return self.of(logits, draw(logits, generator))
+
+    def of(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the squared norms [B] at the labels [B] of logits that the module has made."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.autograd.backward(F.cross_entropy(logits, labels, reduction="sum"))
+        found: Tensor = self._model.get_norm_sample().square()
+        self._model.zero_grad()
+        return found
+
+    def logits(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """Return logits [B, V] with the hooks' records."""
+        made: Tensor = self._model(ids, positions)
+        return made

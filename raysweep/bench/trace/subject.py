@@ -1,0 +1,104 @@
+"""The models that the benchmark measures, trained in the same run, and the inputs."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from raysweep.algorithms.adamw import AdamWConfig
+from raysweep.flatness.fisher import draw_positions
+from raysweep.languages import HMM
+from raysweep.models.base import MaskedLM, ModelConfig
+from raysweep.models.encoder import Encoder, EncoderConfig
+from raysweep.models.lstm import LSTMConfig
+from raysweep.training.config import PretrainConfig
+from raysweep.training.data import Batch, World, batches
+from raysweep.training.step import Stepper
+
+State = Literal["init", "saturated", "peaked"]
+
+#: Logits of the peaked state, as a multiple of the trained ones.
+PEAKED = 4.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A language, a model of it without dropout, and the same model a twentieth of the training earlier."""
+
+    language: HMM
+    model: MaskedLM
+    earlier: MaskedLM
+    config: ModelConfig
+
+    def inputs(self, n: int, *, start: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+        """Return sentences [n, T], masked positions [n] and the sentences with these hidden."""
+        ids = self.language.sample(n, seed=7, start=start)
+        positions = draw_positions(ids, self.language.pad_id, seed=7, start=start)
+        return ids, positions, ids.scatter(1, positions[:, None], self.language.mask_id)
+
+
+def language() -> HMM:
+    """Return the language, of the paper's shape: 100 states, 200 words, and 16 words in every sentence."""
+    return HMM.random()
+
+
+@cache
+def subject(shape: str, state: State, quick: bool) -> Subject:
+    """Return the subject of a case; the training of one shape is done once."""
+    if state == "peaked":
+        trained = subject(shape, "saturated", quick)
+        models = [_sharper(model) for model in (trained.model, trained.earlier)]
+        return Subject(language=trained.language, model=models[0], earlier=models[1], config=trained.config)
+    text, make = language(), LSTMConfig if shape.count("/") == 1 else EncoderConfig
+    config = make(shape=shape, dropout=0.0)
+    steps = 0 if state == "init" else 12 if quick else 400
+    stepper = stepper_of(config, text, steps=max(1, steps), batch_size=32 if quick else 256)
+    earlier = copy.deepcopy(stepper.model)
+    for step, batch in enumerate(drawn(stepper, text, steps), start=1):
+        stepper.update(batch, step)
+        if step == steps - steps // 20:
+            earlier = copy.deepcopy(stepper.model)
+    return Subject(language=text, model=stepper.model.eval(), earlier=earlier.eval(), config=config)
+
+
+def stepper_of(config: ModelConfig, text: HMM, *, steps: int, batch_size: int) -> Stepper:
+    """Return a model of `text` before its first step, in float32."""
+    pretrain = PretrainConfig(steps=steps, batch_size=batch_size, precision="float32")
+    return Stepper(
+        config.build(text, seed=0),
+        AdamWConfig(lr=2e-3, warmup_steps=40),
+        language=text,
+        pretrain=pretrain,
+        seed=0,
+        world=World(),
+        device=torch.device("cpu"),
+    )
+
+
+def drawn(stepper: Stepper, text: HMM, steps: int) -> list[Batch]:
+    """Return the batches of `steps` steps."""
+    return list(batches(text, stepper.pretrain, seed=0, first=1, last=steps, device="cpu")) if steps else []
+
+
+@torch.no_grad()
+def _sharper(model: MaskedLM) -> MaskedLM:
+    """Return a copy of an encoder whose logits are `PEAKED` times as large."""
+    found = copy.deepcopy(model)
+    if not isinstance(found, Encoder):
+        raise TypeError("only encoders are made sharper")
+    for parameter in (found.head_norm.weight, found.head_norm.bias, found.decoder.bias):
+        parameter.mul_(PEAKED)
+    return found
+
+
+def untied(model: MaskedLM) -> MaskedLM:
+    """Return a copy of an encoder whose decoder has a matrix of its own."""
+    found = copy.deepcopy(model)
+    decoder: Any = found.get_submodule("decoder")
+    decoder.weight = torch.nn.Parameter(decoder.weight.detach().clone())
+    return found
