@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Generator, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from raysweep.bench import suites
+from raysweep.bench.harness import UnavailableError
 from raysweep.bench.peers.bert import IGNORED, Bert, Inputs, Recipe
 from raysweep.bench.record import Record, load
 from raysweep.bench.train import ENTRIES, cases, work
@@ -117,6 +119,41 @@ def test_the_split_is_the_whole_step(small: Work, monkeypatch: pytest.MonkeyPatc
     stepper = small.stepper(0.1)
     assert stepper.model.fused
     assert work.split(small, stepper) == {"data": 1.0, "forward+backward": 1.0, "optimizer": 1.0}
+
+
+def test_sentences_are_drawn_as_in_the_loop(small: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = list(small.batches())
+    again = list(small.drawn())
+    assert [batch.ids.tolist() for batch in again] == [batch.ids.tolist() for batch in given]
+    asked: list[torch.device] = []
+
+    def drawn(chunks: Iterable[list[work.Batch]], device: torch.device) -> Generator[work.Batch]:
+        asked.append(device)
+        for chunk in chunks:
+            yield from chunk
+
+    monkeypatch.setattr(work, "drawn", drawn)
+    stepper = small.stepper(0.1)
+    work.train(small, stepper)
+    work.split(small, stepper)
+    assert asked == [torch.device("cpu")] * 2
+
+
+def test_a_compiler_that_fails_makes_a_peer_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compile_nothing(call: object) -> object:
+        def fail(x: torch.Tensor) -> torch.Tensor:
+            raise RuntimeError("Failed to find C compiler.\nSet CC.")
+
+        return fail
+
+    monkeypatch.setattr(torch, "compile", compile_nothing)
+    work_here = Work(shape="32/2/2/64", batch_size=8, steps=1, device="cpu")
+    peer = cases._peer(work_here, "compiled", Recipe(compiled=True), note="")
+    with pytest.raises(
+        UnavailableError, match=r"^torch\.compile does not work here: Failed to find C compiler\.$"
+    ):
+        peer.prepare()
+    cases._peer(work_here, "not compiled", Recipe(), note="").prepare()
 
 
 def test_goals() -> None:

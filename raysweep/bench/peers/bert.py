@@ -12,6 +12,7 @@ from torch import Tensor
 
 from raysweep.algorithms.adamw import AdamWConfig
 from raysweep.algorithms.base import decay_groups
+from raysweep.bench.harness import UnavailableError
 from raysweep.languages.quiet import quiet
 from raysweep.models.base import MaskedLM
 from raysweep.models.huggingface import to_huggingface
@@ -53,6 +54,15 @@ class Inputs:
             attention_mask=real[:, :width].long(),
             labels=labels[:, :width].contiguous(),
         )
+
+
+def check_compiler(device: str) -> None:
+    """Raise `UnavailableError` where torch.compile does not get through: for want of a compiler, say."""
+    try:
+        torch.compile(lambda x: x.sin() + 1)(torch.ones(8, device=device))
+    except RuntimeError as error:
+        told = str(error).strip().splitlines() or [type(error).__name__]
+        raise UnavailableError(f"torch.compile does not work here: {told[0]}") from error
 
 
 class Bert:

@@ -10,7 +10,7 @@ import torch
 
 from raysweep.algorithms.adamw import AdamWConfig
 from raysweep.bench.harness import Case, Contestant, Device, Difference, Peer, Prepared
-from raysweep.bench.peers.bert import Bert, Inputs, Recipe
+from raysweep.bench.peers.bert import Bert, Inputs, Recipe, check_compiler
 from raysweep.bench.record import Figure, Goal, Peak, Timing
 from raysweep.bench.train.work import Work, by_length, losses, split, train, wait
 from raysweep.models.flops import training_flops
@@ -42,7 +42,9 @@ def encoder(
     if quick:
         work = Work(shape="32/2/2/64", batch_size=64, steps=3, device=device)
     else:
-        work = Work(shape=shape, batch_size=512 if device == "cpu" else 4096, steps=16, device=device)
+        # Beside a GPU all sentences but the first few steps' are drawn while it works; in a run, all are.
+        batch_size, steps = (512, 16) if device == "cpu" else (4096, 64)
+        work = Work(shape=shape, batch_size=batch_size, steps=steps, device=device)
     half = Recipe(precision=torch.bfloat16)
     # At these lengths plain products are the faster attention on a processor.
     grouped = replace(half, attention="eager" if device == "cpu" else "sdpa", fused=True)
@@ -90,6 +92,8 @@ def _peer(
     work: Work, name: str, recipe: Recipe, *, grouped: bool = False, goal: float | None = None, note: str
 ) -> Peer:
     def prepare() -> Prepared:
+        if recipe.compiled:
+            check_compiler(work.device)
         given = list(work.batches())
         few = given[:CHECKED_STEPS]
         if grouped:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -16,8 +17,9 @@ from raysweep.languages import PCFG
 from raysweep.languages.base import Language
 from raysweep.models.base import MaskedLM
 from raysweep.models.encoder import EncoderConfig
+from raysweep.training.ahead import drawn
 from raysweep.training.config import PretrainConfig
-from raysweep.training.data import Batch, World, batches
+from raysweep.training.data import Batch, World, batches, chunks
 from raysweep.training.step import Stepper
 from raysweep.training.timing import StepTimes
 
@@ -65,10 +67,15 @@ class Work:
         """Draw the batches of the steps."""
         return batches(self.language, self.pretrain, seed=0, first=1, last=self.steps, device=self.device)
 
+    def drawn(self) -> Generator[Batch]:
+        """Draw them as the training loop does: beside a GPU, and where it pays, while the step is at work."""
+        given = chunks(self.language, self.pretrain, seed=0, first=1, last=self.steps, device=self.device)
+        return drawn(given, torch.device(self.device))
+
     @cached_property
     def lengths(self) -> Tensor:
         """Words of each sentence of the steps [steps · batch_size], on the processor."""
-        return torch.cat([self.language.lengths(batch.ids) for batch in self.batches()]).cpu()
+        return torch.cat([batch.lengths for batch in self.batches()])
 
     @property
     def tokens(self) -> int:
@@ -102,8 +109,9 @@ def by_length(given: Sequence[Batch]) -> list[Batch]:
 
 def train(work: Work, stepper: Stepper) -> None:
     """Do the steps as the training loop does, drawing sentences included; return when they are done."""
-    for step, batch in enumerate(work.batches(), start=1):
-        stepper.update(batch, step)
+    with closing(work.drawn()) as given:
+        for step, batch in enumerate(given, start=1):
+            stepper.update(batch, step)
     wait(work.device)
 
 
@@ -130,10 +138,11 @@ def split(work: Work, stepper: Stepper) -> dict[str, float]:
     times = StepTimes(work.device, clock)
     stepper.mark = times.mark
     times.begin()
-    for step, batch in enumerate(work.batches(), start=1):
-        times.mark("data")
-        stepper.update(batch, step)
-        times.end()
-        times.begin()
+    with closing(work.drawn()) as given:
+        for step, batch in enumerate(given, start=1):
+            times.mark("data")
+            stepper.update(batch, step)
+            times.end()
+            times.begin()
     stepper.mark = None
     return times.seconds()
