@@ -23,7 +23,7 @@ from raysweep.report.data import HEADINGS, PROBE, Measurements
 from raysweep.report.statistics import mean_and_error
 from raysweep.report.style import BAND, DASHES, INK, MARKERS, MUTED, series, to_variables
 
-_RC: Any = {
+RC: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "raysweep",
     "text.parse_math": False,
@@ -36,7 +36,7 @@ _RC: Any = {
     "lines.linewidth": 1.4,
     "lines.markersize": 4.5,
 }
-_WIDTH = 4.6
+WIDTH = 4.6
 
 LABELS = {**HEADINGS, "trace": "Fisher trace"}
 
@@ -67,8 +67,8 @@ def scatter(measured: Measurements, x: str, task: str, *, tolerance: float, name
     if table.empty:
         return None
     reference = measured.reference.get(y)
-    with matplotlib.rc_context(_RC):
-        figure = Figure(figsize=(_WIDTH, 3.2), layout="constrained")
+    with matplotlib.rc_context(RC):
+        figure = Figure(figsize=(WIDTH, 3.2), layout="constrained")
         axes = figure.subplots()
         plain(axes)
         log_axis(axes.xaxis, _reach(table[x], table[f"{x}_se"], log=True))
@@ -84,7 +84,7 @@ def scatter(measured: Measurements, x: str, task: str, *, tolerance: float, name
         for index, size in enumerate(measured.sizes):
             _dots(axes, table[table["model"] == size], x, y, index, tolerance)
         axes.set(xlabel=label(x), ylabel=label(y))
-        svg = _svg(figure, name)
+        svg = embedded(figure, name)
     text = f"{label(y)} against {label(x)} on a log axis, {len(table)} checkpoints"
     return Drawn(svg, text, _columns(table, [x, f"{x}_se", y, f"{y}_se"]))
 
@@ -173,8 +173,8 @@ def _stack(
     shown = [m for m in metrics if (cells["metric"] == m).any()]
     if not shown:
         return None
-    with matplotlib.rc_context(_RC):
-        figure = Figure(figsize=(_WIDTH, 0.45 + 1.65 * len(shown)), layout="constrained")
+    with matplotlib.rc_context(RC):
+        figure = Figure(figsize=(WIDTH, 0.45 + 1.65 * len(shown)), layout="constrained")
         panels = figure.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0]
         for axes, metric in zip(panels, shown, strict=True):
             plain(axes)
@@ -194,7 +194,7 @@ def _stack(
         measured_axis(panels[-1].xaxis, [float(v) for v in cells[x]])
         panels[-1].set_xlabel(x_label)
         figure.align_ylabels(panels)
-        svg = _svg(figure, name)
+        svg = embedded(figure, name)
     return Drawn(svg, f"{', '.join(label(m) for m in shown)} over {x_label}, stacked", cells)
 
 
@@ -235,7 +235,7 @@ def _columns(table: pd.DataFrame, metrics: list[str]) -> pd.DataFrame:
     return table[[*keys, *extra, *metrics]]
 
 
-def _svg(figure: Figure, name: str) -> str:
+def embedded(figure: Figure, name: str) -> str:
     """Return inline SVG: page colours, ids of its own, nothing that a browser would fetch."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
@@ -252,7 +252,7 @@ def _svg(figure: Figure, name: str) -> str:
 
 def marker_svg(index: int | None, *, dash: int | None = None, filled: bool = True) -> str:
     """Return a small SVG for the legend: a size's marker, a variant's dash, or the look-up table's line."""
-    with matplotlib.rc_context(_RC):
+    with matplotlib.rc_context(RC):
         figure = Figure(figsize=(0.36, 0.2))
         axes = figure.add_axes((0, 0, 1, 1))
         axes.set_axis_off()
@@ -271,5 +271,5 @@ def marker_svg(index: int | None, *, dash: int | None = None, filled: bool = Tru
         else:
             style = DASHES[dash % len(DASHES)] if dash is not None else (0, (4, 3))
             axes.plot([0, 1], [0.5, 0.5], color=INK if dash is not None else MUTED, linestyle=style)
-        svg = _svg(figure, f"key-{index}-{dash}-{filled}")
+        svg = embedded(figure, f"key-{index}-{dash}-{filled}")
     return svg.replace("<svg", '<svg width="26" height="14" aria-hidden="true"', 1)

@@ -19,6 +19,7 @@ from raysweep.report.data import LOSSES, PROBE, Measurements, measurements
 from raysweep.report.figures import Drawn, across_sizes, along_training, marker_svg, scatter
 from raysweep.report.format import count, number, short
 from raysweep.report.style import style_sheet
+from raysweep.report.theory import theory_figures
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,12 +58,8 @@ def render(content: Content) -> str:
     measured = measurements(content.frame)
     rows = correlations(measured, tolerance=content.tolerance)
     metrics = [*LOSSES, "trace", *(PROBE + task for task in measured.tasks)]
-    parts = [
-        f"<h1>{escape(content.name)}</h1>",
-        f'<p class="lead">{escape(content.description)}</p>' if content.description else "",
-        _facts(content, measured),
-        _findings(rows),
-        _legend(measured, content.tolerance),
+    theory = _theory(content, measured)
+    accuracy = [
         _headline(content, measured),
         _steps_and_sizes(measured, metrics),
         "<h2>What goes with accuracy</h2>",
@@ -70,8 +67,21 @@ def render(content: Content) -> str:
         _changes(content.changes),
         "<h2>Tasks</h2>",
         tables.task_table(measured),
-        "<h2>Runs</h2>",
-        tables.run_table(measured, content.milestones, {f.run_id for f in content.failures if not f.retried}),
+    ]
+    # A sweep of the theory alone asks nothing about accuracy.
+    asked = bool(measured.tasks) or not theory
+    parts = [
+        f"<h1>{escape(content.name)}</h1>",
+        f'<p class="lead">{escape(content.description)}</p>' if content.description else "",
+        _facts(content, measured) if asked or measured.runs else "",
+        _findings(rows) if asked else "",
+        _legend(measured, content.tolerance),
+        theory,
+        *(accuracy if asked else [_changes(content.changes)]),
+        "<h2>Runs</h2>" if asked or measured.runs else "",
+        tables.run_table(measured, content.milestones, {f.run_id for f in content.failures if not f.retried})
+        if asked or measured.runs
+        else "",
         _failures(content.failures),
         _sources(content),
     ]
@@ -129,6 +139,14 @@ def _legend(measured: Measurements, tolerance: float) -> str:
         items.append(f"<li>{marker_svg(None)}look-up table: the exact conditionals themselves</li>")
     items.append(f"<li>filled: saturated, hollow: excess loss above {short(tolerance)} nats</li>")
     return f'<ul class="legend">{"".join(items)}</ul>'
+
+
+def _theory(content: Content, measured: Measurements) -> str:
+    parts = []
+    for name, drawn, heading, caption in theory_figures(content.frame, measured):
+        figure = _figure(drawn, f"{content.name}-{name}.csv", caption)
+        parts.append(f'<h2>{escape(heading)}</h2><div class="pair">{figure}</div>')
+    return "\n".join(parts)
 
 
 def _headline(content: Content, measured: Measurements) -> str:
