@@ -228,6 +228,45 @@ def test_a_gpu_packs_and_a_processor_does_not(monkeypatch: pytest.MonkeyPatch) -
     assert asked == [batch]
 
 
+def on(device: str, batch: Batch) -> Batch:
+    moved = {name: getattr(batch, name).to(device) for name in ("ids", "index", "targets")}
+    return Batch(**{**vars(batch), **moved})
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_gradients_on_a_gpu_are_those_of_padded_rows(norm: str, mask: Any) -> None:
+    assert_gradients_on("cuda", norm, mask)
+
+
+def assert_gradients_on(device: str, norm: str, mask: Any) -> None:
+    """Compare packed rows in float32 on `device` with padded ones in float64 on the processor."""
+    model, batch = make(norm=norm, shape="64/2/2/96"), draw(mask, size=300)
+    found = model.to(device).masked_loss(on(device, batch), seed=0, dtype=torch.float32)
+    loss, slopes = gradients(model, found)
+    model.to("cpu").double()
+    wanted, expected = gradients(model, MaskedLM.masked_loss(model, batch, seed=0, dtype=torch.float32))
+    assert loss == pytest.approx(wanted, rel=1e-5)
+    whole = math.sqrt(sum(float(g.square().sum()) for g in expected.values()))
+    for name, gradient in expected.items():
+        scale = whole if name.endswith("key.bias") else float(gradient.norm())
+        assert float((slopes[name].cpu().double() - gradient).norm()) <= 1e-4 * scale, name
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mask", MASKS)
+def test_nothing_waits_for_the_gpu(mask: Any) -> None:
+    model, batch = make(0.1).to("cuda"), on("cuda", draw(mask, size=300))
+    for mode in ("default", "error"):
+        # What is set up at first use may wait.
+        torch.cuda.set_sync_debug_mode(mode)
+        try:
+            model.masked_loss(batch, seed=0, dtype=torch.bfloat16).backward()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
 def train(device: str, precision: str, steps: int = 20, **algorithm: Any) -> tuple[Stepper, list[float]]:
     """Train a small encoder without dropout; return the loss of every step."""
     config = PretrainConfig(steps=steps, batch_size=256, mask=0.15, precision=precision)
