@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_format
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -109,7 +110,8 @@ def evaluate(
     if json:
         print_json(facts)
         return
-    console = Console()
+    # Where nobody looks at columns, none is cut off.
+    console = Console() if sys.stdout.isatty() else Console(width=160)
     console.print(opened.name, markup=False, highlight=False, soft_wrap=True)
     console.print(_table([metric for _, metrics, _ in measured for metric in metrics]))
     if output is not None:

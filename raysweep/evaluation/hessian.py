@@ -22,11 +22,13 @@ class HessianConfig(LabelledEvaluation):
     """Trace of the Hessian over `inputs` sentences with one masked position each.
 
     `draws` random directions are averaged at each input.  Inputs and test vectors are those of `trace` with
-    the same seed, whose value `hessian/gauss_newton` is.  Metrics, all in nats:
+    the same seed, whose value `hessian/gauss_newton` is.  Metrics, in nats where nothing else is said:
 
     - `hessian/trace`: Tr H, its standard error over inputs, each with both its parts;
     - `hessian/gauss_newton`: the part that is the Fisher trace;
-    - `hessian/residual`: the rest, zero for a model that has reached its language.
+    - `hessian/residual`: the rest, zero for a model that has reached its language;
+    - `hessian/largest_share` (a fraction): what the largest |value| of an input is of the sum of all, for the
+      residual's values have long tails: a standard error is to be trusted where this is small.
     """
 
     kind: Literal["hessian"] = "hessian"
@@ -58,9 +60,12 @@ class HessianConfig(LabelledEvaluation):
 
     def combine(self, shards: Sequence[Mapping[str, np.ndarray]]) -> list[Metric]:
         parts = {key: np.concatenate([shard[key] for shard in shards]) for key in shards[0]}
+        both = parts["gauss_newton"] + parts["residual"]
+        sizes = np.abs(both)
         return [
             # Of the sums, not of the parts: both parts of an input go together.
-            Metric.mean("hessian/trace", parts["gauss_newton"] + parts["residual"], "nats"),
+            Metric.mean("hessian/trace", both, "nats"),
             Metric.mean("hessian/gauss_newton", parts["gauss_newton"], "nats"),
             Metric.mean("hessian/residual", parts["residual"], "nats"),
+            Metric.number("hessian/largest_share", float(sizes.max() / sizes.sum()), "fraction", n=len(both)),
         ]

@@ -48,7 +48,7 @@ class SharpnessConfig(LabelledEvaluation):
       error over the pool at the point found, and `sharpness/sam_first_order` what the gradient alone says of
       it; `sharpness/asam` and `sharpness/asam_first_order` likewise within `adaptive_radius`, every parameter
       measured by its own size (raysweep.flatness.sharpness);
-    - `sharpness/gradient_norm` (nats per unit of the parameters) and `sharpness/weight_norm`
+    - `sharpness/gradient_norm` (nats a unit of ‖θ‖) and `sharpness/weight_norm` ‖θ‖
       (raysweep.flatness.loss).
     """
 
@@ -139,9 +139,9 @@ class SharpnessConfig(LabelledEvaluation):
             if measure in MEANS:
                 metrics.append(Metric.mean(name, whole[measure], MEANS[measure]))
                 continue
-            value, unit = float(whole[measure][0]), "units of the parameters"
+            value, unit = float(whole[measure][0]), "‖θ‖"
             if measure == "gradient_norm":
-                unit = "nats per unit of the parameters"
+                unit = "nats/‖θ‖"
             if measure not in ("sam", "asam"):
                 metrics.append(Metric.number(name, value, unit, n=n))
                 continue

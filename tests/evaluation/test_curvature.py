@@ -46,6 +46,8 @@ def test_hessian(pcfg, make_subject, run, labels):
     trace = run(TraceConfig(inputs=50, seed=3), subject)["trace"]
     assert metrics["hessian/gauss_newton"].value == pytest.approx(trace.value, rel=1e-5)
     assert metrics["hessian/trace"].n == 50
+    share = estimate.per_input.abs().max() / estimate.per_input.abs().sum()
+    assert metrics["hessian/largest_share"].value == pytest.approx(share.item(), rel=1e-4)
 
 
 def test_spectrum(hmm, make_subject, run):
