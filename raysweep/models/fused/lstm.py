@@ -65,7 +65,7 @@ class LSTMWeights(Weights):
 
     def _direction(self, module: nn.LSTM) -> Direction:
         names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
-        parameters = [module.get_parameter(name) for name in names]
+        parameters: list[Tensor] = [module.get_parameter(name) for name in names]
         weights, biases = parameters[:2], parameters[2:]
         with torch.no_grad():
             weight, bias = torch.cat(weights, dim=1), biases[0] + biases[1]
