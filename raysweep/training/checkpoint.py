@@ -79,11 +79,16 @@ class CheckpointRecord(_Plain):
 
 
 class LoopState(_Plain):
-    """What a run needs besides weights and optimizer; `losses` of the steps since the last curve point."""
+    """What a run needs besides weights and optimizer.
+
+    `losses` are those of the steps since the last curve point; `precision` is the working precision of the
+    training up to here, None where it was not recorded.
+    """
 
     step: int
     train_seconds: float
     losses: tuple[float, ...]
+    precision: str | None = None
     files: dict[str, FileDigest] = {}
 
 

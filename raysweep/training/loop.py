@@ -11,6 +11,7 @@ caller's eyes, and before every checkpoint, so no checkpoint ever holds weights 
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -37,6 +38,8 @@ from raysweep.training.timing import StepTimes
 from raysweep.training.workers import on_first
 
 LOG_EVERY = 50  # steps a curve point covers
+
+log = logging.getLogger(__name__)
 
 
 def pretrain(
@@ -168,6 +171,12 @@ class _Loop:
             average = None if stepper.average is None else stepper.average.tensors
             state = disk.restore(place, record.files, stepper.model, stepper.optimizer, average)
             self.step, self.train_seconds, self.pending = state.step, state.train_seconds, len(state.losses)
+            if state.precision not in (None, self._precision):
+                log.warning(
+                    "trained in %s up to step %d, it goes on in %s, the faster on this machine; set "
+                    "pretrain.precision to hold a sweep to one of them",
+                    state.precision, state.step, self._precision,
+                )  # fmt: skip
             # Those in a checkpoint are sums over ranks; one rank carries them on.
             if self.world.rank == 0:
                 self.losses[: self.pending] = torch.tensor(state.losses, dtype=torch.float64)
@@ -190,6 +199,10 @@ class _Loop:
             world=self.world,
             device=self.device,
         )
+
+    @property
+    def _precision(self) -> str:
+        return str(self.stepper.dtype).removeprefix("torch.")
 
     def _seconds(self) -> float:
         """Return the seconds of training up to now, over all attempts; checkpoints are no part of it."""
@@ -241,7 +254,12 @@ class _Loop:
                 "(algorithm.lr), warm up for longer, or clip the gradient"
             )
         self.train_seconds = self._seconds()
-        state = LoopState(step=self.step, train_seconds=self.train_seconds, losses=tuple(losses))
+        state = LoopState(
+            step=self.step,
+            train_seconds=self.train_seconds,
+            losses=tuple(losses),
+            precision=self._precision,
+        )
 
         def write() -> None:
             run, stepper = self.journal.directory, self.stepper

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from raysweep.algorithms import LookupTableConfig
 from raysweep.errors import CheckpointError, ConfigError, RunFailedError, StorageError
+from raysweep.models.encoder import Encoder
 from raysweep.training import (
     Progress,
     World,
@@ -253,6 +254,22 @@ def test_load_model_gives_verified_weights(run, fakes: ModuleType) -> None:
         load_model(place, config, fakes.Walk())
     with pytest.raises(CheckpointError, match="missing"):
         load_model(place.with_name("step-00000061"), config, fakes.Walk())
+
+
+def test_going_on_in_another_precision_is_said(
+    fakes: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    journal = fakes.FolderJournal(tmp_path)
+    options = fakes.arguments(pretrain={"steps": 4, "milestones": [2, 4]})
+    config = options["pretrain"]
+    shorter = {**options, "pretrain": config.model_copy(update={"steps": 2, "milestones": (2,)})}
+    pretrain(journal=journal, **shorter)
+    monkeypatch.setattr(Encoder, "precision", lambda model, device: torch.bfloat16)
+    pretrain(journal=journal, **options)
+    assert [r.message for r in caplog.records] == [
+        "trained in float32 up to step 2, it goes on in bfloat16, the faster on this machine; set "
+        "pretrain.precision to hold a sweep to one of them"
+    ]
 
 
 def test_step_seconds_is_a_time(fakes: ModuleType) -> None:
