@@ -53,6 +53,7 @@ from raysweep.flatness.inputs import (
     masked_places,
     padding_id,
 )
+from raysweep.flatness.packed import compiled_values
 from raysweep.flatness.vectors import Vectors, check_vectors, cotangents, count
 
 __all__ = [
@@ -99,6 +100,20 @@ def input_traces(
     index = torch.arange(start, start + len(ids), device=device)
     lengths = (ids != pad_id).sum(dim=1)
     ends = lengths.argsort(stable=True)[[0, -1]]
+    drawn: tuple[Vectors, int, int, int] = (vectors, 1 if vectors == "exact" else draws, seed, start)
+    with evaluating(model):
+        quick = compiled_values(model, masked, positions, lengths, index, drawn)
+        if quick is not None:
+            return InputTraces(
+                names=quick[0],
+                values=quick[1],
+                excluded=quick[2],
+                weights=marked.sum(dim=1).double(),
+                spread=None,
+                keys=keys(masked, positions, pad_id),
+                drawn=drawn,
+                method="ghost norms",
+            )
     with evaluating(model), gradient_norms(model, masked[ends], positions[ends]) as (work, reason):
         values = torch.empty(len(ids), len(work.names), dtype=torch.float64, device=device)
         spread = torch.zeros(len(ids), dtype=torch.float64, device=device)
@@ -138,7 +153,7 @@ def input_traces(
             weights=marked.sum(dim=1).double().cpu(),
             spread=spread.cpu() if known else None,
             keys=keys(masked, positions, pad_id),
-            drawn=(vectors, 1 if vectors == "exact" else draws, seed, start),
+            drawn=drawn,
             method=work.method,
             reason=reason,
         )

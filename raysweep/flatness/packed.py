@@ -1,0 +1,123 @@
+"""Ghost norms of encoders on a processor, through the compiled passes that training uses.
+
+The forward and backward pass are those of `raysweep.models.fused.encoder`: packed sentences, no padding, no
+autograd.  Where that adds to a parameter's gradient, the norms of `raysweep.flatness.ghost` are taken of
+every sentence instead, by compiled loops over its words (raysweep.flatness.packed_kernels).  One test vector
+a sentence is made in the middle of a pass, from its logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from raysweep.flatness.ghost import TOLERANCE, own_norms, require_finite, some_signs, split_parameters
+from raysweep.flatness.vectors import Vectors, cotangents
+from raysweep.models.encoder import Encoder
+
+#: Words of a chunk, and the longest sentence for which sums over pairs of words are the cheapest way.
+CHUNK, LONGEST = 2048, 32
+
+#: Makes a cotangent [B, V] of logits [B, V] at the inputs of these row numbers [B].
+Maker = Callable[[Tensor, Tensor], Tensor]
+
+
+def fits(model: nn.Module, positions: Tensor, longest: int) -> bool:
+    """Return whether the compiled passes are made for this model, one position a sentence, and one thread."""
+    if type(model) is not Encoder or positions.dim() != 1 or longest > LONGEST:
+        return False
+    parameters = list(model.parameters())
+    plain = all(p.dtype == torch.float32 and p.device.type == "cpu" for p in parameters)
+    norms = {m.eps for m in model.modules() if isinstance(m, nn.LayerNorm)}
+    hooked = any(m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m) for m in model.modules())
+    tied = model.decoder.weight is model.token_embedding.weight
+    return plain and tied and len(norms) == 1 and not hooked and torch.get_num_threads() == 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Words:
+    """Sentences with one masked word each, as `raysweep.models.fused.packing` takes them."""
+
+    ids: Tensor
+    index: Tensor
+    targets: Tensor
+    lengths: Tensor
+    count: int
+    rows: range
+    single: bool = True
+
+
+class PackedNorms:
+    """Squared norms of Jᵀv by input and parameter, of an encoder that `fits`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model: Any = model
+        parameters, self.excluded = split_parameters(model)
+        self.names = list(parameters)
+        self._parameters = list(parameters.values())
+
+    def norms(self, ids: Tensor, positions: Tensor, make: Maker) -> Tensor:
+        """Return ‖Jᵀv‖² [B, P], float64, of masked `ids` [B, T] at `positions` [B] with v from `make`."""
+        from raysweep.flatness.packed_pass import GhostPass, GhostWeights
+        from raysweep.models.fused.packing import packed
+
+        words = _Words(
+            ids=ids,
+            index=positions,
+            targets=torch.zeros_like(positions),
+            lengths=(ids != self.model.pad_id).sum(dim=1),
+            count=1,
+            rows=range(len(ids)),
+        )
+        weights = GhostWeights(self.model)
+        values = torch.zeros(len(ids), len(self.names), dtype=torch.float64)
+        for chunk in packed(words, self.model, CHUNK):
+            rows = torch.from_numpy(chunk.place[chunk.starts[:-1]] // self.model.max_length)
+            found = GhostPass(self.model, weights, chunk, rows, make).run()
+            values[rows] = torch.stack([found[name] for name in self.names], dim=1)
+        return values
+
+    def agrees(self, ids: Tensor, positions: Tensor) -> bool:
+        """Return whether the norms are autograd's on `ids` [B, T]; raises `RunFailedError` as that does."""
+        cotangents = some_signs(torch.empty(len(ids), self.model.total_vocabulary), positions)
+        found = self.norms(ids, positions, lambda logits, rows: cotangents[rows])
+        with torch.enable_grad():
+            logits = self.model(ids, positions)
+        require_finite(logits)
+        for row in range(len(ids)):
+            dense = own_norms(logits[row], self._parameters, cotangents[row], keep=row + 1 < len(ids))
+            if not bool(((dense - found[row]).abs() <= TOLERANCE[torch.float32] * dense.sum()).all()):
+                return False
+        return True
+
+
+def compiled_values(
+    model: nn.Module,
+    masked: Tensor,
+    positions: Tensor,
+    lengths: Tensor,
+    index: Tensor,
+    drawn: tuple[Vectors, int, int, int],
+) -> tuple[tuple[str, ...], Tensor, tuple[str, ...]] | None:
+    """Return (names, values [n, P], excluded) of inputs with one random vector each, or None.
+
+    None where the compiled passes are not made for it, or are not quite autograd's: then it is for
+    `raysweep.flatness.ghost`, whose values are the same up to rounding.
+    """
+    kind, draws, seed, _ = drawn
+    if kind == "exact" or draws > 1 or not fits(model, positions, int(lengths.max())):
+        return None
+    work = PackedNorms(model)
+    ends = lengths.argsort(stable=True)[[0, -1]]
+    if not work.agrees(masked[ends], positions[ends]):
+        return None
+
+    def make(logits: Tensor, rows: Tensor) -> Tensor:
+        [(v, _)] = cotangents(logits, index[rows], kind=kind, seed=seed, draws=1)
+        return v
+
+    return tuple(work.names), work.norms(masked, positions, make), tuple(work.excluded)

@@ -1,0 +1,96 @@
+"""Compiled ghost norms are those of hooks, which are checked against dense autograd."""
+
+import pytest
+import torch
+
+from raysweep.errors import RunFailedError
+from raysweep.flatness import fisher, packed
+from raysweep.flatness.fisher import input_traces
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def both(monkeypatch):
+    """Return a function that measures in both ways, and fails where the compiled one was not taken."""
+
+    def measure(model, ids, positions, **options):
+        taken = []
+        original = packed.compiled_values
+
+        def noted(*given):
+            taken.append(original(*given))
+            return taken[-1]
+
+        monkeypatch.setattr(fisher, "compiled_values", noted)
+        compiled = input_traces(model, ids, positions, **options)
+        assert taken[0] is not None
+        monkeypatch.setattr(fisher, "compiled_values", lambda *given: None)
+        return compiled, input_traces(model, ids, positions, **options)
+
+    return measure
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("length", [3, 7, 20])
+@pytest.mark.parametrize("vectors", ["rademacher", "label"])
+def test_values_are_those_of_hooks(make_model, make_ids, both, norm, length, vectors):
+    model = make_model(norm, torch.float32, length)
+    ids, positions = make_ids(5 * length, length)
+    compiled, hooked = both(model, ids, positions, seed=3, start=11, vectors=vectors)
+    assert compiled.names == hooked.names
+    total = hooked.values.sum(dim=1, keepdim=True)
+    assert ((compiled.values - hooked.values).abs() / total).max() < 1e-5
+    assert torch.equal(compiled.keys, hooked.keys)
+    assert compiled.method == hooked.method == "ghost norms"
+
+
+def test_more_words_than_a_chunk_holds(make_model, make_ids, both, monkeypatch):
+    monkeypatch.setattr(packed, "CHUNK", 16)
+    model = make_model("pre", torch.float32, 6)
+    compiled, hooked = both(model, *make_ids(60, 6))
+    torch.testing.assert_close(compiled.values.sum(1), hooked.values.sum(1), rtol=1e-5, atol=0)
+
+
+def test_frozen_parameters_are_left_out(make_model, make_ids, both):
+    model = make_model("pre", torch.float32)
+    model.decoder.bias.requires_grad_(False)
+    model.layers[0].requires_grad_(False)
+    compiled, hooked = both(model, *make_ids(12, 4))
+    assert compiled.excluded == hooked.excluded
+    torch.testing.assert_close(compiled.values.sum(1), hooked.values.sum(1), rtol=1e-5, atol=0)
+
+
+def test_other_models_are_left_to_hooks(make_model, make_ids):
+    positions = make_ids(4, 4)[1]
+    model = make_model("pre", torch.float32)
+    assert packed.fits(model, positions, 4)
+    assert not packed.fits(make_model("pre", torch.float64), positions, 4)
+    assert not packed.fits(model, positions[:, None], 4)
+    assert not packed.fits(model, positions, packed.LONGEST + 1)
+    model.embedding_norm.eps = 1e-3
+    assert not packed.fits(model, positions, 4)
+    model.embedding_norm.eps = model.head_norm.eps
+    handle = model.layers[0].up.register_forward_hook(lambda module, given, made: 2 * made)
+    assert not packed.fits(model, positions, 4)
+    handle.remove()
+    assert packed.fits(model, positions, 4)
+
+
+def test_a_model_that_computes_otherwise_is_found_out(make_model, make_ids, monkeypatch):
+    model = make_model("pre", torch.float32).eval()
+    ids, positions = make_ids(8, 4)
+    work = packed.PackedNorms(model)
+    assert work.agrees(ids, positions)
+    monkeypatch.setattr(model.layers[0], "scale", 0.1)
+    assert not work.agrees(ids, positions)
+    with torch.no_grad():
+        model.decoder.bias.fill_(torch.nan)
+    with pytest.raises(RunFailedError, match="not finite"):
+        input_traces(model, ids, positions)
