@@ -149,7 +149,7 @@ def test_chunks_and_parts_add_up_with_dropout(monkeypatch: pytest.MonkeyPatch) -
     model, batch = make(0.2), draw(0.3)
     loss, gradients = ours(model, batch, 7, torch.float32)
     for words in (1, 40, 100):
-        monkeypatch.setattr(fused, "CHUNK", words)
+        monkeypatch.setattr(fused, "CHUNK", words * model.width)
         again, found = ours(model, batch, 7, torch.float32)
         assert again == pytest.approx(loss, rel=1e-6)
         assert_close(found, gradients, 1e-5)
@@ -167,7 +167,7 @@ def test_sentences_without_a_masked_word_add_nothing(monkeypatch: pytest.MonkeyP
     expected, wanted = LSTMOracle(model, 7).gradients(some)
     # The second time there are chunks with no masked word at all.
     for words in (10_000, 1):
-        monkeypatch.setattr(fused, "CHUNK", words)
+        monkeypatch.setattr(fused, "CHUNK", words * model.width)
         loss, gradients = ours(model, some, 7, torch.float32)
         assert loss == pytest.approx(expected, rel=1e-5)
         assert_close(gradients, wanted, 2e-5)

@@ -31,7 +31,9 @@ from raysweep.models.fused.weights import Matrix, Vector, Weights, array, cut_of
 from raysweep.models.lstm import LSTM, LSTMLayer
 from raysweep.seeding import derive
 
-CHUNK = 4096  # words: with fewer, products are too small to be fast; with more, memory is slower than cache
+#: Numbers in the hidden states of a chunk, words times width: with fewer, the products of a step are too
+#: small to be fast; with more, activations take more memory.
+CHUNK = 2**21
 
 
 @dataclass(frozen=True)
@@ -265,4 +267,5 @@ def masked_loss(model: LSTM, words: MaskedWords, *, seed: int, dtype: torch.dtyp
     def loss(weights: LSTMWeights, chunk: Chunk) -> float:
         return _Pass(model, weights, chunk, seed).loss(1 / words.count)
 
-    return differentiable(model, words, CHUNK, lambda: LSTMWeights(model, dtype), loss)
+    size = max(1, CHUNK // model.width)
+    return differentiable(model, words, size, lambda: LSTMWeights(model, dtype), loss)
