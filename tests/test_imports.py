@@ -17,7 +17,7 @@ LIGHT = [
     *("sweep", "report"),
 ]
 
-BASE = {"seeding", "registry", "errors"}
+BASE = {"seeding", "registry", "errors", "simd"}
 KINDS = {"languages", "models", "algorithms"} | BASE
 MEASURES = {"training", "downstream", "flatness"} | KINDS
 SWEEP = {"sweep", "evaluation"} | MEASURES
@@ -26,6 +26,7 @@ MAY = {
     "errors": set(),
     "registry": {"errors"},
     "seeding": {"errors"},
+    "simd": set(),
     "languages": BASE,
     "models": {"languages"} | BASE,
     "algorithms": {"languages", "models"} | BASE,
