@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,9 @@ from raysweep.models.encoder import Encoder
 
 #: Words of a chunk, and the longest sentence for which sums over pairs of words are the cheapest way.
 CHUNK, LONGEST = 2048, 32
+
+#: Models that have been compared with autograd: what they compute is their class's, whatever their weights.
+_agreed: WeakSet[nn.Module] = WeakSet()
 
 #: Makes a cotangent [B, V] of logits [B, V] at the inputs of these row numbers [B].
 Maker = Callable[[Tensor, Tensor], Tensor]
@@ -106,18 +110,23 @@ def compiled_values(
     """Return (names, values [n, P], excluded) of inputs with one random vector each, or None.
 
     None where the compiled passes are not made for it, or are not quite autograd's: then it is for
-    `raysweep.flatness.ghost`, whose values are the same up to rounding.
+    `raysweep.flatness.ghost`, whose values are the same up to rounding.  A model is compared once; raises
+    `RunFailedError` for values that are not finite.
     """
     kind, draws, seed, _ = drawn
     if kind == "exact" or draws > 1 or not fits(model, positions, int(lengths.max())):
         return None
     work = PackedNorms(model)
-    ends = lengths.argsort(stable=True)[[0, -1]]
-    if not work.agrees(masked[ends], positions[ends]):
-        return None
+    if model not in _agreed:
+        ends = lengths.argsort(stable=True)[[0, -1]]
+        if not work.agrees(masked[ends], positions[ends]):
+            return None
+        _agreed.add(model)
 
     def make(logits: Tensor, rows: Tensor) -> Tensor:
         [(v, _)] = cotangents(logits, index[rows], kind=kind, seed=seed, draws=1)
         return v
 
-    return tuple(work.names), work.norms(masked, positions, make), tuple(work.excluded)
+    values = work.norms(masked, positions, make)
+    require_finite(values)
+    return tuple(work.names), values, tuple(work.excluded)

@@ -94,3 +94,14 @@ def test_a_model_that_computes_otherwise_is_found_out(make_model, make_ids, monk
         model.decoder.bias.fill_(torch.nan)
     with pytest.raises(RunFailedError, match="not finite"):
         input_traces(model, ids, positions)
+
+
+def test_a_model_that_diverges_later_is_an_error_too(make_model, make_ids):
+    model = make_model("pre", torch.float32)
+    ids, positions = make_ids(8, 4)
+    input_traces(model, ids, positions)
+    assert model in packed._agreed
+    with torch.no_grad():
+        model.decoder.bias.fill_(torch.nan)
+    with pytest.raises(RunFailedError, match="not finite"):
+        input_traces(model, ids, positions)
