@@ -56,8 +56,10 @@ class DescentConfig(Evaluation):
     @model_validator(mode="after")
     def _steps_are_whole(self) -> DescentConfig:
         for name in ("lrs", "batches"):
-            if len(set(getattr(self, name))) < len(getattr(self, name)):
-                raise ValueError(f"{name}: {list(getattr(self, name))} holds a value twice; leave one out")
+            # As they stand in the names of metrics.
+            values = [f"{value:g}" for value in getattr(self, name)]
+            if len(set(values)) < len(values):
+                raise ValueError(f"{name}: {', '.join(values)} holds a value twice; leave one out")
         steps = self.time / self.points / max(self.lrs) ** 2
         if steps < 1:
             raise ValueError(

@@ -11,6 +11,9 @@ The two neurons are right as soon as both signs of g* have been seen, so their e
 
 The paper has them fail with probability at most 2^−n, which forgets the strings with g* = 0: these say
 nothing, and only (1 − p_0)/2 < 1/2 of all strings have a given sign.
+
+What random features lack is transfer of the features: their number of examples grows with T.  With the output
+weights of pre-training, which are fitted to many more sentences, they too are right downstream.
 """
 
 from __future__ import annotations

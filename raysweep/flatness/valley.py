@@ -56,7 +56,7 @@ class Valley:
 
     @classmethod
     def of(cls, model: MaskedLM, population: Population) -> tuple[Valley, Tensor]:
-        """Return the valley of a model on a population, and the model's own parameters [p] in float64.
+        """Return the valley of a model on a population, and its trainable parameters [p] in float64.
 
         f is the model's distribution among the language's words: what its softmax gives to ids that are no
         words could vanish only at infinite weights.  Dropout is off; the model stays as it is.  Raises
@@ -77,17 +77,17 @@ class Valley:
         module = copy.deepcopy(model).double().cpu().eval()
         module.tie()
         _write_out(module)
-        shapes = {name: p.shape for name, p in module.named_parameters()}
-        sizes = [shape.numel() for shape in shapes.values()]
+        free = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
+        sizes = [p.numel() for p in free.values()]
         words = population.truth.shape[1]
 
         def log_probs(theta: Tensor) -> Tensor:
             parts = theta.split(sizes)
-            values = {n: part.view(shapes[n]) for n, part in zip(shapes, parts, strict=True)}
+            values = {n: part.view_as(free[n]) for n, part in zip(free, parts, strict=True)}
             logits = functional_call(module, values, (population.masked, population.positions))
             return logits[:, :words].log_softmax(dim=-1)
 
-        theta = torch.cat([p.detach().flatten() for p in module.parameters()])
+        theta = torch.cat([p.flatten() for p in free.values()])
         return cls(log_probs, population.weights, population.truth), theta
 
     def excess_loss(self, theta: Tensor) -> Tensor:
@@ -127,9 +127,10 @@ class Valley:
         open_ = torch.arange(len(rows))
         for _ in range(_MOST_STEPS):
             J, r = vmap(self._jacobian)(rows[open_])
-            far = r.square().sum(dim=-1) > BOTTOM
+            # What is not a number has not arrived.
+            far = ~(r.square().sum(dim=-1) <= BOTTOM)
             open_, J, r = open_[far], J[far], r[far]
-            if not len(open_):
+            if not len(open_) or not bool(J.isfinite().all() and r.isfinite().all()):
                 break
             step = (J.mT @ _solve(J @ J.mT, r)[..., None])[..., 0]
             rows[open_] = self._shortened(rows[open_], step)

@@ -89,14 +89,10 @@ def _wide(frame: pd.DataFrame, metrics: list[str]) -> pd.DataFrame:
         cell[row["metric"] + "_se"] = row["standard_error"]
     columns = [*heads, "step", *(name for m in metrics for name in (m, f"{m}_se"))]
     table = pd.DataFrame(list(cells.values()), columns=list(dict.fromkeys(columns)))
-    for name in columns[len(heads) :]:
-        table[name] = table[name].astype(float)
-    table["parameters"] = table["parameters"].astype(float)
-    table["step"] = table["step"].astype(int)
-    for metric in metrics:
-        # A number that is not finite was measured and cannot be drawn or ranked.
-        table[metric] = table[metric].replace([np.inf, -np.inf], np.nan)
-    table["variant"] = _variants(table, axes)
+    table = table.astype(dict.fromkeys([*columns[len(heads) :], "parameters"], float) | {"step": int})
+    # A number that is not finite was measured and cannot be drawn or ranked.
+    table = table.replace(dict.fromkeys(metrics, {np.inf: np.nan, -np.inf: np.nan}))
+    table = pd.concat([table, _variants(table, axes).rename("variant")], axis=1)
     return table.sort_values(
         ["parameters", "model", "variant", "run_id", "step"], kind="stable", ignore_index=True
     )

@@ -101,7 +101,7 @@ def descent(frame: pd.DataFrame) -> Drawn | None:
         shown = groups[:_MOST_PANELS]
         figure = Figure(figsize=(WIDTH, 0.5 + 2.5 * len(shown)), layout="constrained")
         panels = figure.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0]
-        for axes, ((run_id, step), part) in zip(panels, shown, strict=True):
+        for axes, (_, part) in zip(panels, shown, strict=True):
             plain(axes)
             ode = part[part["what"] == "predicted"].sort_values("time_per_batch")
             axes.plot(ode["time_per_batch"], ode["value"], color=INK, linewidth=1.2, label="ODE")
@@ -121,7 +121,7 @@ def descent(frame: pd.DataFrame) -> Drawn | None:
             linear_axis(axes.xaxis, [0.0, *part["time_per_batch"]])
             linear_axis(axes.yaxis, list(part["value"]))
             axes.set_ylabel("trace (nats)")
-            axes.set_title(f"{run_id}, step {step}", fontsize=8, color=MUTED, loc="left")
+            axes.set_title(_place(part), fontsize=8, color=MUTED, loc="left")
         legend = panels[0].legend(frameon=False, fontsize=8, labelcolor=INK)
         legend.get_frame().set_facecolor("none")
         panels[-1].set_xlabel("steps · lr² / batch size")
@@ -129,6 +129,12 @@ def descent(frame: pd.DataFrame) -> Drawn | None:
     keep = ["run_id", "step", "what", "lr", "batch", "time", "time_per_batch", "value", "standard_error", "n"]
     text = f"trace under SGD beside the ODE's prediction, {len(rates)} rates and {len(batches)} batch sizes"
     return Drawn(svg, text, table[keep])
+
+
+def _place(part: pd.DataFrame) -> str:
+    """Return what model, seed and step the rows of a checkpoint are of."""
+    row = part.iloc[0]
+    return f"{row['model']}, seed {row['seed']}, step {row['step']:,}"
 
 
 def brackets(frame: pd.DataFrame) -> Drawn | None:
