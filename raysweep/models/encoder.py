@@ -30,11 +30,9 @@ from raysweep.languages.base import Language
 from raysweep.models import packed
 from raysweep.models.base import DrawnConfig, MaskedLM, MaskedWords, total_vocabulary
 from raysweep.models.dropout import Dropout
-from raysweep.models.precision import multiplies_bfloat16
 from raysweep.models.shapes import Shape
 
 INITIAL_STD = 0.02  # of all matrices and embeddings, as in BERT
-WIDE = 64  # from this width on a processor trains faster with products in bfloat16
 # Whose sums come out the same each time (see raysweep.models.packed), the second where the first cannot.
 _ATTENTIONS = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
@@ -195,6 +193,8 @@ class Encoder(MaskedLM):
     Attributes beside those of `MaskedLM`: `shape`, `norm`, and `checkpointing`, which may be set at any time.
     """
 
+    wide = 64
+
     def __init__(
         self,
         shape: Shape,
@@ -240,11 +240,6 @@ class Encoder(MaskedLM):
                     module.weight.normal_(std=INITIAL_STD, generator=generator)
                 if isinstance(module, nn.Linear):
                     module.bias.zero_()
-
-    def precision(self, device: torch.device) -> torch.dtype:
-        if device.type == "cpu" and self.width >= WIDE and multiplies_bfloat16(device):
-            return torch.bfloat16
-        return super().precision(device)
 
     @property
     def fused(self) -> bool:

@@ -29,10 +29,8 @@ from torch import Tensor, nn
 from raysweep.languages.base import Language
 from raysweep.models.base import DrawnConfig, MaskedLM, MaskedWords, total_vocabulary
 from raysweep.models.dropout import Dropout
-from raysweep.models.precision import multiplies_bfloat16
 
 EMBEDDING_STD = 1.0  # as PyTorch's own; with BERT's 0.02 hardly anything reaches the upper layers
-WIDE = 32  # from this width on a processor trains faster with products in bfloat16
 
 
 class LSTMShape(NamedTuple):
@@ -130,6 +128,8 @@ class LSTMLayer(nn.Module):
 class LSTM(MaskedLM):
     """The bidirectional LSTM; see the module's docstring for its equations."""
 
+    wide = 32
+
     def __init__(
         self,
         shape: LSTMShape,
@@ -160,11 +160,6 @@ class LSTM(MaskedLM):
         self.decoder.bias.zero_()
         for parameter in self.layers.parameters():
             parameter.uniform_(-bound, bound, generator=generator)
-
-    def precision(self, device: torch.device) -> torch.dtype:
-        if device.type == "cpu" and self.width >= WIDE and multiplies_bfloat16(device):
-            return torch.bfloat16
-        return super().precision(device)
 
     @property
     def fused(self) -> bool:
