@@ -91,7 +91,7 @@ def _wide(frame: pd.DataFrame, metrics: list[str]) -> pd.DataFrame:
     table = pd.DataFrame(list(cells.values()), columns=list(dict.fromkeys(columns)))
     table = table.astype(dict.fromkeys([*columns[len(heads) :], "parameters"], float) | {"step": int})
     # A number that is not finite was measured and cannot be drawn or ranked.
-    table = table.replace(dict.fromkeys(metrics, {np.inf: np.nan, -np.inf: np.nan}))
+    table = table.replace({metric: {np.inf: np.nan, -np.inf: np.nan} for metric in metrics})
     table = pd.concat([table, _variants(table, axes).rename("variant")], axis=1)
     return table.sort_values(
         ["parameters", "model", "variant", "run_id", "step"], kind="stable", ignore_index=True
