@@ -93,9 +93,11 @@ def _wide(frame: pd.DataFrame, metrics: list[str]) -> pd.DataFrame:
     # A number that is not finite was measured and cannot be drawn or ranked.
     table = table.replace({metric: {np.inf: np.nan, -np.inf: np.nan} for metric in metrics})
     table = pd.concat([table, _variants(table, axes).rename("variant")], axis=1)
-    return table.sort_values(
+    table = table.sort_values(
         ["parameters", "model", "variant", "run_id", "step"], kind="stable", ignore_index=True
     )
+    # Columns that each were given their type lie apart; a copy lays them together.
+    return table.copy()
 
 
 def _variants(table: pd.DataFrame, axes: list[str]) -> pd.Series:
