@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from raysweep.engine import Results, launch
     from raysweep.engine.tuner import tuner
-    from raysweep.flatness import TraceEstimate, fisher_trace
+    from raysweep.flatness import (
+        Contrast,
+        HessianEstimate,
+        HuggingFaceMaskedLM,
+        TraceEstimate,
+        compare,
+        fisher_trace,
+        hessian_trace,
+    )
     from raysweep.languages import Language
     from raysweep.languages.causal_lm import CausalLM
     from raysweep.languages.corpus import Corpus
@@ -30,15 +38,20 @@ __all__ = [
     "HMM",
     "PCFG",
     "CausalLM",
+    "Contrast",
     "Corpus",
     "Dyck",
+    "HessianEstimate",
+    "HuggingFaceMaskedLM",
     "Language",
     "Results",
     "Sweep",
     "TraceEstimate",
+    "compare",
     "enlarge",
     "fisher_trace",
     "from_huggingface",
+    "hessian_trace",
     "launch",
     "load_model",
     "load_sweep",
@@ -50,15 +63,20 @@ _HOMES = {
     "HMM": "raysweep.languages.hmm",
     "PCFG": "raysweep.languages.pcfg",
     "CausalLM": "raysweep.languages.causal_lm",
+    "Contrast": "raysweep.flatness",
     "Corpus": "raysweep.languages.corpus",
     "Dyck": "raysweep.languages.dyck",
+    "HessianEstimate": "raysweep.flatness",
+    "HuggingFaceMaskedLM": "raysweep.flatness",
     "Language": "raysweep.languages",
     "Results": "raysweep.engine",
     "Sweep": "raysweep.sweep",
     "TraceEstimate": "raysweep.flatness",
+    "compare": "raysweep.flatness",
     "enlarge": "raysweep.models",
     "fisher_trace": "raysweep.flatness",
     "from_huggingface": "raysweep.models",
+    "hessian_trace": "raysweep.flatness",
     "launch": "raysweep.engine",
     "load_model": "raysweep.training",
     "load_sweep": "raysweep.sweep",

@@ -20,6 +20,7 @@ from raysweep.training.throughput import best_seconds, product_flops
 PACKAGES = (
     *("raysweep", "torch", "numpy", "numba", "transformers"),
     *("hmmlearn", "nltk", "torch-struct", "dynamax", "jax"),
+    *("opacus", "curvlinops-for-pytorch"),
 )
 
 
