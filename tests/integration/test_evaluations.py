@@ -22,6 +22,7 @@ def records(storage: Path, pattern: str) -> list[dict]:
     return [json.loads(path.read_text()) for path in sorted(found)]
 
 
+@pytest.mark.slow
 def test_overlap_then_damage(raysweep: Run, tmp_path: Path) -> None:
     storage = tmp_path / "results"
     data = changed(

@@ -143,6 +143,7 @@ def test_dry_run_starts_nothing(raysweep: Run, tmp_path: Path) -> None:
     assert not storage.exists()
 
 
+@pytest.mark.slow
 def test_a_second_launch_is_refused(command: Callable, raysweep: Run, tmp_path: Path) -> None:
     storage = tmp_path / "results"
     file = write(tmp_path / "tiny.yaml", TINY)

@@ -50,13 +50,16 @@ def test_checkpointing_is_no_other_run_and_the_vocabulary_is(tmp_path: Path) -> 
     assert sweep.runs[1].run_id.startswith("16-1-1-32-faithful-adamw")
 
 
-def test_a_trace_of_lstms_is_refused_at_its_place(tmp_path: Path) -> None:
+def test_encoders_and_lstms_stand_in_one_sweep_with_a_trace(tmp_path: Path) -> None:
     text = "evaluate: {excess_loss: {}, trace: {}}\ninclude: [{model: {kind: lstm, shape: 8/1}}]\n"
+    assert [run.model.kind for run in load(tmp_path, text).runs] == ["encoder", "lstm"]
+
+
+def test_a_trace_of_what_cannot_be_enlarged_is_refused_at_its_place(tmp_path: Path) -> None:
+    text = "evaluate: {trace: {enlarged_to: 24/1/2/64}}\ninclude: [{model: {kind: lstm, shape: 8/1}}]\n"
     with pytest.raises(ConfigError) as caught:
         load(tmp_path, text)
-    [line] = str(caught.value).splitlines()
-    assert ":6:29: evaluate.trace: cannot be measured of a model of kind 'lstm'" in line
-    assert line.endswith("leave the trace out, or give these models a sweep of their own")
+    assert "evaluate.trace.enlarged_to" in str(caught.value)
 
 
 TEXT = """\
