@@ -17,6 +17,7 @@ from raysweep.languages import PCFG
 from raysweep.languages.base import Language
 from raysweep.models.base import MaskedLM
 from raysweep.models.encoder import EncoderConfig
+from raysweep.models.precision import Precision
 from raysweep.training.ahead import drawn
 from raysweep.training.config import PretrainConfig
 from raysweep.training.data import Batch, World, batches, chunks
@@ -37,11 +38,12 @@ class Work:
     device: Device
     algorithm: AdamWConfig = field(default_factory=AdamWConfig)
     language: Language = field(default_factory=PCFG.random)
+    precision: Precision = "auto"
 
     @property
     def pretrain(self) -> PretrainConfig:
         """The training that the steps are the first of: one masked word a sentence."""
-        return PretrainConfig(steps=self.steps, batch_size=self.batch_size)
+        return PretrainConfig(steps=self.steps, batch_size=self.batch_size, precision=self.precision)
 
     def encoder(self, dropout: float) -> EncoderConfig:
         """Return the configuration of the model."""
