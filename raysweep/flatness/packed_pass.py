@@ -103,12 +103,13 @@ class GhostPass(_Pass):
         y, y_array = w.low(N, D)
         kernels.embed(
             chunk.ids, chunk.at, chunk.place, w.token_values, w.positions.value,
-            first_norm[0].value, first_norm[1].value, self.eps, self.sites[0], 0, stats0, r, y_array,
+            first_norm[0].value, first_norm[1].value, w.embedding_norm.eps, self.sites[0], 0,
+            stats0, r, y_array,
         )  # fmt: skip
         embedded, stats1 = r, np.empty((N, 2), np.float32)
         if not self.post:
             norm = w.layers[0].attention_norm
-            kernels.norm(r, norm.weight.value, norm.bias.value, self.eps, stats1, y_array)
+            kernels.norm(r, norm.weight.value, norm.bias.value, norm.eps, stats1, y_array)
         kept = []
         for k in range(len(w.layers)):
             r, y, keep = self._layer(k, r, y)
@@ -171,7 +172,7 @@ class GhostPass(_Pass):
         return super()._junction_backward(d, d_y, s, stats, shift, norm, k, site)
 
     def _norm_name(self, k: int, site: int) -> str:
-        """Return the name of the LayerNorm behind a sublayer of layer k, as `_norms` gives it."""
+        """Return the name of the LayerNorm behind a sublayer of layer k, `EncoderWeights.behind`."""
         if self.post:
             return f"layers.{k}.{'attention_norm' if site == 1 else 'mlp_norm'}"
         if site == 1:
@@ -184,7 +185,7 @@ class GhostPass(_Pass):
         z = w.dense.apply(y)
         t, stats = torch.empty_like(z), np.empty((len(z), 2), np.float32)
         kernels.transform(
-            array(z), w.dense_bias.value, norm.weight.value, norm.bias.value, self.eps, stats, array(t)
+            array(z), w.dense_bias.value, norm.weight.value, norm.bias.value, norm.eps, stats, array(t)
         )
         logits = w.tokens.apply(t).add_(torch.from_numpy(w.decoder_bias.value))
         v = self._make(logits, self._rows).contiguous()

@@ -188,7 +188,8 @@ class Encoder(MaskedLM):
     """The encoder; see the module's docstring for its equations.
 
     Every parameter belongs to a plain `nn.Linear`, `nn.LayerNorm` or `nn.Embedding` that is called as a
-    module, so that hooks see all of the computation.
+    module, so that hooks see all of the computation; in `masked_loss` on a processor none is called.  A
+    subclass trains through its own `forward` and `logits_at`, unless it says otherwise by `fused` or `packs`.
 
     Attributes beside those of `MaskedLM`: `shape`, `norm`, and `checkpointing`, which may be set at any time.
     """
@@ -244,12 +245,12 @@ class Encoder(MaskedLM):
     @property
     def fused(self) -> bool:
         weight = self.token_embedding.weight
-        return weight.device.type == "cpu" and weight.dtype == torch.float32
+        return type(self) is Encoder and weight.device.type == "cpu" and weight.dtype == torch.float32
 
     @property
     def packs(self) -> bool:
         """Whether `masked_loss` lays sentences side by side (`raysweep.models.packed`)."""
-        return self.token_embedding.weight.is_cuda
+        return type(self) is Encoder and self.token_embedding.weight.is_cuda
 
     def masked_loss(self, words: MaskedWords, *, seed: int, dtype: torch.dtype) -> Tensor:
         if self.fused:

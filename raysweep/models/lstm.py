@@ -164,7 +164,7 @@ class LSTM(MaskedLM):
     @property
     def fused(self) -> bool:
         weight = self.token_embedding.weight
-        return weight.device.type == "cpu" and weight.dtype == torch.float32
+        return type(self) is LSTM and weight.device.type == "cpu" and weight.dtype == torch.float32
 
     def masked_loss(self, words: MaskedWords, *, seed: int, dtype: torch.dtype) -> Tensor:
         if not self.fused:

@@ -12,7 +12,7 @@ from fused_oracle import LANGUAGE, Oracle, assert_close, distance, draw
 from torch import Tensor
 
 from raysweep.errors import DataError
-from raysweep.models import EncoderConfig, LSTMConfig
+from raysweep.models import LSTM, EncoderConfig, LSTMConfig, MaskedLM
 from raysweep.models.encoder import Encoder
 from raysweep.models.fused import encoder as fused
 from raysweep.models.precision import multiplies_bfloat16
@@ -185,6 +185,33 @@ def test_dropout_is_keyed_and_of_its_rate() -> None:
     error = math.sqrt((np.var(found) + np.var(wanted)) / 200)
     assert abs(np.mean(found) - np.mean(wanted)) < 4 * error
     assert np.std(found) == pytest.approx(np.std(wanted), rel=0.3)
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_every_layernorm_has_its_own_epsilon(norm: str) -> None:
+    """As in an enlarged model, where that of the embedding is another."""
+    model, batch = make(norm=norm), draw(0.4)
+    norms = [module for module in model.modules() if isinstance(module, torch.nn.LayerNorm)]
+    for k, module in enumerate(norms, start=1):
+        module.eps = 0.3 * k
+    parameters = dict(model.named_parameters())
+    expected = super(Encoder, model).masked_loss(batch, seed=0, dtype=torch.float32)
+    wanted = dict(zip(parameters, torch.autograd.grad(expected, list(parameters.values())), strict=True))
+    loss, found = ours(model, batch, 0, torch.float32)
+    assert loss == pytest.approx(expected.item(), rel=1e-6)
+    assert_close(found, wanted, 1e-5)
+
+
+@pytest.mark.parametrize("kind", [Encoder, LSTM])
+def test_what_a_subclass_computes_is_what_is_trained(kind: type[MaskedLM]) -> None:
+    model = make() if kind is Encoder else LSTMConfig(shape="16/2", dropout=0.0).build(LANGUAGE, seed=0)
+    batch = draw()
+    before = model.masked_loss(batch, seed=0, dtype=torch.float32).item()
+    # Another temperature, the weights being the same.
+    model.__class__ = type("Other", (kind,), {"head": lambda model, x: 3.0 * kind.head(model, x)})
+    wanted = F.cross_entropy(model(batch.ids, batch.index), batch.targets).item()
+    assert model.masked_loss(batch, seed=0, dtype=torch.float32).item() == pytest.approx(wanted, rel=1e-6)
+    assert wanted != pytest.approx(before, rel=1e-3)
 
 
 def test_frozen_parameters_have_no_gradient() -> None:

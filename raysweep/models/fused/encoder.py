@@ -34,10 +34,11 @@ _NOTHING = np.empty((0, 0), dtype=np.float32)
 
 @dataclass(frozen=True)
 class Norm:
-    """A LayerNorm's two vectors."""
+    """A LayerNorm's two vectors, and its epsilon, which an enlarged model's are not alike in."""
 
     weight: Vector
     bias: Vector
+    eps: np.float32
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Layer:
 
 @dataclass
 class Kept:
-    """What the backward pass of a layer needs, by the names of `_Pass.layer`."""
+    """What the backward pass of a layer needs, by the names of `_Pass._layer`."""
 
     y: Tensor
     asking: Tensor
@@ -83,14 +84,19 @@ class EncoderWeights(Weights):
         self.positions = self._vector(model.position_embedding.weight)
         self.embedding_norm = self._norm(model.embedding_norm)
         self.layers = [self._layer(cast(EncoderLayer, layer)) for layer in model.layers]
-        self.final_norm = None if model.final_norm is None else self._norm(model.final_norm)
+        #: The LayerNorms behind the two sublayers of each layer: its own, or the next to come.
+        self.behind = [(layer.attention_norm, layer.mlp_norm) for layer in self.layers]
+        if model.final_norm is not None:
+            entering = [*(layer.attention_norm for layer in self.layers[1:]), self._norm(model.final_norm)]
+            own = [layer.mlp_norm for layer in self.layers]
+            self.behind = list(zip(own, entering, strict=True))
         self.dense, self.dense_bias = self._linear(model.head_dense)
         self.head_norm = self._norm(model.head_norm)
         self.decoder_bias = self._vector(model.decoder.bias)
         self.token_values = array(model.token_embedding.weight)
 
     def _norm(self, module: nn.LayerNorm) -> Norm:
-        return Norm(self._vector(module.weight), self._vector(module.bias))
+        return Norm(self._vector(module.weight), self._vector(module.bias), np.float32(module.eps))
 
     def _layer(self, layer: EncoderLayer) -> Layer:
         three: list[nn.Linear] = [layer.query, layer.key, layer.value]
@@ -125,7 +131,6 @@ class _Pass:
         self.weights, self.chunk = weights, chunk
         self.post = model.norm == "post"
         self.heads, self.width = model.shape.heads, model.width
-        self.eps = np.float32(model.embedding_norm.eps)
         self.cut = cut_of(model.dropout.p) if model.training else 0
         self.stride = (model.max_length + 3) // 4
         # The streams of the sites: the embedding's, and three a layer.
@@ -139,13 +144,13 @@ class _Pass:
         y, y_array = self.weights.low(N, D)
         kernels.embed(
             chunk.ids, chunk.at, chunk.place, w.token_values, w.positions.value,
-            w.embedding_norm.weight.value, w.embedding_norm.bias.value, self.eps, self.sites[0], self.cut,
-            stats0, r, y_array,
+            w.embedding_norm.weight.value, w.embedding_norm.bias.value, w.embedding_norm.eps,
+            self.sites[0], self.cut, stats0, r, y_array,
         )  # fmt: skip
         embedded, first_stats = r, _float(N, 2)
         if not self.post:
             first = w.layers[0].attention_norm
-            kernels.norm(r, first.weight.value, first.bias.value, self.eps, first_stats, y_array)
+            kernels.norm(r, first.weight.value, first.bias.value, first.eps, first_stats, y_array)
         kept = []
         for k in range(len(w.layers)):
             r, y, keep = self._layer(k, r, y)
@@ -169,20 +174,10 @@ class _Pass:
         )  # fmt: skip
         return total
 
-    def _norms(self, k: int) -> tuple[Norm, Norm]:
-        """Return the LayerNorms behind the two sublayers of layer k: its own, or the next to come."""
-        layer = self.weights.layers[k]
-        if self.post:
-            return layer.attention_norm, layer.mlp_norm
-        last = k + 1 == len(self.weights.layers)
-        after = self.weights.final_norm if last else self.weights.layers[k + 1].attention_norm
-        assert after is not None
-        return layer.mlp_norm, after
-
     def _layer(self, k: int, r: np.ndarray, y: Tensor) -> tuple[np.ndarray, Tensor, Kept]:
         """Return the residual stream and the next sublayer's input behind layer k."""
         chunk, layer, D = self.chunk, self.weights.layers[k], self.width
-        one, two = self._norms(k)
+        one, two = self.weights.behind[k]
         last = k + 1 == len(self.weights.layers)
         if last:
             asking = y[torch.from_numpy(chunk.masked)]
@@ -211,7 +206,7 @@ class _Pass:
         y, y_array = self.weights.low(*r.shape)
         kernels.junction(
             r, array(o), shift.value, self._places(k), self.sites[3 * k + 1 + site], self.cut,
-            norm.weight.value, norm.bias.value, self.eps, s, stats, out, y_array,
+            norm.weight.value, norm.bias.value, norm.eps, s, stats, out, y_array,
         )  # fmt: skip
         return s, stats, out if self.post else s, y
 
@@ -246,7 +241,7 @@ class _Pass:
     def _layer_backward(self, k: int, kept: Kept, d: np.ndarray, d_y: Tensor) -> tuple[np.ndarray, Tensor]:
         """Return the gradients of the residual stream and of the sublayer's input before layer k."""
         chunk, layer, D = self.chunk, self.weights.layers[k], self.width
-        one, two = self._norms(k)
+        one, two = self.weights.behind[k]
         d_m = self._junction_backward(d, d_y, kept.s2, kept.stats2, layer.down_bias, two, k, 2)
         d_g = layer.down.back(d_m, kept.g)
         kernels.gelu_backward(array(kept.u), layer.up_bias.value, array(d_g), layer.up_bias.gradient)
@@ -277,7 +272,7 @@ class _Pass:
         z = w.dense.apply(y)
         t, stats = torch.empty_like(z), _float(len(z), 2)
         kernels.transform(
-            array(z), w.dense_bias.value, norm.weight.value, norm.bias.value, self.eps, stats, array(t)
+            array(z), w.dense_bias.value, norm.weight.value, norm.bias.value, norm.eps, stats, array(t)
         )
         logits = w.tokens.apply(t)
         bias = w.decoder_bias
