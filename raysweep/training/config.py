@@ -28,7 +28,8 @@ class PretrainConfig(Config):
     token in 80 %, a uniformly drawn word in 10 % and the word itself in 10 % of the cases.  Besides the
     milestones, a state to resume from is kept every `checkpoint_every` steps (None: at milestones only).
     Matrix products are made in `precision`; `auto` is bfloat16 where hardware and size make that faster,
-    else float32.  A worker has at most `micro_batch` sentences in memory at once (None: as many as fit).
+    else float32.  A worker has at most `micro_batch` sentences in memory at once; with None its whole part of
+    a batch, or where that is too much for the GPU of a single worker, as many as fit.
     """
 
     steps: Annotated[int, Field(gt=0)]

@@ -165,18 +165,14 @@ class _Loop:
         )
         # This rank's parts of the losses of the steps since the last curve point.
         self.losses = torch.zeros(LOG_EVERY, dtype=torch.float64, device=self.device)
+        before = None
         if record is not None:
             place = disk.checkpoint_directory(self.journal.directory, record.step)
             stepper = self.stepper
             average = None if stepper.average is None else stepper.average.tensors
             state = disk.restore(place, record.files, stepper.model, stepper.optimizer, average)
             self.step, self.train_seconds, self.pending = state.step, state.train_seconds, len(state.losses)
-            if state.precision not in (None, self._precision):
-                log.warning(
-                    "trained in %s up to step %d, it goes on in %s, the faster on this machine; set "
-                    "pretrain.precision to hold a sweep to one of them",
-                    state.precision, state.step, self._precision,
-                )  # fmt: skip
+            before = state.precision
             # Those in a checkpoint are sums over ranks; one rank carries them on.
             if self.world.rank == 0:
                 self.losses[: self.pending] = torch.tensor(state.losses, dtype=torch.float64)
@@ -186,6 +182,12 @@ class _Loop:
         if self.world.size > 1:
             [[example]] = self._chunks(1, 1)
             self.stepper.connect(example)
+        if before not in (None, self._precision):
+            log.warning(
+                "trained in %s up to step %d, it goes on in %s, the faster on this machine; set "
+                "pretrain.precision to hold a sweep to one of them",
+                before, self.step, self._precision,
+            )  # fmt: skip
         self.throughput = Throughput(model, self.config, self.world, self.device, self.stepper.dtype)
         self.clock = time.monotonic()
 

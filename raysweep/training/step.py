@@ -7,7 +7,9 @@ share of it.  Where a model keys dropout by sentence (`MaskedLM.masked_loss`), i
 elsewhere it is drawn from a generator seeded by (seed, s, rank), and for a half of the batch by
 (seed, s, rank, half).  So a step depends on nothing but the state before it.
 
-A batch that is too large for the memory is worked off in parts whose gradients add up (`micro_batch`).
+A batch that is too large for the memory is worked off in parts whose gradients add up (`micro_batch`).  Where
+dropout is not keyed by sentence other parts see other masks: there a resumed run is bitwise one never
+interrupted if both have the same parts.
 
 The halves of a batch are its even and its odd sentences, counted over all ranks.
 """
@@ -98,7 +100,8 @@ class Stepper:
         self.average = None if decay is None else WeightAverage(self.model, decay)
         extra = algorithm.extra_loss(language, seed=seed, device=device)
         self.dtype = working_precision(self.model, pretrain.precision, device)
-        self._loss: nn.Module = MaskedLoss(self.model, extra, world.size, self.dtype)
+        self._masked = MaskedLoss(self.model, extra, world.size, self.dtype)
+        self._loss: nn.Module = self._masked
         #: Most sentences whose activations are in memory at once.
         self._most = pretrain.micro_batch or pretrain.batch_size
         #: Called with the name of each part of a step when it is done (`raysweep.training.timing.StepTimes`).
@@ -111,9 +114,17 @@ class Stepper:
         and with three workers or more the order of a sum depends on the layout.  A pass over `example`
         whose gradients are thrown away puts that behind us, so that a resumed run sums as one never
         interrupted.
+
+        In which precision is decided together: where `auto` is float32 for one worker it is for all.
         """
-        self._loss = DistributedDataParallel(self._loss)
-        objective, _ = self._loss(example, 1, 0)
+        plain = torch.tensor(int(self.dtype == torch.float32), device=self.device)
+        distributed.all_reduce(plain, op=distributed.ReduceOp.MAX)
+        if plain and self.dtype != torch.float32:
+            log.warning("another worker has no instructions for bfloat16: all of them train in float32")
+            self.dtype = self._masked.dtype = torch.float32
+        self._loss = DistributedDataParallel(self._masked)
+        # No more sentences than have to fit into memory at once.
+        objective, _ = self._loss(split(example, self._most)[0], 1, 0)
         torch.autograd.backward(objective)
         self.optimizer.zero_grad()
 
@@ -209,7 +220,7 @@ class Stepper:
 
     def _seed_dropout(self, seed: int) -> None:
         if self.device.type == "cpu":
-            # What torch.manual_seed does for a CPU, without the 70 microseconds of looking for others.
+            # What torch.manual_seed does for a CPU, without looking for other devices.
             torch.default_generator.manual_seed(seed)
         else:
             torch.manual_seed(seed)

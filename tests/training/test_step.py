@@ -140,6 +140,36 @@ def test_a_batch_too_large_for_the_memory_is_worked_off_in_parts(
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.parametrize("others", [torch.bfloat16, torch.float32])
+def test_workers_begin_in_one_precision_with_as_many_sentences_as_fit(
+    fakes: ModuleType, monkeypatch: pytest.MonkeyPatch, others: torch.dtype
+) -> None:
+    """This worker has bfloat16, and `others` is what the other one has."""
+    stepper = make(fakes, World(0, 2), pretrain={"micro_batch": 3})
+    stepper.dtype = stepper._masked.dtype = torch.bfloat16
+    seen: list[tuple[int, torch.dtype]] = []
+    loss = type(stepper.model).masked_loss
+
+    def masked_loss(model: MaskedLM, words: Batch, *, seed: int, dtype: torch.dtype) -> Tensor:
+        seen.append((len(words.ids), dtype))
+        return loss(model, words, seed=seed, dtype=dtype)
+
+    def largest(flag: Tensor, op: Any) -> None:
+        assert op == torch.distributed.ReduceOp.MAX
+        flag.clamp_(min=int(others == torch.float32))
+
+    monkeypatch.setattr(type(stepper.model), "masked_loss", masked_loss)
+    monkeypatch.setattr(torch.distributed, "all_reduce", largest)
+    monkeypatch.setattr("raysweep.training.step.DistributedDataParallel", lambda module: module)
+    given = fakes.arguments()
+    [batch] = batches(given["language"], given["pretrain"], seed=0, first=1, last=1, world=World(0, 2))
+    stepper.connect(batch)
+    assert len(batch.ids) == 6
+    assert seen == [(3, others)]
+    assert stepper.dtype == others
+    assert all(p.grad is None for p in stepper.model.parameters())
+
+
 class Sum(ExtraLoss):
     """Twice the sum of the decoder's bias, times the step."""
 
