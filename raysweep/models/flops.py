@@ -21,6 +21,7 @@ from raysweep.models.lstm import LSTM
 def training_flops(model: MaskedLM, lengths: Tensor, masked: Tensor) -> int | None:
     """Return the operations of training on sentences of `lengths` [n], `masked` [n] words of each hidden.
 
+    Where it matters which words are hidden, their places are drawn uniformly and the mean is returned.
     None for a model whose operations are not known; `training_flops.register` adds one.
 
     >>> import torch
@@ -53,9 +54,12 @@ def _encoder(model: Encoder, lengths: Tensor, masked: Tensor) -> int:
 def _lstm(model: LSTM, lengths: Tensor, masked: Tensor) -> int:
     """With H = D / 2 units a direction, and four gates, a sentence of T words takes forward
 
-    2 (8 T D H + 8 T H²) = 12 T D²      in each layer: inputs and states of both directions
+    2 (8 T D H + 8 T H²) = 12 T D²      in each layer but the last: inputs and states of both directions
+    12 D² · M (T + 1) / (M + 1)         in the last, which either direction reads to its last masked word
     M · 2 D V                           in the head
     """
     D, V = model.width, model.total_vocabulary
     T, M = int(lengths.sum()), int(masked.sum())
-    return 3 * (model.shape.layers * 12 * T * D * D + M * 2 * D * V)
+    # The mean of the largest of M of the numbers 1 .. T.
+    far = float((masked * (lengths + 1) / (masked + 1).double()).sum())
+    return round(3 * (12 * D * D * ((model.shape.layers - 1) * T + far) + M * 2 * D * V))
