@@ -40,8 +40,8 @@ class Backward(Protocol):
 
         With `half` 0 or 1 it is the loss of the batch's even or odd sentences alone.  The gradient is summed
         over workers, so all of them see that of the whole (half) batch; the loss (nats, detached) is not.
-        Dropout is keyed by (seed, step, worker) and by `half`: the same sentences see the same masks however
-        often they are asked for, the two halves see different ones.
+        Dropout is keyed (see `raysweep.training.step`): the same sentences see the same masks however often
+        they are asked for, the two halves see different ones.
         """
 
 

@@ -58,7 +58,7 @@ class MaskedWords(Protocol):
 
     @property
     def index(self) -> Tensor:
-        """Of each masked word row * T + position [M]; the positions [b] where `single`."""
+        """Of each masked word row * T + position [M], none twice; the positions [b] where `single`."""
 
     @property
     def targets(self) -> Tensor:

@@ -21,7 +21,7 @@ DIGITS = 10
 #: Fields of `pretrain` that say how far, how often or in what parts, not what is trained.
 EXTENT = frozenset({"steps", "milestones", "checkpoint_every", "micro_batch"})
 
-#: Values of `pretrain` that are no part of an identity: the only way there was before the field came.
+#: Values of `pretrain` that are no part of an identity, so that runs from before the field came keep theirs.
 FORMER = {"replace": "mask", "precision": "auto"}
 
 

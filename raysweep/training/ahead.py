@@ -1,9 +1,7 @@
 """Data drawn ahead of the step, off the critical path, where that pays.
 
-Beside a GPU it always does.  On processors drawing mostly takes less than a second thread costs: 2 to 3 % of
-a step of the smallest encoder of `sweeps/scaling.yaml` (16/1/2/64, batches of 256) and 0.2 % of one of
-128/2/4/512 (batches of 512), while a thread for it added 2 to 3 % to the processor time of the former and,
-with both of two cores at work, gained nothing on the wall.  So drawing goes to a thread of its own once it is
+Beside a GPU it always does.  On processors drawing mostly takes less than a second thread costs, and where
+all of them are at work a thread gains nothing on the wall.  So drawing goes to a thread of its own once it is
 seen to take a noticeable share of the time, as with sentences of a large causal model, and a processor is
 free for it.  What is drawn is the same either way.
 """

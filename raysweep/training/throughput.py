@@ -7,7 +7,7 @@ computed beyond that, such as padding or activations for a second time, raises t
 of a process, in which kernels are compiled or loaded, counts for nothing.
 
 The most that a device gives is measured rather than looked up: the best of a few products of square matrices
-in the precision and with the threads of training, once a process, in some tens of milliseconds.
+in the precision and with the threads of training, once a process.
 """
 
 from __future__ import annotations

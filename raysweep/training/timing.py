@@ -25,7 +25,7 @@ class StepTimes:
     Parts are `data` (waiting for the batch), `forward`, `backward` and `optimizer` (with all that stands
     between the gradient and the next batch); where a model makes its gradients along with the loss, forward
     and backward are one part, `forward+backward`.  Each is seconds of `clock`, on the wall by default; a GPU
-    is waited for behind every part, which costs a few percent.
+    is waited for behind every part, so the whole takes longer than it does otherwise.
     """
 
     def __init__(

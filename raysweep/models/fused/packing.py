@@ -1,7 +1,7 @@
 """Sentences of a batch one behind the other, shortest first and without padding, cut into chunks.
 
-A chunk is as many whole sentences as keep its activations in the processor's cache; its forward and backward
-pass are done before the next one's, so memory does not grow with the batch.
+A chunk is some number of whole sentences; its forward and backward pass are done before the next one's, so
+memory does not grow with the batch, and the activations of small models stay in the processor's cache.
 """
 
 from __future__ import annotations

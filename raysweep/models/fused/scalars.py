@@ -89,7 +89,7 @@ _MANTISSA = np.int32(23)
 
 @numba.njit(**INLINE)
 def exponential(x):  # type: ignore[no-untyped-def]
-    """Return e^x of a float32 x ≤ 0, to 2e-7 of itself; what is below e^-87 becomes that, and NaN stays."""
+    """Return e^x of a float32 x ≤ 0, to 4e-7 of itself; what is below e^-87 becomes that, and NaN stays."""
     x = _LOWEST if x < _LOWEST else x
     n = np.int32(x * _LOG2E - _F05)
     f = np.float32(n)
