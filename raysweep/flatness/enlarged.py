@@ -40,8 +40,9 @@ def width_factor(model: nn.Module, shape: str | Shape) -> int:
 def enlarged(traces: InputTraces, model: nn.Module, shape: str | Shape) -> InputTraces:
     """Return the inputs' values of `model` seen as an encoder of `shape`, from its own `traces`.
 
-    They equal those of `raysweep.models.enlarge(model, shape)` up to rounding.  Raises `ConfigError` for a
-    shape that cannot hold the model, or where an output bias that added layers would share is left out.
+    They equal those of `raysweep.models.enlarge(model, shape)` up to rounding.  Their spread by random test
+    vectors is not known: that of `traces` is of another sum of the parameters' parts.  Raises `ConfigError`
+    for a shape that cannot hold the model, or where an output bias that added layers would share is left out.
     """
     factor = width_factor(model, shape)
     scale = torch.tensor([_scale(model, name, factor) for name in traces.names], dtype=torch.float64)
@@ -60,7 +61,8 @@ def enlarged(traces: InputTraces, model: nn.Module, shape: str | Shape) -> Input
         place = 1 + max(i for i, name in enumerate(names) if name.startswith("layers."))
         names[place:place] = added
         values = torch.cat([values[:, :place], gradient.expand(-1, len(added)), values[:, place:]], dim=1)
-    return replace(traces, names=tuple(names), values=values)
+    spread = traces.spread if traces.drawn[0] == "exact" else None
+    return replace(traces, names=tuple(names), values=values, spread=spread)
 
 
 def _layers(model: nn.Module) -> int:

@@ -47,6 +47,17 @@ def test_estimate_of_the_enlarged_view(make_model, make_ids):
         assert part.value == pytest.approx(real.per_group[group].value, rel=1e-9)
 
 
+def test_the_spread_of_the_small_model_is_not_taken_for_the_views(make_model, make_ids):
+    model = make_model()
+    ids, positions = make_ids(40, 4)
+    small = fisher_trace(model, ids, positions, draws=3)
+    real = fisher_trace(enlarge(model, "16/4/3/24"), ids, positions, draws=3)
+    assert small.pool_standard_error != pytest.approx(real.pool_standard_error, rel=1e-2)
+    assert fisher_trace(model, ids, positions, draws=3, enlarged_to="16/4/3/24").pool_standard_error is None
+    exact = fisher_trace(model, ids, positions, vectors="exact", enlarged_to="16/4/3/24")
+    assert exact.pool_standard_error == 0
+
+
 def test_what_has_no_enlarged_view_is_refused(make_model, make_ids):
     model = make_model()
     ids, positions = make_ids(4, 4)
