@@ -168,8 +168,9 @@ class GhostNorms:
     def verify(self, ids: Tensor, positions: Tensor) -> None:
         """Compare with autograd's own gradients on `ids` [B, T] at `positions`, one backward an input.
 
-        Raises `NotCoveredError` naming the worst parameter where one differs by more than `TOLERANCE` of the
-        total, and `RunFailedError` where gradients are not finite.
+        Raises `NotCoveredError` for a parameter of an unknown module that has a gradient, and for any whose
+        norm differs by more than `TOLERANCE` of the total, naming the worst; `RunFailedError` where gradients
+        are not finite.
         """
         v = some_signs(self.forward(ids, positions), positions)
         ghost = self.norms(v)
@@ -178,12 +179,13 @@ class GhostNorms:
         require_finite(truth)
         for row in range(len(ids)):
             dense = own_norms(truth[row], self._parameters, v[row], keep=row + 1 < len(ids))
+            for k, parameter in enumerate(self._parameters):
+                # However small its share is here: it has no norm at all, and may have more elsewhere.
+                if id(parameter) in self._unknown and dense[k] > 0 and ghost[row, k] == 0:
+                    raise NotCoveredError(self._unknown[id(parameter)])
             gap = (dense - ghost[row]).abs() / dense.sum()
             if not bool((gap <= TOLERANCE[v.dtype]).all()):
                 worst = int(gap.nan_to_num(nan=torch.inf).argmax())
-                unknown = self._unknown.get(id(self._parameters[worst]))
-                if unknown is not None:
-                    raise NotCoveredError(unknown)
                 raise NotCoveredError(
                     f"the model uses {self.names[worst]} otherwise than by calling its module: squared "
                     f"gradient norm {float(dense[worst]):.6g}, but {float(ghost[row, worst]):.6g} by ghost "

@@ -97,6 +97,18 @@ def test_what_is_not_covered_is_differentiated_singly(
         assert re.search(reason, text)
 
 
+def test_an_unknown_parameter_is_found_however_small_its_share(make_model, make_ids):
+    class Nearly(Bare):
+        def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
+            return self.inner(ids, positions) * (1 + 1e-6 * self.gain)
+
+    ids, positions = make_ids(6, 4)
+    traces = input_traces(Nearly(make_model()), ids, positions, vectors="exact")
+    share = traces.values[:, traces.names.index("gain")].sum() / traces.values.sum()
+    assert 0 < share < 1e-10
+    assert "the model itself: parameters of a Nearly" in traces.reason
+
+
 def test_another_architecture_is_vectorised(make_ids, dense_traces, caplog):
     torch.manual_seed(0)
     model = Convolution().double()
