@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -34,6 +33,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from raysweep.errors import ConfigError
+from raysweep.flatness.evaluating import twice_differentiable
 from raysweep.models.base import MaskedLM
 from raysweep.seeding import signs
 
@@ -105,7 +105,8 @@ class Directions:
         Steps are [b], one a row, or [1], one for all rows where these need not stand `alone`.
         """
         if self._together and not self._checked:
-            self._check(ids[:1], positions[:1], index[:1])
+            # The longest of a pool's batch: in a sentence of one word attention says nothing.
+            self._check(ids[-1:], positions[-1:], index[-1:])
         rows = torch.arange(len(ids), device=ids.device)
         if self._together:
             yield rows, *self._hooked(ids, positions, index)
@@ -234,13 +235,3 @@ def _own(module: nn.Module) -> Iterator[nn.Parameter]:
 def _spread(rows: Tensor, like: Tensor) -> Tensor:
     """Return `rows` [B, n] with the axes between that `like` [B, ..., n] has."""
     return rows.view(len(rows), *[1] * (like.dim() - 2), rows.shape[1])
-
-
-@contextmanager
-def twice_differentiable(model: nn.Module) -> Iterator[None]:
-    """Use kernels that can be differentiated twice: cuDNN's of recurrent networks cannot."""
-    if not any(isinstance(module, nn.RNNBase) for module in model.modules()):
-        yield
-        return
-    with torch.backends.cudnn.flags(enabled=False):
-        yield

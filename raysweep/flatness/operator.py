@@ -24,8 +24,7 @@ from scipy.sparse.linalg import LinearOperator
 from torch import Tensor
 
 from raysweep.errors import RunFailedError
-from raysweep.flatness.directions import twice_differentiable
-from raysweep.flatness.evaluating import evaluating
+from raysweep.flatness.evaluating import evaluating, twice_differentiable
 from raysweep.flatness.loss import trainable
 from raysweep.flatness.pool import Pool
 from raysweep.models.base import MaskedLM

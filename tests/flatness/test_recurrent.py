@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from raysweep.flatness.evaluating import evaluating
 from raysweep.flatness.fisher import fisher_trace, input_traces
 from raysweep.flatness.ghost import GhostNorms
 from raysweep.models.lstm import LSTMConfig
@@ -89,3 +90,12 @@ def test_initial_states_are_not_known(make_ids, dense_traces):
     estimate = fisher_trace(model, ids, positions, vectors="exact")
     assert "more than one tensor" in estimate.reason
     assert estimate.value == pytest.approx(dense_traces(model, ids, positions).sum().item() / 4, rel=1e-9)
+
+
+def test_cudnn_is_left_out_only_while_a_recurrent_model_is_measured():
+    before = torch.backends.cudnn.enabled
+    with evaluating(make_lstm(3)):
+        assert not torch.backends.cudnn.enabled
+    assert torch.backends.cudnn.enabled == before
+    with evaluating(nn.Linear(1, 1)):
+        assert torch.backends.cudnn.enabled == before

@@ -17,7 +17,7 @@ from raysweep.bench.record import Figure, Goal, Peak, Timing
 from raysweep.bench.trace.subject import State, Subject, drawn, stepper_of, subject, untied
 from raysweep.evaluation.excess_loss import ExcessLossConfig
 from raysweep.evaluation.subject import ModelSubject
-from raysweep.flatness.directions import twice_differentiable
+from raysweep.flatness.evaluating import twice_differentiable
 from raysweep.flatness.fisher import input_traces
 from raysweep.flatness.ghost import GhostNorms
 from raysweep.languages.base import Estimate
