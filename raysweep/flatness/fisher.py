@@ -187,8 +187,8 @@ def fisher_trace(
     but at most twice as many as at that look, and the first look ends it at which the relative standard error
     is at most `target_rse` and nothing speaks against the normal interval.  Where the inputs run out before,
     `reached` is False.  The interval at such a stop covers what it says up to a fraction of a percentage
-    point (Chow and Robbins, "On the asymptotic theory of fixed-width sequential confidence intervals", 1965,
-    of the limit; measured in tests/flatness/test_statistics.py).
+    point (Chow and Robbins, "On the asymptotic theory of fixed-width sequential confidence intervals for the
+    mean", 1965, of the limit; measured in tests/flatness/test_statistics.py).
 
     Raises `DataError` for sentences or positions that do not fit the model, and `ConfigError` for options
     without sense, a shape that cannot hold the model, a model without trainable parameters or one whose

@@ -99,7 +99,7 @@ def hessian_trace(
     `log_probs` [n, V] in nats are the exact conditionals of the masked words (`Language.conditionals_at`);
     without them the words of `ids` are the labels.  The other arguments are those of `fisher_trace`; `draws`
     holds for both parts.  Raises `DataError` for inputs that do not fit the model, `ConfigError` for a model
-    whose gradient norms are not known.
+    without trainable parameters.
     """
     if positions is None:
         positions = draw_positions(ids, model.pad_id, seed=seed, start=start)
