@@ -22,7 +22,7 @@ from raysweep.evaluation.base import Arrays, Evaluation, Metric, Subject
 from raysweep.evaluation.sharding import draw_sentences, shard_count, shard_range
 from raysweep.evaluation.subject import ModelSubject
 from raysweep.flatness.enlarged import enlarged, width_factor
-from raysweep.flatness.estimate import doubt, effective_sample_size, ratio
+from raysweep.flatness.estimate import doubt, effective_sample_size, largest_share, ratio
 from raysweep.flatness.fisher import InputTraces, draw_positions, input_traces
 from raysweep.flatness.vectors import Vectors
 from raysweep.languages.base import Language
@@ -168,7 +168,7 @@ class TraceConfig(Evaluation):
             _metric("trace", whole.numpy(), weights),
             *(_metric(f"trace/{group}", values, weights) for group, values in groups.items()),
             Metric.number("trace_effective_inputs", effective_sample_size(whole), "inputs", n=n),
-            Metric.number("trace_largest_share", float(whole.max() / whole.sum()), "fraction", n=n),
+            Metric.number("trace_largest_share", largest_share(whole), "fraction", n=n),
             Metric.number("trace_interval_trusted", float(told is None), "1 or 0", n=n),
         ]
         if "spread" in arrays:

@@ -61,7 +61,16 @@ def parameter_group(name: str) -> str:
 
 def effective_sample_size(values: Tensor) -> float:
     """Return (Σ x)² / Σ x² of non-negative `values` [n]: n if all are equal, 1 if one is everything."""
+    if not bool(values.any()):
+        return float(len(values))
     return (values.sum().square() / values.square().sum()).item()
+
+
+def largest_share(values: Tensor) -> float:
+    """Return the share of Σ x that the largest of non-negative `values` [n] has: 1/n if all are equal."""
+    if not bool(values.any()):
+        return 1 / len(values)
+    return (values.max() / values.sum()).item()
 
 
 def ratio(values: Tensor, weights: Tensor) -> Estimate:
@@ -82,7 +91,9 @@ def doubt(values: Tensor, weights: Tensor) -> str | None:
     n = len(values)
     if n < LEAST_INPUTS:
         return f"{n} inputs are too few for a normal interval; use {LEAST_INPUTS} at least"
-    share = (values.max() / values.sum()).item()
+    if not bool(values.any()):
+        return "all values are zero: the model is certain of its words to the last digit it computes with"
+    share = largest_share(values)
     if share > LARGEST_SHARE:
         return f"one of {n} inputs makes {100 * share:.0f} % of the sum; use more inputs"
     residuals = values - values.sum() / weights.sum() * weights
@@ -173,8 +184,8 @@ class TraceEstimate:
 
     @property
     def relative_standard_error(self) -> float:
-        """The standard error as a share of the value."""
-        return self.standard_error / self.value
+        """The standard error as a share of the value; NaN for a value of 0."""
+        return self.standard_error / self.value if self.value else math.nan
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -189,7 +200,7 @@ class TraceEstimate:
     @property
     def largest_share(self) -> float:
         """The share of the sum that the largest input contributes."""
-        return (self.per_input.max() / self.per_input.sum()).item()
+        return largest_share(self.per_input)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -186,9 +186,11 @@ def fisher_trace(
     is taken in its order, looked at after 512 inputs and then after as many as the last look says are needed,
     but at most twice as many as at that look, and the first look ends it at which the relative standard error
     is at most `target_rse` and nothing speaks against the normal interval.  Where the inputs run out before,
-    `reached` is False.  The interval at such a stop covers what it says up to a fraction of a percentage
-    point (Chow and Robbins, "On the asymptotic theory of fixed-width sequential confidence intervals for the
-    mean", 1965, of the limit; measured in tests/flatness/test_statistics.py).
+    `reached` is False.  In the limit of small targets the interval at such a stop covers what it says (Chow
+    and Robbins, "On the asymptotic theory of fixed-width sequential confidence intervals for the mean",
+    1965); its coverage is measured in tests/flatness/test_statistics.py.  Where single inputs' values are
+    very skewed and the target is reached at the first looks, it falls short by a few percentage points, as
+    the rule stops sooner where the standard error comes out small.
 
     Raises `DataError` for sentences or positions that do not fit the model, and `ConfigError` for options
     without sense, a shape that cannot hold the model, a model without trainable parameters or one whose

@@ -76,6 +76,31 @@ def test_a_doubtful_estimate_says_so(world, caplog):
     assert (high - low) / 2 == pytest.approx(Z95 * few.standard_error)
 
 
+def test_a_model_that_is_certain_has_a_trace_of_zero_and_no_interval(make_model, make_ids):
+    model = make_model(dtype=torch.float32)
+    with torch.no_grad():
+        model.decoder.bias[0] = 1e4
+    ids, positions = make_ids(64, 4)
+    for options in ({}, {"target_rse": 0.1}):
+        estimate = fisher_trace(model, ids, positions, **options)
+        assert (estimate.value, estimate.standard_error) == (0, 0)
+        assert math.isnan(estimate.relative_standard_error)
+        assert "all values are zero" in estimate.warning
+        assert (estimate.effective_sample_size, estimate.largest_share) == (64, 1 / 64)
+    assert estimate.reached is False
+
+
+def skewed(n, sigma):
+    generator = torch.Generator().manual_seed(3)
+    return (sigma * torch.randn(1000, n, generator=generator, dtype=torch.float64)).exp()
+
+
+@pytest.mark.parametrize(("sigma", "target", "least"), [(0.9, 0.02, 0.93), (1.2, 0.07, 0.90)])
+def test_what_skewed_values_do_to_the_rule(sigma, target, least):
+    """At a small target the interval holds what it says; at a first look it falls short, and not by more."""
+    assert least <= coverage(skewed(6000, sigma), math.exp(sigma**2 / 2), 1000, target) <= 0.97
+
+
 def test_comparison_is_that_of_paired_values(world, make_model):
     model, ids, positions, _ = world
     near, far = make_model(noise=0.15), make_model(noise=0.25)
