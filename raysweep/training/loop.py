@@ -172,7 +172,8 @@ class _Loop:
             average = None if stepper.average is None else stepper.average.tensors
             state = disk.restore(place, record.files, stepper.model, stepper.optimizer, average)
             self.step, self.train_seconds, self.pending = state.step, state.train_seconds, len(state.losses)
-            before = state.precision
+            # Before it was recorded there was no other.
+            before = state.precision or "float32"
             # Those in a checkpoint are sums over ranks; one rank carries them on.
             if self.world.rank == 0:
                 self.losses[: self.pending] = torch.tensor(state.losses, dtype=torch.float64)
@@ -182,6 +183,7 @@ class _Loop:
         if self.world.size > 1:
             [[example]] = self._chunks(1, 1)
             self.stepper.connect(example)
+        log.info("matrix products of the training are in %s", self._precision)
         if before not in (None, self._precision):
             log.warning(
                 "trained in %s up to step %d, it goes on in %s, the faster on this machine; set "

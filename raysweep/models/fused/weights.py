@@ -154,6 +154,8 @@ def differentiable(
             return total / words.count, weights
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             [(total, weights), *others] = pool.map(work, range(threads))
+        # What the pool's threads set for themselves is also what threads to come begin with.
+        torch.set_num_threads(threads)
         for more, other in others:
             total += more
             weights.add(other)
