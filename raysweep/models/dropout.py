@@ -13,7 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-_LEVELS = 2**16
+#: Levels of a draw: a mask's probability is a multiple of 2^-16.
+LEVELS = 1 << 16
+
+
+def cut_of(p: float) -> int:
+    """Return how many of the levels drop an element with probability `p` < 1."""
+    # At least one level keeps, so the scale is finite.
+    return min(round(p * LEVELS), LEVELS - 1)
 
 
 class Dropout(nn.Module):
@@ -22,8 +29,7 @@ class Dropout(nn.Module):
     def __init__(self, p: float) -> None:
         super().__init__()
         self.p = p
-        # p < 1 keeps at least one level, so the scale is finite.
-        self._dropped = min(round(p * _LEVELS), _LEVELS - 1)
+        self._dropped = cut_of(p)
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self._dropped == 0:
@@ -32,8 +38,8 @@ class Dropout(nn.Module):
             return F.dropout(x, self.p)
         draws = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
         levels = draws.view(torch.int16)[: x.numel()].view(x.shape)
-        keep = (levels >= self._dropped - _LEVELS // 2).to(x.dtype)
-        return x * keep.mul_(_LEVELS / (_LEVELS - self._dropped))
+        keep = (levels >= self._dropped - LEVELS // 2).to(x.dtype)
+        return x * keep.mul_(LEVELS / (LEVELS - self._dropped))
 
     def extra_repr(self) -> str:
         return f"p={self.p}"

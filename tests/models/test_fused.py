@@ -214,6 +214,14 @@ def test_what_a_subclass_computes_is_what_is_trained(kind: type[MaskedLM]) -> No
     assert wanted != pytest.approx(before, rel=1e-3)
 
 
+def test_gradients_are_given_out_once() -> None:
+    model, batch = make(), draw()
+    loss = model.masked_loss(batch, seed=0, dtype=torch.float32)
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="compute the loss again"):
+        loss.backward()
+
+
 def test_frozen_parameters_have_no_gradient() -> None:
     model, batch = make(), draw()
     model.position_embedding.weight.requires_grad_(False)

@@ -12,7 +12,8 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from raysweep.models.fused.scalars import COMPILED, LEVELS, draw, exponential, load, normal, save
+from raysweep.models.dropout import LEVELS
+from raysweep.models.fused.scalars import COMPILED, draw, exponential, load, normal, save
 
 _F0, _F1 = np.float32(0.0), np.float32(1.0)
 

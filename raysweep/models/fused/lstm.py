@@ -25,9 +25,10 @@ import torch
 from torch import Tensor, nn
 
 from raysweep.models.base import MaskedWords
+from raysweep.models.dropout import cut_of
 from raysweep.models.fused import kernels, recurrent
 from raysweep.models.fused.packing import Chunk
-from raysweep.models.fused.weights import Matrix, Vector, Weights, array, cut_of, differentiable
+from raysweep.models.fused.weights import Matrix, Vector, Weights, array, differentiable
 from raysweep.models.lstm import LSTM, LSTMLayer
 from raysweep.seeding import derive
 

@@ -120,9 +120,6 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _M1, _M2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _S30, _S27, _S31 = np.uint64(30), np.uint64(27), np.uint64(31)
 
-#: Levels of a draw: a mask's probability is a multiple of 2^-16.
-LEVELS = 1 << 16
-
 
 @numba.njit(**INLINE)
 def mixed(x):  # type: ignore[no-untyped-def]

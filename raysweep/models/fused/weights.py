@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from raysweep.models.base import MaskedLM, MaskedWords
 from raysweep.models.fused.packing import Chunk, packed
-from raysweep.models.fused.scalars import LEVELS
 
 _LARGE = 4096  # words of a vocabulary
 
@@ -28,11 +27,6 @@ def array(tensor: Tensor) -> np.ndarray:
     """Return a tensor's memory as the kernels take it: float32, or bfloat16's bits as uint16."""
     tensor = tensor.detach()
     return tensor.view(torch.uint16).numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
-
-
-def cut_of(p: float) -> int:
-    """Return how many of the 2^16 levels drop an element with probability `p` < 1."""
-    return min(round(p * LEVELS), LEVELS - 1)
 
 
 @dataclass(frozen=True)
@@ -117,13 +111,15 @@ class _Loss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:
         [factor] = given
+        if ctx.gradients is None:
+            raise RuntimeError("the gradients of this loss were given out before; compute the loss again")
         if factor.item() != 1:
             for gradient in ctx.gradients:
                 gradient.mul_(factor)
         gradients = [
             g if needed else None for g, needed in zip(ctx.gradients, ctx.needs_input_grad[1:], strict=True)
         ]
-        del ctx.gradients  # a second time there is nothing to give, and torch says so
+        ctx.gradients = None
         return None, *gradients
 
 
