@@ -26,8 +26,9 @@ CHUNK, LONGEST = 2048, 32
 #: Models that have been compared with autograd: what they compute is their class's, whatever their weights.
 _agreed: WeakSet[nn.Module] = WeakSet()
 
-#: Makes a cotangent [B, V] of logits [B, V] at the inputs of these row numbers [B].
-Maker = Callable[[Tensor, Tensor], Tensor]
+#: Makes a cotangent [B, V] of logits [B, V], and of the float32 hidden states [B, D] at the masked words that
+#: the head made them of, at the inputs of these row numbers [B].
+Maker = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def fits(model: nn.Module, positions: Tensor, longest: int) -> bool:
@@ -88,7 +89,7 @@ class PackedNorms:
     def agrees(self, ids: Tensor, positions: Tensor) -> bool:
         """Return whether the norms are autograd's on `ids` [B, T]; raises `RunFailedError` as that does."""
         cotangents = some_signs(torch.empty(len(ids), self.model.total_vocabulary), positions)
-        found = self.norms(ids, positions, lambda logits, rows: cotangents[rows])
+        found = self.norms(ids, positions, lambda logits, hidden, rows: cotangents[rows])
         with torch.enable_grad():
             logits = self.model(ids, positions)
         require_finite(logits)
@@ -123,7 +124,7 @@ def compiled_values(
             return None
         _agreed.add(model)
 
-    def make(logits: Tensor, rows: Tensor) -> Tensor:
+    def make(logits: Tensor, hidden: Tensor, rows: Tensor) -> Tensor:
         [(v, _)] = cotangents(logits, index[rows], kind=kind, seed=seed, draws=1)
         return v
 

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from raysweep.flatness import packed_kernels
+from raysweep.flatness.packed import Maker
 from raysweep.models.encoder import Encoder
 from raysweep.models.fused import kernels
 from raysweep.models.fused.encoder import EncoderWeights, Layer, _Pass
@@ -78,7 +79,7 @@ class GhostPass(_Pass):
         weights: GhostWeights,
         chunk: Chunk,
         rows: Tensor,
-        make: Callable[[Tensor, Tensor], Tensor],
+        make: Maker,
     ) -> None:
         super().__init__(model, weights, chunk, 0)
         self.cut = 0  # no dropout
@@ -188,7 +189,7 @@ class GhostPass(_Pass):
             array(z), w.dense_bias.value, norm.weight.value, norm.bias.value, norm.eps, stats, array(t)
         )
         logits = w.tokens.apply(t).add_(torch.from_numpy(w.decoder_bias.value))
-        v = self._make(logits, self._rows).contiguous()
+        v = self._make(logits, y, self._rows).contiguous()
         self._last = array(t), array(v)
         d = w.tokens.back(v, t)
         inner = F.gelu(z + torch.from_numpy(w.dense_bias.value))

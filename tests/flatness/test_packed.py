@@ -105,3 +105,19 @@ def test_a_model_that_diverges_later_is_an_error_too(make_model, make_ids):
         model.decoder.bias.fill_(torch.nan)
     with pytest.raises(RunFailedError, match="not finite"):
         input_traces(model, ids, positions)
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_test_vectors_are_made_knowing_what_the_head_takes(make_model, make_ids, norm):
+    model = make_model(norm, torch.float32, 7).eval()
+    ids, positions = make_ids(40, 7)
+    seen = torch.full((40, model.width), torch.nan)
+
+    def make(logits, hidden, rows):
+        seen[rows] = hidden
+        torch.testing.assert_close(logits, model.head(hidden), rtol=1e-5, atol=1e-5)
+        return torch.ones_like(logits)
+
+    packed.PackedNorms(model).norms(ids, positions, make)
+    truth = model.encode(ids)[torch.arange(40), positions]
+    torch.testing.assert_close(seen, truth, rtol=1e-5, atol=1e-5)
