@@ -21,6 +21,7 @@ from raysweep.errors import ConfigError
 
 if TYPE_CHECKING:
     from raysweep.evaluation.base import Evaluation, Metric
+    from raysweep.evaluation.run import Measured
 
 
 def evaluate(
@@ -76,6 +77,7 @@ def evaluate(
         raysweep evaluate my-model --language sweeps/scaling.yaml -e trace -o trace.json
     """
     from raysweep.evaluation import ModelSubject
+    from raysweep.evaluation.notes import slower
     from raysweep.sweep.opened import choose_evaluations, open_model
     from raysweep.sweep.provenance import provenance
     from raysweep.sweep.storage import storage_root
@@ -98,9 +100,10 @@ def evaluate(
                 "kind": evaluation.kind,
                 "config": evaluation.encode(),
                 "seconds": seconds,
-                "metrics": [metric.model_dump() for metric in metrics],
+                "metrics": [metric.model_dump() for metric in found.metrics],
+                "notes": found.notes,
             }
-            for evaluation, metrics, seconds in measured
+            for evaluation, found, seconds in measured
         ],
         "provenance": provenance(),
     }
@@ -113,25 +116,29 @@ def evaluate(
     # Where nobody looks at columns, none is cut off.
     console = Console() if sys.stdout.isatty() else Console(width=160)
     console.print(opened.name, markup=False, highlight=False, soft_wrap=True)
-    console.print(_table([metric for _, metrics, _ in measured for metric in metrics]))
+    console.print(_table([metric for _, found, _ in measured for metric in found.metrics]))
+    for evaluation, found, _ in measured:
+        if "reason" in found.notes:
+            text = slower(evaluation.kind, found.notes)
+            console.print(f"note: {text}", markup=False, highlight=False, soft_wrap=True)
     if output is not None:
         typer.echo(f"{output}: written")
 
 
 def _measure(
     evaluations: Mapping[str, Evaluation], subject: Any, console: Console
-) -> Iterator[tuple[Evaluation, list[Metric], float]]:
-    """Yield every evaluation with its metrics and the seconds it took; say on `console` how far it is."""
+) -> Iterator[tuple[Evaluation, Measured, float]]:
+    """Yield every evaluation with what it found and the seconds it took; say on `console` how far it is."""
     from raysweep.evaluation.run import run_evaluation
 
     for kind, evaluation in evaluations.items():
         start = time.monotonic()
         with _progress(kind, console) as progress:
-            metrics = run_evaluation(evaluation, subject, progress=progress)
+            found = run_evaluation(evaluation, subject, progress=progress)
         seconds = time.monotonic() - start
         if not console.is_terminal:
             console.print(f"{kind}: {duration(seconds)}", markup=False, highlight=False, soft_wrap=True)
-        yield evaluation, metrics, seconds
+        yield evaluation, found, seconds
 
 
 @contextmanager

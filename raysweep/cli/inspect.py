@@ -22,6 +22,7 @@ from raysweep.cli.options import (
 )
 from raysweep.sweep import Plan, Sweep
 from raysweep.sweep.lock import holder
+from raysweep.sweep.remarks import remarks
 from raysweep.sweep.stored import select
 from raysweep.sweep.timing import measure
 
@@ -107,6 +108,7 @@ def status(name: NameArgument, storage: StorageOption = None, json: JsonOption =
                     }
                     for state in states
                 ],
+                "notes": remarks(sweep),
             }
         )
         return
@@ -116,3 +118,5 @@ def status(name: NameArgument, storage: StorageOption = None, json: JsonOption =
     console.print(runs_table(states, width=console.width))
     for run_id, failure in failures.items():
         console.print(f"failed: {run_id}: {failure.message}", markup=False)
+    for line in remarks(sweep):
+        console.print(f"note: {line}", markup=False, highlight=False)

@@ -1,13 +1,15 @@
 """The evaluations of one run: which are missing, in flight, done.
 
-Every shard is a task that writes its arrays into the ledger under a name of its own; when all shards of an
-evaluation are there, they are combined and the evaluation is recorded.
+Every shard is a task that writes its arrays into the ledger under a name of its own.  When all shards that
+an evaluation has asked for are there, it looks at them and asks for more, or they are combined and the
+evaluation is recorded.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -15,6 +17,7 @@ import ray
 from raysweep.engine.gap import metrics_at
 from raysweep.engine.outcome import is_trouble
 from raysweep.engine.tasks import Window, measure_shard, task_options
+from raysweep.evaluation.run import stored_shards
 from raysweep.sweep import RunLedger, RunSpec, evaluation_identity
 
 if TYPE_CHECKING:
@@ -52,12 +55,8 @@ class Evaluations:
         for kind, evaluation in self._spec.evaluations.items():
             if self._run.evaluation(step, evaluation) is not None:
                 continue
-            present = set(self._run.saved_shards(step, kind, evaluation_identity(evaluation)))
-            missing = [shard for shard in range(evaluation.shards()) if shard not in present]
             self._seconds[step, kind] = 0.0
-            self._queue((step, kind), missing)
-            if not missing:
-                self._finish((step, kind))
+            self._go_on((step, kind))
 
     def _queue(self, cell: Cell, shards: list[int]) -> None:
         self._left[cell] = self._left.get(cell, 0) + len(shards)
@@ -98,20 +97,26 @@ class Evaluations:
                 continue
             self._left[cell] -= 1
             if self._left[cell] == 0:
-                self._finish(cell)
+                self._go_on(cell)
 
-    def _finish(self, cell: Cell) -> None:
+    def _go_on(self, cell: Cell) -> None:
+        """Queue what is missing of the shards that are wanted, or record the evaluation."""
         step, kind = cell
         evaluation = self._spec.evaluations[kind]
         identity = evaluation_identity(evaluation)
-        arrays = [self._run.load_arrays(step, kind, identity, shard) for shard in range(evaluation.shards())]
-        damaged = [shard for shard, content in enumerate(arrays) if content is None]
-        if damaged:  # torn by a crash of a machine: they have been moved aside, and are measured again
-            self._queue(cell, damaged)
+        # Those torn by a crash of a machine are moved aside by reading them, and measured again.
+        shards, missing = stored_shards(evaluation, partial(self._run.load_arrays, step, kind, identity))
+        if missing:
+            self._queue(cell, missing)
             return
-        metrics = evaluation.combine([content for content in arrays if content is not None])
-        self._run.record_evaluation(step, evaluation, metrics, seconds=self._seconds[cell])
-        del self._left[cell]
+        self._run.record_evaluation(
+            step,
+            evaluation,
+            evaluation.combine(shards),
+            seconds=self._seconds[cell],
+            notes=evaluation.notes(shards),
+        )
+        self._left.pop(cell, None)
         log.info("step %d: %s evaluated", step, kind)
         if step >= self._newest:
             self._newest = step

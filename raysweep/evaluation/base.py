@@ -3,6 +3,10 @@
 An evaluation is a config that can measure a `Subject` in independent shards and combine them.  A shard is a
 pure function of (config, subject, shard number), so shards run anywhere, in any order, and may be repeated;
 `combine` sees them in order, so the result does not depend on the number of workers.
+
+How many shards are wanted may depend on what the first ones measured (`next_shards`): they are then looked at
+at places that the rule itself sets, each time all that it has asked for, so that the same shards count
+wherever, in whatever order and however often interrupted they are measured.
 """
 
 from __future__ import annotations
@@ -113,7 +117,15 @@ class Evaluation(Config):
 
     @abstractmethod
     def shards(self) -> int:
-        """Return the number of independent pieces of work."""
+        """Return the number of independent pieces of work, at most where `next_shards` tells."""
+
+    def next_shards(self, done: Sequence[Mapping[str, np.ndarray]]) -> int:
+        """Return how many shards are wanted in all, given all that were asked for before, in order.
+
+        `done` is [] at first.  The answer is `len(done)` where these are enough, else more, up to `shards()`;
+        it is a pure function of the shards' arrays.
+        """
+        return self.shards()
 
     def reference(self, language: Language, shard: int, *, device: str = "cpu") -> np.ndarray:
         """Return the exact conditionals that `measure` wants for this shard, float32, the sentence first.
@@ -136,4 +148,11 @@ class Evaluation(Config):
 
     @abstractmethod
     def combine(self, shards: Sequence[Mapping[str, np.ndarray]]) -> list[Metric]:
-        """Combine all shards, in order, into metrics."""
+        """Combine all shards that are wanted, in order, into metrics."""
+
+    def notes(self, shards: Sequence[Mapping[str, np.ndarray]]) -> dict[str, str]:
+        """Return how it was measured where there are several ways, as text for the record.
+
+        A note `reason` says why the way taken was slower or less exact than the usual one.
+        """
+        return {}

@@ -1,19 +1,51 @@
-"""Running an evaluation whole, in this process."""
+"""Running an evaluation whole, in this process, and finding its shards where they are stored."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from raysweep.evaluation.base import Evaluation, Metric, Subject
+from raysweep.evaluation.base import Arrays, Evaluation, Metric, Subject
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What an evaluation has found: its metrics, and its notes on how."""
+
+    metrics: list[Metric]
+    notes: dict[str, str]
 
 
 def run_evaluation(
     evaluation: Evaluation, subject: Subject, *, progress: Callable[[int, int], None] | None = None
-) -> list[Metric]:
-    """Measure all shards in order and combine them; `progress` is told how many of how many are done."""
-    count, shards = evaluation.shards(), []
-    for shard in range(count):
-        shards.append(evaluation.measure(subject, shard))
-        if progress is not None:
-            progress(shard + 1, count)
-    return evaluation.combine(shards)
+) -> Measured:
+    """Measure all shards that are wanted, in order, and combine them.
+
+    `progress` is told how many are done, of how many that are known to be wanted.
+    """
+    shards: list[Arrays] = []
+    while (wanted := evaluation.next_shards(shards)) > len(shards):
+        for shard in range(len(shards), wanted):
+            shards.append(evaluation.measure(subject, shard))
+            if progress is not None:
+                progress(shard + 1, wanted)
+    return Measured(metrics=evaluation.combine(shards), notes=evaluation.notes(shards))
+
+
+def stored_shards(
+    evaluation: Evaluation, load: Callable[[int], Arrays | None]
+) -> tuple[list[Arrays], list[int]]:
+    """Return the shards that count, in order, and the numbers of those still to be measured.
+
+    `load` gives what a shard measured, None where that is not there.  Where the second list is empty the
+    first is all that the evaluation wants.  Shards stored beyond what is wanted do not matter, so the answer
+    does not depend on which were measured first.
+    """
+    shards: list[Arrays] = []
+    while (wanted := evaluation.next_shards(shards)) > len(shards):
+        found = {shard: load(shard) for shard in range(len(shards), wanted)}
+        missing = [shard for shard, arrays in found.items() if arrays is None]
+        if missing:
+            return shards, missing
+        shards += [arrays for arrays in found.values() if arrays is not None]
+    return shards, []

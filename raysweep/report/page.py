@@ -38,8 +38,9 @@ class Content:
     """What a report is made of.
 
     `frame` is the tidy table, `milestones` the steps that each run is to be measured at (for a report in
-    mid-sweep), `changes` those of the trace between them, `tolerance` the excess loss in nats up to which a
-    checkpoint counts as saturated, `provenance` and `commands` are shown as they are, name beside value.
+    mid-sweep), `changes` those of the trace between them, `remarks` are lines on how it was measured,
+    `tolerance` the excess loss in nats up to which a checkpoint counts as saturated, `provenance` and
+    `commands` are shown as they are, name beside value.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Content:
     milestones: Mapping[str, Sequence[int]] = field(default_factory=dict)
     failures: Sequence[Failure] = ()
     changes: Sequence[Change] = ()
+    remarks: Sequence[str] = ()
     tolerance: float = 0.02
     provenance: Mapping[str, str] = field(default_factory=dict)
     commands: Mapping[str, str] = field(default_factory=dict)
@@ -230,4 +232,5 @@ def _sources(content: Content) -> str:
     facts = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in content.provenance.items())
     link = download(content.frame, f"{content.name}.csv")
     table = f"<dt>all measurements</dt><dd>{link} ({len(content.frame):,} rows)</dd>"
-    return f"<h2>Where this comes from</h2><dl>{commands}{table}{facts}</dl>"
+    said = "".join(f"<dt>measured</dt><dd>{escape(line)}</dd>" for line in content.remarks)
+    return f"<h2>Where this comes from</h2><dl>{commands}{table}{said}{facts}</dl>"

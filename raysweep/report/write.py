@@ -15,6 +15,7 @@ import pandas as pd
 from raysweep.report.contrasts import changes
 from raysweep.report.page import Content, Failure, render
 from raysweep.sweep.provenance import last_launch
+from raysweep.sweep.remarks import remarks
 from raysweep.sweep.storage import storage_flag
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def write_report(
         milestones={spec.run_id: spec.milestones for spec in sweep.runs},
         failures=failures,
         changes=changes(sweep),
+        remarks=remarks(sweep),
         tolerance=tolerance,
         provenance={
             "sweep file": str(sweep.path),

@@ -176,7 +176,13 @@ class RunLedger:
         return [record for record in found if record is not None]
 
     def record_evaluation(
-        self, step: int, evaluation: Evaluation, metrics: Sequence[Metric], *, seconds: float
+        self,
+        step: int,
+        evaluation: Evaluation,
+        metrics: Sequence[Metric],
+        *,
+        seconds: float,
+        notes: Mapping[str, str] | None = None,
     ) -> EvaluationRecord:
         """Record an evaluation, durably, and return its record: the first one where there is one already."""
         first = self.evaluation(step, evaluation)
@@ -191,6 +197,7 @@ class RunLedger:
             metrics=tuple(metrics),
             time=time.time(),
             seconds=seconds,
+            notes=dict(notes or {}),
         )
         write_atomic(self._records / evaluation_name(step, evaluation.kind, identity), encode(record))
         return record

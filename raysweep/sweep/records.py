@@ -36,7 +36,10 @@ class RunRecord(Record):
 
 
 class EvaluationRecord(Record):
-    """One evaluation of one checkpoint: `time` in unix seconds, `seconds` of work spent."""
+    """One evaluation of one checkpoint: `time` in unix seconds, `seconds` of work spent.
+
+    `notes` say how it was measured (see `Evaluation.notes`).
+    """
 
     kind: str
     step: int
@@ -45,6 +48,7 @@ class EvaluationRecord(Record):
     metrics: tuple[Metric, ...]
     time: float
     seconds: float
+    notes: dict[str, str] = {}
 
 
 class FailureRecord(Record):

@@ -53,7 +53,7 @@ def measured(finished: Sweep, checkpoint: Path, evaluation: Any) -> dict[str, An
     spec = finished.runs[1]
     language = finished.language(spec)
     subject = ModelSubject(language, load_model(checkpoint, spec.model, language))
-    return {m.name: m.model_dump() for m in run_evaluation(evaluation, subject)}
+    return {m.name: m.model_dump() for m in run_evaluation(evaluation, subject).metrics}
 
 
 def evaluate(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:

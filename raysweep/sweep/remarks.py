@@ -1,0 +1,24 @@
+"""What a reader is to know of how a sweep was measured, from the notes of its records."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from raysweep.evaluation.notes import slower
+from raysweep.sweep.config import Sweep
+
+
+def remarks(sweep: Sweep) -> list[str]:
+    """Return a line for each way, slower or less exact than the usual one, in which anything was measured."""
+    ledger, seen, ways = sweep.ledger(), Counter[str](), Counter[tuple[str, str]]()
+    for spec in sweep.runs:
+        run = ledger.open(spec.run_id)
+        for step in spec.milestones:
+            for kind, evaluation in spec.evaluations.items():
+                record = run.evaluation(step, evaluation)
+                if record is None:
+                    continue
+                seen[kind] += 1
+                if "reason" in record.notes:
+                    ways[kind, slower(kind, record.notes)] += 1
+    return [f"{text} ({count} of {seen[kind]} checkpoints)" for (kind, text), count in sorted(ways.items())]
