@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
 import numpy as np
+import torch
 from pydantic import Field
 
 from raysweep.evaluation.base import Arrays, Metric, Subject
 from raysweep.evaluation.labels import LabelledEvaluation, model_of
 from raysweep.evaluation.sharding import shard_count, shard_range
 from raysweep.evaluation.trace import TraceConfig
+from raysweep.flatness.estimate import adjusted, doubt, largest_share
 from raysweep.flatness.fisher import input_traces
 from raysweep.flatness.hessian import residual_traces
 from raysweep.languages.base import Language
 from raysweep.models.base import ModelConfig
+
+log = logging.getLogger("raysweep.evaluation")
 
 
 class HessianConfig(LabelledEvaluation):
@@ -28,7 +33,8 @@ class HessianConfig(LabelledEvaluation):
     - `hessian/gauss_newton`: the part that is the Fisher trace;
     - `hessian/residual`: the rest, zero for a model that has reached its language;
     - `hessian/largest_share` (a fraction): what the largest |value| of an input is of the sum of all, for the
-      residual's values have long tails: a standard error is to be trusted where this is small.
+      residual's values have long tails;
+    - `hessian/interval_trusted`: 1 where nothing speaks against the normal interval of the trace, else 0.
     """
 
     kind: Literal["hessian"] = "hessian"
@@ -49,23 +55,30 @@ class HessianConfig(LabelledEvaluation):
         return shard_range(self.inputs, self.shard_size, shard)
 
     def measure(self, subject: Subject, shard: int, reference: np.ndarray | None = None) -> Arrays:
-        """Return both parts [n] of the shard's inputs, float64."""
+        """Return both parts [n] of the shard's inputs, float64, and the control [n, K] of the first."""
         numbers = self.labelled(shard)
         model = model_of(self.kind, subject)
         ids, positions = self.draw(subject.language, numbers)
         pool = self.pool(subject, numbers, reference)
         traces = input_traces(model, ids, positions, seed=self.seed, start=numbers.start, draws=self.draws)
         residual = residual_traces(model, pool, seed=self.seed, start=numbers.start, draws=self.draws)
-        return {"gauss_newton": traces.values.sum(dim=1).numpy(), "residual": residual.numpy()}
+        arrays = {"gauss_newton": traces.values.sum(dim=1).numpy(), "residual": residual.numpy()}
+        return arrays if traces.control is None else {**arrays, "control": traces.control.numpy()}
 
     def combine(self, shards: Sequence[Mapping[str, np.ndarray]]) -> list[Metric]:
-        parts = {key: np.concatenate([shard[key] for shard in shards]) for key in shards[0]}
-        both = parts["gauss_newton"] + parts["residual"]
-        sizes = np.abs(both)
+        arrays = {key: torch.from_numpy(np.concatenate([s[key] for s in shards])) for key in shards[0]}
+        weights = torch.ones(len(arrays["residual"]), dtype=torch.float64)
+        gauss_newton = adjusted(arrays["gauss_newton"], weights, arrays.get("control"))
+        # Of the sums, not of the parts: both parts of an input go together.
+        both = gauss_newton + arrays["residual"]
+        told = doubt(both, weights)
+        if told is not None:
+            log.warning("the interval of this Hessian trace is not to be trusted: %s", told)
+        n = len(both)
         return [
-            # Of the sums, not of the parts: both parts of an input go together.
-            Metric.mean("hessian/trace", both, "nats"),
-            Metric.mean("hessian/gauss_newton", parts["gauss_newton"], "nats"),
-            Metric.mean("hessian/residual", parts["residual"], "nats"),
-            Metric.number("hessian/largest_share", float(sizes.max() / sizes.sum()), "fraction", n=len(both)),
+            Metric.mean("hessian/trace", both.numpy(), "nats"),
+            Metric.mean("hessian/gauss_newton", gauss_newton.numpy(), "nats"),
+            Metric.mean("hessian/residual", arrays["residual"].numpy(), "nats"),
+            Metric.number("hessian/largest_share", largest_share(both), "fraction", n=n),
+            Metric.number("hessian/interval_trusted", float(told is None), "1 or 0", n=n),
         ]

@@ -10,6 +10,10 @@ standard error.  It is the *population's*: the spread over inputs and that of th
 *pool's* standard error holds the inputs fixed and is what their test vectors alone leave open, from the
 spread of the draws at each input:  se² = Σ s_i²/draws / (Σ m_i)².  It takes two draws; exact vectors have 0.
 
+Where inputs have statistics f_i of known mean zero (raysweep.flatness.control), x_i above stands for the
+value x_i − β·f_i, with β by least squares over the inputs (`adjusted`): the regression estimator of a mean,
+whose bias is of the order of 1/n, below its standard error by √n (Cochran, section 7.7).
+
 A normal interval of a mean holds what it says where n is large beside the skewness G of the values: n > 25 G²
 keeps a 95 % interval's error below one percentage point or so (Cochran, section 2.15).  That rule, and the
 share of the largest contribution, say when an interval is not to be trusted.
@@ -35,6 +39,8 @@ _HEAD = {"final_norm", "head_dense", "head_norm", "decoder", "cls", "lm_head"}
 Z95 = 1.959963984540054
 #: Fewest inputs, and largest share of one of them, at which a normal interval is trusted.
 LEAST_INPUTS, LARGEST_SHARE = 30, 0.05
+#: Fewest inputs for each coefficient of a regression on control statistics.
+CONTROL_INPUTS = 50
 
 
 def parameter_group(name: str) -> str:
@@ -60,17 +66,18 @@ def parameter_group(name: str) -> str:
 
 
 def effective_sample_size(values: Tensor) -> float:
-    """Return (Σ x)² / Σ x² of non-negative `values` [n]: n if all are equal, 1 if one is everything."""
+    """Return (Σ x)² / Σ x² of `values` [n]: n if all are equal, 1 if one is everything."""
     if not bool(values.any()):
         return float(len(values))
     return (values.sum().square() / values.square().sum()).item()
 
 
 def largest_share(values: Tensor) -> float:
-    """Return the share of Σ x that the largest of non-negative `values` [n] has: 1/n if all are equal."""
+    """Return the share of Σ |x| that the largest of `values` [n] has: 1/n if all are equal."""
     if not bool(values.any()):
         return 1 / len(values)
-    return (values.max() / values.sum()).item()
+    sizes = values.abs()
+    return (sizes.max() / sizes.sum()).item()
 
 
 def ratio(values: Tensor, weights: Tensor) -> Estimate:
@@ -81,6 +88,46 @@ def ratio(values: Tensor, weights: Tensor) -> Estimate:
     residuals = values - value * weights
     error = math.sqrt(n / (n - 1) * residuals.square().sum().item()) / total if n > 1 else math.nan
     return Estimate(value=value, standard_error=error, n=n)
+
+
+def coefficients(values: Tensor, weights: Tensor, control: Tensor | None) -> Tensor | None:
+    """Return β [K, C] of `adjusted`, None where there is no control or there are too few inputs for it."""
+    if control is None or control.shape[1] == 0:
+        return None
+    n, size = control.shape
+    if n < CONTROL_INPUTS * (1 + size):
+        return None
+    # One statistic may be a multiple of another, or zero throughout: the smallest β of the best is taken.
+    columns = torch.cat([weights.double()[:, None], control.double()], dim=1)
+    scale = columns.square().mean(dim=0).sqrt()
+    columns = columns / scale.where(scale > 0, 1.0)
+    values = values.double().view(n, -1)
+    solution = torch.linalg.lstsq(columns, values, driver="gelsd").solution
+    found: Tensor = (solution / scale.where(scale > 0, 1.0)[:, None])[1:]
+    return found
+
+
+def adjusted(values: Tensor, weights: Tensor, control: Tensor | None) -> Tensor:
+    """Return `values` [n] or [n, C] less their regression on `control` [n, K], of known mean zero.
+
+    The regression is that of x_i on m_i and f_i, m_i being `weights` [n].  It is linear in the values, so
+    that parts add up to the whole as they did.  Single values may become negative.  Without a control, or
+    with fewer than `CONTROL_INPUTS` inputs for each coefficient, values are returned as they are.
+    """
+    beta = coefficients(values, weights, control)
+    if beta is None or control is None:
+        return values
+    return values - (control.double() @ beta).view_as(values)
+
+
+def pool_variance(spread: Tensor, beta: Tensor | None) -> float:
+    """Return the variance of Σ x by test vectors alone, from `spread` [n, 1+K, 1+K] of (x, f) by input."""
+    size = spread.shape[1] - 1
+    by = torch.zeros(1 + size, dtype=torch.float64)
+    by[0] = 1.0
+    if beta is not None:
+        by[1:] = -beta[:, 0]
+    return float(by @ spread.sum(dim=0) @ by)
 
 
 def doubt(values: Tensor, weights: Tensor) -> str | None:
@@ -112,10 +159,12 @@ def doubt(values: Tensor, weights: Tensor) -> str | None:
 class InputTraces:
     """Values of single inputs: `values` [n, P] float64, a column for each of the parameters `names`.
 
-    `weights` [n] are the inputs' numbers of masked positions, which `values` sum over.  `spread` [n] is the
-    variance of each input's value by its random test vectors, None where one vector does not tell.  `keys`
-    [n] stand for the inputs, and `drawn` for how their vectors were drawn: where both are equal so are the
-    random numbers.  `method` says how gradient norms were computed, `reason` why not by ghost norms.
+    `weights` [n] are the inputs' numbers of masked positions, which `values` sum over.  `control` [n, K] are
+    statistics of known mean zero (raysweep.flatness.control), None where there are none; `values` are as
+    computed, with nothing taken off.  `spread` [n, 1+K, 1+K] are each input's covariances of its value and
+    these by random test vectors, None where one vector does not tell.  `keys` [n] stand for the inputs, and
+    `drawn` for how their vectors were drawn: where both are equal so are the random numbers.  `method` says
+    how gradient norms were computed, `reason` why not by ghost norms.
     """
 
     names: tuple[str, ...]
@@ -123,6 +172,7 @@ class InputTraces:
     excluded: tuple[str, ...]
     weights: Tensor
     spread: Tensor | None
+    control: Tensor | None
     keys: Tensor
     drawn: tuple[Vectors, int, int, int]
     method: str
@@ -139,13 +189,13 @@ class InputTraces:
 
     def joined(self, other: InputTraces) -> InputTraces:
         """Return these inputs and those of `other` of the same model, numbered from where these end."""
-        spread = None if self.spread is None or other.spread is None else [self.spread, other.spread]
         return InputTraces(
             names=self.names,
             values=torch.cat([self.values, other.values]),
             excluded=self.excluded,
             weights=torch.cat([self.weights, other.weights]),
-            spread=None if spread is None else torch.cat(spread),
+            spread=_both(self.spread, other.spread),
+            control=_both(self.control, other.control),
             keys=torch.cat([self.keys, other.keys]),
             drawn=self.drawn,
             method=self.method,
@@ -153,16 +203,22 @@ class InputTraces:
         )
 
 
+def _both(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    return None if one is None or other is None else torch.cat([one, other])
+
+
 @dataclass(frozen=True, kw_only=True)
 class TraceEstimate:
     """A Fisher trace in nats: the mean of `n` independent inputs, and what it is made of.
 
     `standard_error` is the population's, `pool_standard_error` that of the same inputs with other test
-    vectors (None: one vector an input does not tell).  `per_input` [n] float64 are the inputs' own values;
-    `per_group` and `per_parameter` split the mean; `excluded` names the frozen parameters, which are not part
-    of it.  `warning` says why the normal interval is not to be trusted, None where it is.  `method` says how
-    gradient norms were computed, `reason` why not by ghost norms.  `target_rse` is the relative standard
-    error that was asked for, and `reached` whether the pool was large enough for it.
+    vectors (None: one vector an input does not tell), `plain_standard_error` the population's of the values
+    as computed, before their regression on control statistics.  `per_input` [n] float64 are the inputs' own
+    values, with that taken off (`adjusted`), so that single ones may be negative; `per_group` and
+    `per_parameter` split the mean; `excluded` names the frozen parameters, which are not part of it.
+    `warning` says why the normal interval is not to be trusted, None where it is.  `method` says how gradient
+    norms were computed, `reason` why not by ghost norms.  `target_rse` is the relative standard error that
+    was asked for, and `reached` whether the pool was large enough for it.
     """
 
     value: float
@@ -176,6 +232,7 @@ class TraceEstimate:
     keys: Tensor
     drawn: tuple[Vectors, int, int, int]
     pool_standard_error: float | None
+    plain_standard_error: float
     warning: str | None
     method: str
     reason: str | None = None
@@ -228,18 +285,21 @@ def summarise(
     traces: InputTraces, *, target_rse: float | None = None, reached: bool | None = None
 ) -> TraceEstimate:
     """Return the mean over masked positions with its standard errors, and its parts."""
-    per_input, weights = traces.values.sum(dim=1), traces.weights
-    whole = ratio(per_input, weights)
-    spread = traces.spread
-    pool = None if spread is None else math.sqrt(spread.sum().item()) / weights.sum().item()
+    plain, weights = traces.values.sum(dim=1), traces.weights
+    per_input = adjusted(plain, weights, traces.control)
+    values = adjusted(traces.values, weights, traces.control)
+    groups = {name: adjusted(value, weights, traces.control) for name, value in traces.by_group().items()}
+    whole, spread, pool = ratio(per_input, weights), traces.spread, None
+    if spread is not None:
+        beta = coefficients(plain, weights, traces.control)
+        pool = math.sqrt(max(0.0, pool_variance(spread, beta))) / weights.sum().item()
     return TraceEstimate(
         value=whole.value,
         standard_error=whole.standard_error,
+        plain_standard_error=ratio(plain, weights).standard_error,
         n=whole.n,
-        per_group={group: ratio(value, weights) for group, value in traces.by_group().items()},
-        per_parameter={
-            name: ratio(traces.values[:, column], weights) for column, name in enumerate(traces.names)
-        },
+        per_group={group: ratio(value, weights) for group, value in groups.items()},
+        per_parameter={name: ratio(values[:, k], weights) for k, name in enumerate(traces.names)},
         per_input=per_input,
         excluded=traces.excluded,
         weights=weights,

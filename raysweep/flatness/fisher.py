@@ -13,8 +13,10 @@ all masked positions, and so is the trace:  Tr F = E Σ_{t∈M(x)} E_{y ~ f_t(x)
 
 Each input gives one unbiased value from one backward pass (raysweep.flatness.vectors) by ghost norms
 (raysweep.flatness.ghost), or slower, and said, for models that these do not know
-(raysweep.flatness.fallback). Inputs are independent, so the mean's standard error is that of their values,
-which holds both the spread over inputs and that of the test vectors (raysweep.flatness.estimate).
+(raysweep.flatness.fallback).  Of models whose head is known, what the head alone tells of a test vector is
+taken off the values, by statistics of mean zero (raysweep.flatness.control).  Inputs are independent, so the
+mean's standard error is that of their values, which holds both the spread over inputs and that of the test
+vectors (raysweep.flatness.estimate).
 
 >>> from raysweep.languages.hmm import HMM
 >>> from raysweep.models.encoder import EncoderConfig
@@ -29,11 +31,14 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from raysweep.errors import ConfigError
+from raysweep.flatness.control import Control
 from raysweep.flatness.enlarged import enlarged
 from raysweep.flatness.estimate import (
     InputTraces,
@@ -101,8 +106,9 @@ def input_traces(
     lengths = (ids != pad_id).sum(dim=1)
     ends = lengths.argsort(stable=True)[[0, -1]]
     drawn: tuple[Vectors, int, int, int] = (vectors, 1 if vectors == "exact" else draws, seed, start)
+    control = Control.of(model, vectors)
     with evaluating(model):
-        quick = compiled_values(model, masked, positions, lengths, index, drawn)
+        quick = compiled_values(model, masked, positions, lengths, index, drawn, control)
         if quick is not None:
             return InputTraces(
                 names=quick[0],
@@ -110,40 +116,41 @@ def input_traces(
                 excluded=quick[2],
                 weights=marked.sum(dim=1).double(),
                 spread=None,
+                control=quick[3],
                 keys=keys(masked, positions, pad_id),
                 drawn=drawn,
                 method="ghost norms",
             )
     with evaluating(model), gradient_norms(model, masked[ends], positions[ends]) as (work, reason):
+        size = 0 if control is None else control.size
         values = torch.empty(len(ids), len(work.names), dtype=torch.float64, device=device)
-        spread = torch.zeros(len(ids), dtype=torch.float64, device=device)
+        statistics = torch.zeros(len(ids), size, dtype=torch.float64, device=device)
+        spread = torch.zeros(len(ids), 1 + size, 1 + size, dtype=torch.float64, device=device)
         for rows in batch_rows(lengths, int(getattr(model, "width", 512)), batch):
             at = positions[rows]
-            logits = work.forward(masked[rows, : int(lengths[rows[-1]])], at)
-            pairs = cotangents(
-                logits,
-                index[rows],
-                kind=vectors,
-                seed=seed,
-                draws=draws,
-                real=at >= 0 if at.dim() == 2 else None,
-            )
+            real = at >= 0 if at.dim() == 2 else None
+            with _seen(None if control is None else control.at) as hidden:
+                logits = work.forward(masked[rows, : int(lengths[rows[-1]])], at)
+            pairs = cotangents(logits, index[rows], kind=vectors, seed=seed, draws=draws, real=real)
             number = count(vectors, logits, draws)
             total = torch.zeros(len(rows), len(work.names), dtype=torch.float64, device=device)
-            # Mean and sum of squared deviations of the draws' totals (Welford, 1962).
-            mean, apart = torch.zeros_like(spread[rows]), torch.zeros_like(spread[rows])
+            # Mean and products of deviations of the draws' totals and statistics (Welford, 1962).
+            mean, apart = torch.zeros_like(spread[rows, 0]), torch.zeros_like(spread[rows])
             for k, (v, weight) in enumerate(pairs):
                 found = work.norms(v, last=k + 1 == number)
                 total += weight * found
+                told = found.sum(dim=1, keepdim=True)
+                if control is not None:
+                    known = control.statistics(logits, hidden[-1].view(*logits.shape[:-1], -1), v, real)
+                    statistics[rows] += weight * known
+                    told = torch.cat([told, known], dim=1)
                 if draws > 1:
-                    whole = found.sum(dim=1)
-                    before = whole - mean
+                    before = told - mean
                     mean += before / (k + 1)
-                    apart += before * (whole - mean)
+                    apart += before[:, :, None] * (told - mean)[:, None, :]
             values[rows] = total
             if draws > 1:
                 spread[rows] = apart / (draws - 1) / draws
-        known = vectors == "exact" or draws > 1
         if vectors == "exact":
             spread.zero_()
         return InputTraces(
@@ -151,12 +158,27 @@ def input_traces(
             values=values.cpu(),
             excluded=tuple(work.excluded),
             weights=marked.sum(dim=1).double().cpu(),
-            spread=spread.cpu() if known else None,
+            spread=spread.cpu() if vectors == "exact" or draws > 1 else None,
+            control=None if control is None else statistics.cpu(),
             keys=keys(masked, positions, pad_id),
             drawn=drawn,
             method=work.method,
             reason=reason,
         )
+
+
+@contextmanager
+def _seen(module: nn.Module | None) -> Iterator[list[Tensor]]:
+    """Give a list that what a module is called on is appended to."""
+    seen: list[Tensor] = []
+    if module is None:
+        yield seen
+        return
+    handle = module.register_forward_pre_hook(lambda _, args: seen.append(args[0].detach()))
+    try:
+        yield seen
+    finally:
+        handle.remove()
 
 
 def fisher_trace(

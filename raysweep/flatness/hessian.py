@@ -28,12 +28,14 @@ for Laplacian smoothing splines" (Communications in Statistics 19, 1990).
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from raysweep.flatness.directions import Directions
+from raysweep.flatness.estimate import Z95, adjusted, doubt
 from raysweep.flatness.evaluating import evaluating
 from raysweep.flatness.fisher import input_traces
 from raysweep.flatness.inputs import draw_positions
@@ -43,13 +45,17 @@ from raysweep.languages.base import Estimate
 from raysweep.models.base import MaskedLM
 from raysweep.seeding import derive
 
+log = logging.getLogger("raysweep.flatness")
+
 
 @dataclass(frozen=True, kw_only=True)
 class HessianEstimate:
     """A Hessian trace in nats: the mean of `n` independent inputs, and its two parts.
 
     `per_input` [n] float64 are the inputs' own values, of both parts together; so the standard error knows
-    how the parts go together.  `excluded` names the frozen parameters, which are not part of it.
+    how the parts go together.  `excluded` names the frozen parameters, which are not part of it.  `warning`
+    says why the normal interval is not to be trusted, None where it is; `method` and `reason` are those of
+    `TraceEstimate`.
     """
 
     value: float
@@ -59,6 +65,14 @@ class HessianEstimate:
     residual: Estimate
     per_input: Tensor
     excluded: tuple[str, ...]
+    warning: str | None
+    method: str
+    reason: str | None = None
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The normal 95 % interval of the population's trace."""
+        return self.value - Z95 * self.standard_error, self.value + Z95 * self.standard_error
 
 
 def residual_traces(
@@ -103,14 +117,17 @@ def hessian_trace(
     """
     if positions is None:
         positions = draw_positions(ids, model.pad_id, seed=seed, start=start)
+    pool = Pool.of(model, ids, positions, log_probs=log_probs)
     traces = input_traces(
         model, ids, positions, seed=seed, start=start, vectors=vectors, draws=draws, batch=batch
     )
-    pool = Pool.of(model, ids, positions, log_probs=log_probs)
     residual = residual_traces(model, pool, seed=seed, start=start, draws=draws, batch=batch)
-    gauss_newton = traces.values.sum(dim=1)
+    gauss_newton = adjusted(traces.values.sum(dim=1), traces.weights, traces.control)
     parts = Estimate.of(gauss_newton), Estimate.of(residual)
     both = gauss_newton + residual
+    warning = doubt(both, traces.weights)
+    if warning is not None:
+        log.warning("the interval of this Hessian trace is not to be trusted: %s", warning)
     return HessianEstimate(
         value=parts[0].value + parts[1].value,
         standard_error=Estimate.of(both).standard_error,
@@ -119,4 +136,7 @@ def hessian_trace(
         residual=parts[1],
         per_input=both,
         excluded=traces.excluded,
+        warning=warning,
+        method=traces.method,
+        reason=traces.reason,
     )

@@ -16,6 +16,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
+from raysweep.flatness.control import Control
 from raysweep.flatness.ghost import TOLERANCE, own_norms, require_finite, some_signs, split_parameters
 from raysweep.flatness.vectors import Vectors, cotangents
 from raysweep.models.encoder import Encoder
@@ -107,8 +108,9 @@ def compiled_values(
     lengths: Tensor,
     index: Tensor,
     drawn: tuple[Vectors, int, int, int],
-) -> tuple[tuple[str, ...], Tensor, tuple[str, ...]] | None:
-    """Return (names, values [n, P], excluded) of inputs with one random vector each, or None.
+    control: Control | None = None,
+) -> tuple[tuple[str, ...], Tensor, tuple[str, ...], Tensor | None] | None:
+    """Return (names, values [n, P], excluded, statistics [n, K] of a control), one vector an input; or None.
 
     None where the compiled passes are not made for it, or are not quite autograd's: then it is for
     `raysweep.flatness.ghost`, whose values are the same up to rounding.  A model is compared once; raises
@@ -124,10 +126,14 @@ def compiled_values(
             return None
         _agreed.add(model)
 
+    statistics = None if control is None else torch.empty(len(masked), control.size, dtype=torch.float64)
+
     def make(logits: Tensor, hidden: Tensor, rows: Tensor) -> Tensor:
         [(v, _)] = cotangents(logits, index[rows], kind=kind, seed=seed, draws=1)
+        if control is not None and statistics is not None:
+            statistics[rows] = control.statistics(logits, hidden, v)
         return v
 
     values = work.norms(masked, positions, make)
     require_finite(values)
-    return tuple(work.names), values, tuple(work.excluded)
+    return tuple(work.names), values, tuple(work.excluded), statistics

@@ -32,6 +32,7 @@ from torch import Tensor
 
 from raysweep import seeding
 from raysweep.errors import ConfigError
+from raysweep.seeding import derive
 
 Vectors = Literal["rademacher", "gaussian", "label", "exact"]
 
@@ -88,13 +89,14 @@ def _drawn(p: Tensor, index: Tensor, kind: str, seed: int, draws: int) -> Iterat
         for y in labels.unbind(2):
             yield (-p).scatter_add(2, y[:, :, None], there), 1.0 / draws
         return
-    size = slots * draws * classes
-    if kind == "gaussian":
-        levels = seeding.uniforms(seed, "test-normal", index, size)
-        r = torch.special.ndtri(levels).to(p)
-    else:
-        r = seeding.signs(seed, "test-vector", index, size).to(p)
     root = p.sqrt()
-    for part in r.view(rows, slots, draws, classes).unbind(2):
-        u = root * part
+    for draw in range(draws):
+        # One at a time: all of them, with a large vocabulary, are more than memory holds.
+        own = seed if draw == 0 else derive(seed, "draw", draw)
+        if kind == "gaussian":
+            levels = seeding.uniforms(own, "test-normal", index, slots * classes)
+            r = torch.special.ndtri(levels).to(p)
+        else:
+            r = seeding.signs(own, "test-vector", index, slots * classes).to(p)
+        u = root * r.view(rows, slots, classes)
         yield u - p * u.sum(dim=-1, keepdim=True), 1.0 / draws

@@ -7,9 +7,11 @@ import torch
 
 from raysweep.errors import ConfigError, DataError
 from raysweep.flatness import fisher_trace
+from raysweep.flatness.estimate import adjusted
 from raysweep.flatness.fisher import draw_positions, input_traces
 
 POOL = 64
+ONES = torch.ones(256, dtype=torch.float64)
 
 
 @pytest.fixture(scope="module")
@@ -49,14 +51,16 @@ def test_unbiased_at_every_input(world, vectors):
         assert (values.var(dim=0) / exact.square()).mean() < 2
 
 
-def test_stated_standard_error_is_the_true_one(world):
+@pytest.mark.parametrize("controlled", [False, True])
+def test_stated_standard_error_is_the_true_one(world, controlled):
     """Replicates of n inputs drawn from the pool: spread, and coverage of the 95 % interval."""
     model, ids, positions, exact = world
     n, replicates = 256, 200
     rows = torch.randint(0, POOL, (replicates * n,), generator=torch.Generator().manual_seed(5))
-    per_input = (
-        input_traces(model, ids[rows], positions[rows], seed=12, batch=512).values.sum(1).view(replicates, n)
-    )
+    traces = input_traces(model, ids[rows], positions[rows], seed=12, batch=512)
+    per_input, control = traces.values.sum(1).view(replicates, n), traces.control.view(replicates, n, -1)
+    if controlled:
+        per_input = torch.stack([adjusted(x, ONES, f) for x, f in zip(per_input, control, strict=True)])
     values = per_input.mean(dim=1)
     errors = per_input.std(dim=1) / math.sqrt(n)
     z = (values.mean() - exact.mean()) / (values.std() / math.sqrt(replicates))
@@ -65,8 +69,12 @@ def test_stated_standard_error_is_the_true_one(world):
     covered = ((values - exact.mean()).abs() < 1.96 * errors).double().mean()
     assert 0.90 < covered < 0.985
     first = fisher_trace(model, ids[rows[:n]], positions[rows[:n]], seed=12)
-    assert first.value == pytest.approx(values[0].item(), rel=1e-10)
-    assert first.standard_error == pytest.approx(errors[0].item(), rel=1e-10)
+    if controlled:
+        assert first.value == pytest.approx(values[0].item(), rel=1e-10)
+        assert first.standard_error == pytest.approx(errors[0].item(), rel=1e-10)
+        assert first.standard_error < 0.8 * first.plain_standard_error
+    else:
+        assert first.plain_standard_error == pytest.approx(errors[0].item(), rel=1e-10)
 
 
 def test_draws_are_averaged_and_lower_the_variance(world):

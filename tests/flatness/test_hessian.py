@@ -202,3 +202,20 @@ def test_intervals_cover_the_dense_trace(world):
         values = estimate.per_input[torch.randint(0, size, (n,), generator=generator)]
         held += bool((values.mean() - truth).abs() < 1.96 * values.std() / math.sqrt(n))
     assert 0.93 <= held / 2000 <= 0.97
+
+
+def test_a_doubtful_interval_says_so(make_model, make_ids, caplog):
+    ids, positions = make_ids(8, 4)
+    estimate = hessian_trace(make_model(), ids, positions)
+    assert "8 inputs are too few" in estimate.warning
+    assert estimate.warning in caplog.text
+    assert estimate.method == "ghost norms"
+    low, high = estimate.interval
+    assert low < estimate.value < high
+
+
+def test_several_positions_are_refused_before_anything_is_computed(make_model, make_ids, monkeypatch):
+    ids, positions = make_ids(8, 4)
+    monkeypatch.setattr("raysweep.flatness.hessian.input_traces", None)
+    with pytest.raises(DataError, match="give one for each sentence"):
+        hessian_trace(make_model(), ids, positions[:, None])

@@ -8,7 +8,7 @@ import torch
 
 from raysweep.errors import DataError
 from raysweep.flatness import compare, fisher_trace
-from raysweep.flatness.estimate import Z95, doubt, effective_sample_size, ratio
+from raysweep.flatness.estimate import Z95, adjusted, doubt, effective_sample_size, ratio
 from raysweep.flatness.fisher import FIRST_LOOK, input_traces, next_look
 from raysweep.flatness.inputs import keys
 
@@ -149,11 +149,13 @@ def test_padding_is_no_part_of_an_inputs_key(make_ids):
     assert torch.equal(keys(hidden, torch.stack([positions, torch.full((64,), -1)], dim=1), 5), found)
 
 
-def rule(values, target):
+def rule(values, target, control=None):
     """The sequential rule on the values of a pool, as `fisher_trace` follows it."""
     done = FIRST_LOOK
     while True:
         taken = values[:done]
+        if control is not None:
+            taken = adjusted(taken, torch.ones_like(taken), control[:done])
         found = ratio(taken, torch.ones_like(taken))
         rse = found.standard_error / found.value
         trusted = doubt(taken, torch.ones_like(taken)) is None
@@ -170,9 +172,10 @@ def test_the_rule_stops_where_it_says(world, caplog):
     assert estimate.relative_standard_error <= 0.03
     assert estimate.target_rse == 0.03
     assert FIRST_LOOK <= estimate.n < 8000
-    per_input = input_traces(model, ids[pool], positions[pool]).values.sum(dim=1)
-    assert estimate.value == pytest.approx(rule(per_input, 0.03).value, rel=1e-10)
-    assert estimate.n == rule(per_input, 0.03).n
+    traces = input_traces(model, ids[pool], positions[pool])
+    followed = rule(traces.values.sum(dim=1), 0.03, traces.control)
+    assert estimate.value == pytest.approx(followed.value, rel=1e-10)
+    assert estimate.n == followed.n
     with caplog.at_level(logging.WARNING):
         short = fisher_trace(model, ids[pool[:600]], positions[pool[:600]], target_rse=0.001)
     assert not short.reached
@@ -180,32 +183,42 @@ def test_the_rule_stops_where_it_says(world, caplog):
     assert "not 0.001; give more" in caplog.text
 
 
-def coverage(values, truth, replicates, target):
-    found = [rule(v, target) for v in values.view(replicates, -1)]
+def coverage(values, truth, replicates, target, control=None):
+    pools = values.view(replicates, -1)
+    known = [None] * replicates if control is None else control
+    found = [rule(v, target, f) for v, f in zip(pools, known, strict=True)]
     inside = [abs(f.value - truth) <= Z95 * f.standard_error for f in found]
     return sum(inside) / replicates
 
 
 @pytest.fixture(scope="module")
 def replicates(world):
-    """Values of 1,000 pools of inputs drawn from the world's, one test vector each [1000, 2048]."""
+    """Values and controls of 1,000 pools of inputs drawn from the world's, one vector each [1000, 2048]."""
     model, ids, positions, exact = world
     rows = torch.randint(0, 64, (1000 * 2048,), generator=torch.Generator().manual_seed(9))
     # Test vectors are keyed by number: 4,000 values of every input are a reservoir of independent draws.
-    table = input_traces(
-        model, ids.repeat(4000, 1), positions.repeat(4000), seed=21, batch=4096
-    ).values.sum(dim=1).view(4000, 64)  # fmt: skip
+    traces = input_traces(model, ids.repeat(4000, 1), positions.repeat(4000), seed=21, batch=4096)
+    table = traces.values.sum(dim=1).view(4000, 64)
+    # The reservoir's own mean of a statistic is not zero, but it is the truth for what is drawn from it.
+    control = traces.control.view(4000, 64, -1)
+    control = control - control.mean(dim=(0, 1))
     draw = torch.randint(0, 4000, rows.shape, generator=torch.Generator().manual_seed(10))
-    return table[draw, rows].view(1000, 2048), exact.mean().item(), table.mean().item()
+    values, known = table[draw, rows].view(1000, 2048), control[draw, rows].view(1000, 2048, -1)
+    return values, known, exact.mean().item(), table.mean().item()
 
 
-def test_intervals_cover_what_they_say(replicates):
+@pytest.mark.parametrize("controlled", [False, True])
+def test_intervals_cover_what_they_say(replicates, controlled):
     """95 % intervals of fixed n and of the sequential rule cover 93–97 % of 1,000 replicates."""
-    values, exact, truth = replicates
+    values, control, exact, truth = replicates
     assert abs(truth - exact) < 0.01 * exact
+    known = control if controlled else None
     for n in (256, 2048):
-        fixed = [ratio(v[:n], torch.ones(n)) for v in values]
-        inside = sum(abs(f.value - truth) <= Z95 * f.standard_error for f in fixed) / len(fixed)
-        assert 0.93 <= inside <= 0.97
-    for target in (0.03, 0.04):
-        assert 0.93 <= coverage(values, truth, 1000, target) <= 0.97
+        inside = 0
+        for k, v in enumerate(values):
+            ones = torch.ones(n, dtype=torch.float64)
+            found = ratio(adjusted(v[:n], ones, None if known is None else known[k, :n]), ones)
+            inside += abs(found.value - truth) <= Z95 * found.standard_error
+        assert 0.93 <= inside / len(values) <= 0.97
+    for target in (0.02, 0.03) if controlled else (0.03, 0.04):
+        assert 0.93 <= coverage(values, truth, 1000, target, known) <= 0.97
