@@ -6,6 +6,7 @@ the trace (Liu, Xie, Li and Ma, ICML 2023, appendix B.1).
 
 from __future__ import annotations
 
+import copy
 import importlib
 import warnings
 from typing import Any
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from raysweep.bench.harness import UnavailableError
+from raysweep.models.base import MaskedLM
 
 
 def draw(logits: Tensor, generator: torch.Generator) -> Tensor:
@@ -58,22 +60,39 @@ def vectorised(model: nn.Module, ids: Tensor, positions: Tensor, labels: Tensor)
     return found
 
 
+def untied(model: MaskedLM) -> MaskedLM:
+    """Return a copy of a model whose decoder has a matrix of its own."""
+    found = copy.deepcopy(model)
+    decoder: Any = found.get_submodule("decoder")
+    decoder.weight = nn.Parameter(decoder.weight.detach().clone())
+    return found
+
+
 class Opacus:
-    """Opacus' fast gradient clipping: norms in one backward pass, without gradients of single inputs."""
+    """Opacus' fast gradient clipping: norms in one backward pass, without gradients of single inputs.
+
+    `model` is taken over.  Its decoder must be untied, for Opacus counts a weight that is used twice as two;
+    its LSTMs become Opacus' own, whose norms are those of single inputs' gradients.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 opacus: Any = importlib.import_module("opacus.grad_sample")
+                layers: Any = importlib.import_module("opacus.layers")
         except ImportError as error:
             raise UnavailableError(f"opacus cannot be imported: {error}") from error
-        if any(isinstance(module, nn.RNNBase) for module in model.modules()):
-            raise UnavailableError("Opacus has ghost norms for no recurrent network")
-        for module in model.modules():
+        for module in list(model.modules()):
             if isinstance(module, nn.Embedding):
                 # It takes views of ids that expanding does not allow.
                 module.register_forward_pre_hook(lambda module, args: (args[0].contiguous(),))
+            for name, child in module.named_children():
+                if isinstance(child, nn.LSTM):
+                    own = layers.DPLSTM(child.input_size, child.hidden_size, batch_first=child.batch_first)
+                    # Before its weights are set, which would be rounded.
+                    own.to(child.weight_hh_l0.dtype).load_state_dict(child.state_dict())
+                    setattr(module, name, own)
         # `train` is what its hooks ask for; the model has no dropout.
         self._model = opacus.GradSampleModuleFastGradientClipping(
             model.train(), loss_reduction="sum", use_ghost_clipping=True, max_grad_norm=1.0

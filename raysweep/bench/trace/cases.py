@@ -14,7 +14,8 @@ from torch import Tensor
 
 from raysweep.bench.harness import Case, Contestant, Difference, Peer, Prepared
 from raysweep.bench.record import Figure, Goal, Peak, Timing
-from raysweep.bench.trace.subject import State, Subject, drawn, stepper_of, subject, untied
+from raysweep.bench.peers.gradient_norms import untied
+from raysweep.bench.trace.subject import State, Subject, drawn, stepper_of, subject
 from raysweep.evaluation.excess_loss import ExcessLossConfig
 from raysweep.evaluation.subject import ModelSubject
 from raysweep.flatness.evaluating import twice_differentiable

@@ -94,11 +94,3 @@ def _sharper(model: MaskedLM) -> MaskedLM:
     for parameter in (found.head_norm.weight, found.head_norm.bias, found.decoder.bias):
         parameter.mul_(PEAKED)
     return found
-
-
-def untied(model: MaskedLM) -> MaskedLM:
-    """Return a copy of an encoder whose decoder has a matrix of its own."""
-    found = copy.deepcopy(model)
-    decoder: Any = found.get_submodule("decoder")
-    decoder.weight = torch.nn.Parameter(decoder.weight.detach().clone())
-    return found
