@@ -319,8 +319,9 @@ def compare(estimates: Sequence[TraceEstimate]) -> list[Contrast]:
 
     The estimates are of the same inputs with the same test vectors, so that what an input adds to both falls
     out of the difference; where they are of different length, the inputs that both have are compared.  The
-    intervals are single ones, with no correction for their number.  Raises `DataError` for estimates of other
-    inputs or of other test vectors.
+    intervals are single ones, with no correction for their number.  A model seen as a larger one may be
+    compared with one that is as large.  Raises `DataError` for estimates of other inputs, of other test
+    vectors, or that leave out other parameters.
     """
     found = []
     for (i, a), (j, b) in combinations(enumerate(estimates), 2):
@@ -330,6 +331,12 @@ def compare(estimates: Sequence[TraceEstimate]) -> list[Contrast]:
                 f"estimates {i} and {j} are of other inputs or other test vectors, so that nothing pairs "
                 "them; measure both models on the same sentences and positions with the same seed, start, "
                 "vectors and draws"
+            )
+        if a.excluded != b.excluded:
+            raise DataError(
+                f"estimates {i} and {j} leave out other parameters ({', '.join(a.excluded) or 'none'}; "
+                f"{', '.join(b.excluded) or 'none'}), so that their difference means nothing; freeze the "
+                "same ones in both models"
             )
         x, y, m = a.per_input[:n], b.per_input[:n], a.weights[:n]
         change = ratio(y - x, m)

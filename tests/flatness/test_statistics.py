@@ -139,6 +139,15 @@ def test_only_the_same_inputs_and_vectors_are_compared(world):
             compare([a, other])
 
 
+def test_only_traces_of_the_same_parameters_are_compared(make_model, make_ids):
+    ids, positions = make_ids(64, 4)
+    whole, part = make_model(), make_model()
+    part.decoder.bias.requires_grad_(False)
+    estimates = [fisher_trace(model, ids, positions) for model in (whole, part)]
+    with pytest.raises(DataError, match=r"leave out other parameters \(none; decoder.bias\)"):
+        compare(estimates)
+
+
 def test_padding_is_no_part_of_an_inputs_key(make_ids):
     ids, positions = make_ids(64, 4)
     hidden = ids.scatter(1, positions[:, None], 6)
