@@ -12,6 +12,7 @@ from pydantic import Field
 
 from raysweep.evaluation.base import Arrays, Metric, Subject
 from raysweep.evaluation.labels import LabelledEvaluation, model_of
+from raysweep.evaluation.notes import method_arrays, method_notes
 from raysweep.evaluation.sharding import shard_count, shard_range
 from raysweep.evaluation.trace import TraceConfig
 from raysweep.flatness.estimate import adjusted, doubt, largest_share
@@ -63,7 +64,9 @@ class HessianConfig(LabelledEvaluation):
         traces = input_traces(model, ids, positions, seed=self.seed, start=numbers.start, draws=self.draws)
         residual = residual_traces(model, pool, seed=self.seed, start=numbers.start, draws=self.draws)
         arrays = {"gauss_newton": traces.values.sum(dim=1).numpy(), "residual": residual.numpy()}
-        return arrays if traces.control is None else {**arrays, "control": traces.control.numpy()}
+        if traces.control is not None:
+            arrays["control"] = traces.control.numpy()
+        return arrays | method_arrays(traces)
 
     def combine(self, shards: Sequence[Mapping[str, np.ndarray]]) -> list[Metric]:
         arrays = {key: torch.from_numpy(np.concatenate([s[key] for s in shards])) for key in shards[0]}
@@ -82,3 +85,6 @@ class HessianConfig(LabelledEvaluation):
             Metric.number("hessian/largest_share", largest_share(both), "fraction", n=n),
             Metric.number("hessian/interval_trusted", float(told is None), "1 or 0", n=n),
         ]
+
+    def notes(self, shards: Sequence[Mapping[str, np.ndarray]]) -> dict[str, str]:
+        return method_notes(shards)

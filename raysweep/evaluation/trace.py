@@ -3,13 +3,18 @@
 Sentences, masked positions and test vectors are keyed by the evaluation's seed and the input's number, so all
 runs and milestones are measured on common random numbers, and the stored values of their inputs make paired
 differences (`raysweep.report.contrasts`).
+
+With `target_rse` the number of inputs follows the sequential rule of `raysweep.flatness.fisher.fisher_trace`,
+looked at when whole shards are there.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -19,13 +24,22 @@ from torch import Tensor, nn
 
 from raysweep.errors import ConfigError
 from raysweep.evaluation.base import Arrays, Evaluation, Metric, Subject
+from raysweep.evaluation.notes import PREFIX, method_arrays, method_notes
 from raysweep.evaluation.sharding import draw_sentences, shard_count, shard_range
 from raysweep.evaluation.subject import ModelSubject
 from raysweep.flatness.enlarged import enlarged, width_factor
-from raysweep.flatness.estimate import doubt, effective_sample_size, largest_share, ratio
-from raysweep.flatness.fisher import InputTraces, draw_positions, input_traces
+from raysweep.flatness.estimate import (
+    adjusted,
+    coefficients,
+    doubt,
+    effective_sample_size,
+    largest_share,
+    pool_variance,
+    ratio,
+)
+from raysweep.flatness.fisher import FIRST_LOOK, InputTraces, draw_positions, input_traces, next_look
 from raysweep.flatness.vectors import Vectors
-from raysweep.languages.base import Language
+from raysweep.languages.base import Estimate, Language
 from raysweep.models.base import ModelConfig
 from raysweep.seeding import derive
 from raysweep.training.config import check_mask
@@ -38,7 +52,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"inputs": 10_000, "vectors": "label", "draws": 50, "repeats": 5},
 }
 #: Arrays of a shard that are no parameter group.
-_OWN = ("weights", "spread", "enlarged", "repeat/", "excluded/")
+_OWN = ("weights", "control", "spread", "enlarged", "repeat/", "excluded/", PREFIX)
 
 
 class TraceConfig(Evaluation):
@@ -50,6 +64,11 @@ class TraceConfig(Evaluation):
     then that of the mean loss over masked words, each hidden by the mask token.  With `enlarged_to` the trace
     of the model seen as an encoder of that shape is measured as well.
 
+    With `target_rse` (0.02 for 2 %) inputs are measured until the relative standard error of the trace is at
+    most that and nothing speaks against its interval, at most `inputs` of them.  The rule is that of
+    `raysweep.flatness.fisher.fisher_trace`, with every look put off until whole shards are there, so that
+    milestones of one sweep may have different numbers of inputs: the first ones of the same list.
+
     `preset: paper` is the published form (Liu et al., ICML 2023, appendices B.1 and B.2): 10,000 inputs, 50
     labels each, five times; the decoder's bias and a pooler are left out, as in the released code, and named
     in the result.  Of its numbers, those given beside it take precedence.
@@ -60,6 +79,7 @@ class TraceConfig(Evaluation):
 
     preset: Literal["paper"] | None = None
     inputs: int = Field(default=1024, gt=0)
+    target_rse: float | None = Field(default=None, gt=0, lt=1)
     vectors: Vectors = "rademacher"
     draws: int = Field(default=1, gt=0)
     repeats: int = Field(default=1, gt=0)
@@ -80,6 +100,22 @@ class TraceConfig(Evaluation):
     def _mask_is_one_or_a_rate(cls, value: object) -> object:
         return check_mask(value)
 
+    @model_validator(mode="after")
+    def _target_goes_with_one_repeat(self) -> TraceConfig:
+        if self.target_rse is None:
+            return self
+        if self.preset is not None:
+            raise ValueError(
+                f"target_rse: {self.target_rse:g} does not go with preset '{self.preset}', whose number of "
+                "inputs is fixed; leave one of them out"
+            )
+        if self.repeats > 1:
+            raise ValueError(
+                f"target_rse: {self.target_rse:g} does not go with repeats {self.repeats}, which are of a "
+                "fixed number of inputs; leave repeats out"
+            )
+        return self
+
     def model_problems(self, model: ModelConfig, language: Language) -> list[tuple[str, str]]:
         if self.enlarged_to is None:
             return []
@@ -94,11 +130,25 @@ class TraceConfig(Evaluation):
     def shards(self) -> int:
         return shard_count(self.inputs, self.shard_size)
 
+    def next_shards(self, done: Sequence[Mapping[str, np.ndarray]]) -> int:
+        if self.target_rse is None:
+            return self.shards()
+        if not done:
+            return min(self.shards(), shard_count(FIRST_LOOK, self.shard_size))
+        look = _Look.at(*inputs_of(done))
+        # What is not finite does not become so by more inputs; `combine` says what to do.
+        if look.reaches(self.target_rse) or not math.isfinite(look.whole.value):
+            return len(done)
+        upto = next_look(look.whole.n, look.relative_error, self.target_rse, self.inputs)
+        return shard_count(upto, self.shard_size)
+
     def measure(self, subject: Subject, shard: int, reference: np.ndarray | None = None) -> Arrays:
         """Return the shard's values [n], float64, of each parameter group, sums over masked positions.
 
-        Beside them stand `weights`, the numbers of masked positions; `spread`, the variance by test vectors,
-        where draws tell; `enlarged`; `repeat/<k>`; and the size of each parameter left out.
+        Beside them stand `weights`, the numbers of masked positions; `control` [n, K], statistics of mean
+        zero, where there are some; `spread` [n, 1+K, 1+K], the covariance of value and statistics by test
+        vectors, where draws or repeats tell; `enlarged`; `repeat/<k>` [n, 1+K], value and statistics of a
+        repeat; and the size of each parameter left out.
         """
         if not isinstance(subject, ModelSubject):
             raise ConfigError(f"trace: {type(subject).__name__} has no parameters, so it has no Fisher trace")
@@ -123,18 +173,21 @@ class TraceConfig(Evaluation):
             larger = [] if self.enlarged_to is None else [enlarged(t, model, self.enlarged_to) for t in found]
         arrays = {group: value.numpy() for group, value in _mean(found).items()}
         arrays["weights"] = found[0].weights.numpy()
-        spreads = [t.spread for t in found if t.spread is not None]
-        if spreads:
-            arrays["spread"] = torch.stack(spreads).mean(dim=0).numpy() / self.repeats
+        controls = [t.control for t in found if t.control is not None]
+        if controls:
+            arrays["control"] = torch.stack(controls).mean(dim=0).numpy()
+        spread = _spread(found)
+        if spread is not None:
+            arrays["spread"] = spread.numpy()
         if larger:
             arrays["enlarged"] = torch.stack([t.values.sum(dim=1) for t in larger]).mean(dim=0).numpy()
         if self.repeats > 1:
             for k, traces in enumerate(found):
-                arrays[f"repeat/{k}"] = traces.values.sum(dim=1).numpy()
+                arrays[f"repeat/{k}"] = _whole_and_control(traces).numpy()
         sizes = dict(model.named_parameters())
         for name in found[0].excluded:
             arrays[f"excluded/{name}"] = np.array([float(sizes[name].numel())])
-        return arrays
+        return arrays | method_arrays(found[0])
 
     def _positions(self, ids: Tensor, language: Language, numbers: range) -> Tensor:
         if self.mask == "one":
@@ -152,48 +205,119 @@ class TraceConfig(Evaluation):
 
         `trace_effective_inputs` is (Σx)²/Σx² of the inputs' values, `trace_largest_share` the share of the
         sum that the largest brings, and `trace_interval_trusted` 1 where `raysweep.flatness.estimate.doubt`
-        finds nothing against the normal interval, else 0.  Where they are known there are also
+        finds nothing against the normal interval, else 0.  With a target, `trace_target_reached` is 1 where
+        the rule ended at it, and 0 where the inputs ran out.  Where they are known there are also
         `trace_pool_standard_error`, the standard error with the inputs held fixed; `trace_std`, the standard
         deviation between repeats; `trace_enlarged`; and `trace_excluded/<parameter>`, the sizes of what is
         left out.
         """
         arrays = {name: np.concatenate([shard[name] for shard in shards]) for name in shards[0]}
-        groups = {name: values for name, values in arrays.items() if not name.startswith(_OWN)}
-        whole, weights = inputs_of(shards)
+        plain, weights, control = _as_measured(shards)
+        whole = adjusted(plain, weights, control)
         n, masked = len(whole), float(weights.sum())
-        told = doubt(whole, weights)
-        if told is not None:
-            log.warning("the interval of this Fisher trace is not to be trusted: %s", told)
+        groups = {name: torch.from_numpy(v) for name, v in arrays.items() if not name.startswith(_OWN)}
+        parts = adjusted(torch.stack(list(groups.values()), dim=1), weights, control)
         metrics = [
-            _metric("trace", whole.numpy(), weights),
-            *(_metric(f"trace/{group}", values, weights) for group, values in groups.items()),
+            _metric("trace", whole, weights),
+            *(_metric(f"trace/{name}", parts[:, k], weights) for k, name in enumerate(groups)),
+        ]
+        look = _Look.at(whole, weights)
+        if look.doubt is not None:
+            log.warning("the interval of this Fisher trace is not to be trusted: %s", look.doubt)
+        metrics += [
             Metric.number("trace_effective_inputs", effective_sample_size(whole), "inputs", n=n),
             Metric.number("trace_largest_share", largest_share(whole), "fraction", n=n),
-            Metric.number("trace_interval_trusted", float(told is None), "1 or 0", n=n),
+            Metric.number("trace_interval_trusted", float(look.doubt is None), "1 or 0", n=n),
         ]
+        if self.target_rse is not None:
+            reached = look.reaches(self.target_rse)
+            metrics.append(Metric.number("trace_target_reached", float(reached), "1 or 0", n=n))
+            if not reached:
+                log.warning(
+                    "trace.target_rse=%g is not reached: %d inputs give a relative standard error of %.3g; "
+                    "set a larger trace.inputs",
+                    *(self.target_rse, n, look.relative_error),
+                )
         if "spread" in arrays:
-            error = float(np.sqrt(arrays["spread"].sum())) / masked
+            variance = pool_variance(
+                torch.from_numpy(arrays["spread"]), coefficients(plain, weights, control)
+            )
+            error = math.sqrt(max(0.0, variance)) / masked
             metrics.append(Metric.number("trace_pool_standard_error", error, "nats", n=n))
-        repeats = [arrays[name].sum() / masked for name in arrays if name.startswith("repeat/")]
+        repeats = [torch.from_numpy(a) for name, a in arrays.items() if name.startswith("repeat/")]
         if repeats:
-            std = float(np.std(repeats, ddof=1))
+            totals = [float(adjusted(r[:, 0], weights, r[:, 1:]).sum()) / masked for r in repeats]
+            std = float(np.std(totals, ddof=1))
             metrics.append(Metric.number("trace_std", std, "nats", n=len(repeats)))
         if "enlarged" in arrays:
-            metrics.append(_metric("trace_enlarged", arrays["enlarged"], weights))
+            larger = adjusted(torch.from_numpy(arrays["enlarged"]), weights, control)
+            metrics.append(_metric("trace_enlarged", larger, weights))
         for name, sizes in arrays.items():
             if name.startswith("excluded/"):
                 what = name.removeprefix("excluded/")
                 metrics.append(Metric.number(f"trace_excluded/{what}", float(sizes[0]), "parameters", n=1))
         return metrics
 
+    def notes(self, shards: Sequence[Mapping[str, np.ndarray]]) -> dict[str, str]:
+        return method_notes(shards)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Look:
+    """What the sequential rule sees: the trace of the first inputs, and what speaks against its interval."""
+
+    whole: Estimate
+    doubt: str | None
+
+    @classmethod
+    def at(cls, values: Tensor, weights: Tensor) -> _Look:
+        whole = ratio(values, weights)
+        return cls(whole=whole, doubt=doubt(values, weights) if math.isfinite(whole.value) else "not finite")
+
+    @property
+    def relative_error(self) -> float:
+        return self.whole.standard_error / self.whole.value if self.whole.value else math.nan
+
+    def reaches(self, target: float) -> bool:
+        return self.relative_error <= target and self.doubt is None
+
 
 def inputs_of(shards: Sequence[Mapping[str, np.ndarray]]) -> tuple[Tensor, Tensor]:
-    """Return the values of all inputs of an evaluation's shards, in order, and their masked words [n]."""
-    values, weights = [], []
-    for shard in shards:
-        values.append(np.sum([a for name, a in shard.items() if not name.startswith(_OWN)], axis=0))
-        weights.append(shard["weights"])
-    return torch.from_numpy(np.concatenate(values)), torch.from_numpy(np.concatenate(weights))
+    """Return the values of all inputs of an evaluation's shards, in order, and their masked words [n].
+
+    The values are those that the trace is the mean of, with their regression on control statistics taken off.
+    """
+    plain, weights, control = _as_measured(shards)
+    return adjusted(plain, weights, control), weights
+
+
+def _as_measured(shards: Sequence[Mapping[str, np.ndarray]]) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return the inputs' values [n], with nothing taken off, their masked words [n] and control [n, K]."""
+    values = [np.sum([a for name, a in s.items() if not name.startswith(_OWN)], axis=0) for s in shards]
+    whole, weights = np.concatenate(values), np.concatenate([shard["weights"] for shard in shards])
+    control = None
+    if all("control" in shard for shard in shards):
+        control = torch.from_numpy(np.concatenate([shard["control"] for shard in shards]))
+    return torch.from_numpy(whole), torch.from_numpy(weights), control
+
+
+def _whole_and_control(traces: InputTraces) -> Tensor:
+    """Return each input's value and control statistics [n, 1+K]."""
+    parts = [traces.values.sum(dim=1, keepdim=True)]
+    return torch.cat(parts if traces.control is None else [*parts, traces.control], dim=1)
+
+
+def _spread(found: Sequence[InputTraces]) -> Tensor | None:
+    """Return the covariance [n, 1+K, 1+K] by test vectors of what repeats come to; None for one vector."""
+    known = [traces.spread for traces in found if traces.spread is not None]
+    if known:
+        return torch.stack(known).mean(dim=0) / len(found)
+    if len(found) == 1:
+        return None
+    # Without draws to tell, the repeats do: they are draws on the same inputs.
+    repeats = torch.stack([_whole_and_control(traces) for traces in found])
+    apart = repeats - repeats.mean(dim=0)
+    return torch.einsum("rni,rnj->nij", apart, apart) / (len(found) - 1) / len(found)
 
 
 def _paper_omits(name: str) -> bool:
@@ -207,8 +331,8 @@ def _mean(found: Sequence[InputTraces]) -> dict[str, Tensor]:
     return {name: torch.stack([g[name] for g in groups]).mean(dim=0) for name in groups[0]}
 
 
-def _metric(name: str, values: np.ndarray, weights: Tensor) -> Metric:
-    estimate = ratio(torch.from_numpy(values), weights)
+def _metric(name: str, values: Tensor, weights: Tensor) -> Metric:
+    estimate = ratio(values, weights)
     error = None if np.isnan(estimate.standard_error) else estimate.standard_error
     return Metric.number(name, estimate.value, "nats", n=estimate.n, standard_error=error)
 

@@ -1,0 +1,219 @@
+"""How many inputs a trace takes: the rule of `fisher_trace`, whoever measures what, and when."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+from raysweep.errors import RunFailedError
+from raysweep.evaluation.run import run_evaluation, stored_shards
+from raysweep.evaluation.trace import TraceConfig
+from raysweep.flatness import fisher_trace
+from raysweep.flatness.fisher import draw_positions, input_traces
+from raysweep.registry import evaluations
+from raysweep.seeding import derive
+from raysweep.sweep import evaluation_identity
+
+
+def cut(arrays, size):
+    """Return the arrays of a shard as those of shards of `size` inputs."""
+    n = len(arrays["weights"])
+    return [{name: a[k : k + size] for name, a in arrays.items()} for k in range(0, n, size)]
+
+
+def skewed(n, *, sigma=1.5, seed=0):
+    """Return a made-up shard whose values are lognormal: relative variance exp(σ²) − 1."""
+    generator = np.random.default_rng(seed)
+    values = generator.lognormal(sigma=sigma, size=n)
+    return {"embedding": 0.25 * values, "head": 0.75 * values, "weights": np.ones(n)}
+
+
+def looks(config, shards):
+    """Return the numbers of shards that the rule asks for, one look after the other."""
+    asked = []
+    while (wanted := config.next_shards(shards[: asked[-1] if asked else 0])) > (asked[-1] if asked else 0):
+        asked.append(wanted)
+    return asked
+
+
+@pytest.fixture(scope="module")
+def subject(pcfg, make_subject):
+    return make_subject(pcfg)
+
+
+@pytest.mark.parametrize("target", [0.03, 0.015, 0.001])
+def test_the_rule_is_that_of_the_public_estimate(pcfg, subject, target):
+    inputs = 3000
+    whole = TraceConfig(inputs=inputs, shard_size=inputs, seed=3).measure(subject, 0)
+    # With one input a shard both look at the same places.
+    config = TraceConfig(inputs=inputs, shard_size=1, seed=3, target_rse=target)
+    shards, missing = stored_shards(config, cut(whole, 1).__getitem__)
+    assert missing == []
+    expected = fisher_trace(
+        subject.model, pcfg.sample(inputs, seed=derive(3, "trace")), seed=3, target_rse=target
+    )
+    metrics = {metric.name: metric for metric in config.combine(shards)}
+    assert metrics["trace"].n == expected.n
+    assert metrics["trace"].value == pytest.approx(expected.value, rel=1e-5)
+    assert metrics["trace"].standard_error == pytest.approx(expected.standard_error, rel=1e-5)
+    assert metrics["trace_target_reached"].value == expected.reached
+    assert (expected.n == inputs, expected.reached) == {
+        0.03: (False, True),
+        0.015: (False, True),
+        0.001: (True, False),
+    }[target]
+
+
+def test_looks_are_at_whole_shards_and_at_most_twice_as_far():
+    config = TraceConfig(inputs=100_000, shard_size=700, target_rse=0.01)
+    shards = cut(skewed(100_000, sigma=1.2), 700)
+    asked = looks(config, shards)
+    assert asked[0] == 1  # the first whole shard holds the 512 inputs of the first look
+    assert len(asked) > 4
+    assert all(a < b <= 2 * a for a, b in pairwise(asked))
+    assert asked[-1] < config.shards()
+    # The first look ends it at which the error is small enough, and none before.
+    errors = []
+    for count in asked:
+        values = np.concatenate([s["embedding"] + s["head"] for s in shards[:count]])
+        errors.append(values.std(ddof=1) / len(values) ** 0.5 / values.mean())
+    assert errors[-1] <= 0.01
+    assert all(error > 0.01 for error in errors[:-1])
+
+
+def test_it_does_not_end_while_something_speaks_against_the_interval():
+    values = np.ones(4096)
+    values[5] = 40.0  # a relative error of 0.02, and a skewness of sqrt(n)
+    shards = cut({"head": values, "weights": np.ones(4096)}, 512)
+    config = TraceConfig(inputs=4096, shard_size=512, target_rse=0.1)
+    assert looks(config, shards)[-1] == config.shards()
+    [reached] = [m for m in config.combine(shards) if m.name == "trace_target_reached"]
+    assert reached.value == 0
+
+
+def test_fewer_inputs_than_the_first_look(hmm, make_subject, caplog):
+    config = TraceConfig(inputs=100, shard_size=40, target_rse=0.001)
+    assert config.next_shards([]) == 3
+    found = run_evaluation(config, make_subject(hmm))
+    metrics = {metric.name: metric for metric in found.metrics}
+    assert metrics["trace"].n == metrics["trace_target_reached"].n == 100
+    assert metrics["trace_target_reached"].value == 0
+    assert "trace.target_rse=0.001 is not reached: 100 inputs give a relative standard error" in caplog.text
+
+
+def test_without_a_target_nothing_is_said_of_one(hmm, make_subject, run):
+    metrics = run(TraceConfig(inputs=100, shard_size=40), make_subject(hmm))
+    assert metrics["trace"].n == 100
+    assert "trace_target_reached" not in metrics
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_same_shards_whatever_is_finished_first_or_lost(seed):
+    config = TraceConfig(inputs=60_000, shard_size=256, target_rse=0.02)
+    shards = cut(skewed(60_000, seed=1), 256)
+    expected, missing = stored_shards(config, shards.__getitem__)
+    assert missing == []
+    assert 4 < len(expected) < len(shards)
+
+    generator, ledger = np.random.default_rng(seed), {}
+    # Shards from before, some of them behind what is wanted.
+    for k in generator.choice(len(shards), size=seed * 40, replace=False):
+        ledger[int(k)] = shards[k]
+    lost = 0
+    while (missing := stored_shards(config, ledger.get)[1]) != []:
+        # Some of what is asked for comes in any order; then the machine dies and takes shards with it.
+        for k in generator.permutation(missing)[: 1 + len(missing) // 2]:
+            ledger[int(k)] = shards[k]
+        if lost < 3:
+            del ledger[int(generator.choice(sorted(ledger)))]
+            lost += 1
+    found, _ = stored_shards(config, ledger.get)
+    assert [id(shard) for shard in found] == [id(shard) for shard in expected]
+
+
+def test_a_model_that_diverged_asks_for_no_more():
+    values = np.full(512, np.nan)
+    shard = {"head": values, "weights": np.ones(512)}
+    config = TraceConfig(inputs=10_000, shard_size=512, target_rse=0.01)
+    assert config.next_shards([shard]) == 1
+    with pytest.raises(RunFailedError, match="trace is nan"):
+        config.combine([shard])
+
+
+def test_what_does_not_go_with_a_target():
+    for fields, message in (
+        ({"target_rse": 0.02, "repeats": 3}, "target_rse: 0.02 does not go with repeats 3"),
+        ({"target_rse": 0.02, "preset": "paper"}, "does not go with preset 'paper'"),
+        ({"target_rse": 0.02, "preset": "paper", "repeats": 1}, "does not go with preset 'paper'"),
+        ({"target_rse": 0.0}, "target_rse"),
+        ({"target_rse": 1.0}, "target_rse"),
+    ):
+        with pytest.raises(ValidationError, match=message):
+            TraceConfig.decode(fields)
+    assert TraceConfig.decode({"target_rse": 0.02, "vectors": "exact"}).target_rse == 0.02
+
+
+def test_the_field_does_not_make_other_evaluations_new():
+    # As recorded before there were targets.
+    known = "91d524756875320b901a82328b6d8f9dd7cfc6701fa2f52cf8faf21c39a24541"
+    assert evaluation_identity(TraceConfig(inputs=64)) == known
+    assert evaluation_identity(TraceConfig(inputs=64, target_rse=0.02)) != known
+
+
+@pytest.mark.parametrize(("vectors", "inputs"), [("label", 60), ("rademacher", 300)])
+def test_repeats_tell_the_error_of_the_pool(hmm, make_subject, run, vectors, inputs):
+    subject = make_subject(hmm)
+    metrics = run(TraceConfig(inputs=inputs, vectors=vectors, repeats=3, shard_size=100), subject)
+    ids = hmm.sample(inputs, seed=derive(0, "trace"))
+    seeds = [0, derive(0, "repeat", 1), derive(0, "repeat", 2)]
+    found = [input_traces_of(subject, ids, vectors, seed) for seed in seeds]
+    plain = np.array([traces.values.sum(dim=1).numpy() for traces in found])
+    if vectors == "label":
+        assert found[0].control is None
+        left, per_repeat = plain, plain
+    else:
+        controls = np.array([traces.control.numpy() for traces in found])
+        # The mean of the repeats, less its regression on theirs, is what the trace is the mean of.
+        beta = regression(plain.mean(axis=0), controls.mean(axis=0))
+        left = plain - controls @ beta
+        per_repeat = [x - c @ regression(x, c) for x, c in zip(plain, controls, strict=True)]
+        assert np.abs(left - plain).max() > 1e-3 * plain.mean()
+    assert metrics["trace"].value == pytest.approx(left.mean(), rel=1e-5)
+    variances = left.var(axis=0, ddof=1) / 3
+    assert metrics["trace_pool_standard_error"].value == pytest.approx(
+        np.sqrt(variances.sum()) / inputs, rel=1e-4
+    )
+    means = [np.mean(values) for values in per_repeat]
+    assert metrics["trace_std"].value == pytest.approx(np.std(means, ddof=1), rel=1e-3)
+
+
+def input_traces_of(subject, ids, vectors, seed):
+    positions = draw_positions(ids, subject.language.pad_id, seed=0)
+    return input_traces(subject.model, ids, positions, seed=seed, vectors=vectors)
+
+
+def regression(values, control):
+    columns = np.column_stack([np.ones(len(values)), control])
+    return np.linalg.lstsq(columns, values, rcond=None)[0][1:]
+
+
+class Scaled(torch.nn.Linear):
+    """A linear layer that is not a plain one, which ghost norms do not know."""
+
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+@pytest.mark.parametrize("kind", ["trace", "hessian"])
+def test_notes_say_how_gradient_norms_were_computed(hmm, make_subject, kind):
+    config = evaluations.decode({"kind": kind, "inputs": 8, "shard_size": 4})
+    assert run_evaluation(config, make_subject(hmm)).notes == {"method": "ghost norms"}
+    subject = make_subject(hmm)
+    width = subject.model.width
+    subject.model.head_dense = Scaled(width, width)
+    found = run_evaluation(config, subject)
+    assert found.notes["method"] == "one gradient at a time"
+    assert "Scaled" in found.notes["reason"]
+    assert found.metrics[0].n == 8
