@@ -9,6 +9,7 @@
                                         keeps loops from being made vector loops
     splat(number)                       the vector that holds a number everywhere
     times(x, y), plus(x, y, z)          x y and x y + z, contracted into one operation where there is one
+    total(x)                            the sum of a vector's numbers
 
 Arrays of rows are [rows, LANES] in C order, aligned to 64 bytes; others are in C order too.  A
 processor with shorter registers uses several for a vector.
@@ -20,6 +21,7 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic as _intrinsic
 from numba.extending import models, register_model
 
@@ -150,3 +152,16 @@ def plus(context, x, y, z):  # type: ignore[no-untyped-def]
         return builder.fadd(product, arguments[2], flags=("contract",))
 
     return x(x, y, z), generate
+
+
+@intrinsic
+def total(context, x):  # type: ignore[no-untyped-def]
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        shape = _shape(x.dtype)
+        kind = ir.FunctionType(shape.element, (shape.element, shape))
+        name = f"llvm.vector.reduce.fadd.v{shape.count}f{x.dtype.bitwidth}"
+        reduce = cgutils.get_or_insert_function(builder.module, kind, name)
+        # May be regrouped, into sums of halves: one by one takes the longest.
+        return builder.call(reduce, (ir.Constant(shape.element, 0.0), arguments[0]), fastmath=("reassoc",))
+
+    return x.dtype(x), generate

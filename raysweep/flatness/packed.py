@@ -1,9 +1,9 @@
-"""Ghost norms of encoders on a processor, through the compiled passes that training uses.
+"""Ghost norms of encoders and LSTMs on a processor, through the compiled passes that training uses.
 
-The forward and backward pass are those of `raysweep.models.fused.encoder`: packed sentences, no padding, no
-autograd.  Where that adds to a parameter's gradient, the norms of `raysweep.flatness.ghost` are taken of
-every sentence instead, by compiled loops over its words (raysweep.flatness.packed_kernels).  One test vector
-a sentence is made in the middle of a pass, from its logits.
+The forward and backward pass are those of `raysweep.models.fused`: packed sentences, no padding, no autograd.
+Where these add to a parameter's gradient, the norms of `raysweep.flatness.ghost` are taken of every sentence
+instead, by compiled loops over its words (raysweep.flatness.packed_kernels).  One test vector a sentence is
+made in the middle of a pass, from its logits.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from raysweep.flatness.control import Control
 from raysweep.flatness.ghost import TOLERANCE, own_norms, require_finite, some_signs, split_parameters
 from raysweep.flatness.vectors import Vectors, cotangents
 from raysweep.models.encoder import Encoder
+from raysweep.models.lstm import LSTM
 
 #: Words of a chunk, and the longest sentence for which sums over pairs of words are the cheapest way.
 CHUNK, LONGEST = 2048, 32
@@ -34,14 +35,15 @@ Maker = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 def fits(model: nn.Module, positions: Tensor, longest: int) -> bool:
     """Return whether the compiled passes are made for this model, one position a sentence, and one thread."""
-    if type(model) is not Encoder or positions.dim() != 1 or longest > LONGEST:
+    if not isinstance(model, Encoder | LSTM) or type(model) not in (Encoder, LSTM):
+        return False
+    if positions.dim() != 1 or longest > LONGEST:
         return False
     parameters = list(model.parameters())
     plain = all(p.dtype == torch.float32 and p.device.type == "cpu" for p in parameters)
-    norms = {m.eps for m in model.modules() if isinstance(m, nn.LayerNorm)}
     hooked = any(m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m) for m in model.modules())
     tied = model.decoder.weight is model.token_embedding.weight
-    return plain and tied and len(norms) == 1 and not hooked and torch.get_num_threads() == 1
+    return plain and tied and not hooked and torch.get_num_threads() == 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +60,7 @@ class _Words:
 
 
 class PackedNorms:
-    """Squared norms of Jᵀv by input and parameter, of an encoder that `fits`."""
+    """Squared norms of Jᵀv by input and parameter, of a model that `fits`."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model: Any = model
@@ -68,8 +70,10 @@ class PackedNorms:
 
     def norms(self, ids: Tensor, positions: Tensor, make: Maker) -> Tensor:
         """Return ‖Jᵀv‖² [B, P], float64, of masked `ids` [B, T] at `positions` [B] with v from `make`."""
-        from raysweep.flatness.packed_pass import GhostPass, GhostWeights
+        from raysweep.flatness import packed_lstm, packed_pass
         from raysweep.models.fused.packing import packed
+
+        way = packed_lstm if isinstance(self.model, LSTM) else packed_pass
 
         words = _Words(
             ids=ids,
@@ -79,11 +83,11 @@ class PackedNorms:
             count=1,
             rows=range(len(ids)),
         )
-        weights = GhostWeights(self.model)
+        weights = way.GhostWeights(self.model)
         values = torch.zeros(len(ids), len(self.names), dtype=torch.float64)
         for chunk in packed(words, self.model, CHUNK):
             rows = torch.from_numpy(chunk.place[chunk.starts[:-1]] // self.model.max_length)
-            found = GhostPass(self.model, weights, chunk, rows, make).run()
+            found = way.GhostPass(self.model, weights, chunk, rows, make).run()
             values[rows] = torch.stack([found[name] for name in self.names], dim=1)
         return values
 

@@ -1,6 +1,10 @@
 """Sums over the words of packed sentences: squared norms of their gradients, one pass over memory each.
 
 Sentence s has rows `starts[s]` .. `starts[s + 1]` of arrays [N, ...]; results are float64, one a sentence.
+
+A weight's norm is ‖Σ_i d_i a_iᵀ‖² = Σ_i b_i·(Σ_j g_ij b_j) with g the Gram matrix of either a or d and b the
+other: of these two, the narrower has its inner products taken (`_gram`), and the wider stays in whole vectors
+up to the last sum (`_folded`).  Every pair of words is taken once, and counted twice in g.
 """
 
 from __future__ import annotations
@@ -9,8 +13,12 @@ import numba
 import numpy as np
 
 from raysweep.models.fused.scalars import COMPILED
+from raysweep.simd import fetch, peek, plus, poke, splat, total
 
-_F0 = np.float32(0.0)
+_F0, _F1, _F2 = np.float32(0.0), np.float32(1.0), np.float32(2.0)
+
+#: Numbers in a vector.
+_LANES = 16
 
 
 @numba.njit(**{**COMPILED, "inline": "always"})
@@ -21,58 +29,211 @@ def _dot(x, y):  # type: ignore[no-untyped-def]
     return total
 
 
-@numba.njit(**{**COMPILED, "inline": "always"})
-def _four(x, a, b, c, d, out, first):  # type: ignore[no-untyped-def]
-    """out[first : first + 4] = inner products of x with four rows, x being read once."""
-    one = two = three = four = _F0
-    for k in range(len(x)):
-        one += x[k] * a[k]
-        two += x[k] * b[k]
-        three += x[k] * c[k]
-        four += x[k] * d[k]
-    out[first], out[first + 1], out[first + 2], out[first + 3] = one, two, three, four
+@numba.njit(**COMPILED)
+def _gram(x, at, words, width, g, row):  # type: ignore[no-untyped-def]
+    """Write inner products of `words` rows of x that begin at elements `at`, into g in rows `row` apart.
+
+    On the diagonal once, above it twice and below it 0; up to a multiple of four rows and columns, more 0.
+    """
+    whole = width // _LANES * _LANES
+    last = words - 1
+    for i in range(0, words, 4):
+        r0, r1 = at[i], at[min(i + 1, last)]
+        r2, r3 = at[min(i + 2, last)], at[min(i + 3, last)]
+        for j in range(i, words, 4):
+            s0, s1 = at[j], at[min(j + 1, last)]
+            s2, s3 = at[min(j + 2, last)], at[min(j + 3, last)]
+            a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = splat(_F0)
+            c0 = c1 = c2 = c3 = d0 = d1 = d2 = d3 = splat(_F0)
+            for k in range(0, whole, _LANES):
+                u0, u1, u2, u3 = fetch(x, s0 + k), fetch(x, s1 + k), fetch(x, s2 + k), fetch(x, s3 + k)
+                v = fetch(x, r0 + k)
+                a0, a1, a2, a3 = plus(v, u0, a0), plus(v, u1, a1), plus(v, u2, a2), plus(v, u3, a3)
+                v = fetch(x, r1 + k)
+                b0, b1, b2, b3 = plus(v, u0, b0), plus(v, u1, b1), plus(v, u2, b2), plus(v, u3, b3)
+                v = fetch(x, r2 + k)
+                c0, c1, c2, c3 = plus(v, u0, c0), plus(v, u1, c1), plus(v, u2, c2), plus(v, u3, c3)
+                v = fetch(x, r3 + k)
+                d0, d1, d2, d3 = plus(v, u0, d0), plus(v, u1, d1), plus(v, u2, d2), plus(v, u3, d3)
+            p = i * row + j
+            poke(g, p, total(a0))
+            poke(g, p + 1, total(a1))
+            poke(g, p + 2, total(a2))
+            poke(g, p + 3, total(a3))
+            p += row
+            poke(g, p, total(b0))
+            poke(g, p + 1, total(b1))
+            poke(g, p + 2, total(b2))
+            poke(g, p + 3, total(b3))
+            p += row
+            poke(g, p, total(c0))
+            poke(g, p + 1, total(c1))
+            poke(g, p + 2, total(c2))
+            poke(g, p + 3, total(c3))
+            p += row
+            poke(g, p, total(d0))
+            poke(g, p + 1, total(d1))
+            poke(g, p + 2, total(d2))
+            poke(g, p + 3, total(d3))
+    upto = (words + 3) // 4 * 4
+    for i in range(upto):
+        if whole < width and i < words:
+            for j in range(i, words):
+                more = _F0
+                for k in range(whole, width):
+                    more += peek(x, at[i] + k) * peek(x, at[j] + k)
+                poke(g, i * row + j, peek(g, i * row + j) + more)
+        for j in range(i // 4 * 4, upto):
+            factor = _F2 if i < j else (_F1 if i == j else _F0)
+            if i > last or j > last:
+                factor = _F0
+            poke(g, i * row + j, factor * peek(g, i * row + j))
+
+
+@numba.njit(**COMPILED)
+def _folded(x, at, first, words, width, g, row):  # type: ignore[no-untyped-def]
+    """Return Σ g_ij x_i·x_j over rows of x that begin `first` behind elements `at`; g is by `_gram`."""
+    t0 = t1 = t2 = t3 = splat(_F0)
+    last = words - 1
+    k = first
+    end = first + width
+    while k + 4 * _LANES <= end:
+        for i in range(0, words, 4):
+            a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = splat(_F0)
+            c0 = c1 = c2 = c3 = d0 = d1 = d2 = d3 = splat(_F0)
+            for j in range(i, words):
+                p, q = i * row + j, at[j] + k
+                u0, u1 = fetch(x, q), fetch(x, q + _LANES)
+                u2, u3 = fetch(x, q + 2 * _LANES), fetch(x, q + 3 * _LANES)
+                v = splat(peek(g, p))
+                a0, a1, a2, a3 = plus(v, u0, a0), plus(v, u1, a1), plus(v, u2, a2), plus(v, u3, a3)
+                v = splat(peek(g, p + row))
+                b0, b1, b2, b3 = plus(v, u0, b0), plus(v, u1, b1), plus(v, u2, b2), plus(v, u3, b3)
+                v = splat(peek(g, p + 2 * row))
+                c0, c1, c2, c3 = plus(v, u0, c0), plus(v, u1, c1), plus(v, u2, c2), plus(v, u3, c3)
+                v = splat(peek(g, p + 3 * row))
+                d0, d1, d2, d3 = plus(v, u0, d0), plus(v, u1, d1), plus(v, u2, d2), plus(v, u3, d3)
+            q = at[i] + k
+            t0, t1 = plus(a0, fetch(x, q), t0), plus(a1, fetch(x, q + _LANES), t1)
+            t2, t3 = plus(a2, fetch(x, q + 2 * _LANES), t2), plus(a3, fetch(x, q + 3 * _LANES), t3)
+            q = at[min(i + 1, last)] + k
+            t0, t1 = plus(b0, fetch(x, q), t0), plus(b1, fetch(x, q + _LANES), t1)
+            t2, t3 = plus(b2, fetch(x, q + 2 * _LANES), t2), plus(b3, fetch(x, q + 3 * _LANES), t3)
+            q = at[min(i + 2, last)] + k
+            t0, t1 = plus(c0, fetch(x, q), t0), plus(c1, fetch(x, q + _LANES), t1)
+            t2, t3 = plus(c2, fetch(x, q + 2 * _LANES), t2), plus(c3, fetch(x, q + 3 * _LANES), t3)
+            q = at[min(i + 3, last)] + k
+            t0, t1 = plus(d0, fetch(x, q), t0), plus(d1, fetch(x, q + _LANES), t1)
+            t2, t3 = plus(d2, fetch(x, q + 2 * _LANES), t2), plus(d3, fetch(x, q + 3 * _LANES), t3)
+        k += 4 * _LANES
+    while k + _LANES <= end:
+        for i in range(0, words, 4):
+            a0 = b0 = c0 = d0 = splat(_F0)
+            for j in range(i, words):
+                p = i * row + j
+                u0 = fetch(x, at[j] + k)
+                a0 = plus(splat(peek(g, p)), u0, a0)
+                b0 = plus(splat(peek(g, p + row)), u0, b0)
+                c0 = plus(splat(peek(g, p + 2 * row)), u0, c0)
+                d0 = plus(splat(peek(g, p + 3 * row)), u0, d0)
+            t0 = plus(a0, fetch(x, at[i] + k), t0)
+            t1 = plus(b0, fetch(x, at[min(i + 1, last)] + k), t1)
+            t2 = plus(c0, fetch(x, at[min(i + 2, last)] + k), t2)
+            t3 = plus(d0, fetch(x, at[min(i + 3, last)] + k), t3)
+        k += _LANES
+    found = total(t0) + total(t1) + total(t2) + total(t3)
+    while k < end:
+        for i in range(words):
+            own = _F0
+            for j in range(i, words):
+                own += peek(g, i * row + j) * peek(x, at[j] + k)
+            found += own * peek(x, at[i] + k)
+        k += 1
+    return found
+
+
+@numba.njit(**COMPILED)
+def _summed(x, at, first, words, width):  # type: ignore[no-untyped-def]
+    """Return ‖Σ x_i‖² over rows of x that begin `first` behind elements `at`."""
+    t = splat(_F0)
+    k, end = first, first + width
+    while k + _LANES <= end:
+        s = splat(_F0)
+        for i in range(words):
+            s = plus(splat(_F1), fetch(x, at[i] + k), s)
+        t = plus(s, s, t)
+        k += _LANES
+    found = total(t)
+    while k < end:
+        own = _F0
+        for i in range(words):
+            own += peek(x, at[i] + k)
+        found += own * own
+        k += 1
+    return found
+
+
+@numba.njit(**COMPILED)
+def _spread(starts):  # type: ignore[no-untyped-def]
+    """Return the length of the longest sentence up to a multiple of four."""
+    longest = 1
+    for s in range(len(starts) - 1):
+        longest = max(longest, starts[s + 1] - starts[s])
+    return (longest + 3) // 4 * 4
 
 
 @numba.njit(**COMPILED)
 def matrix(a, d, starts, weight, bias):  # type: ignore[no-untyped-def]
-    """weight[s, c] = ‖Σ d aᵀ‖², bias[s, c] = ‖Σ d‖², of a [N, I] and each part c of d [N, parts, O]."""
-    parts, width = d.shape[1], d.shape[2]
-    row = np.empty(width, dtype=np.float32)
-    longest = 0
+    """weight[c, s] = ‖Σ d aᵀ‖², bias[c, s] = ‖Σ d‖², of a [N, I] and each part c of d [N, parts, O]."""
+    inputs, parts, width = a.shape[1], d.shape[1], d.shape[2]
+    row = _spread(starts)
+    g = np.empty(row * row, dtype=np.float32)
+    a_at, d_at = np.empty(row, dtype=np.int64), np.empty(row, dtype=np.int64)
     for s in range(len(starts) - 1):
-        longest = max(longest, starts[s + 1] - starts[s])
-    alike, apart = np.empty(longest, np.float32), np.empty(longest, np.float32)
-    for s in range(len(starts) - 1):
-        first, last = starts[s], starts[s + 1]
-        for i in range(first, last):
-            # Every pair once, and twice where it is of two words.
-            j = i
-            while j + 4 <= last:
-                _four(a[i], a[j], a[j + 1], a[j + 2], a[j + 3], alike, j - i)
-                j += 4
-            while j < last:
-                alike[j - i] = _dot(a[i], a[j])
-                j += 1
+        words = starts[s + 1] - starts[s]
+        for i in range(words):
+            a_at[i] = (starts[s] + i) * inputs
+            d_at[i] = (starts[s] + i) * parts * width
+        if words == 1:
+            size = _summed(a, a_at, 0, 1, inputs)
             for c in range(parts):
-                x = d[i, c]
-                j = i
-                while j + 4 <= last:
-                    _four(x, d[j, c], d[j + 1, c], d[j + 2, c], d[j + 3, c], apart, j - i)
-                    j += 4
-                while j < last:
-                    apart[j - i] = _dot(x, d[j, c])
-                    j += 1
-                total = -alike[0] * apart[0]
-                for n in range(last - i):
-                    total += np.float32(2.0) * alike[n] * apart[n]
-                weight[s, c] += total
-        for c in range(parts):
-            row[:] = _F0
-            for i in range(first, last):
-                x = d[i, c]
-                for k in range(width):
-                    row[k] += x[k]
-            bias[s, c] += _dot(row, row)
+                bias[c, s] = _summed(d, d_at, c * width, 1, width)
+                weight[c, s] = size * bias[c, s]
+        elif inputs <= parts * width:
+            _gram(a, a_at, words, inputs, g, row)
+            for c in range(parts):
+                bias[c, s] = _summed(d, d_at, c * width, words, width)
+                weight[c, s] = _folded(d, d_at, c * width, words, width, g, row)
+        else:
+            for c in range(parts):
+                bias[c, s] = _summed(d, d_at, c * width, words, width)
+                _gram(d, d_at, words, width, g, row)
+                weight[c, s] = _folded(a, a_at, 0, words, inputs, g, row)
+                for i in range(words):
+                    d_at[i] += width
+
+
+@numba.njit(**COMPILED)
+def recurrence(z, d, rows, starts, inputs, weight, state, bias):  # type: ignore[no-untyped-def]
+    """weight[s] = ‖Σ d xᵀ‖², state[s] = ‖Σ d hᵀ‖², bias[s] = ‖Σ d‖², of rows [x; h] of z and d [R, 4H].
+
+    `rows` [N] are those of the words, negative for words that are not read; x is `inputs` wide.
+    """
+    whole, width = z.shape[1], d.shape[1]
+    row = _spread(starts)
+    g = np.empty(row * row, dtype=np.float32)
+    z_at, d_at = np.empty(row, dtype=np.int64), np.empty(row, dtype=np.int64)
+    for s in range(len(starts) - 1):
+        words = 0
+        for n in range(starts[s], starts[s + 1]):
+            if rows[n] >= 0:
+                z_at[words], d_at[words] = rows[n] * whole, rows[n] * width
+                words += 1
+        if words > 0:
+            _gram(d, d_at, words, width, g, row)
+            weight[s] = _folded(z, z_at, 0, words, inputs, g, row)
+            state[s] = _folded(z, z_at, inputs, words, whole - inputs, g, row)
+            bias[s] = _summed(d, d_at, 0, words, width)
 
 
 @numba.njit(**COMPILED)

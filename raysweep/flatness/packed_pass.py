@@ -5,8 +5,7 @@ Importing this module imports numba, so it is imported where it is first used.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -15,32 +14,12 @@ from torch import Tensor
 
 from raysweep.flatness import packed_kernels
 from raysweep.flatness.packed import Maker
+from raysweep.flatness.packed_taps import Norms, Sink, Tapped
 from raysweep.models.encoder import Encoder
 from raysweep.models.fused import kernels
 from raysweep.models.fused.encoder import EncoderWeights, Layer, _Pass
 from raysweep.models.fused.packing import Chunk
 from raysweep.models.fused.weights import Matrix, Vector, array
-
-Sink = Callable[[tuple[str, ...], Tensor, Tensor], None]
-
-
-@dataclass(frozen=True)
-class Tapped(Matrix):
-    """A weight whose backward products are handed on instead of being summed; `names` are its parts'."""
-
-    names: tuple[str, ...]
-    sinks: list[Sink]
-
-    def back(self, d: Tensor, x: Tensor) -> Tensor:
-        """Hand on d [N, O] and x [N, I]; return the gradient of x."""
-        self.sinks[-1](self.names, d, x)
-        return d @ self.low
-
-    def part(self, rows: slice) -> Tapped:
-        """Return some of its parts, each of as many rows, as a matrix of their own."""
-        size = len(self.low) // len(self.names)
-        first, last, _ = rows.indices(len(self.low))
-        return Tapped(self.low[rows], self.gradient, self.names[first // size : last // size], self.sinks)
 
 
 class GhostWeights(EncoderWeights):
@@ -54,7 +33,7 @@ class GhostWeights(EncoderWeights):
         self.dense = self._tap(self.dense, "head_dense")
 
     def _tap(self, matrix: Matrix, *names: str) -> Tapped:
-        return Tapped(matrix.low, matrix.gradient, names, self.sinks)
+        return Tapped.of(matrix, names, self.sinks)
 
     def _tapped(self, layer: Layer, prefix: str) -> Layer:
         three = [f"{prefix}{name}" for name in ("query", "key", "value")]
@@ -67,34 +46,17 @@ class GhostWeights(EncoderWeights):
         )
 
 
-class GhostPass(_Pass):
-    """One chunk: logits, a cotangent of each made by `make`, and the norms of all parameters' gradients.
+class GhostPass(Norms, _Pass):
+    """One chunk: logits, a test vector of each made by `make`, and the norms of all parameters' gradients."""
 
-    `rows` [S] are the numbers of the chunk's sentences, each with one masked word.
-    """
+    weights: GhostWeights
 
     def __init__(
-        self,
-        model: Encoder,
-        weights: GhostWeights,
-        chunk: Chunk,
-        rows: Tensor,
-        make: Maker,
+        self, model: Encoder, weights: GhostWeights, chunk: Chunk, rows: Tensor, make: Maker
     ) -> None:
-        super().__init__(model, weights, chunk, 0)
+        _Pass.__init__(self, model, weights, chunk, 0)
+        Norms.__init__(self, rows, make)
         self.cut = 0  # no dropout
-        self._sinks = weights.sinks
-        self._rows, self._make = rows, make
-        self._found: dict[str, np.ndarray] = {}
-
-    def run(self) -> dict[str, Tensor]:
-        """Return the norms [S], float64, by the parameters' names."""
-        self._sinks.append(self._linear)
-        try:
-            self._run()
-        finally:
-            self._sinks.pop()
-        return {name: torch.from_numpy(value) for name, value in self._found.items()}
 
     def _run(self) -> None:
         chunk, w, D = self.chunk, self.weights, self.width
@@ -128,34 +90,13 @@ class GhostPass(_Pass):
         self._scale("embedding_norm", d, d, x, stats0, through=False)
         d_x = np.zeros_like(d)
         self._below(x, first_norm[0], stats0, d, d_x)
-        # The decoder's share of the tied table has been put under its own name.
-        tokens = self._found.pop("decoder.weight")
-        positions = np.zeros(len(chunk.starts) - 1)
-        t, v = self._last
-        packed_kernels.tables(chunk.ids, d_x, chunk.starts, t, v, chunk.asking, tokens, positions)
-        self._found["token_embedding.weight"] = tokens
-        self._found["position_embedding.weight"] = positions
+        self._found["position_embedding.weight"] = self._tied(d_x, *self._last)
 
     def _below(
         self, x: np.ndarray, weight: Vector, stats: np.ndarray, d_y: np.ndarray, d: np.ndarray
     ) -> None:
         """Add to d [N, D] the gradient of a LayerNorm's inputs x, given that of its outputs."""
         kernels.norm_backward(x, weight.value, stats, d_y, d, np.zeros_like(d[0]), np.zeros_like(d[0]))
-
-    def _bounds(self, rows: int) -> np.ndarray:
-        """Return where sentences begin among so many words: all of the chunk, or the masked ones."""
-        return self.chunk.starts if rows == len(self.chunk.ids) else self.chunk.asking
-
-    def _linear(self, names: tuple[str, ...], d: Tensor, x: Tensor) -> None:
-        """Take the norms of linear modules that share their inputs x [N, I], d [N, O] being all outputs'."""
-        bounds = self._bounds(len(d))
-        weight = np.zeros((len(bounds) - 1, len(names)))
-        bias = np.zeros_like(weight)
-        parts = array(d).reshape(len(d), len(names), -1)
-        packed_kernels.matrix(array(x), parts, bounds, weight, bias)
-        for c, name in enumerate(names):
-            self._found[f"{name}.weight"] = weight[:, c].copy()
-            self._found[f"{name}.bias"] = bias[:, c].copy()
 
     def _scale(
         self, name: str, d: np.ndarray, d_y: np.ndarray, s: np.ndarray, stats: np.ndarray, *, through: bool
@@ -188,10 +129,8 @@ class GhostPass(_Pass):
         kernels.transform(
             array(z), w.dense_bias.value, norm.weight.value, norm.bias.value, norm.eps, stats, array(t)
         )
-        logits = w.tokens.apply(t).add_(torch.from_numpy(w.decoder_bias.value))
-        v = self._make(logits, y, self._rows).contiguous()
-        self._last = array(t), array(v)
-        d = w.tokens.back(v, t)
+        v, d = self._decoded(t, y)
+        self._last = t, v
         inner = F.gelu(z + torch.from_numpy(w.dense_bias.value))
         self._scale("head_norm", array(d), array(d), inner.numpy(), stats, through=False)
         junk = np.zeros(self.width, dtype=np.float32)

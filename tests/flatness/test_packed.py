@@ -1,4 +1,7 @@
-"""Compiled ghost norms are those of hooks, which are checked against dense autograd."""
+"""Compiled ghost norms against dense Jacobians in float64, and against those of hooks."""
+
+import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -6,6 +9,7 @@ import torch
 from raysweep.errors import RunFailedError
 from raysweep.flatness import fisher, packed
 from raysweep.flatness.fisher import input_traces
+from raysweep.models.lstm import LSTMConfig
 
 
 @pytest.fixture(autouse=True)
@@ -37,11 +41,48 @@ def both(monkeypatch):
     return measure
 
 
-@pytest.mark.parametrize("norm", ["pre", "post"])
-@pytest.mark.parametrize("length", [3, 7, 20])
+@pytest.fixture
+def build(make_model):
+    """Return a maker of models by kind: an encoder's `norm`, or an LSTM's shape."""
+
+    def make(kind, length=4, dtype=torch.float32):
+        if "/" not in kind:
+            return make_model(kind, dtype, length)
+        language = SimpleNamespace(vocabulary_size=5, pad_id=5, max_length=length)
+        return LSTMConfig(shape=kind).build(language, seed=2).to(dtype)
+
+    return make
+
+
+KINDS = ["pre", "post", "6/1", "6/3", "40/2"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("length", [1, 6])
+def test_values_are_those_of_dense_jacobians(build, make_ids, dense_jacobians, kind, length):
+    model = build(kind, length).eval()
+    ids, positions = make_ids(3 * length, length)
+    # Words are repeated, also in the place of the decoder's row of the word that is hidden.
+    v = torch.randn(len(ids), model.total_vocabulary, generator=torch.Generator().manual_seed(4))
+    work = packed.PackedNorms(model)
+    found = work.norms(ids, positions, lambda logits, hidden, rows: v[rows])
+    double = copy.deepcopy(model).double()
+    jacobians = dense_jacobians(double, ids, positions)
+    truth = torch.stack(
+        [
+            torch.stack([(v[row].double() @ j).square().sum() for j in jacobian])
+            for row, jacobian in enumerate(jacobians)
+        ]
+    )
+    assert work.names == [name for name, _ in double.named_parameters()]
+    assert ((found - truth).abs() / truth.sum(dim=1, keepdim=True)).max() < 2e-6
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("length", [3, 20])
 @pytest.mark.parametrize("vectors", ["rademacher", "label"])
-def test_values_are_those_of_hooks(make_model, make_ids, both, norm, length, vectors):
-    model = make_model(norm, torch.float32, length)
+def test_values_are_those_of_hooks(build, make_ids, both, kind, length, vectors):
+    model = build(kind, length)
     ids, positions = make_ids(5 * length, length)
     compiled, hooked = both(model, ids, positions, seed=3, start=11, vectors=vectors)
     assert compiled.names == hooked.names
@@ -51,10 +92,10 @@ def test_values_are_those_of_hooks(make_model, make_ids, both, norm, length, vec
     assert compiled.method == hooked.method == "ghost norms"
 
 
-def test_more_words_than_a_chunk_holds(make_model, make_ids, both, monkeypatch):
+@pytest.mark.parametrize("kind", ["pre", "6/2"])
+def test_more_words_than_a_chunk_holds(build, make_ids, both, monkeypatch, kind):
     monkeypatch.setattr(packed, "CHUNK", 16)
-    model = make_model("pre", torch.float32, 6)
-    compiled, hooked = both(model, *make_ids(60, 6))
+    compiled, hooked = both(build(kind, 6), *make_ids(60, 6))
     torch.testing.assert_close(compiled.values.sum(1), hooked.values.sum(1), rtol=1e-5, atol=0)
 
 
@@ -67,6 +108,25 @@ def test_frozen_parameters_are_left_out(make_model, make_ids, both):
     torch.testing.assert_close(compiled.values.sum(1), hooked.values.sum(1), rtol=1e-5, atol=0)
 
 
+def test_frozen_parameters_of_an_lstm_are_left_out(build, make_ids, both):
+    model = build("6/2")
+    model.token_embedding.weight.requires_grad_(False)
+    model.layers[1].left_to_right.weight_hh_l0.requires_grad_(False)
+    compiled, hooked = both(model, *make_ids(12, 4))
+    assert compiled.names == hooked.names
+    assert compiled.excluded == hooked.excluded
+    torch.testing.assert_close(compiled.values.sum(1), hooked.values.sum(1), rtol=1e-5, atol=0)
+
+
+def test_norms_may_differ_in_epsilon(make_model, make_ids, both):
+    model = make_model("pre", torch.float32)
+    for k, module in enumerate(m for m in model.modules() if isinstance(m, torch.nn.LayerNorm)):
+        module.eps = 10.0 ** (-1 - k)
+    compiled, hooked = both(model, *make_ids(12, 4))
+    gap = (compiled.values - hooked.values).abs() / hooked.values.sum(dim=1, keepdim=True)
+    assert gap.max() < 1e-5
+
+
 def test_other_models_are_left_to_hooks(make_model, make_ids):
     positions = make_ids(4, 4)[1]
     model = make_model("pre", torch.float32)
@@ -74,9 +134,6 @@ def test_other_models_are_left_to_hooks(make_model, make_ids):
     assert not packed.fits(make_model("pre", torch.float64), positions, 4)
     assert not packed.fits(model, positions[:, None], 4)
     assert not packed.fits(model, positions, packed.LONGEST + 1)
-    model.embedding_norm.eps = 1e-3
-    assert not packed.fits(model, positions, 4)
-    model.embedding_norm.eps = model.head_norm.eps
     handle = model.layers[0].up.register_forward_hook(lambda module, given, made: 2 * made)
     assert not packed.fits(model, positions, 4)
     handle.remove()
@@ -107,9 +164,9 @@ def test_a_model_that_diverges_later_is_an_error_too(make_model, make_ids):
         input_traces(model, ids, positions)
 
 
-@pytest.mark.parametrize("norm", ["pre", "post"])
-def test_test_vectors_are_made_knowing_what_the_head_takes(make_model, make_ids, norm):
-    model = make_model(norm, torch.float32, 7).eval()
+@pytest.mark.parametrize("kind", KINDS)
+def test_test_vectors_are_made_knowing_what_the_head_takes(build, make_ids, kind):
+    model = build(kind, 7).eval()
     ids, positions = make_ids(40, 7)
     seen = torch.full((40, model.width), torch.nan)
 

@@ -142,38 +142,47 @@ class _Pass:
         self.cut = cut_of(model.dropout.p) if model.training else 0
         # The streams of the sites: the embedding's, and one a direction of a layer.
         self.sites = [np.uint64(derive(seed, "site", k)) for k in range(1 + 2 * len(weights.layers))]
+        self._kept: list[tuple[Kept, Kept]] = []
 
     def loss(self, factor: float) -> float:
         """Return the sum of the losses; add `factor` times its gradient to the weights' sums."""
+        chunk, head = self.chunk, self._forward()
+        total, d_head = self._head(head.left, factor)
+        d_place = self._backward(Place(head.left_row, head.right_row, d_head, d_head))
+        recurrent.enter_backward(
+            chunk.ids, chunk.place, self.sites[0], self.cut, *d_place.arguments,
+            array(self.weights.tokens.gradient),
+        )  # fmt: skip
+        return total
+
+    def _forward(self) -> Place:
+        """Return what the head gets; keep what the backward pass needs."""
         chunk, w = self.chunk, self.weights
         layers = len(w.layers)
         every, last = self._orders()
         orders = [*[every] * (layers - 1), last]
-        kept: list[tuple[Kept, Kept]] = []
         place = self._inputs(orders[0])
-        kernel = (chunk.ids, chunk.place)
-        recurrent.enter(*kernel, w.token_values, self.sites[0], self.cut, *place.arguments)
+        recurrent.enter(chunk.ids, chunk.place, w.token_values, self.sites[0], self.cut, *place.arguments)
         head = self._outputs()
         for k in range(layers):
             above = head if k + 1 == layers else self._inputs(orders[k + 1])
-            kept.append(
+            self._kept.append(
                 (
                     self._direction(k, 0, orders[k][0], place.left, above),
                     self._direction(k, 1, orders[k][1], place.right, above),
                 )
             )
             place = above
-        total, d_head = self._head(head.left, factor)
-        d_place = Place(head.left_row, head.right_row, d_head, d_head)
-        while kept:
-            k = len(kept) - 1
-            both = kept.pop()
+        return head
+
+    def _backward(self, d_place: Place) -> Place:
+        """Return the gradients of the first layer's inputs, given those of what the head gets."""
+        while self._kept:
+            k = len(self._kept) - 1
+            both = self._kept.pop()
             d_left, d_right = (self._direction_backward(k, side, both[side], d_place) for side in (0, 1))
             d_place = Place(both[0].order.row, both[1].order.row, d_left, d_right)
-        recurrent.enter_backward(
-            *kernel, self.sites[0], self.cut, *d_place.arguments, array(w.tokens.gradient)
-        )
-        return total
+        return d_place
 
     def _orders(self) -> tuple[tuple[Order, Order], tuple[Order, Order]]:
         """Return the orders of both directions: where all words are read, and in the last layer."""
@@ -213,12 +222,12 @@ class _Pass:
         cells = np.empty((rows, H), dtype=np.float32)
         most = starts[1] if len(starts) > 1 else 0
         pre, pre_array = self.weights.low(most, 4 * H)
-        z_array, key, turned = array(z), self.sites[1 + 2 * k + side], weight.weight.low.T
+        z_array, key = array(z), self.sites[1 + 2 * k + side]
         arguments = (order.word, self.chunk.place, key, self.cut, *above.arguments, side * H)
         for t in range(len(starts) - 1):
             first, after = starts[t], starts[t + 1]
             n = after - first
-            torch.mm(z[first:after], turned, out=pre[:n])
+            weight.weight.apply(z[first:after], out=pre[:n])
             recurrent.advance(
                 pre_array[:n], weight.bias.value, first, starts[t - 1] if t > 0 else -1, after,
                 _following(starts, t), gates_array, cells, z_array, *arguments,
@@ -240,8 +249,8 @@ class _Pass:
                 after - first, first, starts[t - 1] if t > 0 else -1, after, _following(starts, t),
                 gates_array, kept.cells, d_z_array, d_cells, *arguments, weight.bias.gradient,
             )  # fmt: skip
-            torch.mm(kept.gates[first:after], weight.weight.low, out=d_z[first:after])
-        weight.weight.gradient.add_(kept.gates.T @ kept.z)
+            weight.weight.through(kept.gates[first:after], out=d_z[first:after])
+        weight.weight.learn(kept.gates, kept.z)
         return d_z
 
     def _head(self, y: Tensor, factor: float) -> tuple[float, Tensor]:

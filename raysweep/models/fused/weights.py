@@ -36,14 +36,22 @@ class Matrix:
     low: Tensor
     gradient: Tensor
 
-    def apply(self, x: Tensor) -> Tensor:
-        """Return x [N, I] times the weight [O, I], transposed."""
-        return x @ self.low.T
+    def apply(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """Return x [N, I] times the weight [O, I], transposed; in `out` if given."""
+        return torch.mm(x, self.low.T, out=out)
 
     def back(self, d: Tensor, x: Tensor) -> Tensor:
-        """Add the weight's gradient, given d [N, O] of what `apply` made of x; return that of x."""
+        """Take d [N, O], the gradient of what `apply` made of x; return that of x."""
+        self.learn(d, x)
+        return self.through(d)
+
+    def learn(self, d: Tensor, x: Tensor) -> None:
+        """Add the weight's gradient, given d [N, O] of what `apply` made of x."""
         self.gradient.add_(d.T @ x)
-        return d @ self.low
+
+    def through(self, d: Tensor, out: Tensor | None = None) -> Tensor:
+        """Return d [N, O] times the weight, in `out` if given."""
+        return torch.mm(d, self.low, out=out)
 
     def part(self, rows: slice) -> Matrix:
         """Return some of its rows as a matrix of their own."""

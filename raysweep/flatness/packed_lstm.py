@@ -1,0 +1,81 @@
+"""The compiled forward and backward pass of an LSTM with norms in the place of gradients.
+
+The gradient of a direction's weight is Σ d [x; h]ᵀ over the steps of a sentence, with d the cotangents of the
+gates: its columns of x are the input's weight, those of h the recurrence's, and Σ d is either bias's.
+Importing this module imports numba, so it is imported where it is first used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raysweep.flatness import packed_kernels
+from raysweep.flatness.packed import Maker
+from raysweep.flatness.packed_taps import Norms, Sink, Tapped
+from raysweep.models.fused import recurrent
+from raysweep.models.fused.lstm import Direction, Kept, LSTMWeights, Place, _Pass
+from raysweep.models.fused.packing import Chunk
+from raysweep.models.fused.weights import array
+from raysweep.models.lstm import LSTM
+
+
+class GhostWeights(LSTMWeights):
+    """The parameters of an LSTM in float32, tapped."""
+
+    def __init__(self, model: LSTM) -> None:
+        super().__init__(model, torch.float32)
+        self.sinks: list[Sink] = []
+        self.tokens = Tapped.of(self.tokens, ("decoder",), self.sinks)
+        self.layers = [
+            (
+                self._tapped(left, f"layers.{k}.left_to_right"),
+                self._tapped(right, f"layers.{k}.right_to_left"),
+            )
+            for k, (left, right) in enumerate(self.layers)
+        ]
+
+    def _tapped(self, direction: Direction, name: str) -> Direction:
+        return replace(direction, weight=Tapped.of(direction.weight, (name,), self.sinks))
+
+
+class GhostPass(Norms, _Pass):
+    """One chunk: logits, a test vector of each made by `make`, and the norms of all parameters' gradients."""
+
+    weights: GhostWeights
+
+    def __init__(self, model: LSTM, weights: GhostWeights, chunk: Chunk, rows: Tensor, make: Maker) -> None:
+        _Pass.__init__(self, model, weights, chunk, 0)
+        Norms.__init__(self, rows, make)
+        self.cut = 0  # no dropout
+
+    def _run(self) -> None:
+        chunk, head = self.chunk, self._forward()
+        v, d = self._decoded(head.left, head.left)
+        self.weights.sinks.append(self._recurrence)
+        try:
+            below = self._backward(Place(head.left_row, head.right_row, d, d))
+        finally:
+            self.weights.sinks.pop()
+        # As if every word had a row of the table for itself.
+        words, d_x = np.arange(len(chunk.ids)), np.zeros((len(chunk.ids), self.width), dtype=np.float32)
+        recurrent.enter_backward(words, chunk.place, self.sites[0], 0, *below.arguments, d_x)
+        self._tied(d_x, head.left, v)
+
+    def _direction_backward(self, k: int, side: int, kept: Kept, above: Place) -> Tensor:
+        self._row = kept.order.row
+        return super()._direction_backward(k, side, kept, above)
+
+    def _recurrence(self, names: Sequence[str], d: Tensor, z: Tensor) -> None:
+        """Take the norms of a direction with cotangents d [R, 4H] of its gates, z [R, D + H] being [x; h]."""
+        weight, state, bias = np.zeros((3, len(self.chunk.starts) - 1))
+        packed_kernels.recurrence(
+            array(z), array(d), self._row, self.chunk.starts, self.width, weight, state, bias
+        )
+        [name] = names
+        for key, norms in (("weight_ih", weight), ("weight_hh", state), ("bias_ih", bias), ("bias_hh", bias)):
+            self._found[f"{name}.{key}_l0"] = norms
