@@ -168,3 +168,16 @@ def test_what_it_gains(kind, make_model, make_ids):
     assert one.standard_error < one.plain_standard_error
     halves = summarise(traces).per_group
     assert sum(part.value for part in halves.values()) == pytest.approx(one.value, rel=1e-10)
+
+
+def test_the_mean_keeps_its_expectation():
+    """Of skewed values that bend with their statistic, where one's own inputs' β would lower the mean."""
+    generator = torch.Generator().manual_seed(4)
+    f = -torch.rand(4000, 100, generator=generator, dtype=torch.float64).log() - 1
+    x = f.square() + f  # of mean 1
+    ones = torch.ones(100, dtype=torch.float64)
+    found = torch.stack([adjusted(v, ones, c[:, None]).mean() for v, c in zip(x, f, strict=True)])
+    assert abs(found.mean() - 1) < 4 * found.std() / 4000**0.5
+    columns = torch.stack([torch.ones_like(f), f], dim=2)
+    own = torch.linalg.lstsq(columns, x[:, :, None]).solution[:, 0, 0]
+    assert abs(own.mean() - 1) > 10 * own.std() / 4000**0.5
