@@ -11,6 +11,7 @@ from raysweep.errors import RunFailedError
 from raysweep.evaluation.run import run_evaluation, stored_shards
 from raysweep.evaluation.trace import TraceConfig
 from raysweep.flatness import fisher_trace
+from raysweep.flatness.estimate import FOLDS
 from raysweep.flatness.fisher import draw_positions, input_traces
 from raysweep.registry import evaluations
 from raysweep.seeding import derive
@@ -170,15 +171,15 @@ def test_repeats_tell_the_error_of_the_pool(hmm, make_subject, run, vectors, inp
     seeds = [0, derive(0, "repeat", 1), derive(0, "repeat", 2)]
     found = [input_traces_of(subject, ids, vectors, seed) for seed in seeds]
     plain = np.array([traces.values.sum(dim=1).numpy() for traces in found])
+    left = per_repeat = plain
     if vectors == "label":
         assert found[0].control is None
-        left, per_repeat = plain, plain
     else:
         controls = np.array([traces.control.numpy() for traces in found])
         # The mean of the repeats, less its regression on theirs, is what the trace is the mean of.
         beta = regression(plain.mean(axis=0), controls.mean(axis=0))
-        left = plain - controls @ beta
-        per_repeat = [x - c @ regression(x, c) for x, c in zip(plain, controls, strict=True)]
+        left = plain - (controls * beta).sum(axis=2)
+        per_repeat = [x - (c * regression(x, c)).sum(axis=1) for x, c in zip(plain, controls, strict=True)]
         assert np.abs(left - plain).max() > 1e-3 * plain.mean()
     assert metrics["trace"].value == pytest.approx(left.mean(), rel=1e-5)
     variances = left.var(axis=0, ddof=1) / 3
@@ -195,8 +196,11 @@ def input_traces_of(subject, ids, vectors, seed):
 
 
 def regression(values, control):
+    """Return each input's coefficients [n, K]: those of least squares over the inputs of other folds."""
     columns = np.column_stack([np.ones(len(values)), control])
-    return np.linalg.lstsq(columns, values, rcond=None)[0][1:]
+    fold = np.arange(len(values)) % FOLDS
+    fits = [np.linalg.lstsq(columns[fold != k], values[fold != k], rcond=None)[0][1:] for k in range(FOLDS)]
+    return np.array(fits)[fold]
 
 
 class Scaled(torch.nn.Linear):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from raysweep.evaluation.base import Metric
+from raysweep.evaluation.run import stored_shards
+from raysweep.flatness.estimate import FOLDS
 from raysweep.report import write_report
-from raysweep.report.contrasts import changes
+from raysweep.report.contrasts import Change, _judged, changes
 from raysweep.sweep import evaluation_identity, load_sweep, tidy
 from raysweep.sweep.provenance import provenance, save_launch
 
@@ -103,3 +106,100 @@ def test_the_trace_between_milestones_is_a_paired_difference(tmp_path: Path) -> 
     assert "The trace between milestones" in page
     assert page.count("25 → 50") == 1
     assert page.count(">rises<") == 2
+
+
+def test_milestones_of_different_length_are_compared_on_the_inputs_of_both(tmp_path: Path) -> None:
+    text = FILE.replace("{sentences: 64}", "{inputs: 20000, shard_size: 500, target_rse: 0.02}")
+    (tmp_path / "tiny.yaml").write_text(text.replace("excess_loss", "trace").replace("[0, 1]", "[0]"))
+    sweep = load_sweep(str(tmp_path / "tiny.yaml"), (), storage=tmp_path / "results")
+    [spec] = sweep.runs
+    [evaluation] = spec.evaluations.values()
+    run, generator = sweep.ledger().run(spec), np.random.default_rng(0)
+    values = {50: generator.exponential(size=20_000), 100: generator.lognormal(sigma=1.2, size=20_000)}
+    # Statistics of mean zero that tell something of the second milestone's values.
+    control = generator.normal(size=(20_000, 2))
+    values[100] += 0.5 * control[:, 0] + 1.0
+    lengths = {}
+    for step, whole in values.items():
+        cuts = range(0, 20_000, 500)
+        shards = [{"head": whole[k : k + 500], "weights": np.ones(500)} for k in cuts]
+        for k, shard in zip(cuts, shards, strict=True):
+            if step == 100:
+                shard["control"] = control[k : k + 500]
+        # All are in the ledger, as after a change of the rule; those that the rule asks for count.
+        for number, arrays in enumerate(shards):
+            run.save_arrays(step, "trace", evaluation_identity(evaluation), number, arrays)
+        found, missing = stored_shards(evaluation, shards.__getitem__)
+        assert missing == []
+        run.record_evaluation(step, evaluation, evaluation.combine(found), seconds=1.0)
+        lengths[step] = 500 * len(found)
+    assert 1000 < lengths[50] < lengths[100] < 20_000
+    [change] = changes(sweep)
+    n, both = lengths[50], lengths[100]
+    x, y = values[50][:n], _adjusted(values[100][:both], control[:both])[:n]
+    assert change.n == n
+    assert change.difference == pytest.approx((y - x).mean())
+    assert change.standard_error == pytest.approx((y - x).std(ddof=1) / n**0.5)
+    assert change.independent == pytest.approx(np.hypot(x.std(ddof=1), y.std(ddof=1)) / n**0.5)
+    assert change.doubt is None
+    assert change.told
+    # Where a shard that counts is gone, nothing is compared.
+    (run.arrays_directory(100, "trace", evaluation_identity(evaluation)) / "000000.npz").unlink()
+    assert changes(sweep) == []
+
+
+def _adjusted(values: np.ndarray, control: np.ndarray) -> np.ndarray:
+    """Return values less their regression on `control`, each fold by the coefficients of the others."""
+    columns, fold = np.column_stack([np.ones(len(values)), control]), np.arange(len(values)) % FOLDS
+    left = values.copy()
+    for k in range(FOLDS):
+        fitted = np.linalg.lstsq(columns[fold != k], values[fold != k], rcond=None)[0]
+        left[fold == k] -= control[fold == k] @ fitted[1:]
+    return left
+
+
+def test_one_input_that_makes_a_change_is_doubted(tmp_path: Path) -> None:
+    text = FILE.replace("excess_loss: {sentences: 64}", "trace: {inputs: 64, shard_size: 64}")
+    (tmp_path / "tiny.yaml").write_text(text)
+    sweep = load_sweep(str(tmp_path / "tiny.yaml"), (), storage=tmp_path / "results")
+    generator = np.random.default_rng(0)
+    for spec, last in zip(sweep.runs, (0.0, 30.0), strict=True):
+        [evaluation] = spec.evaluations.values()
+        run, values = sweep.ledger().run(spec), generator.exponential(size=64)
+        for step in (50, 100):
+            arrays = {"head": values.copy(), "weights": np.ones(64)}
+            run.save_arrays(step, "trace", evaluation_identity(evaluation), 0, arrays)
+            notes = {"method": "vmap", "reason": "a <Conv> is unknown"} if step == 50 and last else {}
+            run.record_evaluation(step, evaluation, evaluation.combine([arrays]), seconds=1.0, notes=notes)
+            # Differences of both signs, and in the second run one that is most of them.
+            values = values + 1.0 + 0.1 * generator.normal(size=64)
+            values[3] += last
+    sure, doubtful = changes(sweep)
+    assert (sure.doubt, sure.told) == (None, True)
+    assert doubtful.doubt is not None
+    assert doubtful.doubt.startswith("one of 64 inputs makes 3")
+    assert not doubtful.told
+    page = write_report(sweep, tidy(sweep.ledger(), sweep), tmp_path / "report.html").read_text()
+    assert page.count(">not trusted<") == 1
+    assert page.count(">rises<") == 1
+    assert "one of 64 inputs makes 3" in page
+    # How gradient norms were computed, where it was not the usual way.
+    assert "<dd>trace was measured by vmap: a &lt;Conv&gt; is unknown (1 of 4 checkpoints)</dd>" in page
+
+
+@pytest.mark.parametrize("count", [1, 20])
+def test_more_changes_take_more_to_be_told(count: int) -> None:
+    small = [_deviation(0.1)] * (count - 1)
+    [first, *others] = _judged([_deviation(-2.5), *small])
+    # A deviation of 2.5 standard errors has probability 0.0124: told alone, not one of 20.
+    assert first.told == (count == 1)
+    assert not any(change.told for change in others)
+    [sure, *_] = _judged([_deviation(5.0), *small])
+    assert sure.told
+    [doubtful, *_] = _judged([replace(_deviation(5.0), doubt="few inputs"), *small])
+    assert not doubtful.told
+
+
+def _deviation(size: float) -> Change:
+    """Return a change of so many standard errors."""
+    return Change(run_id="x", before=1, after=2, difference=size, standard_error=1.0, n=1000, independent=2.0)
