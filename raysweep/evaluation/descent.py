@@ -7,6 +7,7 @@ trace should be (`raysweep.flatness.descent`).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
 
@@ -19,11 +20,13 @@ from raysweep.errors import ConfigError
 from raysweep.evaluation.base import Arrays, Evaluation, Metric, Subject
 from raysweep.evaluation.labels import model_of
 from raysweep.evaluation.sharding import shard_count, shard_range
-from raysweep.flatness.descent import descend, noisy_descent, stationary_loss
+from raysweep.flatness.descent import RESOLUTION, descend, noisy_descent, stationary_loss
 from raysweep.flatness.population import Population
 from raysweep.flatness.valley import Valley
 from raysweep.languages.base import Language
 from raysweep.models.base import ModelConfig
+
+log = logging.getLogger("raysweep.evaluation")
 
 
 class DescentConfig(Evaluation):
@@ -34,21 +37,24 @@ class DescentConfig(Evaluation):
     - `descent/start`: the trace of the saturated model; `descent/rank`, `descent/largest_eigenvalue` and
       `descent/smallest_eigenvalue` of its Hessian where it is not zero;
     - `descent/observed/lr-<η>/batch-<B>/time-<t>` and `descent/predicted/batch-<B>/time-<t>`: the trace;
-    - `descent/ratio/lr-<η>/batch-<B>`: the observed fall at the end, as a share of the predicted;
+    - `descent/ratio/lr-<η>/batch-<B>`: the observed fall at the end, as a share of the predicted; not given,
+      which the log and the record's notes say, where no fall to speak of is predicted;
     - `descent/excess_loss/lr-<η>/batch-<B>` at the end, and `descent/stationary_loss/...`, the η Tr H/(4B)
       that the noise should hold up.
 
-    Standard errors are over replicates.  The ratios tend to one as rates and lr/batch fall.
+    Standard errors are over replicates.  The ratios tend to one as rates and lr/batch fall.  The defaults
+    suit the small encoders of `sweeps/theory_descent.yaml`: rates are to be small against 2 over the largest
+    eigenvalue, and the time long against lr over twice the smallest.
     """
 
     kind: Literal["descent"] = "descent"
     needs_parameters: ClassVar[bool] = True
 
-    lrs: tuple[Annotated[float, Field(gt=0)], ...] = Field(default=(0.05, 0.1), min_length=1)
-    batches: tuple[Annotated[int, Field(gt=0)], ...] = Field(default=(16, 64), min_length=1)
-    time: float = Field(default=16.0, gt=0)
-    points: int = Field(default=8, gt=0)
-    replicates: int = Field(default=32, gt=1)
+    lrs: tuple[Annotated[float, Field(gt=0)], ...] = Field(default=(0.005, 0.01), min_length=1)
+    batches: tuple[Annotated[int, Field(gt=0)], ...] = Field(default=(8, 32), min_length=1)
+    time: float = Field(default=0.25, gt=0)
+    points: int = Field(default=5, gt=0)
+    replicates: int = Field(default=16, gt=1)
     seed: int = Field(default=0, ge=0)
     #: Replicates a shard.
     shard_size: int = Field(default=16, gt=0)
@@ -111,10 +117,9 @@ class DescentConfig(Evaluation):
         for batch, traces in zip(self.batches, predicted, strict=True):
             found[f"predicted-{batch}"] = traces
         found = {key: values.expand(len(replicates), -1) for key, values in found.items()}
-        for lr, batch in self._pairs():
-            traces, losses = noisy_descent(
-                valley, theta, self.times, lr=lr, batch=batch, replicates=replicates, seed=self.seed
-            )
+        pairs = self._pairs()
+        seen = noisy_descent(valley, theta, self.times, pairs, replicates=replicates, seed=self.seed)
+        for (lr, batch), traces, losses in zip(pairs, *seen, strict=True):
             found |= {f"trace-{lr!r}-{batch}": traces, f"loss-{lr!r}-{batch}": losses}
         return {key: values.numpy() for key, values in found.items()}
 
@@ -142,12 +147,35 @@ class DescentConfig(Evaluation):
                 Metric.mean(f"descent/observed/{of}/time-{time:g}", traces[:, k], "nats")
                 for k, time in enumerate(times)
             ]
-            predicted = found[f"predicted-{batch}"][0]
-            falls = (traces[:, 0] - traces[:, -1]) / (predicted[0] - predicted[-1])
+            fall = _predicted_fall(found, batch)
+            if fall is not None:
+                shares = (traces[:, 0] - traces[:, -1]) / fall
+                metrics.append(Metric.mean(f"descent/ratio/{of}", shares, "fraction"))
             held = stationary_loss(float(traces[:, -1].mean()), lr=lr, batch=batch)
             metrics += [
-                Metric.mean(f"descent/ratio/{of}", falls, "fraction"),
                 Metric.mean(f"descent/excess_loss/{of}", losses[:, -1], "nats"),
                 Metric.number(f"descent/stationary_loss/{of}", held, "nats", n=1),
             ]
+        for note in self.notes(shards).values():
+            log.warning("%s", note)
         return metrics
+
+    def notes(self, shards: Sequence[Mapping[str, np.ndarray]]) -> dict[str, str]:
+        """Return why a ratio is not given, {} where all are."""
+        flat = [batch for batch in self.batches if _predicted_fall(shards[0], batch) is None]
+        if not flat:
+            return {}
+        start = shards[0]["predicted-" + str(flat[0])][0, 0]
+        batches = ", ".join(map(str, flat))
+        return {
+            "no_ratio": f"descent: no ratio for batches of {batches}: in a time of {self.time:g} the predicted "
+            f"trace falls by no more than {RESOLUTION:g} of its {start:.4g} nats, which is not told from none; "
+            "take a longer time (as many steps at a larger rate) or smaller batches"
+        }
+
+
+def _predicted_fall(found: Mapping[str, np.ndarray], batch: int) -> float | None:
+    """Return the predicted fall of the trace over the whole time, None where it is not told from none."""
+    traces = found[f"predicted-{batch}"][0]
+    fall = float(traces[0] - traces[-1])
+    return fall if fall > RESOLUTION * float(traces[0]) else None

@@ -32,11 +32,12 @@ uses the limit of the gradient flow instead; the two differ by O(η) at every ti
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from scipy.integrate import solve_ivp
 from torch import Tensor
-from torch.func import grad, vmap
 
 from raysweep.errors import ConfigError, RunFailedError
 from raysweep.flatness.valley import Valley
@@ -44,6 +45,9 @@ from raysweep.seeding import uniforms
 
 #: Relative error of the ODE's solution in a step.
 _PRECISION = 1e-5
+
+#: Share of the trace below which a fall along the ODE's solution is not told from none, some solver's errors.
+RESOLUTION = 100 * _PRECISION
 
 #: SGD steps whose random numbers are made at once.
 _CHUNK = 64
@@ -76,53 +80,84 @@ def noisy_descent(
     valley: Valley,
     theta: Tensor,
     times: Tensor,
+    settings: Sequence[tuple[float, int]],
     *,
-    lr: float,
-    batch: int,
     replicates: range,
     seed: int,
 ) -> tuple[Tensor, Tensor]:
-    """Run SGD from a point of Γ [p]; return traces and excess losses [len(replicates), len(times)].
+    """Run SGD from a point of Γ [p] at all (lr, batch) of `settings`, side by side.
 
-    Step k is at time k·lr²; `times` ascend and are rounded to steps.  Each of the replicates draws its own
-    samples, keyed by (seed, lr, batch, step, its number), from the whole population.  The trace is that at
-    the nearby point of Γ, the excess loss that of the weights themselves.
+    Return traces and excess losses in nats [len(settings), len(replicates), len(times)].  Step k is at time
+    k·lr²; `times` ascend and are rounded to steps.  Each of the replicates draws its own samples, keyed by
+    (seed, lr, batch, step, its number), from the whole population, so the values of a setting do not depend
+    on the others.  The trace is that at the nearby point of Γ, the excess loss that of the weights themselves.
 
     Raises `RunFailedError` where SGD leaves the valley, `ConfigError` for a rate or batch that is not
     positive.
     """
-    if not (lr > 0 and batch > 0):
-        raise ConfigError(f"lr={lr}, batch={batch}: both must be positive")
+    for lr, batch in settings:
+        if not (lr > 0 and batch > 0):
+            raise ConfigError(f"lr={lr}, batch={batch}: both must be positive")
+    # Steps at which a setting is looked at, by its time.
+    looks = [[round(time / lr**2) for time in times.tolist()] for lr, _ in settings]
+    runs = [theta.expand(len(replicates), -1) for _ in settings]
+    found = torch.empty(2, len(settings), len(replicates), len(times), dtype=theta.dtype)
+    done = 0
+    for stop in sorted(set().union(*looks)):
+        # A setting whose last look has been taken rests.
+        going = [k for k, steps in enumerate(looks) if steps[-1] >= stop]
+        chosen = [settings[k] for k in going]
+        moved = _walk(valley, [runs[k] for k in going], chosen, range(done, stop), replicates, seed)
+        for k, rows in zip(going, moved, strict=True):
+            runs[k] = rows
+            if not bool(rows.isfinite().all()):
+                raise _diverged(settings[k], stop)
+            due = [place for place, step in enumerate(looks[k]) if step == stop]
+            if due:
+                traces, losses = valley.trace(valley.saturate(rows)), valley.excess_loss(rows)
+                found[:, k, :, due] = torch.stack([traces, losses])[:, :, None]
+        done = stop
+    return found[0], found[1]
+
+
+def _walk(
+    valley: Valley,
+    runs: Sequence[Tensor],
+    settings: Sequence[tuple[float, int]],
+    steps: range,
+    replicates: range,
+    seed: int,
+) -> Sequence[Tensor]:
+    """Return `runs`, [len(replicates), p] each, after the steps numbered `steps`, which all take together."""
     joint = (valley.weights[:, None] * valley.truth).flatten().cumsum(0)
     joint = joint / joint[-1]
-    slope = vmap(grad(lambda one, share: -(share * valley.log_probs(one)).sum()))
-    rows = theta.expand(len(replicates), -1).clone()
-    steps = [round(time / lr**2) for time in times.tolist()]
-    traces, losses, done = [], [], 0
-    for stop in steps:
-        for first in range(done, stop, _CHUNK):
-            index = torch.arange(first, min(first + _CHUNK, stop))
-            draws = uniforms(
-                seed,
-                f"descent/{lr!r}/{batch}",
-                index,
-                len(replicates) * batch,
-                start=replicates.start * batch,
-            )
-            drawn = torch.searchsorted(joint, draws).clamp_(max=len(joint) - 1)
-            for row in drawn.view(len(index), len(replicates), batch):
-                share = torch.zeros(len(rows), len(joint), dtype=rows.dtype)
-                share.scatter_add_(1, row, torch.full(row.shape, 1 / batch, dtype=rows.dtype))
-                rows -= lr * slope(rows, share.view(-1, *valley.truth.shape))
-        done = max(done, stop)
-        if not bool(rows.isfinite().all()):
-            raise RunFailedError(
-                f"SGD with lr {lr:g} and batches of {batch} diverges within {stop} steps; "
-                "lower lr or enlarge the batch"
-            )
-        losses.append(valley.excess_loss(rows))
-        traces.append(valley.trace(valley.saturate(rows)))
-    return torch.stack(traces, dim=1), torch.stack(losses, dim=1)
+    rows = torch.cat(list(runs))
+    rates = torch.tensor([lr for lr, _ in settings], dtype=rows.dtype)
+    rates = rates.repeat_interleave(len(replicates))[:, None]
+    for first in steps[::_CHUNK]:
+        index = torch.arange(first, min(first + _CHUNK, steps.stop))
+        drawn = [_shares(joint, index, lr, batch, replicates, seed) for lr, batch in settings]
+        for share in torch.cat(drawn, dim=1):
+            rows = rows - rates * valley.loss_slopes(rows, share.view(-1, *valley.truth.shape))
+    return rows.split(len(replicates))
+
+
+def _shares(joint: Tensor, index: Tensor, lr: float, batch: int, replicates: range, seed: int) -> Tensor:
+    """Return what share of a step's batch is each input with each word [len(index), len(replicates), NV]."""
+    draws = uniforms(
+        seed, f"descent/{lr!r}/{batch}", index, len(replicates) * batch, start=replicates.start * batch
+    )
+    drawn = torch.searchsorted(joint, draws).clamp_(max=len(joint) - 1).view(len(index), -1, batch)
+    shares = torch.zeros(*drawn.shape[:2], len(joint), dtype=joint.dtype)
+    return shares.scatter_add_(2, drawn, torch.full(drawn.shape, 1 / batch, dtype=joint.dtype))
+
+
+def _diverged(setting: tuple[float, int], step: int) -> RunFailedError:
+    lr, batch = setting
+    return RunFailedError(
+        f"SGD with lr {lr:g} and batches of {batch} diverges within {step} steps; "
+        "lower lr or enlarge the batch"
+    )
 
 
 def stationary_loss(trace: float, *, lr: float, batch: int) -> float:

@@ -96,6 +96,14 @@ class Valley:
         values = vmap(lambda one: self._mean(self.truth * (self.truth.log() - self.log_probs(one))))(rows)
         return values.reshape(theta.shape[:-1])
 
+    def loss_slopes(self, rows: Tensor, share: Tensor) -> Tensor:
+        """Return the gradients [R, p] of −Σ share·log f at rows of parameters [R, p], `share` [R, N, V]."""
+        rows = rows.detach().requires_grad_()
+        with torch.enable_grad():
+            total = -(share * vmap(self.log_probs)(rows)).sum()
+        (slopes,) = torch.autograd.grad(total, rows)
+        return slopes
+
     def trace(self, theta: Tensor) -> Tensor:
         """Return Tr F in nats [...] of parameters [..., p]: on Γ the trace of the Hessian."""
         values = vmap(self._trace)(theta.reshape(-1, theta.shape[-1]))

@@ -1,6 +1,7 @@
 """What the theory's evaluations report, beside what they should."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from raysweep.languages.dyck import Dyck
 from raysweep.languages.hmm import HMM
 from raysweep.models.encoder import EncoderConfig
 from raysweep.models.lstm import LSTMConfig
+from raysweep.sweep.load import load_sweep
 
 
 def test_bartlett_and_hessian_agree(run, make_subject, hmm) -> None:
@@ -82,10 +84,53 @@ def test_descent_reports_what_it_ran(run) -> None:
     assert all(metric.n == 4 for name, metric in found.items() if "observed" in name)
 
 
+def descent_shard(evaluation: DescentConfig, fall: dict[int, float]) -> dict[str, np.ndarray]:
+    """A shard of traces that begin at 5 and fall by what is predicted of each batch size, and a little more."""
+    generator, times = np.random.default_rng(0), np.linspace(0, 1, evaluation.points + 1)
+    n = evaluation.replicates
+    shard = {"spectrum": np.tile([5.0, 4.0, 3.0, 0.1], (n, 1))}
+    for batch in evaluation.batches:
+        predicted = 5.0 - fall[batch] * times
+        shard[f"predicted-{batch}"] = np.tile(predicted, (n, 1))
+        for lr in evaluation.lrs:
+            noise = generator.normal(0, 0.01, (n, len(times))) * times
+            shard[f"trace-{lr!r}-{batch}"] = predicted + noise
+            shard[f"loss-{lr!r}-{batch}"] = np.full((n, len(times)), 1e-3)
+    return shard
+
+
+@pytest.mark.parametrize("none", [0.0, 1e-6, 0.005])
+def test_no_ratio_to_a_fall_that_is_not_predicted(none: float, caplog: pytest.LogCaptureFixture) -> None:
+    evaluation = DescentConfig(batches=(8, 32))
+    shard = descent_shard(evaluation, {8: 1.0, 32: none})
+    found = {metric.name: metric for metric in evaluation.combine([shard])}
+    assert found["descent/ratio/lr-0.01/batch-8"].value == pytest.approx(1, abs=0.02)
+    assert not [name for name in found if name.startswith("descent/ratio/") and "batch-32" in name]
+    # All else is there.
+    assert found["descent/observed/lr-0.01/batch-32/time-0.25"].n == 16
+    [said] = evaluation.notes([shard]).values()
+    assert "no ratio for batches of 32: in a time of 0.25" in said
+    assert "longer time" in said
+    assert caplog.messages == [said]
+
+
+def test_all_ratios_that_there_are_need_no_note() -> None:
+    evaluation = DescentConfig()
+    shard = descent_shard(evaluation, {8: 1.0, 32: 0.25})
+    assert sum(metric.name.startswith("descent/ratio/") for metric in evaluation.combine([shard])) == 4
+    assert evaluation.notes([shard]) == {}
+
+
+def test_descent_is_set_up_for_what_its_sweep_trains() -> None:
+    """`raysweep evaluate -e descent` does on such a model what the sweep does."""
+    sweep = load_sweep(Path(__file__).parents[2] / "sweeps" / "theory_descent.yaml")
+    assert sweep.runs[0].evaluations["descent"] == DescentConfig()
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"time": 0.1, "points": 20}, "0.5 steps from one point to the next"),
+        ({"lrs": [0.1], "time": 0.1, "points": 20}, "0.5 steps from one point to the next"),
         ({"lrs": [0.1, 0.1]}, "holds a value twice"),
         ({"batches": []}, "at least 1"),
     ],

@@ -14,6 +14,7 @@ from raysweep.languages.hmm import HMM
 from raysweep.languages.pcfg import PCFG
 from raysweep.models.encoder import EncoderConfig
 from raysweep.models.lstm import LSTMConfig
+from raysweep.seeding import uniforms
 
 LOGIT = 0.7
 P = 1 / (1 + math.exp(-LOGIT))
@@ -98,7 +99,8 @@ def test_sgd_on_two_factors_follows_the_ode_of_its_batch_size(factors, lr, batch
     """D is multiplied by 1 − η²g² a step, so its fall per time and 1/B is c, for any rate and batch."""
     valley, theta = factors
     times = torch.tensor([0.0, 4.0], dtype=torch.float64)
-    traces, losses = noisy_descent(valley, theta, times, lr=lr, batch=batch, replicates=range(100), seed=0)
+    both = noisy_descent(valley, theta, times, [(lr, batch)], replicates=range(100), seed=0)
+    traces, losses = (values[0] for values in both)
     falls = traces[:, 0] - traces[:, 1]
     expected = hyperbola(torch.tensor(3.0)) - hyperbola(torch.tensor(3 * math.exp(-C * 4 / batch)))
     error = falls.std() / 10
@@ -114,12 +116,41 @@ def test_sgd_on_two_factors_follows_the_ode_of_its_batch_size(factors, lr, batch
 def test_replicates_are_their_own(factors) -> None:
     valley, theta = factors
     times = torch.tensor([0.0, 0.5], dtype=torch.float64)
-    options = {"lr": 0.1, "batch": 3, "seed": 5}
-    whole = noisy_descent(valley, theta, times, replicates=range(6), **options)
-    part = noisy_descent(valley, theta, times, replicates=range(2, 4), **options)
+    settings = [(0.1, 3)]
+    whole = noisy_descent(valley, theta, times, settings, replicates=range(6), seed=5)
+    part = noisy_descent(valley, theta, times, settings, replicates=range(2, 4), seed=5)
     for a, b in zip(whole, part, strict=True):
-        torch.testing.assert_close(a[2:4], b, rtol=1e-12, atol=1e-14)
-    assert len(set(whole[0][:, 1].tolist())) == 6
+        torch.testing.assert_close(a[:, 2:4], b, rtol=1e-12, atol=1e-14)
+    assert len(set(whole[0][0, :, 1].tolist())) == 6
+
+
+def test_rates_and_batches_side_by_side_are_those_of_each_alone(factors) -> None:
+    """Rates whose steps lie apart, and times that two of them round to other steps."""
+    valley, theta = factors
+    times = torch.tensor([0.0, 0.103, 0.5], dtype=torch.float64)
+    settings = [(0.05, 3), (0.1, 2), (0.1, 5), (0.07, 3)]
+    together = noisy_descent(valley, theta, times, settings, replicates=range(3), seed=1)
+    for k, setting in enumerate(settings):
+        alone = noisy_descent(valley, theta, times, [setting], replicates=range(3), seed=1)
+        for a, b in zip(together, alone, strict=True):
+            torch.testing.assert_close(a[k], b[0], rtol=1e-12, atol=1e-14)
+
+
+def test_steps_are_those_of_plain_sgd(factors) -> None:
+    """The samples written out one by one, the gradient of a coin by hand."""
+    valley, theta = factors
+    lr, batch, steps = 0.1, 3, 70
+    draws = uniforms(4, f"descent/{lr!r}/{batch}", torch.arange(steps), 2 * batch, start=0)
+    # The second replicate; the coin shows heads below its probability.
+    heads = (draws[:, batch:] < P).double()
+    a, b = theta.tolist()
+    for k in range(steps):
+        g = 1 / (1 + math.exp(-a * b)) - float(heads[k].mean())
+        a, b = a - lr * g * b, b - lr * g * a
+    times = torch.tensor([steps * lr**2], dtype=torch.float64)
+    _, losses = noisy_descent(valley, theta, times, [(lr, batch)], replicates=range(2), seed=4)
+    expected = float(valley.excess_loss(torch.tensor([a, b], dtype=torch.float64)))
+    assert losses[0, 1, 0].item() == pytest.approx(expected, rel=1e-9)
 
 
 def test_the_trace_and_its_slope_are_those_of_dense_autograd(encoder, language) -> None:
@@ -159,7 +190,7 @@ def test_the_encoder_descends_as_the_ode_says(encoder) -> None:
     valley, theta = encoder
     times = torch.tensor([0.0, 3.0], dtype=torch.float64)
     predicted = descend(valley, theta, times / 24)
-    traces, _ = noisy_descent(valley, theta, times, lr=0.1, batch=24, replicates=range(24), seed=0)
+    [traces], _ = noisy_descent(valley, theta, times, [(0.1, 24)], replicates=range(24), seed=0)
     falls = traces[:, 0] - traces[:, 1]
     fall = float(predicted[0] - predicted[1])
     assert fall > 10 * float(falls.std()) / 24**0.5
@@ -181,5 +212,8 @@ def test_a_model_that_cannot_be_its_language_is_told(factors) -> None:
     flat = Valley(lambda theta: coin(theta * 0), valley.weights, valley.truth)
     with pytest.raises(RunFailedError, match="do not reach their language"):
         flat.saturate(theta)
+    far = torch.tensor([0.0, 4e6])
     with pytest.raises(RunFailedError, match=r"lower\s+lr|lower its rate"):
-        noisy_descent(valley, theta, torch.tensor([0.0, 4e6]), lr=1e3, batch=1, replicates=range(2), seed=0)
+        noisy_descent(valley, theta, far, [(1e3, 1)], replicates=range(2), seed=0)
+    with pytest.raises(ConfigError, match="both must be positive"):
+        noisy_descent(valley, theta, far, [(0.1, 1), (0.1, 0)], replicates=range(2), seed=0)
