@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 from pathlib import Path
@@ -91,6 +92,24 @@ def test_a_part_is_worked_on_and_the_whole_is_stored_and_reported(
     assert "0 of 2" in (stored.directory / "report.html").read_text()
     assert stored.runs[0].run_id not in capsys.readouterr().err
     assert run(["status", "small", "--json"]) == 0
+
+
+def test_status_says_what_was_measured_in_a_slower_way(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = load_sweep(file, storage=tmp_path / "results")
+    save_sweep(sweep)
+    notes = {"method": "vmap", "reason": "a Conv is unknown"}
+    for spec, said in zip(sweep.runs, (notes, {"method": "ghost norms"}), strict=True):
+        [evaluation] = spec.evaluations.values()
+        sweep.ledger().run(spec).record_evaluation(20, evaluation, [], seconds=1.0, notes=said)
+    expected = "excess_loss was measured by vmap: a Conv is unknown (1 of 2 checkpoints)"
+    assert run(["status", "small"]) == 0
+    assert [line for line in capsys.readouterr().out.splitlines() if "measured" in line] == [
+        f"note: {expected}"
+    ]
+    assert run(["status", "small", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["notes"] == [expected]
 
 
 def test_a_pattern_without_a_run_is_said_before_anything_is_made(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from raysweep.cli.app import run
 from raysweep.evaluation import ModelSubject
-from raysweep.evaluation.run import run_evaluation
+from raysweep.evaluation import run as evaluation_run
 from raysweep.evaluation.trace import TraceConfig
 from raysweep.models.huggingface import to_huggingface
 from raysweep.sweep import Sweep
@@ -53,7 +54,7 @@ def measured(finished: Sweep, checkpoint: Path, evaluation: Any) -> dict[str, An
     spec = finished.runs[1]
     language = finished.language(spec)
     subject = ModelSubject(language, load_model(checkpoint, spec.model, language))
-    return {m.name: m.model_dump() for m in run_evaluation(evaluation, subject).metrics}
+    return {m.name: m.model_dump() for m in evaluation_run.run_evaluation(evaluation, subject).metrics}
 
 
 def evaluate(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
@@ -125,6 +126,39 @@ def test_table_and_file(checkpoint: Path, capsys: pytest.CaptureFixture[str], tm
         assert row.rstrip().endswith(f"{metric['n']}  {metric['unit']}")
     assert shown.err.startswith("trace: ")
     assert facts["provenance"]["versions"]["torch"]
+
+
+def test_a_target_and_how_gradients_were_computed(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[int, int]] = []
+    measure_all = evaluation_run.run_evaluation
+
+    def slowly(evaluation: Any, subject: Any, *, progress: Any) -> Any:
+        found = measure_all(evaluation, subject, progress=lambda *now: told.append(now))
+        assert found.notes == {"method": "ghost norms"}
+        return replace(found, notes={"method": "vmap", "reason": "a Conv is unknown"})
+
+    fields = ("inputs=4000", "shard_size=256", "target_rse=0.02")
+    options = [text for field in fields for text in ("-e", f"trace.{field}")]
+    facts = evaluate(capsys, str(checkpoint), *options)
+    assert facts["evaluations"][0]["notes"] == {"method": "ghost norms"}
+    found = metrics(facts)
+    assert found["trace_target_reached"]["value"] == 1
+    assert found["trace"]["standard_error"] <= 0.02 * found["trace"]["value"]
+    monkeypatch.setattr(evaluation_run, "run_evaluation", slowly)
+    assert run(["evaluate", str(checkpoint), *options]) == 0
+    assert "note: trace was measured by vmap: a Conv is unknown" in capsys.readouterr().out.splitlines()
+    # One shard after the other, of those that are known to be wanted: two for the first look.
+    shards = found["trace"]["n"] // 256
+    assert [done for done, _ in told] == list(range(1, shards + 1))
+    assert told[0] == (1, 2)
+    assert told[-1] == (shards, shards)
+    assert 2 <= shards < 16
+
+    assert run(["evaluate", str(checkpoint), *options, "-e", "trace.repeats=3"]) == 2
+    message = "evaluate.trace.target_rse: 0.02 does not go with repeats 3"
+    assert message in capsys.readouterr().err
 
 
 def test_without_a_choice_the_runs_own_or_the_usual(
