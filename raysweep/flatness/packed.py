@@ -22,8 +22,12 @@ from raysweep.flatness.vectors import Vectors, cotangents
 from raysweep.models.encoder import Encoder
 from raysweep.models.lstm import LSTM
 
-#: Words of a chunk, and the longest sentence for which sums over pairs of words are the cheapest way.
-CHUNK, LONGEST = 2048, 32
+#: The longest sentence for which sums over pairs of words are the cheapest way.
+LONGEST = 32
+
+#: Numbers in a chunk's hidden states, and the least words of a chunk: with smaller ones calls are what costs,
+#: with larger ones memory.
+NUMBERS, WORDS = 2**19, 2048
 
 #: Models that have been compared with autograd: what they compute is their class's, whatever their weights.
 _agreed: WeakSet[nn.Module] = WeakSet()
@@ -31,6 +35,11 @@ _agreed: WeakSet[nn.Module] = WeakSet()
 #: Makes a cotangent [B, V] of logits [B, V], and of the float32 hidden states [B, D] at the masked words that
 #: the head made them of, at the inputs of these row numbers [B].
 Maker = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def chunk_words(width: int) -> int:
+    """Return the words of a chunk of a model so wide."""
+    return max(WORDS, NUMBERS // width)
 
 
 def fits(model: nn.Module, positions: Tensor, longest: int) -> bool:
@@ -85,7 +94,7 @@ class PackedNorms:
         )
         weights = way.GhostWeights(self.model)
         values = torch.zeros(len(ids), len(self.names), dtype=torch.float64)
-        for chunk in packed(words, self.model, CHUNK):
+        for chunk in packed(words, self.model, chunk_words(self.model.width)):
             rows = torch.from_numpy(chunk.place[chunk.starts[:-1]] // self.model.max_length)
             found = way.GhostPass(self.model, weights, chunk, rows, make).run()
             values[rows] = torch.stack([found[name] for name in self.names], dim=1)
@@ -129,11 +138,15 @@ def compiled_values(
         if not work.agrees(masked[ends], positions[ends]):
             return None
         _agreed.add(model)
+    from raysweep.flatness.packed_vectors import sign_vectors
 
     statistics = None if control is None else torch.empty(len(masked), control.size, dtype=torch.float64)
 
     def make(logits: Tensor, hidden: Tensor, rows: Tensor) -> Tensor:
-        [(v, _)] = cotangents(logits, index[rows], kind=kind, seed=seed, draws=1)
+        if kind == "rademacher":
+            v = sign_vectors(logits, index[rows], seed=seed)
+        else:
+            [(v, _)] = cotangents(logits, index[rows], kind=kind, seed=seed, draws=1)
         if control is not None and statistics is not None:
             statistics[rows] = control.statistics(logits, hidden, v)
         return v

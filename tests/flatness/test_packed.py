@@ -9,6 +9,8 @@ import torch
 from raysweep.errors import RunFailedError
 from raysweep.flatness import fisher, packed
 from raysweep.flatness.fisher import input_traces
+from raysweep.flatness.packed_vectors import sign_vectors
+from raysweep.flatness.vectors import cotangents
 from raysweep.models.lstm import LSTMConfig
 
 
@@ -94,9 +96,19 @@ def test_values_are_those_of_hooks(build, make_ids, both, kind, length, vectors)
 
 @pytest.mark.parametrize("kind", ["pre", "6/2"])
 def test_more_words_than_a_chunk_holds(build, make_ids, both, monkeypatch, kind):
-    monkeypatch.setattr(packed, "CHUNK", 16)
+    monkeypatch.setattr(packed, "chunk_words", lambda width: 16)
     compiled, hooked = both(build(kind, 6), *make_ids(60, 6))
     torch.testing.assert_close(compiled.values.sum(1), hooked.values.sum(1), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize(("rows", "classes"), [(5, 8), (9, 32), (6, 208), (3, 300)])
+def test_signs_are_those_of_other_devices(rows, classes):
+    generator = torch.Generator().manual_seed(1)
+    logits = 3 * torch.randn(rows, classes, generator=generator)
+    logits[1, 2] = 200.0
+    index = torch.arange(rows) * 98765432109 + 7
+    [(truth, _)] = cotangents(logits, index, kind="rademacher", seed=2**40, draws=1)
+    torch.testing.assert_close(sign_vectors(logits, index, seed=2**40), truth, rtol=1e-5, atol=1e-6)
 
 
 def test_frozen_parameters_are_left_out(make_model, make_ids, both):
