@@ -31,7 +31,7 @@ class UnavailableError(Exception):
 class Contestant:
     """`work` does `units` units of work a call, and returns when they are done, on a GPU too."""
 
-    units: int
+    units: float
     work: Callable[[], object]
 
 
@@ -51,10 +51,11 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A peer that is ready: how to check it and what to time."""
+    """A peer that is ready: how to check it and what to time; `note` is what preparing it has found."""
 
     check: Callable[[], Difference]
     contestant: Contestant
+    note: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,6 +152,8 @@ def _checked(peer: Peer, key: str, say: Say) -> tuple[Comparison, Contestant | N
     except UnavailableError as error:
         say(f"{key}: {peer.name}: absent: {error}")
         return row.model_copy(update={"reason": str(error)}), None
+    if prepared.note is not None:
+        row = row.model_copy(update={"note": "; ".join(filter(None, (peer.note, prepared.note)))})
     found = prepared.check()
     check = Check(
         quantity=found.quantity,
@@ -185,7 +188,7 @@ def _rounds(
     return cpu, wall
 
 
-def _timing(units: int, cpu: list[float], wall: list[float], clock: Clock) -> Timing:
+def _timing(units: float, cpu: list[float], wall: list[float], clock: Clock) -> Timing:
     return Timing(
         units=units,
         repeats=len(cpu),

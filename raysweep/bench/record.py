@@ -53,7 +53,7 @@ class Goal(Config):
 class Timing(Config):
     """Seconds a unit of work, over `repeats` calls that did `units` of them each."""
 
-    units: int
+    units: float
     repeats: int
     cpu_seconds: Spread
     wall_seconds: Spread

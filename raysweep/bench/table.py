@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +15,13 @@ from rich.table import Table
 from rich.text import Text
 
 from raysweep.bench.record import CaseRecord, Comparison, Figure, Goal, Record, Spread
+from raysweep.bench.suites import SUITES
 from raysweep.errors import ConfigError
 
 HEADINGS = ("work", "raysweep", "beside", "found", "goal")
+
+#: Suites whose cases have the same peers and figures: a column each.
+CROSSED = frozenset({"trace"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,11 +127,58 @@ def terminal(record: Record) -> RenderableType:
 
 
 def markdown(record: Record) -> str:
-    """Return the table with its notes as Markdown."""
-    rows = [HEADINGS, tuple("---" for _ in HEADINGS), *(line.cells for line in lines(record))]
+    """Return the table with its notes as Markdown, the suite's introduction above where it has one."""
+    if record.suite in CROSSED:
+        rows, said = crossed(record), merged_notes(record)
+    else:
+        rows, said = [HEADINGS, *(line.cells for line in lines(record))], notes(record)
+    rows.insert(1, tuple("---" for _ in rows[0]))
     table = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
-    remarks = "\n".join(f"- {note}" for note in notes(record))
-    return "\n\n".join(part for part in (table, remarks, caption(record)) if part) + "\n"
+    remarks = "\n".join(f"- {note}" for note in said)
+    introduction = getattr(importlib.import_module(SUITES[record.suite]), "introduction", None)
+    above = "" if introduction is None else introduction(record)
+    return "\n\n".join(part for part in (above, table, remarks, caption(record)) if part) + "\n"
+
+
+def crossed(record: Record) -> list[tuple[str, ...]]:
+    """Return the rows of a table with a column for each case and a line for each peer and figure."""
+    cases = [case for case in record.cases if case.reason is None]
+    cells: dict[str, dict[str, str]] = {}
+    goals: dict[str, str] = {}
+    for case in cases:
+        if case.timing is not None:
+            second = "CPU-seconds" if case.timing.clock == "cpu" else "seconds"
+            own = cells.setdefault(f"raysweep, {second} a {case.unit}", {})
+            own[case.key] = number(case.timing.seconds.median)
+        for beside, found, goal, met in (*map(_compared, case.comparisons), *map(_figure, case.figures)):
+            # Goals are of full sizes.
+            verdict = {True: " ✓", False: " missed", None: ""}[None if record.quick else met]
+            cells.setdefault(beside, {})[case.key] = found + verdict
+            goals[beside] = goals.get(beside) or goal
+    keys = [case.key for case in cases]
+    rows = [(name, *(row.get(key, "") for key in keys), goals.get(name, "")) for name, row in cells.items()]
+    return [("beside", *(f"`{key}`" for key in keys), "goal"), *rows]
+
+
+def merged_notes(record: Record) -> list[str]:
+    """Return what has to be said of cases and peers, a line a peer; what is not true of all cases names them.
+
+    A note is split at its semicolons.
+    """
+    found = [f"{case.key}: {case.reason}." for case in record.cases if case.reason is not None]
+    peers = Counter(row.peer for case in record.cases for row in case.comparisons)
+    said: dict[str, dict[str, list[str]]] = {}
+    for case in record.cases:
+        for row in case.comparisons:
+            for text in (part for whole in (row.note, row.reason) if whole for part in whole.split("; ")):
+                said.setdefault(row.peer, {}).setdefault(text, []).append(case.key)
+    for peer, texts in said.items():
+        parts = [
+            text if len(keys) == peers[peer] else f"{text} ({', '.join(keys)})"
+            for text, keys in texts.items()
+        ]
+        found.append(f"{peer}: {'; '.join(parts)}.")
+    return found
 
 
 def between(suite: str) -> tuple[str, str]:
@@ -184,10 +237,11 @@ def _compared(row: Comparison) -> tuple[str, str, str, bool | None]:
 
 
 def _figure(figure: Figure) -> tuple[str, str, str, bool | None]:
+    unit = figure.unit if figure.unit in ("", "×") else f" {figure.unit}"
     return (
         figure.name,
-        f"{number(figure.value)} {figure.unit}".strip(),
-        _goal(figure.goal, f" {figure.unit}" if figure.unit else ""),
+        f"{number(figure.value)}{unit}",
+        _goal(figure.goal, unit),
         figure.met,
     )
 

@@ -104,3 +104,36 @@ def test_a_record_of_a_gpu_tells_seconds_on_the_wall(record: Record) -> None:
     assert "A GPU; A Processor (AVX2)" in text
     assert "50.0 in float64, 800,000 in bfloat16, copying" in text
     assert "Ratios are of CPU time" in table.markdown(record)
+
+
+CROSSED = """\
+| beside | `first` | `second` | goal |
+| --- | --- | --- | --- |
+| raysweep, CPU-seconds a trace | 0.000100 |  |  |
+| good | 1,000× (900–1,100) ✓ |  | ≥ 800× |
+| odd\\|peer | 1,000× (900–1,100) (not equal) missed | 1,000× (900–1,100) (not equal) missed | ≥ 8,000× |
+| wrong | not equal, not timed |  |  |
+| gone | absent |  |  |
+| peak memory |  | 1.50 GiB ✓ | ≤ 2 GiB |
+| entropy |  | 4.35 nats |  |
+
+- third: not on this system.
+- good: all cases; its own here.
+- odd|peer: no zeros (first); none (second).
+- gone: gone is not installed.
+
+"""
+
+
+def test_cases_of_the_same_peers_are_columns(record: Record) -> None:
+    first, second, third = record.cases
+    good, odd, *rest = first.comparisons
+    good = good.model_copy(update={"note": "all cases; its own here"})
+    first = first.model_copy(update={"unit": "trace", "comparisons": (good, odd, *rest)})
+    second = second.model_copy(update={"comparisons": (odd.model_copy(update={"reason": "none"}),)})
+    text = table.markdown(record.model_copy(update={"suite": "trace", "cases": (first, second, third)}))
+    above, _, below = text.partition("\n\n")
+    assert above.startswith("What a Fisher trace to 1 % relative standard error costs")
+    assert "cheaper by 1,000× (good), 1,000× (odd|peer)." in above
+    assert above.endswith("Of 4 goals 2 are met.")
+    assert below.startswith(CROSSED)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import warnings
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -46,8 +47,12 @@ class Curvlinops:
         operator = self._operator(
             self._model, self._loss, parameters, batch, check_deterministic=False, num_data=len(ids)
         )
+        # oneDNN's LSTM cannot be differentiated forwards; PyTorch's own can.
+        recurrent = any(isinstance(module, nn.RNNBase) for module in self._model.modules())
+        plain = torch.backends.mkldnn.flags(enabled=False) if recurrent else nullcontext()
         try:
-            made = operator @ list(vector)
+            with plain:
+                made = operator @ list(vector)
         except NotImplementedError as error:
             reason = str(error).split(" that ")[0]
             raise UnavailableError(f"PyTorch cannot differentiate it forwards: {reason}") from error

@@ -1,0 +1,241 @@
+"""The peers of a case: what is checked, which batches suit each best, and what is timed.
+
+Everybody is timed on batches of the size that cost it least, out of the sizes tried in this run on this
+model: seconds an input for peers that give a value for each input, seconds by relative variance for those
+that give one for a batch.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from raysweep.bench.harness import Contestant, Difference, Peer, Prepared
+from raysweep.bench.trace.subject import Subject
+from raysweep.bench.trace.variance import Spread, traces
+from raysweep.flatness.evaluating import twice_differentiable
+from raysweep.flatness.ghost import GhostNorms
+
+LABELS = 50  # an input, in the paper's text
+
+#: Where the inputs start of draws that tell a variance.
+_TRIED, _MEASURED = 3_000_000, 4_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """Sizes of a case: `ours` inputs a call, `replicates` of it; what peers try, and how well it is known.
+
+    `inputs` with two draws each tell the variances of inputs and labels; `draws` of a vector and a batch
+    that of Hutchinson's estimate, and at least `trial` of them which batch is best.
+    """
+
+    ours: int
+    replicates: int
+    inputs: int
+    residuals: int
+    batches: tuple[int, ...]
+    small_batches: tuple[int, ...]
+    trial: int
+    draws: int
+
+
+def label_peers(what: Subject, sizes: Sizes, spread: Spread) -> list[Peer]:
+    """Return the peers that draw labels: an input's value has the same distribution, whoever computes it."""
+    one = spread.between + spread.label
+    all_labels = spread.between + spread.label / LABELS
+    generator = torch.Generator().manual_seed(0)
+    checked = min(128, max(sizes.batches))
+    _, positions, masked = what.inputs(max(sizes.batches))
+
+    def naive() -> Prepared:
+        from raysweep.bench.peers.gradient_norms import draw, naive
+
+        def work() -> Tensor:
+            with torch.no_grad():
+                logits = what.model(masked[:1], positions[:1])
+            labels = torch.stack([draw(logits, generator) for _ in range(LABELS)], dim=1)
+            return naive(what.model, masked[:1], positions[:1], labels)
+
+        def found(labels: Tensor) -> Tensor:
+            k = len(labels)
+            return naive(what.model, masked[:k], positions[:k], labels[:, None])[:, 0]
+
+        contestant = Contestant(units=traces(1, all_labels), work=work)
+        return Prepared(check=partial(_norms_differ, what, found, 4, work), contestant=contestant)
+
+    def batched(loose: Subject, found: Callable[[Tensor], Tensor], work: Callable[[int], object]) -> Prepared:
+        size = _cheapest(sizes.batches, lambda b: _seconds(partial(work, b)) / b)
+        return Prepared(
+            check=partial(_norms_differ, loose, found, checked, partial(work, size)),
+            contestant=Contestant(units=traces(size, one), work=partial(work, size)),
+            note=_tried(sizes.batches, size),
+        )
+
+    def vmapped() -> Prepared:
+        from raysweep.bench.peers.gradient_norms import draw, vectorised
+
+        model = without_padding(what)
+
+        def work(b: int) -> Tensor:
+            with torch.no_grad():
+                labels = draw(model(masked[:b], positions[:b]), generator)
+            return found(labels)
+
+        def found(labels: Tensor) -> Tensor:
+            return vectorised(model, masked[: len(labels)], positions[: len(labels)], labels)
+
+        return batched(what, found, work)
+
+    def opacus() -> Prepared:
+        from raysweep.bench.peers.gradient_norms import Opacus, untied
+
+        loose = replace(what, model=untied(what.model))
+        peer = Opacus(copy.deepcopy(loose.model))
+
+        def found(labels: Tensor) -> Tensor:
+            k = len(labels)
+            return peer.of(peer.logits(masked[:k], positions[:k]), labels)
+
+        return batched(loose, found, lambda b: peer.norms(masked[:b], positions[:b], generator))
+
+    return [
+        Peer(name=f"{LABELS} labels, a backward pass each", goal=150, prepare=naive, note="the paper's text"),
+        Peer(name="vmap of grad, one label", goal=10, prepare=vmapped),
+        Peer(
+            name="Opacus' norms, one label",
+            goal=6,
+            prepare=opacus,
+            note="the decoder untied, and Opacus' own LSTM, as Opacus asks",
+        ),
+    ]
+
+
+def _norms_differ(
+    what: Subject, found: Callable[[Tensor], Tensor], checked: int, work: Callable[[], object]
+) -> Difference:
+    """Compare a peer's norms at given labels with ghost norms at the same."""
+    _, positions, masked = what.inputs(checked)
+    with GhostNorms(what.model) as ghost:
+        logits = ghost.forward(masked, positions)
+        labels = logits.argsort(dim=1, descending=True)[:, 1]
+        p = logits.softmax(dim=-1)
+        v = torch.zeros_like(p).scatter_(1, labels[:, None], 1.0) - p
+        truth = ghost.norms(v).sum(dim=1)
+    theirs = found(labels).detach().double()
+    # What is compiled or cached at first use is there when it is timed.
+    work()
+    return Difference(
+        quantity=f"largest relative difference of {checked} inputs' gradient norms",
+        value=((theirs - truth).abs() / truth).max().item(),
+        tolerance=1e-4,
+    )
+
+
+def hutchinson_peers(what: Subject, sizes: Sizes, spread: Spread) -> list[Peer]:
+    """Return the peers that take one random vector over all parameters for a batch."""
+    generator = torch.Generator().manual_seed(1)
+
+    def prepared(estimate: Callable[..., Tensor], known: Callable[..., Tensor]) -> Prepared:
+        from raysweep.bench.peers.hutchinson import by_slopes, signs
+
+        def drawn(batch: int, count: int, start: int) -> Tensor:
+            """Return values [count], each of a vector and a batch of its own."""
+            _, positions, masked = what.inputs(count * batch, start=start)
+            values = []
+            # PyTorch's fused LSTM has no second derivatives.
+            with twice_differentiable(what.model):
+                for ids, at in zip(masked.split(batch), positions.split(batch), strict=True):
+                    values.append(float(estimate(ids, at, signs(what.model, generator))))
+            return torch.tensor(values, dtype=torch.float64)
+
+        def variance(batch: int, count: int, start: int) -> float:
+            return (drawn(batch, count, start).var() / spread.mean**2).item()
+
+        def cost(batch: int) -> float:
+            count = max(sizes.trial, 2 * max(sizes.small_batches) // batch)
+            drawn(batch, 1, 0)
+            started = time.process_time()
+            found = variance(batch, count, _TRIED)
+            return (time.process_time() - started) / count * found
+
+        size = _cheapest(sizes.small_batches, cost)
+        # Enough of them at a time for a clock.
+        calls = max(1, 32 // size)
+
+        def check() -> Difference:
+            _, positions, masked = what.inputs(16)
+            vector = signs(what.model, torch.Generator().manual_seed(2))
+            with twice_differentiable(what.model):
+                truth = float(by_slopes(what.model, masked, positions, vector))
+                theirs = float(known(masked, positions, vector))
+            return Difference(
+                quantity="relative difference of vᵀGv from that by slopes of the logits",
+                value=abs(theirs / truth - 1),
+                tolerance=1e-3,
+            )
+
+        found = variance(size, sizes.draws, _MEASURED)
+        return Prepared(
+            check=check,
+            contestant=Contestant(units=traces(calls, found), work=partial(drawn, size, calls, 0)),
+            note=f"{_tried(sizes.small_batches, size)}; variance from {sizes.draws} others",
+        )
+
+    def curvlinops() -> Prepared:
+        from raysweep.bench.peers.hutchinson import Curvlinops
+
+        peer = Curvlinops(without_padding(what))
+        return prepared(peer.product, peer.product)
+
+    def released() -> Prepared:
+        from raysweep.bench.peers.hutchinson import Released
+
+        peer = Released(what.model)
+        return prepared(partial(peer.product, generator=generator), peer.expected)
+
+    note = "a vector and a batch of its own at a time"
+    return [
+        Peer(name="curvlinops' GGN, Hutchinson", goal=6, prepare=curvlinops, note=note),
+        Peer(
+            name="the released form: Hutchinson by double backpropagation",
+            goal=30,
+            prepare=released,
+            note=f"labels drawn from the model; {note}",
+        ),
+    ]
+
+
+def without_padding(what: Subject) -> torch.nn.Module:
+    """Return a copy of the model that does not look for padding, as the language has none.
+
+    What a tensor holds cannot be asked for under vmap.
+    """
+    model = copy.deepcopy(what.model)
+    if hasattr(model, "_padding"):
+        object.__setattr__(model, "_padding", lambda ids: None)
+    return model
+
+
+def _cheapest(batches: Sequence[int], cost: Callable[[int], float]) -> int:
+    costs = {batch: cost(batch) for batch in batches}
+    return min(costs, key=costs.__getitem__)
+
+
+def _tried(batches: Sequence[int], best: int) -> str:
+    *others, last = batches
+    return f"{best} inputs at a time, the best of {', '.join(map(str, others))} and {last}"
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    """Return the CPU seconds of a second call, the first being for what is cached."""
+    work()
+    started = time.process_time()
+    work()
+    return time.process_time() - started
