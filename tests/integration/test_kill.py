@@ -23,6 +23,8 @@ Run = Callable[..., tuple[int, str, str]]
 #: Long enough to be killed in the middle, with rolling checkpoints to resume from.
 SWEEP = changed(
     pretrain={"steps": 3000, "batch_size": 64, "milestones": [300, 3000], "checkpoint_every": 200},
+    # A trace that takes several rounds of shards: 1, 2, 4 and 8.
+    evaluate={"trace": {"inputs": 4000, "shard_size": 512, "target_rse": 0.001}},
     axes={"seed": [0]},
 )
 
@@ -112,7 +114,7 @@ def test_interrupted_then_launched_again(
 ) -> None:
     """Ctrl-C makes a checkpoint of its own, from which the next launch goes on."""
     storage = tmp_path / "results"
-    data = changed(**{key: SWEEP[key] for key in ("pretrain", "axes")})
+    data = changed(**{key: SWEEP[key] for key in ("pretrain", "evaluate", "axes")})
     data["pretrain"]["checkpoint_every"] = None
     file = write(tmp_path / "tiny.yaml", data)
     driver = command("launch", file, "--storage", storage)
