@@ -136,8 +136,7 @@ class TraceConfig(Evaluation):
         if not done:
             return min(self.shards(), shard_count(FIRST_LOOK, self.shard_size))
         look = _Look.at(*inputs_of(done))
-        # What is not finite does not become so by more inputs; `combine` says what to do.
-        if look.reaches(self.target_rse) or not math.isfinite(look.whole.value):
+        if look.reaches(self.target_rse):
             return len(done)
         upto = next_look(look.whole.n, look.relative_error, self.target_rse, self.inputs)
         return shard_count(upto, self.shard_size)
@@ -271,8 +270,7 @@ class _Look:
 
     @classmethod
     def at(cls, values: Tensor, weights: Tensor) -> _Look:
-        whole = ratio(values, weights)
-        return cls(whole=whole, doubt=doubt(values, weights) if math.isfinite(whole.value) else "not finite")
+        return cls(whole=ratio(values, weights), doubt=doubt(values, weights))
 
     @property
     def relative_error(self) -> float:
@@ -292,9 +290,13 @@ def inputs_of(shards: Sequence[Mapping[str, np.ndarray]]) -> tuple[Tensor, Tenso
 
 
 def _as_measured(shards: Sequence[Mapping[str, np.ndarray]]) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return the inputs' values [n], with nothing taken off, their masked words [n] and control [n, K]."""
+    """Return the inputs' values [n], with nothing taken off, their masked words [n] and control [n, K].
+
+    Raises `RunFailedError` for values that are not finite.
+    """
     values = [np.sum([a for name, a in s.items() if not name.startswith(_OWN)], axis=0) for s in shards]
     whole, weights = np.concatenate(values), np.concatenate([shard["weights"] for shard in shards])
+    Metric.number("trace", float(whole.sum() / weights.sum()), "nats", n=len(whole))
     control = None
     if all("control" in shard for shard in shards):
         control = torch.from_numpy(np.concatenate([shard["control"] for shard in shards]))

@@ -1,9 +1,9 @@
 """How the trace changes between the milestones of a run, by paired differences.
 
 All milestones are measured on the same inputs with the same test vectors, and the ledger keeps each input's
-value, so that a difference has the standard error of the inputs' own differences: far less than the two
-traces' standard errors would give.  Where one milestone took more inputs than another (`trace.target_rse`),
-the inputs that both have are compared: the first ones.
+value, so that a difference has the standard error of the inputs' own differences: the smaller beside that
+of two independent traces, the more the milestones resemble each other.  Where one took more inputs than the
+other (`trace.target_rse`), the inputs that both have are compared: the first ones.
 """
 
 from __future__ import annotations

@@ -12,6 +12,8 @@ from raysweep.report.format import count, number, plus_minus, short, signed
 from raysweep.report.statistics import Interval
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from raysweep.report.contrasts import Change
     from raysweep.report.page import Failure
 
@@ -145,7 +147,7 @@ def run_table(measured: Measurements, milestones: Mapping[str, Sequence[int]], f
                 *([escape(str(last["variant"]))] if varied else []),
                 *(count(last["parameters"]), state),
                 f"{last['step']:,}",
-                *(plus_minus(last[m], last[f"{m}_se"]) for m in metrics),
+                *(plus_minus(last[m], last[f"{m}_se"]) + _reserve(last, m) for m in metrics),
             ]
         )
     blank = ["–"] * (2 + varied + len(metrics))
@@ -156,10 +158,25 @@ def run_table(measured: Measurements, milestones: Mapping[str, Sequence[int]], f
         rows.append(cells)
     names = [HEADINGS.get(m, m.replace(PROBE, "accuracy ")) for m in metrics]
     headings = ["run", *(["variant"] if varied else []), "parameters", "milestones", "step"]
-    note = (
-        '<p class="note">The last measured checkpoint of each run, ± standard error of the measurement.</p>'
-    )
-    return note + table([*headings, *(escape(n) for n in names)], rows, text=1 + varied)
+    note = "The last measured checkpoint of each run, ± standard error of the measurement."
+    if _TRUSTED in checkpoints and checkpoints[_TRUSTED].eq(0).any():
+        note += (
+            " The standard error of a trace that is not trusted comes from few inputs, or from values of "
+            "which a few are very large."
+        )
+    return f'<p class="note">{note}</p>' + table([*headings, *map(escape, names)], rows, text=1 + varied)
+
+
+_TRUSTED, _REACHED = "trace_interval_trusted", "trace_target_reached"
+
+
+def _reserve(checkpoint: pd.Series, metric: str) -> str:
+    """Return what a reader is to know of a trace's standard error, as HTML; "" where there is nothing."""
+    if metric != "trace":
+        return ""
+    found = [(_TRUSTED, "not trusted"), (_REACHED, "target not reached")]
+    said = [text for name, text in found if name in checkpoint and checkpoint[name] == 0]
+    return f' <span class="warn">{", ".join(said)}</span>' if said else ""
 
 
 def failure_table(failures: Sequence[Failure]) -> str:

@@ -135,10 +135,12 @@ def test_the_same_shards_whatever_is_finished_first_or_lost(seed):
 
 
 def test_a_model_that_diverged_asks_for_no_more():
-    values = np.full(512, np.nan)
-    shard = {"head": values, "weights": np.ones(512)}
+    values = np.ones(512)
+    values[3] = np.nan
+    shard = {"head": values, "weights": np.ones(512), "control": np.ones((512, 2))}
     config = TraceConfig(inputs=10_000, shard_size=512, target_rse=0.01)
-    assert config.next_shards([shard]) == 1
+    with pytest.raises(RunFailedError, match="trace is nan"):
+        config.next_shards([shard])
     with pytest.raises(RunFailedError, match="trace is nan"):
         config.combine([shard])
 

@@ -102,6 +102,25 @@ def test_the_same_content_gives_the_same_bytes(table: Table, page: str) -> None:
     assert render(Content(name="demo", frame=table())) == page
 
 
+def test_a_standard_error_that_is_not_trusted_is_marked(table: Table, page: str) -> None:
+    frame = table(steps=(400, 800))
+    traces = frame[frame.metric == "trace"].assign(standard_error=None, unit="1 or 0")
+    last = traces[traces.step == 800]
+    doubtful = last.run_id.eq(last.run_id.iloc[0])
+    trusted = traces.assign(metric="trace_interval_trusted", value=1.0)
+    trusted.loc[last[doubtful].index, "value"] = 0.0
+    # At an earlier milestone, which the table does not show.
+    trusted.loc[traces[traces.step == 400].index[1], "value"] = 0.0
+    reached = last.assign(metric="trace_target_reached", value=[0.0, 0.0, *[1.0] * (len(last) - 2)])
+    marked = render(Content(name="demo", frame=pd.concat([frame, trusted, reached], ignore_index=True)))
+    assert marked.count('<span class="warn">not trusted, target not reached</span>') == 1
+    assert marked.count('<span class="warn">target not reached</span>') == 1
+    assert marked.count('class="warn"') == 2
+    assert "a trace that is not trusted comes from few inputs" in marked
+    assert 'class="warn"' not in page
+    assert "that is not trusted" not in page
+
+
 def test_text_from_outside_cannot_become_markup(table: Table) -> None:
     frame = table(tasks=("<u>",), steps=(400,))
     frame["run_id"] = frame["run_id"] + "<b>&"
