@@ -39,6 +39,7 @@ from torch import Tensor, nn
 
 from raysweep.errors import ConfigError
 from raysweep.flatness.control import Control
+from raysweep.flatness.draws import Draws
 from raysweep.flatness.enlarged import enlarged
 from raysweep.flatness.estimate import (
     InputTraces,
@@ -109,62 +110,40 @@ def input_traces(
     control = Control.of(model, vectors)
     with evaluating(model):
         quick = compiled_values(model, masked, positions, lengths, index, drawn, control)
-        if quick is not None:
-            return InputTraces(
-                names=quick[0],
-                values=quick[1],
-                excluded=quick[2],
-                weights=marked.sum(dim=1).double(),
-                spread=None,
-                control=quick[3],
-                keys=keys(masked, positions, pad_id),
-                drawn=drawn,
-                method="ghost norms",
-            )
-    with evaluating(model), gradient_norms(model, masked[ends], positions[ends]) as (work, reason):
-        size = 0 if control is None else control.size
-        values = torch.empty(len(ids), len(work.names), dtype=torch.float64, device=device)
-        statistics = torch.zeros(len(ids), size, dtype=torch.float64, device=device)
-        spread = torch.zeros(len(ids), 1 + size, 1 + size, dtype=torch.float64, device=device)
-        for rows in batch_rows(lengths, int(getattr(model, "width", 512)), batch):
-            at = positions[rows]
-            real = at >= 0 if at.dim() == 2 else None
-            with _seen(None if control is None else control.at) as hidden:
-                logits = work.forward(masked[rows, : int(lengths[rows[-1]])], at)
-            pairs = cotangents(logits, index[rows], kind=vectors, seed=seed, draws=draws, real=real)
-            number = count(vectors, logits, draws)
-            total = torch.zeros(len(rows), len(work.names), dtype=torch.float64, device=device)
-            # Mean and products of deviations of the draws' totals and statistics (Welford, 1962).
-            mean, apart = torch.zeros_like(spread[rows, 0]), torch.zeros_like(spread[rows])
-            for k, (v, weight) in enumerate(pairs):
-                found = work.norms(v, last=k + 1 == number)
-                total += weight * found
-                told = found.sum(dim=1, keepdim=True)
-                if control is not None:
-                    known = control.statistics(logits, hidden[-1].view(*logits.shape[:-1], -1), v, real)
-                    statistics[rows] += weight * known
-                    told = torch.cat([told, known], dim=1)
-                if draws > 1:
-                    before = told - mean
-                    mean += before / (k + 1)
-                    apart += before[:, :, None] * (told - mean)[:, None, :]
-            values[rows] = total
-            if draws > 1:
-                spread[rows] = apart / (draws - 1) / draws
-        if vectors == "exact":
-            spread.zero_()
-        return InputTraces(
-            names=tuple(work.names),
-            values=values.cpu(),
-            excluded=tuple(work.excluded),
-            weights=marked.sum(dim=1).double().cpu(),
-            spread=spread.cpu() if vectors == "exact" or draws > 1 else None,
-            control=None if control is None else statistics.cpu(),
-            keys=keys(masked, positions, pad_id),
-            drawn=drawn,
-            method=work.method,
-            reason=reason,
-        )
+    if quick is not None:
+        names, excluded, sums = quick
+        method, reason = "ghost norms", None
+    else:
+        with evaluating(model), gradient_norms(model, masked[ends], positions[ends]) as (work, reason):
+            size = 0 if control is None else control.size
+            sums = Draws(len(ids), len(work.names), size, device, several=drawn[1] > 1)
+            for rows in batch_rows(lengths, int(getattr(model, "width", 512)), batch):
+                at = positions[rows]
+                real = at >= 0 if at.dim() == 2 else None
+                with _seen(None if control is None else control.at) as hidden:
+                    logits = work.forward(masked[rows, : int(lengths[rows[-1]])], at)
+                pairs = cotangents(logits, index[rows], kind=vectors, seed=seed, draws=draws, real=real)
+                number = count(vectors, logits, draws)
+                for k, (v, weight) in enumerate(pairs):
+                    found, known = work.norms(v, last=k + 1 == number), None
+                    if control is not None:
+                        seen = hidden[-1].view(*logits.shape[:-1], -1)
+                        known = control.statistics(logits, seen, v, real)
+                    sums.add(rows, weight, found, known)
+            names, excluded, method = work.names, work.excluded, work.method
+    spread = torch.zeros(len(ids), 1, 1, dtype=torch.float64) if vectors == "exact" else sums.spread
+    return InputTraces(
+        names=tuple(names),
+        values=sums.values.cpu(),
+        excluded=tuple(excluded),
+        weights=marked.sum(dim=1).double().cpu(),
+        spread=None if spread is None else spread.cpu(),
+        control=None if control is None else sums.statistics.cpu(),
+        keys=keys(masked, positions, pad_id),
+        drawn=drawn,
+        method=method,
+        reason=reason,
+    )
 
 
 @contextmanager

@@ -2,25 +2,29 @@
 
 The forward and backward pass are those of `raysweep.models.fused`: packed sentences, no padding, no autograd.
 Where these add to a parameter's gradient, the norms of `raysweep.flatness.ghost` are taken of every sentence
-instead, by compiled loops over its words (raysweep.flatness.packed_kernels).  One test vector a sentence is
-made in the middle of a pass, from its logits.
+instead, by compiled loops over its words (raysweep.flatness.packed_kernels).  Test vectors are made in the
+middle of a pass, from its logits; of several, each takes a backward pass of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 
 from raysweep.flatness.control import Control
+from raysweep.flatness.draws import Draws
 from raysweep.flatness.ghost import TOLERANCE, own_norms, require_finite, some_signs, split_parameters
-from raysweep.flatness.vectors import Vectors, cotangents
+from raysweep.flatness.vectors import Vectors, cotangents, count, draw_seed
 from raysweep.models.encoder import Encoder
 from raysweep.models.lstm import LSTM
+
+if TYPE_CHECKING:
+    from raysweep.flatness.packed_taps import Norms
 
 #: The longest sentence for which sums over pairs of words are the cheapest way.
 LONGEST = 32
@@ -31,10 +35,6 @@ NUMBERS, WORDS = 2**19, 2048
 
 #: Models that have been compared with autograd: what they compute is their class's, whatever their weights.
 _agreed: WeakSet[nn.Module] = WeakSet()
-
-#: Makes a cotangent [B, V] of logits [B, V], and of the float32 hidden states [B, D] at the masked words that
-#: the head made them of, at the inputs of these row numbers [B].
-Maker = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def chunk_words(width: int) -> int:
@@ -77,13 +77,12 @@ class PackedNorms:
         self.names = list(parameters)
         self._parameters = list(parameters.values())
 
-    def norms(self, ids: Tensor, positions: Tensor, make: Maker) -> Tensor:
-        """Return ‖Jᵀv‖² [B, P], float64, of masked `ids` [B, T] at `positions` [B] with v from `make`."""
+    def chunks(self, ids: Tensor, positions: Tensor) -> Iterator[tuple[Tensor, Norms]]:
+        """Yield the rows [b] and the pass of each chunk of masked `ids` [B, T] at `positions` [B]."""
         from raysweep.flatness import packed_lstm, packed_pass
         from raysweep.models.fused.packing import packed
 
-        way = packed_lstm if isinstance(self.model, LSTM) else packed_pass
-
+        way: Any = packed_lstm if isinstance(self.model, LSTM) else packed_pass
         words = _Words(
             ids=ids,
             index=positions,
@@ -93,17 +92,22 @@ class PackedNorms:
             rows=range(len(ids)),
         )
         weights = way.GhostWeights(self.model)
-        values = torch.zeros(len(ids), len(self.names), dtype=torch.float64)
         for chunk in packed(words, self.model, chunk_words(self.model.width)):
             rows = torch.from_numpy(chunk.place[chunk.starts[:-1]] // self.model.max_length)
-            found = way.GhostPass(self.model, weights, chunk, rows, make).run()
-            values[rows] = torch.stack([found[name] for name in self.names], dim=1)
-        return values
+            yield rows, way.GhostPass(self.model, weights, chunk)
+
+    def norms(self, work: Norms, v: Tensor, *, last: bool = True) -> Tensor:
+        """Return ‖Jᵀv‖² [b, P], float64, of a chunk's test vectors v [b, V]; see `Norms.norms`."""
+        found = work.norms(v, last=last)
+        return torch.stack([found[name] for name in self.names], dim=1)
 
     def agrees(self, ids: Tensor, positions: Tensor) -> bool:
         """Return whether the norms are autograd's on `ids` [B, T]; raises `RunFailedError` as that does."""
         cotangents = some_signs(torch.empty(len(ids), self.model.total_vocabulary), positions)
-        found = self.norms(ids, positions, lambda logits, hidden, rows: cotangents[rows])
+        found = torch.empty(len(ids), len(self.names), dtype=torch.float64)
+        for rows, work in self.chunks(ids, positions):
+            work.forward()
+            found[rows] = self.norms(work, cotangents[rows])
         with torch.enable_grad():
             logits = self.model(ids, positions)
         require_finite(logits)
@@ -122,35 +126,38 @@ def compiled_values(
     index: Tensor,
     drawn: tuple[Vectors, int, int, int],
     control: Control | None = None,
-) -> tuple[tuple[str, ...], Tensor, tuple[str, ...], Tensor | None] | None:
-    """Return (names, values [n, P], excluded, statistics [n, K] of a control), one vector an input; or None.
+) -> tuple[list[str], list[str], Draws] | None:
+    """Return (names, excluded, sums over draws) of inputs with one masked position each, or None.
 
     None where the compiled passes are not made for it, or are not quite autograd's: then it is for
     `raysweep.flatness.ghost`, whose values are the same up to rounding.  A model is compared once; raises
     `RunFailedError` for values that are not finite.
     """
     kind, draws, seed, _ = drawn
-    if kind == "exact" or draws > 1 or not fits(model, positions, int(lengths.max())):
+    if not fits(model, positions, int(lengths.max())):
         return None
-    work = PackedNorms(model)
-    if model not in _agreed:
-        ends = lengths.argsort(stable=True)[[0, -1]]
-        if not work.agrees(masked[ends], positions[ends]):
-            return None
-        _agreed.add(model)
     from raysweep.flatness.packed_vectors import sign_vectors
 
-    statistics = None if control is None else torch.empty(len(masked), control.size, dtype=torch.float64)
+    def vectors(logits: Tensor, index: Tensor) -> Iterator[tuple[Tensor, float]]:
+        if kind != "rademacher":
+            yield from cotangents(logits, index, kind=kind, seed=seed, draws=draws)
+            return
+        for draw in range(draws):
+            yield sign_vectors(logits, index, seed=draw_seed(seed, draw)), 1.0 / draws
 
-    def make(logits: Tensor, hidden: Tensor, rows: Tensor) -> Tensor:
-        if kind == "rademacher":
-            v = sign_vectors(logits, index[rows], seed=seed)
-        else:
-            [(v, _)] = cotangents(logits, index[rows], kind=kind, seed=seed, draws=1)
-        if control is not None and statistics is not None:
-            statistics[rows] = control.statistics(logits, hidden, v)
-        return v
-
-    values = work.norms(masked, positions, make)
-    require_finite(values)
-    return tuple(work.names), values, tuple(work.excluded), statistics
+    norms = PackedNorms(model)
+    if model not in _agreed:
+        ends = lengths.argsort(stable=True)[[0, -1]]
+        if not norms.agrees(masked[ends], positions[ends]):
+            return None
+        _agreed.add(model)
+    size = 0 if control is None else control.size
+    sums = Draws(len(masked), len(norms.names), size, masked.device, several=draws > 1)
+    for rows, work in norms.chunks(masked, positions):
+        logits, hidden = work.forward()
+        number = count(kind, logits, draws)
+        for k, (v, weight) in enumerate(vectors(logits, index[rows])):
+            known = None if control is None else control.statistics(logits, hidden, v)
+            sums.add(rows, weight, norms.norms(work, v, last=k + 1 == number), known)
+    require_finite(sums.values)
+    return norms.names, norms.excluded, sums

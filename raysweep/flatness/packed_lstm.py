@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from raysweep.flatness import packed_kernels
-from raysweep.flatness.packed import Maker
 from raysweep.flatness.packed_taps import Norms, Sink, Tapped
 from raysweep.models.fused import recurrent
 from raysweep.models.fused.lstm import Direction, Kept, LSTMWeights, Place, _Pass
@@ -44,23 +43,32 @@ class GhostWeights(LSTMWeights):
 
 
 class GhostPass(Norms, _Pass):
-    """One chunk: logits, a test vector of each made by `make`, and the norms of all parameters' gradients."""
+    """Forward and backward pass of one chunk, with norms in the place of gradients."""
 
     weights: GhostWeights
 
-    def __init__(self, model: LSTM, weights: GhostWeights, chunk: Chunk, rows: Tensor, make: Maker) -> None:
+    def __init__(self, model: LSTM, weights: GhostWeights, chunk: Chunk) -> None:
         _Pass.__init__(self, model, weights, chunk, 0)
-        Norms.__init__(self, rows, make)
+        Norms.__init__(self)
         self.cut = 0  # no dropout
 
-    def _run(self) -> None:
-        chunk, head = self.chunk, self._forward()
-        v, d = self._decoded(head.left, head.left)
+    def forward(self) -> tuple[Tensor, Tensor]:
+        self._head_place = self._forward()
+        hidden = self._head_place.left
+        return self._logits(hidden), hidden
+
+    def _back(self, v: Tensor, last: bool) -> None:
+        chunk, head, kept = self.chunk, self._head_place, self.kept
+        d = self.weights.tokens.back(v, head.left)
+        # Gates become their cotangents where they stand.
+        self.kept = [(left, right) if last else (_copied(left), _copied(right)) for left, right in kept]
         self.weights.sinks.append(self._recurrence)
         try:
             below = self._backward(Place(head.left_row, head.right_row, d, d))
         finally:
             self.weights.sinks.pop()
+        if not last:
+            self.kept = kept
         # As if every word had a row of the table for itself.
         words, d_x = np.arange(len(chunk.ids)), np.zeros((len(chunk.ids), self.width), dtype=np.float32)
         recurrent.enter_backward(words, chunk.place, self.sites[0], 0, *below.arguments, d_x)
@@ -79,3 +87,7 @@ class GhostPass(Norms, _Pass):
         [name] = names
         for key, norms in (("weight_ih", weight), ("weight_hh", state), ("bias_ih", bias), ("bias_hh", bias)):
             self._found[f"{name}.{key}_l0"] = norms
+
+
+def _copied(kept: Kept) -> Kept:
+    return replace(kept, gates=kept.gates.clone())

@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from raysweep.flatness import packed_kernels
-from raysweep.flatness.packed import Maker
 from raysweep.flatness.packed_taps import Norms, Sink, Tapped
 from raysweep.models.encoder import Encoder
 from raysweep.models.fused import kernels
@@ -47,50 +46,52 @@ class GhostWeights(EncoderWeights):
 
 
 class GhostPass(Norms, _Pass):
-    """One chunk: logits, a test vector of each made by `make`, and the norms of all parameters' gradients."""
+    """Forward and backward pass of one chunk, with norms in the place of gradients."""
 
     weights: GhostWeights
 
-    def __init__(
-        self, model: Encoder, weights: GhostWeights, chunk: Chunk, rows: Tensor, make: Maker
-    ) -> None:
+    def __init__(self, model: Encoder, weights: GhostWeights, chunk: Chunk) -> None:
         _Pass.__init__(self, model, weights, chunk, 0)
-        Norms.__init__(self, rows, make)
+        Norms.__init__(self)
         self.cut = 0  # no dropout
 
-    def _run(self) -> None:
-        chunk, w, D = self.chunk, self.weights, self.width
-        N = len(chunk.ids)
-        first_norm = w.embedding_norm.weight, w.embedding_norm.bias
-        stats0, r = np.empty((N, 2), np.float32), np.empty((N, D), np.float32)
-        y, y_array = w.low(N, D)
-        kernels.embed(
-            chunk.ids, chunk.at, chunk.place, w.token_values, w.positions.value,
-            first_norm[0].value, first_norm[1].value, w.embedding_norm.eps, self.sites[0], 0,
-            stats0, r, y_array,
+    def forward(self) -> tuple[Tensor, Tensor]:
+        w, norm = self.weights, self.weights.head_norm
+        self._hidden = self._forward()
+        self._z = w.dense.apply(self._hidden)
+        self._t, self._stats = torch.empty_like(self._z), np.empty((len(self._z), 2), np.float32)
+        kernels.transform(
+            array(self._z), w.dense_bias.value, norm.weight.value, norm.bias.value, norm.eps,
+            self._stats, array(self._t),
         )  # fmt: skip
-        embedded, stats1 = r, np.empty((N, 2), np.float32)
-        if not self.post:
-            norm = w.layers[0].attention_norm
-            kernels.norm(r, norm.weight.value, norm.bias.value, norm.eps, stats1, y_array)
-        kept = []
-        for k in range(len(w.layers)):
-            r, y, keep = self._layer(k, r, y)
-            kept.append(keep)
-        _, d_y = self._head(y, 1.0)
-        d = np.zeros((len(chunk.masked), D), dtype=np.float32)
-        for k in range(len(w.layers) - 1, -1, -1):
-            d, d_y = self._layer_backward(k, kept.pop(), d, d_y)
-        if self.post:
-            torch.from_numpy(d).add_(d_y)
-        else:
-            self._scale("layers.0.attention_norm", d, array(d_y), embedded, stats1, through=False)
-            self._below(embedded, norm.weight, stats1, array(d_y), d)
+        return self._logits(self._t), self._hidden
+
+    def _back(self, v: Tensor, last: bool) -> None:
+        chunk, w, kept = self.chunk, self.weights, list(self.kept)
+        d = self._backward(self._head_back(v))
+        if not last:
+            self.kept = kept
         x = w.token_values[chunk.ids] + w.positions.value[chunk.at]
-        self._scale("embedding_norm", d, d, x, stats0, through=False)
+        self._scale("embedding_norm", d, d, x, self.embedding_stats, through=False)
         d_x = np.zeros_like(d)
-        self._below(x, first_norm[0], stats0, d, d_x)
-        self._found["position_embedding.weight"] = self._tied(d_x, *self._last)
+        self._below(x, w.embedding_norm.weight, self.embedding_stats, d, d_x)
+        self._found["position_embedding.weight"] = self._tied(d_x, self._t, v)
+
+    def _head_back(self, v: Tensor) -> Tensor:
+        """Return the gradient of the encoder's output [S, D]."""
+        w, bias = self.weights, self.weights.dense_bias.value
+        d = w.tokens.back(v, self._t)
+        inner = F.gelu(self._z + torch.from_numpy(bias))
+        self._scale("head_norm", array(d), array(d), inner.numpy(), self._stats, through=False)
+        junk = np.zeros(self.width, dtype=np.float32)
+        kernels.transform_backward(
+            array(self._z), bias, w.head_norm.weight.value, self._stats, array(d), junk, junk, junk
+        )
+        return w.dense.back(d, self._hidden)
+
+    def _entering_backward(self, d_y: np.ndarray, d: np.ndarray) -> None:
+        self._scale("layers.0.attention_norm", d, d_y, self.embedded, self.entering_stats, through=False)
+        super()._entering_backward(d_y, d)
 
     def _below(
         self, x: np.ndarray, weight: Vector, stats: np.ndarray, d_y: np.ndarray, d: np.ndarray
@@ -120,21 +121,3 @@ class GhostPass(Norms, _Pass):
         if site == 1:
             return f"layers.{k}.mlp_norm"
         return "final_norm" if k + 1 == len(self.weights.layers) else f"layers.{k + 1}.attention_norm"
-
-    def _head(self, y: Tensor, factor: float) -> tuple[float, Tensor]:
-        """Return 0, and the gradient of the encoder's output y [M, D] with cotangents from `make`."""
-        w, norm = self.weights, self.weights.head_norm
-        z = w.dense.apply(y)
-        t, stats = torch.empty_like(z), np.empty((len(z), 2), np.float32)
-        kernels.transform(
-            array(z), w.dense_bias.value, norm.weight.value, norm.bias.value, norm.eps, stats, array(t)
-        )
-        v, d = self._decoded(t, y)
-        self._last = t, v
-        inner = F.gelu(z + torch.from_numpy(w.dense_bias.value))
-        self._scale("head_norm", array(d), array(d), inner.numpy(), stats, through=False)
-        junk = np.zeros(self.width, dtype=np.float32)
-        kernels.transform_backward(
-            array(z), w.dense_bias.value, norm.weight.value, stats, array(d), junk, junk, junk
-        )
-        return 0.0, w.dense.back(d, y)

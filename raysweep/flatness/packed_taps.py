@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from raysweep.flatness import packed_kernels
-from raysweep.flatness.packed import Maker
 from raysweep.models.fused.packing import Chunk
 from raysweep.models.fused.products import Product
 from raysweep.models.fused.weights import Matrix, Vector, array
@@ -68,28 +67,35 @@ class TappedWeights(Protocol):
 class Norms(ABC):
     """The norms of one chunk's sentences, each with one masked word; kinds of models add their pass.
 
-    `rows` [S] are the sentences' numbers.
+    First `forward`, then `norms` once or more.
     """
 
     chunk: Chunk
     weights: TappedWeights
 
-    def __init__(self, rows: Tensor, make: Maker) -> None:
-        self._rows, self._make = rows, make
+    def __init__(self) -> None:
         self._found: dict[str, np.ndarray] = {}
 
-    def run(self) -> dict[str, Tensor]:
-        """Return the norms [S], float64, by the parameters' names."""
+    @abstractmethod
+    def forward(self) -> tuple[Tensor, Tensor]:
+        """Return the logits [S, V] at the masked words, and the hidden states [S, D] that the head takes."""
+
+    def norms(self, v: Tensor, *, last: bool = True) -> dict[str, Tensor]:
+        """Return ‖Jᵀv‖² [S], float64, of test vectors v [S, V] by the parameters' names.
+
+        The pass cannot be gone back once more unless `last` is False.
+        """
+        self._found = {}
         self.weights.sinks.append(self._linear)
         try:
-            self._run()
+            self._back(v.contiguous(), last)
         finally:
             self.weights.sinks.pop()
         return {name: torch.from_numpy(value) for name, value in self._found.items()}
 
     @abstractmethod
-    def _run(self) -> None:
-        """Do the pass."""
+    def _back(self, v: Tensor, last: bool) -> None:
+        """Do the backward pass."""
 
     def _bounds(self, rows: int) -> np.ndarray:
         """Return where sentences begin among so many words: all of the chunk, or the masked ones."""
@@ -106,12 +112,10 @@ class Norms(ABC):
             self._found[f"{name}.weight"] = weight[c]
             self._found[f"{name}.bias"] = bias[c]
 
-    def _decoded(self, t: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Return test vectors v [S, V], and the gradient of the decoder's inputs t [S, D] that they make."""
+    def _logits(self, t: Tensor) -> Tensor:
+        """Return the logits [S, V] of the decoder's inputs t [S, D]."""
         w = self.weights
-        logits = w.tokens.apply(t).add_(torch.from_numpy(w.decoder_bias.value))
-        v = self._make(logits, hidden, self._rows).contiguous()
-        return v, w.tokens.back(v, t)
+        return w.tokens.apply(t).add_(torch.from_numpy(w.decoder_bias.value))
 
     def _tied(self, d: np.ndarray, t: Tensor, v: Tensor) -> np.ndarray:
         """Take the norms of the table that the decoder is tied to; return those of positions' [S].

@@ -48,6 +48,11 @@ def count(kind: Vectors, logits: Tensor, draws: int) -> int:
     return math.prod(logits.shape[1:]) if kind == "exact" else draws
 
 
+def draw_seed(seed: int, draw: int) -> int:
+    """Return the seed of one draw's signs or normal numbers."""
+    return seed if draw == 0 else derive(seed, "draw", draw)
+
+
 def cotangents(
     logits: Tensor, index: Tensor, *, kind: Vectors, seed: int, draws: int, real: Tensor | None = None
 ) -> Iterator[tuple[Tensor, float]]:
@@ -92,7 +97,7 @@ def _drawn(p: Tensor, index: Tensor, kind: str, seed: int, draws: int) -> Iterat
     root = p.sqrt()
     for draw in range(draws):
         # One at a time: all of them, with a large vocabulary, are more than memory holds.
-        own = seed if draw == 0 else derive(seed, "draw", draw)
+        own = draw_seed(seed, draw)
         if kind == "gaussian":
             levels = seeding.uniforms(own, "test-normal", index, slots * classes)
             r = torch.special.ndtri(levels).to(p)

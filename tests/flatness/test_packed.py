@@ -67,7 +67,12 @@ def test_values_are_those_of_dense_jacobians(build, make_ids, dense_jacobians, k
     # Words are repeated, also in the place of the decoder's row of the word that is hidden.
     v = torch.randn(len(ids), model.total_vocabulary, generator=torch.Generator().manual_seed(4))
     work = packed.PackedNorms(model)
-    found = work.norms(ids, positions, lambda logits, hidden, rows: v[rows])
+    found = torch.full((len(ids), len(work.names)), torch.nan, dtype=torch.float64)
+    for rows, chunk in work.chunks(ids, positions):
+        chunk.forward()
+        # Going back once leaves all as it was where it is said not to be the last.
+        work.norms(chunk, torch.ones_like(v[rows]), last=False)
+        found[rows] = work.norms(chunk, v[rows])
     double = copy.deepcopy(model).double()
     jacobians = dense_jacobians(double, ids, positions)
     truth = torch.stack(
@@ -177,16 +182,25 @@ def test_a_model_that_diverges_later_is_an_error_too(make_model, make_ids):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_test_vectors_are_made_knowing_what_the_head_takes(build, make_ids, kind):
+def test_logits_and_hidden_states_are_the_models(build, make_ids, kind):
     model = build(kind, 7).eval()
     ids, positions = make_ids(40, 7)
-    seen = torch.full((40, model.width), torch.nan)
-
-    def make(logits, hidden, rows):
-        seen[rows] = hidden
-        torch.testing.assert_close(logits, model.head(hidden), rtol=1e-5, atol=1e-5)
-        return torch.ones_like(logits)
-
-    packed.PackedNorms(model).norms(ids, positions, make)
+    seen, found = torch.full((40, model.width), torch.nan), torch.full((40, 8), torch.nan)
+    for rows, chunk in packed.PackedNorms(model).chunks(ids, positions):
+        found[rows], seen[rows] = chunk.forward()
     truth = model.encode(ids)[torch.arange(40), positions]
     torch.testing.assert_close(seen, truth, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found, model(ids, positions), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["post", "6/2"])
+@pytest.mark.parametrize("vectors", ["rademacher", "gaussian", "label", "exact"])
+def test_several_draws_are_those_of_hooks(build, make_ids, both, kind, vectors):
+    compiled, hooked = both(build(kind, 5), *make_ids(11, 5), seed=5, vectors=vectors, draws=3)
+    scale = hooked.values.sum(dim=1)
+    assert ((compiled.values - hooked.values).abs() / scale[:, None]).max() < 1e-5
+    for name in ("spread", "control"):
+        one, other = getattr(compiled, name), getattr(hooked, name)
+        assert (one is None) == (other is None)
+        if other is not None:
+            assert (one - other).abs().max() <= 1e-5 * other.abs().max()

@@ -136,44 +136,60 @@ class _Pass:
         self.stride = (model.max_length + 3) // 4
         # The streams of the sites: the embedding's, and three a layer.
         self.sites = [np.uint64(derive(seed, "site", k)) for k in range(1 + 3 * len(weights.layers))]
+        self.kept: list[Kept] = []
 
     def loss(self, factor: float) -> float:
         """Return the sum of the losses; add `factor` times its gradient to the weights' sums."""
         chunk, w = self.chunk, self.weights
-        N, D = len(chunk.ids), self.width
-        stats0, r = _float(N, 2), _float(N, D)
-        y, y_array = self.weights.low(N, D)
-        kernels.embed(
-            chunk.ids, chunk.at, chunk.place, w.token_values, w.positions.value,
-            w.embedding_norm.weight.value, w.embedding_norm.bias.value, w.embedding_norm.eps,
-            self.sites[0], self.cut, stats0, r, y_array,
-        )  # fmt: skip
-        embedded, first_stats = r, _float(N, 2)
-        if not self.post:
-            first = w.layers[0].attention_norm
-            kernels.norm(r, first.weight.value, first.bias.value, first.eps, first_stats, y_array)
-        kept = []
-        for k in range(len(w.layers)):
-            r, y, keep = self._layer(k, r, y)
-            kept.append(keep)
-        total, d_y = self._head(y, factor)
-        d = np.zeros((len(chunk.masked), D), dtype=np.float32)
-        for k in range(len(w.layers) - 1, -1, -1):
-            d, d_y = self._layer_backward(k, kept.pop(), d, d_y)
-        if self.post:
-            torch.from_numpy(d).add_(d_y)
-        else:
-            kernels.norm_backward(
-                embedded, first.weight.value, first_stats, array(d_y), d,
-                first.weight.gradient, first.bias.gradient,
-            )  # fmt: skip
+        total, d_y = self._head(self._forward(), factor)
+        d = self._backward(d_y)
         kernels.embed_backward(
             chunk.ids, chunk.at, chunk.place, w.token_values, w.positions.value,
-            w.embedding_norm.weight.value, self.sites[0], self.cut, stats0, d,
+            w.embedding_norm.weight.value, self.sites[0], self.cut, self.embedding_stats, d,
             array(w.tokens.gradient), w.positions.gradient,
             w.embedding_norm.weight.gradient, w.embedding_norm.bias.gradient,
         )  # fmt: skip
         return total
+
+    def _forward(self) -> Tensor:
+        """Return the encoder's output [M, D] at masked words; keep what the backward pass needs."""
+        chunk, w = self.chunk, self.weights
+        N, D = len(chunk.ids), self.width
+        r = _float(N, D)
+        y, y_array = self.weights.low(N, D)
+        self.embedding_stats, self.entering_stats = _float(N, 2), _float(N, 2)
+        kernels.embed(
+            chunk.ids, chunk.at, chunk.place, w.token_values, w.positions.value,
+            w.embedding_norm.weight.value, w.embedding_norm.bias.value, w.embedding_norm.eps,
+            self.sites[0], self.cut, self.embedding_stats, r, y_array,
+        )  # fmt: skip
+        self.embedded = r
+        if not self.post:
+            first = w.layers[0].attention_norm
+            kernels.norm(r, first.weight.value, first.bias.value, first.eps, self.entering_stats, y_array)
+        for k in range(len(w.layers)):
+            r, y, keep = self._layer(k, r, y)
+            self.kept.append(keep)
+        return y
+
+    def _backward(self, d_y: Tensor) -> np.ndarray:
+        """Return the gradient [N, D] of the embedding, given that of the encoder's output."""
+        d = np.zeros((len(self.chunk.masked), self.width), dtype=np.float32)
+        for k in range(len(self.weights.layers) - 1, -1, -1):
+            d, d_y = self._layer_backward(k, self.kept.pop(), d, d_y)
+        if self.post:
+            torch.from_numpy(d).add_(d_y)
+        else:
+            self._entering_backward(array(d_y), d)
+        return d
+
+    def _entering_backward(self, d_y: np.ndarray, d: np.ndarray) -> None:
+        """Add to d what the gradient d_y of the first LayerNorm before a sublayer makes of its input's."""
+        first = self.weights.layers[0].attention_norm
+        kernels.norm_backward(
+            self.embedded, first.weight.value, self.entering_stats, d_y, d,
+            first.weight.gradient, first.bias.gradient,
+        )  # fmt: skip
 
     def _layer(self, k: int, r: np.ndarray, y: Tensor) -> tuple[np.ndarray, Tensor, Kept]:
         """Return the residual stream and the next sublayer's input behind layer k."""

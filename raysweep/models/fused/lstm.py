@@ -142,7 +142,7 @@ class _Pass:
         self.cut = cut_of(model.dropout.p) if model.training else 0
         # The streams of the sites: the embedding's, and one a direction of a layer.
         self.sites = [np.uint64(derive(seed, "site", k)) for k in range(1 + 2 * len(weights.layers))]
-        self._kept: list[tuple[Kept, Kept]] = []
+        self.kept: list[tuple[Kept, Kept]] = []
 
     def loss(self, factor: float) -> float:
         """Return the sum of the losses; add `factor` times its gradient to the weights' sums."""
@@ -166,7 +166,7 @@ class _Pass:
         head = self._outputs()
         for k in range(layers):
             above = head if k + 1 == layers else self._inputs(orders[k + 1])
-            self._kept.append(
+            self.kept.append(
                 (
                     self._direction(k, 0, orders[k][0], place.left, above),
                     self._direction(k, 1, orders[k][1], place.right, above),
@@ -177,9 +177,9 @@ class _Pass:
 
     def _backward(self, d_place: Place) -> Place:
         """Return the gradients of the first layer's inputs, given those of what the head gets."""
-        while self._kept:
-            k = len(self._kept) - 1
-            both = self._kept.pop()
+        while self.kept:
+            k = len(self.kept) - 1
+            both = self.kept.pop()
             d_left, d_right = (self._direction_backward(k, side, both[side], d_place) for side in (0, 1))
             d_place = Place(both[0].order.row, both[1].order.row, d_left, d_right)
         return d_place
