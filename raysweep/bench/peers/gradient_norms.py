@@ -54,7 +54,10 @@ def vectorised(model: nn.Module, ids: Tensor, positions: Tensor, labels: Tensor)
         return torch.stack([g.square().sum() for g in grad(log_f)(values).values()]).sum()
 
     try:
-        found: Tensor = vmap(norm, in_dims=(None, 0, 0, 0))(parameters, ids, positions, labels)
+        with warnings.catch_warnings():
+            # That LSTMs are worked off row by row, which its time tells.
+            warnings.simplefilter("ignore")
+            found: Tensor = vmap(norm, in_dims=(None, 0, 0, 0))(parameters, ids, positions, labels)
     except (RuntimeError, NotImplementedError) as error:
         raise UnavailableError(f"vmap cannot differentiate it: {str(error).splitlines()[0]}") from error
     return found

@@ -51,8 +51,10 @@ class Curvlinops:
         recurrent = any(isinstance(module, nn.RNNBase) for module in self._model.modules())
         plain = torch.backends.mkldnn.flags(enabled=False) if recurrent else nullcontext()
         try:
-            with plain:
-                made = operator @ list(vector)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                with plain:
+                    made = operator @ list(vector)
         except NotImplementedError as error:
             reason = str(error).split(" that ")[0]
             raise UnavailableError(f"PyTorch cannot differentiate it forwards: {reason}") from error

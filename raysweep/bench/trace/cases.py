@@ -21,13 +21,13 @@ from raysweep.flatness.pool import Pool
 from raysweep.training.memory import keep_freed_memory
 
 FULL = Sizes(
-    ours=2048,
+    ours=1024,
     replicates=20,
     inputs=2048,
     residuals=256,
     batches=(32, 128, 512),
     small_batches=(4, 16, 64, 256),
-    trial=12,
+    trial=8,
     draws=64,
 )
 QUICK = Sizes(

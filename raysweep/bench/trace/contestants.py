@@ -33,7 +33,8 @@ class Sizes:
     """Sizes of a case: `ours` inputs a call, `replicates` of it; what peers try, and how well it is known.
 
     `inputs` with two draws each tell the variances of inputs and labels; `draws` of a vector and a batch
-    that of Hutchinson's estimate, and at least `trial` of them which batch is best.
+    that of Hutchinson's estimate, fewer where batches are large but at least three `trial`, and at least
+    `trial` of them which batch is best.
     """
 
     ours: int
@@ -181,11 +182,12 @@ def hutchinson_peers(what: Subject, sizes: Sizes, spread: Spread) -> list[Peer]:
                 tolerance=1e-3,
             )
 
-        found = variance(size, sizes.draws, _MEASURED)
+        draws = min(sizes.draws, max(3 * sizes.trial, 16 * max(sizes.small_batches) // size))
+        found = variance(size, draws, _MEASURED)
         return Prepared(
             check=check,
             contestant=Contestant(units=traces(calls, found), work=partial(drawn, size, calls, 0)),
-            note=f"{_tried(sizes.small_batches, size)}; variance from {sizes.draws} others",
+            note=f"{_tried(sizes.small_batches, size)}; variance from {draws} others",
         )
 
     def curvlinops() -> Prepared:
