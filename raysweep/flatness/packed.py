@@ -26,8 +26,9 @@ from raysweep.models.lstm import LSTM
 if TYPE_CHECKING:
     from raysweep.flatness.packed_taps import Norms
 
-#: The longest sentence for which sums over pairs of words are the cheapest way.
-LONGEST = 32
+#: The longest sentence: up to here sums over pairs of words are measured to be faster than hooks, even of
+#: models much narrower than that.
+LONGEST = 256
 
 #: Numbers in a chunk's hidden states, and the least words of a chunk: with smaller ones calls are what costs,
 #: with larger ones memory.

@@ -70,6 +70,26 @@ def _take(matrix, shift, first, column, count, width, out, row):  # type: ignore
 
 
 @numba.njit(**COMPILED)
+def _hand(x, row, count, width, matrix, first, column, shift):  # type: ignore[no-untyped-def]
+    """Write a flat array's rows, `row` apart, where `_take` takes them from; add their sum to the biases."""
+    for i in range(count):
+        for c in range(width):
+            save(matrix, first + i, column + c, peek(x, i * row + c))
+    for c in range(0, width, LANES):
+        total = splat(_F0)
+        for i in range(count):
+            total = plus(splat(_F1), fetch(x, i * row + c), total)
+        if c + LANES <= width:
+            put(shift, column + c, plus(splat(_F1), fetch(shift, column + c), total))
+        else:
+            for j in range(c, width):
+                own = _F0
+                for i in range(count):
+                    own += peek(x, i * row + j)
+                poke(shift, column + j, peek(shift, column + j) + own)
+
+
+@numba.njit(**COMPILED)
 def _turn(x, x_row, rows, columns, out, row):  # type: ignore[no-untyped-def]
     """out = the transpose of x."""
     for i in range(rows):
@@ -195,25 +215,8 @@ def attend_backward(  # type: ignore[no-untyped-def]
                 for j in range(a, a + T):
                     poke(slopes, j, (peek(slopes, j) - total * peek(weights, j)) * scale)
             _product(slopes, L, 1, k, W, made, W, Q, T, width)
-            for i in range(Q):
-                for c in range(width):
-                    poke(d_q_shift, column + c, peek(d_q_shift, column + c) + peek(made, i * W + c))
-                    save(d_queries, asked + i, column + c, peek(made, i * W + c))
+            _hand(made, W, Q, width, d_queries, asked, column, d_q_shift)
             _product(slopes, 1, L, q, W, made, W, T, Q, width)
-            for i in range(T):
-                for c in range(width):
-                    poke(
-                        d_k_shift,
-                        k_column + column + c,
-                        peek(d_k_shift, k_column + column + c) + peek(made, i * W + c),
-                    )
-                    save(d_keys, first + i, k_column + column + c, peek(made, i * W + c))
+            _hand(made, W, T, width, d_keys, first, k_column + column, d_k_shift)
             _product(kept, 1, L, e, W, made, W, T, Q, width)
-            for i in range(T):
-                for c in range(width):
-                    poke(
-                        d_k_shift,
-                        k_column + D + column + c,
-                        peek(d_k_shift, k_column + D + column + c) + peek(made, i * W + c),
-                    )
-                    save(d_keys, first + i, k_column + D + column + c, peek(made, i * W + c))
+            _hand(made, W, T, width, d_keys, first, k_column + D + column, d_k_shift)
