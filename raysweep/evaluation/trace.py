@@ -28,16 +28,9 @@ from raysweep.evaluation.notes import PREFIX, method_arrays, method_notes
 from raysweep.evaluation.sharding import draw_sentences, shard_count, shard_range
 from raysweep.evaluation.subject import ModelSubject
 from raysweep.flatness.enlarged import enlarged, width_factor
-from raysweep.flatness.estimate import (
-    adjusted,
-    coefficients,
-    doubt,
-    effective_sample_size,
-    largest_share,
-    pool_variance,
-    ratio,
-)
+from raysweep.flatness.estimate import doubt, effective_sample_size, largest_share, ratio
 from raysweep.flatness.fisher import FIRST_LOOK, InputTraces, draw_positions, input_traces, next_look
+from raysweep.flatness.regression import adjusted, coefficients, pool_variance
 from raysweep.flatness.vectors import Vectors
 from raysweep.languages.base import Estimate, Language
 from raysweep.models.base import ModelConfig
@@ -67,7 +60,9 @@ class TraceConfig(Evaluation):
     With `target_rse` (0.02 for 2 %) inputs are measured until the relative standard error of the trace is at
     most that and nothing speaks against its interval, at most `inputs` of them.  The rule is that of
     `raysweep.flatness.fisher.fisher_trace`, with every look put off until whole shards are there, so that
-    milestones of one sweep may have different numbers of inputs: the first ones of the same list.
+    milestones of one sweep may have different numbers of inputs: the first ones of the same list.  Where the
+    inputs' values are very skewed a larger `shard_size`, and so a later first look, makes it less probable
+    that the rule ends early because the largest values have not come yet.
 
     `preset: paper` is the published form (Liu et al., ICML 2023, appendices B.1 and B.2): 10,000 inputs, 50
     labels each, five times; the decoder's bias and a pooler are left out, as in the released code, and named
@@ -210,7 +205,12 @@ class TraceConfig(Evaluation):
         deviation between repeats; `trace_enlarged`; and `trace_excluded/<parameter>`, the sizes of what is
         left out.
         """
-        arrays = {name: np.concatenate([shard[name] for shard in shards]) for name in shards[0]}
+        arrays = {
+            name: np.concatenate([shard[name] for shard in shards])
+            for name in shards[0]
+            # Shards from before there was a control have none.
+            if all(name in shard for shard in shards)
+        }
         plain, weights, control = _as_measured(shards)
         whole = adjusted(plain, weights, control)
         n, masked = len(whole), float(weights.sum())
