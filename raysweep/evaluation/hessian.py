@@ -15,9 +15,10 @@ from raysweep.evaluation.labels import LabelledEvaluation, model_of
 from raysweep.evaluation.notes import method_arrays, method_notes
 from raysweep.evaluation.sharding import shard_count, shard_range
 from raysweep.evaluation.trace import TraceConfig
-from raysweep.flatness.estimate import adjusted, doubt, largest_share
+from raysweep.flatness.estimate import doubt, largest_share
 from raysweep.flatness.fisher import input_traces
 from raysweep.flatness.hessian import residual_traces
+from raysweep.flatness.regression import adjusted
 from raysweep.languages.base import Language
 from raysweep.models.base import ModelConfig
 

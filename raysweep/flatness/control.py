@@ -3,7 +3,7 @@
 A random test vector v (raysweep.flatness.vectors) has E vvᵀ = diag p − ppᵀ at every input, so any quadratic
 form of it has a mean that is known.  Forms in what reaches the head's modules go much the way that ‖Jᵀv‖²
 goes, and each less its mean is a statistic f of the input with E f = 0 whatever the model: values with
-β·f taken off have the same mean and, for the β of least squares (`raysweep.flatness.estimate.adjusted`), a
+β·f taken off have the same mean and, for the β of least squares (`raysweep.flatness.regression`), a
 smaller variance.
 
 With the hidden state y at the masked word, h = LayerNorm(gelu(u)), u = Dy + bias, logits Wh + bias, and

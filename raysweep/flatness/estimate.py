@@ -11,8 +11,7 @@ standard error.  It is the *population's*: the spread over inputs and that of th
 spread of the draws at each input:  se² = Σ s_i²/draws / (Σ m_i)².  It takes two draws; exact vectors have 0.
 
 Where inputs have statistics f_i of known mean zero (raysweep.flatness.control), x_i above stands for the
-value x_i − β·f_i, with β by least squares over other inputs (`adjusted`): the regression estimator of a mean
-(Cochran, chapter 7), without its bias.
+value less its regression on them (raysweep.flatness.regression).
 
 A normal interval of a mean holds what it says where n is large beside the skewness G of the values: n > 25 G²
 keeps a 95 % interval's error below one percentage point or so (Cochran, section 2.15).  That rule, and the
@@ -30,6 +29,7 @@ import torch
 from torch import Tensor
 
 from raysweep.errors import DataError
+from raysweep.flatness.regression import adjusted, coefficients, pool_variance
 from raysweep.flatness.vectors import Vectors
 from raysweep.languages.base import Estimate
 
@@ -39,10 +39,6 @@ _HEAD = {"final_norm", "head_dense", "head_norm", "decoder", "cls", "lm_head"}
 Z95 = 1.959963984540054
 #: Fewest inputs, and largest share of one of them, at which a normal interval is trusted.
 LEAST_INPUTS, LARGEST_SHARE = 30, 0.05
-#: Fewest inputs for each coefficient of a regression on control statistics.
-CONTROL_INPUTS = 50
-#: Parts of the inputs, each of which takes its coefficients from the others.
-FOLDS = 8
 
 
 def parameter_group(name: str) -> str:
@@ -90,56 +86,6 @@ def ratio(values: Tensor, weights: Tensor) -> Estimate:
     residuals = values - value * weights
     error = math.sqrt(n / (n - 1) * residuals.square().sum().item()) / total if n > 1 else math.nan
     return Estimate(value=value, standard_error=error, n=n)
-
-
-def coefficients(values: Tensor, weights: Tensor, control: Tensor | None) -> Tensor | None:
-    """Return β [FOLDS, K, C] of `adjusted`, None without a control or with too few inputs for it."""
-    if control is None or control.shape[1] == 0:
-        return None
-    n, size = control.shape
-    if n < CONTROL_INPUTS * (1 + size):
-        return None
-    columns = torch.cat([weights.double()[:, None], control.double()], dim=1)
-    # One statistic may be a multiple of another, or zero throughout: the smallest β of the best is taken.
-    scale = columns.square().mean(dim=0).sqrt()
-    scale = scale.where(scale > 0, 1.0)
-    columns, values = columns / scale, values.double().view(n, -1)
-    fold, found = torch.arange(n) % FOLDS, []
-    for k in range(FOLDS):
-        others = fold != k
-        solution = torch.linalg.lstsq(columns[others], values[others], driver="gelsd").solution
-        found.append(solution[1:] / scale[1:, None])
-    return torch.stack(found)
-
-
-def adjusted(values: Tensor, weights: Tensor, control: Tensor | None) -> Tensor:
-    """Return `values` [n] or [n, C] less their regression on `control` [n, K], of known mean zero.
-
-    The regression is that of x_i on m_i and f_i, m_i being `weights` [n].  Input i is in fold i mod `FOLDS`,
-    and its β is that of the other folds' inputs: so β is independent of f_i, the mean keeps its expectation
-    whatever the number of inputs, and the spread of the values is that of inputs which β has not seen.  It is
-    linear in the values, so that parts add up to the whole as they did.  Single values may become negative.
-    Without a control, or with fewer than `CONTROL_INPUTS` inputs for each coefficient, values are returned as
-    they are.
-    """
-    beta = coefficients(values, weights, control)
-    if beta is None or control is None:
-        return values
-    known, found = control.double(), values.double().view(len(values), -1).clone()
-    for k in range(FOLDS):
-        found[k::FOLDS] -= known[k::FOLDS] @ beta[k]
-    return found.view_as(values)
-
-
-def pool_variance(spread: Tensor, beta: Tensor | None) -> float:
-    """Return the variance of Σ x by test vectors alone, from `spread` [n, 1+K, 1+K] of (x, f) by input."""
-    if beta is None:
-        return float(spread[:, 0, 0].sum())
-    total = 0.0
-    for k in range(FOLDS):
-        by = torch.cat([torch.ones(1, dtype=torch.float64), -beta[k, :, 0]])
-        total += float(by @ spread[k::FOLDS].sum(dim=0) @ by)
-    return total
 
 
 def doubt(values: Tensor, weights: Tensor) -> str | None:

@@ -35,11 +35,12 @@ import torch
 from torch import Tensor
 
 from raysweep.flatness.directions import Directions
-from raysweep.flatness.estimate import Z95, adjusted, doubt
+from raysweep.flatness.estimate import Z95, doubt
 from raysweep.flatness.evaluating import evaluating
 from raysweep.flatness.fisher import input_traces
 from raysweep.flatness.inputs import draw_positions
 from raysweep.flatness.pool import Pool
+from raysweep.flatness.regression import adjusted
 from raysweep.flatness.vectors import Vectors
 from raysweep.languages.base import Estimate
 from raysweep.models.base import MaskedLM

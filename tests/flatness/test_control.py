@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 
 from raysweep.flatness.control import Control
-from raysweep.flatness.estimate import CONTROL_INPUTS, adjusted, coefficients, summarise
+from raysweep.flatness.estimate import summarise
 from raysweep.flatness.fisher import fisher_trace, input_traces
+from raysweep.flatness.regression import CONTROL_INPUTS, adjusted, coefficients
 from raysweep.flatness.vectors import cotangents
 from raysweep.models.encoder import EncoderConfig
 from raysweep.models.lstm import LSTMConfig

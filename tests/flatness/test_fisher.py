@@ -7,8 +7,8 @@ import torch
 
 from raysweep.errors import ConfigError, DataError
 from raysweep.flatness import fisher_trace
-from raysweep.flatness.estimate import adjusted
 from raysweep.flatness.fisher import draw_positions, input_traces
+from raysweep.flatness.regression import adjusted
 
 POOL = 64
 ONES = torch.ones(256, dtype=torch.float64)

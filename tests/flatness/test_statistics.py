@@ -8,9 +8,10 @@ import torch
 
 from raysweep.errors import DataError
 from raysweep.flatness import compare, fisher_trace
-from raysweep.flatness.estimate import Z95, adjusted, doubt, effective_sample_size, ratio
+from raysweep.flatness.estimate import Z95, doubt, effective_sample_size, ratio
 from raysweep.flatness.fisher import FIRST_LOOK, input_traces, next_look
 from raysweep.flatness.inputs import keys
+from raysweep.flatness.regression import adjusted
 
 ONES = torch.ones(1000, dtype=torch.float64)
 
