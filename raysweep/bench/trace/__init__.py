@@ -3,7 +3,7 @@
 Estimators differ in what one input costs and in how much it tells, so what is compared is the cost of a
 trace to 1 % relative standard error: seconds an input times the relative variance of its value, by 10⁴.  That
 trace is the unit.  Relative variances are measured in the same run, on the same model: raysweep's as its own
-standard error claims it, which is checked against the spread over 20 seeds; a peer's as the spread between
+standard error claims it, which is checked against the spread over 40 seeds; a peer's as the spread between
 inputs, which all share, with that of its own random vectors or labels.
 """
 

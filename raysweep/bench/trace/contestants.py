@@ -30,15 +30,18 @@ _TRIED, _MEASURED = 3_000_000, 4_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Sizes of a case: `ours` inputs a call, `replicates` of it; what peers try, and how well it is known.
+    """Sizes of a case: raysweep takes `ours` inputs a call; the others say how well variances are known.
 
-    `inputs` with two draws each tell the variances of inputs and labels; `draws` of a vector and a batch
-    that of Hutchinson's estimate, fewer where batches are large but at least three `trial`, and at least
+    `replicates` traces from `replicate` inputs each check raysweep's claim; `residuals` inputs tell the gain
+    of soft labels.  Peers try `batches`, or `small_batches` where a batch has but one vector.  `inputs` with
+    two draws each tell the variances of inputs and labels; `draws` of a vector and a batch that of
+    Hutchinson's estimate, fewer where batches are large but at least twice `trial`, and at least
     `trial` of them which batch is best.
     """
 
     ours: int
     replicates: int
+    replicate: int
     inputs: int
     residuals: int
     batches: tuple[int, ...]
@@ -71,12 +74,17 @@ def label_peers(what: Subject, sizes: Sizes, spread: Spread) -> list[Peer]:
         contestant = Contestant(units=traces(1, all_labels), work=work)
         return Prepared(check=partial(_norms_differ, what, found, 4, work), contestant=contestant)
 
-    def batched(loose: Subject, found: Callable[[Tensor], Tensor], work: Callable[[int], object]) -> Prepared:
-        size = _cheapest(sizes.batches, lambda b: _seconds(partial(work, b)) / b)
+    def batched(
+        loose: Subject,
+        found: Callable[[Tensor], Tensor],
+        work: Callable[[int], object],
+        batches: Sequence[int],
+    ) -> Prepared:
+        size = _cheapest(batches, lambda b: _seconds(partial(work, b)) / b)
         return Prepared(
             check=partial(_norms_differ, loose, found, checked, partial(work, size)),
             contestant=Contestant(units=traces(size, one), work=partial(work, size)),
-            note=_tried(sizes.batches, size),
+            note=_tried(batches, size),
         )
 
     def vmapped() -> Prepared:
@@ -92,7 +100,8 @@ def label_peers(what: Subject, sizes: Sizes, spread: Spread) -> list[Peer]:
         def found(labels: Tensor) -> Tensor:
             return vectorised(model, masked[: len(labels)], positions[: len(labels)], labels)
 
-        return batched(what, found, work)
+        # It holds the gradients of all inputs of a batch.
+        return batched(what, found, work, [b // 2 for b in sizes.batches])
 
     def opacus() -> Prepared:
         from raysweep.bench.peers.gradient_norms import Opacus, untied
@@ -104,7 +113,9 @@ def label_peers(what: Subject, sizes: Sizes, spread: Spread) -> list[Peer]:
             k = len(labels)
             return peer.of(peer.logits(masked[:k], positions[:k]), labels)
 
-        return batched(loose, found, lambda b: peer.norms(masked[:b], positions[:b], generator))
+        return batched(
+            loose, found, lambda b: peer.norms(masked[:b], positions[:b], generator), sizes.batches
+        )
 
     return [
         Peer(name=f"{LABELS} labels, a backward pass each", goal=150, prepare=naive, note="the paper's text"),
@@ -160,7 +171,7 @@ def hutchinson_peers(what: Subject, sizes: Sizes, spread: Spread) -> list[Peer]:
             return (drawn(batch, count, start).var() / spread.mean**2).item()
 
         def cost(batch: int) -> float:
-            count = max(sizes.trial, 2 * max(sizes.small_batches) // batch)
+            count = max(sizes.trial, max(sizes.small_batches) // batch)
             drawn(batch, 1, 0)
             started = time.process_time()
             found = variance(batch, count, _TRIED)
@@ -182,7 +193,7 @@ def hutchinson_peers(what: Subject, sizes: Sizes, spread: Spread) -> list[Peer]:
                 tolerance=1e-3,
             )
 
-        draws = min(sizes.draws, max(3 * sizes.trial, 16 * max(sizes.small_batches) // size))
+        draws = min(sizes.draws, max(2 * sizes.trial, 16 * max(sizes.small_batches) // size))
         found = variance(size, draws, _MEASURED)
         return Prepared(
             check=check,
