@@ -20,6 +20,8 @@ _M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _W0, _W1 = np.uint32(0x9E3779B9), np.uint32(0xBB67AE85)
 _HALF = np.uint64(32)
 
+#: Logits so far below the largest have no probability.
+_LEAST = np.float32(-87.0)
 #: Signs of a block of random words.
 _SIGNS = 128
 
@@ -69,7 +71,9 @@ def _sign_vectors(logits, index, key, v):  # type: ignore[no-untyped-def]
             top = max(top, peek(logits, first + c))
         total = _F0
         for c in range(classes):
-            e = exponential(peek(logits, first + c) - top)
+            d = peek(logits, first + c) - top
+            # What rounds to no probability has none; NaN is not below anything, and stays.
+            e = _F0 if d < _LEAST else exponential(d)
             poke(p, c, e)
             total += e
         share, mean = _F1 / total, _F0
