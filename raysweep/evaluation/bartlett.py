@@ -19,6 +19,9 @@ from raysweep.evaluation.labels import LabelledEvaluation, model_of
 from raysweep.evaluation.sharding import shard_count, shard_range
 from raysweep.flatness.bartlett import BLOCK, bartlett_terms
 
+#: Words times width in a batch: small models are worked off in few batches, large ones in no more memory.
+_BATCH = 1 << 17
+
 
 class BartlettConfig(LabelledEvaluation):
     """Traces of gradient covariance and Hessian over `inputs` sentences with one masked position each.
@@ -57,7 +60,8 @@ class BartlettConfig(LabelledEvaluation):
         numbers = self.labelled(shard)
         pool = self.pool(subject, numbers, reference)
         model = model_of(self.kind, subject)
-        terms = bartlett_terms(model, pool, seed=self.seed, start=numbers.start)
+        batch = max(64, _BATCH // (pool.masked.shape[1] * model.width))
+        terms = bartlett_terms(model, pool, seed=self.seed, start=numbers.start, batch=batch)
         return {name: values.numpy() for name, values in vars(terms).items()}
 
     def combine(self, shards: Sequence[Mapping[str, np.ndarray]]) -> list[Metric]:

@@ -50,9 +50,9 @@ class DescentConfig(Evaluation):
     kind: Literal["descent"] = "descent"
     needs_parameters: ClassVar[bool] = True
 
-    lrs: tuple[Annotated[float, Field(gt=0)], ...] = Field(default=(0.005, 0.01), min_length=1)
+    lrs: tuple[Annotated[float, Field(gt=0)], ...] = Field(default=(0.01, 0.02), min_length=1)
     batches: tuple[Annotated[int, Field(gt=0)], ...] = Field(default=(8, 32), min_length=1)
-    time: float = Field(default=0.25, gt=0)
+    time: float = Field(default=1.0, gt=0)
     points: int = Field(default=5, gt=0)
     replicates: int = Field(default=16, gt=1)
     seed: int = Field(default=0, ge=0)
@@ -168,9 +168,9 @@ class DescentConfig(Evaluation):
         start = shards[0]["predicted-" + str(flat[0])][0, 0]
         batches = ", ".join(map(str, flat))
         return {
-            "no_ratio": f"descent: no ratio for batches of {batches}: in a time of {self.time:g} the predicted "
-            f"trace falls by no more than {RESOLUTION:g} of its {start:.4g} nats, which is not told from none; "
-            "take a longer time (as many steps at a larger rate) or smaller batches"
+            "no_ratio": f"descent: no ratio for batches of {batches}: in a time of {self.time:g} the trace "
+            f"of {start:.4g} nats is predicted to fall by no more than {RESOLUTION:g} of it, which is not "
+            "told from none; take a longer time (as many steps at a larger rate) or smaller batches"
         }
 
 

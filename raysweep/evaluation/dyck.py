@@ -7,7 +7,9 @@ drawn.  A string counts as right where g*, which takes every second value, is th
 
 The two neurons are right as soon as both signs of g* have been seen, so their expected accuracy is known:
 
-    E accuracy(n) = p_0 + (1 − p_0)(1 − (1 − (1 − p_0)/2)^n),        p_0 = C(T, T/2) / 2^T.
+    E accuracy(n) = p_0 + (1 − p_0)(1 − (1 − (1 − p_0)/2)^n),        p_0 = C(T, T/2) / 2^T
+
+(`raysweep.models.dyck.expected_accuracy`).
 
 The paper has them fail with probability at most 2^−n, which forgets the strings with g* = 0: these say
 nothing, and only (1 − p_0)/2 < 1/2 of all strings have a given sign.

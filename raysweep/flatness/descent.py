@@ -89,8 +89,8 @@ def noisy_descent(
 
     Return traces and excess losses in nats [len(settings), len(replicates), len(times)].  Step k is at time
     k·lr²; `times` ascend and are rounded to steps.  Each of the replicates draws its own samples, keyed by
-    (seed, lr, batch, step, its number), from the whole population, so the values of a setting do not depend
-    on the others.  The trace is that at the nearby point of Γ, the excess loss that of the weights themselves.
+    (seed, lr, batch, step, its number), from the whole population: what a setting gives does not depend on
+    the others.  The trace is that at the nearby point of Γ, the excess loss that of the weights themselves.
 
     Raises `RunFailedError` where SGD leaves the valley, `ConfigError` for a rate or batch that is not
     positive.
@@ -115,7 +115,7 @@ def noisy_descent(
             due = [place for place, step in enumerate(looks[k]) if step == stop]
             if due:
                 traces, losses = valley.trace(valley.saturate(rows)), valley.excess_loss(rows)
-                found[:, k, :, due] = torch.stack([traces, losses])[:, :, None]
+                found[:, k][:, :, due] = torch.stack([traces, losses])[:, :, None]
         done = stop
     return found[0], found[1]
 

@@ -155,6 +155,20 @@ def bound(length: int, neurons: int) -> float:
     return 4 / (neurons * math.sqrt(length))
 
 
+def expected_accuracy(length: int, examples: float) -> float:
+    """Return the expected share of strings that the two neurons have right after so many examples.
+
+    Strings with g* = 0 always are, with probability p_0 = C(T, T/2)/2^T, those of a sign as soon as one of
+    this sign has been seen: p_0 + (1 − p_0)(1 − (1 − (1 − p_0)/2)^n).  With n = 0 it is the share that always
+    saying 0 has right; n between whole numbers gives a smooth curve.
+
+    >>> expected_accuracy(6, 0), expected_accuracy(6, 1) == 0.3125 + 0.6875**2 / 2
+    (0.3125, True)
+    """
+    even = math.comb(length, length // 2) / 2**length
+    return even + (1 - even) * (1 - (1 - (1 - even) / 2) ** examples)
+
+
 def hessian_trace(model: DyckAttention, x: Tensor, *, targets: Tensor | None = None) -> float:
     """Return Tr ∇²L = 2 E‖∇f‖² of a model without loss over equally probable encodings `x` [N, T, 2T].
 

@@ -20,6 +20,13 @@ DASHES: tuple[str | tuple[int, tuple[int, ...]], ...] = (
     *((0, (7, 2, 1, 2)), (0, (3, 1, 1, 1, 1, 1))),
 )
 
+# Colours of kinds, light and dark scheme: those of Okabe and Ito, "Color universal design" (2008), told apart
+# with any colour vision, darker where they stand on white.
+CATEGORIES = (
+    *(("#0072b2", "#56b4e9"), ("#d55e00", "#ff8a3d"), ("#009e73", "#2fd0a2")),
+    *(("#a6508a", "#e39ac6"), ("#8a7300", "#f0e442"), ("#5b6470", "#b9c1cb")),
+)
+
 # Part of viridis used in each scheme, from the smallest model to the largest: the pale end vanishes on
 # white, the dark end on black.
 _RAMP = {"light": (0.70, 0.02), "dark": (0.42, 0.98)}
@@ -28,6 +35,14 @@ _RAMP = {"light": (0.70, 0.02), "dark": (0.42, 0.98)}
 def series(index: int) -> str:
     """Return the stand-in colour of the model size number `index`."""
     return f"#a2{index:04x}"
+
+
+def category(index: int) -> str:
+    """Return the stand-in colour of the kind number `index` of things without an order.
+
+    They come again after `len(CATEGORIES)`, so a marker goes with each.
+    """
+    return f"#a300{index % len(CATEGORIES):02x}"
 
 
 def variables(sizes: int) -> dict[str, list[str]]:
@@ -45,14 +60,16 @@ def variables(sizes: int) -> dict[str, list[str]]:
 def to_variables(svg: str) -> str:
     """Replace stand-in colours by the CSS variables they stand for."""
     svg = re.sub(r"#a1000[1-5]", lambda m: f"var(--{_NAMES[m[0]]})", svg)
+    svg = re.sub(r"#a300([0-9a-f]{2})", lambda m: f"var(--category-{int(m[1], 16)})", svg)
     return re.sub(r"#a2([0-9a-f]{4})", lambda m: f"var(--series-{int(m[1], 16)})", svg)
 
 
 def style_sheet(sizes: int) -> str:
     """Return the page's style sheet."""
     declared = variables(sizes)
-    light = "; ".join([*_LIGHT, *declared["light"]])
-    dark = "; ".join([*_DARK, *declared["dark"]])
+    kinds = [[f"--category-{k}: {pair[scheme]}" for k, pair in enumerate(CATEGORIES)] for scheme in (0, 1)]
+    light = "; ".join([*_LIGHT, *kinds[0], *declared["light"]])
+    dark = "; ".join([*_DARK, *kinds[1], *declared["dark"]])
     return (
         f":root {{ color-scheme: light dark; {light} }}\n"
         f"@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"

@@ -1,12 +1,13 @@
 """The figures of the theory: gradient covariance against Hessian, SGD against its ODE, brackets.
 
 Each is drawn from the tidy table by the names that its evaluation gives its metrics, and is None where there
-are none of them.
+are none of them.  What an axis cannot show is counted in the caption.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -14,130 +15,94 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from raysweep.models.dyck import expected_accuracy
 from raysweep.report.axes import linear_axis, log_axis, plain
 from raysweep.report.data import Measurements
+from raysweep.report.descent import descent
 from raysweep.report.figures import RC, WIDTH, Drawn, embedded
-from raysweep.report.style import DASHES, INK, MARKERS, MUTED, series
+from raysweep.report.style import DASHES, INK, MARKERS, MUTED, category, series
 
-#: Panels of a figure; further runs are in its table.
+#: Lengths of brackets in a figure; further ones are in its table.
 _MOST_PANELS = 4
+
+Figured = tuple[Drawn, str]
 
 
 def theory_figures(frame: pd.DataFrame, measured: Measurements) -> list[tuple[str, Drawn, str, str]]:
     """Return the figures that a tidy table has data for: name, figure, heading and caption of each."""
     found = [
-        (
-            "bartlett",
-            bartlett(measured),
-            "Bartlett's identity",
-            "Covariance of the gradient's noise against the Hessian, traces on the same inputs: equal at "
-            "saturation. A dot is a checkpoint, lines follow training. Bars are one standard error.",
-        ),
-        (
-            "descent",
-            descent(frame),
-            "Descent of the trace under SGD's noise",
-            "From the saturated model: lines are the ODE's prediction, dots SGD, mean over replicates ± one "
-            "standard error. Time is steps · lr², and the ODE knows it as a share of the batch size.",
-        ),
-        (
-            "brackets",
-            brackets(frame),
-            "Solutions of the bracket task",
-            "Left: strings that are right once the output has been fitted to so many examples, mean over "
-            "training sets ± one standard error. Right: trace of each solution; a bar is the least possible.",
-        ),
+        ("bartlett", "Bartlett's identity", bartlett(measured)),
+        ("descent", "Descent of the trace under SGD's noise", descent(frame)),
+        ("brackets", "Solutions of the bracket task", brackets(frame)),
     ]
-    return [(name, drawn, heading, text) for name, drawn, heading, text in found if drawn is not None]
+    return [(name, figured[0], heading, figured[1]) for name, heading, figured in found if figured]
 
 
-def bartlett(measured: Measurements) -> Drawn | None:
+def bartlett(measured: Measurements) -> Figured | None:
     """Draw the ratio of both traces, and the traces, against excess loss: a line per run."""
     names = ("bartlett/excess_loss", "bartlett/ratio", "bartlett/covariance", "bartlett/hessian")
     table = measured.has(*names)
+    everything = len(table)
     table = table[table[names[0]] > 0]
     if table.empty:
         return None
+    traces = table[list(names[2:])].to_numpy()
     with matplotlib.rc_context(RC):
-        figure = Figure(figsize=(WIDTH, 5.0), layout="constrained")
+        figure = Figure(figsize=(WIDTH, 5.4), layout="constrained")
         upper, lower = figure.subplots(2, 1, sharex=True)
         for axes in (upper, lower):
             plain(axes)
-        upper.axhline(1, color=MUTED, linestyle=(0, (4, 3)), linewidth=1.1)
+        upper.axhline(1, color=INK, linestyle=(0, (4, 3)), linewidth=1.1, label="Bartlett's identity")
+        named: set[str] = set()
         for (model, _), run in table.groupby(["model", "run_id"], sort=False):
             index = measured.sizes.index(str(model))
             run = run.sort_values("step")
-            marker = MARKERS[index % len(MARKERS)]
-            _line(upper, run[names[0]], run[names[1]], run[f"{names[1]}_se"], series(index), marker)
+            look: dict[str, Any] = {"color": series(index), "marker": MARKERS[index % len(MARKERS)]}
+            label = None if model in named else str(model)
+            named.add(str(model))
+            _line(upper, run[names[0]], run[names[1]], run[f"{names[1]}_se"], label=label, **look)
             for dash, name in enumerate(names[2:]):
-                _line(lower, run[names[0]], run[name], run[f"{name}_se"], series(index), marker, dash=dash)
+                shown = run[run[name] > 0]
+                fill = "none" if dash else None
+                _line(lower, shown[names[0]], shown[name], shown[f"{name}_se"], dash=dash, fill=fill, **look)
         log_axis(upper.xaxis, list(table[names[0]]))
         linear_axis(upper.yaxis, [*table[names[1]], 1.0])
-        traces = [*table[names[2]], *table[names[3]]]
-        log_axis(lower.yaxis, [value for value in traces if value > 0])
-        upper.set_ylabel("covariance / Hessian")
-        lower.set(xlabel="excess loss (nats)", ylabel="trace: covariance –, Hessian - -")
+        if (traces > 0).any():
+            log_axis(lower.yaxis, list(traces[traces > 0]))
+        for dash, name in enumerate(("gradient covariance Tr Σ", "Hessian Tr ∇²L")):
+            fill = "none" if dash else MUTED
+            style = {"linestyle": DASHES[dash], "marker": "o", "markerfacecolor": fill}
+            lower.plot([], [], color=MUTED, label=name, **style)
+        upper.set_ylabel("Tr Σ / Tr ∇²L")
+        lower.set(xlabel="excess loss (nats); training goes to the left", ylabel="trace (nats)")
+        for axes in (upper, lower):
+            _legend(axes)
         figure.align_ylabels([upper, lower])
         svg = embedded(figure, "bartlett")
     text = (
         f"ratio of gradient covariance to Hessian against excess loss on a log axis, {len(table)} checkpoints"
     )
+    caption = (
+        "Trace of the covariance Σ of the gradient's noise against that of the Hessian, on the same inputs. "
+        "Bartlett's identity has them equal at saturation, to the left. A dot is a checkpoint, lines follow "
+        "training, bars are ± one standard error over the inputs, which both traces of a ratio share."
+        + _left_out(everything - len(table), "checkpoint", "an excess loss of zero or less")
+        + _left_out(int((traces <= 0).sum()), "trace", "a value of zero or less")
+    )
     columns = [column for name in names for column in (name, f"{name}_se")]
-    return Drawn(svg, text, table[["run_id", "model", "seed", "step", *columns]])
+    return Drawn(svg, text, table[["run_id", "model", "seed", "step", *columns]]), caption
 
 
-def descent(frame: pd.DataFrame) -> Drawn | None:
-    """Draw the trace over time / batch size: a panel a checkpoint, a colour a rate, a marker a batch size."""
-    rows = frame[frame["metric"].str.match("descent/(observed|predicted)/")]
-    if rows.empty:
-        return None
-    table = pd.concat([rows, _fields(rows["metric"])], axis=1)
-    table["time_per_batch"] = table["time"] / table["batch"]
-    table["what"] = table["metric"].str.split("/").str[1]
-    groups = list(table.groupby(["run_id", "step"], sort=False))
-    rates = sorted(table["lr"].dropna().unique())
-    batches = sorted(table["batch"].unique())
-    with matplotlib.rc_context(RC):
-        shown = groups[:_MOST_PANELS]
-        figure = Figure(figsize=(WIDTH, 0.5 + 2.5 * len(shown)), layout="constrained")
-        panels = figure.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0]
-        for axes, (_, part) in zip(panels, shown, strict=True):
-            plain(axes)
-            ode = part[part["what"] == "predicted"].sort_values("time_per_batch")
-            axes.plot(ode["time_per_batch"], ode["value"], color=INK, linewidth=1.2, label="ODE")
-            seen = part[part["what"] == "observed"]
-            for (lr, batch), points in seen.groupby(["lr", "batch"]):
-                axes.errorbar(
-                    points["time_per_batch"],
-                    points["value"],
-                    yerr=points["standard_error"].fillna(0),
-                    linestyle="none",
-                    marker=MARKERS[batches.index(batch) % len(MARKERS)],
-                    color=(INK, MUTED)[rates.index(lr) % 2],
-                    markerfacecolor="none" if rates.index(lr) % 2 else INK,
-                    elinewidth=0.8,
-                    label=f"lr {lr:g}, batch {batch:g}",
-                )
-            linear_axis(axes.xaxis, [0.0, *part["time_per_batch"]])
-            linear_axis(axes.yaxis, list(part["value"]))
-            axes.set_ylabel("trace (nats)")
-            axes.set_title(_place(part), fontsize=8, color=MUTED, loc="left")
-        legend = panels[0].legend(frameon=False, fontsize=8, labelcolor=INK)
-        legend.get_frame().set_facecolor("none")
-        panels[-1].set_xlabel("steps · lr² / batch size")
-        svg = embedded(figure, "descent")
-    keep = ["run_id", "step", "what", "lr", "batch", "time", "time_per_batch", "value", "standard_error", "n"]
-    text = f"trace under SGD beside the ODE's prediction, {len(rates)} rates and {len(batches)} batch sizes"
-    return Drawn(svg, text, table[keep])
+def _left_out(count: int, what: str, why: str) -> str:
+    """Return what a caption says of points that a log axis cannot show; "" for none."""
+    if not count:
+        return ""
+    return (
+        f" Not shown: {count} {what}{'s' if count > 1 else ''} with {why}, for which a log axis has no place."
+    )
 
 
-def _place(part: pd.DataFrame) -> str:
-    """Return what model, seed and step the rows of a checkpoint are of."""
-    row = part.iloc[0]
-    return f"{row['model']}, seed {row['seed']}, step {row['step']:,}"
-
-
-def brackets(frame: pd.DataFrame) -> Drawn | None:
+def brackets(frame: pd.DataFrame) -> Figured | None:
     """Draw accuracy against examples, and the trace beside its bound: a panel a length, a line a solution."""
     rows = frame[frame["metric"].str.startswith("dyck/")]
     if rows.empty:
@@ -147,69 +112,88 @@ def brackets(frame: pd.DataFrame) -> Drawn | None:
     lengths = sorted(set(table["length"].fillna(0)))[:_MOST_PANELS]
     solutions = list(dict.fromkeys(table["algorithm"]))
     with matplotlib.rc_context(RC):
-        figure = Figure(figsize=(WIDTH, 0.5 + 2.6 * len(lengths)), layout="constrained")
+        figure = Figure(figsize=(WIDTH, 0.9 + 2.5 * len(lengths)), layout="constrained")
         grid = figure.subplots(len(lengths), 2, squeeze=False, width_ratios=(3, 2))
         for (left, right), length in zip(grid, lengths, strict=True):
             part = table[table["length"].fillna(0) == length]
-            _transfer(left, part, solutions)
+            _transfer(left, part, solutions, int(length))
             _beside_the_bound(right, part, solutions)
             if length:
                 left.set_title(f"{length:g} brackets", fontsize=8, color=MUTED, loc="left")
-        grid[0, 0].legend(frameon=False, fontsize=7, labelcolor=INK, loc="lower right")
-        grid[-1, 0].set_xlabel("examples")
+        handles, labels = grid[0, 0].get_legend_handles_labels()
+        bars, of_bars = grid[0, 1].get_legend_handles_labels()
+        figure.legend(
+            [*handles, *bars], [*labels, *of_bars], loc="outside upper left", ncols=2, frameon=False,
+            fontsize=7.5, labelcolor=INK,
+        )  # fmt: skip
+        grid[-1, 0].set_xlabel("downstream examples")
         svg = embedded(figure, "brackets")
     keep = ["run_id", "algorithm", "length", "metric", "value", "standard_error", "n", "unit"]
     text = f"accuracy against examples, and trace beside the least possible, of {len(solutions)} solutions"
-    return Drawn(svg, text, table[keep])
+    caption = (
+        "Left: share of all strings that are right once the output has been fitted to so many downstream "
+        "examples, mean over training sets, bars ± one standard error; two neurons have the same in a model "
+        "of any size m. The line is what the theory says of them, the dotted one a model that always says 0. "
+        "Right: trace of the Hessian as a multiple of the least that m neurons can have without loss, "
+        "4/(m√T), which for two is the √(4/T) of theorem 5.1; these values are exact."
+    )
+    if len(set(table["length"].fillna(0))) > len(lengths):
+        caption += f" Lengths beyond the first {len(lengths)} are in the table."
+    return Drawn(svg, text, table[keep]), caption
 
 
-def _transfer(axes: Axes, part: pd.DataFrame, solutions: Sequence[str]) -> None:
+def _transfer(axes: Axes, part: pd.DataFrame, solutions: Sequence[str], length: int) -> None:
     plain(axes)
     rows = part[part["metric"].str.startswith("dyck/accuracy/")]
-    rows = rows.assign(examples=_fields(rows["metric"])["examples"]).query("examples > 0")
+    rows = rows.assign(examples=rows["metric"].str.rpartition("-")[2].astype(float)).query("examples > 0")
+    if rows.empty:
+        return
+    if length:
+        fine = np.geomspace(rows["examples"].min(), rows["examples"].max(), 60)
+        curve = [expected_accuracy(length, n) for n in fine]
+        axes.plot(fine, curve, color=INK, linewidth=1.0, label="two neurons, by theory")
+        axes.axhline(
+            expected_accuracy(length, 0), color=MUTED, linestyle=(0, (1, 2)), linewidth=1.1, label="always 0"
+        )
     for place, solution in enumerate(solutions):
         line = rows[rows["algorithm"] == solution].sort_values("examples")
-        colour, marker = _look(place)
         _line(
-            axes,
-            line["examples"],
-            line["value"],
-            line["standard_error"],
-            colour,
-            marker,
-            dash=place,
-            label=_short(solution),
-        )
+            axes, line["examples"], line["value"], line["standard_error"], **_look(place),
+            linestyle="none", fill="none", label=_short(solution),
+        )  # fmt: skip
     log_axis(axes.xaxis, list(rows["examples"]), lambda value: f"{value:g}")
-    linear_axis(axes.yaxis, [0.0, 1.0])
+    linear_axis(axes.yaxis, [0.0, *rows["value"], 1.0])
     axes.set_ylabel("strings that are right")
 
 
 def _beside_the_bound(axes: Axes, part: pd.DataFrame, solutions: Sequence[str]) -> None:
     plain(axes)
     values = part.pivot_table(index="algorithm", columns="metric", values="value")
+    over = values["dyck/trace"] / values["dyck/bound"]
+    axes.axhline(1, color=INK, linewidth=1.1, linestyle=(0, (4, 3)), label="least possible trace")
     for place, solution in enumerate(solutions):
-        if solution in values.index:
-            colour, marker = _look(place)
-            axes.plot(place, values.loc[solution, "dyck/trace"], marker=marker, color=colour, zorder=3)
-            axes.plot(
-                [place - 0.35, place + 0.35],
-                [values.loc[solution, "dyck/bound"]] * 2,
-                color=MUTED,
-                linewidth=1.4,
-            )
-    log_axis(axes.yaxis, [*values["dyck/trace"], *values["dyck/bound"]])
+        if solution in over.index:
+            axes.plot(place, over[solution], linestyle="none", zorder=3, **_look(place))
+    log_axis(axes.yaxis, [1.0, 10.0, *over])
     axes.set_xticks([])
     axes.set_xlim(-0.7, len(solutions) - 0.3)
-    axes.set_ylabel("trace")
+    axes.set_ylabel("trace / least possible")
 
 
-def _look(place: int) -> tuple[str, str]:
-    return (INK, MUTED)[place % 2], MARKERS[place % len(MARKERS)]
+def _look(place: int) -> dict[str, Any]:
+    return {"color": category(place), "marker": MARKERS[place % len(MARKERS)]}
 
 
 def _short(solution: str) -> str:
-    return solution.removeprefix("dyck_").replace("_", " ")
+    """Return a solution's name for a legend: `dyck_two_neurons-1120` as "two neurons, m = 1120"."""
+    name, _, rest = solution.removeprefix("dyck_").replace("_", " ").partition("-")
+    size, _, draw = rest.partition("-")
+    size = size or ("2" if name == "two neurons" else "")
+    return ", ".join([name, *([f"m = {size}"] if size.isdigit() else []), *([draw] if draw else [])])
+
+
+def _legend(axes: Axes) -> None:
+    axes.legend(frameon=False, fontsize=7.5, labelcolor=INK)
 
 
 def _line(
@@ -217,33 +201,15 @@ def _line(
     x: pd.Series,
     y: pd.Series,
     error: pd.Series,
-    colour: str,
-    marker: str,
     *,
+    color: str,
+    marker: str,
     dash: int = 0,
+    linestyle: str | None = None,
+    fill: str | None = None,
     label: str | None = None,
 ) -> None:
     axes.errorbar(
-        x,
-        y,
-        yerr=error.fillna(0),
-        color=colour,
-        marker=marker,
-        linestyle=DASHES[dash % len(DASHES)],
-        elinewidth=1.0,
-        capsize=2,
-        label=label,
-    )
-
-
-def _fields(names: pd.Series) -> pd.DataFrame:
-    """Return the numbers in metric names such as `descent/observed/lr-0.1/batch-16/time-2`, a column each."""
-    found = [
-        {
-            key: float(value)
-            for key, dash, value in (part.partition("-") for part in name.split("/")[2:])
-            if dash
-        }
-        for name in names
-    ]
-    return pd.DataFrame(found, index=names.index)
+        x, y, yerr=error.fillna(0), color=color, marker=marker, markerfacecolor=fill, label=label,
+        linestyle=linestyle or DASHES[dash % len(DASHES)], elinewidth=1.0, capsize=2,
+    )  # fmt: skip

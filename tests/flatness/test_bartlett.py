@@ -108,6 +108,14 @@ def test_words_as_labels_are_unbiased(model, pool) -> None:
     torch.testing.assert_close(total["loss"], soft.loss + entropy)
 
 
+def test_parameters_that_no_logit_depends_on_change_nothing(make_model, model, pool) -> None:
+    other = make_model().eval()
+    other.spare = torch.nn.Linear(3, 2, dtype=torch.float64)
+    found, expected = bartlett_terms(other, pool, seed=4), bartlett_terms(model, pool, seed=4)
+    for name, values in vars(expected).items():
+        torch.testing.assert_close(getattr(found, name), values, rtol=1e-12, atol=1e-12)
+
+
 def test_blocks_must_be_whole(model, pool) -> None:
     part = Pool(
         masked=pool.masked[:5], positions=pool.positions[:5], labels=pool.labels[:5], pad_id=pool.pad_id

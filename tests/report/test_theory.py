@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pandas as pd
@@ -9,7 +10,9 @@ import pytest
 
 from raysweep.report import Content, render
 from raysweep.report.data import measurements
-from raysweep.report.theory import theory_figures
+from raysweep.report.descent import descent
+from raysweep.report.style import CATEGORIES
+from raysweep.report.theory import bartlett, brackets, theory_figures
 
 Table = Callable[..., pd.DataFrame]
 HEAD = {"sweep": "demo", "seed": 0, "parameters": 264, "n": 32, "unit": "nats", "standard_error": 0.01}
@@ -98,3 +101,80 @@ def test_what_is_not_there_yet_is_left_out() -> None:
     frame = tidy(bartlett_rows())
     part = frame[frame["metric"] != "bartlett/ratio"]
     assert theory_figures(part, measurements(part)) == []
+
+
+def test_what_a_log_axis_cannot_show_is_said() -> None:
+    rows = bartlett_rows()
+    rows[0] |= {"value": 0.0}  # an excess loss
+    rows[-1] |= {"value": -3.0}  # the trace of a Hessian
+    frame = tidy(rows)
+    drawn, caption = bartlett(measurements(frame)) or pytest.fail("no figure")
+    assert len(drawn.data) == 2
+    assert "Not shown: 1 checkpoint with an excess loss of zero or less" in caption
+    assert "Not shown: 1 trace with a value of zero or less" in caption
+    _, whole = bartlett(measurements(tidy(bartlett_rows()))) or pytest.fail("no figure")
+    assert "Not shown" not in whole
+
+
+def settings_rows(rates: int, batches: int, seeds: int = 1, *, ratio: bool = True) -> list[dict[str, object]]:
+    """Traces that begin at 4 + seed and fall alike as shares of that, less at higher rates."""
+    rows: list[dict[str, object]] = []
+    for seed in range(seeds):
+        head = {"run_id": f"r{seed}", "seed": seed, "model": "4/1/1/8", "algorithm": "adamw", "step": 10}
+        for j in range(batches):
+            for time in (0, 4, 8):
+                fall = time / 2 ** (j + 3)
+                name = f"descent/predicted/batch-{2**j}/time-{time}"
+                rows.append(head | {"metric": name, "value": (4 + seed) * (1 - 0.5 * fall)})
+                for i in range(rates):
+                    name = f"descent/observed/lr-{0.1 * (i + 1):g}/batch-{2**j}/time-{time}"
+                    rows.append(head | {"metric": name, "value": (4 + seed) * (1 - (0.5 - i / 50) * fall)})
+            for i in range(rates if ratio else 0):
+                name = f"descent/ratio/lr-{0.1 * (i + 1):g}/batch-{2**j}"
+                rows.append(head | {"metric": name, "value": 1 - i / 25 + seed / 100})
+    return rows
+
+
+def test_seeds_are_put_together() -> None:
+    drawn, caption = descent(tidy(settings_rows(2, 2, seeds=3))) or pytest.fail("no figure")
+    assert "± one standard error over 3 seeds" in caption
+    assert "Bottom: the observed fall" in caption
+    assert "are in the table" not in caption
+    # As shares of their starts, the three seeds are alike.
+    ends = drawn.data[(drawn.data["what"] == "observed") & (drawn.data["time"] == 8)]
+    assert ends.groupby(["lr", "batch"])["share"].std().max() < 1e-12
+    assert ends.groupby(["lr", "batch"])["value"].nunique().eq(3).all()
+    _, alone = descent(tidy(settings_rows(2, 2))) or pytest.fail("no figure")
+    assert "over replicates of one seed" in alone
+
+
+def test_without_a_ratio_the_caption_says_why() -> None:
+    drawn, caption = descent(tidy(settings_rows(2, 2, ratio=False))) or pytest.fail("no figure")
+    assert "ratio of both falls is not given" in caption
+    assert "longer time" in caption
+    assert "observed / predicted" not in drawn.svg
+
+
+def test_rates_and_solutions_do_not_share_a_colour() -> None:
+    drawn, _ = descent(tidy(settings_rows(5, 2))) or pytest.fail("no figure")
+    assert set(re.findall(r"--category-\d+", drawn.svg)) == {f"--category-{k}" for k in range(5)}
+    rows = bracket_rows()
+    for place in range(3):
+        more = [
+            row | {"run_id": f"x{place}", "algorithm": f"dyck_two_neurons-{place + 3}"} for row in rows[:5]
+        ]
+        rows += more
+    drawn, _ = brackets(tidy(rows)) or pytest.fail("no figure")
+    assert set(re.findall(r"--category-\d+", drawn.svg)) == {f"--category-{k}" for k in range(5)}
+    page = render(Content(name="demo", frame=tidy(rows)))
+    for k, (light, dark) in enumerate(CATEGORIES):
+        assert f"--category-{k}: {light}" in page
+        assert f"--category-{k}: {dark}" in page
+
+
+def test_more_rates_than_colours_have_other_markers() -> None:
+    from raysweep.report.descent import _looks
+
+    table = pd.DataFrame([{"lr": lr, "batch": batch} for lr in range(1, 13) for batch in (8, 32)])
+    looks = [(look["color"], look["marker"]) for look in _looks(table).values()]
+    assert len(set(looks)) == len(looks) == 24
