@@ -30,8 +30,8 @@ def _dot(x, y):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(**COMPILED)
-def _gram(x, at, words, width, g, row):  # type: ignore[no-untyped-def]
-    """Write inner products of `words` rows of x that begin at elements `at`, into g in rows `row` apart.
+def _gram(x, at, first, words, width, g, row):  # type: ignore[no-untyped-def]
+    """Write inner products of rows of x that begin `first` behind elements `at`, into g in rows `row` apart.
 
     On the diagonal once, above it twice and below it 0; up to a multiple of four rows and columns, more 0.
     """
@@ -45,7 +45,7 @@ def _gram(x, at, words, width, g, row):  # type: ignore[no-untyped-def]
             s2, s3 = at[min(j + 2, last)], at[min(j + 3, last)]
             a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = splat(_F0)
             c0 = c1 = c2 = c3 = d0 = d1 = d2 = d3 = splat(_F0)
-            for k in range(0, whole, _LANES):
+            for k in range(first, first + whole, _LANES):
                 u0, u1, u2, u3 = fetch(x, s0 + k), fetch(x, s1 + k), fetch(x, s2 + k), fetch(x, s3 + k)
                 v = fetch(x, r0 + k)
                 a0, a1, a2, a3 = plus(v, u0, a0), plus(v, u1, a1), plus(v, u2, a2), plus(v, u3, a3)
@@ -80,7 +80,7 @@ def _gram(x, at, words, width, g, row):  # type: ignore[no-untyped-def]
         if whole < width and i < words:
             for j in range(i, words):
                 more = _F0
-                for k in range(whole, width):
+                for k in range(first + whole, first + width):
                     more += peek(x, at[i] + k) * peek(x, at[j] + k)
                 poke(g, i * row + j, peek(g, i * row + j) + more)
         for j in range(i // 4 * 4, upto):
@@ -184,38 +184,38 @@ def _spread(starts):  # type: ignore[no-untyped-def]
 
 @numba.njit(**COMPILED)
 def matrix(a, d, starts, weight, bias):  # type: ignore[no-untyped-def]
-    """weight[c, s] = ‖Σ d aᵀ‖², bias[c, s] = ‖Σ d‖², of a [N, I] and each part c of d [N, parts, O]."""
-    inputs, parts, width = a.shape[1], d.shape[1], d.shape[2]
+    """weight[c, s] = ‖Σ d aᵀ‖², bias[c, s] = ‖Σ d‖², of a [N, I] and part c of the columns of d [N, O]."""
+    parts, inputs = len(weight), a.shape[1]
+    width = d.shape[1] // parts
     row = _spread(starts)
     g = np.empty(row * row, dtype=np.float32)
-    a_at, d_at = np.empty(row, dtype=np.int64), np.empty(row, dtype=np.int64)
+    narrow_at, wide_at = np.empty(row, dtype=np.int64), np.empty(row, dtype=np.int64)
+    # Parts share the Gram matrix of a.
+    inner = inputs <= d.shape[1]
+    narrow, wide = (a, d) if inner else (d, a)
+    size, step = (inputs, width) if inner else (width, 0)
+    length = width if inner else inputs
     for s in range(len(starts) - 1):
         words = starts[s + 1] - starts[s]
         for i in range(words):
-            a_at[i] = (starts[s] + i) * inputs
-            d_at[i] = (starts[s] + i) * parts * width
-        if words == 1:
-            size = _summed(a, a_at, 0, 1, inputs)
-            for c in range(parts):
-                bias[c, s] = _summed(d, d_at, c * width, 1, width)
-                weight[c, s] = size * bias[c, s]
-        elif inputs <= parts * width:
-            _gram(a, a_at, words, inputs, g, row)
-            for c in range(parts):
-                bias[c, s] = _summed(d, d_at, c * width, words, width)
-                weight[c, s] = _folded(d, d_at, c * width, words, width, g, row)
-        else:
-            for c in range(parts):
-                bias[c, s] = _summed(d, d_at, c * width, words, width)
-                _gram(d, d_at, words, width, g, row)
-                weight[c, s] = _folded(a, a_at, 0, words, inputs, g, row)
-                for i in range(words):
-                    d_at[i] += width
+            narrow_at[i] = (starts[s] + i) * narrow.shape[1]
+            wide_at[i] = (starts[s] + i) * wide.shape[1]
+        d_at = wide_at if inner else narrow_at
+        for c in range(parts):
+            bias[c, s] = _summed(d, d_at, c * width, words, width)
+            if words == 1:
+                if c == 0:
+                    alone = _summed(a, narrow_at if inner else wide_at, 0, 1, inputs)
+                weight[c, s] = alone * bias[c, s]
+                continue
+            if c == 0 or not inner:
+                _gram(narrow, narrow_at, 0 if inner else c * width, words, size, g, row)
+            weight[c, s] = _folded(wide, wide_at, c * step, words, length, g, row)
 
 
 @numba.njit(**COMPILED)
-def recurrence(z, d, rows, starts, inputs, weight, state, bias):  # type: ignore[no-untyped-def]
-    """weight[s] = ‖Σ d xᵀ‖², state[s] = ‖Σ d hᵀ‖², bias[s] = ‖Σ d‖², of rows [x; h] of z and d [R, 4H].
+def recurrence(z, d, rows, starts, inputs, norms):  # type: ignore[no-untyped-def]
+    """norms[:, s] = ‖Σ d xᵀ‖², ‖Σ d hᵀ‖², ‖Σ d‖², of rows [x; h] of z and d [R, 4H].
 
     `rows` [N] are those of the words, negative for words that are not read; x is `inputs` wide.
     """
@@ -230,10 +230,11 @@ def recurrence(z, d, rows, starts, inputs, weight, state, bias):  # type: ignore
                 z_at[words], d_at[words] = rows[n] * whole, rows[n] * width
                 words += 1
         if words > 0:
-            _gram(d, d_at, words, width, g, row)
-            weight[s] = _folded(z, z_at, 0, words, inputs, g, row)
-            state[s] = _folded(z, z_at, inputs, words, whole - inputs, g, row)
-            bias[s] = _summed(d, d_at, 0, words, width)
+            _gram(d, d_at, 0, words, width, g, row)
+            for part in range(2):
+                first, size = (0, inputs) if part == 0 else (inputs, whole - inputs)
+                norms[part, s] = _folded(z, z_at, first, words, size, g, row)
+            norms[2, s] = _summed(d, d_at, 0, words, width)
 
 
 @numba.njit(**COMPILED)

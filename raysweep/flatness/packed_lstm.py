@@ -58,17 +58,18 @@ class GhostPass(Norms, _Pass):
         return self._logits(hidden), hidden
 
     def _back(self, v: Tensor, last: bool) -> None:
-        chunk, head, kept = self.chunk, self._head_place, self.kept
+        chunk, head = self.chunk, self._head_place
         d = self.weights.tokens.back(v, head.left)
-        # Gates become their cotangents where they stand.
-        self.kept = [(left, right) if last else (_copied(left), _copied(right)) for left, right in kept]
+        kept: list[tuple[Kept, Kept]] = []
+        if not last:
+            # Gates become their cotangents where they stand.
+            kept, self.kept = self.kept, [(_copied(left), _copied(right)) for left, right in self.kept]
         self.weights.sinks.append(self._recurrence)
         try:
             below = self._backward(Place(head.left_row, head.right_row, d, d))
         finally:
             self.weights.sinks.pop()
-        if not last:
-            self.kept = kept
+        self.kept = kept
         # As if every word had a row of the table for itself.
         words, d_x = np.arange(len(chunk.ids)), np.zeros((len(chunk.ids), self.width), dtype=np.float32)
         recurrent.enter_backward(words, chunk.place, self.sites[0], 0, *below.arguments, d_x)
@@ -80,13 +81,11 @@ class GhostPass(Norms, _Pass):
 
     def _recurrence(self, names: Sequence[str], d: Tensor, z: Tensor) -> None:
         """Take the norms of a direction with cotangents d [R, 4H] of its gates, z [R, D + H] being [x; h]."""
-        weight, state, bias = np.zeros((3, len(self.chunk.starts) - 1))
-        packed_kernels.recurrence(
-            array(z), array(d), self._row, self.chunk.starts, self.width, weight, state, bias
-        )
-        [name] = names
-        for key, norms in (("weight_ih", weight), ("weight_hh", state), ("bias_ih", bias), ("bias_hh", bias)):
-            self._found[f"{name}.{key}_l0"] = norms
+        norms = np.zeros((3, len(self.chunk.starts) - 1))
+        packed_kernels.recurrence(array(z), array(d), self._row, self.chunk.starts, self.width, norms)
+        [name], [weight, state, bias] = names, norms
+        for key, found in (("weight_ih", weight), ("weight_hh", state), ("bias_ih", bias), ("bias_hh", bias)):
+            self._found[f"{name}.{key}_l0"] = found
 
 
 def _copied(kept: Kept) -> Kept:

@@ -67,10 +67,11 @@ class GhostPass(Norms, _Pass):
         return self._logits(self._t), self._hidden
 
     def _back(self, v: Tensor, last: bool) -> None:
-        chunk, w, kept = self.chunk, self.weights, list(self.kept)
+        chunk, w = self.chunk, self.weights
+        # The last time, what a layer needs is freed behind it.
+        kept = [] if last else list(self.kept)
         d = self._backward(self._head_back(v))
-        if not last:
-            self.kept = kept
+        self.kept = kept
         x = w.token_values[chunk.ids] + w.positions.value[chunk.at]
         self._scale("embedding_norm", d, d, x, self.embedding_stats, through=False)
         d_x = np.zeros_like(d)

@@ -106,8 +106,7 @@ class Norms(ABC):
         bounds = self._bounds(len(d))
         weight = np.zeros((len(names), len(bounds) - 1))
         bias = np.zeros_like(weight)
-        parts = array(d).reshape(len(d), len(names), -1)
-        packed_kernels.matrix(array(x), parts, bounds, weight, bias)
+        packed_kernels.matrix(array(x), array(d), bounds, weight, bias)
         for c, name in enumerate(names):
             self._found[f"{name}.weight"] = weight[c]
             self._found[f"{name}.bias"] = bias[c]
