@@ -146,7 +146,7 @@ def _norms_differ(
     return Difference(
         quantity=f"largest relative difference of {checked} inputs' gradient norms",
         value=((theirs - truth).abs() / truth).max().item(),
-        tolerance=1e-4,
+        tolerance=1e-5,
     )
 
 
