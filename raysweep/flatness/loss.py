@@ -3,7 +3,10 @@
     L(θ) = (1/n) Σ_i ℓ_i(θ)    (raysweep.flatness.pool),      ‖θ‖ = (Σ_j θ_j²)^½,      ‖∇L‖ likewise,
 
 over the trainable parameters, tied ones once.  The gradient is that of the pool, not of the population: its
-squared norm is larger by the trace of the gradients' covariance, divided by n.
+squared norm is larger by the trace of the gradients' covariance, divided by n.  Sources, as measures beside
+flatness: Neyshabur, Tomioka and Srebro, "Norm-based capacity control in neural networks" (COLT 2015);
+Zhao, Zhang and Hu, "Penalizing gradient norm for efficiently improving generalization in deep learning"
+(ICML 2022).
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@
 with T = 1 (Foret, Kleiner, Mobahi and Neyshabur, "Sharpness-aware minimization for efficiently improving
 generalization", ICLR 2021) or, `adaptive`, T = diag|θ| (Kwon, Kim, Park and Choi, "ASAM: adaptive
 sharpness-aware minimization for scale-invariant learning of deep neural networks", ICML 2021), whose value
-does not change where scaling parameters leaves the network's function as it is.
+does not change where scaling parameters leaves the network's function as it is (that paper's experiments add
+0.01 to |θ|, with which it does change; here nothing is added, and a parameter of zero stays).
 
 The maximum is sought on the sphere by δ ← ρ T∇L(θ + Tδ) / ‖T∇L(θ + Tδ)‖ from δ = 0: the first step is that of
 the two papers, and where the gradient at θ vanishes, later ones are power iteration on the Hessian.  Every

@@ -1,6 +1,7 @@
 """The spectrum of a symmetric operator: its extreme eigenvalues, and the density of all.
 
-Extreme eigenvalues come from the implicitly restarted Lanczos method (ARPACK, through scipy).  The density
+Extreme eigenvalues come from the implicitly restarted Lanczos method (Lehoucq, Sorensen and Yang, "ARPACK
+users' guide", SIAM 1998, through scipy).  The density
 
     φ(λ) = (1/P) Σ_j δ(λ − λ_j)
 

@@ -14,9 +14,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from raysweep.report.axes import fixed_ticks, linear_axis, log_axis, plain
+from raysweep.report.axes import linear_axis, log_axis, plain
 from raysweep.report.figures import RC, WIDTH, Drawn, embedded
-from raysweep.report.format import short
 from raysweep.report.statistics import mean_and_error
 from raysweep.report.style import CATEGORIES, INK, MARKERS, category
 
@@ -180,16 +179,15 @@ def _by_time(axes: Axes, seen: pd.DataFrame, ode: pd.DataFrame, look: dict[Any, 
 
 
 def _by_ratio(axes: Axes, ratios: pd.DataFrame, look: dict[Any, dict[str, Any]]) -> None:
-    rates = sorted(ratios["lr"].unique())
+    rates, batches = sorted(ratios["lr"].unique()), sorted(ratios["batch"].unique())
     axes.axhline(1, color=INK, linewidth=1.2)
-    batches = sorted(ratios["batch"].unique())
     for (lr, batch), points in ratios.groupby(_SETTING):
         # Beside each other, not one over the other.
-        beside = (batches.index(batch) - (len(batches) - 1) / 2) * 0.12
-        _dots(axes, rates.index(lr) + beside, points, look[lr, batch])
+        beside = (batches.index(batch) - (len(batches) - 1) / 2) * 0.02 * rates[-1]
+        _dots(axes, lr + beside, points, look[lr, batch])
     linear_axis(axes.yaxis, [1.0, *(ratios["mean"] - ratios["error"]), *(ratios["mean"] + ratios["error"])])
-    axes.set_xlim(-0.5, len(rates) - 0.5)
-    fixed_ticks(axes.xaxis, range(len(rates)), lambda place: short(rates[round(place)]))
+    # The theorem is about the left end.
+    linear_axis(axes.xaxis, [0.0, *rates])
     axes.set(xlabel="learning rate", ylabel="observed / predicted")
 
 

@@ -176,6 +176,29 @@ def test_for_a_small_radius_sharpness_is_the_gradient(world):
 
 
 @pytest.mark.parametrize("adaptive", [False, True])
+def test_the_first_step_is_that_of_the_papers(world, adaptive):
+    """θ + ρ∇L/‖∇L‖, and θ + ρT²∇L/‖T∇L‖ with T = diag|θ|, by plain autograd."""
+    model, pool, _, _ = world
+    moved = copy.deepcopy(model)
+    parameters, radius = list(moved.parameters()), 0.3
+
+    def loss():
+        return nn.functional.cross_entropy(moved(pool.masked, pool.positions), pool.labels)
+
+    before = loss()
+    slopes = torch.autograd.grad(before, parameters)
+    scales = [p.detach().abs() if adaptive else torch.ones_like(p) for p in parameters]
+    length = flat(t * g for t, g in zip(scales, slopes, strict=True)).norm()
+    with torch.no_grad():
+        for p, t, g in zip(parameters, scales, slopes, strict=True):
+            p += radius * t * t * g / length
+        rise = (loss() - before).item()
+    found = sharpness(model, pool, radius=radius, steps=1, adaptive=adaptive, batch=3)
+    assert found.one_step.value == pytest.approx(rise, rel=1e-9)
+    assert found.first_order == pytest.approx(radius * length.item(), rel=1e-10)
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
 def test_nothing_within_the_ball_is_higher(world, adaptive):
     model, pool, _, _ = world
     before = {name: p.clone() for name, p in trainable(model).items()}

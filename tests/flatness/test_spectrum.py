@@ -9,6 +9,7 @@ from dense_oracle import flat, gauss_newton, hessians, tiny_model
 from scipy.sparse.linalg import aslinearoperator
 from torch import nn
 
+from raysweep import seeding
 from raysweep.errors import ConfigError, RunFailedError
 from raysweep.flatness.loss import gradient_at, trainable
 from raysweep.flatness.operator import CurvatureOperator
@@ -86,6 +87,26 @@ def test_quadrature_is_exact_for_polynomials():
         ours = (found.weights * found.nodes**degree).sum(axis=1)
         np.testing.assert_allclose(ours, (eigenvalues**degree).mean(), rtol=1e-10, atol=1e-12)
     assert not np.allclose((found.weights * found.nodes**8).sum(axis=1), (eigenvalues**8).mean(), rtol=1e-3)
+
+
+@pytest.mark.parametrize("matrix", MATRICES)
+def test_the_density_of_a_model_has_the_moments_of_the_dense_matrix(world, matrix):
+    """Of each random vector: (1/P) vᵀA^k v, and with all P steps the share of v below a level."""
+    model, pool, dense = world
+    operator, size = CurvatureOperator(model, pool, matrix=matrix, keep=True), len(dense[matrix])
+    found = density(operator, steps=4, vectors=2, seed=3)
+    values, states = np.linalg.eigh(dense[matrix])
+    for row in range(2):
+        v = seeding.signs(3, "spectrum/density", torch.tensor([row]), size)[0].double().numpy()
+        inside = (states.T @ v) ** 2 / size
+        for degree in range(8):
+            ours = (found.weights[row] * found.nodes[row] ** degree).sum()
+            assert ours == pytest.approx((inside * values**degree).sum(), rel=1e-7, abs=1e-9)
+    whole = density(operator, steps=size, vectors=1, seed=3)
+    level = (values[-3] + values[-4]) / 2
+    v = seeding.signs(3, "spectrum/density", torch.tensor([0]), size)[0].double().numpy()
+    below = ((states.T @ v) ** 2 / size)[values < level].sum()
+    assert whole.below(level).value == pytest.approx(below, rel=1e-7)
 
 
 def test_moments_are_unbiased(world):
