@@ -18,8 +18,8 @@ Sources: Goodfellow, "Efficient per-example gradient computations" (2015); Li, T
 "Large language models can be strong differentially private learners" (ICLR 2022), appendix F.
 
 Linear modules that are called on one tensor, such as an attention's queries, keys and values, are computed as
-one matrix product and share its Gram matrix; `raysweep.flatness.taps` sees to it.  For encoders on a
-processor there is a compiled way beside this one, `raysweep.flatness.packed`.  The values hold for modules
+one matrix product and share its Gram matrix; `raysweep.flatness.taps` sees to it.  For encoders and LSTMs on
+a processor there is a compiled way beside this one, `raysweep.flatness.packed`.  The values hold for modules
 called as modules, one row of the batch per input.  `GhostNorms.verify` compares them with autograd's on real
 inputs, so that a model that computes otherwise is found out.
 """

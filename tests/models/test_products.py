@@ -23,6 +23,7 @@ def test_products_are_those_of_torch(monkeypatch, wide, rows, inner, columns):
     for given in (matrix, matrix.T.contiguous().T):
         multiply = Product(given)
         assert (multiply(x) - truth).abs().max() < 1e-5 * inner**0.5
+        assert (multiply(x.T.contiguous().T) - truth).abs().max() < 1e-5 * inner**0.5
         around = torch.full((rows + 2, columns), torch.inf)
         returned = multiply(x, out=around[1:-1])
         assert returned.data_ptr() == around[1:-1].data_ptr()

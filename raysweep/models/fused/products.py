@@ -32,12 +32,12 @@ class Product:
         self.matrix, self.panels = matrix, panels(matrix.numpy()) if WIDE else None
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """Return x B [N, O], in `out` if given, of contiguous x [N, I]."""
+        """Return x B [N, O], in `out` if given, which is contiguous, of x [N, I]."""
         if out is None:
             out = torch.empty(len(x), self.matrix.shape[1])
         if self.panels is None:
             return torch.mm(x, self.matrix, out=out)
-        product(x.numpy(), self.panels, out.numpy())
+        product(x.contiguous().numpy(), self.panels, out.numpy())
         return out
 
 
