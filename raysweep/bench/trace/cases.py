@@ -29,8 +29,8 @@ FULL = Sizes(
     residuals=256,
     batches=(32, 128, 512),
     small_batches=(4, 16, 64, 256),
-    trial=8,
-    draws=64,
+    trial=6,
+    draws=48,
 )
 QUICK = Sizes(
     ours=64,
