@@ -157,9 +157,8 @@ def hutchinson_peers(what: Subject, sizes: Sizes, spread: Spread) -> list[Peer]:
     def prepared(estimate: Callable[..., Tensor], known: Callable[..., Tensor]) -> Prepared:
         from raysweep.bench.peers.hutchinson import by_slopes, signs
 
-        def drawn(batch: int, count: int, start: int) -> Tensor:
-            """Return values [count], each of a vector and a batch of its own."""
-            _, positions, masked = what.inputs(count * batch, start=start)
+        def drawn(batch: int, positions: Tensor, masked: Tensor) -> Tensor:
+            """Return values, each of a vector and a batch of its own."""
             values = []
             # PyTorch's fused LSTM has no second derivatives.
             with twice_differentiable(what.model):
@@ -168,11 +167,12 @@ def hutchinson_peers(what: Subject, sizes: Sizes, spread: Spread) -> list[Peer]:
             return torch.tensor(values, dtype=torch.float64)
 
         def variance(batch: int, count: int, start: int) -> float:
-            return (drawn(batch, count, start).var() / spread.mean**2).item()
+            _, positions, masked = what.inputs(count * batch, start=start)
+            return (drawn(batch, positions, masked).var() / spread.mean**2).item()
 
         def cost(batch: int) -> float:
             count = max(sizes.trial, max(sizes.small_batches) // batch)
-            drawn(batch, 1, 0)
+            drawn(batch, *what.inputs(batch)[1:])
             started = time.process_time()
             found = variance(batch, count, _TRIED)
             return (time.process_time() - started) / count * found
@@ -180,6 +180,7 @@ def hutchinson_peers(what: Subject, sizes: Sizes, spread: Spread) -> list[Peer]:
         size = _cheapest(sizes.small_batches, cost)
         # Enough of them at a time for a clock.
         calls = max(1, 32 // size)
+        timed = what.inputs(calls * size)[1:]
 
         def check() -> Difference:
             _, positions, masked = what.inputs(16)
@@ -197,7 +198,7 @@ def hutchinson_peers(what: Subject, sizes: Sizes, spread: Spread) -> list[Peer]:
         found = variance(size, draws, _MEASURED)
         return Prepared(
             check=check,
-            contestant=Contestant(units=traces(calls, found), work=partial(drawn, size, calls, 0)),
+            contestant=Contestant(units=traces(calls, found), work=partial(drawn, size, *timed)),
             note=f"{_tried(sizes.small_batches, size)}; variance from {draws} others",
         )
 
