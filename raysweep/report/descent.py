@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from raysweep.report.axes import linear_axis, log_axis, plain
+from raysweep.report.data import FIXED
 from raysweep.report.figures import RC, WIDTH, Drawn, embedded
 from raysweep.report.statistics import mean_and_error
 from raysweep.report.style import CATEGORIES, INK, MARKERS, category
@@ -25,8 +26,8 @@ _SETTING = ["lr", "batch"]
 def descent(frame: pd.DataFrame) -> tuple[Drawn, str] | None:
     """Draw the fall over steps, the trace over time / batch size, and the fall as a share of the ODE's.
 
-    A colour is a rate, a marker a batch size.  Where a table holds several models or steps, the first is
-    drawn and the others are in the table.
+    A colour is a rate, a marker a batch size.  Where a table holds several models, steps or other
+    axes, the first is drawn and the others are in the table.
     """
     rows = frame[frame["metric"].str.match("descent/(observed|predicted|ratio)/")]
     if rows.empty:
@@ -35,8 +36,10 @@ def descent(frame: pd.DataFrame) -> tuple[Drawn, str] | None:
     table["what"] = table["metric"].str.split("/").str[1]
     table["time_per_batch"] = table["time"] / table["batch"]
     table = _relative(table)
-    groups = list(table.groupby(["model", "algorithm", "step"], sort=False))
-    (model, _, step), part = groups[0]
+    # Seeds of one setting belong together, runs that an axis tells apart do not.
+    apart = [column for column in frame.columns if column not in FIXED]
+    groups = list(table.groupby(["model", "algorithm", *apart, "step"], sort=False, dropna=False))
+    part = groups[0][1]
     seeds = part["run_id"].nunique()
     seen = _over_seeds(part[part["what"] == "observed"], "share", [*_SETTING, "time", "time_per_batch"])
     ode = _over_seeds(part[part["what"] == "predicted"], "share", ["batch", "time", "time_per_batch"])
@@ -60,12 +63,13 @@ def descent(frame: pd.DataFrame) -> tuple[Drawn, str] | None:
         svg = embedded(figure, "descent")
     rates, batches = seen["lr"].nunique(), seen["batch"].nunique()
     text = f"trace under SGD beside the ODE's prediction, {rates} rates and {batches} batch sizes"
-    caption = _caption(f"{model}, step {step:,}", seeds, bool(len(ratios)), hidden, len(groups) - 1)
+    of = f"{part['model'].iloc[0]}, step {part['step'].iloc[0]:,}"
+    caption = _caption(of, seeds, len(ratios), len(look) - len(ratios), hidden, len(groups) - 1)
     keep = ["run_id", "seed", "step", "what", *_SETTING, "time", "time_per_batch", "value", "standard_error"]
     return Drawn(svg, text, table[[*keep, "n", "share", "share_se"]]), caption
 
 
-def _caption(model: str, seeds: int, ratios: bool, hidden: int, others: int) -> str:
+def _caption(model: str, seeds: int, ratios: int, without: int, hidden: int, others: int) -> str:
     bars = f"over {seeds} seeds" if seeds > 1 else "over replicates of one seed"
     parts = [
         f"SGD from saturated models ({model}); dots are means, bars ± one standard error {bars}, lines the "
@@ -80,6 +84,8 @@ def _caption(model: str, seeds: int, ratios: bool, hidden: int, others: int) -> 
             "Bottom: the observed fall at the end as a share of the predicted one, seed by seed, which "
             "the theorem has tend to 1 as the rate goes to 0."
         )
+        if without:
+            parts.append(f"{without} of the settings have none: no fall to speak of is predicted of them.")
     else:
         parts.append(
             "The ratio of both falls is not given: none is predicted to speak of; take a longer time, or "
@@ -90,7 +96,7 @@ def _caption(model: str, seeds: int, ratios: bool, hidden: int, others: int) -> 
             f"Not shown at the top: {hidden} dots without a fall, for which a log axis has no place."
         )
     if others:
-        parts.append(f"{others} further models or steps are in the table.")
+        parts.append(f"Further settings of model, language or step, {others} in all, are in the table.")
     return " ".join(parts)
 
 

@@ -148,6 +148,19 @@ def test_seeds_are_put_together() -> None:
     assert "over replicates of one seed" in alone
 
 
+def test_runs_that_an_axis_tells_apart_are_no_seeds_of_one() -> None:
+    rows = settings_rows(2, 2, seeds=2)
+    other = [row | {"run_id": f"{row['run_id']}-b", "language.length": 3} for row in rows]
+    rows = [row | {"language.length": 2} for row in rows if "ratio" not in str(row["metric"]) or row["seed"]]
+    _, caption = descent(tidy(rows + other)) or pytest.fail("no figure")
+    assert "over 2 seeds" in caption
+    assert "language or step, 1 in all, are in the table" in caption
+    assert "have none" not in caption
+    part = [row for row in rows if "ratio" not in str(row["metric"]) or "batch-1" in str(row["metric"])]
+    _, caption = descent(tidy(part)) or pytest.fail("no figure")
+    assert "2 of the settings have none" in caption
+
+
 def test_without_a_ratio_the_caption_says_why() -> None:
     drawn, caption = descent(tidy(settings_rows(2, 2, ratio=False))) or pytest.fail("no figure")
     assert "ratio of both falls is not given" in caption
