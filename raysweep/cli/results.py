@@ -55,7 +55,7 @@ def print_summary(sweep: Sweep, frame: pd.DataFrame, page: Path) -> None:
     if rows:
         seeds = "mean ± standard error over seeds; the last columns are probe accuracies by task"
         console.print(f"At the last milestone, {seeds}:", highlight=False, soft_wrap=True)
-    console.print(table)
+        console.print(table)
     console.print(f"report: {page}", markup=False, highlight=False, soft_wrap=True)
     command = f"raysweep ui {shlex.quote(sweep.name)}{storage_flag(sweep.storage)}"
     console.print(f"MLflow: {command}", markup=False, highlight=False, soft_wrap=True)

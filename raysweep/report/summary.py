@@ -13,7 +13,8 @@ def summary_rows(frame: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
     """Return headings and rows of plain text: one row per model and variant at its last milestone.
 
     Numbers are means over seeds, with the standard error over seeds where there are two or more.  The
-    look-up table closes the list.  Without measurements there are no rows.
+    look-up table closes the list.  Without measurements of loss, trace or tasks there are no rows: a sweep
+    that tests a theory has its results in its figure.
     """
     measured = measurements(frame)
     tasks = [PROBE + task for task in measured.tasks]
@@ -25,7 +26,9 @@ def summary_rows(frame: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
         "seeds",
         *(HEADINGS.get(name, name.replace(PROBE, "accuracy ")) for name in names),
     ]
-    rows = []
+    rows: list[list[str]] = []
+    if not names:
+        return headings, rows
     table = measured.checkpoints
     shared = _shared_ending([str(model) for model in table["model"].unique()])
     for (model, variant), group in table.groupby(["model", "variant"], sort=False):

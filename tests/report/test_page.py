@@ -328,6 +328,9 @@ def test_summary_is_the_last_milestone_of_each_size(table: Table) -> None:
     assert "±" in rows[0][4]
     headings, rows = summary_rows(table().iloc[:0])
     assert rows == []
+    # A sweep that tests a theory measures nothing of what the table holds.
+    theory = table().assign(metric="dyck/trace")
+    assert summary_rows(theory)[1] == []
     assert "±" not in "".join(map(str, summary_rows(table(seeds=(0,), lookup=False))[1]))
 
 
