@@ -21,7 +21,9 @@ of W and m = Σ_c p_c w_c:
 
 where J = ∂h/∂u is diagonal but for two terms of rank one, so that the last sum is a few matrix products of
 the size of the logits.  Cost: about 12·C·D operations a masked word for C logits and width D, in float64,
-since means of confident inputs are small differences.
+since means of confident inputs are small differences.  Where that is more than what the body of the model
+costs, as it is for small models of large vocabularies, there is no control (`pays`): it would take longer
+than the inputs that it spares.
 
 Source of the method: Owen, "Monte Carlo theory, methods and examples" (2013), section 8.9.
 """
@@ -41,6 +43,25 @@ from raysweep.models.lstm import LSTM
 
 #: Kinds of test vectors that are controlled.  Labels are left as published, and exact vectors need nothing.
 CONTROLLED = ("rademacher", "gaussian")
+#: Entries of a block of logits in float64: what a processor's caches hold a few of, and what a GPU likes.
+_BLOCK, _GPU_BLOCK = 1 << 20, 1 << 25
+
+
+def pays(model: Encoder | LSTM) -> bool:
+    """Return whether the statistics of a masked word cost less than its sentence does without a head.
+
+    They are 12·C·D operations in float64, counted twice; a sentence is 6 for each weight of the body and
+    word, of which it has half as many as it may.
+
+    >>> from types import SimpleNamespace
+    >>> from raysweep.models.encoder import EncoderConfig
+    >>> small, large = (SimpleNamespace(vocabulary_size=v, pad_id=v, max_length=16) for v in (200, 30_000))
+    >>> [pays(EncoderConfig(shape="64/1/2/256").build(text, seed=0)) for text in (small, large)]
+    [True, False]
+    """
+    head = {id(p) for module in (model.token_embedding, model.decoder) for p in module.parameters()}
+    body = sum(p.numel() for p in model.parameters() if id(p) not in head and p.dim() == 2)
+    return 24 * model.total_vocabulary * model.width <= 6 * body * model.max_length / 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,11 +110,11 @@ class Control:
 
     @classmethod
     def of(cls, model: nn.Module, vectors: Vectors) -> Self | None:
-        """Return the control of a model and kind of vectors, None where there is none.
+        """Return the control of a model and kind of vectors, None where there is none or it does not pay.
 
         A subclass may have another head, so it has none.
         """
-        if vectors in CONTROLLED and (type(model) is Encoder or type(model) is LSTM):
+        if vectors in CONTROLLED and (type(model) is Encoder or type(model) is LSTM) and pays(model):
             return cls(model)
         return None
 
@@ -107,6 +128,12 @@ class Control:
         if real is not None:
             found = self.statistics(logits.flatten(0, 1), hidden.flatten(0, 1), v.flatten(0, 1))
             return (found.view(*real.shape, -1) * real[:, :, None]).sum(dim=1)
+        rows = max(1, (_BLOCK if logits.device.type == "cpu" else _GPU_BLOCK) // logits.shape[1])
+        blocks = zip(*(x.split(rows) for x in (logits, hidden, v)), strict=True)
+        return torch.cat([self._of(*block) for block in blocks])
+
+    def _of(self, logits: Tensor, hidden: Tensor, v: Tensor) -> Tensor:
+        """Return the statistics [B, size] of one block."""
         p, v, y = logits.double().softmax(dim=-1), v.double(), hidden.double()
         g, mean = v @ self._rows, p @ self._rows
         low = _squared(g) - (p @ self._lengths - _squared(mean))

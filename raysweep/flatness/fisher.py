@@ -117,7 +117,8 @@ def input_traces(
         with evaluating(model), gradient_norms(model, masked[ends], positions[ends]) as (work, reason):
             size = 0 if control is None else control.size
             sums = Draws(len(ids), len(work.names), size, device, several=drawn[1] > 1)
-            for rows in batch_rows(lengths, int(getattr(model, "width", 512)), batch):
+            width, classes = (int(getattr(model, *of)) for of in (("width", 512), ("total_vocabulary", 0)))
+            for rows in batch_rows(lengths, width, batch, classes):
                 at = positions[rows]
                 real = at >= 0 if at.dim() == 2 else None
                 with _seen(None if control is None else control.at) as hidden:

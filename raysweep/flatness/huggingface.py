@@ -35,6 +35,7 @@ class HuggingFaceMaskedLM(nn.Module):
             )
         self.pad_id, self.mask_id = int(pad_id), int(mask_id)
         self.width = int(getattr(config, "hidden_size", 512))
+        self.total_vocabulary = int(getattr(config, "vocab_size", 0))
         self.model = model
         # The top-level part which the decoder belongs to is the head: it is handed masked positions alone.
         (self._head_name,) = (

@@ -13,6 +13,8 @@ from raysweep.errors import DataError
 
 #: Floats of one layer's activations in a batch; a processor's second cache holds a few times as many.
 _CACHED, _GPU = 180_000, 1 << 24
+#: Entries of a batch's logits: 16 MB and 256 MB in float32, of which a few are held at once.
+_LOGITS, _GPU_LOGITS = 1 << 22, 1 << 26
 
 
 def mask_id(model: nn.Module) -> int:
@@ -102,21 +104,24 @@ def keys(masked: Tensor, positions: Tensor, pad_id: int) -> Tensor:
     return key.cpu()
 
 
-def batch_rows(lengths: Tensor, width: int, batch: int | None) -> Iterator[Tensor]:
+def batch_rows(lengths: Tensor, width: int, batch: int | None, classes: int = 0) -> Iterator[Tensor]:
     """Yield the row numbers of each batch: neighbours in length, the shortest first.
 
     Most batches then hold no padding at all.  `batch` is the number of rows; None takes as many as have
-    activations of a size that suits the device, for hidden states `width` wide.
+    activations of a size that suits the device, for hidden states `width` wide, and no more than whose
+    logits of `classes` entries do.
     """
     order = lengths.argsort(stable=True)
     if batch is not None:
         yield from torch.split(order, batch)
         return
-    words = (_CACHED if lengths.device.type == "cpu" else _GPU) // width
+    cpu = lengths.device.type == "cpu"
+    words = (_CACHED if cpu else _GPU) // width
+    most = (_LOGITS if cpu else _GPU_LOGITS) // max(1, classes)
     first, sizes = 0, lengths[order].tolist()
     while first < len(order):
         # No longer than the last: the rows are in order.
-        rows = max(1, words // sizes[first])
-        rows = max(1, words // sizes[min(first + rows, len(sizes)) - 1])
+        rows = max(1, min(most, words // sizes[first]))
+        rows = max(1, min(most, words // sizes[min(first + rows, len(sizes)) - 1]))
         yield order[first : first + rows]
         first += rows

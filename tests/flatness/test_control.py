@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from raysweep.flatness.control import Control
 from raysweep.flatness.estimate import summarise
 from raysweep.flatness.fisher import fisher_trace, input_traces
+from raysweep.flatness.inputs import batch_rows
 from raysweep.flatness.regression import CONTROL_INPUTS, adjusted, coefficients
 from raysweep.flatness.vectors import cotangents
 from raysweep.models.encoder import EncoderConfig
@@ -79,6 +80,34 @@ def test_confident_logits_leave_nothing_of_rounding(make_model):
     found = Control.of(model, "rademacher").statistics(logits, hidden.float(), v)
     scale = forms(model, hidden, logits, torch.full_like(logits, 1.0).double())
     assert (found.abs() <= 1e-6 * scale).all()
+
+
+def test_blocks_of_rows_change_nothing(make_model, monkeypatch):
+    model = make_model()
+    hidden, logits = states(model)
+    [(v, _)] = cotangents(logits, torch.arange(6), kind="rademacher", seed=0, draws=1)
+    control = Control.of(model, "rademacher")
+    whole = control.statistics(logits, hidden, v)
+    monkeypatch.setattr("raysweep.flatness.control._BLOCK", 17)
+    torch.testing.assert_close(control.statistics(logits, hidden, v), whole, rtol=1e-12, atol=1e-14)
+
+
+def test_where_the_head_is_most_of_the_work_there_is_no_control():
+    """A small model of a large vocabulary: the statistics would cost more than the inputs that they spare."""
+    language = SimpleNamespace(vocabulary_size=2000, pad_id=2000, max_length=16)
+    small, large = (EncoderConfig(shape=s).build(language, seed=3) for s in ("8/1/1/16", "64/1/4/256"))
+    assert Control.of(small, "rademacher") is None
+    assert Control.of(large, "rademacher") is not None
+    ids = torch.arange(32).view(4, 8)
+    assert input_traces(small, ids, torch.zeros(4, dtype=torch.int64)).control is None
+
+
+def test_batches_are_bounded_by_their_logits():
+    lengths = torch.randint(1, 9, (500,), generator=torch.Generator().manual_seed(0))
+    for classes in (0, 8, 1 << 17, 1 << 23):
+        batches = list(batch_rows(lengths, 64, None, classes))
+        assert sorted(torch.cat(batches).tolist()) == list(range(500))
+        assert all(len(rows) == 1 or len(rows) * classes <= 1 << 22 for rows in batches)
 
 
 def test_several_words_of_an_input_are_added_and_gaps_count_nothing(make_model):
