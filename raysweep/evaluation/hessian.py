@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from raysweep.evaluation.base import Arrays, Metric, Subject
 from raysweep.evaluation.labels import LabelledEvaluation, model_of
@@ -41,6 +42,8 @@ class HessianConfig(LabelledEvaluation):
 
     kind: Literal["hessian"] = "hessian"
     needs_parameters: ClassVar[bool] = True
+    #: 2 takes the regression on control statistics off.
+    version: ClassVar[int] = 2
 
     inputs: int = Field(default=1024, gt=0)
     draws: int = Field(default=1, gt=0)
@@ -70,19 +73,22 @@ class HessianConfig(LabelledEvaluation):
         return arrays | method_arrays(traces)
 
     def combine(self, shards: Sequence[Mapping[str, np.ndarray]]) -> list[Metric]:
-        arrays = {key: torch.from_numpy(np.concatenate([s[key] for s in shards])) for key in shards[0]}
-        weights = torch.ones(len(arrays["residual"]), dtype=torch.float64)
-        gauss_newton = adjusted(arrays["gauss_newton"], weights, arrays.get("control"))
+        def joined(name: str) -> Tensor:
+            return torch.from_numpy(np.concatenate([shard[name] for shard in shards]))
+
+        residual = joined("residual")
+        control = joined("control") if all("control" in shard for shard in shards) else None
+        gauss_newton = adjusted(joined("gauss_newton"), torch.ones_like(residual), control)
         # Of the sums, not of the parts: both parts of an input go together.
-        both = gauss_newton + arrays["residual"]
-        told = doubt(both, weights)
+        both = gauss_newton + residual
+        told = doubt(both, torch.ones_like(both))
         if told is not None:
             log.warning("the interval of this Hessian trace is not to be trusted: %s", told)
         n = len(both)
         return [
             Metric.mean("hessian/trace", both.numpy(), "nats"),
             Metric.mean("hessian/gauss_newton", gauss_newton.numpy(), "nats"),
-            Metric.mean("hessian/residual", arrays["residual"].numpy(), "nats"),
+            Metric.mean("hessian/residual", residual.numpy(), "nats"),
             Metric.number("hessian/largest_share", largest_share(both), "fraction", n=n),
             Metric.number("hessian/interval_trusted", float(told is None), "1 or 0", n=n),
         ]

@@ -71,6 +71,8 @@ class TraceConfig(Evaluation):
 
     kind: Literal["trace"] = "trace"
     needs_parameters: ClassVar[bool] = True
+    #: 2 takes the regression on control statistics off.
+    version: ClassVar[int] = 2
 
     preset: Literal["paper"] | None = None
     inputs: int = Field(default=1024, gt=0)
@@ -208,8 +210,8 @@ class TraceConfig(Evaluation):
         arrays = {
             name: np.concatenate([shard[name] for shard in shards])
             for name in shards[0]
-            # Shards from before there was a control have none.
-            if all(name in shard for shard in shards)
+            # Some shards may have notes and others none, and the control is read with the values.
+            if not name.startswith(("control", PREFIX))
         }
         plain, weights, control = _as_measured(shards)
         whole = adjusted(plain, weights, control)

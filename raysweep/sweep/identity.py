@@ -24,9 +24,6 @@ EXTENT = frozenset({"steps", "milestones", "checkpoint_every", "micro_batch"})
 #: Values of `pretrain` that are no part of an identity, so that runs from before the field came keep theirs.
 FORMER = {"replace": "mask", "precision": "auto"}
 
-#: The same of evaluations, by kind.
-FORMER_EVALUATIONS: dict[str, dict[str, Any]] = {"trace": {"target_rse": None}}
-
 
 def extent(depends_on_steps: bool) -> frozenset[str]:
     """Return the fields of `pretrain` that have no part in an identity of an algorithm.
@@ -75,21 +72,24 @@ def training_content(
         "pretrain": {
             key: value
             for key, value in pretrain.items()
-            if key not in extent(depends_on_steps) and not _as_before(FORMER, key, value)
+            if key not in extent(depends_on_steps) and not _as_before(key, value)
         },
         "seed": seed,
     }
 
 
 def evaluation_identity(evaluation: Any) -> str:
-    """Return the sha256 of an evaluation's kind and settings."""
-    former = FORMER_EVALUATIONS.get(evaluation.kind, {})
-    return digest({k: v for k, v in evaluation.encode().items() if not _as_before(former, k, v)})
+    """Return the sha256 of an evaluation's kind and settings, and of its version where that is not the first.
+
+    So what another version measured stays on record, and is measured again.
+    """
+    content = evaluation.encode()
+    return digest(content if evaluation.version == 1 else {**content, "version": evaluation.version})
 
 
-def _as_before(former: Mapping[str, Any], key: str, value: Any) -> bool:
-    """Return whether a field has the value that stands for how it was before the field came."""
-    return key in former and former[key] == value
+def _as_before(key: str, value: Any) -> bool:
+    """Return whether a field of `pretrain` has the value that stands for how it was before the field came."""
+    return key in FORMER and FORMER[key] == value
 
 
 def safe(text: str) -> str:

@@ -158,11 +158,26 @@ def test_what_does_not_go_with_a_target():
     assert TraceConfig.decode({"target_rse": 0.02, "vectors": "exact"}).target_rse == 0.02
 
 
-def test_the_field_does_not_make_other_evaluations_new():
-    # As recorded before there were targets.
-    known = "91d524756875320b901a82328b6d8f9dd7cfc6701fa2f52cf8faf21c39a24541"
-    assert evaluation_identity(TraceConfig(inputs=64)) == known
-    assert evaluation_identity(TraceConfig(inputs=64, target_rse=0.02)) != known
+def test_identities_are_those_of_ledgers():
+    """As recorded; those of `trace` and `hessian` are of their second version."""
+    known = {
+        "held_out_loss": "3b1436bf85f79b6c718e347df47d1ffddde45feda81156b24c1f0f64d8725eee",
+        "excess_loss": "71cd2a9af4fa50a42c04a3a0afca27788ebf9c2d262f9d0e4aa352ee8e8541de",
+        "spectrum": "61c69e59ad8d6479161e43a84380024635809e099d6ef74ecbe2d943588a59ec",
+        "sharpness": "8a4a7b46316738038ab42c8289f7c5988f307f15a00de817a8715219dd26f777",
+        "trace": "46adc8b0a9cc9e576aea2958086eda8eaac0593f9f10388bdb392e8b37cb9f84",
+        "hessian": "7d8b75e1ceff5b336dbb5f377fe06a3661f549ca89df01c9462f9845e463a9af",
+    }
+    fields = {"trace": {"inputs": 64}, "hessian": {"inputs": 64}}
+    found = {kind: evaluations.decode({"kind": kind, **fields.get(kind, {})}) for kind in known}
+    assert {kind: evaluation_identity(evaluation) for kind, evaluation in found.items()} == known
+    # What the first version of both measured is of another identity, and so is another target.
+    firsts = {
+        "5aa881aa28025d4359be7a1a6c3e8ec8ec56ce8a337a9fd96bf9e7cb889389c1",
+        "91d524756875320b901a82328b6d8f9dd7cfc6701fa2f52cf8faf21c39a24541",
+    }
+    assert firsts.isdisjoint(known.values())
+    assert evaluation_identity(TraceConfig(inputs=64, target_rse=0.02)) != known["trace"]
 
 
 @pytest.mark.parametrize(("vectors", "inputs"), [("label", 60), ("rademacher", 300)])
@@ -223,3 +238,23 @@ def test_notes_say_how_gradient_norms_were_computed(hmm, make_subject, kind):
     assert found.notes["method"] == "one gradient at a time"
     assert "Scaled" in found.notes["reason"]
     assert found.metrics[0].n == 8
+
+
+@pytest.mark.parametrize("kind", ["trace", "hessian"])
+@pytest.mark.parametrize("fallback", [0, 1])
+def test_shards_that_were_measured_in_different_ways_go_together(hmm, make_subject, kind, fallback):
+    """Only one of two shards has notes, whichever it is: the metrics are those of equal ways."""
+    config = evaluations.decode({"kind": kind, "inputs": 300, "shard_size": 150})
+    subject = make_subject(hmm)
+    usual = [config.measure(subject, shard) for shard in range(2)]
+    note = {f"note/{k}": np.frombuffer(v, np.uint8) for k, v in (("method", b"vmap"), ("reason", b"why"))}
+    mixed = [shard | (note if k == fallback else {}) for k, shard in enumerate(usual)]
+    assert config.combine(mixed) == config.combine(usual)
+    notes = config.notes(mixed)
+    assert notes["reason"] == "why"
+    assert sorted(notes["method"].split("; ")) == ["ghost norms", "vmap"]
+    # A control that some lack is none.
+    plain = [{k: v for k, v in shard.items() if k != "control"} for shard in usual]
+    assert config.combine(plain) != config.combine(usual)
+    for partly in ([plain[0], usual[1]], [usual[0], plain[1]]):
+        assert config.combine(partly) == config.combine(plain)

@@ -8,7 +8,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+
+from raysweep.sweep import evaluation_identity
 
 
 def why(plan: Any, k: int = 0) -> dict[tuple[int, str | None], tuple[str, str]]:
@@ -88,6 +91,32 @@ def test_changed_evaluation_settings_need_no_training(load: Any, sweep: Any, mak
     assert plan.runs[0].reason == (
         "counted: evaluation settings changed at steps 50, 100, weighted: no record at steps 50, 100"
     )
+
+
+def test_another_version_of_an_evaluation_is_measured_anew_beside_the_first(
+    sweep: Any, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for spec in sweep.runs:
+        make.finish(sweep.ledger().run(spec), spec)
+    spec = sweep.runs[0]
+    run, evaluation = sweep.ledger().run(spec), spec.evaluations["counted"]
+    former = evaluation_identity(evaluation)
+    run.save_arrays(50, "counted", former, 0, {"count": np.ones(3)})
+    assert sweep.plan().finished
+
+    monkeypatch.setattr(type(evaluation), "version", 2)
+    plan = sweep.plan()
+    assert plan.counts == {"done": 0, "evaluate": 4, "resume": 0, "new": 0, "failed": 0}
+    assert plan.runs[0].train_steps == 0
+    assert why(plan)[50, "counted"][0] == "new"
+    # No shard of the first version is taken for one of the second, and its record stays.
+    current = evaluation_identity(evaluation)
+    assert run.saved_shards(50, "counted", former) == [0]
+    assert run.saved_shards(50, "counted", current) == []
+    run.record_evaluation(50, evaluation, make.measured(7.0), seconds=2.0)
+    assert why(sweep.plan())[50, "counted"] == ("done", "")
+    at = [record for record in run.evaluations() if record.step == 50]
+    assert {record.identity: record.metrics[0].value for record in at} == {former: 50.0, current: 7.0}
 
 
 def test_a_lost_checkpoint_matters_only_where_something_is_to_be_measured(
