@@ -15,14 +15,17 @@ from raysweep.seeding import derive
 from raysweep.training.data import some_positions
 
 
-def test_equals_the_public_estimate(pcfg, make_subject, run):
+@pytest.mark.parametrize("inputs", [50, 320])
+def test_equals_the_public_estimate(pcfg, make_subject, run, inputs):
     subject = make_subject(pcfg)
-    metrics = run(TraceConfig(inputs=50, shard_size=16, seed=3), subject)
-    ids = pcfg.sample(50, seed=derive(3, "trace"))
+    metrics = run(TraceConfig(inputs=inputs, shard_size=inputs // 3, seed=3), subject)
+    ids = pcfg.sample(inputs, seed=derive(3, "trace"))
     estimate = fisher_trace(subject.model, ids, seed=3)
+    # With few inputs there is no regression on control statistics.
+    assert (estimate.standard_error < 0.95 * estimate.plain_standard_error) is (inputs == 320)
     assert metrics["trace"].value == pytest.approx(estimate.value, rel=1e-5)
     assert metrics["trace"].standard_error == pytest.approx(estimate.standard_error, rel=1e-5)
-    assert metrics["trace"].n == 50
+    assert metrics["trace"].n == inputs
     groups = {name.removeprefix("trace/"): m for name, m in metrics.items() if name.startswith("trace/")}
     assert list(groups) == ["embedding", "layers.0", "layers.1", "head"]
     for group, metric in groups.items():
@@ -74,6 +77,16 @@ def test_enlarged_view(hmm, make_subject, run):
     assert metrics["trace_enlarged"].value == pytest.approx(real.value, rel=1e-4)
     assert metrics["trace_enlarged"].standard_error == pytest.approx(real.standard_error, rel=1e-4)
     assert metrics["trace"].value != pytest.approx(real.value, rel=1e-2)
+
+
+def test_the_enlarged_view_has_the_control_too(hmm, make_subject, run):
+    subject = make_subject(hmm)
+    found = run(TraceConfig(inputs=320, shard_size=100, enlarged_to="24/6/3/48"), subject)["trace_enlarged"]
+    ids = hmm.sample(320, seed=derive(0, "trace"))
+    view = fisher_trace(subject.model, ids, enlarged_to="24/6/3/48")
+    assert view.standard_error < 0.95 * view.plain_standard_error
+    assert found.value == pytest.approx(view.value, rel=1e-5)
+    assert found.standard_error == pytest.approx(view.standard_error, rel=1e-5)
 
 
 def test_a_shape_that_cannot_hold_the_model_is_a_problem(hmm):

@@ -47,6 +47,17 @@ def test_estimate_of_the_enlarged_view(make_model, make_ids):
         assert part.value == pytest.approx(real.per_group[group].value, rel=1e-9)
 
 
+def test_the_control_is_the_small_models(make_model, make_ids):
+    """With inputs enough for it the standard error falls, and the mean stays that of exact vectors."""
+    model, shape = make_model(noise=0.15), "16/4/3/24"
+    ids, positions = make_ids(16, 4)
+    exact = fisher_trace(model, ids, positions, vectors="exact", enlarged_to=shape).per_input.repeat(20)
+    view = fisher_trace(model, ids.repeat(20, 1), positions.repeat(20), seed=5, enlarged_to=shape)
+    apart = view.per_input - exact
+    assert abs(apart.mean()) < 4 * apart.std() / 320**0.5
+    assert view.standard_error < 0.95 * view.plain_standard_error
+
+
 def test_the_spread_of_the_small_model_is_not_taken_for_the_views(make_model, make_ids):
     model = make_model()
     ids, positions = make_ids(40, 4)

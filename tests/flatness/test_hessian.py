@@ -9,7 +9,7 @@ from dense_oracle import flat, gauss_newton, hessians, tiny_model
 
 from raysweep.errors import DataError
 from raysweep.flatness.directions import Directions
-from raysweep.flatness.fisher import input_traces
+from raysweep.flatness.fisher import fisher_trace, input_traces
 from raysweep.flatness.hessian import hessian_trace, residual_traces
 from raysweep.flatness.inputs import draw_positions
 from raysweep.flatness.pool import Pool
@@ -107,6 +107,19 @@ def test_parts_are_paired_by_input(make_model, make_ids):
     assert estimate.standard_error == pytest.approx(estimate.per_input.std().item() / math.sqrt(40))
     assert estimate.gauss_newton.value == pytest.approx(parts.mean().item())
     assert (estimate.n, estimate.residual.n) == (40, 40)
+
+
+def test_the_gauss_newton_part_is_the_fisher_trace(make_model, make_ids):
+    """Also with so many inputs that the regression on control statistics acts."""
+    model = make_model()
+    ids, positions = make_ids(320, 4)
+    estimate = hessian_trace(model, ids, positions, seed=1)
+    trace = fisher_trace(model, ids, positions, seed=1)
+    assert trace.standard_error < trace.plain_standard_error
+    assert estimate.gauss_newton.value == pytest.approx(trace.value, rel=1e-10)
+    assert estimate.gauss_newton.standard_error == pytest.approx(trace.standard_error, rel=1e-10)
+    residual = residual_traces(model, Pool.of(model, ids, positions), seed=1)
+    torch.testing.assert_close(estimate.per_input, trace.per_input + residual, rtol=1e-10, atol=1e-10)
 
 
 def test_inputs_are_numbered(make_model, make_ids):

@@ -5,6 +5,7 @@ import torch
 
 from raysweep.errors import ConfigError, DataError
 from raysweep.flatness import HuggingFaceMaskedLM, fisher_trace
+from raysweep.flatness.control import Control
 from raysweep.flatness.fisher import input_traces
 from raysweep.languages.quiet import quiet
 from raysweep.models.lstm import LSTMConfig
@@ -28,14 +29,26 @@ def dense_trace(model, logits, row, mask):
     return total
 
 
+def sentences_masked(make_ids, n, rate):
+    """Return sentences with none to all words masked beside the first, as a mask [n, T]."""
+    ids, _ = make_ids(n, LENGTH)
+    mask = torch.rand(ids.shape, generator=torch.Generator().manual_seed(4)) < rate
+    mask[:, 0] = True
+    return ids, mask & (ids != 5)
+
+
+def with_gaps(mask):
+    """Return the marked positions [n, T], −1 behind the last."""
+    slots = torch.full(mask.shape, -1)
+    for i, row in enumerate(mask):
+        found = row.nonzero()[:, 0]
+        slots[i, : len(found)] = found
+    return slots
+
+
 @pytest.fixture(scope="module")
 def sentences(make_ids):
-    """Sentences with none to all words masked beside the first, as a mask [n, T]."""
-    ids, _ = make_ids(10, LENGTH)
-    mask = torch.rand(ids.shape, generator=torch.Generator().manual_seed(4)) < 0.4
-    mask[:, 0] = True
-    mask &= ids != 5
-    return ids, mask
+    return sentences_masked(make_ids, 10, 0.4)
 
 
 @pytest.mark.parametrize("kind", ["pre", "post", "lstm"])
@@ -76,6 +89,28 @@ def test_random_vectors_are_unbiased_for_the_sum(make_model, sentences, vectors)
         assert (many.var(dim=0) / exact.square()).max() < 2.5
 
 
+def test_gaps_have_no_part_in_the_control(make_model, make_ids, monkeypatch):
+    """z-test of the mean against exact vectors, which statistics that count gaps fail by 23 standard errors."""
+    model = make_model(length=LENGTH, noise=0.1)
+    ids, mask = sentences_masked(make_ids, 32, 0.2)
+    slots = with_gaps(mask)
+    assert (slots < 0).sum() > 50
+    exact = fisher_trace(model, ids, slots, vectors="exact").value
+    many = {"ids": ids.repeat(20, 1), "positions": slots.repeat(20, 1), "draws": 2, "seed": 6}
+    right = fisher_trace(model, **many)
+    assert right.standard_error < right.plain_standard_error
+    assert abs(right.value - exact) < 4 * right.pool_standard_error
+
+    statistics = Control.statistics
+
+    def heedless(self, logits, hidden, v, real=None):
+        return statistics(self, logits, hidden, v, None if real is None else torch.ones_like(real))
+
+    monkeypatch.setattr(Control, "statistics", heedless)
+    wrong = fisher_trace(model, **many)
+    assert abs(wrong.value - exact) > 12 * wrong.pool_standard_error
+
+
 def test_vectors_do_not_depend_on_how_many_positions_others_have(make_model, sentences):
     model = make_model(length=LENGTH)
     ids, mask = sentences
@@ -93,11 +128,7 @@ def test_vectors_do_not_depend_on_how_many_positions_others_have(make_model, sen
 def test_positions_may_be_numbers_with_gaps(make_model, sentences):
     model = make_model(length=LENGTH)
     ids, mask = sentences
-    slots = torch.full((10, LENGTH), -1)
-    for i, row in enumerate(mask):
-        found = row.nonzero()[:, 0]
-        slots[i, : len(found)] = found
-    a, b = (input_traces(model, ids, x, seed=3) for x in (mask, slots))
+    a, b = (input_traces(model, ids, x, seed=3) for x in (mask, with_gaps(mask)))
     torch.testing.assert_close(a.values, b.values, rtol=1e-10, atol=1e-12)
     assert torch.equal(a.keys, b.keys)
 
