@@ -90,7 +90,7 @@ def test_random_vectors_are_unbiased_for_the_sum(make_model, sentences, vectors)
 
 
 def test_gaps_have_no_part_in_the_control(make_model, make_ids, monkeypatch):
-    """z-test of the mean against exact vectors, which statistics that count gaps fail by 23 standard errors."""
+    """z-test of the mean against exact vectors, which counting gaps fails by 23 standard errors."""
     model = make_model(length=LENGTH, noise=0.1)
     ids, mask = sentences_masked(make_ids, 32, 0.2)
     slots = with_gaps(mask)
