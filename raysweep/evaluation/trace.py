@@ -22,13 +22,21 @@ import torch
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
 
-from raysweep.errors import ConfigError
+from raysweep.errors import ConfigError, RunFailedError
 from raysweep.evaluation.base import Arrays, Evaluation, Metric, Subject
 from raysweep.evaluation.notes import PREFIX, method_arrays, method_notes
 from raysweep.evaluation.sharding import draw_sentences, shard_count, shard_range
 from raysweep.evaluation.subject import ModelSubject
+from raysweep.flatness.contrast import Measured
 from raysweep.flatness.enlarged import enlarged, width_factor
-from raysweep.flatness.estimate import doubt, effective_sample_size, largest_share, ratio
+from raysweep.flatness.estimate import (
+    doubt,
+    effective_sample_size,
+    largest_share,
+    ratio,
+    reaches,
+    relative_error,
+)
 from raysweep.flatness.fisher import FIRST_LOOK, InputTraces, draw_positions, input_traces, next_look
 from raysweep.flatness.regression import adjusted, coefficients, pool_variance
 from raysweep.flatness.vectors import Vectors
@@ -132,7 +140,8 @@ class TraceConfig(Evaluation):
             return self.shards()
         if not done:
             return min(self.shards(), shard_count(FIRST_LOOK, self.shard_size))
-        look = _Look.at(*inputs_of(done))
+        plain, weights, control = inputs_of(done)
+        look = _Look.at(adjusted(plain, weights, control), weights)
         if look.reaches(self.target_rse):
             return len(done)
         upto = next_look(look.whole.n, look.relative_error, self.target_rse, self.inputs)
@@ -213,7 +222,7 @@ class TraceConfig(Evaluation):
             # Some shards may have notes and others none, and the control is read with the values.
             if not name.startswith(("control", PREFIX))
         }
-        plain, weights, control = _as_measured(shards)
+        plain, weights, control = inputs_of(shards)
         whole = adjusted(plain, weights, control)
         n, masked = len(whole), float(weights.sum())
         groups = {name: torch.from_numpy(v) for name, v in arrays.items() if not name.startswith(_OWN)}
@@ -272,37 +281,32 @@ class _Look:
 
     @classmethod
     def at(cls, values: Tensor, weights: Tensor) -> _Look:
-        return cls(whole=ratio(values, weights), doubt=doubt(values, weights))
+        return cls(whole=ratio(values, weights), doubt=doubt(values, weights, positive=True))
 
     @property
     def relative_error(self) -> float:
-        return self.whole.standard_error / self.whole.value if self.whole.value else math.nan
+        return relative_error(self.whole.value, self.whole.standard_error)
 
     def reaches(self, target: float) -> bool:
-        return self.relative_error <= target and self.doubt is None
+        return reaches(target, self.relative_error, self.doubt)
 
 
-def inputs_of(shards: Sequence[Mapping[str, np.ndarray]]) -> tuple[Tensor, Tensor]:
-    """Return the values of all inputs of an evaluation's shards, in order, and their masked words [n].
+def inputs_of(shards: Sequence[Mapping[str, np.ndarray]]) -> Measured:
+    """Return what was measured at all inputs of an evaluation's shards, in order, with nothing taken off.
 
-    The values are those that the trace is the mean of, with their regression on control statistics taken off.
-    """
-    plain, weights, control = _as_measured(shards)
-    return adjusted(plain, weights, control), weights
-
-
-def _as_measured(shards: Sequence[Mapping[str, np.ndarray]]) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return the inputs' values [n], with nothing taken off, their masked words [n] and control [n, K].
-
-    Raises `RunFailedError` for values that are not finite.
+    There is no control where a shard has none.  Raises `RunFailedError` for values that are not finite.
     """
     values = [np.sum([a for name, a in s.items() if not name.startswith(_OWN)], axis=0) for s in shards]
-    whole, weights = np.concatenate(values), np.concatenate([shard["weights"] for shard in shards])
-    Metric.number("trace", float(whole.sum() / weights.sum()), "nats", n=len(whole))
+    plain, weights = np.concatenate(values), np.concatenate([shard["weights"] for shard in shards])
+    if not np.isfinite(plain).all():
+        raise RunFailedError(
+            f"trace is {plain.sum() / weights.sum()}: the model's gradients are not finite; look at its "
+            "training loss, and lower the learning rate"
+        )
     control = None
     if all("control" in shard for shard in shards):
         control = torch.from_numpy(np.concatenate([shard["control"] for shard in shards]))
-    return torch.from_numpy(whole), torch.from_numpy(weights), control
+    return Measured(torch.from_numpy(plain), torch.from_numpy(weights), control)
 
 
 def _whole_and_control(traces: InputTraces) -> Tensor:

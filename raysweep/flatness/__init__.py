@@ -1,6 +1,7 @@
 """How flat the loss is at a model: the traces of its Fisher matrix and its Hessian, and other measures."""
 
-from raysweep.flatness.estimate import Contrast, TraceEstimate, compare
+from raysweep.flatness.contrast import Contrast, compare
+from raysweep.flatness.estimate import TraceEstimate
 from raysweep.flatness.fisher import fisher_trace
 from raysweep.flatness.hessian import HessianEstimate, hessian_trace
 from raysweep.flatness.huggingface import HuggingFaceMaskedLM

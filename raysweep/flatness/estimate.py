@@ -1,4 +1,4 @@
-"""What is known of a Fisher trace from a sample of inputs: its value, how sure it is, and differences.
+"""What is known of a Fisher trace from a sample of inputs: its value, and how sure it is.
 
 With x_i the value of input i (the sum over its m_i masked positions, one as a rule) the estimate is the mean
 over masked positions, the ratio Σ x_i / Σ m_i, and its standard error that of a ratio of means over inputs:
@@ -21,14 +21,13 @@ share of the largest contribution, say when an interval is not to be trusted.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import combinations, pairwise
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from raysweep.errors import DataError
 from raysweep.flatness.regression import adjusted, coefficients, pool_variance
 from raysweep.flatness.vectors import Vectors
 from raysweep.languages.base import Estimate
@@ -88,19 +87,33 @@ def ratio(values: Tensor, weights: Tensor) -> Estimate:
     return Estimate(value=value, standard_error=error, n=n)
 
 
-def doubt(values: Tensor, weights: Tensor) -> str | None:
+def relative_error(value: float, standard_error: float) -> float:
+    """Return the standard error as a share of a trace; NaN for a value that is not positive."""
+    return standard_error / value if value > 0 else math.nan
+
+
+def reaches(target: float, relative: float, warning: str | None) -> bool:
+    """Return whether the sequential rule ends at a `relative` error with such a `warning`; never at NaN."""
+    return relative <= target and warning is None
+
+
+def doubt(values: Tensor, weights: Tensor, *, positive: bool = False) -> str | None:
     """Return why the normal interval of Σ x / Σ m is not to be trusted; None where it is.
 
-    `values` and `weights` are [n].
+    `values` and `weights` are [n].  `positive` are those of a trace that cannot be negative, such as
+    Fisher's, unlike a difference or the trace of a Hessian.
     """
     n = len(values)
     if n < LEAST_INPUTS:
         return f"{n} inputs are too few for a normal interval; use {LEAST_INPUTS} at least"
     if not bool(values.any()):
         return "all values are zero: the model is certain of its words to the last digit it computes with"
+    total = values.sum().item()
+    if positive and total <= 0:
+        return f"the {n} inputs' values add up to {total:.3g}, and a trace is positive; use more inputs"
     share = largest_share(values)
     if share > LARGEST_SHARE:
-        return f"one of {n} inputs makes {100 * share:.0f} % of the sum; use more inputs"
+        return f"one of {n} inputs makes {100 * share:.0f} % of the sum of absolute values; use more inputs"
     residuals = values - values.sum() / weights.sum() * weights
     residuals = residuals - residuals.mean()
     spread = residuals.square().mean().sqrt()
@@ -171,12 +184,13 @@ class TraceEstimate:
 
     `standard_error` is the population's, `pool_standard_error` that of the same inputs with other test
     vectors (None: one vector an input does not tell), `plain_standard_error` the population's of the values
-    as computed, before their regression on control statistics.  `per_input` [n] float64 are the inputs' own
-    values, with that taken off (`adjusted`), so that single ones may be negative; `per_group` and
-    `per_parameter` split the mean; `excluded` names the frozen parameters, which are not part of it.
-    `warning` says why the normal interval is not to be trusted, None where it is.  `method` says how gradient
-    norms were computed, `reason` why not by ghost norms.  `target_rse` is the relative standard error that
-    was asked for, and `reached` whether the pool was large enough for it.
+    as computed (`plain` [n] float64), before their regression on the statistics `control` [n, K] (None where
+    there are none).  `per_input` [n] float64 are the inputs' own values, with that taken off (`adjusted`), so
+    that single ones may be negative; `per_group` and `per_parameter` split the mean; `excluded` names the
+    frozen parameters, which are not part of it.  `weights` [n], `keys` and `drawn` are those of
+    `InputTraces`.  `warning` says why the normal interval is not to be trusted, None where it is.  `method`
+    says how gradient norms were computed, `reason` why not by ghost norms.  `target_rse` is the relative
+    standard error that was asked for, and `reached` whether the pool was large enough for it.
     """
 
     value: float
@@ -185,6 +199,8 @@ class TraceEstimate:
     per_group: Mapping[str, Estimate]
     per_parameter: Mapping[str, Estimate]
     per_input: Tensor
+    plain: Tensor
+    control: Tensor | None
     excluded: tuple[str, ...]
     weights: Tensor
     keys: Tensor
@@ -199,8 +215,8 @@ class TraceEstimate:
 
     @property
     def relative_standard_error(self) -> float:
-        """The standard error as a share of the value; NaN for a value of 0."""
-        return self.standard_error / self.value if self.value else math.nan
+        """The standard error as a share of the value; NaN for a value that is not positive."""
+        return relative_error(self.value, self.standard_error)
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -214,29 +230,8 @@ class TraceEstimate:
 
     @property
     def largest_share(self) -> float:
-        """The share of the sum that the largest input contributes."""
+        """The share of Σ |x| that the largest of the inputs' values x has: 1/n if all are equal."""
         return largest_share(self.per_input)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Contrast:
-    """`second` minus `first` of a list of estimates, in nats, over the `n` inputs that both have measured.
-
-    `correlation` is that of the inputs' values: with it nearer to one the difference is surer than its terms.
-    """
-
-    first: int
-    second: int
-    difference: float
-    standard_error: float
-    n: int
-    correlation: float
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """The normal 95 % interval of the difference."""
-        margin = Z95 * self.standard_error
-        return self.difference - margin, self.difference + margin
 
 
 def summarise(
@@ -259,54 +254,16 @@ def summarise(
         per_group={group: ratio(value, weights) for group, value in groups.items()},
         per_parameter={name: ratio(values[:, k], weights) for k, name in enumerate(traces.names)},
         per_input=per_input,
+        plain=plain,
+        control=traces.control,
         excluded=traces.excluded,
         weights=weights,
         keys=traces.keys,
         drawn=traces.drawn,
         pool_standard_error=pool,
-        warning=doubt(per_input, weights),
+        warning=doubt(per_input, weights, positive=True),
         method=traces.method,
         reason=traces.reason,
         target_rse=target_rse,
         reached=reached,
     )
-
-
-def compare(estimates: Sequence[TraceEstimate]) -> list[Contrast]:
-    """Return the paired difference of every two estimates, in the order (0, 1), (0, 2), ..., (1, 2), ...
-
-    The estimates are of the same inputs with the same test vectors, so that what an input adds to both falls
-    out of the difference; where they are of different length, the inputs that both have are compared.  The
-    intervals are single ones, with no correction for their number.  A model seen as a larger one may be
-    compared with one that is as large.  Raises `DataError` for estimates of other inputs, of other test
-    vectors, or that leave out other parameters.
-    """
-    found = []
-    for (i, a), (j, b) in combinations(enumerate(estimates), 2):
-        n = min(a.n, b.n)
-        if a.drawn != b.drawn or not torch.equal(a.keys[:n], b.keys[:n]):
-            raise DataError(
-                f"estimates {i} and {j} are of other inputs or other test vectors, so that nothing pairs "
-                "them; measure both models on the same sentences and positions with the same seed, start, "
-                "vectors and draws"
-            )
-        if a.excluded != b.excluded:
-            raise DataError(
-                f"estimates {i} and {j} leave out other parameters ({', '.join(a.excluded) or 'none'}; "
-                f"{', '.join(b.excluded) or 'none'}), so that their difference means nothing; freeze the "
-                "same ones in both models"
-            )
-        x, y, m = a.per_input[:n], b.per_input[:n], a.weights[:n]
-        change = ratio(y - x, m)
-        both = torch.stack([x, y])
-        found.append(
-            Contrast(
-                first=i,
-                second=j,
-                difference=change.value,
-                standard_error=change.standard_error,
-                n=n,
-                correlation=torch.corrcoef(both)[0, 1].item(),
-            )
-        )
-    return found

@@ -33,6 +33,7 @@ import logging
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from numbers import Integral
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +47,7 @@ from raysweep.flatness.estimate import (
     TraceEstimate,
     effective_sample_size,
     parameter_group,
+    reaches,
     summarise,
 )
 from raysweep.flatness.evaluating import evaluating
@@ -96,12 +98,11 @@ def input_traces(
     """
     check_sentences(ids)
     check_vectors(vectors)
-    if draws < 1 or (batch is not None and batch < 1):
-        raise ConfigError(f"draws={draws}, batch={batch}: both must be at least 1")
-    device = next(model.parameters()).device
-    ids = ids.to(device)
+    _check_numbers(seed=seed, start=start, draws=draws, batch=batch)
     pad_id = padding_id(model)
-    positions, marked = masked_places(ids, positions.to(device), pad_id)
+    device = next(model.parameters()).device
+    ids = ids.to(device).long()
+    positions, marked = masked_places(ids, positions, pad_id)
     masked = ids.masked_fill(marked, mask_id(model))
     index = torch.arange(start, start + len(ids), device=device)
     lengths = (ids != pad_id).sum(dim=1)
@@ -145,6 +146,15 @@ def input_traces(
         method=method,
         reason=reason,
     )
+
+
+def _check_numbers(*, seed: int, start: int, draws: int, batch: int | None) -> None:
+    """Raise `ConfigError` for arguments that are no whole numbers, or too small."""
+    for name, value in (("seed", seed), ("start", start), ("draws", draws), ("batch", batch)):
+        if value is not None and not isinstance(value, Integral):
+            raise ConfigError(f"{name}={value!r}: give a whole number")
+    if draws < 1 or (batch is not None and batch < 1):
+        raise ConfigError(f"draws={draws}, batch={batch}: both must be at least 1")
 
 
 @contextmanager
@@ -194,11 +204,12 @@ def fisher_trace(
     very skewed and the target is reached at the first looks, it falls short by a few percentage points, as
     the rule stops sooner where the standard error comes out small.
 
-    Raises `DataError` for sentences or positions that do not fit the model, and `ConfigError` for options
-    without sense, a shape that cannot hold the model, a model without trainable parameters or one whose
-    inputs see one another.
+    Raises `DataError` for sentences or positions that are no tensors of whole numbers or do not fit the
+    model, and `ConfigError` for options without sense, a shape that cannot hold the model, and a model
+    without `pad_id`, without trainable parameters or whose inputs see one another.
     """
     check_sentences(ids)
+    _check_numbers(seed=seed, start=start, draws=draws, batch=batch)
     if target_rse is not None and not 0 < target_rse < 1:
         raise ConfigError(f"target_rse={target_rse}: give a relative standard error in (0, 1), such as 0.01")
     if positions is None:
@@ -224,7 +235,7 @@ def fisher_trace(
         traces = measured(slice(0, done))
         while True:
             estimate = summarise(traces, target_rse=target_rse)
-            enough = estimate.relative_standard_error <= target_rse and estimate.warning is None
+            enough = reaches(target_rse, estimate.relative_standard_error, estimate.warning)
             if enough or done == len(ids):
                 break
             upto = next_look(done, estimate.relative_standard_error, target_rse, len(ids))

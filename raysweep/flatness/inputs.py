@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from raysweep import seeding
-from raysweep.errors import DataError
+from raysweep.errors import ConfigError, DataError
 
 #: Floats of one layer's activations in a batch; a processor's second cache holds a few times as many.
 _CACHED, _GPU = 180_000, 1 << 24
@@ -24,8 +24,13 @@ def mask_id(model: nn.Module) -> int:
 
 
 def padding_id(model: nn.Module) -> int:
-    """Return the id of padding."""
-    found: Any = model.pad_id
+    """Return the id of padding; raises `ConfigError` for a model that does not say."""
+    found: Any = getattr(model, "pad_id", None)
+    if found is None:
+        raise ConfigError(
+            f"{type(model).__name__} has no pad_id: give it one, or wrap a masked language model of "
+            "transformers as HuggingFaceMaskedLM(model, mask_id=...)"
+        )
     return int(found)
 
 
@@ -42,19 +47,32 @@ def draw_positions(ids: Tensor, pad_id: int, *, seed: int, start: int = 0) -> Te
 
 
 def check_sentences(ids: Tensor) -> None:
-    """Raise `DataError` unless `ids` are sentences [n, T]."""
+    """Raise `DataError` unless `ids` are sentences [n, T], whole numbers."""
+    _check_whole(ids, "ids")
     if ids.dim() != 2 or len(ids) == 0:
         raise DataError(f"ids of shape {list(ids.shape)}: give at least one sentence, as [n, T]")
+
+
+def _check_whole(given: object, what: str, *, mask: bool = False) -> None:
+    """Raise `DataError` unless `given` is a tensor of whole numbers, or of bools where it may be a `mask`."""
+    if not isinstance(given, Tensor):
+        raise DataError(
+            f"{what} of type {type(given).__name__}: give a tensor, such as torch.as_tensor({what})"
+        )
+    if given.is_floating_point() or given.is_complex() or (given.dtype == torch.bool and not mask):
+        raise DataError(f"{what} of {given.dtype}: give whole numbers, such as {what}.long()")
 
 
 def masked_places(ids: Tensor, positions: Tensor, pad_id: int) -> tuple[Tensor, Tensor]:
     """Return the masked positions, [n] or [n, m] with −1 for none, and the mask [n, T] that they make.
 
     `positions` are one position a sentence [n], several [n, m] with −1 for none, or a mask [n, T] of bools.
-    Raises `DataError` for any that is not one of its sentence's words, for one that is named twice, and for a
-    sentence without any.
+    Raises `DataError` for positions that are no tensor of these, for any that is not one of its sentence's
+    words, for one that is named twice, and for a sentence without any.
     """
+    _check_whole(positions, "positions", mask=True)
     n, width = ids.shape
+    positions = positions.to(ids.device) if positions.dtype == torch.bool else positions.to(ids.device).long()
     if positions.dtype == torch.bool and positions.shape == ids.shape:
         counts = positions.sum(dim=1)
         order = positions.to(torch.int8).argsort(dim=1, descending=True, stable=True)

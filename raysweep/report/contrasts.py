@@ -14,11 +14,9 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from torch import Tensor
-
 from raysweep.evaluation.run import stored_shards
 from raysweep.evaluation.trace import TraceConfig, inputs_of
-from raysweep.flatness.estimate import Z95, doubt, ratio
+from raysweep.flatness.contrast import Difference, Measured, difference
 from raysweep.report.statistics import holm, normal_p
 from raysweep.sweep import evaluation_identity
 
@@ -30,30 +28,17 @@ LEVEL = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
-    """The trace at step `after` minus that at step `before` of a run, in nats, over the `n` inputs of both.
+class Change(Difference):
+    """The trace at step `after` minus that at step `before` of a run.
 
-    `independent` is the standard error that the difference would have on as many inputs without pairing.
-    `doubt` says why the normal interval is not to be trusted, None where it is.  `told` is whether the change
-    is told from zero: by a trusted interval, and at `LEVEL` for all changes of the sweep together (Holm, "A
-    simple sequentially rejective multiple test procedure", 1979).
+    `told` is whether the change is told from zero: by a trusted interval, and at `LEVEL` for all changes of
+    the sweep together (Holm, "A simple sequentially rejective multiple test procedure", 1979).
     """
 
     run_id: str
     before: int
     after: int
-    difference: float
-    standard_error: float
-    n: int
-    independent: float
-    doubt: str | None = None
     told: bool = False
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """The normal 95 % interval of the difference, a single one."""
-        margin = Z95 * self.standard_error
-        return self.difference - margin, self.difference + margin
 
 
 def changes(sweep: Sweep) -> list[Change]:
@@ -70,38 +55,19 @@ def changes(sweep: Sweep) -> list[Change]:
         if len(measured) > 2:
             pairs.append((min(measured), max(measured)))
         for before, after in pairs:
-            found.append(_change(spec.run_id, before, after, measured[before], measured[after]))
+            apart = difference(measured[before], measured[after])
+            found.append(Change(run_id=spec.run_id, before=before, after=after, **vars(apart)))
     return _judged(found)
-
-
-def _change(
-    run_id: str, before: int, after: int, first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]
-) -> Change:
-    n = min(len(first[0]), len(second[0]))
-    x, y, m = first[0][:n], second[0][:n], first[1][:n]
-    apart = y - x
-    change, one, other = ratio(apart, m), ratio(x, m), ratio(y, m)
-    return Change(
-        run_id=run_id,
-        before=before,
-        after=after,
-        difference=change.value,
-        standard_error=change.standard_error,
-        n=n,
-        independent=(one.standard_error**2 + other.standard_error**2) ** 0.5,
-        # Where nothing has changed at any input there is nothing to doubt.
-        doubt=doubt(apart, m) if bool(apart.any()) else None,
-    )
 
 
 def _judged(found: Sequence[Change]) -> list[Change]:
     """Return the changes with `told`; a doubtful one counts among those tested, and is never told."""
-    p = [1.0 if c.doubt is not None else normal_p(c.difference, c.standard_error) for c in found]
+    p = [1.0 if c.warning is not None else normal_p(c.difference, c.standard_error) for c in found]
     return [replace(c, told=level <= LEVEL) for c, level in zip(found, holm(p), strict=True)]
 
 
-def _values(run: RunLedger, step: int, evaluation: TraceConfig) -> tuple[Tensor, Tensor] | None:
-    """Return the inputs' values and weights [n] at a milestone; None where they are not all there."""
+def _values(run: RunLedger, step: int, evaluation: TraceConfig) -> Measured | None:
+    """Return what was measured at the inputs of a milestone; None where they are not all there."""
     load = partial(run.load_arrays, step, "trace", evaluation_identity(evaluation))
     shards, missing = stored_shards(evaluation, load)
     return None if missing else inputs_of(shards)

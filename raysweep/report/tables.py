@@ -97,8 +97,8 @@ def change_table(changes: Sequence[Change]) -> str:
 
 
 def _direction(change: Change) -> str:
-    if change.doubt is not None:
-        return f'<span class="warn">not trusted</span>: {escape(change.doubt)}'
+    if change.warning is not None:
+        return f'<span class="warn">not trusted</span>: {escape(change.warning)}'
     if not change.told:
         return '<span class="note">not told apart</span>'
     return "falls" if change.difference < 0 else "rises"

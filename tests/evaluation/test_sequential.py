@@ -94,6 +94,16 @@ def test_it_does_not_end_while_something_speaks_against_the_interval():
     assert reached.value == 0
 
 
+def test_a_sum_that_is_not_positive_reaches_no_target():
+    values = 1 + 0.1 * np.random.default_rng(0).normal(size=2048)
+    config = TraceConfig(inputs=2048, shard_size=512, target_rse=0.02)
+    for sign, asked in ((1, [1]), (-1, [1, 2, 4])):
+        shards = cut({"head": sign * values, "weights": np.ones(2048)}, 512)
+        assert looks(config, shards) == asked
+        metrics = {metric.name: metric.value for metric in config.combine(shards[: asked[-1]])}
+        assert metrics["trace_target_reached"] == metrics["trace_interval_trusted"] == (sign > 0)
+
+
 def test_fewer_inputs_than_the_first_look(hmm, make_subject, caplog):
     config = TraceConfig(inputs=100, shard_size=40, target_rse=0.001)
     assert config.next_shards([]) == 3

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -165,6 +166,18 @@ def test_dropout_is_off(world):
         ({"positions": torch.tensor([-1, 0])}, DataError, "sentence 0"),
         ({"positions": torch.tensor([0])}, DataError, "one each"),
         ({"ids": torch.zeros(0, 4, dtype=torch.long), "positions": None}, DataError, "at least one sentence"),
+        ({"ids": torch.zeros(2, 4)}, DataError, "ids of torch.float32: give whole numbers, such as ids.long"),
+        ({"ids": torch.zeros(2, 4), "positions": None}, DataError, "ids of torch.float32"),
+        ({"ids": torch.ones(2, 4).bool()}, DataError, "ids of torch.bool"),
+        ({"ids": [[0, 1], [2, 3]]}, DataError, r"ids of type list: give a tensor, such as torch.as_tensor"),
+        ({"ids": np.zeros((2, 4), np.int64), "positions": None}, DataError, "ids of type ndarray"),
+        ({"positions": torch.zeros(2)}, DataError, "positions of torch.float32: give whole numbers"),
+        ({"positions": [0, 1]}, DataError, "positions of type list: give a tensor"),
+        ({"positions": np.zeros(2, np.int64)}, DataError, "positions of type ndarray"),
+        ({"draws": 2.5}, ConfigError, "draws=2.5: give a whole number"),
+        ({"batch": 2.5}, ConfigError, "batch=2.5: give a whole number"),
+        ({"seed": 0.5, "positions": None}, ConfigError, "seed=0.5: give a whole number"),
+        ({"start": 1.5, "positions": None}, ConfigError, "start=1.5: give a whole number"),
         ({"draws": 0}, ConfigError, "draws=0"),
         ({"batch": 0}, ConfigError, "batch=0"),
         ({"vectors": "gauss"}, ConfigError, "use one of rademacher, gaussian, label, exact"),
@@ -176,3 +189,29 @@ def test_malformed_inputs(world, change, error, message):
     arguments = {"ids": ids, "positions": torch.tensor([0, 1]), **change}
     with pytest.raises(error, match=message):
         fisher_trace(world[0], **arguments)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
+def test_whole_numbers_of_any_width_are_the_same_inputs(world, dtype):
+    model, ids, positions, _ = world
+    expected = fisher_trace(model, ids, positions)
+    found = fisher_trace(model, ids.to(dtype), positions.to(dtype))
+    assert torch.equal(found.per_input, expected.per_input)
+    assert torch.equal(found.keys, expected.keys)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_numbers_below_zero_key_inputs_too(make_model, make_ids, dtype):
+    """Whole numbers of either sign: input 0 is that whatever comes before it."""
+    model = make_model(dtype=dtype)
+    ids, positions = make_ids(8, 4)
+    whole = fisher_trace(model, ids, positions, seed=-1, start=-4)
+    part = fisher_trace(model, ids[4:], positions[4:], seed=-1)
+    torch.testing.assert_close(whole.per_input[4:], part.per_input, rtol=1e-5, atol=0)
+    assert not torch.allclose(part.per_input, fisher_trace(model, ids[4:], positions[4:]).per_input)
+
+
+@pytest.mark.parametrize("positions", [None, torch.tensor([0])])
+def test_a_model_that_does_not_say_what_padding_is(positions):
+    with pytest.raises(ConfigError, match=r"Linear has no pad_id: .*HuggingFaceMaskedLM\(model, mask_id="):
+        fisher_trace(torch.nn.Linear(2, 2), torch.tensor([[0, 1]]), positions)

@@ -8,7 +8,16 @@ import torch
 
 from raysweep.errors import DataError
 from raysweep.flatness import compare, fisher_trace
-from raysweep.flatness.estimate import Z95, doubt, effective_sample_size, ratio
+from raysweep.flatness.estimate import (
+    Z95,
+    InputTraces,
+    doubt,
+    effective_sample_size,
+    ratio,
+    reaches,
+    relative_error,
+    summarise,
+)
 from raysweep.flatness.fisher import FIRST_LOOK, input_traces, next_look
 from raysweep.flatness.inputs import keys
 from raysweep.flatness.regression import adjusted
@@ -59,12 +68,81 @@ def test_doubt_says_why():
     assert "10 inputs are too few" in doubt(ONES[:10], ONES[:10])
     heavy = ONES.clone()
     heavy[0] = 200.0
-    assert "one of 1000 inputs makes 17 %" in doubt(heavy, ONES)
+    assert "one of 1000 inputs makes 17 % of the sum of absolute values" in doubt(heavy, ONES)
+    # Of −201 + 999 the largest is 201/1199 of the sizes.
+    assert "one of 1000 inputs makes 17 %" in doubt(heavy - 401 * (heavy > 1), ONES)
     skewed = torch.rand(1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64).pow(-0.6)
     assert "skewness" in doubt(skewed, ONES)
     assert doubt(1 + ONES, ONES) is None
     assert doubt(torch.rand(1000, dtype=torch.float64), ONES) is None
     assert effective_sample_size(heavy) == pytest.approx(1199**2 / (40000 + 999))
+
+
+def known_at(values, control):
+    """Return values of inputs [n, 2] with a control, as if they had been measured."""
+    return InputTraces(
+        names=("token_embedding.weight", "decoder.bias"),
+        values=values,
+        excluded=(),
+        weights=torch.ones(len(values), dtype=torch.float64),
+        spread=None,
+        control=control,
+        keys=torch.arange(len(values)),
+        drawn=("rademacher", 1, 0, 0),
+        method="ghost norms",
+    )
+
+
+def test_what_is_doubted_is_what_is_averaged():
+    """What the regression takes off is no reason for doubt."""
+    generator = torch.Generator().manual_seed(0)
+    even = 10 + torch.rand(600, generator=generator, dtype=torch.float64)
+    heavy = (2 * torch.randn(600, 1, generator=generator, dtype=torch.float64)).exp()
+    heavy -= heavy.mean()
+    parts = torch.stack([even, heavy[:, 0]], dim=1)
+    taken_off = summarise(known_at(parts, heavy))
+    assert doubt(taken_off.plain, torch.ones(600)) is not None
+    assert taken_off.warning is None
+    without = summarise(known_at(parts, None))
+    assert without.warning == doubt(without.plain, torch.ones(600))
+
+
+def test_parts_of_an_adjusted_trace_add_up_to_it(world):
+    model, ids, positions, _ = world
+    estimate = fisher_trace(model, ids.repeat(6, 1), positions.repeat(6))
+    plain = estimate.plain.mean().item()
+    assert abs(estimate.value - plain) > 1e-3 * plain
+    for parts in (estimate.per_group, estimate.per_parameter):
+        assert sum(part.value for part in parts.values()) == pytest.approx(estimate.value, rel=1e-10)
+
+
+def test_a_sum_that_is_not_positive_reaches_nothing(monkeypatch, caplog):
+    below = torch.rand(1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64) - 2
+    assert doubt(below, ONES) is None
+    assert doubt(-below, ONES, positive=True) is None
+    assert "add up to -1" in doubt(below, ONES, positive=True)
+    even = torch.tensor([1.0, -1.0]).repeat(500).double()
+    assert "add up to 0" in doubt(even, ONES, positive=True)
+    for value in (-1.0, 0.0):
+        assert math.isnan(relative_error(value, 0.1))
+        assert not reaches(0.5, relative_error(value, 0.1), None)
+    assert relative_error(1.0, 0.1) == 0.1
+    assert reaches(0.1, 0.1, None)
+    assert not reaches(0.1, 0.1, "few inputs")
+
+    def given(model, ids, positions, *, start, **options):
+        rows = (below * sign)[start : start + len(ids)]
+        return known_at(torch.stack([rows, 0 * rows], dim=1), None)
+
+    monkeypatch.setattr("raysweep.flatness.fisher.input_traces", given)
+    ids, positions = torch.zeros(1000, 2, dtype=torch.int64), torch.zeros(1000, dtype=torch.int64)
+    sign = -1
+    assert fisher_trace(None, ids, positions, target_rse=0.05).reached
+    sign = 1
+    estimate = fisher_trace(None, ids, positions, target_rse=0.05)
+    assert (estimate.n, estimate.reached) == (1000, False)
+    assert math.isnan(estimate.relative_standard_error)
+    assert "a trace is positive" in caplog.text
 
 
 def test_a_doubtful_estimate_says_so(world, caplog):

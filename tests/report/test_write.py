@@ -108,7 +108,10 @@ def test_the_trace_between_milestones_is_a_paired_difference(tmp_path: Path) -> 
     assert page.count(">rises<") == 2
 
 
-def test_milestones_of_different_length_are_compared_on_the_inputs_of_both(tmp_path: Path) -> None:
+@pytest.mark.parametrize("controlled", [(100,), (50, 100)])
+def test_milestones_of_different_length_are_compared_on_the_inputs_of_both(
+    tmp_path: Path, controlled: tuple[int, ...]
+) -> None:
     text = FILE.replace("{sentences: 64}", "{inputs: 20000, shard_size: 500, target_rse: 0.02}")
     (tmp_path / "tiny.yaml").write_text(text.replace("excess_loss", "trace").replace("[0, 1]", "[0]"))
     sweep = load_sweep(str(tmp_path / "tiny.yaml"), (), storage=tmp_path / "results")
@@ -116,16 +119,17 @@ def test_milestones_of_different_length_are_compared_on_the_inputs_of_both(tmp_p
     [evaluation] = spec.evaluations.values()
     run, generator = sweep.ledger().run(spec), np.random.default_rng(0)
     values = {50: generator.exponential(size=20_000), 100: generator.lognormal(sigma=1.2, size=20_000)}
-    # Statistics of mean zero that tell something of the second milestone's values.
-    control = generator.normal(size=(20_000, 2))
-    values[100] += 0.5 * control[:, 0] + 1.0
+    # Statistics of mean zero that tell something of a milestone's values.
+    control = {step: generator.normal(size=(20_000, 2)) for step in (50, 100)}
+    values[50] += 0.2 * control[50][:, 1]
+    values[100] += 0.5 * control[100][:, 0] + 1.0
     lengths = {}
     for step, whole in values.items():
         cuts = range(0, 20_000, 500)
         shards = [{"head": whole[k : k + 500], "weights": np.ones(500)} for k in cuts]
         for k, shard in zip(cuts, shards, strict=True):
-            if step == 100:
-                shard["control"] = control[k : k + 500]
+            if step in controlled:
+                shard["control"] = control[step][k : k + 500]
         # All are in the ledger, as after a change of the rule; those that the rule asks for count.
         for number, arrays in enumerate(shards):
             run.save_arrays(step, "trace", evaluation_identity(evaluation), number, arrays)
@@ -135,13 +139,17 @@ def test_milestones_of_different_length_are_compared_on_the_inputs_of_both(tmp_p
         lengths[step] = 500 * len(found)
     assert 1000 < lengths[50] < lengths[100] < 20_000
     [change] = changes(sweep)
-    n, both = lengths[50], lengths[100]
-    x, y = values[50][:n], _adjusted(values[100][:both], control[:both])[:n]
+    n = lengths[50]
+    # A difference of an adjusted and a plain value would hold what the adjustment takes off.
+    apart = values[100][:n] - values[50][:n]
+    if len(controlled) == 2:
+        apart = _adjusted(apart, np.column_stack([control[50][:n], control[100][:n]]))
+    x, y = (_adjusted(values[s][:n], control[s][:n]) if s in controlled else values[s][:n] for s in (50, 100))
     assert change.n == n
-    assert change.difference == pytest.approx((y - x).mean())
-    assert change.standard_error == pytest.approx((y - x).std(ddof=1) / n**0.5)
+    assert change.difference == pytest.approx(apart.mean())
+    assert change.standard_error == pytest.approx(apart.std(ddof=1) / n**0.5)
     assert change.independent == pytest.approx(np.hypot(x.std(ddof=1), y.std(ddof=1)) / n**0.5)
-    assert change.doubt is None
+    assert change.warning is None
     assert change.told
     # Where a shard that counts is gone, nothing is compared.
     (run.arrays_directory(100, "trace", evaluation_identity(evaluation)) / "000000.npz").unlink()
@@ -175,9 +183,9 @@ def test_one_input_that_makes_a_change_is_doubted(tmp_path: Path) -> None:
             values = values + 1.0 + 0.1 * generator.normal(size=64)
             values[3] += last
     sure, doubtful = changes(sweep)
-    assert (sure.doubt, sure.told) == (None, True)
-    assert doubtful.doubt is not None
-    assert doubtful.doubt.startswith("one of 64 inputs makes 3")
+    assert (sure.warning, sure.told) == (None, True)
+    assert doubtful.warning is not None
+    assert doubtful.warning.startswith("one of 64 inputs makes 3")
     assert not doubtful.told
     page = write_report(sweep, tidy(sweep.ledger(), sweep), tmp_path / "report.html").read_text()
     assert page.count(">not trusted</span>: one of 64 inputs makes 3") == 1
@@ -195,10 +203,20 @@ def test_more_changes_take_more_to_be_told(count: int) -> None:
     assert not any(change.told for change in others)
     [sure, *_] = _judged([_deviation(5.0), *small])
     assert sure.told
-    [doubtful, *_] = _judged([replace(_deviation(5.0), doubt="few inputs"), *small])
+    [doubtful, *_] = _judged([replace(_deviation(5.0), warning="few inputs"), *small])
     assert not doubtful.told
 
 
 def _deviation(size: float) -> Change:
     """Return a change of so many standard errors."""
-    return Change(run_id="x", before=1, after=2, difference=size, standard_error=1.0, n=1000, independent=2.0)
+    return Change(
+        run_id="x",
+        before=1,
+        after=2,
+        difference=size,
+        standard_error=1.0,
+        n=1000,
+        independent=2.0,
+        correlation=0.9,
+        warning=None,
+    )

@@ -15,7 +15,7 @@ from raysweep.bench.trace.subject import TOLERANCE, State, Subject, drawn, stepp
 from raysweep.bench.trace.variance import Replicates, Spread, estimated, traces
 from raysweep.evaluation.excess_loss import ExcessLossConfig
 from raysweep.evaluation.subject import ModelSubject
-from raysweep.flatness.estimate import compare
+from raysweep.flatness.contrast import compare
 from raysweep.flatness.fisher import input_traces
 from raysweep.flatness.hessian import residual_traces
 from raysweep.flatness.pool import Pool
