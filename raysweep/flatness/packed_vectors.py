@@ -10,14 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raysweep.languages.compiled import rounds
 from raysweep.models.fused.scalars import COMPILED, exponential
 from raysweep.seeding import derive
 from raysweep.simd import peek, poke
 
 _F0, _F1, _F2 = np.float32(0.0), np.float32(1.0), np.float32(2.0)
 _U0, _U1 = np.uint32(0), np.uint32(1)
-_M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
-_W0, _W1 = np.uint32(0x9E3779B9), np.uint32(0xBB67AE85)
 _HALF = np.uint64(32)
 
 #: Logits so far below the largest have no probability.
@@ -40,18 +39,7 @@ def _signs(key, number, out):  # type: ignore[no-untyped-def]
     words = np.empty(4, dtype=np.uint32)
     low, high = np.uint32(number), np.uint32(np.uint64(number) >> _HALF)
     for block in range((len(out) + _SIGNS - 1) // _SIGNS):
-        c0, c1, c2, c3 = np.uint32(block), _U0, low, high
-        k0, k1 = np.uint32(key), np.uint32(key >> _HALF)
-        for _ in range(10):
-            p0, p1 = np.uint64(c0) * _M0, np.uint64(c2) * _M1
-            c0, c1, c2, c3 = (
-                np.uint32(p1 >> _HALF) ^ c1 ^ k0,
-                np.uint32(p1),
-                np.uint32(p0 >> _HALF) ^ c3 ^ k1,
-                np.uint32(p0),
-            )
-            k0, k1 = np.uint32(k0 + _W0), np.uint32(k1 + _W1)
-        words[0], words[1], words[2], words[3] = c0, c1, c2, c3
+        words[0], words[1], words[2], words[3] = rounds(np.uint32(block), _U0, low, high, key)
         for w in range(4):
             first, word = block * _SIGNS + 32 * w, words[w]
             for j in range(min(32, len(out) - first)):

@@ -84,13 +84,28 @@ def pick(table, group, word):  # type: ignore[no-untyped-def]
     return place
 
 
+@numba.njit(cache=True, nogil=True, inline="always")
+def rounds(c0, c1, c2, c3, key):  # type: ignore[no-untyped-def]
+    """Return the four words uint32 of Philox-4x32-10 of a counter of four, as `seeding.philox` does."""
+    r0, r1 = np.uint32(key & _MASK), np.uint32(key >> _HALF)
+    for _ in range(10):
+        p0, p1 = np.uint64(c0) * _M0, np.uint64(c2) * _M1
+        c0, c1, c2, c3 = (
+            np.uint32(p1 >> _HALF) ^ c1 ^ r0,
+            np.uint32(p1),
+            np.uint32(p0 >> _HALF) ^ c3 ^ r1,
+            np.uint32(p0),
+        )
+        r0, r1 = np.uint32(r0 + _W0), np.uint32(r1 + _W1)
+    return c0, c1, c2, c3
+
+
 @numba.njit(cache=True, nogil=True)
 def fill(key, first, blocks, out):  # type: ignore[no-untyped-def]
     """Write the words of sentences `first` .. `first + TILE - 1` into `out` uint32 [4, TILE * blocks].
 
     Draw d of the i-th sentence is out[d % 4, i * blocks + d // 4].
     """
-    k0, k1 = np.uint32(key & _MASK), np.uint32(key >> _HALF)
     for i in range(TILE):
         index = np.uint64(first + i)
         for block in range(blocks):
@@ -101,15 +116,4 @@ def fill(key, first, blocks, out):  # type: ignore[no-untyped-def]
             out[3, lane] = np.uint32(index >> _HALF)
     a, b, c, d = out[0], out[1], out[2], out[3]
     for lane in range(TILE * blocks):
-        c0, c1, c2, c3 = a[lane], b[lane], c[lane], d[lane]
-        r0, r1 = k0, k1
-        for _ in range(10):
-            p0, p1 = np.uint64(c0) * _M0, np.uint64(c2) * _M1
-            c0, c1, c2, c3 = (
-                np.uint32(p1 >> _HALF) ^ c1 ^ r0,
-                np.uint32(p1),
-                np.uint32(p0 >> _HALF) ^ c3 ^ r1,
-                np.uint32(p0),
-            )
-            r0, r1 = np.uint32(r0 + _W0), np.uint32(r1 + _W1)
-        a[lane], b[lane], c[lane], d[lane] = c0, c1, c2, c3
+        a[lane], b[lane], c[lane], d[lane] = rounds(a[lane], b[lane], c[lane], d[lane], key)
