@@ -208,8 +208,8 @@ class TraceConfig(Evaluation):
     def combine(self, shards: Sequence[Mapping[str, np.ndarray]]) -> list[Metric]:
         """Return `trace`, its parts `trace/<group>`, and how far its standard error is to be trusted.
 
-        `trace_effective_inputs` is (Σx)²/Σx² of the inputs' values, `trace_largest_share` the share of the
-        sum that the largest brings, and `trace_interval_trusted` 1 where `raysweep.flatness.estimate.doubt`
+        `trace_effective_inputs` is (Σx)²/Σx² of the inputs' values, `trace_largest_share` the share of Σ|x|
+        that the largest has, and `trace_interval_trusted` 1 where `raysweep.flatness.estimate.doubt`
         finds nothing against the normal interval, else 0.  With a target, `trace_target_reached` is 1 where
         the rule ended at it, and 0 where the inputs ran out.  Where they are known there are also
         `trace_pool_standard_error`, the standard error with the inputs held fixed; `trace_std`, the standard
