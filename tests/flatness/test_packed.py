@@ -1,6 +1,8 @@
 """Compiled ghost norms against dense Jacobians in float64, and against those of hooks."""
 
 import copy
+import logging
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -206,3 +208,84 @@ def test_several_draws_are_those_of_hooks(build, make_ids, both, kind, vectors):
         assert (one is None) == (other is None)
         if other is not None:
             assert (one - other).abs().max() <= 1e-5 * other.abs().max()
+
+
+@pytest.mark.parametrize("kind", ["pre", "6/2"])
+def test_values_do_not_depend_on_the_number_of_threads(build, make_ids, monkeypatch, kind):
+    monkeypatch.setattr(packed, "chunk_words", lambda width: 16)
+    monkeypatch.setattr(fisher, "gradient_norms", None)  # hooks are not called for
+    model, given = build(kind, 6), make_ids(60, 6)
+    found = []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        found.append(input_traces(model, *given, seed=2, draws=2))
+        assert torch.get_num_threads() == threads
+    for other in found[1:]:
+        for name in ("values", "spread", "control"):
+            assert torch.equal(getattr(other, name), getattr(found[0], name))
+
+
+@pytest.mark.parametrize("when", ["first", "later"])
+def test_an_error_leaves_the_number_of_threads_as_it_was(make_model, make_ids, when):
+    model, given = make_model("pre", torch.float32), make_ids(8, 4)
+    torch.set_num_threads(3)
+    if when == "later":
+        input_traces(model, *given)
+    with torch.no_grad():
+        model.decoder.bias.fill_(torch.nan)
+    with pytest.raises(RunFailedError, match="not finite"):
+        input_traces(model, *given)
+    assert torch.get_num_threads() == 3
+    # Also of threads that begin later.
+    seen = []
+    new = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+    new.start()
+    new.join()
+    assert seen == [3]
+
+
+def test_the_first_comparison_takes_gradients_where_none_are_wanted(make_model, make_ids, monkeypatch):
+    monkeypatch.setattr(fisher, "gradient_norms", None)
+    model, given = make_model("pre", torch.float32), make_ids(8, 4)
+    with torch.no_grad():
+        found = input_traces(model, *given)
+    assert torch.equal(found.values, input_traces(model, *given).values)
+
+
+def test_a_pass_that_is_not_autograds_is_told(make_model, make_ids, both, monkeypatch, caplog):
+    model, given = make_model("pre", torch.float32), make_ids(12, 4)
+    compiled, hooked = both(model, *given)
+    monkeypatch.undo()
+    monkeypatch.setattr(packed.PackedNorms, "agrees", lambda *given: False)
+    with caplog.at_level(logging.WARNING, "raysweep.flatness"):
+        input_traces(model, *given)
+    assert not caplog.records  # it has been compared before
+    with caplog.at_level(logging.WARNING, "raysweep.flatness"):
+        found = input_traces(copy.deepcopy(model), *given)
+    [record] = caplog.records
+    assert "this Encoder are not autograd's, so slower hooks are taken" in record.getMessage()
+    assert torch.equal(found.values, hooked.values)
+    assert not torch.equal(found.values, compiled.values)
+
+
+@pytest.mark.parametrize("kind", ["pre", "6/2"])
+def test_an_error_in_a_small_share_is_found_out(build, make_ids, monkeypatch, kind):
+    model = build(kind, 6).eval()
+    with torch.no_grad():
+        model.decoder.weight *= 0.01
+    ids, positions = make_ids(12, 6)
+    ids, positions = ids[-2:], positions[-2:]
+    work = packed.PackedNorms(model)
+    [(_, chunk)] = work.chunks(ids, positions)
+    chunk.forward()
+    shares = work.norms(chunk, packed.some_signs(torch.empty(2, 8), positions))
+    shares = shares.div(shares.sum(dim=1, keepdim=True)).amax(dim=0)
+    small = [k for k, share in enumerate(shares) if 1e-5 < share < 1e-4]
+    assert small
+    assert work.agrees(ids, positions)
+    original = work.norms
+    for k in small:
+        factors = torch.ones(len(shares), dtype=torch.float64)
+        factors[k] = 0.5
+        monkeypatch.setattr(work, "norms", lambda chunk, v, factors=factors: original(chunk, v) * factors)
+        assert not work.agrees(ids, positions)
