@@ -99,7 +99,6 @@ def render(content: Content) -> str:
 
 def _facts(content: Content, measured: Measurements) -> str:
     table = measured.checkpoints
-    saturated = table["excess_loss"].le(content.tolerance).sum() if "excess_loss" in table else 0
     expected = {run_id: steps for run_id, steps in content.milestones.items() if tuple(steps) != (0,)}
     of_runs = f" of {len(expected)}" if expected else ""
     total = sum(len(steps) for steps in expected.values())
@@ -107,8 +106,10 @@ def _facts(content: Content, measured: Measurements) -> str:
     facts = [
         (f"{measured.runs}{of_runs}", "runs measured"),
         (f"{len(table)}{of_checkpoints}", "checkpoints measured"),
-        (str(int(saturated)), f"saturated: excess loss ≤ {short(content.tolerance)} nats"),
     ]
+    if _has_excess_loss(measured):
+        saturated = int(table["excess_loss"].le(content.tolerance).sum())
+        facts.append((str(saturated), f"saturated: excess loss ≤ {short(content.tolerance)} nats"))
     if measured.entropy is not None:
         facts.append((f"{number(measured.entropy, 4)} nats", "entropy: the least possible loss"))
     failed = sum(not failure.retried for failure in content.failures)
@@ -116,6 +117,12 @@ def _facts(content: Content, measured: Measurements) -> str:
         facts.append((str(failed), "failed runs" if failed > 1 else "failed run"))
     items = "".join(f"<li><b>{escape(value)}</b><span>{escape(name)}</span></li>" for value, name in facts)
     return f'<ul class="facts">{items}</ul>'
+
+
+def _has_excess_loss(measured: Measurements) -> bool:
+    """Return whether any checkpoint has an excess loss, by which saturation is told."""
+    table = measured.checkpoints
+    return "excess_loss" in table and bool(table["excess_loss"].notna().any())
 
 
 def _findings(rows: list[Correlations]) -> str:
@@ -139,7 +146,8 @@ def _legend(measured: Measurements, tolerance: float) -> str:
         ]
     if any(PROBE + task in measured.reference for task in measured.tasks):
         items.append(f"<li>{marker_svg(None)}look-up table: the exact conditionals themselves</li>")
-    items.append(f"<li>filled: saturated, hollow: excess loss above {short(tolerance)} nats</li>")
+    if _has_excess_loss(measured):
+        items.append(f"<li>filled: saturated, hollow: excess loss above {short(tolerance)} nats</li>")
     return f'<ul class="legend">{"".join(items)}</ul>'
 
 
