@@ -9,8 +9,9 @@ The compiled way is taken for models that are exactly `Encoder` or `LSTM`, in fl
 decoder tied to the embedding and no hooks or replaced forwards, on inputs of at most `LONGEST` words with one
 masked word each (`fits`); before a model's first inputs, the norms of the shortest and the longest of them
 must be those of autograd (`PackedNorms.agrees`), and a warning says where they are not.  All else is for the
-hooks of `raysweep.flatness.ghost`.  Torch is held to one thread meanwhile, so values do not depend on its
-number of threads.
+hooks of `raysweep.flatness.ghost`.  Torch is held to one thread meanwhile, whatever its number; values may
+differ from one time to the next by the rounding of float32, as MKL groups sums by where memory lies unless
+MKL_CBWR=COMPATIBLE is set.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def fits(model: nn.Module, positions: Tensor, longest: int) -> bool:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Hold torch to one thread, since products by several round otherwise; its number is put back after."""
+    """Hold torch to one thread, as it is in training's passes, and put its number back after."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

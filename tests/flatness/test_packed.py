@@ -215,14 +215,23 @@ def test_values_do_not_depend_on_the_number_of_threads(build, make_ids, monkeypa
     monkeypatch.setattr(packed, "chunk_words", lambda width: 16)
     monkeypatch.setattr(fisher, "gradient_norms", None)  # hooks are not called for
     model, given = build(kind, 6), make_ids(60, 6)
-    found = []
+    found, seen, add = [], [], packed.Draws.add
+
+    def noted(*given):
+        seen.append(torch.get_num_threads())
+        add(*given)
+
+    monkeypatch.setattr(packed.Draws, "add", noted)
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
         found.append(input_traces(model, *given, seed=2, draws=2))
         assert torch.get_num_threads() == threads
+    assert set(seen) == {1}
+    # Not to the bit: sums are rounded by where in memory their terms lie.
     for other in found[1:]:
         for name in ("values", "spread", "control"):
-            assert torch.equal(getattr(other, name), getattr(found[0], name))
+            one, two = getattr(found[0], name), getattr(other, name)
+            assert (one - two).abs().max() <= 1e-5 * one.abs().max()
 
 
 @pytest.mark.parametrize("when", ["first", "later"])
@@ -249,23 +258,26 @@ def test_the_first_comparison_takes_gradients_where_none_are_wanted(make_model, 
     model, given = make_model("pre", torch.float32), make_ids(8, 4)
     with torch.no_grad():
         found = input_traces(model, *given)
-    assert torch.equal(found.values, input_traces(model, *given).values)
+    torch.testing.assert_close(
+        found.values.sum(1), input_traces(model, *given).values.sum(1), rtol=1e-5, atol=0
+    )
 
 
-def test_a_pass_that_is_not_autograds_is_told(make_model, make_ids, both, monkeypatch, caplog):
+def test_a_pass_that_is_not_autograds_is_told(make_model, make_ids, monkeypatch, caplog):
     model, given = make_model("pre", torch.float32), make_ids(12, 4)
-    compiled, hooked = both(model, *given)
-    monkeypatch.undo()
+    compiled, taken, hooks = input_traces(model, *given), [], fisher.gradient_norms
+    monkeypatch.setattr(fisher, "gradient_norms", lambda *given: taken.append(1) or hooks(*given))
     monkeypatch.setattr(packed.PackedNorms, "agrees", lambda *given: False)
     with caplog.at_level(logging.WARNING, "raysweep.flatness"):
         input_traces(model, *given)
     assert not caplog.records  # it has been compared before
+    assert not taken
     with caplog.at_level(logging.WARNING, "raysweep.flatness"):
         found = input_traces(copy.deepcopy(model), *given)
     [record] = caplog.records
     assert "this Encoder are not autograd's, so slower hooks are taken" in record.getMessage()
-    assert torch.equal(found.values, hooked.values)
-    assert not torch.equal(found.values, compiled.values)
+    assert taken
+    torch.testing.assert_close(found.values.sum(1), compiled.values.sum(1), rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("kind", ["pre", "6/2"])
