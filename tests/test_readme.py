@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import local_models
 import pytest
 from typer.main import get_command
 
 import raysweep as rs
+from helpers import local_models
 from raysweep.cli.app import app
 
 README = (Path(__file__).parents[1] / "README.md").read_text()

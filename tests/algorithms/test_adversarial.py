@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-import training_fakes as fakes
 from pydantic import ValidationError
 from torch import Tensor
 
+from helpers import training_fakes as fakes
 from raysweep.algorithms import AdversarialConfig
 from raysweep.algorithms.adversarial import AdversarialLoss, representations, ridge_error
 from raysweep.evaluation.subject import ModelSubject

@@ -6,10 +6,10 @@ from typing import Any, Literal
 import pytest
 import torch
 import torch.nn.functional as F
-import training_fakes as fakes
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from helpers import training_fakes as fakes
 from raysweep.algorithms import SAMConfig
 from raysweep.training import World
 from raysweep.training.data import Batch, batches

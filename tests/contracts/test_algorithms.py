@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-import training_fakes as fakes
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from helpers import training_fakes as fakes
 from raysweep.algorithms import AlgorithmConfig
 from raysweep.errors import RunFailedError
 from raysweep.registry import algorithms

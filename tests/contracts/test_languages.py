@@ -10,12 +10,11 @@ import math
 from pathlib import Path
 from typing import Any
 
-import local_models
-import local_texts
 import pytest
 import torch
 from torch import Tensor
 
+from helpers import local_models, local_texts
 from raysweep.errors import DataError
 from raysweep.languages import Language
 from raysweep.languages.splits import Split, draw_split, in_test

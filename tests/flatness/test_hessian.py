@@ -5,8 +5,8 @@ import math
 
 import pytest
 import torch
-from dense_oracle import flat, gauss_newton, hessians, tiny_model
 
+from helpers.dense_oracle import flat, gauss_newton, hessians, tiny_model
 from raysweep.errors import DataError
 from raysweep.flatness.directions import Directions
 from raysweep.flatness.fisher import fisher_trace, input_traces

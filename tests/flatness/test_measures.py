@@ -5,9 +5,9 @@ import math
 
 import pytest
 import torch
-from dense_oracle import flat, gauss_newton, hessians, tiny_model
 from torch import nn
 
+from helpers.dense_oracle import flat, gauss_newton, hessians, tiny_model
 from raysweep.errors import ConfigError, RunFailedError
 from raysweep.flatness.complexity import geometric_complexities
 from raysweep.flatness.fisher import input_traces

@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from dense_oracle import flat, gauss_newton, hessians, tiny_model
 from scipy.sparse.linalg import aslinearoperator
 from torch import nn
 
+from helpers.dense_oracle import flat, gauss_newton, hessians, tiny_model
 from raysweep import seeding
 from raysweep.errors import ConfigError, RunFailedError
 from raysweep.flatness.loss import gradient_at, trainable

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import local_models
 import numpy as np
 import pytest
 import ray
 
+from helpers import local_models
 from raysweep.engine.cluster import connected
 from raysweep.engine.generate import generate
 from raysweep.engine.tally import Generated

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub
-import local_models
 import pytest
 import torch
 import transformers
 from torch import Tensor
 
+from helpers import local_models
 from raysweep.errors import ConfigError, DataError
 from raysweep.languages import CausalLM, CausalLMConfig
 from raysweep.languages.causal_lm import language as language_module

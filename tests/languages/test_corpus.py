@@ -14,12 +14,12 @@ from types import SimpleNamespace
 
 import datasets
 import huggingface_hub
-import local_texts
 import numpy as np
 import pytest
 import tokenizers
 import torch
 
+from helpers import local_texts
 from raysweep.errors import ConfigError, DataError
 from raysweep.languages.corpus import Corpus, prepare, source, tokenizer
 from raysweep.languages.corpus.permutation import permuted

@@ -6,11 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import local_models
-import local_texts
 import pytest
 import torch
 
+from helpers import local_models, local_texts
 from raysweep.languages import HMM, PCFG, Language
 from raysweep.languages.causal_lm import CausalLM
 from raysweep.languages.corpus import Corpus

@@ -3,14 +3,14 @@
 import math
 from typing import Any
 
-import fused_oracle
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from fused_oracle import LANGUAGE, Oracle, assert_close, distance, draw
 from torch import Tensor
 
+from helpers import fused_oracle
+from helpers.fused_oracle import LANGUAGE, Oracle, assert_close, distance, draw
 from raysweep.errors import DataError
 from raysweep.models import LSTM, EncoderConfig, LSTMConfig, MaskedLM
 from raysweep.models.encoder import Encoder

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import training_fakes
 from torch import Tensor
 
+from helpers import training_fakes
 from raysweep.errors import DataError
 from raysweep.languages import PCFG
 from raysweep.models import EncoderConfig, MaskedLM

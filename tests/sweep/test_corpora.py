@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 import tokenizers
 
+from helpers import local_texts
 from raysweep.errors import ConfigError
 from raysweep.sweep import load_sweep
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "languages"))
-
-import local_texts
 
 SWEEPS = Path(__file__).parents[2] / "sweeps"
 

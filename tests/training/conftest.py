@@ -3,7 +3,8 @@
 from types import ModuleType
 
 import pytest
-import training_fakes
+
+from helpers import training_fakes
 
 
 @pytest.fixture(scope="session")

@@ -1,20 +1,16 @@
 """Real text through the same loop: local files in rows of 128 word pieces, 15 % of them masked."""
 
 import math
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 
+from helpers import local_texts
 from raysweep.languages import Corpus
 from raysweep.training import checkpoint_directory, load_model, pretrain
 from raysweep.training.data import batches
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "languages"))
-
-import local_texts
 
 
 def test_an_encoder_learns_words_from_local_files(

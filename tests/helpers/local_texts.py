@@ -6,9 +6,10 @@ import functools
 import json
 from pathlib import Path
 
-import local_models
 import pyarrow
 import pyarrow.parquet
+
+from helpers import local_models
 
 
 @functools.cache

@@ -1,0 +1,1 @@
+"""Helpers of several rooms' tests: `from helpers import local_texts`."""
