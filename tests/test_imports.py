@@ -17,7 +17,7 @@ LIGHT = [
     *("sweep", "report"),
 ]
 
-BASE = {"seeding", "registry", "errors", "simd"}
+BASE = {"seeding", "registry", "errors", "compiled"}
 KINDS = {"languages", "models", "algorithms"} | BASE
 MEASURES = {"training", "downstream", "flatness"} | KINDS
 SWEEP = {"sweep", "evaluation"} | MEASURES
@@ -26,7 +26,7 @@ MAY = {
     "errors": set(),
     "registry": {"errors"},
     "seeding": {"errors"},
-    "simd": set(),
+    "compiled": {"errors", "seeding"},
     "languages": BASE,
     "models": {"languages"} | BASE,
     "algorithms": {"languages", "models"} | BASE,

@@ -12,8 +12,8 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from raysweep.models.fused.scalars import COMPILED
-from raysweep.simd import fetch, peek, plus, poke, splat, total
+from raysweep.compiled.scalars import COMPILED
+from raysweep.compiled.simd import fetch, peek, plus, poke, splat, total
 
 _F0, _F1, _F2 = np.float32(0.0), np.float32(1.0), np.float32(2.0)
 

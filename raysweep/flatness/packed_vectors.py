@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raysweep.languages.compiled import rounds
-from raysweep.models.fused.scalars import COMPILED, exponential
+from raysweep.compiled.philox import rounds
+from raysweep.compiled.scalars import COMPILED, exponential
+from raysweep.compiled.simd import peek, poke
 from raysweep.seeding import derive
-from raysweep.simd import peek, poke
 
 _F0, _F1, _F2 = np.float32(0.0), np.float32(1.0), np.float32(2.0)
 _U0, _U1 = np.uint32(0), np.uint32(1)

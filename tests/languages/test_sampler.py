@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from raysweep.compiled.philox import TILE, fill, key
 from raysweep.languages import HMM, PCFG, Language
-from raysweep.languages.compiled import TILE, fill, guide, key, pick
 from raysweep.languages.draw import Categories
+from raysweep.languages.guide import guide, pick
 from raysweep.seeding import words
 
 FAR = (1 << 40) + (1 << 32) - 5

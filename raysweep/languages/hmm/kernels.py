@@ -8,7 +8,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from raysweep.languages.compiled import TILE, fill, pick
+from raysweep.compiled.philox import TILE, fill
+from raysweep.languages.guide import pick
 
 #: Sentences side by side, the innermost axis of all arrays: every sentence is computed alike.  A constant,
 #: and large, for the compiler to make full vector loops of what runs over it.

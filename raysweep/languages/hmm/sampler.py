@@ -13,7 +13,7 @@ from raysweep.languages.draw import Categories
 from raysweep.seeding import uniforms
 
 if TYPE_CHECKING:
-    from raysweep.languages.compiled import Guide
+    from raysweep.languages.guide import Guide
 
 CPU = torch.device("cpu")
 
@@ -40,7 +40,7 @@ class Sampler:
         if device.type != "cpu":
             ids, path = self.walk(n, seed=seed, start=start, device=device)
             return ids, path if states else path[:0]
-        from raysweep.languages.compiled import key
+        from raysweep.compiled.philox import key
         from raysweep.languages.hmm import kernels
 
         ids = torch.empty(n, self.length, dtype=torch.int64)
@@ -51,7 +51,7 @@ class Sampler:
 
     @cached_property
     def _guides(self) -> tuple[Guide, Guide, Guide]:
-        from raysweep.languages.compiled import guide
+        from raysweep.languages.guide import guide
 
         first, step, word = self._tables[CPU]
         return guide(first), guide(step), guide(word)

@@ -7,7 +7,8 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-from raysweep.languages.compiled import TILE, Guide, fill, pick
+from raysweep.compiled.philox import TILE, fill
+from raysweep.languages.guide import Guide, pick
 
 
 class Choices(NamedTuple):

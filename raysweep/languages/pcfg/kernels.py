@@ -13,8 +13,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from raysweep.compiled.simd import BYTES, LANES, load, plus, splat, store, times
 from raysweep.languages.pcfg.instructions import Code
-from raysweep.simd import BYTES, LANES, load, plus, splat, store, times
 
 _ONE = np.uint32(1)
 

@@ -13,7 +13,7 @@ import numpy as np
 from llvmlite import ir
 from numba import njit, types
 
-from raysweep.simd import intrinsic
+from raysweep.compiled.simd import intrinsic
 
 
 class Mixture(NamedTuple):

@@ -112,7 +112,7 @@ class Sampler:
         if device.type != "cpu":
             ids, symbol, width = self.expand(n, seed=seed, start=start, pad=pad, device=device)
             return (ids, symbol, width) if derivations else (ids, symbol[:0], width[:0])
-        from raysweep.languages.compiled import key
+        from raysweep.compiled.philox import key
         from raysweep.languages.pcfg import derive
 
         L = self.longest
@@ -131,7 +131,7 @@ class Sampler:
 
     @cached_property
     def _choices(self) -> Choices:
-        from raysweep.languages.compiled import guide
+        from raysweep.languages.guide import guide
         from raysweep.languages.pcfg.derive import Choices
 
         tables = self._tables[CPU]

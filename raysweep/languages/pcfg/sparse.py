@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raysweep.compiled.simd import BYTES, LANES
 from raysweep.languages.checks import floor
 from raysweep.languages.pcfg.engine import Engine
 from raysweep.languages.pcfg.grammar import Grammar
 from raysweep.languages.pcfg.instructions import Code, Instructions, flatten
 from raysweep.languages.pcfg.kernels import charts
 from raysweep.languages.pcfg.mixing import Mixture, entropies, log_normalised, normalised
-from raysweep.simd import BYTES, LANES
 
 #: Sentences between two kernels: what the first writes is still in the cache when the second reads it.
 _CHUNK = 8 * LANES

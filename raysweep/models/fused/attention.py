@@ -12,9 +12,9 @@ from __future__ import annotations
 import numba
 import numpy as np
 
+from raysweep.compiled.scalars import COMPILED, INLINE, draw, exponential, load, save
+from raysweep.compiled.simd import fetch, peek, plus, poke, put, splat
 from raysweep.models.dropout import LEVELS
-from raysweep.models.fused.scalars import COMPILED, INLINE, draw, exponential, load, save
-from raysweep.simd import fetch, peek, plus, poke, put, splat
 
 _F0, _F1 = np.float32(0.0), np.float32(1.0)
 

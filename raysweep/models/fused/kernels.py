@@ -1,7 +1,7 @@
 """What lies between the matrix products of an encoder, each a single pass over memory, forward and backward.
 
 Arrays are those of one chunk: N words of whole sentences, one behind the other, D wide.  "Low" arrays are as
-`raysweep.models.fused.scalars` says; the residual stream, statistics and sums of gradients are float32.
+`raysweep.compiled.scalars` says; the residual stream, statistics and sums of gradients are float32.
 LayerNorm's statistics [N, 2] are the mean and the reciprocal of the standard deviation.  A mask of dropout is
 drawn anew in the backward pass, which costs less than keeping it: it is a function of the site's key and of
 the word's `place`, its number in the batch, alone.  `cut` levels of 2^16 drop an element; 0 drops none.
@@ -12,8 +12,8 @@ from __future__ import annotations
 import numba
 import numpy as np
 
+from raysweep.compiled.scalars import COMPILED, draw, exponential, load, normal, save
 from raysweep.models.dropout import LEVELS
-from raysweep.models.fused.scalars import COMPILED, draw, exponential, load, normal, save
 
 _F0, _F1 = np.float32(0.0), np.float32(1.0)
 

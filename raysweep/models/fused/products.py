@@ -13,8 +13,8 @@ import torch
 from llvmlite import binding
 from torch import Tensor
 
-from raysweep.models.fused.scalars import COMPILED
-from raysweep.simd import fetch, peek, plus, poke, put, splat
+from raysweep.compiled.scalars import COMPILED
+from raysweep.compiled.simd import fetch, peek, plus, poke, put, splat
 
 _F0 = np.float32(0.0)
 

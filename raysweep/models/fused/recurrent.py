@@ -14,9 +14,9 @@ from __future__ import annotations
 import numba
 import numpy as np
 
+from raysweep.compiled.scalars import COMPILED, INLINE, exponential, load, save
+from raysweep.compiled.simd import peek, poke
 from raysweep.models.fused.kernels import masks
-from raysweep.models.fused.scalars import COMPILED, INLINE, exponential, load, save
-from raysweep.simd import peek, poke
 
 _F0, _F1, _F2 = np.float32(0.0), np.float32(1.0), np.float32(2.0)
 

@@ -1,7 +1,6 @@
-"""Keyed uniforms and categorical draws, compiled: bitwise those of `seeding.words` and `draw.Categories`.
+"""Categorical draws in compiled code: bitwise those of `raysweep.languages.draw.Categories`.
 
-Building blocks of the samplers' kernels.  Importing this module imports numba, so it is imported where it is
-first used.
+Importing this module imports numba, so it is imported where it is first used.
 """
 
 from __future__ import annotations
@@ -12,15 +11,6 @@ import numba
 import numpy as np
 
 from raysweep.languages.draw import Categories
-from raysweep.seeding import derive
-
-#: Sentences whose words are made in one go: enough for full vector registers, few enough for the cache.
-TILE = 16
-
-_MASK = np.uint64(0xFFFFFFFF)
-_HALF = np.uint64(32)
-_M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
-_W0, _W1 = np.uint32(0x9E3779B9), np.uint32(0xBB67AE85)
 
 
 class Guide(NamedTuple):
@@ -67,11 +57,6 @@ def guide(categories: Categories) -> Guide:
     )
 
 
-def key(seed: int, purpose: str) -> np.uint64:
-    """Return the key of a stream, as `seeding.words` derives it."""
-    return np.uint64(derive(seed, purpose))
-
-
 @numba.njit(cache=True, nogil=True, inline="always")
 def pick(table, group, word):  # type: ignore[no-untyped-def]
     """Return the place in `table.entry` that a 32-bit word draws from distribution `group`."""
@@ -82,38 +67,3 @@ def pick(table, group, word):  # type: ignore[no-untyped-def]
     while word > table.top[place]:
         place += np.uint64(1)
     return place
-
-
-@numba.njit(cache=True, nogil=True, inline="always")
-def rounds(c0, c1, c2, c3, key):  # type: ignore[no-untyped-def]
-    """Return the four words uint32 of Philox-4x32-10 of a counter of four, as `seeding.philox` does."""
-    r0, r1 = np.uint32(key & _MASK), np.uint32(key >> _HALF)
-    for _ in range(10):
-        p0, p1 = np.uint64(c0) * _M0, np.uint64(c2) * _M1
-        c0, c1, c2, c3 = (
-            np.uint32(p1 >> _HALF) ^ c1 ^ r0,
-            np.uint32(p1),
-            np.uint32(p0 >> _HALF) ^ c3 ^ r1,
-            np.uint32(p0),
-        )
-        r0, r1 = np.uint32(r0 + _W0), np.uint32(r1 + _W1)
-    return c0, c1, c2, c3
-
-
-@numba.njit(cache=True, nogil=True)
-def fill(key, first, blocks, out):  # type: ignore[no-untyped-def]
-    """Write the words of sentences `first` .. `first + TILE - 1` into `out` uint32 [4, TILE * blocks].
-
-    Draw d of the i-th sentence is out[d % 4, i * blocks + d // 4].
-    """
-    for i in range(TILE):
-        index = np.uint64(first + i)
-        for block in range(blocks):
-            lane = i * blocks + block
-            out[0, lane] = block
-            out[1, lane] = 0
-            out[2, lane] = np.uint32(index & _MASK)
-            out[3, lane] = np.uint32(index >> _HALF)
-    a, b, c, d = out[0], out[1], out[2], out[3]
-    for lane in range(TILE * blocks):
-        a[lane], b[lane], c[lane], d[lane] = rounds(a[lane], b[lane], c[lane], d[lane], key)

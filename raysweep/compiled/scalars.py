@@ -16,7 +16,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import overload
 
-from raysweep.simd import intrinsic, peek, poke
+from raysweep.compiled.simd import intrinsic, peek, poke
 
 #: How kernels are compiled: sums may be regrouped, but infinities and NaN stay what they are.
 COMPILED: dict[str, Any] = {
