@@ -1,4 +1,4 @@
-"""How well a representation transfers: the linear probe."""
+"""Transfer of a representation to downstream tasks: the linear probe."""
 
 from raysweep.downstream.probe import ProbeResult, linear_probe
 

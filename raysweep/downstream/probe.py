@@ -1,15 +1,15 @@
-"""The linear probe: what a linear head can read off a fixed representation.
+"""The linear probe: the accuracy of a linear head on a fixed representation.
 
     features φ(x) [F]  →  standardised  →  z = R φ [K], R Gaussian  →  softmax(W z + b)
 
-with R [K, F] of independent N(0, 1/F) entries, W and b trained by AdamW from zero on the cross-entropy, and
-accuracy measured on other sentences.  Each seed draws its own R and its own order of the training set.
+R [K, F] has independent N(0, 1/F) entries.  AdamW trains W and b from zero on the cross-entropy, and the
+accuracy is measured on other sentences.  Each seed draws its own R and its own order of the training set.
 Source: Liu, Xie, Li and Ma, "Same pre-training loss, better downstream", ICML 2023, appendix A.5: K = 512,
 learning rate 1e-3, 100 epochs, 5 seeds.
 
 All seeds and tasks share one pass over the features and train as one problem: a batched product over seeds,
-the tasks' heads side by side.  AdamW works on each weight by itself, so every head takes the very steps it
-would take alone.
+with the tasks' heads side by side.  AdamW updates each weight independently, so every head takes exactly the
+steps that it would take alone.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ Chunk = tuple[Tensor, Mapping[str, Tensor]]
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeResult:
-    """Test accuracies [seeds] of one task, float64, and that of the training set's most frequent class.
+    """Test accuracies [seeds] of one task, float64, and the accuracy of the most frequent training class.
 
-    The test set of `n` sentences is the same for all seeds: their spread is that of projection and order.
+    All seeds share the test set of `n` sentences, so their spread comes from projection and order alone.
     """
 
     accuracy: Tensor
@@ -65,11 +65,11 @@ def linear_probe(
 ) -> dict[str, ProbeResult]:
     """Train a linear head for each of `seeds` seeds and each task of `classes` (its number of classes).
 
-    Cost: 4 · seeds · epochs · sentences · projection · Σclasses floating-point operations, nearly all of them
-    in matrix products.  Batches of 256 run these at the full speed of a core; smaller ones take more steps,
+    Cost: 4 · seeds · epochs · sentences · projection · Σclasses floating-point operations, nearly all in
+    matrix products.  Batches of 256 run these at the full speed of a core; smaller batches take more steps,
     larger ones save nothing.
 
-    Chunks are read once.  Projections are kept of the training sentences alone: 4 · seeds · sentences ·
+    Chunks are read once.  Memory: the projections of the training sentences, 4 · seeds · sentences ·
     projection bytes.
     Features are standardised by the mean and standard deviation of the first training chunk, so make it a
     few thousand sentences; features that do not vary there are dropped.
@@ -110,7 +110,7 @@ def linear_probe(
 
 
 class _Projection:
-    """Standardise and project features [n, F] to [seeds, n, K]; statistics are those of the first call."""
+    """Standardises and projects features [n, F] to [seeds, n, K], with the statistics of the first call."""
 
     def __init__(self, seeds: int, seed: int, width: int, standardize: bool) -> None:
         self.seeds, self.seed, self.width, self.standardize = seeds, seed, width, standardize
@@ -129,7 +129,7 @@ class _Projection:
         return torch.baddbmm(self._offset, features.expand(self.seeds, -1, -1), self._matrix)
 
     def _fit(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the matrices [seeds, F, K] and offsets [seeds, 1, K] that do both at once."""
+        """Return matrices [seeds, F, K] and offsets [seeds, 1, K] that standardise and project in one product."""
         size = features.shape[1]
         matrix = torch.stack(
             [
@@ -142,7 +142,7 @@ class _Projection:
             return matrix, matrix.new_zeros(self.seeds, 1, self.width)
         mean = features.double().mean(dim=0)
         spread = features.double().sub_(mean).square_().mean(dim=0).sqrt_()
-        # What varies by less than a millionth of the rest is rounding, which must not be blown up.
+        # A feature that varies by less than a millionth of the others is rounding; do not amplify it.
         varies = spread > 1e-6 * spread.square().mean().sqrt()
         matrix *= torch.where(varies, 1 / spread, 0.0).to(matrix)[None, :, None]
         return matrix, -(mean.to(matrix) @ matrix)[:, None, :]

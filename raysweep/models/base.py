@@ -1,4 +1,4 @@
-"""What every model offers: hidden states, and logits at masked positions.
+"""The interface of every model: hidden states, and logits at masked positions.
 
 A masked language model maps sentences ids [B, T] to hidden states [B, T, D] (`encode`) and hidden states to
 logits over `total_vocabulary` (`head`).  The first V logits are the language's words; then come padding, the
@@ -33,9 +33,9 @@ Vocabulary = Literal["own", "faithful"]
 def total_vocabulary(vocabulary_size: int, vocabulary: Vocabulary = "own") -> int:
     """Return the rows of an embedding: words and special tokens, rounded up to a multiple of 8.
 
-    Where the vocabulary is `faithful` they are BERT's 30,522, rounded up in the same way (as do Izsak,
-    Berchansky and Levy, "How to train BERT with an academic budget", EMNLP 2021); the rows behind the
-    language's own stay unused, but the loss is over all of them.
+    A `faithful` vocabulary has BERT's 30,522 rows, rounded up in the same way (as in Izsak, Berchansky and
+    Levy, "How to train BERT with an academic budget", EMNLP 2021).  Rows after the language's own stay
+    unused, but the loss is over all of them.
 
     >>> total_vocabulary(16), total_vocabulary(200), total_vocabulary(200, "faithful")
     (24, 208, 30528)
@@ -94,17 +94,17 @@ class MaskedLM(nn.Module, ABC):
     pad_id: int
     max_length: int
 
-    #: The width from which it trains faster on a processor with products in bfloat16; None where none does.
+    #: The width from which bfloat16 products make training on a CPU faster; None if they never do.
     wide: ClassVar[int | None] = None
 
     @property
     def fused(self) -> bool:
-        """Whether `masked_loss` makes the gradients along with the loss, and backward only hands them out."""
+        """Whether `masked_loss` computes the gradients along with the loss, and backward only returns them."""
         return False
 
     @abstractmethod
     def encode(self, ids: Tensor) -> Tensor:
-        """Return hidden states [B, T, D] of `ids` [B, T]; nothing depends on what stands at padding.
+        """Return hidden states [B, T, D] of `ids` [B, T]; padding has no influence on other positions.
 
         Hidden states at padding are finite and meaningless.
         """
@@ -118,7 +118,7 @@ class MaskedLM(nn.Module, ABC):
         """Draw the weights that training starts from."""
 
     def tie(self) -> None:
-        """Make parameters that are tied one and the same again."""
+        """Tie parameters again that share their values."""
 
     def to_empty(self, *, device: str | torch.device | int | None, recurse: bool = True) -> Self:
         """Move to `device` without values; tied parameters stay tied."""
@@ -135,7 +135,7 @@ class MaskedLM(nn.Module, ABC):
         return self.head(self.encode(ids)[rows, positions])
 
     def precision(self, device: torch.device) -> torch.dtype:
-        """Return the working precision in which it trains the fastest on `device`."""
+        """Return the working precision in which the model trains fastest on `device`."""
         if device.type == "cpu":
             pays = self.wide is not None and self.width >= self.wide
         else:
@@ -167,17 +167,16 @@ class ModelConfig(Config):
 
     @property
     def label(self) -> str:
-        """A short readable name that tells this configuration from its neighbours in a sweep."""
+        """A short readable name that distinguishes this configuration from its neighbours in a sweep."""
         raise TypeError(f"{type(self).__name__} has no label")
 
-    #: False where training starts from weights that no seed draws.
+    #: False where training starts from given weights, which no seed draws.
     seeded: ClassVar[bool] = True
 
     def content(self) -> dict[str, Any]:
-        """Return plain data of all that determines what the model computes: its part of a run's identity.
+        """Return the plain data that determines what the model computes: its part of a run's identity.
 
-        By default every field.  A kind leaves out what changes no result, and a field added to it later
-        where that has the value which leaves the model as it was.
+        By default that is every field.  A kind leaves out fields that change no result.
         """
         return self.encode()
 
@@ -186,7 +185,7 @@ class ModelConfig(Config):
         return []
 
     def module(self, language: Language) -> MaskedLM:
-        """Return the model for `language` with weights that mean nothing yet."""
+        """Return the model for `language`, its weights not initialised."""
         raise TypeError(f"{type(self).__name__} does not say how to build its model")
 
     def build(self, language: Language, *, seed: int) -> MaskedLM:
@@ -199,29 +198,23 @@ class ModelConfig(Config):
         return model
 
     def parameters(self, language: Language) -> int:
-        """Return the number of trainable parameters, allocating none of them."""
+        """Return the number of trainable parameters without allocating them."""
         with torch.device("meta"):
             return parameter_count(self.module(language))
 
     def parameter_counts(self, language: Language) -> dict[Vocabulary, int]:
-        """Return the number of trainable parameters by vocabulary, as far as they can be had."""
+        """Return the number of trainable parameters for each vocabulary that fits the language."""
         return {"own": self.parameters(language)}
 
 
 class DrawnConfig(ModelConfig):
-    """Base of configurations whose initial weights are drawn, for a vocabulary that can be chosen.
+    """Base of configurations with drawn initial weights and a choice of vocabulary.
 
-    With `vocabulary: faithful` the embedding has the rows of BERT's 30,522 word pieces, as in published
-    sizes of models; by default it has those of the language's own words.
+    With `vocabulary: faithful` the embedding has the rows of BERT's 30,522 word pieces, as published model
+    sizes do; by default it has one row for each word of the language.
     """
 
     vocabulary: Vocabulary = "own"
-
-    def content(self) -> dict[str, Any]:
-        data = self.encode()
-        if self.vocabulary == "own":
-            del data["vocabulary"]
-        return data
 
     def problems(self, language: Language) -> list[tuple[str, str]]:
         words = language.vocabulary_size

@@ -1,10 +1,10 @@
-"""Dropout whose masks are cheap to draw on a CPU.
+"""Dropout with masks that are cheap to draw on a CPU.
 
     y = x · m / Pr(m = 1),    m ~ Bernoulli(1 - p) for every element
 
-Four masks are cut from each 64-bit draw of torch's generator, so p is rounded to a multiple of 2^-16 and the
-scale is that of the rounded p: the mean of y is x exactly.  This takes about 40 % of the time of torch's own
-on a CPU; on other devices torch's fused kernel is used.  Both draw from torch's default generator.
+Each 64-bit draw of torch's generator gives four masks, so p is rounded to a multiple of 2^-16; the scale uses
+the rounded p, so the mean of y is exactly x.  On a CPU this takes about 40 % of the time of torch's own
+dropout; other devices use torch's fused kernel.  Both draw from torch's default generator.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LEVELS = 1 << 16
 
 
 def cut_of(p: float) -> int:
-    """Return how many of the levels drop an element with probability `p` < 1."""
+    """Return the number of levels at which an element is dropped with probability `p` < 1."""
     # At least one level keeps, so the scale is finite.
     return min(round(p * LEVELS), LEVELS - 1)
 

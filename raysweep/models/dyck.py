@@ -19,8 +19,9 @@ Hessian and squares the factor 1/m of f to 1/m.  (Appendix G.2 has ‖h‖ = 1/T
 
 is g* everywhere and meets the bound; further neurons are zero.
 
-*Random features.*  Q = K = 0, V_i ~ N(0, T I), and u the least vector that makes f = g* on all masked
-sentences.  They are 2T·C(T, T/2), and so many neurons suffice: theorem G.6, for error ε, has O(2^T T³/ε²).
+*Random features.*  Q = K = 0, V_i ~ N(0, T I), and u is the smallest vector with f = g* on all masked
+sentences.  There are 2T·C(T, T/2) of them, and that many neurons suffice; theorem G.6 asks for O(2^T T³/ε²)
+neurons for an error ε.
 
 >>> two = two_neurons(6)
 >>> population = Dyck(length=6).population()
@@ -84,9 +85,9 @@ def _zeros(*shape: int) -> nn.Parameter:
 
 
 def two_neurons(length: int, *, neurons: int = 2) -> DyckAttention:
-    """Return the solution of two neurons in a model of at least as many, which meets the bound."""
+    """Return the two-neuron solution, which meets the bound, in a model of at least two neurons."""
     if neurons < 2:
-        raise ConfigError(f"neurons: {neurons} are fewer than the two that the solution has")
+        raise ConfigError(f"neurons: {neurons} is fewer than the two of the solution; use 2 or more")
     model = DyckAttention(length, neurons)
     scale = math.sqrt(neurons) * length**0.75
     signs = torch.tensor([1.0, -1.0], dtype=torch.float64)
@@ -106,7 +107,7 @@ def masked_sentences(length: int) -> int:
 
 
 def random_features_problem(length: int, neurons: int) -> str | None:
-    """Return what keeps so many random features from solving the task, None for nothing."""
+    """Return why this many random features cannot solve the task; None if they can."""
     inputs = masked_sentences(length)
     if neurons < inputs:
         return (
@@ -156,11 +157,11 @@ def bound(length: int, neurons: int) -> float:
 
 
 def expected_accuracy(length: int, examples: float) -> float:
-    """Return the expected share of strings that the two neurons have right after so many examples.
+    """Return the expected share of strings that the two neurons classify correctly after n `examples`.
 
-    Strings with g* = 0 always are, with probability p_0 = C(T, T/2)/2^T, those of a sign as soon as one of
-    this sign has been seen: p_0 + (1 − p_0)(1 − (1 − (1 − p_0)/2)^n).  With n = 0 it is the share that always
-    saying 0 has right; n between whole numbers gives a smooth curve.
+    Strings with g* = 0 are always correct; their probability is p_0 = C(T, T/2)/2^T.  Strings of a sign are
+    correct once an example of that sign has been seen: p_0 + (1 − p_0)(1 − (1 − (1 − p_0)/2)^n).  With n = 0
+    it is the share of strings with g* = 0; fractional n gives a smooth curve.
 
     >>> expected_accuracy(6, 0), expected_accuracy(6, 1) == 0.3125 + 0.6875**2 / 2
     (0.3125, True)
@@ -170,9 +171,9 @@ def expected_accuracy(length: int, examples: float) -> float:
 
 
 def hessian_trace(model: DyckAttention, x: Tensor, *, targets: Tensor | None = None) -> float:
-    """Return Tr ∇²L = 2 E‖∇f‖² of a model without loss over equally probable encodings `x` [N, T, 2T].
+    """Return Tr ∇²L = 2 E‖∇f‖² of a model with zero loss over equally probable encodings `x` [N, T, 2T].
 
-    With `targets` [N] it is made sure that there is no loss; raises `DataError` where there is.
+    With `targets` [N] the loss is checked; raises `DataError` where it is not zero.
     """
     if targets is not None:
         worst = float((model(x).detach() - targets).abs().max())

@@ -8,8 +8,7 @@
 with learned positions P, the exact (erf) GELU, heads of width D / heads, and the decoder's weight being the
 token embedding E.  Post-norm is BERT (Devlin et al., 2019) without segment embeddings; pre-norm is its
 rearrangement (Xiong et al., "On layer normalization in the transformer architecture", ICML 2020) as in
-RobertaPreLayerNorm.  Dropout stands behind the embedding, on the attention weights and on what each
-sublayer adds.
+RobertaPreLayerNorm.  Dropout acts on the embedding, on the attention weights and on each sublayer's output.
 """
 
 from __future__ import annotations
@@ -33,17 +32,17 @@ from raysweep.models.dropout import Dropout
 from raysweep.models.shapes import Shape
 
 INITIAL_STD = 0.02  # of all matrices and embeddings, as in BERT
-# Whose sums come out the same each time (see raysweep.models.packed), the second where the first cannot.
+# Kernels with reproducible sums (see raysweep.models.packed); the second serves where the first cannot.
 _ATTENTIONS = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 class EncoderConfig(DrawnConfig):
     """Sizes and form of an encoder.
 
-    `shape` is "width/heads/layers/intermediate", or a name of `raysweep.models.shapes`, which is the same as
-    writing its numbers.  With `checkpointing` the layers' activations are computed again in the backward
-    pass instead of being kept (Chen et al., "Training deep nets with sublinear memory cost", 2016): less
-    memory for about a third more time, and bitwise the same gradients.
+    `shape` is "width/heads/layers/intermediate", or a name of `raysweep.models.shapes` that stands for these
+    numbers.  With `checkpointing` the backward pass computes the layers' activations again instead of keeping
+    them (Chen et al., "Training deep nets with sublinear memory cost", 2016): less memory, about a third more
+    time, and bitwise the same gradients.
     """
 
     kind: Literal["encoder"] = "encoder"
@@ -124,19 +123,19 @@ class EncoderLayer(nn.Module):
     def forward(self, x: Tensor, padding: Tensor | None, positions: Tensor | None) -> Tensor:
         """Map x [B, T, D] to [B, T, D], or to [B, 1, D] at `positions` [B] only.
 
-        `padding` [B, T] marks the positions that nobody may attend to; None where there are none.
+        `padding` [B, T] marks the positions that no position attends to; None without padding.
         """
         seen = self.attention_norm(x) if self.pre_norm else x
         asking = seen
         if positions is not None:
-            # Keys and values are wanted everywhere, all the rest at one position a row.
+            # Keys and values are needed everywhere, everything else at one position a row.
             index = positions + torch.arange(0, x.shape[0] * x.shape[1], x.shape[1], device=x.device)
             x = x.flatten(0, 1).index_select(0, index)[:, None]
             asking = seen.flatten(0, 1).index_select(0, index)[:, None] if self.pre_norm else x
         return self._sublayers(x, self._attend(asking, seen, padding))
 
     def packed(self, x: Tensor, visible: Tensor, places: Tensor | None) -> Tensor:
-        """Map sentences side by side, x [R, W, D], to [R, W, D], or to [M, D] at `places` [M] only.
+        """Map packed sentences x [R, W, D] to [R, W, D], or to [M, D] at `places` [M] only.
 
         `visible` [R, 1, W, W] says which place (last) each place may attend to; a place is row * W + column.
         """
@@ -188,8 +187,8 @@ class Encoder(MaskedLM):
     """The encoder; see the module's docstring for its equations.
 
     Every parameter belongs to a plain `nn.Linear`, `nn.LayerNorm` or `nn.Embedding` that is called as a
-    module, so that hooks see all of the computation; in `masked_loss` on a processor none is called.  A
-    subclass trains through its own `forward` and `logits_at`, unless it says otherwise by `fused` or `packs`.
+    module, so hooks see the whole computation; `masked_loss` on a CPU calls none of them.  A subclass trains
+    through its own `forward` and `logits_at`, unless it overrides `fused` or `packs`.
 
     Attributes beside those of `MaskedLM`: `shape`, `norm`, and `checkpointing`, which may be set at any time.
     """
@@ -249,7 +248,7 @@ class Encoder(MaskedLM):
 
     @property
     def packs(self) -> bool:
-        """Whether `masked_loss` lays sentences side by side (`raysweep.models.packed`)."""
+        """Whether `masked_loss` packs sentences into rows (`raysweep.models.packed`)."""
         return type(self) is Encoder and self.token_embedding.weight.is_cuda
 
     def masked_loss(self, words: MaskedWords, *, seed: int, dtype: torch.dtype) -> Tensor:
@@ -273,12 +272,12 @@ class Encoder(MaskedLM):
         """Return logits [B, total_vocabulary] at one position a row.
 
         `ids` [B, T] already holds the mask token at `positions` [B].  The last layer computes queries, and
-        everything behind its attention, at these positions alone: its modules see [B, 1, D].
+        everything after its attention, at these positions alone: its modules see [B, 1, D].
         """
         return self.head(self._encode(ids, positions)[:, 0])
 
     def check_length(self, positions: int) -> None:
-        """Raise `DataError` for a sentence of more positions than there are."""
+        """Raise `DataError` for sentences of more positions than the model has."""
         if positions > self.max_length:
             raise DataError(
                 f"sentences of {positions} positions, but the model has {self.max_length}; "
@@ -286,7 +285,7 @@ class Encoder(MaskedLM):
             )
 
     def encode_rows(self, rows: packed.Rows) -> Tensor:
-        """Return final hidden states [M, D] of the masked words of sentences side by side."""
+        """Return final hidden states [M, D] of the masked words of packed sentences."""
         return self._through(
             self._embed(rows.ids, rows.at),
             lambda layer, x, last: layer.packed(x, rows.visible, rows.masked if last else None),
@@ -304,16 +303,16 @@ class Encoder(MaskedLM):
         )
 
     def _embed(self, ids: Tensor, at: Tensor) -> Tensor:
-        """Return what the first layer sees of words `ids` at positions `at`."""
+        """Return the input of the first layer for words `ids` at positions `at`."""
         x: Tensor = self.dropout(self.embedding_norm(self.token_embedding(ids) + self.position_embedding(at)))
         return x
 
     def _through(self, x: Tensor, call: Callable[[EncoderLayer, Tensor, bool], Tensor]) -> Tensor:
-        """Return what comes out behind all layers; `call` has layer, input and whether it is the last."""
+        """Return the output of all layers; `call` takes a layer, its input, and whether it is the last."""
         for i, module in enumerate(self.layers, start=1):
             layer, last = cast(EncoderLayer, module), i == len(self.layers)
             if self.checkpointing and self.training and torch.is_grad_enabled():
-                # The generator's state comes back with the recomputation, so dropout's masks are the same.
+                # Recomputation restores the generator's state, so dropout masks are the same.
                 x = checkpoint(call, layer, x, last, use_reentrant=False)
             else:
                 x = call(layer, x, last)
@@ -321,7 +320,7 @@ class Encoder(MaskedLM):
         return hidden
 
     def _padding(self, ids: Tensor) -> Tensor | None:
-        """Return where `ids` [B, T] are padding, or None where that is nowhere."""
+        """Return where `ids` [B, T] are padding; None if there is none."""
         padding = ids == self.pad_id
-        # Reading a flag back would stall a GPU; there the mask is applied whether or not there is padding.
+        # Reading a flag back would stall a GPU, so there the mask is always applied.
         return None if ids.device.type == "cpu" and not bool(padding.any()) else padding

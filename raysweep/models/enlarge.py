@@ -1,4 +1,4 @@
-"""A trained encoder as a larger one that computes the same.
+"""Enlarge a trained encoder to a larger one that computes the same function.
 
 With the width factor r, ⊗ for r copies side by side, and the small model's parameters on the right:
 
@@ -10,18 +10,18 @@ With the width factor r, ⊗ for r copies side by side, and the small model's pa
 Every hidden state of the larger model is then r copies of the small one's: a matrix sums r equal parts, each
 scaled 1/r; heads keep their width and are copied, so attention's scores and their scale stay; LayerNorm's
 mean and variance are those of one copy.  The tied decoder sums r copies of E/r · x.  The LayerNorm of the
-embedding undoes the scale 1/r of its input exactly where its ε is scaled too, by 1/r², which is done here.
+embedding undoes the scale 1/r of its input exactly if its ε is scaled by 1/r² too, which is done here.
 
-Added layers stand behind the trained ones with all their matrices and biases zero: each adds zero to the
-residual stream and so is the identity where nothing else is on it, that is with pre-norm.  With post-norm an
-added layer would still normalise, so depth cannot be added; width can.
+Added layers follow the trained ones, with all their matrices and biases zero.  With pre-norm such a layer
+adds zero to the residual stream and is the identity.  With post-norm it would still normalise, so depth
+cannot be added; width can.
 
-What it does to the squared gradient norm at an input, and so to the Fisher trace: matrices keep theirs, those
-of biases and LayerNorms become 1/r, those of embeddings r times as large, the decoder's bias keeps its own.
-In an added layer nothing but the two output biases has a gradient.
+Squared gradient norms at an input, and so the Fisher trace, change as follows: matrices and the decoder's bias
+keep theirs, biases and LayerNorms have 1/r of it, and embeddings r times as much.  In an added layer only the
+two output biases have a gradient.
 
 Source: Liu, Xie, Li and Ma, "Same pre-training loss, better downstream" (ICML 2023), appendix B.4, which
-writes it down for r = 2 and leaves ε aside.
+gives r = 2 and does not treat ε.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from raysweep.models.shapes import Shape
 
 @torch.no_grad()
 def enlarge(model: Encoder, shape: str | Shape) -> Encoder:
-    """Return an encoder of `shape` whose logits are those of `model` in evaluation mode, on its device.
+    """Return an encoder of `shape` with the logits of `model` in evaluation mode, on the same device.
 
-    The width, the heads and the intermediate width are the same multiple of the model's, and there are at
-    least as many layers.  Logits agree up to rounding: 1e-5 in float32, 1e-10 in float64.
+    Width, heads and intermediate width must be the same multiple of the model's, with at least as many
+    layers.  Logits agree up to rounding: 1e-5 in float32, 1e-10 in float64.
 
-    What is added has no gradient at first but in its output biases, and dropout's masks are drawn anew for
-    every copy.  Raises `ConfigError` naming what fits where a shape cannot hold the model exactly.
+    In added layers only the output biases have a gradient at first, and dropout masks differ between copies.
+    Raises `ConfigError`, naming a shape that fits, where `shape` cannot hold the model exactly.
     """
     try:
         large = Shape.parse(shape) if isinstance(shape, str) else shape
@@ -89,7 +89,7 @@ def enlarge(model: Encoder, shape: str | Shape) -> Encoder:
 
 
 def _factor(model: Encoder, large: Shape) -> int:
-    """Return the width factor; raises `ConfigError` where `large` cannot hold the model exactly."""
+    """Return the width factor; raise `ConfigError` where `large` cannot hold the model exactly."""
     small = model.shape
     refused = f"{small} cannot be enlarged to {large} exactly"
     factor, rest = divmod(large.width, small.width)

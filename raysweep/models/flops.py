@@ -1,9 +1,9 @@
-"""Floating-point operations that a step of masked-language-model training takes, whoever does it.
+"""The necessary floating-point operations of a step of masked-language-model training.
 
-Those of the matrix products of forward and backward pass are counted, a multiplication and an addition as
-two: norms, activations, softmax, dropout and the optimizer take few beside them.  Only products that the loss
-depends on count, and padding takes none, so a step that computes more than it must gains nothing by it.  The
-gradients of both factors of a product take twice what it takes itself.
+The matrix products of forward and backward pass count, a multiplication and an addition as two operations;
+norms, activations, softmax, dropout and the optimizer take few beside them.  Only products that the loss
+depends on count, and padding does not, so unnecessary work raises no figure.  The gradients of both factors of
+a product take twice the operations of the product.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from raysweep.models.lstm import LSTM
 
 @singledispatch
 def training_flops(model: MaskedLM, lengths: Tensor, masked: Tensor) -> int | None:
-    """Return the operations of training on sentences of `lengths` [n], `masked` [n] words of each hidden.
+    """Return the operations of training on sentences of `lengths` [n] with `masked` [n] hidden words each.
 
-    Where it matters which words are hidden, their places are drawn uniformly and the mean is returned.
-    None for a model whose operations are not known; `training_flops.register` adds one.
+    Where the places of hidden words matter, the mean over uniformly drawn places is returned.  The result is
+    None for an unknown type of model; `training_flops.register` adds one.
 
     >>> import torch
     >>> from raysweep.languages import PCFG

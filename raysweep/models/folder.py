@@ -1,4 +1,4 @@
-"""A folder of a Hugging Face model: what it holds, and whether it fits a language; weights are not read."""
+"""The content of a Hugging Face model folder, and whether it fits a language; weights are not read."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ _FORMS: dict[str, tuple[Literal["pre", "post"], bool]] = {
 
 @dataclass(frozen=True)
 class Folder:
-    """What a folder's config.json and tokenizer say, its weights unread."""
+    """The facts in a folder's config.json and tokenizer, without its weights."""
 
     path: Path
     config: Any
     norm: Literal["pre", "post"]
-    #: The row of the position table that belongs to a sentence's first word.
+    #: The row of the position table for the first word of a sentence.
     first_position: int
-    #: Number of words, special tokens among them included.
+    #: Number of words, including special tokens among them.
     words: int
-    #: Rows of padding, mask and sentence-level token where they stand among the words; None: behind them.
+    #: Rows of padding, mask and sentence-level token among the words; None where they follow the words.
     special: tuple[int, int, int] | None
-    #: The folder's tokenizer; None where the ids are the language's.
+    #: The folder's tokenizer; None where its ids are those of the language.
     tokenizer: Any
 
     @classmethod
     def read(cls, folder: str | os.PathLike[str]) -> Folder:
-        """Read a folder; raises `ConfigError` where it holds no masked language model of a known form."""
+        """Read a folder; raise `ConfigError` unless it holds a masked language model of a known form."""
         import transformers
 
         path = Path(folder)
@@ -55,7 +55,7 @@ class Folder:
                 raise ConfigError(f"{path}: its config.json cannot be read: {brief(error)}") from error
         if config.model_type not in _FORMS:
             raise ConfigError(
-                f"{path}: a model of type '{config.model_type}' is no encoder that is known here; "
+                f"{path}: '{config.model_type}' is not a known type of encoder; "
                 f"known: {', '.join(_FORMS)}"
             )
         wanted = {
@@ -83,11 +83,11 @@ class Folder:
 
     @property
     def positions(self) -> int:
-        """Most words of a sentence."""
+        """The largest number of words in a sentence."""
         return int(self.config.max_position_embeddings) - self.first_position
 
     def misfit(self, language: Language) -> str | None:
-        """Return what keeps the model from reading the language, or None."""
+        """Return why the model cannot read the language; None if it can."""
         if self.words != language.vocabulary_size:
             remedy = "use the language it was trained on"
             if self.special is not None:
@@ -103,9 +103,9 @@ class Folder:
         return None
 
     def check_words(self, language: Language) -> None:
-        """Raise `ConfigError` where a word of the language is another one to the folder's tokenizer.
+        """Raise `ConfigError` where the folder's tokenizer gives a word of the language another text.
 
-        A few dozen are looked at: two tokenizers of one size differ in nearly all.
+        A few dozen words are compared: two different tokenizers of one size differ in nearly all.
         """
         if self.tokenizer is None:
             return
@@ -119,7 +119,7 @@ class Folder:
                 )
 
     def module(self, language: Language, *, dropout: float, checkpointing: bool) -> Encoder:
-        """Return the encoder with weights that mean nothing yet."""
+        """Return the encoder, its weights not initialised."""
         words = language.vocabulary_size
         return Encoder(
             self.shape,
@@ -139,20 +139,20 @@ def check_folder(path: Path) -> None:
     if not path.is_dir():
         raise ConfigError(f"there is no folder {path}")
     if not (path / "config.json").is_file():
-        raise ConfigError(f"there is no config.json in {path}; the save_pretrained of a model writes one")
+        raise ConfigError(f"there is no config.json in {path}; a model's save_pretrained writes one")
     if not weight_files(path):
         raise ConfigError(f"there are no weights in {path} (model*.safetensors or pytorch_model*.bin)")
 
 
 def weight_files(path: Path) -> list[Path]:
-    """Return the files that hold the weights of a folder: those that transformers reads."""
+    """Return the weight files of a folder that transformers reads."""
     return sorted(path.glob("model*.safetensors")) or sorted(path.glob("pytorch_model*.bin"))
 
 
 def fingerprint(path: Path) -> str:
     """Return the sha256 of what determines a folder's model: configuration, weights, special tokens.
 
-    The text of config.json, which names the library's version, has no part in it.
+    The text of config.json is not part of it, because it names the library's version.
     """
     total = hashlib.sha256()
     found = Folder.read(path)
@@ -165,12 +165,12 @@ def fingerprint(path: Path) -> str:
 
 
 def _tokenizer(path: Path) -> tuple[int, tuple[int, int, int], Any]:
-    """Return the number of words of a folder's tokenizer, its special ids, and itself."""
+    """Return a folder's number of words, its special ids, and its tokenizer."""
     import transformers
 
     if not any((path / name).is_file() for name in ("tokenizer.json", "vocab.txt", "vocab.json")):
         raise ConfigError(
-            f"{path}: there is no tokenizer, so which token is the mask is not known; add it with "
+            f"{path}: there is no tokenizer, so the mask token is unknown; add one with "
             "`tokenizer.save_pretrained`"
         )
     with quiet():
@@ -181,12 +181,12 @@ def _tokenizer(path: Path) -> tuple[int, tuple[int, int, int], Any]:
     found = []
     for name in ("pad_token", "mask_token", "cls_token"):
         if getattr(tokenizer, name) is None:
-            raise ConfigError(f"{path}: its tokenizer has no {name}; it is not that of a masked LM")
+            raise ConfigError(f"{path}: its tokenizer has no {name}; use the tokenizer of a masked language model")
         found.append(int(getattr(tokenizer, f"{name}_id")))
     pad, mask, cls = found
     return max(tokenizer.get_vocab().values()) + 1, (pad, mask, cls), tokenizer
 
 
 def brief(error: Exception) -> str:
-    """Return the first line of what a library says is wrong."""
+    """Return the first line of a library's error message."""
     return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -1,18 +1,17 @@
-"""Encoders as folders of Hugging Face's transformers, and such folders as encoders.
+"""Export encoders to Hugging Face folders, and import encoders from them.
 
     post-norm encoder   <->  BertForMaskedLM; read from RobertaForMaskedLM too
     pre-norm encoder    <->  RobertaPreLayerNormForMaskedLM
 
-A folder that is written keeps the ids of the language: words 0 .. V-1, padding V, mask V+1, sentence-level
-token V+2 (see `raysweep.languages.base`); its config.json says so under `raysweep`.  It has segment
-embeddings, which an encoder has not; they are zero.  The positions of the RoBERTa family begin behind the id
-of padding, so its table of positions has V+1 rows that nothing uses.
+An exported folder keeps the ids of the language: words 0 .. V-1, padding V, mask V+1, sentence-level token
+V+2 (see `raysweep.languages.base`); its config.json says so under `raysweep`.  Its segment embeddings, which an
+encoder does not have, are zero.  Positions of the RoBERTa family begin after the id of padding, so the first
+V+1 rows of its position table are unused.
 
-A folder from elsewhere has its special tokens among its words.  Words keep their ids, those of the folder's
-tokenizer; the rows of its padding, mask and sentence-level tokens are copied to V, V+1 and V+2.  These
-copies, and rows that stand for nothing, would be in the softmax too; the decoder's bias keeps them out of it
-(`NEVER`), so that conditionals are those of the folder's model.  The embedding of the first segment is added
-to those of the positions.
+A folder from elsewhere has its special tokens among its words.  Words keep the ids of the folder's tokenizer;
+the rows of its padding, mask and sentence-level tokens are copied to V, V+1 and V+2.  A decoder bias of `NEVER`
+keeps these copies and the unused rows out of the softmax, so the conditionals equal those of the folder's
+model.  The embedding of the first segment is added to the position embeddings.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from raysweep.models.base import MaskedLM
 from raysweep.models.encoder import Encoder
 from raysweep.models.folder import Folder, brief
 
-#: The decoder's bias of rows that are no word: their probability is zero in any precision.
+#: The decoder's bias of rows without a word; their probability is zero in any precision.
 NEVER = -1e4
 
 _SPECIAL = ("[PAD]", "[MASK]", "[CLS]")  # in the order of their ids
@@ -40,17 +39,17 @@ _SPECIAL = ("[PAD]", "[MASK]", "[CLS]")  # in the order of their ids
 def to_huggingface(
     model: MaskedLM, folder: str | os.PathLike[str], *, words: Sequence[str] | None = None
 ) -> None:
-    """Write `model` to `folder`, from where AutoModelForMaskedLM reads it; logits are equal to 1e-5.
+    """Write `model` to `folder` for AutoModelForMaskedLM; logits agree to 1e-5.
 
-    With the names of its `words` a tokenizer is written too, for words between spaces.  Raises `ConfigError`
+    With the names of the `words` a tokenizer for words between spaces is written too.  Raises `ConfigError`
     for a model that the format cannot hold, and for names that are not V different words.
     """
     import transformers
 
     if not isinstance(model, Encoder):
         raise ConfigError(
-            f"a model of type {type(model).__name__} cannot be exported: transformers has no masked language "
-            "model of its form; export an encoder"
+            f"a model of type {type(model).__name__} cannot be exported, because transformers has no masked "
+            "language model of its form; export an encoder"
         )
     epsilons = {module.eps for module in model.modules() if isinstance(module, nn.LayerNorm)}
     if len(epsilons) > 1:
@@ -78,7 +77,7 @@ def to_huggingface(
         "tie_word_embeddings": True,
         "raysweep": {"vocabulary_size": model.vocabulary_size, "mask_id": pad + 1, "cls_id": pad + 2},
     }
-    # Its constructor draws weights from the global generator, which is not ours to move.
+    # The constructor draws weights from the global generator, which must stay as it is.
     with torch.random.fork_rng(devices=[]):
         other: Any
         if model.norm == "post":
@@ -109,8 +108,8 @@ def from_huggingface(
 ) -> Encoder:
     """Return the model of a folder as an encoder for `language`, float32, in training mode.
 
-    Its logits of the words are those of the folder's model to 1e-5.  Raises `ConfigError` naming what does
-    not fit: the form of the model, its vocabulary or its length.
+    Logits of words agree with the folder's model to 1e-5.  Raises `ConfigError` naming what does not fit: the
+    form of the model, its vocabulary or its length.
     """
     import transformers
 
@@ -183,7 +182,7 @@ def _pairs(other: Any, model: Encoder) -> Iterator[tuple[nn.Module, nn.Module]]:
 
 
 def _tokenizer(words: Sequence[str], pad: int) -> Any:
-    """Return a tokenizer of words between spaces, with the special tokens behind them."""
+    """Return a tokenizer of words between spaces, with the special tokens after them."""
     import tokenizers
     import transformers
 
@@ -194,7 +193,7 @@ def _tokenizer(words: Sequence[str], pad: int) -> Any:
     if taken:
         raise ConfigError(f"words: '{taken[0]}' is the name of a special token; rename it")
     ids |= {token: pad + k for k, token in enumerate(_SPECIAL)}
-    # An unknown word is then an error, as there is no token for it.
+    # An unknown word is an error, because there is no token for it.
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel(ids, unk_token="[UNK]"))
     made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     names = dict(zip(("pad_token", "mask_token", "cls_token"), _SPECIAL, strict=True))
@@ -202,7 +201,7 @@ def _tokenizer(words: Sequence[str], pad: int) -> Any:
 
 
 def word_names(language: Language) -> list[str] | None:
-    """Return the names of a language's words, or None where they cannot stand between spaces."""
+    """Return the names of a language's words, or None if they cannot be separated by spaces."""
     names = [language.text(torch.tensor([k])) for k in range(language.vocabulary_size)]
     sound = len(set(names)) == len(names) and all(name and name == "".join(name.split()) for name in names)
     return names if sound else None

@@ -5,14 +5,13 @@
     logits = E·x + c
 
 with E the token embedding, D wide, and L, R the LSTM of PyTorch (Hochreiter and Schmidhuber, "Long short-term
-memory", 1997).  A masked word is to be told from both sides, so every layer reads both ways; a masked
-language model of one direction would not see the words behind the mask.  Dropout stands behind the embedding
-and every layer, and nowhere between steps of time (Zaremba, Sutskever and Vinyals, "Recurrent neural network
-regularization", 2014).
+memory", 1997).  A masked word is predicted from both sides, so every layer reads both ways; a model of one
+direction would not see the words after the mask.  Dropout follows the embedding and every layer, and is never
+between time steps (Zaremba, Sutskever and Vinyals, "Recurrent neural network regularization", 2014).
 
 Liu, Xie, Li and Ma (ICML 2023, appendix A.4) give hidden sizes 128, 256, 512, 768, 1024 and 4, 6, 8, 12, 16
-layers for data of a hidden Markov model, and sizes "from 10M to 135M", among them 67M.  Taken in pairs, with
-BERT's vocabulary, these shapes have about so many parameters:
+layers for data of a hidden Markov model, and sizes "from 10M to 135M", among them 67M.  In pairs, with BERT's
+vocabulary, these shapes have about this many parameters:
 
     128/4    4.3M      256/6   10.2M      512/8   28.3M      768/12   66.0M      1024/16   132.1M
 """
@@ -55,14 +54,14 @@ class LSTMShape(NamedTuple):
         shape = cls(*(int(part) for part in parts))
         if shape.hidden % 2:
             raise ValueError(
-                f"'{text}': the two directions share the hidden size, which {shape.hidden} does not allow; "
+                f"'{text}': the two directions share the hidden size, and {shape.hidden} is odd; "
                 f"use {shape.hidden + 1}"
             )
         return shape
 
 
 class LSTMConfig(DrawnConfig):
-    """Sizes of a bidirectional LSTM; `shape` is "hidden/layers", each direction having half of `hidden`."""
+    """Sizes of a bidirectional LSTM; `shape` is "hidden/layers", and each direction has half of `hidden`."""
 
     kind: Literal["lstm"] = "lstm"
     shape: str
@@ -105,7 +104,7 @@ class LSTMConfig(DrawnConfig):
 
 
 class LSTMLayer(nn.Module):
-    """One layer that reads both ways."""
+    """One layer that reads in both directions."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -115,12 +114,12 @@ class LSTMLayer(nn.Module):
     def forward(self, x: Tensor, backwards: Tensor) -> Tensor:
         """Map x [B, T, D] to [B, T, D]; `backwards` [B, T] are the positions of each row in reading order.
 
-        Padding stands behind a sentence in either order, so neither direction has met any when it gets to a
-        word, and rows of several lengths need no packing.
+        Padding follows a sentence in either order, so neither direction meets padding before a word, and rows
+        of several lengths need no packing.
         """
         index = backwards[:, :, None]
         back, _ = self.right_to_left(x.gather(1, index.expand_as(x)))
-        # Turning a sentence round twice leaves it as it was.
+        # Reversing a sentence twice restores it.
         back = back.gather(1, index.expand_as(back))
         return torch.cat([self.left_to_right(x)[0], back], dim=-1)
 
@@ -186,7 +185,7 @@ class LSTM(MaskedLM):
         return logits
 
     def _backwards(self, ids: Tensor) -> Tensor:
-        """Return positions [B, T]: those of each sentence from its last word to its first, then padding's."""
+        """Return positions [B, T]: each sentence from its last word to its first, then padding."""
         at = torch.arange(ids.shape[1], device=ids.device)
         mirrored = (ids != self.pad_id).sum(dim=1, keepdim=True) - 1 - at
         return torch.where(mirrored >= 0, mirrored, at)

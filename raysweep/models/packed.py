@@ -1,16 +1,15 @@
-"""Sentences of a batch side by side in rows of one length: how encoders train on a GPU.
+"""Training of encoders on a GPU: sentences of a batch packed into rows of one length.
 
-A GPU is at its best with few large products whose shapes come again.  So sentences are laid into rows of 128
-positions, as many to a row as fit, and attend within themselves alone: with s(i) the sentence that holds
-place i of a row, i sees j where s(i) = s(j).  Positions count from the beginning of each sentence, so all
-values are those of padded rows.  Places that hold no word belong to one sentence of their own, which nothing
-depends on.
+A GPU is fastest with few large products of recurring shapes.  So rows of 128 positions hold as many sentences
+as fit, and each sentence attends to itself alone: with s(i) the sentence at place i of a row, i sees j where
+s(i) = s(j).  Positions count from the beginning of each sentence, so all values equal those of padded rows.
+Places without a word form one sentence of their own, which nothing depends on.
 
-The rows are filled by first-fit decreasing (Johnson, "Near-optimal bin packing algorithms", MIT, 1973) of
-lengths that are known on the processor; the device is sent two numbers a sentence, in one transfer, and is
-never waited for.  The attention is torch's memory-efficient kernel.  Where it sums a query's gradient over
-two blocks of keys the order is left to chance, but of two terms it does not matter; rows of more than 128
-positions may have more of them, and then two trainings need not be bitwise the same unless
+First-fit decreasing (Johnson, "Near-optimal bin packing algorithms", MIT, 1973) fills the rows by lengths
+that are known on the CPU.  The device receives two numbers a sentence in one transfer, and nothing waits for
+it.  Attention is torch's memory-efficient kernel.  It sums a query's gradient over blocks of keys in no fixed
+order.  Rows of 128 positions have two blocks, and a sum of two terms does not depend on order; longer rows
+may have more, and then two trainings need not be bitwise equal unless
 `torch.use_deterministic_algorithms(True)` is set.
 """
 
@@ -37,9 +36,9 @@ _SIZES = 16  # numbers of rows between one power of two and the next
 
 @dataclass(frozen=True)
 class Packing:
-    """Where sentences stand: `starts` [b] is row * width + column of each one's first word.
+    """The places of sentences: `starts` [b] is row * width + column of each sentence's first word.
 
-    `filled` rows hold any words; `rows` is that number rounded up, so that few shapes occur.
+    `filled` is the number of rows with words; `rows` is that number rounded up, so that few shapes occur.
     """
 
     starts: np.ndarray
@@ -49,7 +48,7 @@ class Packing:
 
     @property
     def rows(self) -> int:
-        """The rows that are computed: at most a sixteenth more than those filled.
+        """The number of rows that are computed: at most a sixteenth more than are filled.
 
         >>> [Packing(np.array([0]), 128, filled, 1).rows for filled in (1, 31, 33, 289)]
         [1, 31, 34, 304]
@@ -79,13 +78,13 @@ def row_width(max_length: int) -> int:
 def pack(lengths: np.ndarray, width: int) -> Packing:
     """Return first-fit decreasing of sentences of `lengths` [b], 1 to `width` words each.
 
-    It is the same as filling one row after the other, each with the longest sentences left that still fit.
-    So rows of equal content come one behind the other, and are filled together: the cost is that of the
-    different lengths, of which there are few, and of a dozen operations on arrays [b].
+    The result equals filling one row after another with the longest remaining sentences that fit.  Rows of
+    equal content then follow each other and are filled together, so the cost depends on the number of
+    different lengths, which is small, and on a dozen operations on arrays [b].
     """
     counts = np.bincount(lengths).tolist()
     sizes = [size for size, count in enumerate(counts) if count]
-    # Of each group of equal sentences in equal rows: length, first row, column, number in a row, rows.
+    # For each group of equal sentences in equal rows: length, first row, column, number in a row, rows.
     groups: list[tuple[int, int, int, int, int]] = []
     row = 0
     while sizes:
@@ -131,18 +130,18 @@ class Rows:
 
 
 def lay_out(words: MaskedWords, packing: Packing, pad_id: int) -> Rows:
-    """Return the sentences of a batch at the places of `packing`; nothing waits for the device."""
+    """Return the sentences of a batch at the places of `packing`, without waiting for the device."""
     device, (sentences, columns) = words.ids.device, words.ids.shape
     table = torch.from_numpy(np.stack([packing.starts, words.lengths.numpy()]))
     if device.type == "cuda":
-        # From memory that stays where it is the copy runs on while the processor goes on.
+        # A copy from pinned memory runs while the CPU goes on.
         table = table.pin_memory()
     starts, lengths = table.to(device, non_blocking=True)
     total, size = sentences * columns, packing.rows * packing.width
     column = torch.arange(columns, device=device)
-    # What is padding in the batch goes to a place behind the rows, which is cut off.
+    # Padding of the batch goes to one place after the rows, which is cut off.
     place = torch.where(column < lengths[:, None], starts[:, None] + column, size)
-    # Where nothing is laid, the word is the one behind the batch: padding, in a sentence of its own.
+    # An empty place reads the word after the batch: padding, in a sentence of its own.
     source = torch.full((size + 1,), total, device=device)
     source.scatter_(0, place.flatten(), torch.arange(total, device=device))
     source = source[:size].view(packing.rows, packing.width)
@@ -157,7 +156,7 @@ def lay_out(words: MaskedWords, packing: Packing, pad_id: int) -> Rows:
 
 
 def masked_loss(model: Encoder, words: MaskedWords, *, dtype: torch.dtype) -> Tensor:
-    """Return what `MaskedLM.masked_loss` does, computed on packed rows; dropout is torch's.
+    """Return the loss of `MaskedLM.masked_loss`, computed on packed rows with torch's dropout.
 
     Raises `DataError` for sentences longer than the model has positions.
     """

@@ -1,10 +1,10 @@
-"""The working precision of training: bfloat16 where the hardware multiplies matrices of it faster.
+"""The working precision of training: bfloat16 where the hardware multiplies such matrices faster.
 
 With bfloat16, parameters, residual streams, normalisation, softmax, loss and optimizer stay float32; the
 factors of matrix products are rounded to 8 bits of mantissa.  Evaluation is in float32 everywhere.
 
-On a GPU products in float32 are not rounded to TF32: that is torch's default
-(`torch.backends.cuda.matmul.allow_tf32` is False), which nothing here changes.
+On a GPU float32 products are not rounded to TF32.  That is torch's default
+(`torch.backends.cuda.matmul.allow_tf32` is False), and nothing here changes it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Literal
 
 import torch
 
-#: What a configuration says: a precision, or whichever is the faster where it runs.
+#: The precision in a configuration; `auto` is the faster one on the device.
 Precision = Literal["auto", "float32", "bfloat16"]
 
 

@@ -1,4 +1,4 @@
-"""A model that begins with the weights of a Hugging Face folder; see `raysweep.models.huggingface`."""
+"""The configuration of a model that starts from a Hugging Face folder (`raysweep.models.huggingface`)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from raysweep.models.huggingface import from_huggingface
 class HuggingFaceConfig(ModelConfig):
     """The masked language model in folder `path`: its shape, its form and its weights.
 
-    The run is that of the folder's content, not of its place: `sha256` is filled in when the folder is there,
-    and a folder that has changed since is refused.  No seed draws its weights, so runs of several seeds
-    differ by their data and dropout alone.
+    The folder's content, not its place, identifies the run: `sha256` is filled in when the folder exists, and
+    a folder that has changed since is refused.  No seed draws the weights, so runs of several seeds differ in
+    data and dropout alone.
     """
 
     seeded: ClassVar[bool] = False
@@ -34,7 +34,7 @@ class HuggingFaceConfig(ModelConfig):
     @field_validator("path")
     @classmethod
     def _a_folder_that_is_there_holds_a_model(cls, path: str) -> str:
-        # One that is gone is missed when it is needed: what is stored can be read without it.
+        # A missing folder is an error only when it is needed: stored results can be read without it.
         if Path(path).exists():
             try:
                 check_folder(Path(path))
@@ -62,11 +62,11 @@ class HuggingFaceConfig(ModelConfig):
         return "-".join(parts)
 
     def content(self) -> dict[str, Any]:
-        """Return what determines the weights: not the folder's place, but what it holds."""
+        """Return what determines the weights: the folder's content, not its place."""
         return {"kind": self.kind, "sha256": self.sha256, "dropout": self.dropout}
 
     def problems(self, language: Language) -> list[tuple[str, str]]:
-        if self.sha256 is None:  # nothing there, which is told where a sweep file's paths are read
+        if self.sha256 is None:  # the reader of the sweep file reports a missing folder
             return []
         try:
             misfit = Folder.read(self.path).misfit(language)

@@ -1,8 +1,7 @@
-"""Sizes of encoders: as four numbers, or by the name of a row of a published table.
+"""Sizes of encoders, as four numbers or by the name of a row in a published table.
 
 The named shapes are those of Liu, Xie, Li and Ma, "Same pre-training loss, better downstream" (ICML 2023),
-Table 3 (the encoders of its section 2) and Table 4 (those of its Figure 5); a name is the table and the
-width.  With BERT's vocabulary and 512 positions a shape has this many million parameters:
+Table 3 (section 2) and Table 4 (Figure 5); a name is the table and the width.  With BERT's vocabulary and 512 positions a shape has this many million parameters:
 
     table3-64    64/1/1/256          2.1    table4-128   128/2/4/512         4.8
     table3-128   128/2/4/512         4.8    table4-192   192/3/5/768         8.3
@@ -14,8 +13,8 @@ width.  With BERT's vocabulary and 512 positions a shape has this many million p
     table3-1280  1280/20/20/5120   435.0
     table3-1536  1536/24/24/6144   730.0
 
-These are the published sizes (41M, 235M) but for the largest: "950M" is 1920/30/20/7680, an intermediate
-layer of four widths as the text has it, while Table 4 prints 5120.
+These are the published sizes (41M, 235M), except for the largest: "950M" is 1920/30/20/7680, with the
+intermediate layer of four widths that the text describes, while Table 4 prints 5120.
 """
 
 from __future__ import annotations

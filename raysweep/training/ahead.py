@@ -1,9 +1,9 @@
 """Data drawn ahead of the step, off the critical path, where that pays.
 
-Beside a GPU it always does.  On processors drawing mostly takes less than a second thread costs, and where
-all of them are at work a thread gains nothing on the wall.  So drawing goes to a thread of its own once it is
-seen to take a noticeable share of the time, as with sentences of a large causal model, and a processor is
-free for it.  What is drawn is the same either way.
+Beside a GPU it always pays.  On a CPU drawing mostly takes less time than a second thread costs, and where
+all cores are busy a thread saves no wall time.  So drawing gets a thread of its own only once it takes a
+noticeable share of the time, as with sentences of a large causal model, and a core is free for it.  The
+batches are the same either way.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ NOTICEABLE = 0.05  # share of the time that drawing must take to get a thread
 def drawn_ahead(chunks: Iterator[Sequence[T]]) -> Generator[T]:
     """Yield the items of `chunks`, each chunk made by a thread while the items before it are used.
 
-    At most one chunk is ahead.  What goes wrong in the thread is raised here, as it is, where its chunk would
-    have come.  The thread ends with the generator: at its end, by an error, and by `close`, which waits for
-    the chunk in the making.
+    At most one chunk is ahead.  An error in the thread is raised here, unchanged, in the place of its chunk.
+    The thread ends with the generator: when it is exhausted, fails or is closed.  `close` waits for the chunk
+    that is being made.
     """
     with ThreadPoolExecutor(1, thread_name_prefix="raysweep-data") as thread:
         coming = thread.submit(next, chunks, None)
@@ -36,14 +36,14 @@ def drawn_ahead(chunks: Iterator[Sequence[T]]) -> Generator[T]:
 
 
 def drawn(chunks: Iterator[Sequence[T]], device: torch.device) -> Generator[T]:
-    """Yield the items of `chunks` for a consumer that works on `device`, drawn ahead where that pays."""
+    """Yield the items of `chunks` for a consumer on `device`, drawn ahead where that pays."""
     if device.type != "cpu" or (yield from _until_noticeable(chunks)):
         yield from drawn_ahead(chunks)
 
 
 def _until_noticeable(chunks: Iterator[Sequence[T]]) -> Generator[T, None, bool]:
-    """Yield items drawn between their uses; return whether drawing was seen to take too long for that."""
-    # What a language makes at first use is no sign: the first chunk is not judged.
+    """Yield items, drawing each chunk between uses; return True once that takes a noticeable share of time."""
+    # A language builds its tables at first use, so the first chunk says nothing about drawing.
     judged = False
     while True:
         started = time.perf_counter()

@@ -2,11 +2,11 @@
 
 A checkpoint is a directory `checkpoints/step-00000500` with the weights (`model.safetensors`), the
 optimizer's state (`optimizer.safetensors`) and `state.json` (step, seconds, losses not yet in the curve, and
-the sha256 and size of the other files).  Where an algorithm keeps an average of weights, `model.safetensors`
-holds the average, for that is what is evaluated and exported, and `trained.safetensors` the weights that
-training goes on from.  A checkpoint is written beside its place, flushed to the disk file by file, and
-renamed, so a directory of that name is complete; its `CheckpointRecord`, which holds the sha256 of all files,
-is what makes it count.  No file is unpickled.
+the sha256 and size of the other files).  Where an algorithm averages weights, `model.safetensors` holds the
+average, which is evaluated and exported, and `trained.safetensors` the weights that training resumes from.  A
+checkpoint is written beside its place, flushed to disk file by file, and renamed, so a directory of that name
+is complete.  It counts once its `CheckpointRecord`, which holds the sha256 of all files, is committed.  No
+file is unpickled.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Plain(BaseModel):
 
 
 class FileDigest(_Plain):
-    """What a file must be: `sha256` in hexadecimal, `size` in bytes."""
+    """The expected content of a file: `sha256` in hexadecimal, `size` in bytes."""
 
     sha256: str
     size: int
@@ -52,8 +52,8 @@ class FileDigest(_Plain):
 class CurvePoint(_Plain):
     """The mean training loss (nats) of the steps since the previous point; `time_ms` since the epoch.
 
-    `tokens_per_second` and `mfu` say how fast these steps were (`raysweep.training.throughput`), time for
-    checkpoints left out; None where it was not known.
+    `tokens_per_second` and `mfu` are the speed of these steps (`raysweep.training.throughput`), without the
+    time for checkpoints; None where it is not known.
     """
 
     step: int
@@ -64,7 +64,7 @@ class CurvePoint(_Plain):
 
 
 class CheckpointRecord(_Plain):
-    """What the journal keeps of a checkpoint.
+    """The journal's record of a checkpoint.
 
     `curve` has the points since the previous checkpoint, `time` is in seconds since the epoch,
     `train_seconds` counts all training up to this step over all attempts.
@@ -93,7 +93,7 @@ class LoopState(_Plain):
 
 
 def checkpoint_directory(run: Path, step: int) -> Path:
-    """Return the place of the checkpoint after `step` in the directory of a run."""
+    """Return the directory of the checkpoint after `step`, given the directory of its run."""
     return run / "checkpoints" / f"step-{step:08d}"
 
 
@@ -104,10 +104,10 @@ def write_checkpoint(
     state: LoopState,
     average: Mapping[str, Tensor] | None = None,
 ) -> dict[str, FileDigest]:
-    """Write a checkpoint and return the digests of its files; it is on the disk when this returns.
+    """Write a checkpoint and return the digests of its files; it is durable when this returns.
 
-    `average` is the average of the model's parameters by name, None where none is kept.
-    Raises `StorageError` where the disk refuses, leaving what was there before as it was.
+    `average` is the average of the model's parameters by name, None where the algorithm keeps none.
+    Raises `StorageError` where the disk refuses; earlier checkpoints are then untouched.
     """
     place = checkpoint_directory(run, state.step)
     unfinished = place.with_name(f"unfinished-{place.name}")
@@ -142,7 +142,7 @@ def write_checkpoint(
 
 
 def verify(directory: Path, files: Mapping[str, FileDigest]) -> None:
-    """Read every file of a checkpoint; raises `CheckpointError` for one that is missing, torn or altered."""
+    """Read every file of a checkpoint; raise `CheckpointError` if one is missing, torn or altered."""
     for name, digest in files.items():
         _read_file(directory / name, digest)
 
@@ -156,7 +156,7 @@ def restore(
 ) -> LoopState:
     """Set `model`, `optimizer` and `average` to a checkpoint's state, bit for bit; return the rest.
 
-    Raises `CheckpointError` where a file is not the one recorded, or belongs to another model.
+    Raises `CheckpointError` where a file is missing, damaged, or belongs to another model.
     """
     weights = MODEL if average is None else TRAINED
     for name in (MODEL, weights, OPTIMIZER, STATE):
@@ -186,7 +186,7 @@ def load_model(
     state = _read_state(directory, None)
     if MODEL not in state.files:
         raise CheckpointError(f"{directory / STATE}: names no {MODEL}; launch again to recompute it")
-    # The initial weights are all overwritten; any seed does.
+    # All initial weights are overwritten, so any seed does.
     built = model.build(language, seed=0)
     _load_tensors(directory / MODEL, state.files[MODEL], _named_tensors(built))
     return built.to(device).eval()
@@ -204,7 +204,7 @@ def remove_unfinished(run: Path) -> None:
 
 
 def move_aside(run: Path, step: int) -> Path | None:
-    """Move a checkpoint that cannot be trusted out of the way; return where to, None if nothing is there."""
+    """Move a damaged checkpoint out of the way; return its new place, None where there is none."""
     place = checkpoint_directory(run, step)
     if not place.exists():
         return None
@@ -246,10 +246,10 @@ def _optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tens
 
 @torch.no_grad()
 def _load_tensors(path: Path, digest: FileDigest, wanted: Mapping[str, Tensor]) -> None:
-    """Fill the tensors `wanted`, by name, from a file that holds these and no others."""
+    """Fill the tensors `wanted`, by name, from a file that must hold exactly these."""
     stored = _parse(path, digest)
     if _forms(stored) != _forms(wanted):
-        raise CheckpointError(f"{path}: weights of another model than the one configured")
+        raise CheckpointError(f"{path}: holds the weights of another model than the configured one")
     for name, tensor in wanted.items():
         tensor.copy_(stored[name])
 
@@ -261,7 +261,7 @@ def _load_optimizer(path: Path, digest: FileDigest, model: nn.Module, optimizer:
         name, _, key = full.rpartition("/")
         parameter = parameters.get(name)
         if parameter is None:
-            raise CheckpointError(f"{path}: state of '{name}', which the model does not have")
+            raise CheckpointError(f"{path}: holds the state of '{name}', a parameter that the model does not have")
         optimizer.state[parameter][key] = tensor.to(parameter.device)
 
 
@@ -282,7 +282,7 @@ def _read_state(directory: Path, digest: FileDigest | None) -> LoopState:
 
 
 def _read_file(path: Path, digest: FileDigest | None) -> bytes:
-    """Return a file's bytes; raises `CheckpointError` unless they are those of `digest`."""
+    """Return a file's bytes; raise `CheckpointError` unless they match `digest`."""
     try:
         data = path.read_bytes()
     except FileNotFoundError as error:

@@ -1,4 +1,4 @@
-"""How much a model is trained, on what batches, and which of its states are kept."""
+"""The configuration of pre-training: steps, batches, masks, precision, and which states are kept."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from raysweep.registry import Config
 
 
 def check_mask(value: object) -> object:
-    """Return what `mask` may be: "one" or a rate; raises `ValueError` for anything else."""
+    """Return a valid `mask`, "one" or a rate in (0, 1); raise `ValueError` for anything else."""
     if value == "one" or (isinstance(value, float) and 0 < value < 1):
         return value
     raise ValueError(f"{value!r} is neither 'one' nor a rate between 0 and 1, e.g. 0.15")
 
 
 class PretrainConfig(Config):
-    """Masked-language-model pre-training.
+    """Settings of masked-language-model pre-training.
 
-    `steps` updates on batches of `batch_size` fresh sentences.  The state after each of `milestones` is kept
+    Training makes `steps` updates on batches of `batch_size` fresh sentences.  The state after each of `milestones` is kept
     and evaluated; by default after the last step alone.  `mask` is "one" (one uniformly drawn position a
     sentence) or a rate r in (0, 1): max(1, round(r · length)) distinct positions a sentence.  `replace` says
     what the model sees instead of a masked word: the mask token (`mask`), or as in BERT (`bert`) the mask
     token in 80 %, a uniformly drawn word in 10 % and the word itself in 10 % of the cases.  Besides the
     milestones, a state to resume from is kept every `checkpoint_every` steps (None: at milestones only).
-    Matrix products are made in `precision`; `auto` is bfloat16 where hardware and size make that faster,
-    else float32.  A worker has at most `micro_batch` sentences in memory at once; with None its whole part of
-    a batch, or where that is too much for the GPU of a single worker, as many as fit.
+    Matrix products run in `precision`; `auto` is bfloat16 where hardware and size make that faster, else
+    float32.  A worker holds the activations of at most `micro_batch` sentences at once.  With None it holds
+    its whole part of a batch; a single worker whose GPU runs out of memory takes as many as fit.
     """
 
     steps: Annotated[int, Field(gt=0)]
@@ -44,7 +44,7 @@ class PretrainConfig(Config):
     @field_validator("milestones", mode="before")
     @classmethod
     def _none_is_the_default(cls, value: object) -> object:
-        # Behind a "before" validator even JSON's lists are held to be Python's.
+        # After a "before" validator pydantic treats a JSON list as a Python list, which strict mode refuses.
         return tuple(value or ()) if isinstance(value, list | None) else value
 
     @field_validator("milestones")

@@ -32,7 +32,7 @@ class World:
     size: int = 1
 
     def rows(self, batch_size: int) -> slice:
-        """Return this rank's rows of a batch."""
+        """Return the rows of a batch that belong to this rank."""
         return slice(batch_size * self.rank // self.size, batch_size * (self.rank + 1) // self.size)
 
 
@@ -95,7 +95,7 @@ def one_position(lengths: Tensor, *, seed: int, sentences: Tensor) -> Tensor:
 
 
 def masked_words(lengths: Tensor, mask: Literal["one"] | float) -> Tensor:
-    """Return how many words [n] of sentences of `lengths` [n] are masked."""
+    """Return the number of masked words [n] in sentences of `lengths` [n]."""
     if mask == "one":
         return torch.ones_like(lengths)
     return (lengths * mask).round().clamp(min=1).to(lengths.dtype)
@@ -113,10 +113,10 @@ def some_positions(lengths: Tensor, width: int, rate: float, *, seed: int, sente
 
 
 def replaced(ids: Tensor, marked: Tensor, language: Language, *, seed: int, sentences: Tensor) -> Tensor:
-    """Return `ids` [n, T] with the `marked` words hidden as BERT does it, keyed by (seed, sentence number).
+    """Return `ids` [n, T] with the `marked` words hidden as in BERT, keyed by (seed, sentence number).
 
-    Each becomes the mask token with probability 0.8, a word drawn uniformly from the vocabulary with 0.1, and
-    stays with 0.1 (Devlin, Chang, Lee and Toutanova, "BERT", NAACL 2019, section 3.1).
+    A marked word becomes the mask token with probability 0.8 and a uniformly drawn word with probability 0.1;
+    else it stays (Devlin, Chang, Lee and Toutanova, "BERT", NAACL 2019, section 3.1).
     """
     width = ids.shape[1]
     fate = seeding.uniforms(seed, "fate", sentences, width)
@@ -135,7 +135,7 @@ def chunks(
     world: World | None = None,
     device: str | torch.device = "cpu",
 ) -> Iterator[list[Batch]]:
-    """Yield what `batches` yields, as lists of the steps whose sentences are drawn at once."""
+    """Yield the items of `batches` in lists; the sentences of a list are drawn at once."""
     world = world or World()
     size = pretrain.batch_size
     if size < world.size:
@@ -159,9 +159,9 @@ def batches(
     world: World | None = None,
     device: str | torch.device = "cpu",
 ) -> Iterator[Batch]:
-    """Yield this rank's part of steps `first` .. `last` on `device`.
+    """Yield this rank's part of the batches of steps `first` .. `last` on `device`.
 
-    Raises `ConfigError` where a rank would have no rows.
+    Raises `ConfigError` if a rank would have no rows.
     """
     return chain.from_iterable(
         chunks(language, pretrain, seed=seed, first=first, last=last, world=world, device=device)

@@ -1,4 +1,4 @@
-"""What a run remembers, and where to go on from: the newest checkpoint whose files are those recorded."""
+"""The durable memory of a run, and the checkpoint to resume from: the newest one whose files are intact."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Journal(Protocol):
         """Return the committed records, newest (largest step) first."""
 
     def commit(self, record: CheckpointRecord) -> None:
-        """Keep a record: durable when it returns.
+        """Keep a record; it is durable when this returns.
 
-        One for a step that is already there replaces all of it but its curve and time.
+        A second record of a step replaces the first one, except for its curve and time.
         """
 
     def quarantine(self, record: CheckpointRecord, reason: str) -> None:
@@ -35,10 +35,10 @@ class Journal(Protocol):
 
 
 def survey(journal: Journal, milestones: Sequence[int]) -> tuple[CheckpointRecord | None, bool]:
-    """Return the record to resume from, None for a fresh start, and whether nothing is missing.
+    """Return the record to resume from (None: start anew), and whether no milestone is missing.
 
-    The record is the newest good one before the first of `milestones` that is missing.  What cannot be
-    trusted is set aside on the way, and what a killed process left half-written is removed.
+    The record is the newest intact one before the first missing milestone.  Damaged checkpoints are set
+    aside on the way, and half-written ones, left by a killed process, are removed.
     """
     run = journal.directory
     disk.remove_unfinished(run)
@@ -50,7 +50,7 @@ def survey(journal: Journal, milestones: Sequence[int]) -> tuple[CheckpointRecor
             missing = [m for m in milestones if m not in have]
             if not missing:
                 return None, True
-            # States between milestones are removed once a newer one is kept: their absence is no fault.
+            # States between milestones are removed once a newer one is kept, so they may be absent.
             record = next(
                 (
                     r
@@ -71,7 +71,7 @@ def survey(journal: Journal, milestones: Sequence[int]) -> tuple[CheckpointRecor
 
 
 def _incomplete(run: Path, record: CheckpointRecord) -> tuple[CheckpointRecord, str] | None:
-    """Return the record and what is plainly wrong with its files, unread; None if nothing is."""
+    """Return the record and why its files are incomplete, judged by size alone; None if they are complete."""
     place = disk.checkpoint_directory(run, record.step)
     for name, digest in record.files.items():
         path = place / name
@@ -81,6 +81,6 @@ def _incomplete(run: Path, record: CheckpointRecord) -> tuple[CheckpointRecord, 
 
 
 def _quarantine(journal: Journal, record: CheckpointRecord, reason: str) -> None:
-    log.warning("checkpoint of step %d is set aside and will be computed again: %s", record.step, reason)
+    log.warning("the checkpoint of step %d is set aside and computed again: %s", record.step, reason)
     journal.quarantine(record, reason)
     disk.move_aside(journal.directory, record.step)

@@ -1,12 +1,12 @@
 """The training loop: from the last good checkpoint to the next milestones.
 
-What a run computes is a function of (language, model, algorithm, batch size, mask, seed): batches, masks,
-dropout and initial weights are keyed by seed and step, and a checkpoint holds everything else.  A run that is
-killed at any moment and started again therefore ends with bitwise the weights of one never killed, on the
-same kind of processor with the same number of threads and workers.
+A run is a function of (language, model, algorithm, batch size, mask, seed): batches, masks, dropout and
+initial weights are keyed by seed and step, and a checkpoint holds everything else.  So a run that is killed
+at any moment and started again ends with bitwise the same weights as one that was never killed, on the same
+kind of processor with the same number of threads and workers.
 
-Losses stay on the device; they are looked at when a curve point is due, every few tenths of a second for the
-caller's eyes, and before every checkpoint, so no checkpoint ever holds weights that are not finite.
+Losses stay on the device.  The loop reads them when a curve point is due, about twice a second for progress,
+and before every checkpoint, so no checkpoint ever holds weights that are not finite.
 """
 
 from __future__ import annotations
@@ -58,26 +58,25 @@ def pretrain(
 ) -> int:
     """Train until every milestone has a committed checkpoint; return the step reached.
 
-    It resumes from the newest good checkpoint before the first milestone that is missing; a checkpoint whose
-    files are not those recorded is quarantined and computed again.  With nothing missing it returns at once.
-    `on_progress` is called on rank 0, at most about twice a second.  When `stop()` is true on any rank, all
-    leave at a step boundary after a checkpoint to resume from.  `timings` is told where the time of every
-    step goes.
+    Training resumes from the newest intact checkpoint before the first missing milestone.  A checkpoint whose
+    files are damaged is quarantined and computed again.  With nothing missing this returns at once.
+    `on_progress` is called on rank 0, about twice a second.  When `stop()` is true on any rank, all ranks
+    write a checkpoint at a step boundary and return.  `timings` records where the time of every step goes.
 
-    Sentences are drawn by a thread of their own, a chunk of steps ahead, where that pays.  Every point of the
-    curve says how many tokens a second it took, and what share of the peak that is.
+    A thread draws sentences one chunk of steps ahead, where that pays.  Every point of the curve holds tokens
+    a second and model FLOPs utilisation.
 
     With `world.size` > 1 every worker calls this, `torch.distributed` is initialised, and `journal.directory`
     is on storage that all of them see.
 
-    Raises `ConfigError` for an algorithm that does not train or a batch smaller than the number of workers,
-    `RunFailedError` naming the step whose loss is not finite, and `StorageError` where a checkpoint cannot be
-    written.
+    Raises `ConfigError` for an algorithm that does not train and for a batch smaller than the number of
+    workers, `RunFailedError` naming the first step with a loss that is not finite, and `StorageError` where a
+    checkpoint cannot be written.
     """
     if not algorithm.trains:
         raise ConfigError(f"algorithm.kind: '{algorithm.kind}' does no training; evaluate it directly")
     loop = _Loop(language, model, algorithm, pretrain, seed, journal, world or World(), torch.device(device))
-    # Each step seeds torch's generator for its dropout; the caller's stays as it was.
+    # Each step seeds torch's generator for its dropout; the caller's generator is restored afterwards.
     with torch.random.fork_rng(devices=[loop.device] if loop.device.type == "cuda" else []):
         return loop.run(on_progress, stop, timings)
 
@@ -174,11 +173,11 @@ class _Loop:
             self.step, self.train_seconds, self.pending = state.step, state.train_seconds, len(state.losses)
             # Before it was recorded there was no other.
             before = state.precision or "float32"
-            # Those in a checkpoint are sums over ranks; one rank carries them on.
+            # A checkpoint holds losses summed over ranks, so one rank alone takes them up.
             if self.world.rank == 0:
                 self.losses[: self.pending] = torch.tensor(state.losses, dtype=torch.float64)
         if self.world.rank == 0:
-            # Going back to an older checkpoint, the newer ones that stand keep the points they have.
+            # After going back to an older checkpoint, newer records keep the points that they have.
             self.known_points = {p.step for r in self.journal.checkpoints() for p in r.curve}
         if self.world.size > 1:
             [[example]] = self._chunks(1, 1)
@@ -209,7 +208,7 @@ class _Loop:
         return str(self.stepper.dtype).removeprefix("torch.")
 
     def _seconds(self) -> float:
-        """Return the seconds of training up to now, over all attempts; checkpoints are no part of it."""
+        """Return the seconds of training up to now, over all attempts, without writing checkpoints."""
         return self.train_seconds + time.monotonic() - self.clock
 
     def recent_losses(self) -> list[float]:
@@ -233,7 +232,7 @@ class _Loop:
     def _add_point(self) -> None:
         values = self.recent_losses()
         self.latest = math.fsum(values) / len(values)
-        # Reading the losses has waited for the device: what is not done yet is not counted as done.
+        # Reading the losses waited for the device, so the clock counts finished steps only.
         seconds = self._seconds()
         self.tokens_per_second, self.mfu = self.throughput.take(seconds - self.point_seconds)
         self.point_seconds = seconds
@@ -250,7 +249,7 @@ class _Loop:
         self.pending = 0
 
     def _keep(self, *, milestone: bool) -> None:
-        """Write and commit a checkpoint of this step, then remove the states it makes superfluous."""
+        """Write and commit a checkpoint of this step, then remove older states that it makes superfluous."""
         losses = self.recent_losses()
         if not all(bool(p.isfinite().all()) for p in self.stepper.model.parameters()):
             raise RunFailedError(

@@ -1,8 +1,8 @@
-"""Keeping freed memory in the process.
+"""Keep freed memory in the process.
 
-A training step frees and takes the same few megabytes hundreds of times.  glibc gives blocks of that size
-back to the kernel each time, and the page faults of taking them anew cost 10 to 15 % of a step of a small
-encoder on a CPU.
+A training step frees and allocates the same few megabytes hundreds of times.  glibc returns blocks of that
+size to the kernel each time, and the page faults of allocating them again cost 10 to 15 % of a step of a
+small encoder on a CPU.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _LARGEST_MMAP_THRESHOLD = 32 << 20  # the most that glibc accepts
 
 
 def keep_freed_memory() -> bool:
-    """Let glibc keep up to 1 GiB of freed memory in this process; False where there is no glibc."""
+    """Let glibc keep up to 1 GiB of freed memory in this process; return False where there is no glibc."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):

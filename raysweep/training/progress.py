@@ -1,4 +1,4 @@
-"""Looking up from the work now and then: to report progress, and to ask whether to stop."""
+"""Progress reports and requests to stop, a few times a second during training."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ LOOK_SECONDS = 0.5  # between two looks at progress (and, with several workers, 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run is: `step` of `steps`, `loss` (nats) of the latest steps.
+    """The progress of a run: `step` out of `steps`, and the mean `loss` (nats) of the latest steps.
 
-    `tokens_per_second` and `mfu` are those of the newest point of the curve, None before the first.
+    `tokens_per_second` and `mfu` belong to the newest point of the curve; None before the first point.
     """
 
     step: int
@@ -31,7 +31,7 @@ class Progress:
 
 
 class Watched(Protocol):
-    """What is looked at: a run under way on this rank."""
+    """A run in progress on this rank, as `Looks` sees it."""
 
     world: World
     device: torch.device
@@ -46,7 +46,7 @@ class Watched(Protocol):
 
 
 class Looks:
-    """When to look up: about twice a second, or with several workers at steps that all agree on."""
+    """Decides when to report and ask: about twice a second, or with several workers at agreed steps."""
 
     def __init__(
         self, run: Watched, on_progress: Callable[[Progress], None] | None, stop: Callable[[], bool] | None
@@ -56,12 +56,12 @@ class Looks:
         self.next_step = run.step + 1
 
     def look(self) -> bool:
-        """Report progress where it is due; return whether to stop."""
+        """Report progress if it is due; return whether to stop."""
         if self.run.world.size == 1:
             if time.monotonic() - self.last_time >= LOOK_SECONDS:
                 self._report()
             return self.stop is not None and self.stop()
-        # Asking the others costs as much as a small step, so it is done at steps that all agree on.
+        # Asking the other ranks costs as much as a small step, so all ask at the same, agreed steps.
         if self.run.step < self.next_step:
             return False
         speed = self._report()
@@ -74,7 +74,7 @@ class Looks:
         return bool(stop)
 
     def _report(self) -> float:
-        """Check and report the latest losses; return the steps a second since the last time."""
+        """Check and report the latest losses; return the steps a second since the last report."""
         run, now = self.run, time.monotonic()
         speed = (run.step - self.last_step) / max(now - self.last_time, 1e-9)
         self.last_time, self.last_step = now, run.step

@@ -2,14 +2,14 @@
 
 The loss of a step is the sum of -log f(x_t | visible words) over the masked words of the whole batch divided
 by their number, in nats, whatever the number of workers: every rank divides by the global count, and
-gradients are summed.  What an algorithm adds to it (`ExtraLoss`) is the same on every rank, so each adds its
-share of it.  Where a model keys dropout by sentence (`MaskedLM.masked_loss`), its key is (seed, s) in step s;
-elsewhere it is drawn from a generator seeded by (seed, s, rank), and for a half of the batch by
-(seed, s, rank, half).  So a step depends on nothing but the state before it.
+gradients are summed.  An algorithm's extra loss (`ExtraLoss`) is the same on every rank, so each rank adds
+its share.  Where a model keys dropout by sentence (`MaskedLM.masked_loss`), the key in step s is (seed, s);
+other models draw dropout from a generator seeded by (seed, s, rank), or (seed, s, rank, half) for half of the
+batch.  So a step depends on nothing but the state before it.
 
-A batch that is too large for the memory is worked off in parts whose gradients add up (`micro_batch`).  Where
-dropout is not keyed by sentence other parts see other masks: there a resumed run is bitwise one never
-interrupted if both have the same parts.
+A batch that is too large for the memory is split into parts whose gradients add up (`micro_batch`).  Where
+dropout is not keyed by sentence, other parts see other masks; a resumed run is then bitwise equal to an
+uninterrupted one only if both use the same parts.
 
 The halves of a batch are its even and its odd sentences, counted over all ranks.
 """
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 
 def working_precision(model: MaskedLM, precision: Precision, device: torch.device) -> torch.dtype:
-    """Return the precision of training; raises `ConfigError` for one that the device does not have."""
+    """Return the precision of training; raise `ConfigError` for one that the device does not support."""
     if precision == "auto":
         return model.precision(device)
     if precision == "bfloat16" and not multiplies_bfloat16(device):
@@ -50,10 +50,11 @@ def working_precision(model: MaskedLM, precision: Precision, device: torch.devic
 
 
 class MaskedLoss(nn.Module):
-    """This rank's part of the objective: the masked-LM loss and what an algorithm adds to it.
+    """This rank's part of the objective: the masked-LM loss and the algorithm's extra loss.
 
-    Returns (objective, loss), both scalars: the loss is the sum over masked words by the count of the whole
-    batch, detached, and not finite where anything added to it is not.  `dtype` is the working precision.
+    Returns (objective, loss), both scalars.  The loss is the sum over this rank's masked words divided by the
+    count of the whole batch, detached; it is not finite where the extra loss is not.  `dtype` is the working
+    precision.
     """
 
     def __init__(self, model: MaskedLM, extra: ExtraLoss | None, workers: int, dtype: torch.dtype) -> None:
@@ -61,7 +62,7 @@ class MaskedLoss(nn.Module):
         self.model, self.extra, self.workers, self.dtype = model, extra, workers, dtype
 
     def forward(self, batch: Batch, step: int, seed: int, *, last: bool = True) -> tuple[Tensor, Tensor]:
-        """Compute both of a batch, or of a part of it: with the `last` part comes what is added."""
+        """Return both for a batch or a part of it; the extra loss is added to the `last` part."""
         loss = self.model.masked_loss(batch, seed=seed, dtype=self.dtype)
         if self.extra is None or not last:
             return loss, loss.detach()
@@ -70,10 +71,10 @@ class MaskedLoss(nn.Module):
 
 
 class Stepper:
-    """A model and its optimizer, on this rank's device, and the update that moves both.
+    """A model and its optimizer on this rank's device, and the update of both.
 
-    `average` is the moving average of weights, where the algorithm keeps one.  Raises `ConfigError` for a
-    batch that does not give every worker what the algorithm needs.
+    `average` is the moving average of the weights, None where the algorithm keeps none.  Raises `ConfigError`
+    for a batch that is too small for the algorithm and the number of workers.
     """
 
     def __init__(
@@ -108,28 +109,28 @@ class Stepper:
         self.mark: Callable[[str], None] | None = None
 
     def connect(self, example: Batch) -> None:
-        """Join the other workers, once the weights are those to start from.
+        """Join the other workers, after the weights have been set.
 
-        The gradient buckets of `DistributedDataParallel` are laid out anew after the first backward pass,
-        and with three workers or more the order of a sum depends on the layout.  A pass over `example`
-        whose gradients are thrown away puts that behind us, so that a resumed run sums as one never
-        interrupted.
+        `DistributedDataParallel` lays its gradient buckets out anew after the first backward pass, and with
+        three workers or more the order of a sum depends on the layout.  One pass over `example`, whose
+        gradients are dropped, settles the layout, so a resumed run sums in the same order as an uninterrupted
+        one.
 
-        In which precision is decided together: where `auto` is float32 for one worker it is for all.
+        The workers agree on one precision: if `auto` is float32 for one of them, it is float32 for all.
         """
         plain = torch.tensor(int(self.dtype == torch.float32), device=self.device)
         distributed.all_reduce(plain, op=distributed.ReduceOp.MAX)
         if plain and self.dtype != torch.float32:
-            log.warning("another worker has no instructions for bfloat16: all of them train in float32")
+            log.warning("another worker has no bfloat16 instructions, so all workers train in float32")
             self.dtype = self._masked.dtype = torch.float32
         self._loss = DistributedDataParallel(self._masked)
-        # No more sentences than have to fit into memory at once.
+        # No more sentences than fit into memory at once.
         objective, _ = self._loss(split(example, self._most)[0], 1, 0)
         torch.autograd.backward(objective)
         self.optimizer.zero_grad()
 
     def update(self, batch: Batch, step: int) -> Tensor:
-        """Do step `step`, counted from 1; return this rank's part of the loss, detached, on the device."""
+        """Make update number `step`, counted from 1; return this rank's part of the loss, detached."""
 
         def backward(half: int | None = None) -> Tensor:
             return self._backward(batch, step, half)
@@ -148,7 +149,7 @@ class Stepper:
         return loss
 
     def _backward(self, batch: Batch, step: int, half: int | None) -> Tensor:
-        """Add the gradient of a batch, or of half of it, to `.grad`; return this rank's part of the loss."""
+        """Add the gradient of a batch, or of a half, to `.grad`; return this rank's part of the loss."""
         if half is not None:
             batch = self._half(batch, half)
         while True:
@@ -156,21 +157,21 @@ class Stepper:
                 return self._parts(batch, step, half)
             except torch.OutOfMemoryError:
                 rows = min(self._most, len(batch.ids))
-                # Other workers may wait in a collective: they cannot be asked to begin anew.
+                # Other workers may wait in a collective and cannot start the step again.
                 if rows == 1 or self.world.size > 1:
                     raise
                 self._most = rows // 2
                 log.warning(
-                    "%d sentences do not fit into the memory of %s; going on with %d at a time "
+                    "%d sentences do not fit into the memory of %s; training goes on with %d at a time "
                     "(pretrain.micro_batch), which adds up to the same gradient",
                     rows, self.device, self._most,
                 )  # fmt: skip
-            # Algorithms ask for a gradient when there is none, so what was added so far can be dropped.
+            # Algorithms ask for a gradient when there is none yet, so the partial sum can be dropped.
             self.optimizer.zero_grad()
             torch.cuda.empty_cache()
 
     def _parts(self, batch: Batch, step: int, half: int | None) -> Tensor:
-        """Do what `_backward` says in as many parts as are set."""
+        """Do the work of `_backward` in as many parts as are set."""
         key: tuple[str | int, ...] = ("dropout", step)
         self._seed_dropout(
             seeding.derive(self.seed, *key, self.world.rank, *([] if half is None else [half]))
@@ -192,7 +193,7 @@ class Stepper:
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
     def _alone(self) -> AbstractContextManager[None]:
-        """Return what keeps a part's gradient from being summed over workers before it is whole."""
+        """Return a context in which gradients are not summed over workers."""
         if isinstance(self._loss, DistributedDataParallel):
             alone: AbstractContextManager[None] = self._loss.no_sync()
             return alone

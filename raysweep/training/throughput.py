@@ -1,13 +1,13 @@
-"""How fast a run trains: tokens a second, and the share of the peak that its matrix products reach (MFU).
+"""The speed of training: tokens a second, and the share of the hardware's peak (MFU).
 
-A token is a word of a sentence, masked or not; padding counts for nothing.  Model FLOPs utilisation
-(Chowdhery et al., "PaLM: scaling language modeling with pathways", JMLR 2023, appendix B) is the operations
-that training must do (`raysweep.models.flops`) a second, by the most that all workers' devices give.  What is
-computed beyond that, such as padding or activations for a second time, raises the time alone.  The first step
-of a process, in which kernels are compiled or loaded, counts for nothing.
+A token is a word of a sentence, masked or not; padding does not count.  Model FLOPs utilisation (Chowdhery
+et al., "PaLM: scaling language modeling with pathways", JMLR 2023, appendix B) is the necessary operations of
+training (`raysweep.models.flops`) a second, divided by the peak of all workers' devices.  Extra work, such as
+padding or recomputed activations, takes time and adds no operations.  The first step of a process does not
+count, because it compiles or loads kernels.
 
-The most that a device gives is measured rather than looked up: the best of a few products of square matrices
-in the precision and with the threads of training, once a process.
+The peak of a device is measured, not looked up: the best of a few products of square matrices in the
+precision and with the threads of training, once a process.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def best_seconds(
     device: torch.device,
     clock: Callable[[], float] = time.perf_counter,
 ) -> float:
-    """Return the seconds of the fastest of `repeats` calls, until the device is done.
+    """Return the seconds of the fastest of `repeats` calls, including the device's work.
 
-    A call before them warms up.
+    One call before them warms up.
     """
 
     def now() -> float:
@@ -62,15 +62,15 @@ def product_flops(
     repeats: int = _REPEATS,
     clock: Callable[[], float] = time.perf_counter,
 ) -> float:
-    """Return the operations a second of the best of `repeats` products of square matrices [size, size]."""
-    # Not drawn: torch's generator is the caller's.
+    """Return the operations a second of the fastest of `repeats` products of matrices [size, size]."""
+    # Constants, because torch's generator belongs to the caller.
     a, b = (torch.full((size, size), 0.5, dtype=dtype, device=device) for _ in range(2))
     out = torch.empty_like(a)
     return 2 * size**3 / best_seconds(lambda: torch.mm(a, b, out=out), repeats, device, clock)
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """Return the most operations a second that matrix products in `dtype` reach here, measured once."""
+    """Return the highest rate of matrix products in `dtype` on `device`, operations a second, measured once."""
     return _peak_flops(device, dtype, torch.get_num_threads())
 
 
@@ -81,7 +81,7 @@ def _peak_flops(device: torch.device, dtype: torch.dtype, threads: int) -> float
 
 
 class Throughput:
-    """Tokens and operations of the steps since the last look; all ranks make and ask theirs together."""
+    """Counts tokens and operations of steps; all ranks create and read theirs together."""
 
     def __init__(
         self,
@@ -102,8 +102,8 @@ class Throughput:
     def take(self, seconds: float) -> tuple[float | None, float | None]:
         """Return tokens a second and MFU of the steps since the last call, which took `seconds`.
 
-        Both are of all ranks together, and None where there was no step; MFU is None as well for a model
-        whose operations are not known.
+        Both cover all ranks.  Both are None if there was no step; MFU is also None for a model without a
+        known number of operations.
         """
         if not self._lengths:
             return None, None

@@ -1,4 +1,4 @@
-"""How long a training step takes here, and where its time goes."""
+"""The time of a training step on this machine, in all and by part."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _WARM_UP = 2  # steps in which memory is taken and kernels are chosen
 
 
 class StepTimes:
-    """Where the time of training steps goes, for `pretrain(timings=...)`.
+    """Records the time of each part of training steps, for `pretrain(timings=...)`.
 
-    Parts are `data` (waiting for the batch), `forward`, `backward` and `optimizer` (with all that stands
-    between the gradient and the next batch); where a model makes its gradients along with the loss, forward
-    and backward are one part, `forward+backward`.  Each is seconds of `clock`, on the wall by default; a GPU
-    is waited for behind every part, so the whole takes longer than it does otherwise.
+    Parts are `data` (waiting for the batch), `forward`, `backward` and `optimizer` (everything between the
+    gradient and the next batch).  Where a model computes its gradients along with the loss, forward and
+    backward are one part, `forward+backward`.  Times are seconds of `clock`, wall time by default.  A GPU is
+    synchronised after every part, so a timed step takes longer than an untimed one.
     """
 
     def __init__(
@@ -38,21 +38,21 @@ class StepTimes:
         self._last = 0.0
 
     def begin(self) -> None:
-        """Set the clock: what came before belongs to no step."""
+        """Start the clock of a step."""
         self._taken, self._last = {}, self._now()
 
     def mark(self, part: str) -> None:
-        """Count the time since `begin` or the last mark as that of `part`."""
+        """Add the time since `begin` or the last mark to `part`."""
         now = self._now()
         self._taken[part] = self._taken.get(part, 0.0) + now - self._last
         self._last = now
 
     def end(self) -> None:
-        """Keep the parts as those of a step."""
+        """Store the parts of the step."""
         self.steps.append(self._taken)
 
     def seconds(self) -> dict[str, float]:
-        """Return the seconds of each part a step: their median over the steps, but the mean for `data`.
+        """Return the seconds of each part of a step: the median over steps, but the mean for `data`.
 
         Sentences of many steps are drawn at once, so most steps wait for none.
         """
@@ -93,8 +93,8 @@ def step_seconds(
             world=World(),
             device=device,
         )
-        # A language makes its tables when it is first used, and draws a chunk of steps at once: the first
-        # chunk is not on the clock, the second is.
+        # A language builds its tables at first use and draws a chunk of steps at once, so the second chunk
+        # is timed, not the first.
         last = max(steps + _WARM_UP, language.drawn_at_once // pretrain.batch_size)
         for _ in range(2):
             start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What the workers of a run do together."""
+"""Work that the workers of a run do together."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ T = TypeVar("T")
 
 
 def on_first(world: World, work: Callable[[], T]) -> T:
-    """Return what `work` returns on rank 0, on all ranks; where it fails there, all fail in kind.
+    """Call `work` on rank 0 and return its result on all ranks; if it fails, all ranks fail alike.
 
-    Rank 0 raises what it met; on the others an `OSError` of it is a `StorageError`, since storage that
-    fails is not the run's own failure.
+    Rank 0 raises the original error.  On the other ranks an `OSError` becomes a `StorageError`, because
+    failing storage is not a failure of the run.
     """
     if world.size == 1:
         return work()
@@ -44,7 +44,7 @@ def on_first(world: World, work: Callable[[], T]) -> T:
 
 
 def summed(world: World, values: list[float], device: torch.device) -> list[float]:
-    """Return the sums of `values` over all ranks, on all ranks; they call this together."""
+    """Return the sums of `values` over all ranks; all ranks call this together."""
     if world.size == 1:
         return values
     together = torch.tensor(values, dtype=torch.float64, device=device)
