@@ -129,7 +129,7 @@ class _Projection:
         return torch.baddbmm(self._offset, features.expand(self.seeds, -1, -1), self._matrix)
 
     def _fit(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Return matrices [seeds, F, K] and offsets [seeds, 1, K] that standardise and project in one product."""
+        """Return matrices [seeds, F, K] and offsets [seeds, 1, K] that standardise and project at once."""
         size = features.shape[1]
         matrix = torch.stack(
             [

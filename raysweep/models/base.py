@@ -99,7 +99,7 @@ class MaskedLM(nn.Module, ABC):
 
     @property
     def fused(self) -> bool:
-        """Whether `masked_loss` computes the gradients along with the loss, and backward only returns them."""
+        """Whether `masked_loss` computes gradients along with the loss; backward then only returns them."""
         return False
 
     @abstractmethod

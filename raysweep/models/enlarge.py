@@ -16,9 +16,9 @@ Added layers follow the trained ones, with all their matrices and biases zero.  
 adds zero to the residual stream and is the identity.  With post-norm it would still normalise, so depth
 cannot be added; width can.
 
-Squared gradient norms at an input, and so the Fisher trace, change as follows: matrices and the decoder's bias
-keep theirs, biases and LayerNorms have 1/r of it, and embeddings r times as much.  In an added layer only the
-two output biases have a gradient.
+Squared gradient norms at an input, and so the Fisher trace, change as follows: matrices and the decoder's
+bias keep theirs, biases and LayerNorms have 1/r of it, and embeddings r times as much.  In an added layer
+only the two output biases have a gradient.
 
 Source: Liu, Xie, Li and Ma, "Same pre-training loss, better downstream" (ICML 2023), appendix B.4, which
 gives r = 2 and does not treat ε.

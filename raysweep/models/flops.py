@@ -2,8 +2,8 @@
 
 The matrix products of forward and backward pass count, a multiplication and an addition as two operations;
 norms, activations, softmax, dropout and the optimizer take few beside them.  Only products that the loss
-depends on count, and padding does not, so unnecessary work raises no figure.  The gradients of both factors of
-a product take twice the operations of the product.
+depends on count, and padding does not, so unnecessary work raises no figure.  The gradients of both factors
+of a product take twice the operations of the product.
 """
 
 from __future__ import annotations

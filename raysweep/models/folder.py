@@ -55,8 +55,7 @@ class Folder:
                 raise ConfigError(f"{path}: its config.json cannot be read: {brief(error)}") from error
         if config.model_type not in _FORMS:
             raise ConfigError(
-                f"{path}: '{config.model_type}' is not a known type of encoder; "
-                f"known: {', '.join(_FORMS)}"
+                f"{path}: '{config.model_type}' is not a known type of encoder; known: {', '.join(_FORMS)}"
             )
         wanted = {
             "hidden_act": "gelu",
@@ -181,7 +180,9 @@ def _tokenizer(path: Path) -> tuple[int, tuple[int, int, int], Any]:
     found = []
     for name in ("pad_token", "mask_token", "cls_token"):
         if getattr(tokenizer, name) is None:
-            raise ConfigError(f"{path}: its tokenizer has no {name}; use the tokenizer of a masked language model")
+            raise ConfigError(
+                f"{path}: its tokenizer has no {name}; use the tokenizer of a masked language model"
+            )
         found.append(int(getattr(tokenizer, f"{name}_id")))
     pad, mask, cls = found
     return max(tokenizer.get_vocab().values()) + 1, (pad, mask, cls), tokenizer

@@ -4,14 +4,14 @@
     pre-norm encoder    <->  RobertaPreLayerNormForMaskedLM
 
 An exported folder keeps the ids of the language: words 0 .. V-1, padding V, mask V+1, sentence-level token
-V+2 (see `raysweep.languages.base`); its config.json says so under `raysweep`.  Its segment embeddings, which an
-encoder does not have, are zero.  Positions of the RoBERTa family begin after the id of padding, so the first
-V+1 rows of its position table are unused.
+V+2 (see `raysweep.languages.base`); its config.json says so under `raysweep`.  Its segment embeddings, which
+an encoder does not have, are zero.  Positions of the RoBERTa family begin after the id of padding, so the
+first V+1 rows of its position table are unused.
 
 A folder from elsewhere has its special tokens among its words.  Words keep the ids of the folder's tokenizer;
-the rows of its padding, mask and sentence-level tokens are copied to V, V+1 and V+2.  A decoder bias of `NEVER`
-keeps these copies and the unused rows out of the softmax, so the conditionals equal those of the folder's
-model.  The embedding of the first segment is added to the position embeddings.
+the rows of its padding, mask and sentence-level tokens are copied to V, V+1 and V+2.  A decoder bias of
+`NEVER` keeps these copies and the unused rows out of the softmax, so the conditionals equal those of the
+folder's model.  The embedding of the first segment is added to the position embeddings.
 """
 
 from __future__ import annotations

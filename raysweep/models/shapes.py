@@ -1,7 +1,8 @@
 """Sizes of encoders, as four numbers or by the name of a row in a published table.
 
 The named shapes are those of Liu, Xie, Li and Ma, "Same pre-training loss, better downstream" (ICML 2023),
-Table 3 (section 2) and Table 4 (Figure 5); a name is the table and the width.  With BERT's vocabulary and 512 positions a shape has this many million parameters:
+Table 3 (section 2) and Table 4 (Figure 5); a name is the table and the width.
+With BERT's vocabulary and 512 positions a shape has this many million parameters:
 
     table3-64    64/1/1/256          2.1    table4-128   128/2/4/512         4.8
     table3-128   128/2/4/512         4.8    table4-192   192/3/5/768         8.3

@@ -42,7 +42,7 @@ def drawn(chunks: Iterator[Sequence[T]], device: torch.device) -> Generator[T]:
 
 
 def _until_noticeable(chunks: Iterator[Sequence[T]]) -> Generator[T, None, bool]:
-    """Yield items, drawing each chunk between uses; return True once that takes a noticeable share of time."""
+    """Yield items, drawing each chunk between uses; return True once drawing takes a noticeable share."""
     # A language builds its tables at first use, so the first chunk says nothing about drawing.
     judged = False
     while True:

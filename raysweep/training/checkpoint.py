@@ -261,7 +261,9 @@ def _load_optimizer(path: Path, digest: FileDigest, model: nn.Module, optimizer:
         name, _, key = full.rpartition("/")
         parameter = parameters.get(name)
         if parameter is None:
-            raise CheckpointError(f"{path}: holds the state of '{name}', a parameter that the model does not have")
+            raise CheckpointError(
+                f"{path}: holds the state of '{name}', a parameter that the model does not have"
+            )
         optimizer.state[parameter][key] = tensor.to(parameter.device)
 
 

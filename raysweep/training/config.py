@@ -21,8 +21,8 @@ def check_mask(value: object) -> object:
 class PretrainConfig(Config):
     """Settings of masked-language-model pre-training.
 
-    Training makes `steps` updates on batches of `batch_size` fresh sentences.  The state after each of `milestones` is kept
-    and evaluated; by default after the last step alone.  `mask` is "one" (one uniformly drawn position a
+    Training makes `steps` updates on batches of `batch_size` fresh sentences.  The state after each of
+    `milestones` is kept and evaluated; by default after the last step alone.  `mask` is "one" (one uniformly drawn position a
     sentence) or a rate r in (0, 1): max(1, round(r · length)) distinct positions a sentence.  `replace` says
     what the model sees instead of a masked word: the mask token (`mask`), or as in BERT (`bert`) the mask
     token in 80 %, a uniformly drawn word in 10 % and the word itself in 10 % of the cases.  Besides the

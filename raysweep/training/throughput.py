@@ -70,7 +70,7 @@ def product_flops(
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """Return the highest rate of matrix products in `dtype` on `device`, operations a second, measured once."""
+    """Return the measured peak of matrix products in `dtype` on `device`, operations a second."""
     return _peak_flops(device, dtype, torch.get_num_threads())
 
 
