@@ -22,14 +22,14 @@ class PretrainConfig(Config):
     """Settings of masked-language-model pre-training.
 
     Training makes `steps` updates on batches of `batch_size` fresh sentences.  The state after each of
-    `milestones` is kept and evaluated; by default after the last step alone.  `mask` is "one" (one uniformly drawn position a
-    sentence) or a rate r in (0, 1): max(1, round(r · length)) distinct positions a sentence.  `replace` says
-    what the model sees instead of a masked word: the mask token (`mask`), or as in BERT (`bert`) the mask
-    token in 80 %, a uniformly drawn word in 10 % and the word itself in 10 % of the cases.  Besides the
-    milestones, a state to resume from is kept every `checkpoint_every` steps (None: at milestones only).
-    Matrix products run in `precision`; `auto` is bfloat16 where hardware and size make that faster, else
-    float32.  A worker holds the activations of at most `micro_batch` sentences at once.  With None it holds
-    its whole part of a batch; a single worker whose GPU runs out of memory takes as many as fit.
+    `milestones` is kept and evaluated; by default after the last step alone.  `mask` is "one" (one uniformly
+    drawn position a sentence) or a rate r in (0, 1): max(1, round(r · length)) distinct positions a sentence.
+    `replace` says what the model sees instead of a masked word: the mask token (`mask`), or as in BERT
+    (`bert`) the mask token in 80 %, a uniformly drawn word in 10 % and the word itself in 10 % of the cases.
+    Besides the milestones, a state to resume from is kept every `checkpoint_every` steps (None: at milestones
+    only).  Matrix products run in `precision`; `auto` is bfloat16 where hardware and size make that faster,
+    else float32.  A worker holds the activations of at most `micro_batch` sentences at once.  With None it
+    holds its whole part of a batch; a single worker whose GPU runs out of memory takes as many as fit.
     """
 
     steps: Annotated[int, Field(gt=0)]

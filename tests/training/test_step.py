@@ -133,8 +133,8 @@ def test_a_batch_too_large_for_the_memory_is_worked_off_in_parts(
         torch.testing.assert_close(small.update(batch, step), whole.update(batch, step))
     assert sizes == [6, 7, 2, 3, 2, 3, 3, *[2, 3, 2, 3, 3] * 2]
     assert [r.message for r in caplog.records] == [
-        "7 sentences do not fit into the memory of cpu; going on with 3 at a time (pretrain.micro_batch), "
-        "which adds up to the same gradient"
+        "7 sentences do not fit into the memory of cpu; training goes on with 3 at a time "
+        "(pretrain.micro_batch), which adds up to the same gradient"
     ]
     for one, other in zip(whole.model.parameters(), small.model.parameters(), strict=True):
         torch.testing.assert_close(one, other)
