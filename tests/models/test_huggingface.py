@@ -264,7 +264,7 @@ class TestImport:
         [
             ({"hidden_act": "relu"}, "its hidden_act is 'relu'; an encoder's is 'gelu'"),
             ({"is_decoder": True}, "its is_decoder is True"),
-            ({"tokenizer": False}, "there is no tokenizer, so which token is the mask is not known"),
+            ({"tokenizer": False}, "there is no tokenizer, so the mask token is unknown"),
             ({"max_position_embeddings": 6}, "reads 6 positions, sentences of the language have up to 7"),
             ({"rows": 16}, "its tokenizer has 20 tokens, but its embedding 16 rows"),
         ],
@@ -301,7 +301,7 @@ class TestImport:
 
         config = transformers.GPT2Config(vocab_size=20, n_embd=12, n_layer=1, n_head=3)
         transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt2")
-        with pytest.raises(ConfigError, match="a model of type 'gpt2' is no encoder that is known here"):
+        with pytest.raises(ConfigError, match="'gpt2' is not a known type of encoder"):
             from_huggingface(tmp_path / "gpt2", TEXT)
         foreign("bert", tmp_path / "body")
         body = transformers.BertModel.from_pretrained(tmp_path / "body")

@@ -110,7 +110,7 @@ def test_published_sizes() -> None:
         ("12", "'12' is not two positive numbers; write hidden/layers, e.g. 128/4"),
         ("12/0", "not two positive numbers"),
         ("a/2", "not two positive numbers"),
-        ("7/2", "two directions share the hidden size, which 7 does not allow; use 8"),
+        ("7/2", "two directions share the hidden size, and 7 is odd; use 8"),
     ],
 )
 def test_a_wrong_shape_is_an_error_with_its_remedy(shape: str, message: str) -> None:
