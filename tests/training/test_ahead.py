@@ -4,12 +4,12 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
+from helpers import training_fakes as fakes
 from raysweep.errors import DataError
 from raysweep.training import ahead, checkpoint_directory, pretrain
 from raysweep.training.ahead import drawn, drawn_ahead
@@ -119,7 +119,7 @@ def test_drawing_gets_a_thread_where_that_pays(
     assert [name.startswith("raysweep-data") for name in makers] == own
 
 
-def run(fakes: ModuleType, directory: Path, **options: Any) -> Any:
+def run(directory: Path, **options: Any) -> Any:
     calls = {k: options.pop(k) for k in ("stop",) if k in options}
     journal = fakes.FolderJournal(directory)
     pretrain(journal=journal, **fakes.arguments(**options), **calls)
@@ -131,24 +131,22 @@ def weights(journal: Any) -> bytes:
 
 
 @pytest.fixture
-def always(fakes: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several chunks, and a thread for them."""
     monkeypatch.setattr(fakes.Walk, "drawn_at_once", 13 * 7)
     monkeypatch.setattr("raysweep.training.loop.drawn", lambda chunks, device: drawn_ahead(chunks))
 
 
 @pytest.mark.parametrize("mask", ["one", 0.3])
-def test_a_run_is_bitwise_the_same(
-    fakes: ModuleType, tmp_path: Path, mask: Any, request: pytest.FixtureRequest
-) -> None:
-    plain = weights(run(fakes, tmp_path / "plain", pretrain={"mask": mask}))
+def test_a_run_is_bitwise_the_same(tmp_path: Path, mask: Any, request: pytest.FixtureRequest) -> None:
+    plain = weights(run(tmp_path / "plain", pretrain={"mask": mask}))
     request.getfixturevalue("always")
-    assert weights(run(fakes, tmp_path / "ahead", pretrain={"mask": mask})) == plain
+    assert weights(run(tmp_path / "ahead", pretrain={"mask": mask})) == plain
 
 
 @pytest.mark.usefixtures("always")
 def test_the_thread_ends_with_a_run_that_stops_or_fails(
-    fakes: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
 
@@ -156,7 +154,7 @@ def test_the_thread_ends_with_a_run_that_stops_or_fails(
         seen.append(threads())
         return len(seen) == 9
 
-    run(fakes, tmp_path / "stopped", stop=stop)
+    run(tmp_path / "stopped", stop=stop)
     assert seen[-1] == ["raysweep-data_0"]
     assert threads() == []
 
@@ -164,7 +162,7 @@ def test_the_thread_ends_with_a_run_that_stops_or_fails(
         raise ValueError("not this way")
 
     with pytest.raises(ValueError, match="not this way"):
-        run(fakes, tmp_path / "failed", stop=fail)
+        run(tmp_path / "failed", stop=fail)
     assert threads() == []
 
     draw = fakes.Walk.sample_latent
@@ -176,5 +174,5 @@ def test_the_thread_ends_with_a_run_that_stops_or_fails(
 
     monkeypatch.setattr(fakes.Walk, "sample_latent", refuse)
     with pytest.raises(DataError, match="sentence 273: gone"):
-        run(fakes, tmp_path / "refused")
+        run(tmp_path / "refused")
     assert [r.step for r in fakes.FolderJournal(tmp_path / "refused").checkpoints()] == [21, 20, 14, 7]

@@ -1,13 +1,13 @@
 """Batches: what step s trains on, for any number of workers and from any step on."""
 
 from collections import Counter
-from types import ModuleType
 
 import pytest
 import torch
 import torch.nn.functional as F
 from pydantic import ValidationError
 
+from helpers import training_fakes as fakes
 from raysweep import seeding
 from raysweep.models import EncoderConfig
 from raysweep.sweep.identity import training_content
@@ -15,15 +15,15 @@ from raysweep.training import PretrainConfig, World
 from raysweep.training.data import Batch, batches, one_position, replaced, some_positions, split
 
 
-def drawn(fakes: ModuleType, mask: str | float, *, first: int = 1, last: int = 9, world: World | None = None):
+def drawn(mask: str | float, *, first: int = 1, last: int = 9, world: World | None = None):
     config = PretrainConfig(steps=100, batch_size=5, mask=mask)
     return list(batches(fakes.Walk(), config, seed=3, first=first, last=last, world=world))
 
 
 @pytest.mark.parametrize("mask", ["one", 0.5])
-def test_step_s_trains_on_its_own_sentences(fakes: ModuleType, mask) -> None:
+def test_step_s_trains_on_its_own_sentences(mask) -> None:
     language = fakes.Walk()
-    for step, batch in enumerate(drawn(fakes, mask), start=1):
+    for step, batch in enumerate(drawn(mask), start=1):
         ids = language.sample(5, seed=seeding.derive(3, "train"), start=(step - 1) * 5)
         hidden = batch.ids == language.mask_id
         assert torch.equal(batch.ids[~hidden], ids[~hidden])
@@ -39,19 +39,17 @@ def test_step_s_trains_on_its_own_sentences(fakes: ModuleType, mask) -> None:
 @pytest.mark.parametrize("mask", ["one", 0.5])
 @pytest.mark.parametrize("chunk", [1, 11, 16384])
 def test_batches_depend_on_neither_chunks_nor_the_first_step(
-    fakes: ModuleType, mask, chunk: int, monkeypatch: pytest.MonkeyPatch
+    mask, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = drawn(fakes, mask)
+    whole = drawn(mask)
     monkeypatch.setattr(fakes.Walk, "drawn_at_once", chunk)
-    for expected, found in zip(whole[3:], drawn(fakes, mask, first=4), strict=True):
+    for expected, found in zip(whole[3:], drawn(mask, first=4), strict=True):
         assert torch.equal(expected.ids, found.ids)
         assert torch.equal(expected.index, found.index)
         assert torch.equal(expected.targets, found.targets)
 
 
-def test_a_language_says_how_many_sentences_are_drawn_at_once(
-    fakes: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_language_says_how_many_sentences_are_drawn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     draw = fakes.Walk.sample_latent
 
@@ -61,15 +59,15 @@ def test_a_language_says_how_many_sentences_are_drawn_at_once(
 
     monkeypatch.setattr(fakes.Walk, "sample_latent", spy)
     monkeypatch.setattr(fakes.Walk, "drawn_at_once", 12)
-    drawn(fakes, "one")
+    drawn("one")
     assert asked == [10, 10, 10, 10, 5]
 
 
 @pytest.mark.parametrize("mask", ["one", 0.5])
 @pytest.mark.parametrize("size", [2, 3, 5])
-def test_workers_share_a_batch(fakes: ModuleType, mask, size: int) -> None:
-    shares = [drawn(fakes, mask, world=World(rank, size)) for rank in range(size)]
-    for whole, *parts in zip(drawn(fakes, mask), *shares, strict=True):
+def test_workers_share_a_batch(mask, size: int) -> None:
+    shares = [drawn(mask, world=World(rank, size)) for rank in range(size)]
+    for whole, *parts in zip(drawn(mask), *shares, strict=True):
         assert torch.equal(torch.cat([p.ids for p in parts]), whole.ids)
         assert torch.equal(torch.cat([p.targets for p in parts]), whole.targets)
         assert torch.equal(torch.cat([p.lengths for p in parts]), whole.lengths)
@@ -94,7 +92,7 @@ def by_sentence(batch: Batch) -> list[tuple[int, list[int], int, list[tuple[int,
 
 @pytest.mark.parametrize("mask", ["one", 0.5])
 @pytest.mark.parametrize("sentences", [1, 2, 3, 4, 13, 100])
-def test_the_parts_of_a_batch_are_the_batch(fakes: ModuleType, mask, sentences: int) -> None:
+def test_the_parts_of_a_batch_are_the_batch(mask, sentences: int) -> None:
     config = PretrainConfig(steps=3, batch_size=26, mask=mask)
     for whole in batches(fakes.Walk(), config, seed=3, first=1, last=3, world=World(1, 2)):
         parts = split(whole, sentences)
@@ -106,13 +104,13 @@ def test_the_parts_of_a_batch_are_the_batch(fakes: ModuleType, mask, sentences: 
         assert [line for part in parts for line in by_sentence(part)] == by_sentence(whole)
 
 
-def test_parts_of_no_sentence_are_refused(fakes: ModuleType) -> None:
+def test_parts_of_no_sentence_are_refused() -> None:
     with pytest.raises(ValueError, match="parts of 0 sentences; use at least 1"):
-        split(drawn(fakes, "one")[0], 0)
+        split(drawn("one")[0], 0)
 
 
 @pytest.mark.parametrize("mask", ["one", 0.5])
-def test_gradients_of_the_parts_add_up_to_that_of_the_whole(fakes: ModuleType, mask) -> None:
+def test_gradients_of_the_parts_add_up_to_that_of_the_whole(mask) -> None:
     language = fakes.Walk()
     model = EncoderConfig(shape="8/2/2/16", dropout=0.0).build(language, seed=0).double()
     config = PretrainConfig(steps=1, batch_size=13, mask=mask)
@@ -159,7 +157,7 @@ def test_a_rate_marks_a_rounded_number_of_words_uniformly(rate: float, expected:
         assert bool(((share - p).abs() < 5 * (p * (1 - p) / len(rows)) ** 0.5 + 1e-12).all())
 
 
-def test_masks_belong_to_sentences(fakes: ModuleType) -> None:
+def test_masks_belong_to_sentences() -> None:
     lengths = torch.full((50,), 6)
     at = torch.arange(50)
     whole = some_positions(lengths, 6, 0.4, seed=1, sentences=at)
@@ -205,7 +203,7 @@ def test_a_wrong_value_is_one_error_at_its_field(field: str, value: object, mess
     assert len(caught.value.errors()) == 1
 
 
-def test_words_are_replaced_as_in_bert(fakes: ModuleType) -> None:
+def test_words_are_replaced_as_in_bert() -> None:
     """80 % mask token, 10 % a uniform word, 10 % the word itself, of the marked words alone; z-tests."""
     language, n = fakes.Walk(max_length=8), 20_000
     ids = language.sample(n, seed=4)
@@ -232,7 +230,7 @@ def test_words_are_replaced_as_in_bert(fakes: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("mask", ["one", 0.5])
-def test_replacing_changes_what_is_seen_and_nothing_else(fakes: ModuleType, mask) -> None:
+def test_replacing_changes_what_is_seen_and_nothing_else(mask) -> None:
     def run(replace: str, **where):
         config = PretrainConfig(steps=100, batch_size=5, mask=mask, replace=replace)
         return list(batches(fakes.Walk(), config, seed=3, **{"first": 1, "last": 40, **where}))

@@ -3,13 +3,13 @@
 import errno
 import os
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from helpers import training_fakes as fakes
 from raysweep.algorithms import LookupTableConfig
 from raysweep.errors import CheckpointError, ConfigError, RunFailedError, StorageError
 from raysweep.models.encoder import Encoder
@@ -28,7 +28,7 @@ from raysweep.training.data import batches
 
 
 @pytest.fixture
-def run(fakes: ModuleType, tmp_path: Path):
+def run(tmp_path: Path):
     """Return a function that trains in `tmp_path/<name>` and gives its journal."""
 
     def train(name: str = "run", **options: Any) -> Any:
@@ -120,7 +120,7 @@ def test_an_earlier_milestone_that_is_gone_is_computed_again(run) -> None:
 
 @pytest.mark.parametrize("call", ["fsync", "rename"])
 def test_a_full_disk_leaves_the_last_checkpoint_as_it_was(
-    run, fakes: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+    run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     real, done = getattr(os, call), []
 
@@ -159,7 +159,7 @@ def test_what_a_killed_writer_left_is_cleared(run, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bad", [17, 53])
 def test_a_loss_that_is_not_finite_names_its_step(
-    run, fakes: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: int
+    run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: int
 ) -> None:
     real = loop.Stepper.update
 
@@ -174,7 +174,7 @@ def test_a_loss_that_is_not_finite_names_its_step(
 
 
 def test_weights_that_are_not_finite_are_never_kept(
-    run, fakes: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = loop.Stepper.update
 
@@ -230,14 +230,14 @@ def test_the_callers_generator_is_left_alone(run) -> None:
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_what_cannot_be_trained_is_refused(run, fakes: ModuleType, tmp_path: Path) -> None:
+def test_what_cannot_be_trained_is_refused(run, tmp_path: Path) -> None:
     options = fakes.arguments()
     options["algorithm"] = LookupTableConfig()
     with pytest.raises(ConfigError, match="'lookup_table' does no training"):
         pretrain(journal=fakes.FolderJournal(tmp_path), **options)
 
 
-def test_load_model_gives_verified_weights(run, fakes: ModuleType) -> None:
+def test_load_model_gives_verified_weights(run) -> None:
     journal, config = run(), fakes.arguments()["model"]
     place = checkpoint_directory(journal.directory, 60)
     model = load_model(str(place), config, fakes.Walk())
@@ -257,7 +257,7 @@ def test_load_model_gives_verified_weights(run, fakes: ModuleType) -> None:
 
 
 def test_going_on_in_another_precision_is_said(
-    fakes: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     journal = fakes.FolderJournal(tmp_path)
     options = fakes.arguments(pretrain={"steps": 4, "milestones": [2, 4]})
@@ -272,13 +272,13 @@ def test_going_on_in_another_precision_is_said(
     ]
 
 
-def test_step_seconds_is_a_time(fakes: ModuleType) -> None:
+def test_step_seconds_is_a_time() -> None:
     arguments = fakes.arguments()
     names = ("language", "model", "algorithm", "pretrain")
     assert 1e-5 < step_seconds(*(arguments[name] for name in names), steps=3) < 5.0
 
 
-def test_more_workers_than_sentences_is_refused(fakes: ModuleType) -> None:
+def test_more_workers_than_sentences_is_refused() -> None:
     arguments = fakes.arguments()
     with pytest.raises(ConfigError, match=r"pretrain\.batch_size: 13 sentences cannot be shared by 14"):
         next(

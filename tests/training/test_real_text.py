@@ -2,20 +2,18 @@
 
 import math
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 
 from helpers import local_texts
+from helpers import training_fakes as fakes
 from raysweep.languages import Corpus
 from raysweep.training import checkpoint_directory, load_model, pretrain
 from raysweep.training.data import batches
 
 
-def test_an_encoder_learns_words_from_local_files(
-    fakes: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_encoder_learns_words_from_local_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAYSWEEP_CACHE", str(tmp_path / "cache"))
     source, words = str(local_texts.files()["jsonl"]), {"train": "wordpiece", "vocabulary": 400}
     language = Corpus.open(source, tokenizer=words, length=128, held_out=0.2)

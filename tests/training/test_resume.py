@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from helpers import training_fakes as fakes
 from raysweep.training import World, checkpoint_directory, pretrain
 
 PATIENCE = 120.0
@@ -30,7 +30,6 @@ class Workers:
 
     def __init__(
         self,
-        fakes: ModuleType,
         directory: Path,
         size: int = 1,
         options: dict[str, Any] = OPTIONS,
@@ -69,7 +68,7 @@ class Workers:
         self.end(-signal.SIGKILL)
 
 
-def assert_same_run(fakes: ModuleType, found_at: Path, expected_at: Path) -> None:
+def assert_same_run(found_at: Path, expected_at: Path) -> None:
     expected = {r.step: r for r in fakes.FolderJournal(expected_at).checkpoints()}
     found = {r.step: r for r in fakes.FolderJournal(found_at).checkpoints()}
     assert sorted(found) == sorted(expected) == list(range(15, 121, 15))
@@ -85,14 +84,14 @@ def assert_same_run(fakes: ModuleType, found_at: Path, expected_at: Path) -> Non
 
 
 @pytest.fixture(scope="module")
-def whole(fakes: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
     """Return the folder of a run that was never killed, by its number of workers."""
     made: dict[int, Path] = {}
 
     def make(size: int) -> Path:
         if size not in made:
             made[size] = tmp_path_factory.mktemp("never-killed") / str(size)
-            Workers(fakes, made[size], size).end()
+            Workers(made[size], size).end()
         return made[size]
 
     return make
@@ -100,16 +99,16 @@ def whole(fakes: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Callab
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_killed_and_resumed_is_bitwise_never_killed(
-    size: int, whole: Callable[[int], Path], tmp_path: Path, fakes: ModuleType
+    size: int, whole: Callable[[int], Path], tmp_path: Path
 ) -> None:
     broken = tmp_path / "broken"
     # Slow steps, so that the signal comes while most of them are still ahead.
     for step in (30, 60):
         record = broken / f"checkpoint-{step:08d}.json"
-        Workers(fakes, broken, size, seconds=0.02).kill_when(record.exists)
+        Workers(broken, size, seconds=0.02).kill_when(record.exists)
         assert not (broken / "checkpoint-00000120.json").exists()
-    Workers(fakes, broken, size).end()
-    assert_same_run(fakes, broken, whole(size))
+    Workers(broken, size).end()
+    assert_same_run(broken, whole(size))
 
 
 @pytest.mark.parametrize(
@@ -123,23 +122,19 @@ def test_killed_and_resumed_is_bitwise_never_killed(
         "after the record",
     ],
 )
-def test_killed_at_the_worst_moment(
-    death: str, whole: Callable[[int], Path], tmp_path: Path, fakes: ModuleType
-) -> None:
+def test_killed_at_the_worst_moment(death: str, whole: Callable[[int], Path], tmp_path: Path) -> None:
     broken = tmp_path / "broken"
-    Workers(fakes, broken, fate=death).end(-signal.SIGKILL)
+    Workers(broken, fate=death).end(-signal.SIGKILL)
     recorded = [r.step for r in fakes.FolderJournal(broken).checkpoints()]
     assert recorded == ([45, 30, 15] if death == "after the record" else [30, 15])
-    Workers(fakes, broken).end()
-    assert_same_run(fakes, broken, whole(1))
+    Workers(broken).end()
+    assert_same_run(broken, whole(1))
 
 
-def test_all_workers_stop_where_one_is_asked_to(
-    whole: Callable[[int], Path], tmp_path: Path, fakes: ModuleType
-) -> None:
-    Workers(fakes, tmp_path / "run", 2, fate="stop").end()
+def test_all_workers_stop_where_one_is_asked_to(whole: Callable[[int], Path], tmp_path: Path) -> None:
+    Workers(tmp_path / "run", 2, fate="stop").end()
     assert [r.step for r in fakes.FolderJournal(tmp_path / "run").checkpoints()] == [1]
-    Workers(fakes, tmp_path / "run", 2).end()
+    Workers(tmp_path / "run", 2).end()
     for step in (60, 120):
         found, expected = (
             (checkpoint_directory(run, step) / "model.safetensors").read_bytes()
@@ -152,17 +147,17 @@ def test_all_workers_stop_where_one_is_asked_to(
     ("fate", "first"), [("disk full", "StorageError"), ("record refused", "OSError: [Errno 28]")]
 )
 def test_all_workers_fail_in_kind_where_the_first_cannot_write(
-    fate: str, first: str, whole: Callable[[int], Path], tmp_path: Path, fakes: ModuleType
+    fate: str, first: str, whole: Callable[[int], Path], tmp_path: Path
 ) -> None:
-    Workers(fakes, tmp_path / "run", 2, fate=fate).end(1)
+    Workers(tmp_path / "run", 2, fate=fate).end(1)
     assert (tmp_path / "run" / "error-0.txt").read_text().startswith(first)
     assert (tmp_path / "run" / "error-1.txt").read_text().startswith("StorageError")
     assert [r.step for r in fakes.FolderJournal(tmp_path / "run").checkpoints()] == [30, 15]
-    Workers(fakes, tmp_path / "run", 2).end()
-    assert_same_run(fakes, tmp_path / "run", whole(2))
+    Workers(tmp_path / "run", 2).end()
+    assert_same_run(tmp_path / "run", whole(2))
 
 
-def test_two_workers_train_as_one(tmp_path: Path, fakes: ModuleType) -> None:
+def test_two_workers_train_as_one(tmp_path: Path) -> None:
     """The same batches of 13 sentences, shared 6 and 7, give one worker's weights up to rounding."""
     options = {
         "model": {"dropout": 0.0},
@@ -171,7 +166,7 @@ def test_two_workers_train_as_one(tmp_path: Path, fakes: ModuleType) -> None:
     weights = []
     for size in (1, 2):
         directory = tmp_path / str(size)
-        Workers(fakes, directory, size, options).end()
+        Workers(directory, size, options).end()
         weights.append(load_file(checkpoint_directory(directory, 30) / "model.safetensors"))
     start = dict(fakes.arguments(**options)["model"].build(fakes.Walk(), seed=5).named_parameters())
     for name, one in weights[0].items():
@@ -181,7 +176,7 @@ def test_two_workers_train_as_one(tmp_path: Path, fakes: ModuleType) -> None:
             assert (one - start[name]).abs().max() > 1e-2, name
 
 
-def test_a_run_goes_on_with_another_number_of_workers(tmp_path: Path, fakes: ModuleType) -> None:
+def test_a_run_goes_on_with_another_number_of_workers(tmp_path: Path) -> None:
     """It ends with the losses and weights of one worker's uninterrupted run, up to rounding."""
     # Where a model does not key dropout by sentence, its draws are those of a worker.
     options = {"model": {"dropout": 0.0}, "pretrain": {"mask": 0.3, "checkpoint_every": 5}}
@@ -191,7 +186,7 @@ def test_a_run_goes_on_with_another_number_of_workers(tmp_path: Path, fakes: Mod
         if size == 1:
             pretrain(journal=fakes.FolderJournal(tmp_path / name), **fakes.arguments(**{**options, **extent}))
         else:
-            Workers(fakes, tmp_path / name, size, {**options, **extent}).end()
+            Workers(tmp_path / name, size, {**options, **extent}).end()
         assert fakes.FolderJournal(tmp_path / name).checkpoints()[0].step == steps
 
     train("whole", 1, 60)

@@ -1,7 +1,6 @@
 """Halves of a batch, what an algorithm adds to the loss, and averaged weights in a checkpoint."""
 
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -9,6 +8,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from helpers import training_fakes as fakes
 from raysweep.algorithms import AdamWConfig
 from raysweep.algorithms.base import ExtraLoss
 from raysweep.errors import CheckpointError, ConfigError
@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 ALONE = World()
 
 
-def make(fakes: ModuleType, world: World = ALONE, config: Any = None, **options: Any) -> Stepper:
+def make(world: World = ALONE, config: Any = None, **options: Any) -> Stepper:
     arguments = fakes.arguments(model={"dropout": 0.0}, **options)
     language = arguments["language"]
     return Stepper(
@@ -50,7 +50,7 @@ def words(batch: Batch) -> list[tuple[tuple[int, ...], int, int]]:
 @pytest.mark.parametrize("mask", ["one", 0.4])
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_the_halves_share_out_a_batch_whoever_holds_it(
-    size: int, mask: Any, fakes: ModuleType, monkeypatch: pytest.MonkeyPatch
+    size: int, mask: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Workers that start at odd sentences as well as at even ones.
     options = {"pretrain": {"mask": mask, "batch_size": 15}, "algorithm": {"kind": "sam"}}
@@ -62,7 +62,7 @@ def test_the_halves_share_out_a_batch_whoever_holds_it(
         # The other workers' counts are not at hand in one process.
         monkeypatch.setattr(torch.distributed, "all_reduce", lambda count: None)
     for rank in range(size):
-        stepper = make(fakes, World(rank, size), **options)
+        stepper = make(World(rank, size), **options)
         batch = next(
             batches(
                 arguments["language"], arguments["pretrain"], seed=0, first=3, last=3, world=World(rank, size)
@@ -86,20 +86,20 @@ def test_the_halves_share_out_a_batch_whoever_holds_it(
             assert totals[half] == len(expected)
 
 
-def test_every_worker_needs_a_sentence_of_either_half(fakes: ModuleType) -> None:
+def test_every_worker_needs_a_sentence_of_either_half() -> None:
     with pytest.raises(
         ConfigError, match=r"pretrain\.batch_size: 13 sentences do not give each of 7 workers"
     ):
-        make(fakes, World(0, 7), algorithm={"kind": "sam"})
-    make(fakes, World(0, 7), algorithm={"kind": "sam", "ascent": "same"})
+        make(World(0, 7), algorithm={"kind": "sam"})
+    make(World(0, 7), algorithm={"kind": "sam", "ascent": "same"})
 
 
 @pytest.mark.parametrize("kind", ["adamw", "sam"])
 @pytest.mark.parametrize("mask", ["one", 0.4])
-def test_a_batch_in_parts_gives_the_gradient_of_the_whole(mask: Any, kind: str, fakes: ModuleType) -> None:
+def test_a_batch_in_parts_gives_the_gradient_of_the_whole(mask: Any, kind: str) -> None:
     options = {"algorithm": {"kind": kind}}
-    whole = make(fakes, pretrain={"mask": mask}, **options)
-    parts = make(fakes, pretrain={"mask": mask, "micro_batch": 4}, **options)
+    whole = make(pretrain={"mask": mask}, **options)
+    parts = make(pretrain={"mask": mask, "micro_batch": 4}, **options)
     arguments = fakes.arguments(pretrain={"mask": mask}, **options)
     batch = next(batches(arguments["language"], arguments["pretrain"], seed=0, first=3, last=3))
     for half in (None, 0, 1):
@@ -110,9 +110,9 @@ def test_a_batch_in_parts_gives_the_gradient_of_the_whole(mask: Any, kind: str, 
 
 
 def test_a_batch_too_large_for_the_memory_is_worked_off_in_parts(
-    fakes: ModuleType, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    whole, small = make(fakes), make(fakes)
+    whole, small = make(), make()
     arguments = fakes.arguments()
     given = list(batches(arguments["language"], arguments["pretrain"], seed=0, first=1, last=3))
     assert len(given[0].ids) == 13
@@ -142,10 +142,10 @@ def test_a_batch_too_large_for_the_memory_is_worked_off_in_parts(
 
 @pytest.mark.parametrize("others", [torch.bfloat16, torch.float32])
 def test_workers_begin_in_one_precision_with_as_many_sentences_as_fit(
-    fakes: ModuleType, monkeypatch: pytest.MonkeyPatch, others: torch.dtype
+    monkeypatch: pytest.MonkeyPatch, others: torch.dtype
 ) -> None:
     """This worker has bfloat16, and `others` is what the other one has."""
-    stepper = make(fakes, World(0, 2), pretrain={"micro_batch": 3})
+    stepper = make(World(0, 2), pretrain={"micro_batch": 3})
     stepper.dtype = stepper._masked.dtype = torch.bfloat16
     seen: list[tuple[int, torch.dtype]] = []
     loss = type(stepper.model).masked_loss
@@ -185,10 +185,10 @@ class WithSum(AdamWConfig):
 
 
 def test_an_extra_loss_is_in_the_gradient_and_not_in_the_reported_loss(
-    fakes: ModuleType, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    plain, more = make(fakes), make(fakes, config=WithSum())
-    shared = make(fakes, World(0, 4), config=WithSum())
+    plain, more = make(), make(config=WithSum())
+    shared = make(World(0, 4), config=WithSum())
     arguments = fakes.arguments()
     batch = next(batches(arguments["language"], arguments["pretrain"], seed=0, first=3, last=3))
     losses = [stepper._backward(batch, 3, None) for stepper in (plain, more, shared)]
@@ -201,7 +201,7 @@ def test_an_extra_loss_is_in_the_gradient_and_not_in_the_reported_loss(
     assert not more._backward(batch, 3, None).isfinite()
 
 
-def test_a_checkpoint_holds_the_average_and_the_weights(fakes: ModuleType, tmp_path: Path) -> None:
+def test_a_checkpoint_holds_the_average_and_the_weights(tmp_path: Path) -> None:
     options = fakes.arguments(
         algorithm={"ema": 0.8}, pretrain={"steps": 12, "milestones": list(range(1, 13))}
     )
@@ -228,12 +228,12 @@ def test_a_checkpoint_holds_the_average_and_the_weights(fakes: ModuleType, tmp_p
     assert torch.equal(model.decoder.weight, averaged[-1]["token_embedding.weight"])
 
 
-def test_an_average_that_was_never_kept_is_not_resumed_from(fakes: ModuleType, tmp_path: Path) -> None:
+def test_an_average_that_was_never_kept_is_not_resumed_from(tmp_path: Path) -> None:
     options = fakes.arguments(pretrain={"steps": 5, "milestones": [5]})
     journal = fakes.FolderJournal(tmp_path)
     pretrain(journal=journal, **options)
     [record] = journal.checkpoints()
-    stepper = make(fakes, config=AdamWConfig(ema=0.5))
+    stepper = make(config=AdamWConfig(ema=0.5))
     assert stepper.average is not None
     with pytest.raises(CheckpointError, match=r"its record names no trained\.safetensors"):
         checkpoint.restore(

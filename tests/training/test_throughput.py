@@ -1,13 +1,13 @@
 """Tokens a second and MFU of curve points, and where the time of steps goes."""
 
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from torch import distributed
 
+from helpers import training_fakes as fakes
 from raysweep.models.encoder import Encoder
 from raysweep.models.flops import training_flops
 from raysweep.training import CurvePoint, Progress, StepTimes, World, loop, pretrain, progress, throughput
@@ -53,7 +53,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @pytest.mark.parametrize("every", [None, 20])
 @pytest.mark.usefixtures("clock")
 def test_a_point_has_the_words_of_its_steps_by_the_time_they_took(
-    fakes: ModuleType, tmp_path: Path, mask: Any, every: int | None
+    tmp_path: Path, mask: Any, every: int | None
 ) -> None:
     arguments = fakes.arguments(pretrain={**OPTIONS, "mask": mask, "checkpoint_every": every})
     journal = fakes.FolderJournal(tmp_path)
@@ -79,7 +79,7 @@ def test_a_point_has_the_words_of_its_steps_by_the_time_they_took(
 
 @pytest.mark.parametrize("stopped", [30, 49])
 @pytest.mark.usefixtures("clock")
-def test_a_resumed_run_counts_its_own_steps_and_time(fakes: ModuleType, tmp_path: Path, stopped: int) -> None:
+def test_a_resumed_run_counts_its_own_steps_and_time(tmp_path: Path, stopped: int) -> None:
     calls = []
 
     def stop() -> bool:
@@ -99,9 +99,7 @@ def test_a_resumed_run_counts_its_own_steps_and_time(fakes: ModuleType, tmp_path
     assert journal.checkpoints()[0].train_seconds == 200.0
 
 
-def test_progress_tells_the_newest_point(
-    fakes: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_progress_tells_the_newest_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "LOOK_SECONDS", 0.0)
     seen: list[Progress] = []
     journal = fakes.FolderJournal(tmp_path)
@@ -112,7 +110,7 @@ def test_progress_tells_the_newest_point(
     assert (seen[99].tokens_per_second, seen[99].mfu) == (last.tokens_per_second, last.mfu)
 
 
-def test_a_model_of_unknown_operations_has_no_mfu(fakes: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_of_unknown_operations_has_no_mfu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(throughput, "training_flops", lambda *given: None)
     arguments = fakes.arguments()
     model = arguments["model"].build(arguments["language"], seed=0)
@@ -123,7 +121,7 @@ def test_a_model_of_unknown_operations_has_no_mfu(fakes: ModuleType, monkeypatch
     assert meter.take(2.0) == ((26 * 6 - 9 * 2) / 2.0, None)
 
 
-def test_workers_count_together(fakes: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_count_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three workers of like speed have three times the tokens and the peak of one, and its MFU."""
     arguments = fakes.arguments()
     model = arguments["model"].build(arguments["language"], seed=0)
@@ -141,7 +139,7 @@ def test_workers_count_together(fakes: ModuleType, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("mask", ["one", 0.15, 0.5])
-def test_masked_words_are_those_of_the_batches(fakes: ModuleType, mask: Any) -> None:
+def test_masked_words_are_those_of_the_batches(mask: Any) -> None:
     config = fakes.arguments(pretrain={"mask": mask})["pretrain"]
     for batch in batches(fakes.Walk(), config, seed=0, first=1, last=3):
         assert int(masked_words(batch.lengths, mask).sum()) == batch.count
@@ -187,7 +185,7 @@ def test_the_best_of_several_calls_is_taken() -> None:
 @pytest.mark.parametrize("kind", ["adamw", "sam"])
 @pytest.mark.parametrize("fused", [True, False])
 def test_the_parts_of_a_step_are_all_of_it(
-    fakes: ModuleType, tmp_path: Path, fused: bool, kind: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, fused: bool, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A clock that goes on by 1 at each look: a part is as many looks as it has ends."""
     monkeypatch.setattr(Encoder, "fused", property(lambda self: fused))
