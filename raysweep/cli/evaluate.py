@@ -20,7 +20,8 @@ from raysweep.cli.options import JsonOption, StorageOption, check_output, print_
 from raysweep.errors import ConfigError
 
 if TYPE_CHECKING:
-    from raysweep.evaluation.base import Evaluation, Metric
+    from raysweep.evaluation.base import Evaluation
+    from raysweep.evaluation.metric import Metric
     from raysweep.evaluation.run import Measured
 
 

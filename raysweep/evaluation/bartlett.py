@@ -14,10 +14,31 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field, field_validator
 
-from raysweep.evaluation.base import Arrays, Metric, Subject
+from raysweep.evaluation.base import Arrays, Subject
 from raysweep.evaluation.labels import LabelledEvaluation, model_of
+from raysweep.evaluation.metric import Metric, Quantity
 from raysweep.evaluation.sharding import shard_count, shard_range
 from raysweep.flatness.bartlett import BLOCK, bartlett_terms
+
+COVARIANCE = Quantity(
+    name="bartlett/covariance", heading="trace of the gradient covariance", unit="nats", kind="flatness"
+)
+HESSIAN = Quantity(
+    name="bartlett/hessian", heading="trace of the Hessian", unit="nats", kind="flatness", better="less"
+)
+DIFFERENCE = Quantity(name="bartlett/difference", heading="covariance less Hessian", unit="nats")
+RATIO = Quantity(name="bartlett/ratio", heading="covariance over Hessian", unit="fraction")
+GAUSS_NEWTON = Quantity(
+    name="bartlett/gauss_newton", heading="Gauss-Newton part", unit="nats", kind="flatness"
+)
+RESIDUAL = Quantity(name="bartlett/residual", heading="residual part", unit="nats", kind="flatness")
+SQUARED_GRADIENT = Quantity(
+    name="bartlett/squared_gradient", heading="squared gradient of the mean loss", unit="nats"
+)
+EXCESS_LOSS = Quantity(
+    name="bartlett/excess_loss", heading="excess loss", unit="nats", kind="loss", better="less", least=0.0
+)
+LOSS = Quantity(name="bartlett/loss", heading="loss", unit="nats", kind="loss", better="less")
 
 #: Words times width in a batch: small models are worked off in few batches, large ones in no more memory.
 _BATCH = 1 << 17
@@ -71,23 +92,22 @@ class BartlettConfig(LabelledEvaluation):
         of = {name: values.reshape(-1, BLOCK).mean(axis=1) for name, values in terms.items()}
         covariance = of["second_moment"] - squared
         hessian = of["gauss_newton"] + of["residual"]
-        means = {
-            "covariance": covariance,
-            "hessian": hessian,
-            "difference": covariance - hessian,
-            "gauss_newton": of["gauss_newton"],
-            "residual": of["residual"],
-            "squared_gradient": squared,
-            "excess_loss" if self.labels == "soft" else "loss": of["loss"],
-        }
-        metrics = [Metric.mean(f"bartlett/{name}", values, "nats") for name, values in means.items()]
-        return [*metrics, _ratio("bartlett/ratio", covariance, hessian)]
+        return [
+            COVARIANCE.mean(covariance),
+            HESSIAN.mean(hessian),
+            DIFFERENCE.mean(covariance - hessian),
+            GAUSS_NEWTON.mean(of["gauss_newton"]),
+            RESIDUAL.mean(of["residual"]),
+            SQUARED_GRADIENT.mean(squared),
+            (EXCESS_LOSS if self.labels == "soft" else LOSS).mean(of["loss"]),
+            _ratio(covariance, hessian),
+        ]
 
 
-def _ratio(name: str, over: np.ndarray, under: np.ndarray) -> Metric:
+def _ratio(over: np.ndarray, under: np.ndarray) -> Metric:
     """Return the ratio of two means of paired values [n], with its standard error to first order."""
     ratio, n = float(over.mean() / under.mean()), len(over)
     error = None
     if n > 1:
         error = float((over - ratio * under).std(ddof=1) / (abs(under.mean()) * np.sqrt(n)))
-    return Metric.number(name, ratio, "fraction", n=n, standard_error=error)
+    return RATIO.number(ratio, n=n, standard_error=error)

@@ -11,57 +11,21 @@ wherever, in whatever order and however often interrupted they are measured.
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Protocol
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from raysweep.algorithms.base import AlgorithmConfig
 from raysweep.algorithms.lookup_table import LookupTableConfig
-from raysweep.errors import RunFailedError
+from raysweep.evaluation.metric import Metric
 from raysweep.languages.base import Language
 from raysweep.models.base import ModelConfig
 from raysweep.registry import Config
 
 Arrays = dict[str, np.ndarray]
-
-
-class Metric(BaseModel):
-    """One measured number: `standard_error` is None where there is none, `n` counts independent draws."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    name: str
-    value: float
-    standard_error: float | None
-    n: int
-    unit: str
-
-    @classmethod
-    def mean(cls, name: str, values: np.ndarray, unit: str) -> Metric:
-        """Return the mean of independent `values` [n] with its standard error, in float64.
-
-        Raises `RunFailedError` where the mean is not finite.
-        """
-        values = np.asarray(values, dtype=np.float64)
-        error = float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else None
-        return cls.number(name, float(values.mean()), unit, n=len(values), standard_error=error)
-
-    @classmethod
-    def number(
-        cls, name: str, value: float, unit: str, *, n: int, standard_error: float | None = None
-    ) -> Metric:
-        """Return a metric; raises `RunFailedError` for a value that is not finite."""
-        if not math.isfinite(value):
-            raise RunFailedError(
-                f"{name} is {value}: the model gives no finite log-probabilities or representations; "
-                "look at its training loss, and lower the learning rate"
-            )
-        return cls(name=name, value=value, standard_error=standard_error, n=n, unit=unit)
 
 
 class Subject(Protocol):

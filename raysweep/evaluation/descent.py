@@ -17,14 +17,44 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from raysweep.errors import ConfigError
-from raysweep.evaluation.base import Arrays, Evaluation, Metric, Subject
+from raysweep.evaluation.base import Arrays, Evaluation, Subject
 from raysweep.evaluation.labels import model_of
+from raysweep.evaluation.metric import Metric, Quantity
 from raysweep.evaluation.sharding import shard_count, shard_range
 from raysweep.flatness.descent import RESOLUTION, descend, noisy_descent, stationary_loss
 from raysweep.flatness.population import Population
 from raysweep.flatness.valley import Valley
 from raysweep.languages.base import Language
 from raysweep.models.base import ModelConfig
+
+START = Quantity(
+    name="descent/start", heading="trace of the saturated model", unit="nats", kind="flatness", better="less"
+)
+RANK = Quantity(name="descent/rank", heading="rank of the Hessian", unit="directions")
+LARGEST = Quantity(
+    name="descent/largest_eigenvalue", heading="largest eigenvalue", unit="nats", kind="flatness"
+)
+SMALLEST = Quantity(
+    name="descent/smallest_eigenvalue", heading="smallest eigenvalue", unit="nats", kind="flatness"
+)
+OBSERVED = Quantity(
+    name="descent/observed/lr-{lr:g}/batch-{batch}/time-{time:g}", heading="observed trace", unit="nats",
+    kind="flatness", better="less",
+)  # fmt: skip
+PREDICTED = Quantity(
+    name="descent/predicted/batch-{batch}/time-{time:g}", heading="predicted trace", unit="nats",
+    kind="flatness", better="less",
+)  # fmt: skip
+RATIO = Quantity(
+    name="descent/ratio/lr-{lr:g}/batch-{batch}", heading="observed fall over predicted", unit="fraction"
+)
+EXCESS_LOSS = Quantity(
+    name="descent/excess_loss/lr-{lr:g}/batch-{batch}", heading="excess loss", unit="nats", kind="loss",
+    better="less", least=0.0,
+)  # fmt: skip
+STATIONARY_LOSS = Quantity(
+    name="descent/stationary_loss/lr-{lr:g}/batch-{batch}", heading="predicted excess loss", unit="nats"
+)
 
 log = logging.getLogger("raysweep.evaluation")
 
@@ -130,31 +160,27 @@ class DescentConfig(Evaluation):
         found = {key: np.concatenate([shard[key] for shard in shards]) for key in shards[0]}
         start, rank, largest, smallest = found["spectrum"][0].tolist()
         metrics = [
-            Metric.number("descent/start", start, "nats", n=1),
-            Metric.number("descent/rank", rank, "directions", n=1),
-            Metric.number("descent/largest_eigenvalue", largest, "nats", n=1),
-            Metric.number("descent/smallest_eigenvalue", smallest, "nats", n=1),
+            START.number(start, n=1),
+            RANK.number(rank, n=1),
+            LARGEST.number(largest, n=1),
+            SMALLEST.number(smallest, n=1),
         ]
         times = self.times.tolist()
         for batch in self.batches:
             for time, trace in zip(times, found[f"predicted-{batch}"][0].tolist(), strict=True):
-                name = f"descent/predicted/batch-{batch}/time-{time:g}"
-                metrics.append(Metric.number(name, trace, "nats", n=1))
+                metrics.append(PREDICTED.number(trace, n=1, of={"batch": batch, "time": time}))
         for lr, batch in self._pairs():
-            of = f"lr-{lr:g}/batch-{batch}"
+            of = {"lr": lr, "batch": batch}
             traces, losses = found[f"trace-{lr!r}-{batch}"], found[f"loss-{lr!r}-{batch}"]
-            metrics += [
-                Metric.mean(f"descent/observed/{of}/time-{time:g}", traces[:, k], "nats")
-                for k, time in enumerate(times)
-            ]
+            metrics += [OBSERVED.mean(traces[:, k], of=of | {"time": time}) for k, time in enumerate(times)]
             fall = _predicted_fall(found, batch)
             if fall is not None:
                 shares = (traces[:, 0] - traces[:, -1]) / fall
-                metrics.append(Metric.mean(f"descent/ratio/{of}", shares, "fraction"))
+                metrics.append(RATIO.mean(shares, of=of))
             held = stationary_loss(float(traces[:, -1].mean()), lr=lr, batch=batch)
             metrics += [
-                Metric.mean(f"descent/excess_loss/{of}", losses[:, -1], "nats"),
-                Metric.number(f"descent/stationary_loss/{of}", held, "nats", n=1),
+                EXCESS_LOSS.mean(losses[:, -1], of=of),
+                STATIONARY_LOSS.number(held, n=1, of=of),
             ]
         for note in self.notes(shards).values():
             log.warning("%s", note)

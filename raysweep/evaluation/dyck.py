@@ -30,13 +30,34 @@ from pydantic import Field
 from raysweep.algorithms.base import AlgorithmConfig
 from raysweep.algorithms.dyck import DyckSolution
 from raysweep.errors import ConfigError
-from raysweep.evaluation.base import Arrays, Evaluation, Metric, Subject
+from raysweep.evaluation.base import Arrays, Evaluation, Subject
+from raysweep.evaluation.metric import Metric, Quantity
 from raysweep.evaluation.sharding import shard_range
 from raysweep.evaluation.subject import LookupTable
 from raysweep.languages.base import Language
 from raysweep.languages.dyck import Dyck
 from raysweep.models.dyck import DyckAttention, bound, hessian_trace, least_output
 from raysweep.seeding import derive
+
+LOSS = Quantity(name="dyck/loss", heading="loss", unit="squared error", kind="loss", better="less", least=0.0)
+TRACE = Quantity(
+    name="dyck/trace", heading="trace of the Hessian", unit="squared error", kind="flatness", better="less"
+)
+BOUND = Quantity(name="dyck/bound", heading="least possible trace", unit="squared error")
+TRACE_OVER_BOUND = Quantity(
+    name="dyck/trace_over_bound", heading="trace over least possible", unit="fraction", kind="flatness",
+    better="less",
+)  # fmt: skip
+ACCURACY = Quantity(
+    name="dyck/accuracy/examples-{examples}",
+    heading="accuracy",
+    unit="accuracy",
+    kind="accuracy",
+    better="more",
+)
+ERROR = Quantity(
+    name="dyck/error/examples-{examples}", heading="downstream error", unit="fraction", better="less"
+)
 
 #: Brackets of the longest strings that are all listed.
 _LONGEST = 12
@@ -120,13 +141,12 @@ class DyckConfig(Evaluation):
         (found,) = shards
         loss, trace, least = found["facts"].tolist()
         metrics = [
-            Metric.number("dyck/loss", loss, "squared error", n=1),
-            Metric.number("dyck/trace", trace, "squared error", n=1),
-            Metric.number("dyck/bound", least, "squared error", n=1),
-            Metric.number("dyck/trace_over_bound", trace / least, "fraction", n=1),
+            LOSS.number(loss, n=1),
+            TRACE.number(trace, n=1),
+            BOUND.number(least, n=1),
+            TRACE_OVER_BOUND.number(trace / least, n=1),
         ]
         for column, n in enumerate(self.examples):
-            name = f"examples-{n}"
-            metrics.append(Metric.mean(f"dyck/accuracy/{name}", found["accuracy"][:, column], "accuracy"))
-            metrics.append(Metric.mean(f"dyck/error/{name}", found["error"][:, column], "fraction"))
+            metrics.append(ACCURACY.mean(found["accuracy"][:, column], of={"examples": n}))
+            metrics.append(ERROR.mean(found["error"][:, column], of={"examples": n}))
         return metrics

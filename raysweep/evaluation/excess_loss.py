@@ -21,11 +21,19 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from raysweep.evaluation.base import Arrays, Evaluation, Metric, Subject
+from raysweep.evaluation.base import Arrays, Evaluation, Subject
+from raysweep.evaluation.metric import Metric, Quantity
 from raysweep.evaluation.sharding import draw_sentences, shard_count, shard_range
 from raysweep.evaluation.subject import LookupTable, normalise
 from raysweep.flatness.fisher import draw_positions
 from raysweep.languages.base import Language
+
+EXCESS_LOSS = Quantity(
+    name="excess_loss", heading="excess loss", short="excess", unit="nats", kind="loss", better="less",
+    least=0.0, live=True, report=True,
+)  # fmt: skip
+LOSS = Quantity(name="loss", heading="loss", unit="nats", kind="loss", better="less")
+ENTROPY = Quantity(name="entropy", heading="entropy", unit="nats")
 
 _BLOCK = 256  # sentences at a time, so that [block * T, V] in float64 stays within tens of MB
 
@@ -110,8 +118,8 @@ class ExcessLossConfig(Evaluation):
         entropy = np.concatenate([shard["entropy"] for shard in shards])
         excess = np.concatenate([shard["excess_loss"] for shard in shards])
         return [
-            Metric.mean("excess_loss", excess, "nats"),
-            Metric.mean("entropy", entropy, "nats"),
+            EXCESS_LOSS.mean(excess),
+            ENTROPY.mean(entropy),
             # Of the sums, not of the parts: entropy and excess of a sentence are correlated.
-            Metric.mean("loss", entropy + excess, "nats"),
+            LOSS.mean(entropy + excess),
         ]

@@ -20,12 +20,18 @@ import torch
 from pydantic import Field, field_validator
 
 from raysweep.errors import DataError
-from raysweep.evaluation.base import Arrays, Evaluation, Metric, Subject
+from raysweep.evaluation.base import Arrays, Evaluation, Subject
+from raysweep.evaluation.metric import Metric, Quantity
 from raysweep.evaluation.sharding import draw_sentences, shard_count, shard_range
 from raysweep.languages.base import Language
 from raysweep.seeding import derive
 from raysweep.training.config import check_mask
 from raysweep.training.data import one_position, some_positions
+
+HELD_OUT_LOSS = Quantity(
+    name="held_out_loss", heading="held-out loss", short="loss", unit="nats", kind="loss", better="less",
+    live=True, report=True,
+)  # fmt: skip
 
 
 class HeldOutLossConfig(Evaluation):
@@ -90,4 +96,4 @@ class HeldOutLossConfig(Evaluation):
         value = float(losses.sum() / masked.sum())
         residuals = losses - value * masked
         error = math.sqrt(n / (n - 1) * float(residuals @ residuals)) / float(masked.sum())
-        return [Metric.number("held_out_loss", value, "nats", n=n, standard_error=error)]
+        return [HELD_OUT_LOSS.number(value, n=n, standard_error=error)]

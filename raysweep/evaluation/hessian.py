@@ -11,17 +11,38 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from raysweep.evaluation.base import Arrays, Metric, Subject
+from raysweep.evaluation.base import Arrays, Subject
 from raysweep.evaluation.labels import LabelledEvaluation, model_of
+from raysweep.evaluation.metric import Metric, Quantity
 from raysweep.evaluation.notes import method_arrays, method_notes
 from raysweep.evaluation.sharding import shard_count, shard_range
-from raysweep.evaluation.trace import TraceConfig
+from raysweep.evaluation.trace import NOT_TRUSTED, TraceConfig
 from raysweep.flatness.estimate import doubt, largest_share
 from raysweep.flatness.fisher import input_traces
 from raysweep.flatness.hessian import residual_traces
 from raysweep.flatness.regression import adjusted
 from raysweep.languages.base import Language
 from raysweep.models.base import ModelConfig
+
+TRACE = Quantity(
+    name="hessian/trace", heading="trace of the Hessian", unit="nats", kind="flatness", better="less"
+)
+GAUSS_NEWTON = Quantity(
+    name="hessian/gauss_newton",
+    heading="Gauss-Newton part of the trace",
+    unit="nats",
+    kind="flatness",
+    better="less",
+)
+RESIDUAL = Quantity(
+    name="hessian/residual", heading="residual part of the trace", unit="nats", kind="flatness"
+)
+LARGEST_SHARE = Quantity(
+    name="hessian/largest_share", heading="share of the largest input", unit="fraction", better="less"
+)
+INTERVAL_TRUSTED = Quantity(
+    name="hessian/interval_trusted", heading="interval trusted", unit="1 or 0", better="more"
+)
 
 log = logging.getLogger("raysweep.evaluation")
 
@@ -86,11 +107,11 @@ class HessianConfig(LabelledEvaluation):
             log.warning("the interval of this Hessian trace is not to be trusted: %s", told)
         n = len(both)
         return [
-            Metric.mean("hessian/trace", both.numpy(), "nats"),
-            Metric.mean("hessian/gauss_newton", gauss_newton.numpy(), "nats"),
-            Metric.mean("hessian/residual", residual.numpy(), "nats"),
-            Metric.number("hessian/largest_share", largest_share(both), "fraction", n=n),
-            Metric.number("hessian/interval_trusted", float(told is None), "1 or 0", n=n),
+            TRACE.mean(both.numpy(), reservations=[] if told is None else [NOT_TRUSTED]),
+            GAUSS_NEWTON.mean(gauss_newton.numpy()),
+            RESIDUAL.mean(residual.numpy()),
+            LARGEST_SHARE.number(largest_share(both), n=n),
+            INTERVAL_TRUSTED.number(float(told is None), n=n),
         ]
 
     def notes(self, shards: Sequence[Mapping[str, np.ndarray]]) -> dict[str, str]:

@@ -15,11 +15,21 @@ import numpy as np
 from pydantic import BeforeValidator, Field, field_validator
 
 from raysweep.downstream.probe import Chunk, linear_probe
-from raysweep.evaluation.base import Arrays, Evaluation, Metric, Subject
+from raysweep.evaluation.base import Arrays, Evaluation, Subject
+from raysweep.evaluation.metric import Metric, Quantity
 from raysweep.languages.base import Language
 from raysweep.languages.splits import Split, draw_split
 from raysweep.registry import suggest
 from raysweep.seeding import derive
+
+PROBE = Quantity(
+    name="probe/{task}", heading="accuracy", short="probe", unit="accuracy", kind="accuracy", better="more",
+    baseline="majority/{task}", live=True, report=True,
+)  # fmt: skip
+PROBE_STD = Quantity(
+    name="probe_std/{task}", heading="standard deviation of accuracy between seeds", unit="accuracy"
+)
+MAJORITY = Quantity(name="majority/{task}", heading="share of the most frequent label", unit="accuracy")
 
 _CHUNK = 4096  # sentences whose features are in memory at once; the first chunk gives the statistics
 
@@ -122,13 +132,12 @@ class ProbeConfig(Evaluation):
             name, _, task = key.partition(".")
             if name != "accuracy":
                 continue
-            metrics.append(Metric.mean(f"probe/{task}", accuracy, "accuracy"))
+            of = {"task": task}
+            metrics.append(PROBE.mean(accuracy, of=of))
             if len(accuracy) > 1:
                 std = float(accuracy.std(ddof=1))
-                metrics.append(Metric.number(f"probe_std/{task}", std, "accuracy", n=len(accuracy)))
+                metrics.append(PROBE_STD.number(std, n=len(accuracy), of=of))
             majority = float(arrays[f"majority.{task}"][0])
             error = math.sqrt(majority * (1 - majority) / self.test)
-            metrics.append(
-                Metric.number(f"majority/{task}", majority, "accuracy", n=self.test, standard_error=error)
-            )
+            metrics.append(MAJORITY.number(majority, n=self.test, standard_error=error, of=of))
         return metrics

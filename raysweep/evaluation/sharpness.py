@@ -8,8 +8,9 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 from pydantic import Field, field_validator
 
-from raysweep.evaluation.base import Arrays, Metric, Subject
+from raysweep.evaluation.base import Arrays, Subject
 from raysweep.evaluation.labels import LabelledEvaluation, model_of
+from raysweep.evaluation.metric import Metric, Quantity
 from raysweep.evaluation.sharding import shard_count, shard_range
 from raysweep.flatness.complexity import geometric_complexities
 from raysweep.flatness.loss import gradient_norm, weight_norm
@@ -25,12 +26,25 @@ MEASURES: tuple[Measure, ...] = (
     *("sam", "asam", "gradient_norm", "weight_norm"),
     *("scaled_trace", "fisher_rao", "geometric_complexity"),
 )
-#: Measures that are means over inputs, with their units; the others are of a pool as a whole.
-MEANS: dict[Measure, str] = {
-    "scaled_trace": "nats",
-    "fisher_rao": "nats",
-    "geometric_complexity": "logits²/embedding²",
+
+
+def _quantity(measure: str, heading: str, unit: str) -> Quantity:
+    return Quantity(name=f"sharpness/{measure}", heading=heading, unit=unit, kind="flatness", better="less")
+
+
+QUANTITIES: dict[str, Quantity] = {
+    "sam": _quantity("sam", "sharpness", "nats"),
+    "asam": _quantity("asam", "adaptive sharpness", "nats"),
+    "sam_first_order": _quantity("sam_first_order", "sharpness to first order", "nats"),
+    "asam_first_order": _quantity("asam_first_order", "adaptive sharpness to first order", "nats"),
+    "gradient_norm": _quantity("gradient_norm", "gradient norm", "nats/‖θ‖"),
+    "weight_norm": _quantity("weight_norm", "weight norm", "‖θ‖"),
+    "scaled_trace": _quantity("scaled_trace", "scaled trace", "nats"),
+    "fisher_rao": _quantity("fisher_rao", "Fisher-Rao norm", "nats"),
+    "geometric_complexity": _quantity("geometric_complexity", "geometric complexity", "logits²/embedding²"),
 }
+#: Measures that are means over inputs; the others are of a pool as a whole.
+MEANS: tuple[Measure, ...] = ("scaled_trace", "fisher_rao", "geometric_complexity")
 
 
 class SharpnessConfig(LabelledEvaluation):
@@ -135,18 +149,16 @@ class SharpnessConfig(LabelledEvaluation):
         whole = {key: np.concatenate([shard[key] for shard in shards]) for key in shards[0]}
         n, metrics = self.pool_size, []
         for measure in self.which:
-            name = f"sharpness/{measure}"
+            quantity = QUANTITIES[measure]
             if measure in MEANS:
-                metrics.append(Metric.mean(name, whole[measure], MEANS[measure]))
+                metrics.append(quantity.mean(whole[measure]))
                 continue
-            value, unit = float(whole[measure][0]), "‖θ‖"
-            if measure == "gradient_norm":
-                unit = "nats/‖θ‖"
+            value = float(whole[measure][0])
             if measure not in ("sam", "asam"):
-                metrics.append(Metric.number(name, value, unit, n=n))
+                metrics.append(quantity.number(value, n=n))
                 continue
             error = float(whole[f"{measure}_error"][0]) if n > 1 else None
-            metrics.append(Metric.number(name, value, "nats", n=n, standard_error=error))
-            first = float(whole[f"{measure}_first_order"][0])
-            metrics.append(Metric.number(f"{name}_first_order", first, "nats", n=n))
+            metrics.append(quantity.number(value, n=n, standard_error=error))
+            first = f"{measure}_first_order"
+            metrics.append(QUANTITIES[first].number(float(whole[first][0]), n=n))
         return metrics

@@ -8,13 +8,28 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from raysweep.evaluation.base import Arrays, Metric, Subject
+from raysweep.evaluation.base import Arrays, Subject
 from raysweep.evaluation.labels import LabelledEvaluation, model_of
+from raysweep.evaluation.metric import Metric, Quantity
 from raysweep.evaluation.sharding import shard_range
 from raysweep.flatness.operator import CurvatureOperator, Matrix
 from raysweep.flatness.spectrum import Density, density, extreme_eigenvalues
-from raysweep.languages.base import Estimate, Language
+from raysweep.languages.base import Language
 from raysweep.models.base import ModelConfig
+
+EIGENVALUE = Quantity(
+    name="spectrum/{matrix}/{rank}", heading="eigenvalue", unit="nats", kind="flatness", better="less"
+)
+SMALLEST = Quantity(
+    name="spectrum/{matrix}/smallest", heading="smallest eigenvalue", unit="nats", kind="flatness"
+)
+TRACE = Quantity(
+    name="spectrum/{matrix}/trace", heading="trace by quadrature", unit="nats", kind="flatness", better="less"
+)
+SQUARES = Quantity(
+    name="spectrum/{matrix}/squares", heading="sum of squared eigenvalues", unit="nats²", kind="flatness",
+    better="less",
+)  # fmt: skip
 
 #: Words times width up to which the graphs of the whole pool are kept, a few hundred MB for some layers.
 _KEPT = 1 << 20
@@ -93,23 +108,18 @@ class SpectrumConfig(LabelledEvaluation):
         (arrays,) = shards
         metrics = []
         for matrix in self.matrices:
-            name = f"spectrum/{matrix}"
+            of = {"matrix": matrix}
             for rank, value in enumerate(arrays[f"{matrix}/largest"], start=1):
-                metrics.append(Metric.number(f"{name}/{rank}", float(value), "nats", n=self.inputs))
+                metrics.append(EIGENVALUE.number(float(value), n=self.inputs, of=of | {"rank": rank}))
             if matrix == "hessian":
                 smallest = float(arrays["hessian/smallest"][0])
-                metrics.append(Metric.number(f"{name}/smallest", smallest, "nats", n=self.inputs))
+                metrics.append(SMALLEST.number(smallest, n=self.inputs, of=of))
             if self.vectors:
                 whole = Density(
                     nodes=arrays[f"{matrix}/nodes"],
                     weights=arrays[f"{matrix}/weights"],
                     size=int(arrays[f"{matrix}/size"][0]),
                 )
-                metrics.append(_of(f"{name}/trace", whole.trace, "nats"))
-                metrics.append(_of(f"{name}/squares", whole.squares, "nats²"))
+                metrics.append(TRACE.estimate(whole.trace, of=of))
+                metrics.append(SQUARES.estimate(whole.squares, of=of))
         return metrics
-
-
-def _of(name: str, estimate: Estimate, unit: str) -> Metric:
-    error = None if np.isnan(estimate.standard_error) else estimate.standard_error
-    return Metric.number(name, estimate.value, unit, n=estimate.n, standard_error=error)

@@ -23,7 +23,8 @@ from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
 
 from raysweep.errors import ConfigError, RunFailedError
-from raysweep.evaluation.base import Arrays, Evaluation, Metric, Subject
+from raysweep.evaluation.base import Arrays, Evaluation, Subject
+from raysweep.evaluation.metric import Metric, Quantity
 from raysweep.evaluation.notes import PREFIX, method_arrays, method_notes
 from raysweep.evaluation.sharding import draw_sentences, shard_count, shard_range
 from raysweep.evaluation.subject import ModelSubject
@@ -45,6 +46,34 @@ from raysweep.models.base import ModelConfig
 from raysweep.seeding import derive
 from raysweep.training.config import check_mask
 from raysweep.training.data import some_positions
+
+TRACE = Quantity(
+    name="trace", heading="trace", unit="nats", kind="flatness", better="less", live=True, report=True
+)
+PART = Quantity(name="trace/{group}", heading="trace", unit="nats", kind="flatness", better="less")
+ENLARGED = Quantity(
+    name="trace_enlarged", heading="trace as a larger model", unit="nats", kind="flatness", better="less"
+)
+EFFECTIVE_INPUTS = Quantity(
+    name="trace_effective_inputs", heading="effective inputs of the trace", unit="inputs", better="more"
+)
+LARGEST_SHARE = Quantity(
+    name="trace_largest_share", heading="share of the largest input", unit="fraction", better="less"
+)
+INTERVAL_TRUSTED = Quantity(
+    name="trace_interval_trusted", heading="interval trusted", unit="1 or 0", better="more"
+)
+TARGET_REACHED = Quantity(name="trace_target_reached", heading="target reached", unit="1 or 0", better="more")
+POOL_STANDARD_ERROR = Quantity(
+    name="trace_pool_standard_error",
+    heading="standard error with the inputs held fixed",
+    unit="nats",
+    better="less",
+)
+STD = Quantity(name="trace_std", heading="standard deviation between repeats", unit="nats", better="less")
+EXCLUDED = Quantity(name="trace_excluded/{parameter}", heading="left out of the trace", unit="parameters")
+#: Reservations on a trace.
+NOT_TRUSTED, NOT_REACHED = "not trusted", "target not reached"
 
 log = logging.getLogger("raysweep.evaluation")
 
@@ -227,21 +256,22 @@ class TraceConfig(Evaluation):
         n, masked = len(whole), float(weights.sum())
         groups = {name: torch.from_numpy(v) for name, v in arrays.items() if not name.startswith(_OWN)}
         parts = adjusted(torch.stack(list(groups.values()), dim=1), weights, control)
-        metrics = [
-            _metric("trace", whole, weights),
-            *(_metric(f"trace/{name}", parts[:, k], weights) for k, name in enumerate(groups)),
-        ]
         look = _Look.at(whole, weights)
+        reached = self.target_rse is None or look.reaches(self.target_rse)
+        reservations = [NOT_TRUSTED] * (look.doubt is not None) + [NOT_REACHED] * (not reached)
+        metrics = [
+            TRACE.estimate(look.whole, reservations=reservations),
+            *(PART.estimate(ratio(parts[:, k], weights), of={"group": g}) for k, g in enumerate(groups)),
+        ]
         if look.doubt is not None:
             log.warning("the interval of this Fisher trace is not to be trusted: %s", look.doubt)
         metrics += [
-            Metric.number("trace_effective_inputs", effective_sample_size(whole), "inputs", n=n),
-            Metric.number("trace_largest_share", largest_share(whole), "fraction", n=n),
-            Metric.number("trace_interval_trusted", float(look.doubt is None), "1 or 0", n=n),
+            EFFECTIVE_INPUTS.number(effective_sample_size(whole), n=n),
+            LARGEST_SHARE.number(largest_share(whole), n=n),
+            INTERVAL_TRUSTED.number(float(look.doubt is None), n=n),
         ]
         if self.target_rse is not None:
-            reached = look.reaches(self.target_rse)
-            metrics.append(Metric.number("trace_target_reached", float(reached), "1 or 0", n=n))
+            metrics.append(TARGET_REACHED.number(float(reached), n=n))
             if not reached:
                 log.warning(
                     "trace.target_rse=%g is not reached: %d inputs give a relative standard error of %.3g; "
@@ -253,19 +283,18 @@ class TraceConfig(Evaluation):
                 torch.from_numpy(arrays["spread"]), coefficients(plain, weights, control)
             )
             error = math.sqrt(max(0.0, variance)) / masked
-            metrics.append(Metric.number("trace_pool_standard_error", error, "nats", n=n))
+            metrics.append(POOL_STANDARD_ERROR.number(error, n=n))
         repeats = [torch.from_numpy(a) for name, a in arrays.items() if name.startswith("repeat/")]
         if repeats:
             totals = [float(adjusted(r[:, 0], weights, r[:, 1:]).sum()) / masked for r in repeats]
-            std = float(np.std(totals, ddof=1))
-            metrics.append(Metric.number("trace_std", std, "nats", n=len(repeats)))
+            metrics.append(STD.number(float(np.std(totals, ddof=1)), n=len(repeats)))
         if "enlarged" in arrays:
             larger = adjusted(torch.from_numpy(arrays["enlarged"]), weights, control)
-            metrics.append(_metric("trace_enlarged", larger, weights))
+            metrics.append(ENLARGED.estimate(ratio(larger, weights)))
         for name, sizes in arrays.items():
             if name.startswith("excluded/"):
-                what = name.removeprefix("excluded/")
-                metrics.append(Metric.number(f"trace_excluded/{what}", float(sizes[0]), "parameters", n=1))
+                of = {"parameter": name.removeprefix("excluded/")}
+                metrics.append(EXCLUDED.number(float(sizes[0]), n=1, of=of))
         return metrics
 
     def notes(self, shards: Sequence[Mapping[str, np.ndarray]]) -> dict[str, str]:
@@ -337,12 +366,6 @@ def _mean(found: Sequence[InputTraces]) -> dict[str, Tensor]:
     """Return the values [n] of each parameter group, averaged over repeats."""
     groups = [traces.by_group() for traces in found]
     return {name: torch.stack([g[name] for g in groups]).mean(dim=0) for name in groups[0]}
-
-
-def _metric(name: str, values: Tensor, weights: Tensor) -> Metric:
-    estimate = ratio(values, weights)
-    error = None if np.isnan(estimate.standard_error) else estimate.standard_error
-    return Metric.number(name, estimate.value, "nats", n=estimate.n, standard_error=error)
 
 
 @contextmanager

@@ -26,7 +26,8 @@ import numpy as np
 from pydantic import BaseModel, ValidationError
 
 from raysweep.errors import DataError, IdentityError
-from raysweep.evaluation.base import Arrays, Evaluation, Metric
+from raysweep.evaluation.base import Arrays, Evaluation
+from raysweep.evaluation.metric import Metric
 from raysweep.sweep.config import RunSpec
 from raysweep.sweep.identity import DIGITS, evaluation_identity
 from raysweep.sweep.records import (

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from raysweep.evaluation.base import Metric
+from raysweep.evaluation.metric import Metric
 
 #: MLflow's own names for the state of a run; a run that is neither done nor failed nor under way is KILLED.
 Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raysweep.evaluation.base import Metric
+from raysweep.evaluation.metric import Metric
 from raysweep.evaluation.run import stored_shards
 from raysweep.flatness.regression import FOLDS
 from raysweep.report import write_report

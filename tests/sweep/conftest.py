@@ -11,7 +11,8 @@ import pytest
 from pydantic import Field
 
 from raysweep import registry
-from raysweep.evaluation.base import Arrays, Evaluation, Metric, Subject
+from raysweep.evaluation.base import Arrays, Evaluation, Subject
+from raysweep.evaluation.metric import Metric
 from raysweep.languages.base import Language
 from raysweep.sweep import RunLedger, RunSpec, Sweep, load_sweep
 from raysweep.training.checkpoint import CheckpointRecord, CurvePoint, FileDigest

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from raysweep.errors import DataError, IdentityError, LockedError
-from raysweep.evaluation.base import Metric
+from raysweep.evaluation.metric import Metric
 from raysweep.sweep import Ledger, RunLedger, SweepLock, tidy
 from raysweep.sweep.storage import write_atomic
 from raysweep.training.checkpoint import CurvePoint, verify

@@ -11,7 +11,7 @@ import pytest
 
 import raysweep
 from raysweep.errors import ConfigError, DataError, StorageError
-from raysweep.evaluation.base import Metric
+from raysweep.evaluation.metric import Metric
 from raysweep.sweep import SweepLock, load_sweep, tidy
 from raysweep.sweep.language_file import load_language
 from raysweep.sweep.lock import holder

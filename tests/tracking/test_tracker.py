@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from raysweep.evaluation.base import Metric
+from raysweep.evaluation.metric import Metric
 from raysweep.sweep import RunLedger, RunSpec, Sweep, load_sweep
 from raysweep.tracking import Tracker, comparison_links, serve_command
 from raysweep.tracking.tracker import flatten

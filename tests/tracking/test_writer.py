@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from raysweep.evaluation.base import Metric
+from raysweep.evaluation.metric import Metric
 from raysweep.tracking import MLflowWriter, RunView, SweepView, default_tracking_uri, run_view
 from raysweep.tracking.store import Store, locate
 
