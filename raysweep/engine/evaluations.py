@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from raysweep.engine.gap import metrics_at
 from raysweep.engine.outcome import is_trouble
 from raysweep.engine.tasks import Window, measure_shard, task_options
 from raysweep.evaluation.run import stored_shards
 from raysweep.sweep import RunLedger, RunSpec, evaluation_identity
+from raysweep.sweep.missing import metrics_at
 
 if TYPE_CHECKING:
     from raysweep.engine.trial import Services

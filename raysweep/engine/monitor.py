@@ -13,8 +13,8 @@ from typing import Any
 
 import ray
 
-from raysweep.engine.gap import finished, metrics_at
 from raysweep.sweep import Sweep
+from raysweep.sweep.missing import finished, metrics_at
 
 log = logging.getLogger("raysweep.monitor")
 

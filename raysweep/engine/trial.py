@@ -21,11 +21,11 @@ import ray
 from ray import tune
 
 from raysweep.engine.evaluations import Evaluations
-from raysweep.engine.gap import lacking_checkpoints, metrics_at
 from raysweep.engine.outcome import RunUnfinishedError, cause_of, in_a_line, is_trouble
 from raysweep.engine.trainer import run_log, trainer
 from raysweep.errors import RunFailedError
 from raysweep.sweep import Ledger, RunLedger, RunSpec, Sweep
+from raysweep.sweep.missing import lacking_checkpoints, metrics_at
 
 log = logging.getLogger("raysweep.trial")
 

@@ -9,13 +9,15 @@ Pure: no Ray, no MLflow.
     frame = tidy(ledger, sweep)                # one row per run x milestone x metric
 """
 
-from raysweep.sweep.config import LanguageCache, Resources, RunSpec, Sweep
+from raysweep.sweep.config import LanguageCache, Sweep
 from raysweep.sweep.identity import evaluation_identity
 from raysweep.sweep.ledger import Ledger, RunLedger
 from raysweep.sweep.load import load_sweep
 from raysweep.sweep.lock import SweepLock
 from raysweep.sweep.plan import Item, Plan, RunPlan, make_plan
 from raysweep.sweep.records import EvaluationRecord, FailureRecord, RunRecord
+from raysweep.sweep.resources import Resources
+from raysweep.sweep.run import RunSpec
 from raysweep.sweep.tidy import tidy
 
 __all__ = [

@@ -22,11 +22,12 @@ from raysweep.evaluation.base import Evaluation
 from raysweep.languages.base import Language, LanguageConfig
 from raysweep.models.base import ModelConfig
 from raysweep.registry import Config, Registry, suggest
-from raysweep.sweep.config import LanguageCache, RunSpec
+from raysweep.sweep.config import LanguageCache
 from raysweep.sweep.document import Mark, Node, Problems, dotted
 from raysweep.sweep.explain import explain, one_line, show, unknown
 from raysweep.sweep.grid import Point
 from raysweep.sweep.identity import canonical, digest, extent
+from raysweep.sweep.run import RunSpec
 from raysweep.training.config import PretrainConfig
 
 C = TypeVar("C", bound=Config)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from raysweep.errors import ConfigError
 from raysweep.registry import suggest
-from raysweep.sweep.config import RunSpec, Sweep
+from raysweep.sweep.config import Sweep
+from raysweep.sweep.run import RunSpec
 from raysweep.sweep.storage import names
 from raysweep.sweep.stored import load_stored, stored_names
 

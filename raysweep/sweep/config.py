@@ -1,141 +1,23 @@
-"""A sweep and its runs, as the rest of raysweep sees them: decoded, checked and named.
-
-`RunSpec` is one configuration with its seed.  It can be encoded to plain JSON and decoded elsewhere, so that
-a worker needs neither the sweep file nor the process that read it.
-"""
+"""A sweep as the rest of raysweep sees it: its runs, their resources and the place of their results."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Any
 
 from raysweep import registry
 from raysweep.errors import ConfigError
-from raysweep.evaluation.base import Evaluation
 from raysweep.languages.base import Language, LanguageConfig
-from raysweep.registry import Config
-from raysweep.sweep.identity import canonical, digest, run_name, training_content
+from raysweep.sweep.identity import canonical
+from raysweep.sweep.resources import Resources
+from raysweep.sweep.run import RunSpec
 
 if TYPE_CHECKING:
-    from raysweep.algorithms.base import AlgorithmConfig
-    from raysweep.models.base import ModelConfig
     from raysweep.sweep.ledger import Ledger
     from raysweep.sweep.plan import Plan
-    from raysweep.training.config import PretrainConfig
-
-Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-
-
-class Resources(Config):
-    """What a run may use; never part of an identity."""
-
-    #: Training processes of one run (data parallel).
-    workers: int = Field(default=1, ge=1)
-    #: Ray resources of each training process, e.g. {CPU: 1} or {GPU: 1}.
-    per_worker: dict[str, Amount] = Field(default_factory=lambda: {"CPU": 1.0})
-    #: Ray resources of each evaluation task.
-    evaluate: dict[str, Amount] = Field(default_factory=lambda: {"CPU": 1.0})
-    #: Runs trained at once; "auto" asks the cluster.
-    max_concurrent: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunSpec:
-    """One run: what is trained, how, from which seed, and what is measured at which steps.
-
-    `evaluations` is keyed by kind and holds only those that make sense for the algorithm; `axes` maps the
-    dotted paths of the sweep's axes to this run's values, for display.
-    """
-
-    language: LanguageConfig
-    model: ModelConfig
-    algorithm: AlgorithmConfig
-    pretrain: PretrainConfig
-    seed: int
-    evaluations: Mapping[str, Evaluation]
-    #: sha256 of the language's content.
-    language_fingerprint: str
-    axes: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def trains(self) -> bool:
-        """False for the look-up table, which has nothing to train."""
-        return bool(self.algorithm.trains)
-
-    @property
-    def milestones(self) -> tuple[int, ...]:
-        """Steps at which a checkpoint is kept and evaluated, ascending; (0,) where nothing is trained."""
-        if not self.trains:
-            return (0,)
-        return tuple(self.pretrain.milestones or (self.pretrain.steps,))
-
-    @cached_property
-    def identity_content(self) -> dict[str, Any]:
-        """What `training_identity` is the sha256 of."""
-        return training_content(
-            fingerprint=self.language_fingerprint,
-            model=self.model.content(),
-            algorithm=self.algorithm.content(),
-            pretrain=self.pretrain.encode(),
-            seed=self.seed,
-            trains=self.trains,
-            depends_on_steps=self.algorithm.depends_on_steps,
-        )
-
-    @cached_property
-    def training_identity(self) -> str:
-        """sha256 (hexadecimal) of everything that determines the weights."""
-        return digest(self.identity_content)
-
-    @cached_property
-    def run_id(self) -> str:
-        """Readable, durable name, e.g. `64-1-2-256-adamw-s0-3f9a1c27be`."""
-        return run_name(
-            model=self.model.label if self.trains else "",
-            algorithm=self.algorithm.label,
-            seed=self.seed,
-            trains=self.trains,
-            identity=self.training_identity,
-        )
-
-    def encode(self) -> dict[str, Any]:
-        """Return plain JSON data from which `decode` makes an equal spec."""
-        return {
-            "language": self.language.encode(),
-            "model": self.model.encode(),
-            "algorithm": self.algorithm.encode(),
-            "pretrain": self.pretrain.encode(),
-            "seed": self.seed,
-            "evaluations": [evaluation.encode() for evaluation in self.evaluations.values()],
-            "language_fingerprint": self.language_fingerprint,
-            "axes": dict(self.axes),
-        }
-
-    @classmethod
-    def decode(cls, data: Mapping[str, Any]) -> RunSpec:
-        """Make a spec from what `encode` returned."""
-        from raysweep.training.config import PretrainConfig
-
-        evaluations = [registry.evaluations.decode(item) for item in data["evaluations"]]
-        return cls(
-            language=registry.languages.decode(data["language"]),
-            model=registry.models.decode(data["model"]),
-            algorithm=registry.algorithms.decode(data["algorithm"]),
-            pretrain=PretrainConfig.decode(data["pretrain"]),
-            seed=data["seed"],
-            evaluations={evaluation.kind: evaluation for evaluation in evaluations},
-            language_fingerprint=data["language_fingerprint"],
-            axes=dict(data["axes"]),
-        )
-
-    def with_axes(self, axes: Mapping[str, Any]) -> RunSpec:
-        """Return the same run with other values for display."""
-        return replace(self, axes=dict(axes))
 
 
 class LanguageCache:

@@ -12,9 +12,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from raysweep.sweep.config import RunSpec, Sweep
+from raysweep.sweep.config import Sweep
 from raysweep.sweep.identity import canonical
-from raysweep.sweep.state import RunState
+from raysweep.sweep.run import RunSpec
+from raysweep.sweep.survey import RunRecords
 
 _BYTES_PER_PARAMETER = 12
 
@@ -33,7 +34,7 @@ class History:
     def __init__(
         self,
         sweep: Sweep,
-        states: Mapping[str, RunState],
+        states: Mapping[str, RunRecords],
         step_seconds: Mapping[str, float],
     ) -> None:
         self.sweep = sweep

@@ -12,11 +12,13 @@ from typing import Any
 from pydantic import ValidationError
 
 from raysweep.sweep.check import Checker
-from raysweep.sweep.config import LanguageCache, Resources, RunSpec, Sweep
+from raysweep.sweep.config import LanguageCache, Sweep
 from raysweep.sweep.document import Mark, Node, Problems, node_of, parse_override, put, read_file
 from raysweep.sweep.explain import explain, show, unknown
 from raysweep.sweep.grid import SECTIONS, Composer, Setting, expand
 from raysweep.sweep.identity import EXTENT
+from raysweep.sweep.resources import Resources
+from raysweep.sweep.run import RunSpec
 from raysweep.sweep.storage import storage_root
 from raysweep.sweep.tracking_uri import check_tracking_uri
 

@@ -11,11 +11,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from raysweep.sweep.config import RunSpec, Sweep
+from raysweep.sweep.config import Sweep
 from raysweep.sweep.estimate import Cost, History
 from raysweep.sweep.ledger import Ledger, heads
 from raysweep.sweep.parameters import Counts, describe, parameters
-from raysweep.sweep.state import RunState, read_states, stored_lengths
+from raysweep.sweep.run import RunSpec
+from raysweep.sweep.survey import RunRecords, stored_lengths, survey
 
 State = Literal["done", "evaluate", "resume", "new", "failed"]
 
@@ -203,7 +204,7 @@ def make_plan(
 
     Raises `IdentityError` where a run's folder belongs to another configuration.
     """
-    states = read_states(ledger, sweep.runs, verify=verify)
+    states = survey(ledger, sweep.runs, verify=verify)
     history = History(sweep, states, step_seconds or {})
     keyed: dict[tuple[str, ...], dict[str, str]] = {}
     runs = []
@@ -240,9 +241,9 @@ def make_plan(
 
 
 def _plan_run(
-    spec: RunSpec, state: RunState | None, head: Mapping[str, str], history: History, retry: bool
+    spec: RunSpec, state: RunRecords | None, head: Mapping[str, str], history: History, retry: bool
 ) -> RunPlan:
-    state = state or RunState()
+    state = state or RunRecords()
     absent = [
         (step, kind)
         for step in spec.milestones
@@ -281,7 +282,7 @@ def _plan_run(
     return RunPlan(spec, status, reason, tuple(items), resume, train_to, cost)
 
 
-def _checkpoint_item(step: int, needed: bool, state: RunState, resume: int, failed: bool) -> Item:
+def _checkpoint_item(step: int, needed: bool, state: RunRecords, resume: int, failed: bool) -> Item:
     if not needed:
         return Item(step, None, "done")
     reason = "checkpoint missing" if step in state.recorded else "no record"
@@ -292,7 +293,7 @@ def _checkpoint_item(step: int, needed: bool, state: RunState, resume: int, fail
     )
 
 
-def _evaluation_item(step: int, kind: str, absent: bool, state: RunState, failed: bool) -> Item:
+def _evaluation_item(step: int, kind: str, absent: bool, state: RunRecords, failed: bool) -> Item:
     if not absent:
         return Item(step, kind, "done")
     if failed:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from raysweep.sweep.config import RunSpec, Sweep
+from raysweep.sweep.config import Sweep
 from raysweep.sweep.identity import canonical
 from raysweep.sweep.ledger import Ledger
+from raysweep.sweep.run import RunSpec
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from raysweep.errors import CheckpointError
-from raysweep.sweep import RunLedger, RunSpec
+from raysweep.sweep.ledger import RunLedger
+from raysweep.sweep.run import RunSpec
 from raysweep.training import verify
 
 

@@ -13,14 +13,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from raysweep.sweep.config import RunSpec
 from raysweep.sweep.ledger import Ledger, RunLedger
 from raysweep.sweep.records import EvaluationRecord, FailureRecord, RecordName
+from raysweep.sweep.run import RunSpec
 from raysweep.training.checkpoint import CheckpointRecord
 
 
 @dataclass
-class RunState:
+class RunRecords:
     """Records of one run: `usable` checkpoints are recorded and their files are there."""
 
     recorded: set[int] = field(default_factory=set)
@@ -38,7 +38,7 @@ class RunState:
     evaluation_seconds: list[tuple[str, float]] = field(default_factory=list)
 
 
-def read_states(ledger: Ledger, specs: Iterable[RunSpec], *, verify: bool) -> dict[str, RunState]:
+def survey(ledger: Ledger, specs: Iterable[RunSpec], *, verify: bool) -> dict[str, RunRecords]:
     """Return the state of each run that has a folder; with `verify` every record is opened.
 
     Raises `IdentityError` where a folder belongs to another configuration.
@@ -84,8 +84,8 @@ def _plain(path: str) -> dict[str, Any] | None:
     return data if isinstance(data, dict) else None
 
 
-def _read(run: RunLedger, verify: bool) -> RunState:
-    state = RunState()
+def _read(run: RunLedger, verify: bool) -> RunRecords:
+    state = RunRecords()
     found = run.record_names()
     records = os.path.join(run.directory, "records")
     newest = max((p.step for _, p in found if p.type == "checkpoint"), default=-1)
@@ -111,7 +111,7 @@ def _read(run: RunLedger, verify: bool) -> RunState:
     return state
 
 
-def _checkpoint(state: RunState, run: RunLedger, path: str, parsed: RecordName, newest: bool) -> bool:
+def _checkpoint(state: RunRecords, run: RunLedger, path: str, parsed: RecordName, newest: bool) -> bool:
     """Return whether a checkpoint's record is whole; of the newest, note what it cost."""
     data = _plain(path)
     try:
@@ -128,7 +128,7 @@ def _checkpoint(state: RunState, run: RunLedger, path: str, parsed: RecordName, 
     return True
 
 
-def _evaluation(state: RunState, run: RunLedger, path: str, parsed: RecordName) -> bool:
+def _evaluation(state: RunRecords, run: RunLedger, path: str, parsed: RecordName) -> bool:
     """Return whether an evaluation's record is whole and is what its name says; note what it cost."""
     data = _plain(path)
     try:

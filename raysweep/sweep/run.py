@@ -1,0 +1,116 @@
+"""A run: one configuration with its seed, decoded, checked and named.
+
+It can be encoded to plain JSON and decoded elsewhere, so that a worker needs neither the sweep file nor the
+process that read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from raysweep import registry
+from raysweep.evaluation.base import Evaluation
+from raysweep.languages.base import LanguageConfig
+from raysweep.sweep.identity import digest, run_name, training_content
+
+if TYPE_CHECKING:
+    from raysweep.algorithms.base import AlgorithmConfig
+    from raysweep.models.base import ModelConfig
+    from raysweep.training.config import PretrainConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSpec:
+    """One run: what is trained, how, from which seed, and what is measured at which steps.
+
+    `evaluations` is keyed by kind and holds only those that make sense for the algorithm; `axes` maps the
+    dotted paths of the sweep's axes to this run's values, for display.
+    """
+
+    language: LanguageConfig
+    model: ModelConfig
+    algorithm: AlgorithmConfig
+    pretrain: PretrainConfig
+    seed: int
+    evaluations: Mapping[str, Evaluation]
+    #: sha256 of the language's content.
+    language_fingerprint: str
+    axes: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def trains(self) -> bool:
+        """False for the look-up table, which has nothing to train."""
+        return bool(self.algorithm.trains)
+
+    @property
+    def milestones(self) -> tuple[int, ...]:
+        """Steps at which a checkpoint is kept and evaluated, ascending; (0,) where nothing is trained."""
+        if not self.trains:
+            return (0,)
+        return tuple(self.pretrain.milestones or (self.pretrain.steps,))
+
+    @cached_property
+    def identity_content(self) -> dict[str, Any]:
+        """What `training_identity` is the sha256 of."""
+        return training_content(
+            fingerprint=self.language_fingerprint,
+            model=self.model.content(),
+            algorithm=self.algorithm.content(),
+            pretrain=self.pretrain.encode(),
+            seed=self.seed,
+            trains=self.trains,
+            depends_on_steps=self.algorithm.depends_on_steps,
+        )
+
+    @cached_property
+    def training_identity(self) -> str:
+        """sha256 (hexadecimal) of everything that determines the weights."""
+        return digest(self.identity_content)
+
+    @cached_property
+    def run_id(self) -> str:
+        """Readable, durable name, e.g. `64-1-2-256-adamw-s0-3f9a1c27be`."""
+        return run_name(
+            model=self.model.label if self.trains else "",
+            algorithm=self.algorithm.label,
+            seed=self.seed,
+            trains=self.trains,
+            identity=self.training_identity,
+        )
+
+    def encode(self) -> dict[str, Any]:
+        """Return plain JSON data from which `decode` makes an equal spec."""
+        return {
+            "language": self.language.encode(),
+            "model": self.model.encode(),
+            "algorithm": self.algorithm.encode(),
+            "pretrain": self.pretrain.encode(),
+            "seed": self.seed,
+            "evaluations": [evaluation.encode() for evaluation in self.evaluations.values()],
+            "language_fingerprint": self.language_fingerprint,
+            "axes": dict(self.axes),
+        }
+
+    @classmethod
+    def decode(cls, data: Mapping[str, Any]) -> RunSpec:
+        """Make a spec from what `encode` returned."""
+        from raysweep.training.config import PretrainConfig
+
+        evaluations = [registry.evaluations.decode(item) for item in data["evaluations"]]
+        return cls(
+            language=registry.languages.decode(data["language"]),
+            model=registry.models.decode(data["model"]),
+            algorithm=registry.algorithms.decode(data["algorithm"]),
+            pretrain=PretrainConfig.decode(data["pretrain"]),
+            seed=data["seed"],
+            evaluations={evaluation.kind: evaluation for evaluation in evaluations},
+            language_fingerprint=data["language_fingerprint"],
+            axes=dict(data["axes"]),
+        )
+
+    def with_axes(self, axes: Mapping[str, Any]) -> RunSpec:
+        """Return the same run with other values for display."""
+        return replace(self, axes=dict(axes))
