@@ -1,4 +1,4 @@
-"""Bartlett's identity along training: see `raysweep.flatness.bartlett` for its terms.
+"""Bartlett's identity along training: see `raysweep.flatness.theory.bartlett` for its terms.
 
     Tr Σ = Tr ∇²L    at saturation,
 
@@ -18,7 +18,7 @@ from raysweep.evaluation.base import Arrays, Subject
 from raysweep.evaluation.labels import LabelledEvaluation, model_of
 from raysweep.evaluation.metric import Metric, Quantity
 from raysweep.evaluation.sharding import shard_count, shard_range
-from raysweep.flatness.bartlett import BLOCK, bartlett_terms
+from raysweep.flatness.theory.bartlett import BLOCK, bartlett_terms
 
 COVARIANCE = Quantity(
     name="bartlett/covariance", heading="trace of the gradient covariance", unit="nats", kind="flatness"

@@ -2,7 +2,7 @@
 
 The model of a milestone is brought to exact saturation on the whole of a small language.  From there SGD with
 fresh samples runs for a time K, which is K/η² steps, at every rate η and batch size B; the ODE says where the
-trace should be (`raysweep.flatness.descent`).
+trace should be (`raysweep.flatness.theory.descent`).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from raysweep.evaluation.base import Arrays, Evaluation, Subject
 from raysweep.evaluation.labels import model_of
 from raysweep.evaluation.metric import Metric, Quantity
 from raysweep.evaluation.sharding import shard_count, shard_range
-from raysweep.flatness.descent import RESOLUTION, descend, noisy_descent, stationary_loss
-from raysweep.flatness.population import Population
-from raysweep.flatness.valley import Valley
+from raysweep.flatness.theory.descent import RESOLUTION, descend, noisy_descent, stationary_loss
+from raysweep.flatness.theory.population import Population
+from raysweep.flatness.theory.valley import Valley
 from raysweep.languages.base import Language
 from raysweep.models.base import ModelConfig
 

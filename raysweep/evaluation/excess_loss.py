@@ -25,7 +25,7 @@ from raysweep.evaluation.base import Arrays, Evaluation, Subject
 from raysweep.evaluation.metric import Metric, Quantity
 from raysweep.evaluation.sharding import draw_sentences, shard_count, shard_range
 from raysweep.evaluation.subject import LookupTable, normalise
-from raysweep.flatness.fisher import draw_positions
+from raysweep.flatness.trace.fisher import draw_positions
 from raysweep.languages.base import Language
 
 EXCESS_LOSS = Quantity(

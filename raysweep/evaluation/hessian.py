@@ -1,4 +1,4 @@
-"""The trace of the Hessian at a milestone, also off saturation: see `raysweep.flatness.hessian`."""
+"""The trace of the Hessian at a milestone, also off saturation: see `raysweep.flatness.trace.hessian`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from raysweep.evaluation.metric import Metric, Quantity
 from raysweep.evaluation.notes import method_arrays, method_notes
 from raysweep.evaluation.sharding import shard_count, shard_range
 from raysweep.evaluation.trace import NOT_TRUSTED, TraceConfig
-from raysweep.flatness.estimate import doubt, largest_share
-from raysweep.flatness.fisher import input_traces
-from raysweep.flatness.hessian import residual_traces
-from raysweep.flatness.regression import adjusted
+from raysweep.flatness.trace.estimate import doubt, largest_share
+from raysweep.flatness.trace.fisher import input_traces
+from raysweep.flatness.trace.hessian import residual_traces
+from raysweep.flatness.trace.regression import adjusted
 from raysweep.languages.base import Language
 from raysweep.models.base import ModelConfig
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from raysweep.evaluation.base import Arrays
-from raysweep.flatness.fisher import InputTraces
+from raysweep.flatness.trace.fisher import InputTraces
 
 #: What the arrays' names begin with.
 PREFIX = "note/"

@@ -12,11 +12,11 @@ from raysweep.evaluation.base import Arrays, Subject
 from raysweep.evaluation.labels import LabelledEvaluation, model_of
 from raysweep.evaluation.metric import Metric, Quantity
 from raysweep.evaluation.sharding import shard_count, shard_range
-from raysweep.flatness.complexity import geometric_complexities
-from raysweep.flatness.loss import gradient_norm, weight_norm
+from raysweep.flatness.curvature.complexity import geometric_complexities
+from raysweep.flatness.curvature.loss import gradient_norm, weight_norm
+from raysweep.flatness.curvature.relative import fisher_rao_norms, scaled_traces
+from raysweep.flatness.curvature.sharpness import sharpness
 from raysweep.flatness.pool import Pool
-from raysweep.flatness.relative import fisher_rao_norms, scaled_traces
-from raysweep.flatness.sharpness import sharpness
 from raysweep.models.base import MaskedLM
 
 Measure = Literal[
@@ -53,17 +53,18 @@ class SharpnessConfig(LabelledEvaluation):
     Means over `inputs` sentences, with standard errors over these:
 
     - `sharpness/scaled_trace` (nats): Σθ²F_ii; `sharpness/fisher_rao` (nats): θᵀFθ
-      (raysweep.flatness.relative);
-    - `sharpness/geometric_complexity`: ‖∂ logits / ∂ embedded sentence‖² (raysweep.flatness.complexity).
+      (raysweep.flatness.curvature.relative);
+    - `sharpness/geometric_complexity`: ‖∂ logits / ∂ embedded sentence‖²
+      (raysweep.flatness.curvature.complexity).
 
     Of the loss of the first `pool_size` of these sentences, with `labels`:
 
     - `sharpness/sam` (nats): its largest rise within `radius`, found in `steps` steps, with the standard
       error over the pool at the point found, and `sharpness/sam_first_order` what the gradient alone says of
       it; `sharpness/asam` and `sharpness/asam_first_order` likewise within `adaptive_radius`, every parameter
-      measured by its own size (raysweep.flatness.sharpness);
+      measured by its own size (raysweep.flatness.curvature.sharpness);
     - `sharpness/gradient_norm` (nats a unit of ‖θ‖) and `sharpness/weight_norm` ‖θ‖
-      (raysweep.flatness.loss).
+      (raysweep.flatness.curvature.loss).
     """
 
     kind: Literal["sharpness"] = "sharpness"

@@ -1,4 +1,4 @@
-"""Eigenvalues of Hessian and Gauss-Newton matrix at a milestone: see `raysweep.flatness.spectrum`."""
+"""Eigenvalues of the Hessian and the Gauss-Newton matrix: see `raysweep.flatness.curvature.spectrum`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from raysweep.evaluation.base import Arrays, Subject
 from raysweep.evaluation.labels import LabelledEvaluation, model_of
 from raysweep.evaluation.metric import Metric, Quantity
 from raysweep.evaluation.sharding import shard_range
-from raysweep.flatness.operator import CurvatureOperator, Matrix
-from raysweep.flatness.spectrum import Density, density, extreme_eigenvalues
+from raysweep.flatness.curvature.operator import CurvatureOperator, Matrix
+from raysweep.flatness.curvature.spectrum import Density, density, extreme_eigenvalues
 from raysweep.languages.base import Language
 from raysweep.models.base import ModelConfig
 
@@ -50,7 +50,8 @@ class SpectrumConfig(LabelledEvaluation):
       standard errors over random vectors.
 
     The arrays `<matrix>/nodes` and `<matrix>/weights` [vectors, steps] of the shard are the density itself
-    (`raysweep.flatness.spectrum.Density`).  Eigenvalues have no standard error: they are those of the pool.
+    (`raysweep.flatness.curvature.spectrum.Density`).  Eigenvalues have no standard error: they are those of
+    the pool.
     """
 
     kind: Literal["spectrum"] = "spectrum"

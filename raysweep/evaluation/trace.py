@@ -1,11 +1,11 @@
-"""The Fisher trace at a milestone: see `raysweep.flatness.fisher` for what it is.
+"""The Fisher trace at a milestone: see `raysweep.flatness.trace.fisher` for what it is.
 
 Sentences, masked positions and test vectors are keyed by the evaluation's seed and the input's number, so all
 runs and milestones are measured on common random numbers, and the stored values of their inputs make paired
 differences (`raysweep.report.contrasts`).
 
-With `target_rse` the number of inputs follows the sequential rule of `raysweep.flatness.fisher.fisher_trace`,
-looked at when whole shards are there.
+With `target_rse` the number of inputs follows the sequential rule of
+`raysweep.flatness.trace.fisher.fisher_trace`, looked at when whole shards are there.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from raysweep.evaluation.metric import Metric, Quantity
 from raysweep.evaluation.notes import PREFIX, method_arrays, method_notes
 from raysweep.evaluation.sharding import draw_sentences, shard_count, shard_range
 from raysweep.evaluation.subject import ModelSubject
-from raysweep.flatness.contrast import Measured
-from raysweep.flatness.enlarged import enlarged, width_factor
-from raysweep.flatness.estimate import (
+from raysweep.flatness.trace.contrast import Measured
+from raysweep.flatness.trace.enlarged import enlarged, width_factor
+from raysweep.flatness.trace.estimate import (
     doubt,
     effective_sample_size,
     largest_share,
@@ -38,9 +38,9 @@ from raysweep.flatness.estimate import (
     reaches,
     relative_error,
 )
-from raysweep.flatness.fisher import FIRST_LOOK, InputTraces, draw_positions, input_traces, next_look
-from raysweep.flatness.regression import adjusted, coefficients, pool_variance
-from raysweep.flatness.vectors import Vectors
+from raysweep.flatness.trace.fisher import FIRST_LOOK, InputTraces, draw_positions, input_traces, next_look
+from raysweep.flatness.trace.regression import adjusted, coefficients, pool_variance
+from raysweep.flatness.trace.vectors import Vectors
 from raysweep.languages.base import Estimate, Language
 from raysweep.models.base import ModelConfig
 from raysweep.seeding import derive
@@ -96,10 +96,10 @@ class TraceConfig(Evaluation):
 
     With `target_rse` (0.02 for 2 %) inputs are measured until the relative standard error of the trace is at
     most that and nothing speaks against its interval, at most `inputs` of them.  The rule is that of
-    `raysweep.flatness.fisher.fisher_trace`, with every look put off until whole shards are there, so that
-    milestones of one sweep may have different numbers of inputs: the first ones of the same list.  Where the
-    inputs' values are very skewed a larger `shard_size`, and so a later first look, makes it less probable
-    that the rule ends early because the largest values have not come yet.
+    `raysweep.flatness.trace.fisher.fisher_trace`, with every look put off until whole shards are there, so
+    that milestones of one sweep may have different numbers of inputs: the first ones of the same list.  Where
+    the inputs' values are very skewed a larger `shard_size`, and so a later first look, makes it less
+    probable that the rule ends early because the largest values have not come yet.
 
     `preset: paper` is the published form (Liu et al., ICML 2023, appendices B.1 and B.2): 10,000 inputs, 50
     labels each, five times; the decoder's bias and a pooler are left out, as in the released code, and named
@@ -238,7 +238,7 @@ class TraceConfig(Evaluation):
         """Return `trace`, its parts `trace/<group>`, and how far its standard error is to be trusted.
 
         `trace_effective_inputs` is (Σx)²/Σx² of the inputs' values, `trace_largest_share` the share of Σ|x|
-        that the largest has, and `trace_interval_trusted` 1 where `raysweep.flatness.estimate.doubt`
+        that the largest has, and `trace_interval_trusted` 1 where `raysweep.flatness.trace.estimate.doubt`
         finds nothing against the normal interval, else 0.  With a target, `trace_target_reached` is 1 where
         the rule ended at it, and 0 where the inputs ran out.  Where they are known there are also
         `trace_pool_standard_error`, the standard error with the inputs held fixed; `trace_std`, the standard

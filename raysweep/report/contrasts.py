@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from raysweep.evaluation.run import stored_shards
 from raysweep.evaluation.trace import TraceConfig, inputs_of
-from raysweep.flatness.contrast import Difference, Measured, difference
+from raysweep.flatness.trace.contrast import Difference, Measured, difference
 from raysweep.report.statistics import holm, normal_p
 from raysweep.sweep import evaluation_identity
 

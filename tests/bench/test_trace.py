@@ -13,7 +13,7 @@ from raysweep.bench.trace import ENTRIES
 from raysweep.bench.trace.cases import excess_loss, residual_gain, trace
 from raysweep.bench.trace.subject import PEAKED, Subject, drawn, language, stepper_of, subject
 from raysweep.bench.trace.variance import Replicates, Spread, estimated, traces
-from raysweep.flatness.fisher import input_traces
+from raysweep.flatness.trace.fisher import input_traces
 
 
 def test_a_trace_is_to_one_percent() -> None:

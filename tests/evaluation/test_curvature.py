@@ -12,13 +12,13 @@ from raysweep.evaluation.hessian import HessianConfig
 from raysweep.evaluation.sharpness import MEASURES, SharpnessConfig
 from raysweep.evaluation.spectrum import SpectrumConfig
 from raysweep.evaluation.trace import TraceConfig
-from raysweep.flatness.hessian import hessian_trace
-from raysweep.flatness.loss import gradient_norm, weight_norm
-from raysweep.flatness.operator import CurvatureOperator
+from raysweep.flatness.curvature.loss import gradient_norm, weight_norm
+from raysweep.flatness.curvature.operator import CurvatureOperator
+from raysweep.flatness.curvature.relative import fisher_rao_norms, scaled_traces
+from raysweep.flatness.curvature.sharpness import sharpness
+from raysweep.flatness.curvature.spectrum import density, extreme_eigenvalues
 from raysweep.flatness.pool import Pool
-from raysweep.flatness.relative import fisher_rao_norms, scaled_traces
-from raysweep.flatness.sharpness import sharpness
-from raysweep.flatness.spectrum import density, extreme_eigenvalues
+from raysweep.flatness.trace.hessian import hessian_trace
 from raysweep.models.encoder import EncoderConfig
 from raysweep.seeding import derive
 

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from raysweep.evaluation import LookupTable
 from raysweep.evaluation.excess_loss import ExcessLossConfig
-from raysweep.flatness.fisher import draw_positions
+from raysweep.flatness.trace.fisher import draw_positions
 
 
 def written_out(subject, ids, positions):

@@ -11,8 +11,8 @@ from raysweep.errors import RunFailedError
 from raysweep.evaluation.run import run_evaluation, stored_shards
 from raysweep.evaluation.trace import TraceConfig
 from raysweep.flatness import fisher_trace
-from raysweep.flatness.fisher import draw_positions, input_traces
-from raysweep.flatness.regression import FOLDS
+from raysweep.flatness.trace.fisher import draw_positions, input_traces
+from raysweep.flatness.trace.regression import FOLDS
 from raysweep.registry import evaluations
 from raysweep.seeding import derive
 from raysweep.sweep import evaluation_identity

@@ -10,7 +10,7 @@ import pytest
 
 from raysweep.evaluation.metric import Metric
 from raysweep.evaluation.run import stored_shards
-from raysweep.flatness.regression import FOLDS
+from raysweep.flatness.trace.regression import FOLDS
 from raysweep.report import write_report
 from raysweep.report.contrasts import Change, _judged, changes
 from raysweep.sweep import evaluation_identity, load_sweep, tidy

@@ -15,10 +15,10 @@ from raysweep.bench.trace.subject import TOLERANCE, State, Subject, drawn, stepp
 from raysweep.bench.trace.variance import Replicates, Spread, estimated, traces
 from raysweep.evaluation.excess_loss import ExcessLossConfig
 from raysweep.evaluation.subject import ModelSubject
-from raysweep.flatness.contrast import compare
-from raysweep.flatness.fisher import input_traces
-from raysweep.flatness.hessian import residual_traces
 from raysweep.flatness.pool import Pool
+from raysweep.flatness.trace.contrast import compare
+from raysweep.flatness.trace.fisher import input_traces
+from raysweep.flatness.trace.hessian import residual_traces
 from raysweep.training.memory import keep_freed_memory
 
 FULL = Sizes(

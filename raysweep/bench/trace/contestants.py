@@ -20,7 +20,7 @@ from raysweep.bench.harness import Contestant, Difference, Peer, Prepared
 from raysweep.bench.trace.subject import Subject
 from raysweep.bench.trace.variance import Spread, traces
 from raysweep.flatness.evaluating import twice_differentiable
-from raysweep.flatness.ghost import GhostNorms
+from raysweep.flatness.norms.ghost import GhostNorms
 
 LABELS = 50  # an input, in the paper's text
 

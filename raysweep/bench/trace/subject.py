@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from raysweep.algorithms.adamw import AdamWConfig
-from raysweep.flatness.fisher import draw_positions
+from raysweep.flatness.trace.fisher import draw_positions
 from raysweep.languages import HMM
 from raysweep.models.base import MaskedLM, ModelConfig
 from raysweep.models.encoder import Encoder, EncoderConfig

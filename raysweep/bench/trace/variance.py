@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from raysweep.bench.trace.subject import Subject
-from raysweep.flatness.estimate import TraceEstimate, summarise
-from raysweep.flatness.fisher import input_traces
-from raysweep.flatness.vectors import Vectors
+from raysweep.flatness.trace.estimate import TraceEstimate, summarise
+from raysweep.flatness.trace.fisher import input_traces
+from raysweep.flatness.trace.vectors import Vectors
 from raysweep.models.base import MaskedLM
 
 #: The relative standard error that a trace is measured to.

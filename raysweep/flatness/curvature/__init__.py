@@ -1,0 +1,1 @@
+"""Curvature of the loss on a pool: products, eigenvalues, sharpness and scaled measures."""

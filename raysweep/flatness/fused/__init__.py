@@ -1,0 +1,1 @@
+"""Norms of the gradient of every input by compiled kernels, for the models of `raysweep.models.fused`."""

@@ -1,0 +1,122 @@
+"""The difference of two Fisher traces that were measured on the same inputs with the same test vectors.
+
+With x_i and y_i the values of input i under two models, as they were computed, and f_i, g_i their control
+statistics of mean zero (raysweep.flatness.trace.control), the difference is the mean of y_i − x_i less its
+regression on f_i and g_i side by side (raysweep.flatness.trace.regression).  Both terms are treated alike:
+two estimates of which one was adjusted and the other was not differ by what the adjustment takes off.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from raysweep.errors import DataError
+from raysweep.flatness.trace.estimate import Z95, TraceEstimate, doubt, ratio
+from raysweep.flatness.trace.regression import adjusted
+
+
+class Measured(NamedTuple):
+    """Values `plain` [n] of inputs as computed, their masked words `weights` [n] and `control` [n, K]."""
+
+    plain: Tensor
+    weights: Tensor
+    control: Tensor | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """A second trace minus a first one, in nats, over the `n` inputs that both have measured.
+
+    `independent` is the standard error that the difference of these would have without pairing: that of two
+    traces of as many inputs, each with inputs and vectors of its own.  `correlation` is that of the inputs'
+    values, with the regression on control statistics taken off both: with it nearer to one the difference is
+    surer than its terms; NaN for a single input or values without spread.  `warning` says why the normal
+    interval is not to be trusted, None where it is.
+    """
+
+    difference: float
+    standard_error: float
+    n: int
+    independent: float
+    correlation: float
+    warning: str | None
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The normal 95 % interval of the difference, a single one."""
+        margin = Z95 * self.standard_error
+        return self.difference - margin, self.difference + margin
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contrast(Difference):
+    """The trace of number `second` minus that of number `first` in a list of estimates."""
+
+    first: int
+    second: int
+
+
+def difference(first: Measured, second: Measured) -> Difference:
+    """Return the trace of `second` minus that of `first`, over the inputs that both have: the first ones.
+
+    Both are of the same inputs in the same order with the same test vectors.  The plain values' difference is
+    adjusted by the control statistics of both; by none where either has none, or where the inputs are too
+    few for so many (`raysweep.flatness.trace.regression.adjusted`).
+    """
+    n = min(len(first.plain), len(second.plain))
+    weights = first.weights[:n]
+    sides = [
+        Measured(s.plain[:n], weights, None if s.control is None else s.control[:n]) for s in (first, second)
+    ]
+    controls = [side.control for side in sides if side.control is not None]
+    control = torch.cat(controls, dim=1) if len(controls) == 2 else None
+    values = adjusted(torch.stack([side.plain.double() for side in sides], dim=1), weights, control)
+    apart = values[:, 1] - values[:, 0]
+    change = ratio(apart, weights)
+    alone = [ratio(adjusted(side.plain, weights, side.control), weights).standard_error for side in sides]
+    return Difference(
+        difference=change.value,
+        standard_error=change.standard_error,
+        n=n,
+        independent=math.hypot(*alone),
+        correlation=torch.corrcoef(values.T)[0, 1].item() if n > 1 else math.nan,
+        # Where nothing has changed at any input there is nothing to doubt.
+        warning=doubt(apart, weights) if bool(apart.any()) else None,
+    )
+
+
+def compare(estimates: Sequence[TraceEstimate]) -> list[Contrast]:
+    """Return the paired difference of every two estimates, in the order (0, 1), (0, 2), ..., (1, 2), ...
+
+    The estimates are of the same inputs with the same test vectors, so that what an input adds to both falls
+    out of the difference; where they are of different length, the inputs that both have are compared.  A
+    difference has a regression of its own on both control statistics, so it is not to the last digit that of
+    the two values.  The intervals are single ones, with no correction for their number.  A model seen as a
+    larger one may be compared with one that is as large.  Raises `DataError` for estimates of other inputs,
+    of other test vectors, or that leave out other parameters.
+    """
+    found = []
+    for (i, a), (j, b) in combinations(enumerate(estimates), 2):
+        n = min(a.n, b.n)
+        if a.drawn != b.drawn or not torch.equal(a.keys[:n], b.keys[:n]):
+            raise DataError(
+                f"estimates {i} and {j} are of other inputs or other test vectors, so that nothing pairs "
+                "them; measure both models on the same sentences and positions with the same seed, start, "
+                "vectors and draws"
+            )
+        if a.excluded != b.excluded:
+            raise DataError(
+                f"estimates {i} and {j} leave out other parameters ({', '.join(a.excluded) or 'none'}; "
+                f"{', '.join(b.excluded) or 'none'}), so that their difference means nothing; freeze the "
+                "same ones in both models"
+            )
+        sides = [Measured(e.plain, e.weights, e.control) for e in (a, b)]
+        found.append(Contrast(first=i, second=j, **vars(difference(*sides))))
+    return found
