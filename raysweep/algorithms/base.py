@@ -60,8 +60,12 @@ class AlgorithmConfig(Config):
     """Base of algorithm configurations."""
 
     kind: str
-    #: False for what is evaluated without any training.
+    #: False for what is evaluated without any training; `subject` then says what that is.
     trains: ClassVar[bool] = True
+    #: False where what is evaluated has no parameters, as the look-up table.
+    gives_parameters: ClassVar[bool] = True
+    #: False where what is evaluated is no masked language model, so that only evaluations made for it apply.
+    gives_masked_lm: ClassVar[bool] = True
 
     @property
     def label(self) -> str:
@@ -97,6 +101,14 @@ class AlgorithmConfig(Config):
     def problems(self, language: Language) -> list[tuple[str, str]]:
         """Return (field, message) for every value that does not fit the language; [] when all fit."""
         return []
+
+    def subject(self, language: Language) -> Any:
+        """Return what is evaluated of an algorithm that does not train.
+
+        It is a `raysweep.models.subject.Subject`, unless `gives_masked_lm` is False.  Raises `ConfigError`
+        for a language that it does not fit.
+        """
+        raise TypeError(f"{type(self).__name__} does not say what is evaluated of it")
 
     def build(self, model: nn.Module) -> Optimizer:
         """Return the optimizer of the model's trainable parameters; its state consists of tensors.

@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from raysweep.algorithms.base import AlgorithmConfig
+from raysweep.errors import ConfigError
 from raysweep.languages.base import Language
 from raysweep.languages.dyck import Dyck
 from raysweep.models.dyck import (
@@ -21,15 +22,28 @@ from raysweep.models.dyck import (
 )
 
 
+class Solution:
+    """A solution of the bracket task with its language, in the place of a model."""
+
+    def __init__(self, language: Dyck, model: DyckAttention) -> None:
+        self.language, self.model = language, model
+
+
 class DyckSolution(AlgorithmConfig):
     """Base of configurations of solutions: they stand in the place of a model of the Dyck language."""
 
     trains: ClassVar[bool] = False
+    gives_masked_lm: ClassVar[bool] = False
 
     def problems(self, language: Language) -> list[tuple[str, str]]:
         if isinstance(language, Dyck):
             return []
         return [("kind", f"'{self.kind}' solves the bracket task, and is no model of another language")]
+
+    def subject(self, language: Language) -> Solution:
+        if not isinstance(language, Dyck):
+            raise ConfigError(f"'{self.kind}' is no model of a {type(language).__name__}")
+        return Solution(language, self.solution(language))
 
     def solution(self, language: Dyck) -> DyckAttention:
         """Return the model with the solution's weights."""

@@ -1,15 +1,43 @@
-"""The look-up table: no training; what is evaluated is the language's exact conditionals themselves.
+"""The look-up table: nothing is trained; the language's exact conditionals stand in the place of a model.
 
-Its loss is the language's entropy and its representation of a sentence is the table's rows, so it marks the
-least possible loss and how far a linear probe gets from the conditionals alone.
+The look-up table is the model without parameters that answers every masked sentence with its exact
+conditional (Liu, Xie, Li and Ma, ICML 2023, appendix A.5).  Its loss is the entropy, the least possible loss.
+Its representation of a sentence is the concatenation of its conditionals, as probabilities, and shows how far
+a linear probe gets from the conditionals alone.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar, Literal
 
+from torch import Tensor
+
 from raysweep.algorithms.base import AlgorithmConfig
 from raysweep.languages.base import Language
+from raysweep.models.subject import normalise
+
+
+class LookupTable:
+    """The exact conditionals of a language, in the place of a model."""
+
+    def __init__(self, language: Language) -> None:
+        self.language = language
+
+    def log_probs(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """Return log Pr(x_t = word | x_-t) [B, V] in nats, float64."""
+        # One pass gives all positions of a sentence, and callers ask for many of the same sentence.
+        sentences, row = ids.unique(dim=0, return_inverse=True)
+        return normalise(self.language.conditionals(sentences)[row, positions])
+
+    def word_log_probs(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Return log Pr(x_t = the word of `ids` | words that are not marked) [M] in nats, float64."""
+        log_probs = normalise(self.language.conditionals(ids, mask)[mask])
+        return log_probs.gather(1, ids[mask][:, None])[:, 0]
+
+    def features(self, ids: Tensor) -> Tensor:
+        """Return the concatenated conditionals [B, max_length * V] as probabilities, zero at padding."""
+        exact = self.language.conditionals(ids).exp()
+        return exact.masked_fill((ids == self.language.pad_id)[:, :, None], 0.0).flatten(1)
 
 
 class LookupTableConfig(AlgorithmConfig):
@@ -17,6 +45,7 @@ class LookupTableConfig(AlgorithmConfig):
 
     kind: Literal["lookup_table"] = "lookup_table"
     trains: ClassVar[bool] = False
+    gives_parameters: ClassVar[bool] = False
 
     @property
     def label(self) -> str:
@@ -32,3 +61,6 @@ class LookupTableConfig(AlgorithmConfig):
                 f"{type(language).__name__}; leave it out",
             )
         ]
+
+    def subject(self, language: Language) -> LookupTable:
+        return LookupTable(language)

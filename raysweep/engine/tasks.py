@@ -22,9 +22,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raysweep.errors import StorageError
 from raysweep.evaluation import Evaluation
-from raysweep.evaluation.dyck import untrained
-from raysweep.evaluation.subject import ModelSubject
 from raysweep.languages import Language
+from raysweep.models.subject import ModelSubject
 from raysweep.sweep import RunLedger, RunSpec, evaluation_identity
 from raysweep.sweep.identity import DIGITS
 from raysweep.sweep.shards import ShardStore
@@ -150,7 +149,7 @@ def _measure_shard(
     if spec.trains:
         subject = ModelSubject(language, _model(run, spec, step, device()))
     else:
-        subject = untrained(spec.algorithm, language)
+        subject = spec.algorithm.subject(language)
     if reference is None and evaluation.needs_reference:
         # Where nothing is stored, `measure` computes the conditionals itself, in smaller pieces.
         folder = reference_folder(run.directory.parents[2], language, evaluation)

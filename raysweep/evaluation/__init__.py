@@ -1,7 +1,8 @@
 """What is measured at a milestone: excess loss, Fisher trace, linear probe."""
 
-from raysweep.evaluation.base import Arrays, Evaluation, Subject
+from raysweep.algorithms.lookup_table import LookupTable
+from raysweep.evaluation.base import Arrays, Evaluation
 from raysweep.evaluation.metric import Metric, Quantity
-from raysweep.evaluation.subject import LookupTable, ModelSubject
+from raysweep.models.subject import ModelSubject, Subject
 
 __all__ = ["Arrays", "Evaluation", "LookupTable", "Metric", "ModelSubject", "Quantity", "Subject"]

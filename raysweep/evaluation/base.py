@@ -13,44 +13,25 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
-from torch import Tensor
 
 from raysweep.algorithms.base import AlgorithmConfig
-from raysweep.algorithms.lookup_table import LookupTableConfig
 from raysweep.evaluation.metric import Metric
 from raysweep.languages.base import Language
 from raysweep.models.base import ModelConfig
+from raysweep.models.subject import Subject
 from raysweep.registry import Config
 
 Arrays = dict[str, np.ndarray]
-
-
-class Subject(Protocol):
-    """What is evaluated: a trained model or the look-up table, with the language it models."""
-
-    language: Language
-
-    def log_probs(self, ids: Tensor, positions: Tensor) -> Tensor:
-        """Return log f(x_t = word | x_-t) [B, V] in nats: `ids` [B, T] unmasked, `positions` [B] masked."""
-
-    def word_log_probs(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Return log f(x_t = the word of `ids` | words that are not marked) [M] in nats, float64.
-
-        `ids` [B, T] are unmasked; `mask` [B, T] marks M words, any number a row, in the order of `ids[mask]`.
-        """
-
-    def features(self, ids: Tensor) -> Tensor:
-        """Return the concatenated token representations [B, max_length * width], zero at padding."""
 
 
 class Evaluation(Config):
     """Base of evaluation configurations."""
 
     kind: str
-    #: False for evaluations that also make sense without parameters (the look-up table).
+    #: True where only a subject with parameters can be measured, so not the look-up table.
     needs_parameters: ClassVar[bool] = False
     #: True where `measure` wants the exact conditionals of the sentences of its shard.
     needs_reference: ClassVar[bool] = False
@@ -70,10 +51,8 @@ class Evaluation(Config):
         return []
 
     def applies_to(self, algorithm: AlgorithmConfig) -> bool:
-        """Return whether there is something to measure of what an algorithm gives."""
-        if algorithm.trains:
-            return True
-        return isinstance(algorithm, LookupTableConfig) and not self.needs_parameters
+        """Return whether this evaluation can measure what an algorithm gives."""
+        return algorithm.gives_masked_lm and (algorithm.gives_parameters or not self.needs_parameters)
 
     def model_problems(self, model: ModelConfig, language: Language) -> list[tuple[str, str]]:
         """Return (field, message) for what keeps this evaluation from measuring a model; [] for nothing.

@@ -28,15 +28,15 @@ import torch
 from pydantic import Field
 
 from raysweep.algorithms.base import AlgorithmConfig
-from raysweep.algorithms.dyck import DyckSolution
+from raysweep.algorithms.dyck import DyckSolution, Solution
 from raysweep.errors import ConfigError
-from raysweep.evaluation.base import Arrays, Evaluation, Subject
+from raysweep.evaluation.base import Arrays, Evaluation
 from raysweep.evaluation.metric import Metric, Quantity
 from raysweep.evaluation.sharding import shard_range
-from raysweep.evaluation.subject import LookupTable
 from raysweep.languages.base import Language
 from raysweep.languages.dyck import Dyck
-from raysweep.models.dyck import DyckAttention, bound, hessian_trace, least_output
+from raysweep.models.dyck import bound, hessian_trace, least_output
+from raysweep.models.subject import Subject
 from raysweep.seeding import derive
 
 LOSS = Quantity(name="dyck/loss", heading="loss", unit="squared error", kind="loss", better="less", least=0.0)
@@ -61,22 +61,6 @@ ERROR = Quantity(
 
 #: Brackets of the longest strings that are all listed.
 _LONGEST = 12
-
-
-class Solution:
-    """A solution of the bracket task with its language, in the place of a model."""
-
-    def __init__(self, language: Dyck, model: DyckAttention) -> None:
-        self.language, self.model = language, model
-
-
-def untrained(algorithm: AlgorithmConfig, language: Language) -> Solution | LookupTable:
-    """Return what an algorithm that does not train gives: a written-down solution, else the look-up table."""
-    if isinstance(algorithm, DyckSolution):
-        if not isinstance(language, Dyck):
-            raise ConfigError(f"'{algorithm.kind}' is no model of a {type(language).__name__}")
-        return Solution(language, algorithm.solution(language))
-    return LookupTable(language)
 
 
 class DyckConfig(Evaluation):

@@ -21,12 +21,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from raysweep.algorithms.lookup_table import LookupTable
 from raysweep.evaluation.base import Arrays, Evaluation, Subject
 from raysweep.evaluation.metric import Metric, Quantity
 from raysweep.evaluation.sharding import draw_sentences, shard_count, shard_range
-from raysweep.evaluation.subject import LookupTable, normalise
 from raysweep.flatness.trace.fisher import draw_positions
 from raysweep.languages.base import Language
+from raysweep.models.subject import normalise
 
 EXCESS_LOSS = Quantity(
     name="excess_loss", heading="excess loss", short="excess", unit="nats", kind="loss", better="less",

@@ -16,11 +16,11 @@ from torch import Tensor
 from raysweep.errors import ConfigError
 from raysweep.evaluation.base import Evaluation, Subject
 from raysweep.evaluation.sharding import draw_sentences
-from raysweep.evaluation.subject import ModelSubject
 from raysweep.flatness.inputs import draw_positions
 from raysweep.flatness.pool import Pool
 from raysweep.languages.base import Language
 from raysweep.models.base import MaskedLM
+from raysweep.models.subject import ModelSubject
 
 
 class LabelledEvaluation(Evaluation):

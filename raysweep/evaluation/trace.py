@@ -27,7 +27,6 @@ from raysweep.evaluation.base import Arrays, Evaluation, Subject
 from raysweep.evaluation.metric import Metric, Quantity
 from raysweep.evaluation.notes import PREFIX, method_arrays, method_notes
 from raysweep.evaluation.sharding import draw_sentences, shard_count, shard_range
-from raysweep.evaluation.subject import ModelSubject
 from raysweep.flatness.trace.contrast import Measured
 from raysweep.flatness.trace.enlarged import enlarged, width_factor
 from raysweep.flatness.trace.estimate import (
@@ -43,6 +42,7 @@ from raysweep.flatness.trace.regression import adjusted, coefficients, pool_vari
 from raysweep.flatness.trace.vectors import Vectors
 from raysweep.languages.base import Estimate, Language
 from raysweep.models.base import ModelConfig
+from raysweep.models.subject import ModelSubject
 from raysweep.seeding import derive
 from raysweep.training.config import check_mask
 from raysweep.training.data import some_positions

@@ -11,7 +11,7 @@ from torch import Tensor
 from helpers import training_fakes as fakes
 from raysweep.algorithms import AdversarialConfig
 from raysweep.algorithms.adversarial import AdversarialLoss, representations, ridge_error
-from raysweep.evaluation.subject import ModelSubject
+from raysweep.evaluation import ModelSubject
 from raysweep.languages.splits import in_test
 from raysweep.training import World
 from raysweep.training.data import batches

@@ -13,7 +13,6 @@ from raysweep.algorithms.dyck import DyckRandomFeaturesConfig
 from raysweep.algorithms.lookup_table import LookupTableConfig
 from raysweep.errors import RunFailedError
 from raysweep.evaluation import ModelSubject
-from raysweep.evaluation.dyck import untrained
 from raysweep.languages.dyck import Dyck
 from raysweep.languages.hmm import HMM
 from raysweep.languages.pcfg import PCFG
@@ -85,7 +84,7 @@ def language(case):
 def subject(case, language):
     if case[1] == "model":
         return ModelSubject(language, EncoderConfig(shape="8/2/2/16").build(language, seed=0))
-    return untrained(SUBJECTS[case[1]], language)
+    return SUBJECTS[case[1]].subject(language)
 
 
 def measure(evaluation, subject, shard):

@@ -7,11 +7,10 @@ import pytest
 import torch
 
 from raysweep.errors import DataError, RunFailedError
-from raysweep.evaluation import LookupTable
-from raysweep.evaluation import subject as subjects
+from raysweep.evaluation import LookupTable, ModelSubject
 from raysweep.evaluation.excess_loss import ExcessLossConfig
 from raysweep.evaluation.held_out_loss import HeldOutLossConfig
-from raysweep.evaluation.subject import ModelSubject
+from raysweep.models import subject as subjects
 from raysweep.seeding import derive
 from raysweep.training.data import some_positions
 

@@ -14,7 +14,7 @@ from raysweep.errors import ConfigError
 from raysweep.evaluation import ModelSubject
 from raysweep.evaluation.bartlett import BartlettConfig
 from raysweep.evaluation.descent import DescentConfig
-from raysweep.evaluation.dyck import DyckConfig, untrained
+from raysweep.evaluation.dyck import DyckConfig
 from raysweep.evaluation.hessian import HessianConfig
 from raysweep.languages.dyck import Dyck
 from raysweep.languages.hmm import HMM
@@ -154,7 +154,7 @@ def test_descent_says_what_it_cannot_measure(hmm) -> None:
 def test_two_neurons_transfer_as_the_closed_form_says(run) -> None:
     language = Dyck(length=6)
     sizes = (0, 1, 2, 4, 8)
-    found = run(DyckConfig(examples=sizes, sets=400), untrained(DyckTwoNeuronsConfig(), language))
+    found = run(DyckConfig(examples=sizes, sets=400), DyckTwoNeuronsConfig().subject(language))
     assert found["dyck/loss"].value < 1e-24
     assert found["dyck/trace"].value == pytest.approx(math.sqrt(4 / 6), abs=1e-6)
     assert found["dyck/trace_over_bound"].value == pytest.approx(1, abs=1e-6)
@@ -170,8 +170,8 @@ def test_two_neurons_transfer_as_the_closed_form_says(run) -> None:
 
 def test_random_features_need_more_examples(run) -> None:
     language, evaluation = Dyck(length=6), DyckConfig(examples=(0, 4, 8, 64), sets=30)
-    two = run(evaluation, untrained(DyckTwoNeuronsConfig(neurons=240), language))
-    random = run(evaluation, untrained(DyckRandomFeaturesConfig(), language))
+    two = run(evaluation, DyckTwoNeuronsConfig(neurons=240).subject(language))
+    random = run(evaluation, DyckRandomFeaturesConfig().subject(language))
     assert random["dyck/loss"].value < 1e-20
     assert random["dyck/bound"].value == two["dyck/bound"].value
     assert random["dyck/trace"].value > 10 * two["dyck/trace"].value
@@ -192,4 +192,4 @@ def test_solutions_are_measured_by_their_own_evaluation(hmm) -> None:
     few = DyckRandomFeaturesConfig(neurons=100).problems(Dyck(length=6))
     assert few[0][0] == "neurons"
     with pytest.raises(ConfigError, match="is no model of a HMM"):
-        untrained(solution, hmm)
+        solution.subject(hmm)

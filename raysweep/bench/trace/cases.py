@@ -13,8 +13,8 @@ from raysweep.bench.record import Figure, Goal, Peak, Timing
 from raysweep.bench.trace.contestants import Sizes, hutchinson_peers, label_peers
 from raysweep.bench.trace.subject import TOLERANCE, State, Subject, drawn, stepper_of, subject
 from raysweep.bench.trace.variance import Replicates, Spread, estimated, traces
+from raysweep.evaluation import ModelSubject
 from raysweep.evaluation.excess_loss import ExcessLossConfig
-from raysweep.evaluation.subject import ModelSubject
 from raysweep.flatness.pool import Pool
 from raysweep.flatness.trace.contrast import compare
 from raysweep.flatness.trace.fisher import input_traces

@@ -1,13 +1,9 @@
-"""What is evaluated: a trained model, or the look-up table of the exact conditionals.
-
-The look-up table is the model without parameters that answers every masked sentence with its exact
-conditional (Liu, Xie, Li and Ma, ICML 2023, appendix A.5): its loss is the entropy, and its representation
-of a sentence is the concatenation of its conditionals, as probabilities.
-"""
+"""The subject of an evaluation: what answers masked sentences of a language, usually a trained model."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -20,11 +16,30 @@ from raysweep.models.base import MaskedLM
 _LOGITS = 1 << 23
 
 
+class Subject(Protocol):
+    """A trained model, or what stands in its place, with the language that it models."""
+
+    language: Language
+
+    def log_probs(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """Return log f(x_t = word | x_-t) [B, V] in nats: `ids` [B, T] unmasked, `positions` [B] masked."""
+
+    def word_log_probs(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Return log f(x_t = the word of `ids` | words that are not marked) [M] in nats, float64.
+
+        `ids` [B, T] are unmasked; `mask` [B, T] marks M words, any number a row, in the order of `ids[mask]`.
+        """
+
+    def features(self, ids: Tensor) -> Tensor:
+        """Return the concatenated token representations [B, max_length * width], zero at padding."""
+
+
 class ModelSubject:
     """A model, put into evaluation mode, with the language that it models.
 
-    Results are on the model's device.  Rows are worked off in batches of `batch` in order of their length, so
-    that few hold padding.  Raises `ConfigError` for a model of another vocabulary or of shorter sentences.
+    Results are on the model's device.  Rows go through the model in batches of `batch`, sorted by length, so
+    that little of a batch is padding.  Raises `ConfigError` for a model of another vocabulary or of shorter
+    sentences.
     """
 
     def __init__(self, language: Language, model: MaskedLM, *, batch: int = 256) -> None:
@@ -94,29 +109,6 @@ class ModelSubject:
             padding = (part == self.language.pad_id)[:, :, None]
             out[rows, : part.shape[1]] = self.model.encode(part).masked_fill(padding, 0.0)
         return out.flatten(1)
-
-
-class LookupTable:
-    """The exact conditionals of a language, in the place of a model."""
-
-    def __init__(self, language: Language) -> None:
-        self.language = language
-
-    def log_probs(self, ids: Tensor, positions: Tensor) -> Tensor:
-        """Return log Pr(x_t = word | x_-t) [B, V] in nats, float64."""
-        # One pass gives all positions of a sentence, and callers ask for many of the same sentence.
-        sentences, row = ids.unique(dim=0, return_inverse=True)
-        return normalise(self.language.conditionals(sentences)[row, positions])
-
-    def word_log_probs(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Return log Pr(x_t = the word of `ids` | words that are not marked) [M] in nats, float64."""
-        log_probs = normalise(self.language.conditionals(ids, mask)[mask])
-        return log_probs.gather(1, ids[mask][:, None])[:, 0]
-
-    def features(self, ids: Tensor) -> Tensor:
-        """Return the concatenated conditionals [B, max_length * V] as probabilities, zero at padding."""
-        exact = self.language.conditionals(ids).exp()
-        return exact.masked_fill((ids == self.language.pad_id)[:, :, None], 0.0).flatten(1)
 
 
 def normalise(log_probs: Tensor) -> Tensor:
