@@ -17,7 +17,7 @@ LIGHT = [
     *("sweep", "report"),
 ]
 
-BASE = {"seeding", "registry", "errors", "compiled"}
+BASE = {"seeding", "registry", "errors", "files", "compiled"}
 KINDS = {"languages", "models", "algorithms"} | BASE
 MEASURES = {"training", "downstream", "flatness"} | KINDS
 SWEEP = {"sweep", "evaluation"} | MEASURES
@@ -26,7 +26,8 @@ MAY = {
     "errors": set(),
     "registry": {"errors"},
     "seeding": {"errors"},
-    "compiled": {"errors", "seeding"},
+    "files": set(),
+    "compiled": {"errors", "files", "seeding"},
     "languages": BASE,
     "models": {"languages"} | BASE,
     "algorithms": {"languages", "models"} | BASE,

@@ -37,11 +37,11 @@ from raysweep.engine.request import Part, Positions, Work, plan
 from raysweep.engine.tally import Generated, Tally, counted, moments
 from raysweep.engine.tasks import RETRIES, Window, built, device, one_thread, task_options
 from raysweep.errors import ConfigError, DataError, StorageError
+from raysweep.files import write_atomic
 from raysweep.languages.base import Language, LanguageConfig
 from raysweep.languages.splits import Split, TaskFacts, draw_split
 from raysweep.sweep.lock import SweepLock
 from raysweep.sweep.shards import ShardStore
-from raysweep.sweep.storage import write_atomic
 
 log = logging.getLogger("raysweep.generate")
 

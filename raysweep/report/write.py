@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import time
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from raysweep.files import write_atomic
 from raysweep.report.contrasts import changes
 from raysweep.report.page import Content, Failure, render
 from raysweep.sweep.provenance import last_launch
@@ -64,13 +64,7 @@ def write_report(
         },
     )
     path = path.absolute()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        fresh.write_text(render(content), encoding="utf-8")
-        os.replace(fresh, path)
-    finally:
-        fresh.unlink(missing_ok=True)
+    write_atomic(path, render(content).encode())
     return path
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from raysweep.errors import ConfigError
+from raysweep.files import names
 from raysweep.registry import suggest
 from raysweep.sweep.config import Sweep
 from raysweep.sweep.run import RunSpec
-from raysweep.sweep.storage import names
 from raysweep.sweep.stored import load_stored, stored_names
 
 

@@ -28,6 +28,7 @@ from pydantic import BaseModel, ValidationError
 from raysweep.errors import DataError, IdentityError
 from raysweep.evaluation.base import Arrays, Evaluation
 from raysweep.evaluation.metric import Metric
+from raysweep.files import TEMPORARY, make_directory, move_aside, names, sync_directory, write_atomic
 from raysweep.sweep.identity import DIGITS, evaluation_identity
 from raysweep.sweep.records import (
     EvaluationRecord,
@@ -40,7 +41,6 @@ from raysweep.sweep.records import (
     parse_name,
 )
 from raysweep.sweep.run import RunSpec
-from raysweep.sweep.storage import TEMPORARY, make_directory, move_aside, names, sync_directory, write_atomic
 from raysweep.training.checkpoint import CheckpointRecord, CurvePoint
 
 log = logging.getLogger("raysweep.sweep")

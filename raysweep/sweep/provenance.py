@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import raysweep
-from raysweep.sweep.storage import write_atomic
+from raysweep.files import write_atomic
 
 PACKAGES = ("raysweep", "torch", "numpy", "ray", "mlflow", "transformers", "pydantic")
 

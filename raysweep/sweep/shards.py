@@ -23,8 +23,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from raysweep.errors import DataError, IdentityError, StorageError
+from raysweep.files import TEMPORARY, move_aside, names, write_atomic
 from raysweep.sweep.identity import digest
-from raysweep.sweep.storage import TEMPORARY, move_aside, names, open_directory, write_atomic
+from raysweep.sweep.storage import open_directory
 
 log = logging.getLogger("raysweep.shards")
 

@@ -1,35 +1,14 @@
-"""Files that are there whole or not at all."""
+"""The folder of results: its place, and the flag that names it."""
 
 from __future__ import annotations
 
 import os
-import secrets
 import shlex
 from contextlib import suppress
 from pathlib import Path
 
 from raysweep.errors import ConfigError, StorageError
-
-#: Names that begin so are unfinished writes; readers pass them over.
-TEMPORARY = ".tmp-"
-
-
-def sync_directory(directory: Path) -> None:
-    """Make the names in a directory durable."""
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def make_directory(directory: Path) -> None:
-    """Make a directory and its parents, each durable in the one above it."""
-    if directory.is_dir():
-        return
-    make_directory(directory.parent)
-    directory.mkdir(exist_ok=True)
-    sync_directory(directory.parent)
+from raysweep.files import make_directory
 
 
 def open_directory(directory: Path) -> None:
@@ -41,47 +20,6 @@ def open_directory(directory: Path) -> None:
             f"storage {directory} cannot be made: {error.strerror or error}; "
             "--storage (or RAYSWEEP_STORAGE) names another folder"
         ) from error
-
-
-def write_atomic(path: Path, content: bytes) -> None:
-    """Write a file so that after any crash it holds the old content or the new, durable on return.
-
-    The directory is made when missing.  An `OSError` (disk full) leaves the old file and no leftover.
-    """
-    make_directory(path.parent)
-    temporary = path.parent / f"{TEMPORARY}{path.name}-{os.getpid()}-{secrets.token_hex(4)}"
-    try:
-        with open(temporary, "xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_directory(path.parent)
-
-
-def move_aside(path: Path, quarantine: Path) -> Path | None:
-    """Move a file or folder into `quarantine` under a name not yet taken; None where it is gone already."""
-    make_directory(quarantine)
-    target = quarantine / f"{path.name}-{secrets.token_hex(4)}"
-    try:
-        os.rename(path, target)
-    except FileNotFoundError:
-        return None
-    sync_directory(quarantine)
-    sync_directory(path.parent)
-    return target
-
-
-def names(directory: Path) -> list[str]:
-    """Return the finished names in a directory, sorted; [] where there is no directory."""
-    try:
-        with os.scandir(directory) as entries:
-            return sorted(entry.name for entry in entries if not entry.name.startswith("."))
-    except (FileNotFoundError, NotADirectoryError):
-        return []
 
 
 def storage_root(storage: str | os.PathLike[str] | None) -> Path:

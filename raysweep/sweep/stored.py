@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from raysweep.errors import ConfigError, DataError
+from raysweep.files import write_atomic
 from raysweep.sweep.config import Sweep
 from raysweep.sweep.resources import Resources
 from raysweep.sweep.run import RunSpec
-from raysweep.sweep.storage import write_atomic
 from raysweep.sweep.tracking_uri import check_tracking_uri
 
 STORED = "sweep.json"

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from raysweep.files import replacing
 from raysweep.tracking.view import Point, RunView, Status, SweepView
 
 if TYPE_CHECKING:
@@ -286,11 +287,8 @@ def _prepare_sqlite(uri: str) -> None:
         upgrade.main([uri], standalone_mode=False)
         return
     # Creating the tables takes seconds; a store cut off half-way could never be opened again.
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    fresh.unlink(missing_ok=True)
-    MlflowClient(tracking_uri=f"sqlite:///{fresh}").search_experiments(max_results=1)
-    os.replace(fresh, path)
+    with replacing(path) as fresh:
+        MlflowClient(tracking_uri=f"sqlite:///{fresh}").search_experiments(max_results=1)
 
 
 def _is_parent(sweep_name: str, directory: str) -> str:

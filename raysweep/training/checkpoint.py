@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from raysweep.errors import CheckpointError, StorageError
+from raysweep.files import make_directory, rename, sync_directory, write_new
 from raysweep.languages.base import Language
 from raysweep.models.base import MaskedLM, ModelConfig
 
@@ -126,12 +127,11 @@ def write_checkpoint(
         for leftover in (unfinished, place):
             if leftover.exists():
                 shutil.rmtree(leftover)
-        unfinished.mkdir(parents=True)
+        make_directory(unfinished)
         for name, data in contents.items():
-            _write_file(unfinished / name, data)
-        _flush_directory(unfinished)
-        os.rename(unfinished, place)
-        _flush_directory(place.parent)
+            write_new(unfinished / name, data)
+        sync_directory(unfinished)
+        rename(unfinished, place)
     except OSError as error:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise StorageError(
@@ -201,18 +201,6 @@ def remove_unfinished(run: Path) -> None:
     """Remove the half-written checkpoints that a killed process left."""
     for place in (run / "checkpoints").glob("unfinished-*"):
         shutil.rmtree(place, ignore_errors=True)
-
-
-def move_aside(run: Path, step: int) -> Path | None:
-    """Move a damaged checkpoint out of the way; return its new place, None where there is none."""
-    place = checkpoint_directory(run, step)
-    if not place.exists():
-        return None
-    number = 1
-    while (aside := place.with_name(f"quarantined-{place.name}-{number}")).exists():
-        number += 1
-    os.rename(place, aside)
-    return aside
 
 
 def _named_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -295,18 +283,3 @@ def _read_file(path: Path, digest: FileDigest | None) -> bytes:
         if FileDigest.of(data) != digest:
             raise CheckpointError(f"{path}: its content is not what was written (sha256 differs)")
     return data
-
-
-def _write_file(path: Path, data: bytes) -> None:
-    with open(path, "xb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _flush_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

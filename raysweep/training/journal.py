@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from raysweep.errors import CheckpointError
+from raysweep.files import move_aside
 from raysweep.training import checkpoint as disk
 from raysweep.training.checkpoint import CheckpointRecord
 
@@ -83,4 +84,4 @@ def _incomplete(run: Path, record: CheckpointRecord) -> tuple[CheckpointRecord, 
 def _quarantine(journal: Journal, record: CheckpointRecord, reason: str) -> None:
     log.warning("the checkpoint of step %d is set aside and computed again: %s", record.step, reason)
     journal.quarantine(record, reason)
-    disk.move_aside(journal.directory, record.step)
+    move_aside(disk.checkpoint_directory(journal.directory, record.step), journal.directory / "quarantine")

@@ -410,12 +410,12 @@ def test_a_killed_preparation_goes_on(wanted: list[str], cache: Path) -> None:
     (folder,) = (cache / "corpus").iterdir()
     assert not (folder / "manifest.json").exists()
     # What a kill in the middle of a write leaves: a file that has no name yet, a shard without its record.
-    (folder / ".train-00002.npy-0.tmp").write_bytes(b"half")
+    (folder / ".tmp-train-00002.npy-0").write_bytes(b"half")
     (folder / "train-00002.npy").write_bytes(b"half")
     *lines, last = python(PREPARE, *arguments()).stdout.splitlines()
     assert lines[0] == "part 2"
     assert json.loads(last) == wanted
-    assert not list(folder.glob(".*.tmp"))
+    assert not list(folder.glob(".*"))
 
 
 def test_processes_that_prepare_at_once_take_turns(wanted: list[str]) -> None:

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import logging
 import math
 import os
 import pickle
 import shutil
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from helpers.processes import forked
 from raysweep.errors import DataError, IdentityError, LockedError
 from raysweep.evaluation.metric import Metric
 from raysweep.sweep import Ledger, RunLedger, SweepLock, tidy
-from raysweep.sweep.storage import write_atomic
 from raysweep.training.checkpoint import CurvePoint, verify
 from raysweep.training.loop import pretrain
 
@@ -213,64 +209,6 @@ def test_a_full_disk_tears_nothing(
     with pytest.raises(OSError, match="No space left"):
         run.record_failure("x", error="X")
     assert {path: path.read_bytes() for path in run.directory.rglob("*") if path.is_file()} == before
-
-
-@contextlib.contextmanager
-def forked(work: Callable[[Callable[[], None]], None]) -> Iterator[int]:
-    """Run `work` in a process of its own until the block ends, then kill it.
-
-    `work` is given what says "ready".  A fork, for a new interpreter would spend seconds on importing torch.
-    """
-    ready, started = os.pipe()
-    child = os.fork()
-    if child == 0:
-        with contextlib.suppress(BaseException):
-            work(lambda: os.close(started))
-        os._exit(1)
-    os.close(started)
-    try:
-        os.read(ready, 1)  # returns when the child closes its end
-        yield child
-    finally:
-        os.close(ready)
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-
-
-@pytest.mark.parametrize("delay", [0.0, 0.001, 0.003, 0.01, 0.03, 0.1])
-def test_a_writer_killed_at_any_moment_leaves_whole_files(tmp_path: Path, delay: float) -> None:
-    def write(ready: Callable[[], None]) -> None:
-        for k in itertools.count():
-            write_atomic(tmp_path / f"r{k % 3}.json", str(k % 10).encode() * 100_000)
-            if k == 2:
-                ready()
-
-    with forked(write):
-        time.sleep(delay)
-    found = [path.read_bytes() for path in sorted(tmp_path.glob("r*.json"))]
-    assert [(len(content), len(set(content))) for content in found] == [(100_000, 1)] * 3
-
-
-def test_readers_see_whole_files_while_they_are_replaced(tmp_path: Path) -> None:
-    path = tmp_path / "f"
-    write_atomic(path, b"a" * 50_000)
-    stop = threading.Event()
-
-    def write() -> None:
-        while not stop.is_set():
-            for letter in (b"a", b"b"):
-                write_atomic(path, letter * 50_000)
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
-        for _ in range(300):
-            content = path.read_bytes()
-            assert len(content) == 50_000
-            assert len(set(content)) == 1
-    finally:
-        stop.set()
-        writer.join()
 
 
 def test_unfinished_writes_are_passed_over_and_cleaned(run: RunLedger, sweep: Any, make: Any) -> None:

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from raysweep.errors import ConfigError, DataError
-from raysweep.languages.cache import cache_directory, write_atomically
+from raysweep.files import write_atomic
+from raysweep.languages.cache import cache_directory
 from raysweep.languages.causal_lm.loading import Source
 from raysweep.languages.causal_lm.network import Network
 from raysweep.languages.causal_lm.sampling import block_size, draw_block
@@ -69,7 +70,7 @@ def by_samples(source: Source, bos: int, keep: int, *, samples: int, length: int
     order = torch.argsort(total, descending=True, stable=True)[:keep]
     kept = allowed[order].sort().values
     try:
-        write_atomically(file, json.dumps(kept.tolist()).encode())
+        write_atomic(file, json.dumps(kept.tolist()).encode())
     except OSError as error:
         _log.warning("the kept tokens are computed again next time: %s cannot be written: %s", file, error)
     return kept

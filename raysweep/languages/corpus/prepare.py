@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from raysweep.errors import DataError
-from raysweep.languages.cache import write_atomically
+from raysweep.files import write_atomic
 from raysweep.languages.corpus import tokenizer
 from raysweep.languages.corpus.config import TrainedTokenizer
 from raysweep.languages.corpus.source import Source
@@ -100,7 +100,7 @@ def _make(store: Store, source: Source, recipe: dict[str, Any], words: Words | N
                 f"one row of {config.length} tokens; take another share than {config.held_out}, shorter rows "
                 "or more text"
             )
-    write_atomically(store.folder / "manifest.json", manifest.model_dump_json(indent=1).encode())
+    write_atomic(store.folder / "manifest.json", manifest.model_dump_json(indent=1).encode())
     log.info(
         "corpus of %s: %s rows to train on, %s held out, in %.0f s",
         config.source,
@@ -130,7 +130,7 @@ def trained(store: Store, source: Source) -> Words:
             training = (t for t in every if not is_held_out(t, config.held_out, config.seed))
             return itertools.islice(training, wanted.documents)
 
-        write_atomically(path, tokenizer.train(texts, wanted.vocabulary))
+        write_atomic(path, tokenizer.train(texts, wanted.vocabulary))
     return Words(path.read_bytes(), config.separator)
 
 

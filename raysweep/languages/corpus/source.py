@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from raysweep.errors import ConfigError, DataError
-from raysweep.languages.cache import cache_directory, write_atomically
+from raysweep.files import write_atomic
+from raysweep.languages.cache import cache_directory
 from raysweep.languages.corpus.config import CorpusConfig
 
 #: Ending -> the loader of `datasets` that reads it.
@@ -206,5 +207,5 @@ def content_digest(path: str) -> str:
         value = hashlib.sha256()
         while block := file.read(_HASH_BYTES):
             value.update(block)
-    write_atomically(record, json.dumps(stamp | {"sha256": value.hexdigest()}).encode())
+    write_atomic(record, json.dumps(stamp | {"sha256": value.hexdigest()}).encode())
     return value.hexdigest()

@@ -20,7 +20,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from raysweep.errors import DataError
-from raysweep.languages.cache import write_atomically
+from raysweep.files import TEMPORARY, write_atomic
 
 Split = Literal["train", "held_out"]
 SPLITS: tuple[Split, ...] = ("train", "held_out")
@@ -79,12 +79,12 @@ class Store:
             buffer = io.BytesIO()
             np.save(buffer, rows, allow_pickle=False)
             content = buffer.getvalue()
-            write_atomically(self.shard_path(split, k), content)
+            write_atomic(self.shard_path(split, k), content)
             shards[split] = Shard(
                 rows=len(rows), documents=count, tokens=rows.size, sha256=hashlib.sha256(content).hexdigest()
             )
         part = Part(start=start, documents=documents, shards=shards)
-        write_atomically(self.folder / f"part-{k:05d}.json", part.model_dump_json().encode())
+        write_atomic(self.folder / f"part-{k:05d}.json", part.model_dump_json().encode())
         return part
 
     def parts(self) -> list[Part]:
@@ -109,7 +109,7 @@ class Store:
 
     def remove_leftovers(self) -> None:
         """Remove the half-written files of processes that are gone; only for who holds the lock."""
-        for path in self.folder.glob(".*.tmp"):
+        for path in self.folder.glob(f"{TEMPORARY}*"):
             path.unlink(missing_ok=True)
 
 
