@@ -13,8 +13,8 @@ import pytest
 import raysweep
 
 LIGHT = [
-    *("languages", "models", "algorithms", "training", "flatness", "downstream", "evaluation"),
-    *("sweep", "report"),
+    *("languages", "generation", "models", "algorithms", "training", "flatness", "downstream"),
+    *("evaluation", "sweep", "report"),
 ]
 
 BASE = {"seeding", "registry", "errors", "files", "compiled"}
@@ -29,6 +29,7 @@ MAY = {
     "files": set(),
     "compiled": {"errors", "files", "seeding"},
     "languages": BASE,
+    "generation": {"languages"} | BASE,
     "models": {"languages"} | BASE,
     "algorithms": {"languages", "models"} | BASE,
     "training": KINDS,
@@ -38,7 +39,7 @@ MAY = {
     "sweep": SWEEP,
     "tracking": SWEEP,
     "report": SWEEP,
-    "engine": {"tracking"} | SWEEP,
+    "engine": {"generation", "tracking"} | SWEEP,
     "bench": SWEEP,
     "cli": {"engine", "tracking", "report", "bench"} | SWEEP,
 }

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
+from raysweep.engine.measure import measure_shard
 from raysweep.engine.outcome import is_trouble
-from raysweep.engine.tasks import Window, measure_shard, task_options
+from raysweep.engine.window import Window, task_options
 from raysweep.evaluation.run import stored_shards
 from raysweep.sweep import RunLedger, RunSpec, evaluation_identity
 from raysweep.sweep.missing import metrics_at

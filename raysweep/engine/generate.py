@@ -25,21 +25,17 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import ray
-import torch
-from torch import Tensor
 
 from raysweep.engine.cluster import Cluster, check_storage, connected
 from raysweep.engine.interrupt import terminate_as_interrupt
 from raysweep.engine.outcome import in_a_line, is_trouble
-from raysweep.engine.request import Part, Positions, Work, plan
-from raysweep.engine.tally import Generated, Tally, counted, moments
-from raysweep.engine.tasks import RETRIES, Window, built, device, one_thread, task_options
+from raysweep.engine.window import RETRIES, Window, task_options
+from raysweep.engine.worker import built, device, one_thread
 from raysweep.errors import ConfigError, DataError, StorageError
 from raysweep.files import write_atomic
-from raysweep.languages.base import Language, LanguageConfig
-from raysweep.languages.splits import Split, TaskFacts, draw_split
+from raysweep.generation import Generated, Part, Positions, Tally, Work, counts_of, make_shard, plan
+from raysweep.languages.base import LanguageConfig
 from raysweep.sweep.lock import SweepLock
 from raysweep.sweep.shards import ShardStore
 
@@ -48,9 +44,6 @@ log = logging.getLogger("raysweep.generate")
 #: Told how many sentences are done, of how many.
 Progress = Callable[[int, int], None]
 
-#: Sentences computed in one go, unless their conditionals would exceed `BLOCK_BYTES`.
-BLOCK = 4096
-BLOCK_BYTES = 64 << 20
 #: Attempts at a shard whose process was lost, beyond those that Ray itself makes.
 ATTEMPTS = 3
 
@@ -150,7 +143,7 @@ def _collect(
     place = {key: k for k, key in enumerate(order)}
     total = sum(work.sizes.values())
     window: Window[tuple[Part, int]] = Window(window_size)
-    task = make_shard.options(name="generate", **task_options(need))
+    task = store_shard.options(name="generate", **task_options(need))
     told = ray.put(work)
 
     def submit(part: Part, shard: int) -> None:
@@ -159,7 +152,7 @@ def _collect(
     for part, shard in order:
         submit(part, shard)
     attempts: dict[tuple[Part, int], int] = {}
-    early: dict[int, tuple[Part, dict[str, Any]]] = {}
+    early: dict[int, dict[str, Any]] = {}
     done = following = 0
     if progress is not None:
         progress(0, total)
@@ -168,7 +161,7 @@ def _collect(
             for key, reference in window.ready(timeout=1.0):
                 part, shard = key
                 try:
-                    early[place[key]] = part, ray.get(reference)
+                    early[place[key]] = ray.get(reference)
                 except ray.exceptions.RayError as error:
                     attempts[key] = attempts.get(key, 0) + 1
                     if not is_trouble(error):
@@ -182,7 +175,7 @@ def _collect(
                     continue
                 done += len(work.numbers(part, shard))
                 while following in early:
-                    tally.add(*early.pop(following))
+                    tally.add(early.pop(following))
                     following += 1
                 if progress is not None:
                     progress(done, total)
@@ -191,7 +184,7 @@ def _collect(
         raise
 
 
-def _make_shard(work: Work, part: Part, shard: int) -> dict[str, Any]:
+def _store_shard(work: Work, part: Part, shard: int) -> dict[str, Any]:
     """Make a shard, or find it made, and return what is to be counted of it."""
     one_thread()
     language = built(work.language)
@@ -205,72 +198,12 @@ def _make_shard(work: Work, part: Part, shard: int) -> dict[str, Any]:
     arrays = None if store is None else store.read(shard)
     reused = arrays is not None
     if arrays is None:
-        numbers = work.numbers(part, shard)
-        if part == "sentences":
-            arrays = _sentences(language, work, numbers)
-        else:
-            arrays = _labelled(language, work, part, numbers)
+        arrays = make_shard(language, work, part, shard, device=device())
         if store is not None:
             store.write(shard, arrays)
-    report: dict[str, Any] = {name: value for name, value in arrays.items() if name.endswith("_counts")}
-    if "entropy" in arrays:
-        report["entropy"] = moments(arrays["entropy"])
-    return {**report, "reused": reused}
+    return {**counts_of(arrays), "reused": reused}
 
 
 #: Ray tries a task again when its process dies, or the storage is away for a moment.
 _AS_TASK: Any = ray.remote(**RETRIES)
-make_shard = _AS_TASK(_make_shard)
-
-
-def _sentences(language: Language, work: Work, numbers: range) -> dict[str, np.ndarray]:
-    """Return the shard of the sentences `numbers`: counts, and what is asked for of their conditionals."""
-    each = 4 * language.vocabulary_size * (language.max_length if work.positions == "all" else 1)
-    block = max(1, min(BLOCK, BLOCK_BYTES // each))
-    words, lengths = language.vocabulary_size, language.max_length + 1
-    counts = {
-        "word_counts": torch.zeros(words + 1, dtype=torch.int64),
-        "length_counts": torch.zeros(lengths, dtype=torch.int64),
-    }
-    found: dict[str, list[Tensor]] = {}
-    for start in range(numbers.start, numbers.stop, block):
-        n = min(block, numbers.stop - start)
-        ids = language.sample(n, seed=work.seed, start=start)
-        counts["word_counts"] += torch.bincount(ids.flatten(), minlength=words + 1).cpu()
-        counts["length_counts"] += torch.bincount(language.lengths(ids), minlength=lengths).cpu()
-        if not work.entropy:
-            continue
-        kept = _of_conditionals(language, work, ids.to(device()), start)
-        if work.store_conditionals:
-            kept["ids"] = ids.to(torch.int32)
-        for name, values in kept.items():
-            found.setdefault(name, []).append(values.cpu())
-    counts["word_counts"] = counts["word_counts"][:words]  # what is left out is padding
-    joined = {name: torch.cat(parts) for name, parts in found.items()}
-    return {name: values.numpy() for name, values in {**counts, **joined}.items()}
-
-
-def _of_conditionals(language: Language, work: Work, ids: Tensor, start: int) -> dict[str, Tensor]:
-    """Return the entropy [n] of sentences, float64, and their conditionals where those are stored."""
-    if work.positions == "random":
-        positions = language.drawn_positions(ids, seed=work.seed, start=start)
-        log_probs = language.conditionals_at(ids, positions)
-        found = {"entropy": torch.special.entr(log_probs.double().exp()).sum(dim=-1)}
-        stored = {"log_probs": log_probs, "positions": positions.to(torch.int32)}
-        return {**found, **stored} if work.store_conditionals else found
-    if not work.store_conditionals:
-        return {"entropy": language.sentence_entropy(ids)}
-    log_probs = language.conditionals(ids)
-    return {"entropy": language.entropy_of(log_probs, ids), "log_probs": log_probs}
-
-
-def _labelled(language: Language, work: Work, split: Split, numbers: range) -> dict[str, np.ndarray]:
-    """Return the shard of the sentences `numbers` of a split: ids, labels, and how often each occurs."""
-    sample = draw_split(language, split, len(numbers), seed=work.seed, start=numbers.start)
-    arrays = {"ids": sample.ids.to(torch.int32).cpu().numpy()}
-    for name in work.tasks:
-        labels = language.labels(name, sample)
-        arrays[f"labels.{name}"] = labels.to(torch.int32).cpu().numpy()
-        facts = TaskFacts.of(language.tasks[name], labels)
-        arrays[counted(split, name)] = np.array(facts.counts)
-    return arrays
+store_shard = _AS_TASK(_store_shard)

@@ -17,7 +17,7 @@ import torch
 
 from raysweep.engine.board import StopWatch
 from raysweep.engine.outcome import in_a_line, is_trouble
-from raysweep.engine.tasks import check_visible
+from raysweep.engine.worker import check_visible
 from raysweep.errors import RaysweepError
 from raysweep.sweep import Resources, RunLedger, RunSpec
 from raysweep.training import Progress, World, pretrain

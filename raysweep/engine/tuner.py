@@ -12,8 +12,8 @@ from ray.tune.search.sample import Domain
 
 from raysweep.engine.board import Board
 from raysweep.engine.cluster import check_storage, concurrency, connect
+from raysweep.engine.references import ReferenceStore
 from raysweep.engine.scratch import make_scratch
-from raysweep.engine.tasks import ReferenceStore
 from raysweep.engine.trial import Services, resolve, run_trial
 from raysweep.errors import ConfigError
 from raysweep.sweep import Sweep, SweepLock

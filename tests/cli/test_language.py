@@ -10,7 +10,7 @@ import pytest
 
 from raysweep.cli.app import run
 from raysweep.engine import generate as engine
-from raysweep.engine.tally import Generated
+from raysweep.generation import Generated
 from raysweep.languages import Estimate, HMMConfig, PCFGConfig
 from raysweep.languages.splits import TaskFacts
 

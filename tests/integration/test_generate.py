@@ -18,9 +18,9 @@ import ray
 from helpers import local_models
 from raysweep.engine.cluster import connected
 from raysweep.engine.generate import generate
-from raysweep.engine.tally import Generated
-from raysweep.engine.tasks import ReferenceStore
+from raysweep.engine.references import ReferenceStore
 from raysweep.evaluation.excess_loss import ExcessLossConfig
+from raysweep.generation import Generated
 from raysweep.languages import HMMConfig, PCFGConfig
 from raysweep.languages.causal_lm import CausalLMConfig
 

@@ -137,6 +137,14 @@ def counted(split: Split, task: str) -> str:
     return f"{split}.{task}_counts"
 
 
+def counts_of(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Return what a shard reports: its counts, and the moments of its entropies."""
+    report: dict[str, Any] = {name: value for name, value in arrays.items() if name.endswith("_counts")}
+    if "entropy" in arrays:
+        report["entropy"] = moments(arrays["entropy"])
+    return report
+
+
 class Tally:
     """Adds up what shards report."""
 
@@ -147,7 +155,7 @@ class Tally:
         self._entropy: np.ndarray | None = None
         self._made = self._reused = 0
 
-    def add(self, part: str, report: Mapping[str, Any]) -> None:
+    def add(self, report: Mapping[str, Any]) -> None:
         """Add the report of the next shard."""
         for name, value in report.items():
             if name == "entropy":

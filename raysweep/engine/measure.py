@@ -1,0 +1,62 @@
+"""Ray tasks that measure: one shard of one evaluation at one milestone.
+
+A task is a pure function of its arguments and writes its result under a name that depends on them alone.  So
+a retry, a repeat after a crash, or two tasks that do the same thing give the same files.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+
+from raysweep.engine.references import reference_folder, stored_reference
+from raysweep.engine.window import RETRIES
+from raysweep.engine.worker import built, check_visible, device, one_thread
+from raysweep.models.subject import ModelSubject
+from raysweep.sweep import RunLedger, RunSpec, evaluation_identity
+from raysweep.training import load_model
+
+
+@lru_cache(maxsize=2)
+def _cached_model(path: str, model: Any, language: Any, device: str) -> Any:
+    return load_model(Path(path), model, built(language), device=device)
+
+
+def _model(run: RunLedger, spec: RunSpec, step: int, device: str) -> Any:
+    return _cached_model(str(run.checkpoint_directory(step)), spec.model, spec.language, device)
+
+
+def _measure_shard(
+    spec: RunSpec, run: RunLedger, step: int, kind: str, shard: int, reference: np.ndarray | None
+) -> float:
+    """Measure one shard of one evaluation at one milestone and store its arrays in the ledger.
+
+    Returns the seconds of work it took.
+    """
+    one_thread()
+    check_visible(run)
+    start = time.perf_counter()
+    evaluation = spec.evaluations[kind]
+    language = built(spec.language)
+    subject: Any
+    if spec.trains:
+        subject = ModelSubject(language, _model(run, spec, step, device()))
+    else:
+        subject = spec.algorithm.subject(language)
+    if reference is None and evaluation.needs_reference:
+        # Where nothing is stored, `measure` computes the conditionals itself, in smaller pieces.
+        folder = reference_folder(run.directory.parents[2], language, evaluation)
+        if folder is not None:
+            reference = stored_reference(language, evaluation, shard, folder)
+    arrays = evaluation.measure(subject, shard, reference)
+    run.save_arrays(step, kind, evaluation_identity(evaluation), shard, arrays)
+    return time.perf_counter() - start
+
+
+_AS_TASK: Any = ray.remote(**RETRIES)
+measure_shard = _AS_TASK(_measure_shard)

@@ -1,0 +1,108 @@
+"""Exact conditionals of evaluation sentences, made once for the whole cluster."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+
+from raysweep.engine.window import RETRIES, task_options
+from raysweep.engine.worker import built, device, one_thread
+from raysweep.evaluation import Evaluation
+from raysweep.languages import Language
+from raysweep.sweep import evaluation_identity
+from raysweep.sweep.identity import DIGITS
+from raysweep.sweep.shards import ShardStore
+
+log = logging.getLogger("raysweep.tasks")
+
+
+def _exact_conditionals(
+    language: Any, evaluation: Evaluation, shard: int, folder: Path | None, keep: bool
+) -> np.ndarray | None:
+    """Return the exact conditionals that one shard of an evaluation asks for; None unless `keep`.
+
+    With a `folder` they are read from its `ShardStore`, or computed and stored there.
+    """
+    one_thread()
+    reference = stored_reference(built(language), evaluation, shard, folder)
+    return reference if keep else None
+
+
+def stored_reference(
+    language: Language, evaluation: Evaluation, shard: int, folder: Path | None
+) -> np.ndarray:
+    """Return the exact conditionals of a shard, from the `ShardStore` in `folder` where there is one."""
+    if folder is None:
+        return evaluation.reference(language, shard)
+    store = ShardStore.find(folder)
+    stored = store.read(shard)
+    if stored is None:
+        stored = {"log_probs": evaluation.reference(language, shard, device=device())}
+        store.write(shard, stored)
+    return stored["log_probs"]
+
+
+def reference_folder(storage: Path, language: Language, evaluation: Evaluation) -> Path | None:
+    """Return where a storage keeps the exact conditionals of an evaluation's sentences.
+
+    None where the language computes them faster than they are read.  All sweeps of the storage share them.
+    """
+    if not language.stores_conditionals:
+        return None
+    head = f"{language.fingerprint[:DIGITS]}-{evaluation.kind}-{evaluation_identity(evaluation)[:DIGITS]}"
+    return storage / "conditionals" / head
+
+
+_AS_TASK: Any = ray.remote(**RETRIES)
+exact_conditionals = _AS_TASK(_exact_conditionals)
+
+
+class _ReferenceStore:
+    """Makes the exact conditionals of evaluation sentences once for the whole cluster.
+
+    They are the same for every run and milestone of a language, so they are computed by tasks when first
+    asked for and then read from the object store without a copy.  Where all sets together would exceed
+    `limit` bytes, further ones are not kept: their shards compute their own.  Those of a language that
+    `stores_conditionals` are also written into the folder `storage`, shard by shard, and read from there by
+    later launches, by other sweeps, and by the shards of a set that is not kept.
+    """
+
+    def __init__(self, limit: int, storage: Path) -> None:
+        self._left = limit
+        self._storage = storage
+        self._references: dict[tuple[Any, Evaluation], list[ray.ObjectRef]] = {}
+
+    def get(self, language: Any, evaluation: Evaluation, resources: dict[str, float]) -> list[Any]:
+        """Return one object reference a shard, or [] where the shards compute their own.
+
+        What a reference stands for is None where the shard finds its conditionals on disk.
+        """
+        key = (language, evaluation)
+        if key not in self._references:
+            self._references[key] = self._start(language, evaluation, resources)
+        return list(self._references[key])
+
+    def _start(self, language: Any, evaluation: Evaluation, resources: dict[str, float]) -> list[Any]:
+        known = built(language)
+        folder = reference_folder(self._storage, known, evaluation)
+        size = evaluation.reference_bytes(known)
+        keep = size <= self._left
+        if keep:
+            self._left -= size
+        elif folder is None:
+            log.warning("%s: %d bytes of exact conditionals are not shared", evaluation.kind, size)
+            return []
+        if folder is not None:
+            identity = {"language": known.fingerprint, "evaluation": evaluation.encode()}
+            ShardStore.make(folder, identity)
+        task = exact_conditionals.options(**task_options(resources))
+        return [
+            task.remote(language, evaluation, shard, folder, keep) for shard in range(evaluation.shards())
+        ]
+
+
+ReferenceStore: Any = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(_ReferenceStore)

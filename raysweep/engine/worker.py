@@ -1,0 +1,38 @@
+"""The process of a Ray task: its language, its threads, its device, and whether it sees the storage."""
+
+from __future__ import annotations
+
+import socket
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from raysweep.errors import StorageError
+from raysweep.languages import Language
+from raysweep.sweep import RunLedger
+
+
+@lru_cache(maxsize=4)
+def built(config: Any) -> Language:
+    """Return the language of a config, built once a process."""
+    return config.build()
+
+
+def check_visible(run: RunLedger) -> None:
+    """Raise `StorageError` on a node that does not see the storage, e.g. one that joined later."""
+    if not (run.directory / "run.json").is_file():
+        raise StorageError(
+            f"storage {run.directory.parent.parent} is not visible on node {socket.gethostname()}: use "
+            "--storage (or RAYSWEEP_STORAGE) with a folder that all nodes mount, e.g. NFS"
+        )
+
+
+def one_thread() -> None:
+    """One task is one CPU: two one-thread processes beat one two-thread process."""
+    torch.set_num_threads(1)
+
+
+def device() -> str:
+    """Return where a task computes: on the GPU where it was given one."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
