@@ -23,6 +23,7 @@ from raysweep.cli.options import (
 from raysweep.sweep import Plan, Sweep
 from raysweep.sweep.lock import holder
 from raysweep.sweep.remarks import remarks
+from raysweep.sweep.run_state import run_states
 from raysweep.sweep.stored import select
 from raysweep.sweep.timing import measure
 
@@ -82,8 +83,6 @@ def validate(file: FileArgument, set_: SetOption = None, json: JsonOption = Fals
 
 def status(name: NameArgument, storage: StorageOption = None, json: JsonOption = False) -> None:
     """Print where every run of a sweep stands, from its records; also while it runs."""
-    from raysweep.engine import run_states
-
     sweep = find(name, storage)
     states = run_states(sweep)
     at_work = holder(sweep.directory)

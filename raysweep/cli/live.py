@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from raysweep.engine import LaunchState, RunState
+    from raysweep.sweep.run_state import LaunchState, RunState
 
 STYLES = {
     "done": "green",

@@ -12,18 +12,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from raysweep.engine.cluster import Cluster, connected
     from raysweep.engine.driver import Results, launch
-    from raysweep.engine.monitor import LaunchState, RunState, run_states
 
-__all__ = ["Cluster", "LaunchState", "Results", "RunState", "connected", "launch", "run_states"]
+__all__ = ["Cluster", "Results", "connected", "launch"]
 
 _HOMES = {
     "Cluster": "raysweep.engine.cluster",
-    "LaunchState": "raysweep.engine.monitor",
     "Results": "raysweep.engine.driver",
-    "RunState": "raysweep.engine.monitor",
     "connected": "raysweep.engine.cluster",
     "launch": "raysweep.engine.driver",
-    "run_states": "raysweep.engine.monitor",
 }
 
 

@@ -1,57 +1,114 @@
-"""The notice board: what every run is doing now, for the live view; and the request to stop.
+"""The notice board of a launch: what every run is doing now, and the request to stop.
 
-Nothing on it is needed for a result.  The ledger is the truth, the board is news.
+The board serves the live view alone.  No result depends on it: the ledger is the record.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import ray
 
+from raysweep.sweep.run_state import State
+
+
+@dataclass(frozen=True, kw_only=True)
+class News:
+    """News of one run; a field that is None says nothing."""
+
+    state: State | None = None
+    #: The training step that was reached, and the speed there.
+    step: int | None = None
+    tokens_per_second: float | None = None
+    mfu: float | None = None
+    #: The newest milestone that was evaluated, and its metrics.
+    evaluated: int | None = None
+    metrics: Mapping[str, float] | None = None
+
+    def updated(self, later: News) -> News:
+        """Return this news with later news laid over it.
+
+        >>> News(state="training", step=3).updated(News(step=4))
+        News(state='training', step=4, tokens_per_second=None, mfu=None, evaluated=None, metrics=None)
+        """
+        known = {field.name: getattr(later, field.name) for field in fields(later)}
+        return replace(self, **{name: value for name, value in known.items() if value is not None})
+
 
 class _Board:
-    """Keeps the latest news of each run, and which runs are asked to stop."""
+    """The actor: keeps the latest news of each run, and which runs are asked to stop."""
 
     def __init__(self) -> None:
-        self._news: dict[str, dict[str, Any]] = {}
+        self._news: dict[str, News] = {}
         self._stop_all = False
         self._stop: set[str] = set()
 
     def begin(self, run_id: str) -> None:
-        """Note that a run is taken up; an earlier request to stop it no longer holds."""
         self._stop.discard(run_id)
-        self.post(run_id, {"state": "starting"})
+        self.post(run_id, News(state="starting"))
 
-    def post(self, run_id: str, news: dict[str, Any]) -> None:
-        """Merge news of one run into what is known of it."""
-        self._news.setdefault(run_id, {}).update(news)
+    def post(self, run_id: str, news: News) -> None:
+        self._news[run_id] = self._news.get(run_id, News()).updated(news)
 
-    def read(self) -> dict[str, dict[str, Any]]:
-        """Return all news by run id."""
+    def read(self) -> dict[str, News]:
         return self._news
 
-    def request_stop(self, run_id: str | None = None) -> None:
-        """Ask the workers of one run, or of all, to write a checkpoint and leave."""
+    def request_stop(self, run_id: str | None) -> None:
         if run_id is None:
             self._stop_all = True
         else:
             self._stop.add(run_id)
 
     def stop_requested(self, run_id: str) -> bool:
-        """Return whether the workers of a run have been asked to leave."""
         return self._stop_all or run_id in self._stop
 
 
-Board: Any = ray.remote(num_cpus=0, max_restarts=-1)(_Board)
+_ACTOR: Any = ray.remote(num_cpus=0, max_restarts=-1)(_Board)
+
+#: Seconds to wait for an answer of the board.
+_PATIENCE = 5.0
+
+
+class Board:
+    """The board as every process of a launch sees it.
+
+    What is posted or requested is sent without waiting.  Reading raises `ray.exceptions.RayError` while the
+    board is being restarted.
+    """
+
+    def __init__(self) -> None:
+        self._actor = _ACTOR.remote()
+
+    def begin(self, run_id: str) -> None:
+        """Note that a run is taken up, and wait; an earlier request to stop it no longer holds."""
+        ray.get(self._actor.begin.remote(run_id))
+
+    def post(self, run_id: str, news: News) -> None:
+        """Add news of one run."""
+        self._actor.post.remote(run_id, news)
+
+    def read(self) -> dict[str, News]:
+        """Return the news by run id."""
+        news: dict[str, News] = ray.get(self._actor.read.remote(), timeout=_PATIENCE)
+        return news
+
+    def request_stop(self, run_id: str | None = None) -> None:
+        """Ask the workers of one run, or of all, to write a checkpoint and leave."""
+        self._actor.request_stop.remote(run_id)
+
+    def stop_requested(self, run_id: str) -> bool:
+        """Return whether the workers of a run have been asked to leave."""
+        return bool(ray.get(self._actor.stop_requested.remote(run_id), timeout=_PATIENCE))
 
 
 class StopWatch:
     """Asks the board once a second, in a thread, whether to stop; reading the answer costs nothing."""
 
-    def __init__(self, board: Any, run_id: str) -> None:
+    def __init__(self, board: Board, run_id: str) -> None:
         self._board = board
         self._run_id = run_id
         self._stop = False
@@ -69,6 +126,6 @@ class StopWatch:
     def _watch(self) -> None:
         while not self._ended.wait(1.0):
             try:
-                self._stop = ray.get(self._board.stop_requested.remote(self._run_id), timeout=5)
+                self._stop = self._board.stop_requested(self._run_id)
             except ray.exceptions.RayError:
-                time.sleep(1.0)  # the board is being restarted: training goes on without it
+                time.sleep(1.0)  # the board is being restarted; training continues without it

@@ -43,7 +43,6 @@ class Cluster:
     nodes: tuple[Mapping[str, float], ...]
     #: The same, all nodes together.
     resources: Mapping[str, float]
-    dashboard: str
 
 
 def _describe(embedded: bool) -> Cluster:
@@ -54,7 +53,6 @@ def _describe(embedded: bool) -> Cluster:
         embedded=embedded,
         nodes=tuple(node["Resources"] for node in alive),
         resources=ray.cluster_resources(),
-        dashboard=ray._private.worker.get_dashboard_url() or "",
     )
 
 

@@ -13,15 +13,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import ray
 
+from raysweep.engine.board import Board
 from raysweep.engine.cluster import Cluster, check_storage, concurrency, connected
 from raysweep.engine.interrupt import terminate_as_interrupt
-from raysweep.engine.monitor import LaunchState, Monitor
+from raysweep.engine.monitor import Monitor, Observer
 from raysweep.engine.scratch import remove_scratch
-from raysweep.engine.tuner import Bookkeeping, build, services
+from raysweep.engine.services import start_services
+from raysweep.engine.tuner import Bookkeeping, build
 from raysweep.sweep import FailureRecord, Plan, Sweep, SweepLock, tidy
 from raysweep.sweep.provenance import provenance, save_launch
 from raysweep.sweep.stored import save_sweep, select
@@ -36,7 +38,6 @@ log = logging.getLogger("raysweep.launch")
 GRACE = 20.0
 
 OnStart = Callable[[Plan, Cluster | None], None]
-Observer = Callable[[LaunchState], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,14 +59,13 @@ class Results:
         return tidy(self.sweep.ledger(), self.sweep)
 
 
-def _wind_down(board: Any) -> None:
+def _wind_down(board: Board) -> None:
     """Ask the workers for a last checkpoint and wait until they have left, `GRACE` seconds at most."""
     deadline = time.monotonic() + GRACE
     with suppress(ray.exceptions.RayError):
-        ray.get(board.request_stop.remote(), timeout=5)
+        board.request_stop()
         while time.monotonic() < deadline:
-            news = ray.get(board.read.remote(), timeout=5)
-            if all(item.get("state") != "training" for item in news.values()):
+            if all(news.state != "training" for news in board.read().values()):
                 return
             time.sleep(0.2)
 
@@ -135,7 +135,7 @@ def _work(
         slots = concurrency(sweep.resources, cluster)
         if on_start is not None:
             on_start(sweep.plan(step_seconds=step_seconds, concurrency=slots), cluster)
-        shared = services(sweep)
+        shared = start_services(sweep)
         monitor = Monitor(sweep, shared.board, observer, slots=slots) if observer is not None else None
         built = build(
             sweep,

@@ -10,19 +10,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
 import ray
 
+from raysweep.engine.board import News
 from raysweep.engine.measure import measure_shard
 from raysweep.engine.outcome import is_trouble
+from raysweep.engine.services import Services
 from raysweep.engine.window import Window, task_options
 from raysweep.evaluation.run import stored_shards
 from raysweep.sweep import RunLedger, RunSpec, evaluation_identity
 from raysweep.sweep.missing import metrics_at
-
-if TYPE_CHECKING:
-    from raysweep.engine.trial import Services
 
 log = logging.getLogger("raysweep.trial")
 
@@ -65,19 +63,20 @@ class Evaluations:
         for shard in shards:
             self._window.add((*cell, shard), self._task(*cell, shard, references))
 
-    def _references(self, kind: str) -> list[Any]:
+    def _references(self, kind: str) -> list[ray.ObjectRef]:
         evaluation = self._spec.evaluations[kind]
         if not evaluation.needs_reference:
             return []
-        store = self._services.references
-        references: list[Any] = ray.get(store.get.remote(self._spec.language, evaluation, self._resources))
-        return references
+        return self._services.references.get(self._spec.language, evaluation, self._resources)
 
-    def _task(self, step: int, kind: str, shard: int, references: list[Any]) -> Callable[[], ray.ObjectRef]:
-        def submit() -> Any:
+    def _task(
+        self, step: int, kind: str, shard: int, references: list[ray.ObjectRef]
+    ) -> Callable[[], ray.ObjectRef]:
+        def submit() -> ray.ObjectRef:
             task = measure_shard.options(name=f"{kind}@{step}", **task_options(self._resources))
             reference = references[shard] if references else None
-            return task.remote(self._spec, self._run, step, kind, shard, reference)
+            submitted: ray.ObjectRef = task.remote(self._spec, self._run, step, kind, shard, reference)
+            return submitted
 
         return submit
 
@@ -121,8 +120,8 @@ class Evaluations:
         log.info("step %d: %s evaluated", step, kind)
         if step >= self._newest:
             self._newest = step
-            news = {"metrics": metrics_at(self._run, self._spec, step), "evaluated": step}
-            self._services.board.post.remote(self._spec.run_id, news)
+            news = News(metrics=metrics_at(self._run, self._spec, step), evaluated=step)
+            self._services.board.post(self._spec.run_id, news)
 
     def complete(self, step: int) -> bool:
         """Return whether a milestone has all its evaluations."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import ray
 from raysweep.engine.window import RETRIES, task_options
 from raysweep.engine.worker import built, device, one_thread
 from raysweep.evaluation import Evaluation
-from raysweep.languages import Language
+from raysweep.languages import Language, LanguageConfig
 from raysweep.sweep import evaluation_identity
 from raysweep.sweep.identity import DIGITS
 from raysweep.sweep.shards import ShardStore
@@ -21,11 +22,11 @@ log = logging.getLogger("raysweep.tasks")
 
 
 def _exact_conditionals(
-    language: Any, evaluation: Evaluation, shard: int, folder: Path | None, keep: bool
+    language: LanguageConfig, evaluation: Evaluation, shard: int, folder: Path | None, keep: bool
 ) -> np.ndarray | None:
-    """Return the exact conditionals that one shard of an evaluation asks for; None unless `keep`.
+    """Return the exact conditionals of one shard of an evaluation; None unless `keep`.
 
-    With a `folder` they are read from its `ShardStore`, or computed and stored there.
+    With a `folder`, they are read from its `ShardStore`, or computed and stored there.
     """
     one_thread()
     reference = stored_reference(built(language), evaluation, shard, folder)
@@ -35,7 +36,7 @@ def _exact_conditionals(
 def stored_reference(
     language: Language, evaluation: Evaluation, shard: int, folder: Path | None
 ) -> np.ndarray:
-    """Return the exact conditionals of a shard, from the `ShardStore` in `folder` where there is one."""
+    """Return the exact conditionals of a shard, from the `ShardStore` in `folder` if there is one."""
     if folder is None:
         return evaluation.reference(language, shard)
     store = ShardStore.find(folder)
@@ -47,9 +48,9 @@ def stored_reference(
 
 
 def reference_folder(storage: Path, language: Language, evaluation: Evaluation) -> Path | None:
-    """Return where a storage keeps the exact conditionals of an evaluation's sentences.
+    """Return the folder of a storage that holds the exact conditionals of an evaluation's sentences.
 
-    None where the language computes them faster than they are read.  All sweeps of the storage share them.
+    Return None if the language computes them faster than they are read.  All sweeps of a storage share them.
     """
     if not language.stores_conditionals:
         return None
@@ -61,32 +62,25 @@ _AS_TASK: Any = ray.remote(**RETRIES)
 exact_conditionals = _AS_TASK(_exact_conditionals)
 
 
-class _ReferenceStore:
-    """Makes the exact conditionals of evaluation sentences once for the whole cluster.
-
-    They are the same for every run and milestone of a language, so they are computed by tasks when first
-    asked for and then read from the object store without a copy.  Where all sets together would exceed
-    `limit` bytes, further ones are not kept: their shards compute their own.  Those of a language that
-    `stores_conditionals` are also written into the folder `storage`, shard by shard, and read from there by
-    later launches, by other sweeps, and by the shards of a set that is not kept.
-    """
+class _References:
+    """The actor: starts the tasks of each set of exact conditionals once, and keeps their references."""
 
     def __init__(self, limit: int, storage: Path) -> None:
         self._left = limit
         self._storage = storage
-        self._references: dict[tuple[Any, Evaluation], list[ray.ObjectRef]] = {}
+        self._references: dict[tuple[LanguageConfig, Evaluation], list[ray.ObjectRef]] = {}
 
-    def get(self, language: Any, evaluation: Evaluation, resources: dict[str, float]) -> list[Any]:
-        """Return one object reference a shard, or [] where the shards compute their own.
-
-        What a reference stands for is None where the shard finds its conditionals on disk.
-        """
+    def get(
+        self, language: LanguageConfig, evaluation: Evaluation, resources: Mapping[str, float]
+    ) -> list[ray.ObjectRef]:
         key = (language, evaluation)
         if key not in self._references:
             self._references[key] = self._start(language, evaluation, resources)
         return list(self._references[key])
 
-    def _start(self, language: Any, evaluation: Evaluation, resources: dict[str, float]) -> list[Any]:
+    def _start(
+        self, language: LanguageConfig, evaluation: Evaluation, resources: Mapping[str, float]
+    ) -> list[ray.ObjectRef]:
         known = built(language)
         folder = reference_folder(self._storage, known, evaluation)
         size = evaluation.reference_bytes(known)
@@ -105,4 +99,29 @@ class _ReferenceStore:
         ]
 
 
-ReferenceStore: Any = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(_ReferenceStore)
+_ACTOR: Any = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(_References)
+
+
+class References:
+    """Exact conditionals of evaluation sentences, made once for the whole cluster.
+
+    They are the same for every run and milestone of a language.  Tasks compute them when they are first asked
+    for; after that they are read from the object store without a copy.  Once all sets together would exceed
+    `limit` bytes, further sets are not kept, and the shards that need them compute their own.
+
+    The conditionals of a language that `stores_conditionals` are also written into the folder `storage`,
+    shard by shard.  Later launches, other sweeps, and the shards of a set that is not kept read them there.
+    """
+
+    def __init__(self, limit: int, storage: Path) -> None:
+        self._actor = _ACTOR.remote(limit, storage)
+
+    def get(
+        self, language: LanguageConfig, evaluation: Evaluation, resources: Mapping[str, float]
+    ) -> list[ray.ObjectRef]:
+        """Return one object reference for each shard, or [] if the shards compute their own conditionals.
+
+        The object is None if the shard finds its conditionals on disk.
+        """
+        found: list[ray.ObjectRef] = ray.get(self._actor.get.remote(language, evaluation, resources))
+        return found

@@ -6,16 +6,16 @@ import logging
 import os
 import socket
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import ray.train
 import ray.train.torch
 import torch
 
-from raysweep.engine.board import StopWatch
+from raysweep.engine.board import Board, News, StopWatch
 from raysweep.engine.outcome import in_a_line, is_trouble
 from raysweep.engine.worker import check_visible
 from raysweep.errors import RaysweepError
@@ -41,30 +41,43 @@ def run_log(run: RunLedger, name: str) -> Iterator[Path]:
         handler.close()
 
 
-def train_worker(job: dict[str, Any]) -> None:
+@dataclass(frozen=True, kw_only=True)
+class _Job:
+    """Everything that a worker needs to train a run."""
+
+    spec: RunSpec
+    run: RunLedger
+    board: Board
+    #: Threads of torch.
+    threads: int
+
+
+def train_worker(config: Mapping[str, _Job]) -> None:
     """Train on this worker until the last milestone; what is done already is not done again.
 
     A failure of the run's own is recorded, so that the controller, which restarts workers, does not try it
     again.  What comes from around the run, or from another worker, is raised: the controller decides.
     """
-    spec: RunSpec = job["spec"]
-    run: RunLedger = job["run"]
-    board = job["board"]
+    job = config["job"]
+    spec, run, board = job.spec, job.run, job.board
     context = ray.train.get_context()
     world = World(rank=context.get_world_rank(), size=context.get_world_size())
-    torch.set_num_threads(job["threads"])
+    torch.set_num_threads(job.threads)
     check_visible(run)
     if run.failures():
         return
 
     def report(progress: Progress) -> None:
-        news = {"state": "training", "step": progress.step, "loss": progress.loss}
-        if progress.tokens_per_second is not None:
-            news |= {"tokens_per_second": progress.tokens_per_second, "mfu": progress.mfu}
-        board.post.remote(spec.run_id, news)
+        news = News(
+            state="training",
+            step=progress.step,
+            tokens_per_second=progress.tokens_per_second,
+            mfu=progress.mfu,
+        )
+        board.post(spec.run_id, news)
 
     if world.rank == 0:
-        board.post.remote(spec.run_id, {"state": "training"})
+        board.post(spec.run_id, News(state="training"))
     watch = StopWatch(board, spec.run_id)
     with run_log(run, f"train-{world.rank}"):
         log.info("worker %d of %d, pid %d on %s", world.rank, world.size, os.getpid(), socket.gethostname())
@@ -82,7 +95,7 @@ def train_worker(job: dict[str, Any]) -> None:
                 stop=watch,
             )
             if watch():
-                board.post.remote(spec.run_id, {"state": "unfinished"})
+                board.post(spec.run_id, News(state="unfinished"))
         except Exception as error:
             log.exception("training ends here")
             # With other workers, an error of no class of ours is mostly what the death of one looks like to
@@ -98,7 +111,7 @@ def train_worker(job: dict[str, Any]) -> None:
 
 
 def trainer(
-    spec: RunSpec, run: RunLedger, resources: Resources, board: Any, scratch: Path
+    spec: RunSpec, run: RunLedger, resources: Resources, board: Board, scratch: Path
 ) -> ray.train.torch.TorchTrainer:
     """Return the Ray Train job of one run, named by its run id.
 
@@ -106,14 +119,10 @@ def trainer(
     bookkeeping file torn by a crash must not be able to stop a run.
     """
     per_worker = dict(resources.per_worker)
+    job = _Job(spec=spec, run=run, board=board, threads=max(1, int(per_worker.get("CPU", 1))))
     return ray.train.torch.TorchTrainer(
         train_worker,
-        train_loop_config={
-            "spec": spec,
-            "run": run,
-            "board": board,
-            "threads": max(1, int(per_worker.get("CPU", 1))),
-        },
+        train_loop_config={"job": job},
         scaling_config=ray.train.ScalingConfig(
             num_workers=resources.workers,
             resources_per_worker=per_worker,

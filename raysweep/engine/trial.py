@@ -13,34 +13,25 @@ import shutil
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
-import ray
 from ray import tune
 
+from raysweep.engine.board import News
 from raysweep.engine.evaluations import Evaluations
 from raysweep.engine.outcome import RunUnfinishedError, cause_of, in_a_line, is_trouble
+from raysweep.engine.services import Services
 from raysweep.engine.trainer import run_log, trainer
 from raysweep.errors import RunFailedError
 from raysweep.sweep import Ledger, RunLedger, RunSpec, Sweep
 from raysweep.sweep.missing import lacking_checkpoints, metrics_at
+from raysweep.sweep.run_state import State
 
 log = logging.getLogger("raysweep.trial")
 
 #: Seconds that workers get to write a checkpoint and leave when their trial ends before them.
 GRACE = 20.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Services:
-    """What the driver lends to every trial."""
-
-    board: Any
-    references: Any
-    window: int
-    scratch: Path
 
 
 def resolve(sweep: Sweep, config: Mapping[str, Any]) -> RunSpec:
@@ -94,16 +85,16 @@ class _Trial:
         self._training: _Training | None = None
         self._reported: set[int] = set()
 
-    def _post(self, state: str) -> None:
-        self._services.board.post.remote(self._spec.run_id, {"state": state})
+    def _post(self, state: State) -> None:
+        self._services.board.post(self._spec.run_id, News(state=state))
 
     def run(self) -> None:
         """Do what the run lacks; raises `RunFailedError` or `RunUnfinishedError`."""
         failed = self._run.failures()
         if failed:
             raise RunFailedError(f"{self._spec.run_id} failed before: {failed[-1].message}")
-        board, run_id = self._services.board, self._spec.run_id
-        ray.get(board.begin.remote(run_id))
+        run_id = self._spec.run_id
+        self._services.board.begin(run_id)
         try:
             self._start_training()
             self._follow()
@@ -183,7 +174,7 @@ class _Trial:
         """Drop evaluations, and have training write a checkpoint and end, before the trial does."""
         self._evaluations.cancel()
         if self._training is not None and self._training.is_alive():
-            self._services.board.request_stop.remote(self._spec.run_id)
+            self._services.board.request_stop(self._spec.run_id)
             self._training.join(GRACE)
 
     def _ended(self, error: Exception) -> Exception:

@@ -6,15 +6,12 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import ray
 from ray import tune
 from ray.tune.search.sample import Domain
 
-from raysweep.engine.board import Board
 from raysweep.engine.cluster import check_storage, concurrency, connect
-from raysweep.engine.references import ReferenceStore
-from raysweep.engine.scratch import make_scratch
-from raysweep.engine.trial import Services, resolve, run_trial
+from raysweep.engine.services import Services, start_services
+from raysweep.engine.trial import resolve, run_trial
 from raysweep.errors import ConfigError
 from raysweep.sweep import Sweep, SweepLock
 from raysweep.sweep.provenance import provenance, save_launch
@@ -22,9 +19,6 @@ from raysweep.sweep.stored import save_sweep
 from raysweep.tracking import Tracker
 
 log = logging.getLogger("raysweep.tuner")
-
-#: Of the object store, the share that exact conditionals may fill.
-REFERENCE_SHARE = 0.25
 
 
 class Bookkeeping(tune.Callback):
@@ -49,19 +43,6 @@ class Bookkeeping(tune.Callback):
         self._tracker.close()
         if self._lock is not None:
             self._lock.release()
-
-
-def services(sweep: Sweep) -> Services:
-    """Start the actors that the trials of a sweep share; needs a connected Ray."""
-    resources = ray.cluster_resources()
-    limit = int(REFERENCE_SHARE * resources.get("object_store_memory", 1e9))
-    # A cluster that grows is small at first; the tasks of one run are bounded all the same.
-    return Services(
-        board=Board.remote(),
-        references=ReferenceStore.remote(limit, sweep.storage),
-        window=max(16, 2 * int(resources.get("CPU", 1))),
-        scratch=make_scratch(sweep.directory),
-    )
 
 
 def _check_space(sweep: Sweep, space: Mapping[str, Any]) -> None:
@@ -169,7 +150,7 @@ def tuner(
     cap = concurrency(sweep.resources, cluster, spare=scheduler is not None)
     return build(
         sweep,
-        services(sweep),
+        start_services(sweep),
         strict=True,
         scheduler=scheduler,
         search_alg=search_alg,

@@ -1,4 +1,4 @@
-"""Ray tasks in a bounded window: how many fly, where they are placed and how often they are tried."""
+"""Ray tasks in a bounded window: their number in flight, their placement and their retries."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ K = TypeVar("K", bound=Hashable)
 class Window(Generic[K]):
     """Submits work lazily so that at most `size` tasks are in flight.
 
-    Results come back in order of completion, as (key, object reference): the caller fetches, and so sees
-    the task's own exception.
+    Results come back in order of completion, as (key, object reference).  The caller fetches them, and so
+    sees the exception of the task itself.
     """
 
     def __init__(self, size: int) -> None:
@@ -32,7 +32,7 @@ class Window(Generic[K]):
         return len(self._waiting) + len(self._flying)
 
     def ready(self, timeout: float) -> Iterator[tuple[K, ray.ObjectRef]]:
-        """Submit what fits, wait up to `timeout` seconds for something to end, and yield what has."""
+        """Submit the tasks that fit, wait up to `timeout` seconds for one to end, and yield all that have."""
         while self._waiting and len(self._flying) < self.size:
             key, submit = self._waiting.popleft()
             self._flying[submit()] = key
@@ -45,14 +45,14 @@ class Window(Generic[K]):
             yield self._flying.pop(reference), reference
 
     def cancel(self) -> None:
-        """Drop what waits and cancel what flies."""
+        """Drop the work that waits and cancel the tasks in flight."""
         self._waiting.clear()
         for reference in self._flying:
             ray.cancel(reference, force=False)
         self._flying.clear()
 
 
-#: `max_retries` covers the death of a process, `retry_exceptions` a storage that is away for a moment.
+#: `max_retries` covers the death of a process, `retry_exceptions` a storage that is briefly out of reach.
 RETRIES: dict[str, Any] = {"max_retries": 3, "retry_exceptions": [OSError]}
 
 

@@ -15,12 +15,12 @@ from raysweep.sweep import RunLedger
 
 @lru_cache(maxsize=4)
 def built(config: Any) -> Language:
-    """Return the language of a config, built once a process."""
+    """Return the language of a config, built once in each process."""
     return config.build()
 
 
 def check_visible(run: RunLedger) -> None:
-    """Raise `StorageError` on a node that does not see the storage, e.g. one that joined later."""
+    """Raise `StorageError` on a node that does not see the storage, such as one that joined later."""
     if not (run.directory / "run.json").is_file():
         raise StorageError(
             f"storage {run.directory.parent.parent} is not visible on node {socket.gethostname()}: use "
@@ -29,10 +29,10 @@ def check_visible(run: RunLedger) -> None:
 
 
 def one_thread() -> None:
-    """One task is one CPU: two one-thread processes beat one two-thread process."""
+    """Let torch use one thread: a task has one CPU, and two such processes beat one with two threads."""
     torch.set_num_threads(1)
 
 
 def device() -> str:
-    """Return where a task computes: on the GPU where it was given one."""
+    """Return the device of a task: `cuda` if the task was given a GPU."""
     return "cuda" if torch.cuda.is_available() else "cpu"

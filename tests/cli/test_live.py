@@ -10,11 +10,11 @@ from rich.console import Console
 
 from raysweep.cli import live
 from raysweep.cli.live import LineView, LiveView, runs_table
-from raysweep.engine.monitor import LaunchState, RunState
+from raysweep.sweep.run_state import LaunchState, RunState
 
 
 def run(run_id: str = "a", **values: Any) -> RunState:
-    given = {"model": "m", "axes": {}, "label": f"run {run_id}", "steps": 100, **values}
+    given = {"model": "m", "label": f"run {run_id}", "steps": 100, **values}
     return RunState(run_id=run_id, **given)
 
 

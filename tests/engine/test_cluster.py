@@ -12,7 +12,7 @@ from raysweep.sweep import Resources
 def cluster(*nodes: dict[str, float], embedded: bool = True) -> Cluster:
     names = {name for node in nodes for name in node}
     total = {name: sum(node.get(name, 0.0) for node in nodes) for name in names}
-    return Cluster(address="", embedded=embedded, nodes=nodes, resources=total, dashboard="")
+    return Cluster(address="", embedded=embedded, nodes=nodes, resources=total)
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ class Launch:
         monkeypatch.setattr(evaluations, "Window", lambda size: AnyOrder(np.random.default_rng(seed)))
         monkeypatch.setattr(evaluations.ray, "get", lambda reference: reference)
         monkeypatch.setattr(Evaluations, "_task", lambda _, *shard: lambda: self._measure(*shard))
-        board = SimpleNamespace(post=SimpleNamespace(remote=lambda *_: None))
+        board = SimpleNamespace(post=lambda *_: None)
         services: Any = SimpleNamespace(board=board, references=None, window=4)
         self.evaluations = Evaluations(self.spec, self.run, services, {"CPU": 1})
         for step in self.spec.milestones:

@@ -18,7 +18,7 @@ import ray
 from helpers import local_models
 from raysweep.engine.cluster import connected
 from raysweep.engine.generate import generate
-from raysweep.engine.references import ReferenceStore
+from raysweep.engine.references import References
 from raysweep.evaluation.excess_loss import ExcessLossConfig
 from raysweep.generation import Generated
 from raysweep.languages import HMMConfig, PCFGConfig
@@ -132,16 +132,16 @@ def test_references_of_a_costly_language_are_stored_and_found_again(tmp_path: Pa
     config = CausalLMConfig(model=str(local_models.random_opt()), keep=8, length=5)
     evaluation = ExcessLossConfig(sentences=20, shard_size=8, positions="random")
     expected = [evaluation.reference(config.build(), shard) for shard in range(3)]
-    store = ReferenceStore.remote(1 << 20, tmp_path)
-    kept = ray.get(ray.get(store.get.remote(config, evaluation, {"CPU": 1})))
+    store = References(1 << 20, tmp_path)
+    kept = ray.get(store.get(config, evaluation, {"CPU": 1}))
     for one, other in zip(kept, expected, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5)
     written = {path: path.stat().st_mtime_ns for path in tmp_path.glob("conditionals/*/*.safetensors")}
     assert len(written) == 3
     gone = max(written)
     gone.unlink()
-    no_room = ReferenceStore.remote(0, tmp_path)
-    assert ray.get(ray.get(no_room.get.remote(config, evaluation, {"CPU": 1}))) == [None] * 3
+    no_room = References(0, tmp_path)
+    assert ray.get(no_room.get(config, evaluation, {"CPU": 1})) == [None] * 3
     again = {path: path.stat().st_mtime_ns for path in tmp_path.glob("conditionals/*/*.safetensors")}
     assert again.keys() == written.keys()
     assert {path for path in written if again[path] != written[path]} == {gone}

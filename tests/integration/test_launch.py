@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from raysweep.engine import run_states
+from raysweep.sweep.run_state import run_states
 from raysweep.sweep.stored import load_stored
 
 from .conftest import TINY, changed, table, write

@@ -1,0 +1,117 @@
+"""The state of every run, as plain data: for the live table, for lines in a pipe, for a program.
+
+`run_states` reads it from the ledger.  While a launch is at work, the engine keeps it up to date.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from raysweep.sweep.config import Sweep
+from raysweep.sweep.missing import finished, metrics_at
+
+#: `unfinished`: the run was begun, and as far as known nobody is working on it.
+State = Literal["queued", "starting", "training", "evaluating", "unfinished", "done", "failed"]
+
+
+@dataclass(kw_only=True)
+class RunState:
+    """The state of one run; `eta` is the seconds to its end, None if they are not known.
+
+    `tokens_per_second` and `mfu` are those of the newest point of its training curve.
+    """
+
+    run_id: str
+    model: str
+    #: Its name for people: the values of its axes, or its id if it has none.
+    label: str
+    state: State = "queued"
+    step: int = 0
+    steps: int = 0
+    steps_per_second: float | None = None
+    tokens_per_second: float | None = None
+    mfu: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    eta: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchState:
+    """The states of all runs, and the progress of the sweep: `done` of `total` steps.
+
+    `elapsed` and `eta` are seconds since the start and to the end.
+    """
+
+    runs: list[RunState]
+    done: int
+    total: int
+    elapsed: float
+    eta: float | None
+
+
+class Pace:
+    """Steps per second over the last half minute, a steadier figure than the last half second."""
+
+    def __init__(self, memory: float = 30.0) -> None:
+        self._memory = memory
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def see(self, now: float, step: int) -> float | None:
+        """Note the step reached at a time in seconds; return the pace, or None in the first two seconds.
+
+        >>> pace = Pace()
+        >>> [pace.see(t, 10 * t) for t in (0, 1, 2, 4)]
+        [None, None, 10.0, 10.0]
+        """
+        self._seen.append((now, step))
+        while now - self._seen[0][0] > self._memory:
+            self._seen.popleft()
+        since, first = self._seen[0]
+        return (step - first) / (now - since) if now - since >= 2.0 else None
+
+
+def axes_label(axes: Mapping[str, Any]) -> str:
+    """Return the values of a run's axes as a short label.
+
+    >>> axes_label({"model.shape": "64/1/2/256", "seed": 1})
+    '64/1/2/256 seed 1'
+    """
+    words = []
+    for path, value in axes.items():
+        text = value if isinstance(value, str) else json.dumps(value)
+        words.append(text if isinstance(value, str) else f"{path.rpartition('.')[2]} {text}")
+    return " ".join(words)
+
+
+def run_states(sweep: Sweep) -> list[RunState]:
+    """Return the state of every run according to its records alone."""
+    ledger = sweep.ledger()
+    rows = []
+    for spec in sweep.runs:
+        run = ledger.open(spec.run_id)
+        row = RunState(
+            run_id=spec.run_id,
+            model=spec.model.label,
+            label=(axes_label(spec.axes) or spec.run_id) if spec.trains else spec.algorithm.label,
+            steps=spec.milestones[-1],
+        )
+        for step in spec.milestones:
+            if metrics := metrics_at(run, spec, step):
+                row.step, row.metrics = step, metrics
+        checkpoints = run.checkpoints()
+        newest = max((record.step for record in checkpoints), default=0)
+        row.step = min(max(row.step, newest), row.steps)
+        if curve := next((record.curve for record in checkpoints if record.curve), ()):
+            row.tokens_per_second, row.mfu = curve[-1].tokens_per_second, curve[-1].mfu
+        if run.failures():
+            row.state = "failed"
+        elif finished(run, spec):
+            row.state = "done"
+        elif row.step:
+            row.state = "unfinished"
+        rows.append(row)
+    return rows
