@@ -1,6 +1,6 @@
-"""Where a benchmark runs, and the most that the machine gives.
+"""The machine of a benchmark, and the most that it can do.
 
-Nothing here names the machine, its user or its folders: records are published.
+Nothing here names the machine, its user or its folders, because records are published.
 """
 
 from __future__ import annotations
@@ -44,10 +44,9 @@ def environment(threads: int, device: Device = "cpu") -> Environment:
 
 
 def measure_peak(quick: bool = False, device: Device = "cpu") -> Peak:
-    """Measure the best of several products of square matrices and of several copies.
+    """Measure the fastest of several products of square matrices, and of several copies.
 
-    A copy of n bytes reads and writes, and counts as 2n.  Times are those of the processor, or on the wall
-    until a GPU is done.
+    A copy of n bytes counts as 2n, for it reads and writes.  Times are CPU times, or wall times on a GPU.
     """
     full = 1536 if device == "cpu" else 8192
     size, repeats = (512, 3) if quick else (full, 7)
@@ -77,7 +76,7 @@ def _version(package: str) -> str | None:
 
 
 def _cpu() -> str:
-    """Return the processor's model as the system calls it."""
+    """Return the name that the system gives to the processor's model."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as lines:
             for line in lines:

@@ -1,9 +1,9 @@
-"""Running cases: equality first, then all contestants in turn, medians of the rounds.
+"""The harness runs cases: equality first, then all contestants in turn, medians of the rounds.
 
     ratio = median over rounds of (peer's CPU seconds a unit) / (raysweep's CPU seconds a unit)
 
 CPU time is that of all threads of the process, so a contestant that uses more threads than it was given pays
-for them.  Where a GPU does the work it is seconds on the wall that count.
+for them.  Where a GPU does the work, wall time counts.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from raysweep.bench.record import CaseRecord, Check, Clock, Comparison, Figure, 
 
 Say = Callable[[str], None]
 
-#: Where a suite runs.
+#: The devices that suites run on.
 Device = Literal["cpu", "cuda"]
 
 
 class UnavailableError(Exception):
-    """A contestant that is not installed, or that cannot do the work; the message is the reason."""
+    """A contestant is not installed, or cannot do the work; the message is the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contestant:
-    """`work` does `units` units of work a call, and returns when they are done, on a GPU too."""
+    """A contestant does `units` units of work in each call of `work`, which returns when they are done."""
 
     units: float
     work: Callable[[], object]
@@ -37,7 +37,7 @@ class Contestant:
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """A peer's distance from raysweep's results, in the terms of `quantity`."""
+    """The distance of a peer's results from raysweep's, measured as `quantity`."""
 
     quantity: str
     value: float
@@ -45,13 +45,13 @@ class Difference:
 
     @property
     def passed(self) -> bool:
-        """Whether the distance is within the tolerance; NaN is not."""
+        """Tell whether the distance is within the tolerance; NaN is not."""
         return self.value <= self.tolerance
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A peer that is ready: how to check it and what to time; `note` is what preparing it has found."""
+    """A peer that is ready to be checked and timed; `note` is what its preparation found."""
 
     check: Callable[[], Difference]
     contestant: Contestant
@@ -60,9 +60,9 @@ class Prepared:
 
 @dataclass(frozen=True, kw_only=True)
 class Peer:
-    """One that does the case's work too; `prepare` raises `UnavailableError` where it cannot.
+    """A peer does the work of a case too; `prepare` raises `UnavailableError` where it cannot.
 
-    `known_unequal` is the reason why its results are known to differ; it is then timed all the same.
+    `known_unequal` is the reason why its results are known to differ.  Such a peer is timed all the same.
     """
 
     name: str
@@ -76,8 +76,8 @@ class Peer:
 class Case:
     """A piece of work, ready to run.
 
-    `figures` makes further numbers of raysweep's timing and the peak; it may measure them itself.  Without
-    `ours` they are all there is.  `clock` says which time counts.
+    `figures` computes further numbers from raysweep's timing and the peak, or measures them.  A case without
+    `ours` has nothing but these.  `clock` is the time that counts.
     """
 
     unit: str
@@ -90,9 +90,10 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A case of a suite: key, what the work is, and `build(quick)`, which may raise `UnavailableError`.
+    """A case of a suite: its key, its work in words, and `build(quick)`.
 
-    It belongs to runs of the suite on `device`; keys are unique on each.
+    `build` may raise `UnavailableError`.  The case belongs to runs on `device`; keys are unique on each
+    device.
     """
 
     key: str
@@ -112,9 +113,9 @@ def run_case(entry: Entry, peak: Peak, *, quick: bool, say: Say) -> CaseRecord:
     rows: dict[str, Comparison] = {}
     timing = None
     if case.ours is not None:
-        # Keyed by the peer's name; raysweep's own is the empty one.
+        # Keyed by the name of the peer; the empty name is raysweep.
         contestants = {"": case.ours}
-        # What is compiled or cached at first use is there when it is timed; a peer's check sees to its own.
+        # The first call compiles and caches; for a peer, its check does.
         case.ours.work()
         for peer in case.peers:
             rows[peer.name], contestant = _checked(peer, key, say)
@@ -176,9 +177,9 @@ def _rounds(
     wall: dict[str, list[float]] = {name: [] for name in contestants}
     names = list(contestants)
     for k in range(rounds):
-        # What one round has left behind is not cleared away in another's time.
+        # Garbage of one round is collected outside the times of the next.
         gc.collect()
-        # Nobody always follows the same one.
+        # The order rotates, so that no contestant always follows the same other one.
         for name in names[k % len(names) :] + names[: k % len(names)]:
             contestant = contestants[name]
             began, started = time.perf_counter(), time.process_time()

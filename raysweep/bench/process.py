@@ -1,7 +1,7 @@
-"""A benchmark runs in a process of its own, whose threads are fixed before anything numerical is loaded.
+"""A process of its own for a benchmark, with its threads fixed before anything numerical is loaded.
 
-Every library reads its number of threads in its own way when it is imported, so the environment is set for a
-fresh process; where the system can, that process is also held to as many cores.
+Every library reads its number of threads in its own way when it is imported.  So the environment is set for a
+fresh process.  Where the system can, that process is also held to as many cores.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMB
 
 
 def call(module: str, request: Mapping[str, Any], *, threads: int) -> bytes:
-    """Run `python -m module REQUEST FILE` and return what it wrote to FILE.
+    """Run `python -m module REQUEST FILE`, pass its standard error on, and return the content of FILE.
 
-    Its standard error is ours.  Raises `RunFailedError` where it fails.
+    Raises `RunFailedError` where the process fails.
     """
     environment = {**os.environ, **{name: str(threads) for name in VARIABLES}}
-    # The tools of peers ask no network for anything, and say nothing about their processor.
+    # Peers use no network and print nothing about the processor.
     environment |= {"HF_HUB_OFFLINE": "1", "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "2"}
     with tempfile.TemporaryDirectory(prefix="raysweep-bench-") as folder:
         file = Path(folder) / "answer"

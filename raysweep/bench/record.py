@@ -1,4 +1,4 @@
-"""What a benchmark leaves: a JSON file with all figures, their spread, goals and where they come from."""
+"""The record of a benchmark: a JSON file with all figures, their spread, their goals and their origin."""
 
 from __future__ import annotations
 
@@ -11,18 +11,22 @@ from pydantic import ValidationError
 from raysweep.errors import ConfigError
 from raysweep.registry import Config
 
-#: Committed records, one a suite.
+#: Folder of the committed records, one for each suite.
 RESULTS = Path(__file__).parent / "results"
 
-#: How a goal reads its figure.
+#: The direction of a goal.
 Sense = Literal["at least", "at most"]
 
-#: Which time counts: that of all threads of the process, or that on the wall where a GPU does the work.
+#: The time that counts: CPU time of all threads of the process, or wall time where a GPU does the work.
 Clock = Literal["cpu", "wall"]
+
+#: A peer is `equal` and timed; `unequal` for a known reason, and timed; `failed`, that is not equal and not
+#: timed; or `absent`, that is not installed or unable to do the work.
+Status = Literal["equal", "unequal", "failed", "absent"]
 
 
 class Spread(Config):
-    """Median and quartiles over repeats."""
+    """The median and quartiles over repeats."""
 
     median: float
     lower: float
@@ -30,7 +34,7 @@ class Spread(Config):
 
     @classmethod
     def of(cls, values: list[float]) -> Spread:
-        """Return the spread of at least one value.
+        """Return the spread of one value or more.
 
         >>> Spread.of([3.0, 1.0, 2.0]).median
         2.0
@@ -40,7 +44,7 @@ class Spread(Config):
 
 
 class Goal(Config):
-    """What a figure should be."""
+    """A goal for a figure."""
 
     sense: Sense
     value: float
@@ -51,7 +55,7 @@ class Goal(Config):
 
 
 class Timing(Config):
-    """Seconds a unit of work, over `repeats` calls that did `units` of them each."""
+    """Seconds for a unit of work, over `repeats` calls of `units` units each."""
 
     units: float
     repeats: int
@@ -61,12 +65,12 @@ class Timing(Config):
 
     @property
     def seconds(self) -> Spread:
-        """The time that counts."""
+        """Return the time that counts."""
         return self.cpu_seconds if self.clock == "cpu" else self.wall_seconds
 
 
 class Check(Config):
-    """How far a peer's results are from raysweep's, looked at before anything is timed."""
+    """The distance of a peer's results from raysweep's, measured before anything is timed."""
 
     quantity: str
     value: float | None
@@ -77,13 +81,12 @@ class Check(Config):
 class Comparison(Config):
     """A peer beside raysweep.
 
-    `status`: `equal` and timed; `unequal`, known to be so for `reason`, and timed all the same; `failed`, not
-    equal although it should be, and not timed; `absent`, not installed or unable to do the work.  Ratios are
-    the peer's time a unit divided by raysweep's, from the same round each.
+    `reason` says why a peer is `unequal` or `absent`.  A ratio is the peer's time for a unit divided by
+    raysweep's in the same round.
     """
 
     peer: str
-    status: Literal["equal", "unequal", "failed", "absent"]
+    status: Status
     reason: str | None = None
     note: str | None = None
     check: Check | None = None
@@ -94,12 +97,12 @@ class Comparison(Config):
 
     @property
     def ratio(self) -> Spread | None:
-        """The ratio of the times that count; None where nothing was timed."""
+        """Return the ratio of the times that count; None where nothing was timed."""
         return self.cpu_ratio if self.timing is None or self.timing.clock == "cpu" else self.wall_ratio
 
     @property
     def met(self) -> bool | None:
-        """Whether the goal is reached; None without a goal or a ratio."""
+        """Tell whether the goal is reached; None without a goal or a ratio."""
         if self.goal is None or self.ratio is None:
             return None
         return self.goal.met(self.ratio.median)
@@ -115,12 +118,12 @@ class Figure(Config):
 
     @property
     def met(self) -> bool | None:
-        """Whether the goal is reached; None without a goal."""
+        """Tell whether the goal is reached; None without a goal."""
         return None if self.goal is None else self.goal.met(self.value)
 
 
 class CaseRecord(Config):
-    """One piece of work: raysweep's time for it, its peers, and further figures."""
+    """A piece of work: raysweep's time for it, its peers, and further figures."""
 
     key: str
     work: str
@@ -133,20 +136,20 @@ class CaseRecord(Config):
 
 
 class Peak(Config):
-    """What the machine gives to code that does nothing else, measured in the same run on the same threads.
+    """The peak of the machine, measured in the same run on the same threads.
 
-    Where the suite runs on a GPU it is what that gives.
+    Where the suite runs on a GPU, it is the peak of the GPU.
     """
 
     gemm_float32_gflops: float
     gemm_float64_gflops: float
-    #: None in records of suites that have no use for it.
+    #: None in older records.
     gemm_bfloat16_gflops: float | None = None
     copy_gbytes: float
 
 
 class Environment(Config):
-    """Where a record was measured."""
+    """The machine and the software that a record was measured with."""
 
     date: str
     cpu: str
@@ -172,14 +175,13 @@ class Record(Config):
     peak: Peak
     cases: tuple[CaseRecord, ...]
 
-    @property
-    def failures(self) -> list[str]:
-        """Peers that turned out not to be equal, by case."""
+    def of_status(self, status: Status) -> list[str]:
+        """Return the peers with a status, each after the key of its case."""
         return [
             f"{case.key}: {row.peer}"
             for case in self.cases
             for row in case.comparisons
-            if row.status == "failed"
+            if row.status == status
         ]
 
 
@@ -189,7 +191,7 @@ def save(record: Record, path: Path) -> None:
 
 
 def load(path: Path) -> Record:
-    """Read a record; raises `ConfigError` for a file that is absent or is none."""
+    """Read a record; raises `ConfigError` for a file that is absent or holds no record."""
     try:
         return Record.model_validate_json(path.read_bytes())
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The suites: which cases there are, and running them."""
+"""The suites: their cases, and the runs of them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from raysweep.bench.harness import Device, Entry, Say, run_case
 from raysweep.bench.process import call
 from raysweep.bench.record import Record
-from raysweep.errors import ConfigError
+from raysweep.errors import ConfigError, RunFailedError
 from raysweep.registry import suggest
 
-#: Modules that hold `ENTRIES`.
+#: The modules of the suites; each holds `ENTRIES`.
 SUITES = {
     "exact": "raysweep.bench.exact",
     "train": "raysweep.bench.train",
@@ -20,12 +20,14 @@ SUITES = {
 
 
 def entries(suite: str, only: Sequence[str] = (), device: Device = "cpu") -> list[Entry]:
-    """Return the cases of a suite on a device, those named by `only` where there are any.
+    """Return the cases of a suite on a device, or those of them that `only` names.
 
-    Raises `ConfigError` for a key that is not there.
+    Raises `ConfigError` for a key that the suite lacks, and for a device without cases.
     """
     every: Sequence[Entry] = importlib.import_module(SUITES[suite]).ENTRIES
     found = {entry.key: entry for entry in every if entry.device == device}
+    if not found:
+        raise ConfigError(f"--device {device}: bench {suite} has no case there; leave it out")
     for key in only:
         if key not in found:
             raise ConfigError(
@@ -46,6 +48,16 @@ def measure(
             raise ConfigError("--device cuda: torch finds no GPU here; leave it out to measure the processor")
     request = {"suite": suite, "only": keys, "quick": quick, "threads": threads, "device": device}
     return Record.model_validate_json(call("raysweep.bench", request, threads=threads))
+
+
+def judge(record: Record, *, strict: bool = False) -> None:
+    """Raise `RunFailedError` where a peer's results differ, and where one is absent if `strict`."""
+    wrong = record.of_status("failed")
+    if wrong:
+        raise RunFailedError(f"bench {record.suite}: not equal to raysweep: {'; '.join(wrong)}")
+    absent = [case.key for case in record.cases if case.reason is not None] + record.of_status("absent")
+    if strict and absent:
+        raise RunFailedError(f"bench {record.suite}: absent: {'; '.join(absent)}; the table says why")
 
 
 def run_here(

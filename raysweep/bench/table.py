@@ -1,4 +1,4 @@
-"""Records as tables: for the terminal, and as the Markdown that README holds between two comments."""
+"""Records as tables: for the terminal, and as Markdown that a file holds between two comments."""
 
 from __future__ import annotations
 
@@ -20,13 +20,19 @@ from raysweep.errors import ConfigError
 
 HEADINGS = ("work", "raysweep", "beside", "found", "goal")
 
-#: Suites whose cases have the same peers and figures: a column each.
+#: Suites with the same peers and figures in every case: each case is a column.
 CROSSED = frozenset({"trace"})
+
+#: The file that holds the tables of the committed records.
+README = Path(__file__).parent / "README.md"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """A line of the table; `met` is None where there is no goal, `key` and `work` are of a case's first."""
+    """A line of the table.
+
+    `key` and `work` are empty in all lines of a case but the first; `met` is None where there is no goal.
+    """
 
     key: str
     work: str
@@ -38,14 +44,14 @@ class Line:
 
     @property
     def cells(self) -> tuple[str, str, str, str, str]:
-        """Text by column; the goal says whether it is met."""
+        """Return the text of each column; that of the goal says whether it is met."""
         verdict = {True: " ✓", False: " missed", None: ""}[self.met]
         work = f"`{self.key}` {self.work}" if self.key else ""
         return (work, self.rate, self.beside, self.found, self.goal + verdict)
 
 
 def lines(record: Record) -> Iterator[Line]:
-    """Yield the lines of a record, case by case; only the first of a case names its work."""
+    """Yield the lines of a record, case by case."""
     for case in record.cases:
         if case.reason is not None:
             yield Line(key=case.key, work=case.work, rate="", beside="", found="not run", goal="")
@@ -61,13 +67,13 @@ def lines(record: Record) -> Iterator[Line]:
                 beside=beside,
                 found=found,
                 goal=goal,
-                # Goals are of full sizes.
+                # Goals hold for full sizes.
                 met=None if record.quick else met,
             )
 
 
 def notes(record: Record) -> list[str]:
-    """Return what has to be said of cases and peers."""
+    """Return the notes on cases and peers."""
     found = []
     for case in record.cases:
         if case.reason is not None:
@@ -80,19 +86,19 @@ def notes(record: Record) -> list[str]:
 
 
 def caption(record: Record) -> str:
-    """Return where and how the figures were measured."""
+    """Return a sentence on the machine, the software and the method of the measurement."""
     place, peak = record.environment, record.peak
     versions = ", ".join(f"{name} {number}" for name, number in place.versions.items())
     commit = (
         "" if place.commit is None else f"; commit {place.commit[:10]}" + (" (changed)" * bool(place.dirty))
     )
     threads = "one thread" if place.threads == 1 else f"{place.threads} threads"
-    clock = "CPU time" if place.gpu is None else "time on the wall"
+    clock = "CPU time" if place.gpu is None else "wall time"
     gpu = "" if place.gpu is None else f"{place.gpu}; "
     half = ""
     if peak.gemm_bfloat16_gflops is not None:
         half = f", {number(peak.gemm_bfloat16_gflops)} in bfloat16"
-    quick = "A quick run on small sizes: not to be compared. " if record.quick else ""
+    quick = "A quick run on small sizes, which compares nothing. " if record.quick else ""
     return (
         f"{quick}Ratios are of {clock} for the same work, {threads}, all contestants taking turns in one "
         f"run: median and, in brackets, quartiles over the rounds. "
@@ -113,7 +119,7 @@ def terminal(record: Record) -> RenderableType:
             if line.rate:
                 parts.append(f"  {line.rate}")
             grid = Table.grid(padding=(0, 2))
-            # Where there is room all grids have the same columns; where there is none, names are wrapped.
+            # On a wide terminal all grids have the same columns; on a narrow one, names are wrapped.
             grid.add_column(min_width=20)
             grid.add_column(no_wrap=True)
             grid.add_column(no_wrap=True)
@@ -127,7 +133,7 @@ def terminal(record: Record) -> RenderableType:
 
 
 def markdown(record: Record) -> str:
-    """Return the table with its notes as Markdown, the suite's introduction above where it has one."""
+    """Return the table with its notes as Markdown, below the introduction of the suite if it has one."""
     if record.suite in CROSSED:
         rows, said = crossed(record), merged_notes(record)
     else:
@@ -151,7 +157,7 @@ def crossed(record: Record) -> list[tuple[str, ...]]:
             own = cells.setdefault(f"raysweep, {second} a {case.unit}", {})
             own[case.key] = number(case.timing.seconds.median)
         for beside, found, goal, met in (*map(_compared, case.comparisons), *map(_figure, case.figures)):
-            # Goals are of full sizes.
+            # Goals hold for full sizes.
             verdict = {True: " ✓", False: " missed", None: ""}[None if record.quick else met]
             cells.setdefault(beside, {})[case.key] = found + verdict
             goals[beside] = goals.get(beside) or goal
@@ -161,9 +167,9 @@ def crossed(record: Record) -> list[tuple[str, ...]]:
 
 
 def merged_notes(record: Record) -> list[str]:
-    """Return what has to be said of cases and peers, a line a peer; what is not true of all cases names them.
+    """Return the notes on cases and peers, one line for each peer.
 
-    A note is split at its semicolons.
+    Notes are split at their semicolons.  A part that does not hold for all cases of a peer names its cases.
     """
     found = [f"{case.key}: {case.reason}." for case in record.cases if case.reason is not None]
     peers = Counter(row.peer for case in record.cases for row in case.comparisons)
@@ -182,37 +188,37 @@ def merged_notes(record: Record) -> list[str]:
 
 
 def between(suite: str) -> tuple[str, str]:
-    """Return the comments between which a text holds the table of a suite."""
+    """Return the two comments that stand around the table of a suite."""
     return f"<!-- bench:{suite} -->", f"<!-- /bench:{suite} -->"
 
 
 def written(text: str, record: Record) -> str:
-    """Return a text with the table of a record between its comments, in place of what was there.
+    """Return a text with the table of a record between its two comments.
 
-    Raises `ConfigError` where the text has not exactly one pair of them.
+    Raises `ConfigError` where the text does not have exactly one such pair.
     """
     first, last = between(record.suite)
     if text.count(first) != 1 or text.count(last) != 1 or text.index(first) > text.index(last):
-        raise ConfigError(f"the text needs one line '{first}' and, behind it, one line '{last}'")
+        raise ConfigError(f"the text needs one line '{first}' and, after it, one line '{last}'")
     head, tail = text.partition(first)[0], text.partition(last)[2]
     return f"{head}{first}\n{markdown(record)}{last}{tail}"
 
 
 def write(path: Path, record: Record) -> None:
-    """Put the table of a record into a file; raises `ConfigError` for a file without its comments."""
+    """Put the table of a record into a file; raises `ConfigError` for a file without the two comments."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"--write {path}: cannot be read: {error.strerror}") from error
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     try:
         new = written(text, record)
     except ConfigError as error:
-        raise ConfigError(f"--write {path}: {error}") from error
+        raise ConfigError(f"{path}: {error}") from error
     path.write_text(new, encoding="utf-8")
 
 
 def number(value: float) -> str:
-    """Return a number with three significant digits, thousands set apart.
+    """Return a number with three significant digits and commas between thousands.
 
     >>> number(81234.5), number(4.712), number(0.5512), number(0.0)
     ('81,200', '4.71', '0.551', '0')

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from raysweep.bench import suites
+from raysweep.bench import table as tables
 from raysweep.bench.process import call
 from raysweep.bench.record import Record, load, save
 from raysweep.bench.table import written
@@ -61,6 +62,19 @@ def test_what_is_not_equal_ends_with_code_3(
     assert err == "raysweep: bench exact: not equal to raysweep: first: wrong\n"
 
 
+def test_a_strict_run_needs_every_peer(
+    record: Record, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, *others = record.cases
+    rows = tuple(row for row in first.comparisons if row.status != "failed")
+    equal = record.model_copy(update={"cases": (first.model_copy(update={"comparisons": rows}), *others)})
+    monkeypatch.setattr(suites, "measure", lambda *given, **more: equal)
+    assert run(["bench", "exact", "--json"]) == 0
+    assert run(["bench", "exact", "--json", "--strict"]) == 3
+    said = "raysweep: bench exact: absent: third; first: gone; the table says why\n"
+    assert capsys.readouterr().err == said
+
+
 def test_usage_is_checked_before_anything_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -72,14 +86,23 @@ def test_usage_is_checked_before_anything_runs(
     assert "--only: bench exact has no case 'nothing'" in capsys.readouterr().err
     assert run(["bench", "exact", "--output", str(tmp_path / "none" / "record.json")]) == 2
     assert "there is no folder" in capsys.readouterr().err
+    assert run(["bench", "exact", "--device", "cuda"]) == 2
+    assert "--device cuda: bench exact has no case there" in capsys.readouterr().err
 
 
-def test_table(record: Record, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_table(
+    record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     file, text = tmp_path / "record.json", tmp_path / "text.md"
     save(record, file)
     assert run(["bench", "table", str(file)]) == 0
     assert capsys.readouterr().out.startswith("| work | raysweep |")
     text.write_text("<!-- bench:exact --><!-- /bench:exact -->")
-    assert run(["bench", "table", str(file), "--write", str(text)]) == 0
+    monkeypatch.setattr(tables, "README", text)
+    assert run(["bench", "table", str(file), "--write"]) == 0
     assert text.read_text() == written("<!-- bench:exact --><!-- /bench:exact -->", record)
+    other = tmp_path / "other.md"
+    other.write_text("<!-- bench:exact --><!-- /bench:exact -->")
+    assert run(["bench", "table", str(file), "--into", str(other)]) == 0
+    assert other.read_text() == text.read_text()
     assert run(["bench", "table", "--suite", "nothing"]) == 2

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import re
+import sys
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from raysweep.bench import peers
 from raysweep.bench.exact import pcfg
 from raysweep.bench.exact.distance import total_variation
 from raysweep.bench.harness import UnavailableError
 from raysweep.bench.peers import inside_outside, inside_pass
 from raysweep.bench.peers.hmm import Dynamax, HMMLearn
+from raysweep.bench.peers.hutchinson import Curvlinops
 from raysweep.bench.peers.nltk_sampling import NLTKSampler
 from raysweep.bench.peers.torch_struct import TorchStruct
 from raysweep.languages import HMM, PCFG
@@ -108,6 +114,27 @@ def test_dynamax(model: HMM) -> None:
     ids = model.sample(20, seed=1)
     expected = model.conditionals(ids, dtype=torch.float64).exp().numpy()
     np.testing.assert_allclose(peer.conditionals(ids.numpy()), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_missing_peer_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "curvlinops", None)
+    with pytest.raises(UnavailableError, match=r"curvlinops cannot be imported: .*; pip install --no-deps"):
+        Curvlinops(torch.nn.Linear(1, 1))
+    monkeypatch.setitem(sys.modules, "torch_struct", None)
+    grammar = PCFG.random(seed=4, **LANGUAGES["dense"]).grammar
+    with pytest.raises(UnavailableError, match=r"torch_struct cannot .*'raysweep\[bench\]' installs it"):
+        TorchStruct(grammar, floor=pcfg.FLOOR)
+
+
+def test_the_remedy_is_what_the_documents_and_the_checks_say() -> None:
+    root = Path(__file__).parents[2]
+    assert peers.CURVLINOPS in (root / "raysweep/bench/README.md").read_text()
+    assert peers.CURVLINOPS.removeprefix("pip ") in (root / ".ci/run").read_text()
+    # What the command leaves out is in the extra, except torchvision.
+    extra = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]["bench"]
+    names = {re.split("[<>=]", need)[0] for need in extra}
+    assert {"einconv", "einops", "linear_operator", "opt-einsum", "tqdm", "unfoldNd"} <= names
+    assert not {"curvlinops-for-pytorch", "backpack-for-pytorch", "torchvision"} & names
 
 
 def test_total_variation_passes_nan_on() -> None:

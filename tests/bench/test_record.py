@@ -25,7 +25,8 @@ def test_a_record_survives_the_disk(record: Record, tmp_path: Path) -> None:
 
 
 def test_failures_are_named(record: Record) -> None:
-    assert record.failures == ["first: wrong"]
+    assert record.of_status("failed") == ["first: wrong"]
+    assert record.of_status("absent") == ["first: gone"]
 
 
 def test_goals_are_looked_at_where_something_was_found(record: Record) -> None:
@@ -69,7 +70,7 @@ def test_committed_records_are_whole(path: Path) -> None:
     record = load(path)
     assert record.suite == path.stem
     assert not record.quick
-    assert record.failures == []
+    assert record.of_status("failed") == []
     assert [case.key for case in record.cases] == [entry.key for entry in entries(record.suite)]
     assert [case.work for case in record.cases] == [entry.work for entry in entries(record.suite)]
     for case in record.cases:

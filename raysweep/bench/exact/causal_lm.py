@@ -1,4 +1,4 @@
-"""Exact conditionals of a causal LM, beside reading every candidate sentence anew."""
+"""Exact conditionals of a causal LM, beside a program that reads every candidate sentence from its start."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from raysweep.bench.exact.distance import total_variation
 from raysweep.bench.harness import Case, Contestant, Difference, Peer, Prepared
 from raysweep.languages.causal_lm import CausalLM
 
-#: Kept tokens.  The paper has 2000; the work is the same for each of them.
+#: Kept tokens.  The paper has 2000; every token takes the same work.
 KEPT = 64
 
 
 def opt(quick: bool) -> Case:
-    """A model of OPT-125M's shape with random weights; nothing is downloaded.
+    """Return the case of a model with OPT-125M's shape and random weights; nothing is downloaded.
 
-    A unit is one masked position of a sentence, positions being spread evenly over the sentence: the later
-    the position, the more is shared.
+    A unit is one masked position of a sentence.  Positions are spread evenly over the sentence, because later
+    positions share more of the work.
     """
     language, model = shape_of_opt(quick)
     T = language.max_length

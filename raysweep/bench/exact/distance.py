@@ -1,4 +1,4 @@
-"""How far two sets of distributions are apart."""
+"""The distance between two sets of distributions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def total_variation(pairs: Iterable[tuple[Tensor, Tensor]], tolerance: float) ->
     0.5
     """
     worst = [(0.5 * (a.double() - b.double()).abs().sum(dim=-1)).max() for a, b in pairs]
-    # torch's maximum passes NaN on, Python's does not.
+    # torch's maximum is NaN where a value is; Python's is not.
     return Difference(
         quantity="largest total variation", value=torch.stack(worst).max().item(), tolerance=tolerance
     )

@@ -15,17 +15,17 @@ from raysweep.languages import HMM
 
 
 def dense(quick: bool) -> Case:
-    """One block: every state moves and emits everywhere."""
+    """Return the case of one block, in which every state can move to and emit everything."""
     return _case(quick, blocks=1)
 
 
 def blocks(quick: bool) -> Case:
-    """Ten blocks, as by default."""
+    """Return the case of ten blocks, which is the default."""
     return _case(quick, blocks=10)
 
 
 def flops(language: HMM) -> float:
-    """Return the operations a sentence of one block: both passes and the V-vectors."""
+    """Return the operations for a sentence of one block: both passes and the vectors of V."""
     S, T, V = language.states, language.max_length, language.vocabulary_size
     return 2.0 * (2 * (T - 1) * S * S + T * S * V)
 
@@ -54,7 +54,7 @@ def _case(quick: bool, blocks: int) -> Case:
         peer, words = Dynamax(language), ids.numpy()
 
         def check() -> Difference:
-            # A copy: what jax hands out cannot be written to.
+            # A copy, because arrays of jax cannot be written to.
             return total_variation([(torch.tensor(peer.conditionals(words)), truth)], 1e-5)
 
         return Prepared(
@@ -62,7 +62,7 @@ def _case(quick: bool, blocks: int) -> Case:
         )
 
     def figures(timing: Timing | None, peak: Peak) -> Sequence[Figure]:
-        # In several blocks most of these operations are with zeros, which need not be done.
+        # With several blocks most of these operations are with zeros, and are left out.
         return [share_of_peak(flops(language), timing, peak, goal=0.55)] if blocks == 1 else []
 
     return Case(
@@ -73,7 +73,7 @@ def _case(quick: bool, blocks: int) -> Case:
                 name="hmmlearn, scaling",
                 goal=8,
                 prepare=partial(hmmlearn, False),
-                note="float64: posteriors, and conditionals made of them",
+                note="float64: posteriors, and conditionals computed from them",
             ),
             Peer(
                 name="hmmlearn, scaling: posteriors alone",

@@ -1,7 +1,7 @@
 """The process that makes a whole PCFG data set: `python -m raysweep.bench.exact.million REQUEST FILE`.
 
-It samples sentences, computes the exact conditionals of all positions, the entropy of each sentence, the
-lengths and the counts of words, and keeps of all this only the statistics.
+It samples sentences and computes the exact conditionals of all positions, the entropy of each sentence, the
+lengths and the counts of words.  It keeps only the statistics.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from raysweep.bench.process import hold
 
-#: Sentences in memory at a time, and those whose conditionals are.
+#: Sentences in memory at a time, and sentences with their conditionals in memory at a time.
 CHUNK, TABLE = 8192, 2048
 
 
@@ -53,7 +53,7 @@ def run(sentences: int, threads: int) -> dict[str, Any]:
 def peak_gib() -> float:
     """Return the most memory this process has held.
 
-    `getrusage` would report the parent's as well, whose memory a child shares until it loads its program.
+    `getrusage` would include the memory of the parent, which a child shares until it loads its program.
     """
     found = re.search(r"^VmHWM:\s*(\d+) kB$", Path("/proc/self/status").read_text(), flags=re.MULTILINE)
     if found is None:

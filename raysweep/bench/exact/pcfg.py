@@ -1,4 +1,4 @@
-"""Exact conditionals and sampling of PCFGs, beside other ways to compute the same."""
+"""Exact conditionals and sampling of PCFGs, beside other programs for the same."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from raysweep.bench.record import Figure, Goal, Peak, Timing
 from raysweep.languages import PCFG
 from raysweep.languages.pcfg.grammar import length_probabilities
 
-#: Zero emissions as torch-struct is given them: small enough to vanish, large enough for float32.
+#: What torch-struct gets for emissions of zero: small enough to vanish, large enough for float32.
 FLOOR = 1e-20
 
 
 def layered(quick: bool) -> Case:
-    """The paper's shape of grammar; every peer gets sentences of the language's own lengths."""
+    """Return the case of the paper's shape of grammar; all sentences have the language's own lengths."""
     language = PCFG.random()
-    # Larger tables are given back to the system after each call, and cleared by it before the next.
+    # The system takes larger tables back after each call, and clears them before the next.
     ids = language.sample(512 if quick else 2048, seed=1)
     few = evenly(language, ids, 4 if quick else 16)
     some = evenly(language, ids, 64 if quick else 512)
@@ -78,14 +78,14 @@ def layered(quick: bool) -> Case:
                 name="the paper's inside pass",
                 goal=8000,
                 prepare=inside_pass,
-                note="V·T passes a sentence, plain loops, compiled; "
+                note="V·T passes for each sentence, plain loops, compiled; "
                 f"{len(few)} sentences of the language's lengths",
             ),
             Peer(
                 name="numpy inside–outside",
                 goal=250,
                 prepare=numpy,
-                note=f"float64, vectorised over sentences of a length; {len(some)} sentences",
+                note=f"float64, vectorised over sentences of one length; {len(some)} sentences",
             ),
             Peer(
                 name="torch-struct",
@@ -105,7 +105,7 @@ def layered(quick: bool) -> Case:
 
 
 def dense(quick: bool) -> Case:
-    """Every rule there is, sentences of the longest length."""
+    """Return the case of a grammar with every possible rule, on sentences of the longest length."""
     N, n = (8, 6) if quick else (50, 32)
     language = PCFG.random(structure="dense", nonterminals=N, max_length=n)
     V = language.vocabulary_size
@@ -162,7 +162,7 @@ def dense(quick: bool) -> Case:
 
 
 def sampling(quick: bool) -> Case:
-    """Sentences drawn one after the other from productions, and all together."""
+    """Return the case of sampling: all sentences together, beside one after the other."""
     language = PCFG.random()
     ours, theirs = (4096, 500) if quick else (100_000, 2000)
 
@@ -202,7 +202,7 @@ def sampling(quick: bool) -> Case:
 
 
 def evenly(language: PCFG, ids: Tensor, count: int) -> Tensor:
-    """Return `count` of the sentences, evenly over their ranks by length: the same mix of lengths, sorted."""
+    """Return `count` of the sentences, sorted by length, with the same mix of lengths."""
     order = language.lengths(ids).argsort(stable=True)
     return ids[order[((torch.arange(count) + 0.5) / count * len(ids)).long()]]
 
@@ -213,15 +213,15 @@ def words_of(language: PCFG, ids: Tensor) -> list[Tensor]:
 
 
 def by_length(language: PCFG, ids: Tensor) -> list[Tensor]:
-    """Return sentences sorted by length as one tensor [B, n] a length."""
+    """Return the sentences of each length n as a tensor [B, n], from the shortest on."""
     lengths = language.lengths(ids)
     return [ids[lengths == n, :n] for n in lengths.unique().tolist()]
 
 
 def sample_difference(language: PCFG, a: list[list[int]], b: list[list[int]]) -> Difference:
-    """Compare two samples of as many sentences: mean lengths with the language's, first words across.
+    """Compare two samples of equal size: mean lengths with the language's, first words with each other.
 
-    Sentences are independent, so the first words' chi-square is one of independent draws.
+    Sentences are independent, so the chi-square of first words is one of independent draws.
     """
     lengths = length_probabilities(language.grammar, language.max_length)[1]
     share, n = lengths / lengths.sum(), np.arange(language.max_length + 1)
@@ -242,9 +242,10 @@ def sample_difference(language: PCFG, a: list[list[int]], b: list[list[int]]) ->
 
 
 def dense_flops(N: int, n: int, V: int) -> float:
-    """Return the operations of inside and outside passes with all N^3 rules, and of the V-vectors.
+    """Return the operations of inside and outside passes with all N^3 rules, and of the vectors of V.
 
-    A cell of w words sums w-1 outer products and applies the rules; outside takes both twice and once more.
+    A cell of w words sums w-1 outer products and applies the rules once.  The outside pass takes twice as
+    many products, and applies the rules once more.
     """
     cells = n * (n - 1) / 2
     splits = n * (n * n - 1) / 6
@@ -252,11 +253,11 @@ def dense_flops(N: int, n: int, V: int) -> float:
 
 
 def share_of_peak(flops: float, timing: Timing | None, peak: Peak, goal: float) -> Figure:
-    """Return which part of the float32 GEMM peak a unit of `flops` useful operations reaches."""
+    """Return the share of the float32 GEMM peak that a unit of `flops` useful operations reaches."""
     if timing is None:
         raise ValueError("a share of the peak needs a timing")
     rate = 1e-9 * flops / timing.cpu_seconds.median
-    # The peak is of all threads together in CPU time, as is the rate.
+    # Both the peak and the rate are operations per CPU second of all threads together.
     return Figure(
         name="share of the float32 GEMM peak",
         unit="",
@@ -266,7 +267,7 @@ def share_of_peak(flops: float, timing: Timing | None, peak: Peak, goal: float) 
 
 
 def _prepared(language: PCFG, ids: Tensor, run: Callable[[], Sequence[Tensor]], tolerance: float) -> Prepared:
-    """Make a peer of a call that gives Pr(x_t = . | x_-t) [n, V] of each of `ids`, in their order."""
+    """Return the peer whose `run` gives Pr(x_t = . | x_-t) [n, V] of each sentence of `ids`, in order."""
     truth = language.conditionals(ids).exp()
     lengths = language.lengths(ids).tolist()
 

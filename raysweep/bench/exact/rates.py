@@ -1,4 +1,4 @@
-"""Work without a peer: how fast entropies and labels are had, and what a million sentences cost."""
+"""Work without a peer: entropies, labels, and a data set of a million sentences."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from raysweep.languages import PCFG
 
 
 def entropy(quick: bool) -> Case:
-    """Entropies of sentences that are at hand."""
+    """Return the case of the entropies of given sentences."""
     language = PCFG.random()
     ids = language.sample(512 if quick else 8192, seed=1)
     return Case(
@@ -23,7 +23,7 @@ def entropy(quick: bool) -> Case:
 
 
 def labels(quick: bool) -> Case:
-    """The labels of the three tasks of sentences that are at hand."""
+    """Return the case of the labels of given sentences, for the three tasks."""
     language = PCFG.random()
     sample = language.sample_latent(512 if quick else 8192, seed=1)
     return Case(
@@ -36,11 +36,11 @@ def labels(quick: bool) -> Case:
 
 
 def million(quick: bool) -> Case:
-    """A whole data set in a process of its own, whose memory is then its own too."""
+    """Return the case of a whole data set, in a process of its own so that its memory can be measured."""
     try:
         open("/proc/self/status").close()
     except OSError as error:
-        raise UnavailableError("peak memory is read from /proc/self/status, which is not there") from error
+        raise UnavailableError("this system has no /proc/self/status, which tells peak memory") from error
 
     def figures(timing: Timing | None, peak: Peak) -> Sequence[Figure]:
         import torch

@@ -18,15 +18,16 @@ from raysweep.models.base import MaskedLM
 from raysweep.models.huggingface import to_huggingface
 from raysweep.training.data import Batch
 
-IGNORED = -100  # the label of words that are not masked
+#: The label of words that are not masked.
+IGNORED = -100
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How it is trained: what the work leaves open.
+    """The choices of a training that the work leaves open.
 
-    `precision` other than float32 is that of autocast; `fused` is torch's option of AdamW (None: its own
-    choice); `attention` is the implementation that `transformers` is asked for.
+    A `precision` other than float32 is that of autocast.  `fused` is the option of torch's AdamW; None leaves
+    it to torch.  `attention` is the implementation that `transformers` uses.
     """
 
     precision: torch.dtype = torch.float32
@@ -37,7 +38,7 @@ class Recipe:
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """A batch as BertForMaskedLM takes it, [B, T] each."""
+    """A batch in the form that BertForMaskedLM takes, [B, T] each."""
 
     input_ids: Tensor
     attention_mask: Tensor
@@ -57,7 +58,7 @@ class Inputs:
 
 
 def check_compiler(device: str) -> None:
-    """Raise `UnavailableError` where torch.compile does not get through: for want of a compiler, say."""
+    """Raise `UnavailableError` where torch.compile fails, for example without a C compiler."""
     try:
         torch.compile(lambda x: x.sin() + 1)(torch.ones(8, device=device))
     except RuntimeError as error:
@@ -78,7 +79,7 @@ class Bert:
             made: Any = transformers.BertForMaskedLM.from_pretrained(
                 folder, attn_implementation=recipe.attention
             )
-        # An encoder has no segments.
+        # Encoders of raysweep have no segments.
         made.bert.embeddings.token_type_embeddings.requires_grad_(False)
         self.algorithm, self.recipe, self.steps, self.device = algorithm, recipe, steps, device
         self.model = made.to(device).train()
@@ -106,5 +107,5 @@ class Bert:
         return loss.detach()
 
     def train(self, batches: Sequence[Inputs]) -> Tensor:
-        """Do a step on each batch, the first being step 1; return the losses [steps]."""
+        """Do a step on each batch, from step 1 on; return the losses [steps]."""
         return torch.stack([self.update(inputs, step) for step, inputs in enumerate(batches, start=1)])

@@ -1,4 +1,4 @@
-"""Label-sampled Fisher traces from every input's gradient norm: in a loop, by vmap, and by Opacus.
+"""Fisher traces from the gradient norm of each input at a drawn label: in a loop, by vmap, and by Opacus.
 
 At an input with logits z(x; θ) and a label y drawn from softmax(z), ‖∇_θ log f_y‖² is an unbiased value of
 the trace (Liu, Xie, Li and Ma, ICML 2023, appendix B.1).
@@ -7,7 +7,6 @@ the trace (Liu, Xie, Li and Ma, ICML 2023, appendix B.1).
 from __future__ import annotations
 
 import copy
-import importlib
 import warnings
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from raysweep.bench.harness import UnavailableError
+from raysweep.bench.peers import peer
 from raysweep.models.base import MaskedLM
 
 
@@ -26,7 +26,7 @@ def draw(logits: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def naive(model: nn.Module, ids: Tensor, positions: Tensor, labels: Tensor) -> Tensor:
-    """Return the squared norms [B, k] of `labels` [B, k]: a backward pass each, one after the other."""
+    """Return the squared norms [B, k] of `labels` [B, k], with a backward pass for each label."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     rows = []
     for row in range(len(ids)):
@@ -40,7 +40,7 @@ def naive(model: nn.Module, ids: Tensor, positions: Tensor, labels: Tensor) -> T
 
 
 def vectorised(model: nn.Module, ids: Tensor, positions: Tensor, labels: Tensor) -> Tensor:
-    """Return the squared norms [B] of one label an input: vmap of grad.
+    """Return the squared norms [B] of one label for each input, by vmap of grad.
 
     Raises `UnavailableError` for a model that vmap cannot differentiate.
     """
@@ -55,7 +55,7 @@ def vectorised(model: nn.Module, ids: Tensor, positions: Tensor, labels: Tensor)
 
     try:
         with warnings.catch_warnings():
-            # That LSTMs are worked off row by row, which its time tells.
+            # torch warns that it computes LSTMs row by row; the timing shows it.
             warnings.simplefilter("ignore")
             found: Tensor = vmap(norm, in_dims=(None, 0, 0, 0))(parameters, ids, positions, labels)
     except (RuntimeError, NotImplementedError) as error:
@@ -64,7 +64,7 @@ def vectorised(model: nn.Module, ids: Tensor, positions: Tensor, labels: Tensor)
 
 
 def untied(model: MaskedLM) -> MaskedLM:
-    """Return a copy of a model whose decoder has a matrix of its own."""
+    """Return a copy of a model with a separate matrix in its decoder."""
     found = copy.deepcopy(model)
     decoder: Any = found.get_submodule("decoder")
     decoder.weight = nn.Parameter(decoder.weight.detach().clone())
@@ -74,40 +74,35 @@ def untied(model: MaskedLM) -> MaskedLM:
 class Opacus:
     """Opacus' fast gradient clipping: norms in one backward pass, without gradients of single inputs.
 
-    `model` is taken over.  Its decoder must be untied, for Opacus counts a weight that is used twice as two;
-    its LSTMs become Opacus' own, whose norms are those of single inputs' gradients.
+    `model` is changed in place.  Its decoder must be untied, because Opacus counts a weight that is used
+    twice as two weights.  Its LSTMs are replaced by Opacus' own, for which Opacus knows the norms of single
+    inputs.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                opacus: Any = importlib.import_module("opacus.grad_sample")
-                layers: Any = importlib.import_module("opacus.layers")
-        except ImportError as error:
-            raise UnavailableError(f"opacus cannot be imported: {error}") from error
+        opacus, layers = peer("opacus.grad_sample"), peer("opacus.layers")
         for module in list(model.modules()):
             if isinstance(module, nn.Embedding):
-                # It takes views of ids that expanding does not allow.
+                # Opacus takes views of ids, which expanded tensors do not allow.
                 module.register_forward_pre_hook(lambda module, args: (args[0].contiguous(),))
             for name, child in module.named_children():
                 if isinstance(child, nn.LSTM):
                     own = layers.DPLSTM(child.input_size, child.hidden_size, batch_first=child.batch_first)
-                    # Before its weights are set, which would be rounded.
+                    # The dtype comes first: weights that are set before it would be rounded.
                     own.to(child.weight_hh_l0.dtype).load_state_dict(child.state_dict())
                     setattr(module, name, own)
-        # `train` is what its hooks ask for; the model has no dropout.
+        # The hooks need `train`; the model has no dropout.
         self._model = opacus.GradSampleModuleFastGradientClipping(
             model.train(), loss_reduction="sum", use_ghost_clipping=True, max_grad_norm=1.0
         )
 
     def norms(self, ids: Tensor, positions: Tensor, generator: torch.Generator) -> Tensor:
-        """Return the squared norms [B] of one drawn label an input."""
+        """Return the squared norms [B] of one drawn label for each input."""
         logits = self._model(ids, positions)
         return self.of(logits, draw(logits, generator))
 
     def of(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the squared norms [B] at the labels [B] of logits that the module has made."""
+        """Return the squared norms [B] at labels [B], from logits of this module."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             torch.autograd.backward(F.cross_entropy(logits, labels, reduction="sum"))
@@ -116,6 +111,6 @@ class Opacus:
         return found
 
     def logits(self, ids: Tensor, positions: Tensor) -> Tensor:
-        """Return logits [B, V] with the hooks' records."""
+        """Return logits [B, V]; the hooks record what the norms need."""
         made: Tensor = self._model(ids, positions)
         return made

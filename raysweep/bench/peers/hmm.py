@@ -1,4 +1,4 @@
-"""Hidden Markov models of hmmlearn and dynamax: conditionals from their forward-backward passes."""
+"""The hidden Markov models of hmmlearn and dynamax: conditionals from their forward-backward passes."""
 
 from __future__ import annotations
 
@@ -6,27 +6,23 @@ from typing import Any
 
 import numpy as np
 
-from raysweep.bench.harness import UnavailableError
+from raysweep.bench.peers import peer
 from raysweep.languages import HMM
 
 
 class HMMLearn:
     """hmmlearn's `CategoricalHMM` with its `scaling` implementation, float64.
 
-    It gives state posteriors, of which conditionals follow:
+    Its state posteriors give the conditionals:
 
         Pr(x_t = c | x_-t)  is proportional to  sum_s (Pr(z_t = s | x) / emission[s, x_t]) emission[s, c]
 
-    where a state that does not emit x_t is left out: in raysweep's models it belongs to a block of states
-    that the other words exclude.
+    The sum leaves out states that do not emit x_t.  In raysweep's models such a state belongs to a block of
+    states that the other words exclude.
     """
 
     def __init__(self, language: HMM) -> None:
-        try:
-            from hmmlearn.hmm import CategoricalHMM
-        except ImportError as error:
-            raise UnavailableError(f"hmmlearn cannot be imported: {error}") from error
-        self._model = CategoricalHMM(
+        self._model = peer("hmmlearn.hmm").CategoricalHMM(
             n_components=language.states, implementation="scaling", init_params="", params=""
         )
         self._model.n_features = language.vocabulary_size
@@ -54,24 +50,19 @@ class HMMLearn:
 class Dynamax:
     """dynamax's forward and backward filters, compiled for a batch, float32.
 
-    Its forward predictions times its backward ones are the contexts themselves; its smoother would add
-    expected transitions that nobody asks for.
+    The product of its forward and backward predictions is the context of a word.  Its smoother would also
+    compute expected transitions, which are not needed here.
     """
 
     def __init__(self, language: HMM) -> None:
-        try:
-            import jax
-            import jax.numpy as jnp
-            from dynamax.hidden_markov_model import hmm_backward_filter, hmm_filter
-        except ImportError as error:
-            raise UnavailableError(f"dynamax cannot be imported: {error}") from error
+        jax, jnp, dynamax = peer("jax"), peer("jax.numpy"), peer("dynamax.hidden_markov_model")
         tables = (language.initial, language.transition, language.emission)
         initial, transition, emission = (jnp.asarray(table, dtype=jnp.float32) for table in tables)
 
         def one(words: Any) -> Any:
             log_leaves = jnp.log(emission.T[words])
-            ahead = hmm_filter(initial, transition, log_leaves).predicted_probs
-            behind = hmm_backward_filter(transition, log_leaves)[1]
+            ahead = dynamax.hmm_filter(initial, transition, log_leaves).predicted_probs
+            behind = dynamax.hmm_backward_filter(transition, log_leaves)[1]
             joint = (ahead * behind) @ emission
             return joint / joint.sum(axis=-1, keepdims=True)
 

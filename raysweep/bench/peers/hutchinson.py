@@ -1,27 +1,26 @@
 """Hutchinson's estimate of the trace over a batch: vᵀGv with random signs v over all parameters.
 
-G is the Gauss-Newton matrix, that is the Fisher matrix, of the batch's mean loss.  Liu et al.'s released
-script takes the Hessian instead, by differentiating twice; with labels drawn from the model its mean is G.
+G is the Gauss-Newton matrix of the batch's mean loss, which is the Fisher matrix.  The released script of Liu
+et al. takes the Hessian instead, by differentiating twice.  With labels drawn from the model, its mean is G.
 """
 
 from __future__ import annotations
 
-import importlib
 import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from raysweep.bench.harness import UnavailableError
+from raysweep.bench.peers import CURVLINOPS, peer
 from raysweep.bench.peers.gradient_norms import draw
 
 
 def signs(model: nn.Module, generator: torch.Generator) -> list[Tensor]:
-    """Return random signs shaped as the trainable parameters."""
+    """Return random signs in the shapes of the trainable parameters."""
     shapes = [p.shape for p in model.parameters() if p.requires_grad]
     return [torch.randint(0, 2, shape, generator=generator).float() * 2 - 1 for shape in shapes]
 
@@ -30,24 +29,18 @@ class Curvlinops:
     """curvlinops' GGN of the cross-entropy on a batch, one product with a vector at a time."""
 
     def __init__(self, model: nn.Module) -> None:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                curvlinops: Any = importlib.import_module("curvlinops")
-        except ImportError as error:
-            raise UnavailableError(f"curvlinops cannot be imported: {error}") from error
-        self._operator = curvlinops.GGNLinearOperator
+        self._operator = peer("curvlinops", CURVLINOPS).GGNLinearOperator
         self._model, self._loss = _Paired(model), nn.CrossEntropyLoss(reduction="mean")
 
     def product(self, ids: Tensor, positions: Tensor, vector: Sequence[Tensor]) -> Tensor:
         """Return vᵀGv of a batch."""
         batch = [(torch.cat([ids, positions[:, None]], dim=1), torch.zeros(len(ids), dtype=torch.long))]
         parameters = [p for p in self._model.parameters() if p.requires_grad]
-        # Told the number of inputs, it computes nothing when it is made.
+        # With the number of inputs given, the constructor computes nothing.
         operator = self._operator(
             self._model, self._loss, parameters, batch, check_deterministic=False, num_data=len(ids)
         )
-        # oneDNN's LSTM cannot be differentiated forwards; PyTorch's own can.
+        # oneDNN's LSTM has no forward-mode derivative; PyTorch's own has one.
         recurrent = any(isinstance(module, nn.RNNBase) for module in self._model.modules())
         plain = torch.backends.mkldnn.flags(enabled=False) if recurrent else nullcontext()
         try:
@@ -62,7 +55,7 @@ class Curvlinops:
 
 
 class _Paired(nn.Module):
-    """A masked language model of one tensor, the positions behind the words."""
+    """A masked language model that takes one tensor: the words, then the position."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -74,7 +67,7 @@ class _Paired(nn.Module):
 
 
 class Released:
-    """The released script's way: Hessian-vector products by double backpropagation."""
+    """The method of the released script: Hessian-vector products by double backpropagation."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -100,7 +93,7 @@ class Released:
 
 
 def by_slopes(model: nn.Module, ids: Tensor, positions: Tensor, vector: Sequence[Tensor]) -> Tensor:
-    """Return vᵀGv as the mean of Σ_c p_c ż_c² − (Σ_c p_c ż_c)², where ż = Jv are slopes of the logits."""
+    """Return vᵀGv as the mean of Σ_c p_c ż_c² − (Σ_c p_c ż_c)², where ż = Jv are the slopes of the logits."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     logits = model(ids, positions)
     # ⟨u, ż⟩ is linear in u: its derivative by u is ż, at any u.

@@ -1,7 +1,7 @@
-"""Inside and outside passes as one writes them in numpy: float64, vectorised over sentences of one length.
+"""Inside and outside passes in plain numpy: float64, vectorised over sentences of one length.
 
-`by_rules` gathers the two sides of every rule, for a grammar of few rules; `by_pairs` multiplies all pairs of
-symbols and has a table [pairs, symbols], for a grammar with a rule for nearly every pair.
+`by_rules` gathers the two sides of every rule and suits a grammar of few rules.  `by_pairs` multiplies all
+pairs of symbols by a table [pairs, symbols] and suits a grammar with a rule for nearly every pair.
 """
 
 from __future__ import annotations

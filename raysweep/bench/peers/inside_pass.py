@@ -1,10 +1,10 @@
-"""One inside pass for every position and every candidate word: V T passes a sentence.
+"""One inside pass for every position and every candidate word: V T passes for each sentence.
 
     Pr(x_t = c | x_-t)  is proportional to  Pr(x with x_t = c),     each from an inside pass of its own
 
-This is how Liu, Xie, Li and Ma (ICML 2023, appendix A.1) compute the conditionals.  The pass is plain loops
-over widths, starts, splits and rules in float64, skipping rules whose left side derives nothing; it is
-compiled, so that what is measured is the method and not an interpreter.
+Liu, Xie, Li and Ma (ICML 2023, appendix A.1) compute the conditionals in this way.  The pass consists of
+plain loops over widths, starts, splits and rules in float64, and skips rules whose left side derives
+nothing.  It is compiled, so that the measurement shows the method and not an interpreter.
 """
 
 from __future__ import annotations

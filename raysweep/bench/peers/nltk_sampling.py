@@ -1,6 +1,6 @@
 """Recursive sampling of sentences from NLTK's productions, one sentence at a time.
 
-(`nltk.parse.generate` enumerates and does not sample; this is the sampler that its users write.)
+`nltk.parse.generate` enumerates and does not sample, so users of NLTK write such a sampler.
 """
 
 from __future__ import annotations
@@ -11,23 +11,20 @@ from typing import Any
 
 import numpy as np
 
-from raysweep.bench.harness import UnavailableError
+from raysweep.bench.peers import peer
 from raysweep.languages.pcfg import Grammar
 
 
 class NLTKSampler:
-    """Samples from a grammar held as an `nltk.PCFG`; sentences are lists of words' names.
+    """A sampler of sentences from an `nltk.PCFG`; a sentence is a list of the names of its words.
 
-    A symbol's production is chosen by `random.choices` among their probabilities; `cumulated` sums these
-    beforehand.
+    `random.choices` chooses a production of a symbol by its probability.  With `cumulated`, the probabilities
+    are summed in advance.
     """
 
     def __init__(self, grammar: Grammar, *, cumulated: bool = False) -> None:
-        try:
-            from nltk import PCFG, Nonterminal
-            from nltk.grammar import ProbabilisticProduction
-        except ImportError as error:
-            raise UnavailableError(f"nltk cannot be imported: {error}") from error
+        nltk, ProbabilisticProduction = peer("nltk"), peer("nltk.grammar").ProbabilisticProduction
+        PCFG, Nonterminal = nltk.PCFG, nltk.Nonterminal
         symbols = [Nonterminal(name) for name in grammar.symbols]
         start = Nonterminal("START")
         productions = [

@@ -1,4 +1,4 @@
-"""Conditionals of a causal LM through `transformers` alone: each candidate read from its beginning."""
+"""Conditionals of a causal LM with `transformers` alone, which reads each candidate from its first word."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-#: Sentences the model reads at a time.
+#: Sentences that the model reads at a time.
 BATCH = 32
 
 
 def conditionals_at(model: Any, kept: Tensor, bos: int, ids: Tensor, positions: Tensor) -> Tensor:
-    """Return log Pr(x_t = . | x_-t) [B, K] of words [B, T], t the one of `positions` [B] counted from 0.
+    """Return log Pr(x_t = . | x_-t) [B, K] of words [B, T] at t = `positions` [B], counted from 0.
 
-    `kept` [K] are the model's tokens of the words; the model's logits are those of its full vocabulary.
+    `kept` [K] are the tokens of the words in the model; its logits cover its full vocabulary.
     """
     K = len(kept)
     out = torch.empty(len(ids), K, dtype=torch.float64)

@@ -1,8 +1,8 @@
 """torch-struct's context-free grammar: the inside pass in its log semiring, the outside pass by autograd.
 
-The marginal of symbol A at position t is outside(A, t) E[A, x_t] / Pr(x), so the outside weight of a symbol
-that does not emit x_t cannot be had from it: 0 / 0.  `floor` puts a tiny probability in place of zero
-emissions, which the division takes out again; without it the results are wrong or NaN.
+The marginal of symbol A at position t is outside(A, t) E[A, x_t] / Pr(x).  For a symbol that does not emit
+x_t it is zero, and does not give the outside weight: 0 / 0.  `floor` puts a tiny probability in place of zero
+emissions, and the division removes it again.  Without it the results are wrong or NaN.
 """
 
 from __future__ import annotations
@@ -13,19 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raysweep.bench.harness import UnavailableError
+from raysweep.bench.peers import peer
 from raysweep.languages.pcfg import Grammar
 
 
 class TorchStruct:
-    """A grammar in torch-struct's terms: symbols with rules are its NT, symbols with words its T."""
+    """A grammar in the terms of torch-struct: symbols with rules are its NT, symbols with words its T."""
 
     def __init__(self, grammar: Grammar, *, floor: float) -> None:
-        try:
-            from torch_struct import SentCFG
-        except ImportError as error:
-            raise UnavailableError(f"torch-struct cannot be imported: {error}") from error
-        self._distribution = SentCFG
+        self._distribution = peer("torch_struct").SentCFG
         has_words = grammar.emission.any(axis=1)
         has_rules = np.zeros(len(grammar.symbols), dtype=bool)
         has_rules[grammar.parent] = True
@@ -34,7 +30,7 @@ class TorchStruct:
         row = np.full(len(grammar.symbols), -1)
         row[high] = np.arange(NT)
         rules = np.zeros((NT, size, size))
-        # A symbol with both rules and words stands for itself in either group.
+        # A symbol with both rules and words is in both groups.
         places = [{s: k for k, s in enumerate(high)}, {s: NT + k for k, s in enumerate(low)}]
         triples = zip(grammar.parent, grammar.left, grammar.right, grammar.probability, strict=True)
         for a, b, c, p in triples:
@@ -51,7 +47,7 @@ class TorchStruct:
     def conditionals(self, words: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Return Pr(x_t = . | x_-t) [B, n, V] of sentences [B, n], float32.
 
-        Sentences have `lengths` [B] words, at least 2 each, and any word behind them; all n without it.
+        Sentences have `lengths` [B] words, at least 2 each, and any words after these; by default n words.
         """
         batch = len(words)
         terms = self._log_emission.T[words]
@@ -61,7 +57,7 @@ class TorchStruct:
             self._root.expand(batch, -1).contiguous(),
         )
         with warnings.catch_warnings():
-            # torch warns that the class declares no constraints of its arguments.
+            # torch warns that the class declares no constraints on its arguments.
             warnings.simplefilter("ignore", UserWarning)
             marginals = self._distribution(potentials, lengths=lengths).marginals[0]
         outside = marginals.detach() / terms.exp()

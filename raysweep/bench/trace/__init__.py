@@ -1,10 +1,10 @@
 """`raysweep bench trace`: the Fisher trace beside other ways to it, at equal accuracy.
 
-Estimators differ in what one input costs and in how much it tells, so what is compared is the cost of a
-trace to 1 % relative standard error: seconds an input times the relative variance of its value, by 10⁴.  That
-trace is the unit.  Relative variances are measured in the same run, on the same model: raysweep's as its own
-standard error claims it, which is checked against the spread over 40 seeds; a peer's as the spread between
-inputs, which all share, with that of its own random vectors or labels.
+Estimators differ in the cost of one input and in the variance of its value.  So the unit is a trace to 1 %
+relative standard error, which costs 10⁴ times the seconds for an input times the relative variance of its
+value. Relative variances are measured in the same run, on the same model.  raysweep's follows from its own
+standard error, which is checked against the spread over 40 seeds.  A peer's is the variance between inputs,
+which all estimators share, plus the variance of its own random vectors or labels.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ ENTRIES = (
     *(
         Entry(
             key=f"encoder-{size}-{state}",
-            work=f"Fisher trace to 1 %, {shape} {told}: {_LANGUAGE}",
+            work=f"Fisher trace to 1 %, {shape} {words}: {_LANGUAGE}",
             build=partial(trace, shape, state),
         )
         for size, shape in _SIZES.items()
-        for state, told in _STATES.items()
+        for state, words in _STATES.items()
     ),
     Entry(
         key="lstm-64",
@@ -44,7 +44,7 @@ ENTRIES = (
 
 
 def introduction(record: Record) -> str:
-    """Return what a table of the suite shows and what came out, in sentences."""
+    """Return sentences that say what the table of a record shows, and the result."""
     works = "; ".join(
         f"`{case.key}` {case.work.partition(', ')[2].partition(':')[0]}" for case in record.cases
     )
@@ -52,9 +52,9 @@ def introduction(record: Record) -> str:
     verdicts += [figure.met for case in record.cases for figure in case.figures]
     judged = [met for met in verdicts if met is not None]
     words = [
-        "What a Fisher trace to 1 % relative standard error costs: seconds an input times the relative "
-        "variance of its value, measured on the same model in the same run. Lines are peers, with their cost "
-        "by raysweep's, and figures of raysweep's own estimate; columns are models on sentences of "
+        "The cost of a Fisher trace to 1 % relative standard error: seconds for an input times the relative "
+        "variance of its value, measured on the same model in the same run. A line is a peer, with its cost "
+        "divided by raysweep's, or a figure of raysweep's own estimate. A column is a model on sentences of "
         f"{_LANGUAGE}: {works}."
     ]
     ratios: dict[str, list[float]] = {}
@@ -69,5 +69,5 @@ def introduction(record: Record) -> str:
         )
         words.append(f"raysweep's trace is cheaper by {', '.join(spans)}.")
     if judged and not record.quick:
-        words.append(f"Of {len(judged)} goals {sum(judged)} are met.")
+        words.append(f"{sum(judged)} of {len(judged)} goals are met.")
     return " ".join(words)

@@ -1,4 +1,4 @@
-"""One model in one state, and every way to its trace."""
+"""A model in one state, and every way to its trace."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ QUICK = Sizes(
     draws=8,
 )
 
-#: Sentences of a training step, and inputs of the trace beside it.
+#: Sentences of a training step, and inputs of the trace that is timed beside it.
 STEP = 512
 
 
@@ -73,7 +73,7 @@ def trace(shape: str, state: State, quick: bool) -> Case:
 def _figures(
     what: Subject, state: State, sizes: Sizes, replicates: Replicates, timing: Timing | None, peak: Peak
 ) -> Sequence[Figure]:
-    """Return how far training is, what an input costs beside it, and what each device against noise gains."""
+    """Return the state of training, the cost of an input, and the gain of each device against noise."""
     saturated = state == "saturated"
     excess = excess_loss(what, sizes.residuals)
     figures = [
@@ -85,13 +85,13 @@ def _figures(
         ),
         Figure(name="relative variance of an input", unit="", value=replicates.variance),
         Figure(
-            name="the same without control statistics, by it",
+            name="the same without control statistics, divided by it",
             unit="×",
             value=replicates.plain / replicates.variance,
         ),
         Figure(
-            # A spread of so many normal values has this relative standard error.
-            name=f"claimed standard error by the spread over {sizes.replicates} seeds, "
+            # The relative standard error of the spread of so many normal values.
+            name=f"claimed standard error divided by the spread over {sizes.replicates} seeds, "
             f"which is known to {math.sqrt(0.5 / (sizes.replicates - 1)):.0%}",
             unit="",
             value=replicates.honesty,
@@ -109,7 +109,7 @@ def _figures(
         gain = residual_gain(what, sizes.residuals)
         figures.append(
             Figure(
-                name="variance of Tr H's residual, labels hard by soft",
+                name="variance of Tr H's residual, hard labels divided by soft",
                 unit="×",
                 value=gain,
                 goal=Goal(sense="at least", value=30),
@@ -119,7 +119,7 @@ def _figures(
 
 
 def excess_loss(what: Subject, sentences: int) -> float:
-    """Return the excess loss in nats, over every position of so many sentences."""
+    """Return the excess loss in nats, over every position of `sentences` sentences."""
     losses, one = ExcessLossConfig(sentences=sentences), ModelSubject(what.language, what.model)
     found = losses.combine([losses.measure(one, k) for k in range(losses.shards())])
     [excess] = [metric.value for metric in found if metric.name == "excess_loss"]
@@ -127,7 +127,7 @@ def excess_loss(what: Subject, sentences: int) -> float:
 
 
 def beside_training(what: Subject, inputs: int) -> float:
-    """Return the cost of the trace at `inputs` inputs by that of a training step on as many sentences."""
+    """Return the cost of the trace at `inputs` inputs, divided by that of a training step on as many."""
     ids, positions, _ = what.inputs(inputs)
     stepper = stepper_of(what.config, what.language, steps=1, batch_size=inputs)
     [batch] = drawn(stepper, what.language, 1)
@@ -135,10 +135,10 @@ def beside_training(what: Subject, inputs: int) -> float:
 
 
 def contrast(what: Subject, sizes: Sizes) -> list[Figure]:
-    """Return what common random numbers gain in the difference of two checkpoints' traces.
+    """Return the gain of common random numbers in the difference of two checkpoints' traces.
 
-    Both ways take two estimates of as many inputs, by the same estimator: with inputs and vectors of their
-    own the variances of the two add up; with the same ones it is that of the paired differences.
+    Both ways take two estimates from equally many inputs, by the same estimator.  With different inputs and
+    vectors, the variance is the sum of the two; with the same ones, it is that of the paired differences.
     """
     ids, positions, _ = what.inputs(sizes.ours)
     estimates = [estimated(model, ids, positions) for model in (what.earlier, what.model)]
@@ -146,7 +146,7 @@ def contrast(what: Subject, sizes: Sizes) -> list[Figure]:
     apart = sum(estimate.standard_error**2 for estimate in estimates)
     return [
         Figure(
-            name="variance of a contrast, 19/20 of training to its end, random numbers apart by common",
+            name="variance of a contrast, 19/20 of training and its end, separate by common random numbers",
             unit="×",
             value=apart / paired.standard_error**2,
             goal=Goal(sense="at least", value=10),
@@ -156,7 +156,7 @@ def contrast(what: Subject, sizes: Sizes) -> list[Figure]:
 
 
 def residual_gain(what: Subject, inputs: int) -> float:
-    """Return the variance of an input's value of Tr R with words as labels, by that with conditionals."""
+    """Return the variance of Tr R at an input with words as labels, divided by that with conditionals."""
     ids, positions, _ = what.inputs(inputs)
     log_probs = what.language.conditionals_at(ids, positions)
     soft, hard = (
@@ -167,7 +167,7 @@ def residual_gain(what: Subject, inputs: int) -> float:
 
 
 def paired_ratio(one: Callable[[], object], other: Callable[[], object], rounds: int = 5) -> float:
-    """Return the median over rounds of the CPU seconds of one by those of the other."""
+    """Return the median over rounds of the CPU seconds of `one`, divided by those of `other`."""
     one(), other()
     ratios = []
     for _ in range(rounds):

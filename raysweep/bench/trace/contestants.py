@@ -1,8 +1,8 @@
-"""The peers of a case: what is checked, which batches suit each best, and what is timed.
+"""The peers of a case: their checks, their best batch sizes, and the work that is timed.
 
-Everybody is timed on batches of the size that cost it least, out of the sizes tried in this run on this
-model: seconds an input for peers that give a value for each input, seconds by relative variance for those
-that give one for a batch.
+Each peer is timed on batches of the size at which it is cheapest, among the sizes tried in this run on this
+model.  The cost is seconds for an input where a peer gives a value for each input, and seconds times the
+relative variance where it gives one value for a batch.
 """
 
 from __future__ import annotations
@@ -22,21 +22,23 @@ from raysweep.bench.trace.variance import Spread, traces
 from raysweep.flatness.evaluating import twice_differentiable
 from raysweep.flatness.norms.ghost import GhostNorms
 
-LABELS = 50  # an input, in the paper's text
+#: Labels for each input, in the paper's text.
+LABELS = 50
 
-#: Where the inputs start of draws that tell a variance.
+#: First inputs of the draws that measure a variance.
 _TRIED, _MEASURED = 3_000_000, 4_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Sizes of a case: raysweep takes `ours` inputs a call; the others say how well variances are known.
+    """The sizes of a case: raysweep takes `ours` inputs in a call; the others set the accuracy of variances.
 
-    `replicates` traces from `replicate` inputs each check raysweep's claim; `residuals` inputs tell the gain
-    of soft labels.  Peers try `batches`, or `small_batches` where a batch has but one vector.  `inputs` with
-    two draws each tell the variances of inputs and labels; `draws` of a vector and a batch that of
-    Hutchinson's estimate, fewer where batches are large but at least twice `trial`, and at least
-    `trial` of them which batch is best.
+    - `replicates` traces from `replicate` inputs each check raysweep's standard error.
+    - `residuals` inputs measure the gain of soft labels.
+    - Peers try `batches`, or `small_batches` where a whole batch has one vector.
+    - `inputs` with two draws each measure the variances of inputs and of labels.
+    - `draws` pairs of a vector and a batch measure the variance of Hutchinson's estimate: fewer where batches
+      are large, but at least twice `trial`.  At least `trial` pairs choose the best batch.
     """
 
     ours: int
@@ -51,7 +53,7 @@ class Sizes:
 
 
 def label_peers(what: Subject, sizes: Sizes, spread: Spread) -> list[Peer]:
-    """Return the peers that draw labels: an input's value has the same distribution, whoever computes it."""
+    """Return the peers that draw labels; the value of an input has the same distribution for all of them."""
     one = spread.between + spread.label
     all_labels = spread.between + spread.label / LABELS
     generator = torch.Generator().manual_seed(0)
@@ -100,7 +102,7 @@ def label_peers(what: Subject, sizes: Sizes, spread: Spread) -> list[Peer]:
         def found(labels: Tensor) -> Tensor:
             return vectorised(model, masked[: len(labels)], positions[: len(labels)], labels)
 
-        # It holds the gradients of all inputs of a batch.
+        # vmap holds the gradients of all inputs of a batch in memory, so its batches are half as large.
         return batched(what, found, work, [b // 2 for b in sizes.batches])
 
     def opacus() -> Prepared:
@@ -124,7 +126,7 @@ def label_peers(what: Subject, sizes: Sizes, spread: Spread) -> list[Peer]:
             name="Opacus' norms, one label",
             goal=6,
             prepare=opacus,
-            note="the decoder untied, and Opacus' own LSTM, as Opacus asks",
+            note="with an untied decoder and Opacus' own LSTM, which Opacus needs",
         ),
     ]
 
@@ -158,7 +160,7 @@ def hutchinson_peers(what: Subject, sizes: Sizes, spread: Spread) -> list[Peer]:
         from raysweep.bench.peers.hutchinson import by_slopes, signs
 
         def drawn(batch: int, positions: Tensor, masked: Tensor) -> Tensor:
-            """Return values, each of a vector and a batch of its own."""
+            """Return the values of all batches, with a new vector for each."""
             values = []
             # PyTorch's fused LSTM has no second derivatives.
             with twice_differentiable(what.model):
@@ -178,7 +180,7 @@ def hutchinson_peers(what: Subject, sizes: Sizes, spread: Spread) -> list[Peer]:
             return (time.process_time() - started) / count * found
 
         size = _cheapest(sizes.small_batches, cost)
-        # Enough of them at a time for a clock.
+        # A call does enough of them for the resolution of the clock.
         calls = max(1, 32 // size)
         timed = what.inputs(calls * size)[1:]
 
@@ -189,7 +191,7 @@ def hutchinson_peers(what: Subject, sizes: Sizes, spread: Spread) -> list[Peer]:
                 truth = float(by_slopes(what.model, masked, positions, vector))
                 theirs = float(known(masked, positions, vector))
             return Difference(
-                quantity="relative difference of vᵀGv from that by slopes of the logits",
+                quantity="relative difference of vᵀGv from its value by slopes of the logits",
                 value=abs(theirs / truth - 1),
                 tolerance=1e-3,
             )
@@ -214,7 +216,7 @@ def hutchinson_peers(what: Subject, sizes: Sizes, spread: Spread) -> list[Peer]:
         peer = Released(what.model)
         return prepared(partial(peer.product, generator=generator), peer.expected)
 
-    note = "a vector and a batch of its own at a time"
+    note = "a new vector and a new batch for each value"
     return [
         Peer(name="curvlinops' GGN, Hutchinson", goal=6, prepare=curvlinops, note=note),
         Peer(
@@ -227,9 +229,9 @@ def hutchinson_peers(what: Subject, sizes: Sizes, spread: Spread) -> list[Peer]:
 
 
 def without_padding(what: Subject) -> torch.nn.Module:
-    """Return a copy of the model that does not look for padding, as the language has none.
+    """Return a copy of the model that does not look for padding, because the language has none.
 
-    What a tensor holds cannot be asked for under vmap.
+    Under vmap, code cannot depend on the content of a tensor.
     """
     model = copy.deepcopy(what.model)
     if hasattr(model, "_padding"):
@@ -248,7 +250,7 @@ def _tried(batches: Sequence[int], best: int) -> str:
 
 
 def _seconds(work: Callable[[], object]) -> float:
-    """Return the CPU seconds of a second call, the first being for what is cached."""
+    """Return the CPU seconds of a second call; the first fills caches."""
     work()
     started = time.process_time()
     work()

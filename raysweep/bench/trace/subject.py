@@ -1,18 +1,17 @@
-"""The models that the benchmark measures, trained in the same run, and the inputs.
+"""The models that the benchmark measures, trained in the same run, and their inputs.
 
 The language is the paper's hidden Markov model with a tenth of its states and words: sentences of 16 words,
-ten blocks, and as many states, so that the words that are seen tell the state of the one that is not.  It is
-chosen for what the states of training ask for and nothing else: exact conditionals, one length (vmap knows no
-padding), and a truth that encoders of 64 and 128 and an LSTM of 64 reach to `TOLERANCE` within the time that
-a benchmark has.  With the paper's 100 states and 200 words they are farther off after several times as many
-steps.
+ten states in ten blocks, so that visible words determine the state of the hidden one.  It meets the needs of
+the states of training: exact conditionals, one length of sentence (vmap cannot skip padding), and
+conditionals that encoders of 64 and 128 and an LSTM of 64 learn to `TOLERANCE` in the time of a benchmark.
+With the paper's 100 states and 200 words, they are farther off after several times as many steps.
 
 The three states of a model:
 
-- `init`: the weights that training starts from.
-- `saturated`: after `STEPS` steps of the paper's AdamW, whose rate is constant, of rate 1e-3.  The excess
-  loss that it has then stands among the figures of each case, with the tolerance as its goal.
-- `peaked`: the same with logits `PEAKED` times as large: a model that is far surer than it may be.
+- `init`: the initial weights.
+- `saturated`: after `STEPS` steps of the paper's AdamW at a constant rate of 1e-3.  Its excess loss is among
+  the figures of each case, with the tolerance as the goal.
+- `peaked`: the same with logits `PEAKED` times as large, which is a model far too sure of itself.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ State = Literal["init", "saturated", "peaked"]
 #: Logits of the peaked state, as a multiple of the trained ones.
 PEAKED = 4.0
 
-#: Excess loss in nats up to which a model is called saturated.
+#: Largest excess loss of a saturated model, in nats.
 TOLERANCE = 0.02
 
 #: Steps of training, and sentences in a batch.
@@ -71,7 +70,7 @@ def language() -> HMM:
 
 @cache
 def subject(shape: str, state: State, quick: bool) -> Subject:
-    """Return the subject of a case; the training of one shape is done once."""
+    """Return the subject of a case; each shape is trained once."""
     if state == "peaked":
         trained = subject(shape, "saturated", quick)
         models = [_sharper(model) for model in (trained.model, trained.earlier)]
@@ -116,7 +115,7 @@ def _sharper(model: MaskedLM) -> MaskedLM:
     """Return a copy of an encoder whose logits are `PEAKED` times as large."""
     found = copy.deepcopy(model)
     if not isinstance(found, Encoder):
-        raise TypeError("only encoders are made sharper")
+        raise TypeError("only encoders can be made sharper")
     for parameter in (found.head_norm.weight, found.head_norm.bias, found.decoder.bias):
         parameter.mul_(PEAKED)
     return found

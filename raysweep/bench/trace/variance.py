@@ -1,7 +1,7 @@
-"""Relative variances: how much one input's value, or one draw of a peer, tells of a trace.
+"""Relative variances of the value of an input, or of one draw of a peer.
 
-All are in squares of the trace.  They are measured on inputs of their own, many more than are timed, because
-values of single inputs have long tails.
+A relative variance is a variance divided by the square of the trace.  It is measured on separate inputs, many
+more than are timed, because values of single inputs have long tails.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from raysweep.flatness.trace.fisher import input_traces
 from raysweep.flatness.trace.vectors import Vectors
 from raysweep.models.base import MaskedLM
 
-#: The relative standard error that a trace is measured to.
+#: The relative standard error of a trace that is one unit of work.
 TARGET = 0.01
 
-#: Where inputs start that nobody is timed on.
+#: First inputs of the measurements of variance; no contestant is timed on them.
 _REPLICATES, _PEERS = 1_000_000, 2_000_000
 
 
 def traces(inputs: int, variance: float) -> float:
-    """Return how much of a trace to 1 % so many draws of a relative variance make.
+    """Return the share of a trace to 1 % that `inputs` draws of a relative variance make.
 
     >>> traces(10_000, 1.0), traces(512, 100.0)
     (1.0, 0.000512)
@@ -37,16 +37,16 @@ def traces(inputs: int, variance: float) -> float:
 def estimated(
     model: MaskedLM, ids: Tensor, positions: Tensor, seed: int = 0, start: int = 0
 ) -> TraceEstimate:
-    """Return raysweep's estimate: `fisher_trace` of all inputs, which would log its doubts each time."""
+    """Return raysweep's estimate from all inputs; `fisher_trace` would log its doubts each time."""
     return summarise(input_traces(model, ids, positions, seed=seed, start=start))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replicates:
-    """Estimates of one trace from inputs and test vectors of their own each.
+    """Estimates of one trace, each from other inputs and test vectors.
 
     `variance` is that of an input, `plain` the same without control statistics, and `honesty` the claimed
-    standard error by the spread of the values.
+    standard error divided by the spread of the values.
     """
 
     variance: float
@@ -76,7 +76,7 @@ class Replicates:
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Relative variances, in squares of `mean`: `between` inputs, and of one drawn `label` at an input."""
+    """Relative variances in units of `mean` squared: `between` inputs, and of a drawn `label` at an input."""
 
     mean: float
     between: float
@@ -84,13 +84,13 @@ class Spread:
 
     @classmethod
     def of(cls, what: Subject, *, inputs: int, draws: int) -> Spread:
-        """Measure them by `draws` test vectors of either kind at each of `inputs` inputs."""
+        """Measure them with `draws` test vectors of each kind at each of `inputs` inputs."""
         ids, positions, _ = what.inputs(inputs, start=_PEERS)
 
         def measured(kind: Vectors) -> tuple[Tensor, Tensor]:
             found = input_traces(what.model, ids, positions, vectors=kind, draws=draws)
             if found.spread is None:
-                raise ValueError("a variance takes two draws")
+                raise ValueError("a variance needs two draws or more")
             return found.values.sum(dim=1), found.spread[:, 0, 0].mean()
 
         values, own = measured("rademacher")
@@ -98,7 +98,7 @@ class Spread:
         mean = values.mean()
         return cls(
             mean=mean.item(),
-            # The spread of the means of draws holds some of the draws' own.
+            # The variance of the means includes a part of the variance of single draws.
             between=max(0.0, ((values.var() - own) / mean**2).item()),
             label=(draws * label / mean**2).item(),
         )

@@ -1,8 +1,8 @@
 """`raysweep bench train`: pre-training beside Hugging Face's BertForMaskedLM.
 
-Everybody trains the same model, of the same initial weights, on the same sentences with the same masked
-words, with the same dropout and AdamW.  A unit is a token: a word of a sentence, masked or not; padding
-counts for nothing.
+All contestants train the same model from the same initial weights, on the same sentences with the same masked
+words, with the same dropout and AdamW.  A unit is a token: a word of a sentence, masked or not.  Padding does
+not count.
 """
 
 from __future__ import annotations

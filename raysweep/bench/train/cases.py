@@ -19,14 +19,14 @@ from raysweep.training.memory import keep_freed_memory
 
 DROPOUT = 0.1
 
-#: Steps over which losses are compared; the rate reaches that of training within them.
+#: Steps over which losses are compared.  The rate reaches that of training within them.
 CHECKED_STEPS = 8
 CHECKED = AdamWConfig(warmup_steps=CHECKED_STEPS)
-#: From this width on the rate falls as 1 / width: at the full one, without a long warm-up, wide models do not
-#: train, and losses that explode are no more equal than their rounding.
+#: Above this width the rate of the comparison falls as 1 / width.  At the full rate, without a long warm-up,
+#: wide models do not train, and the losses of two diverging trainings differ by their rounding.
 WIDE = 128
 
-#: How far the losses of a step may be apart (nats), by the peer's precision.
+#: Largest difference of the losses of a step (nats), by the peer's precision.
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-3}
 
 
@@ -40,21 +40,21 @@ def encoder(
     float32: float | None = None,
     peak: float | None = None,
 ) -> Case:
-    """A case; `bfloat16`, `float32` and `peak` are the goals of ratios and of the share of the peak."""
+    """Return a case with goals: `bfloat16` and `float32` for ratios, `peak` for the share of the peak."""
     keep_freed_memory()
     if quick:
         work = Work(shape="32/2/2/64", batch_size=64, steps=3, device=device)
     else:
-        # Beside a GPU all sentences but the first few steps' are drawn while it works; in a run, all are.
+        # A GPU works while later sentences are drawn; only those of the first few steps are drawn before.
         batch_size, steps = (512, 16) if device == "cpu" else (4096, 64)
         work = Work(shape=shape, batch_size=batch_size, steps=steps, device=device)
     half = Recipe(precision=torch.bfloat16)
-    # At these lengths plain products are the faster attention on a processor.
+    # At these lengths plain products are the faster attention on a CPU.
     grouped = replace(half, attention="eager" if device == "cpu" else "sdpa", fused=True)
-    drawn = "its batches are made beforehand"
-    sort = f"{drawn}, each of sentences of about one length from all of {work.steps} steps"
+    drawn = "its batches are made in advance"
+    sort = f"{drawn}, each from sentences of about one length out of all {work.steps} steps"
     if device == "cpu":
-        sort += "; attention as plain products, which is the faster"
+        sort += "; attention as plain products, which is faster here"
     peers = {
         "cpu": [
             _peer(
@@ -62,8 +62,8 @@ def encoder(
                 "BertForMaskedLM, float32",
                 Recipe(),
                 goal=float32,
-                note=f"{drawn}; raysweep in float32 has the same losses, and is timed in the precision that "
-                "it chooses",
+                note=f"{drawn}; its losses equal those of raysweep in float32, and raysweep is timed in the "
+                "precision that it chooses",
             ),
             _peer(work, "BertForMaskedLM, bfloat16", half, goal=bfloat16, note=drawn),
             _peer(work, "the same, sorted by length, fused AdamW", grouped, grouped=True, note=sort),
@@ -88,8 +88,8 @@ def encoder(
 def loss_difference(work: Work, given: Sequence[Batch], recipe: Recipe) -> Difference:
     """Train both on the same batches, from the same weights, without dropout; compare all losses.
 
-    A peer in float32 is compared with raysweep in float32, for a difference to be seen that bfloat16 would
-    hide; raysweep is timed in the precision that it chooses, which the peers in bfloat16 are compared with.
+    A peer in float32 is compared with raysweep in float32, because bfloat16 would hide differences.  A peer
+    in bfloat16 is compared with raysweep in the precision that it chooses, in which it is also timed.
     """
     model = work.model(dropout=0.0)
     checked = CHECKED.model_copy(update={"lr": CHECKED.lr * min(1.0, WIDE / model.width)})
@@ -124,7 +124,7 @@ def _peer(
 
         def check() -> Difference:
             found = loss_difference(work, few, recipe)
-            # What is compiled or cached at first use is there when it is timed.
+            # This call compiles and caches, so that the timed ones do not.
             run()
             return found
 
@@ -134,7 +134,7 @@ def _peer(
 
 
 def _figures(work: Work, goal: float | None, timing: Timing | None, peak: Peak) -> list[Figure]:
-    """Return the share of the peak that raysweep reaches, and where the time of its steps goes."""
+    """Return the share of the peak that raysweep reaches, and the times of the parts of its steps."""
     if timing is None or peak.gemm_bfloat16_gflops is None:
         raise ValueError("shares of the peak need a timing and the peak in bfloat16")
     flops = training_flops(work.model(DROPOUT), work.lengths, torch.ones_like(work.lengths))

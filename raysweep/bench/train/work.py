@@ -1,4 +1,4 @@
-"""The work that everybody does, and raysweep doing it: its step on its batches, as in the training loop."""
+"""The work of all contestants, and raysweep's steps on its batches, as in the training loop."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Work:
 
     @property
     def pretrain(self) -> PretrainConfig:
-        """The training that the steps are the first of: one masked word a sentence."""
+        """Return the training that begins with these steps: one masked word in each sentence."""
         return PretrainConfig(steps=self.steps, batch_size=self.batch_size, precision=self.precision)
 
     def encoder(self, dropout: float) -> EncoderConfig:
@@ -50,7 +50,7 @@ class Work:
         return EncoderConfig(shape=self.shape, norm="post", dropout=dropout)
 
     def model(self, dropout: float) -> MaskedLM:
-        """Return the model with its initial weights, on the processor."""
+        """Return the model with its initial weights, on the CPU."""
         return self.encoder(dropout).build(self.language, seed=0)
 
     def stepper(self, dropout: float) -> Stepper:
@@ -70,25 +70,25 @@ class Work:
         return batches(self.language, self.pretrain, seed=0, first=1, last=self.steps, device=self.device)
 
     def drawn(self) -> Generator[Batch]:
-        """Draw them as the training loop does: beside a GPU, and where it pays, while the step is at work."""
+        """Draw them as the training loop does: beside a GPU, and where it is faster, during the steps."""
         given = chunks(self.language, self.pretrain, seed=0, first=1, last=self.steps, device=self.device)
         return drawn(given, torch.device(self.device))
 
     @cached_property
     def lengths(self) -> Tensor:
-        """Words of each sentence of the steps [steps · batch_size], on the processor."""
+        """Return the number of words of each sentence of the steps [steps · batch_size], on the CPU."""
         return torch.cat([batch.lengths for batch in self.batches()])
 
     @property
     def tokens(self) -> int:
-        """Words of all steps."""
+        """Return the number of words of all steps."""
         return int(self.lengths.sum())
 
 
 def by_length(given: Sequence[Batch]) -> list[Batch]:
-    """Return the sentences of batches sorted by length in as many batches, no wider than their longest.
+    """Return the sentences of `given` in as many batches, sorted by length and cut to their longest sentence.
 
-    Each has one masked word a sentence, as have those that are given.
+    All batches have one masked word in each sentence.
     """
     ids = torch.cat([batch.ids for batch in given])
     positions = torch.cat([batch.index for batch in given])
@@ -110,7 +110,7 @@ def by_length(given: Sequence[Batch]) -> list[Batch]:
 
 
 def train(work: Work, stepper: Stepper) -> None:
-    """Do the steps as the training loop does, drawing sentences included; return when they are done."""
+    """Draw the sentences and do the steps as the training loop does; return when all are done."""
     with closing(work.drawn()) as given:
         for step, batch in enumerate(given, start=1):
             stepper.update(batch, step)
@@ -118,14 +118,14 @@ def train(work: Work, stepper: Stepper) -> None:
 
 
 def losses(work: Work, given: Sequence[Batch]) -> Tensor:
-    """Return the loss at each step on batches given, without dropout, float64 [steps], from the beginning."""
+    """Return the losses on given batches from the initial weights, without dropout: float64 [steps]."""
     stepper = work.stepper(dropout=0.0)
     found = [stepper.update(batch, step) for step, batch in enumerate(given, start=1)]
     return torch.stack(found).double().cpu()
 
 
 def wait(device: Device) -> None:
-    """Return when the device has done all that it was told."""
+    """Wait until the device has done all its work."""
     if device == "cuda":
         torch.cuda.synchronize()
 
@@ -133,8 +133,8 @@ def wait(device: Device) -> None:
 def split(work: Work, stepper: Stepper) -> dict[str, float]:
     """Return the median seconds a step of each of its parts (see `StepTimes`).
 
-    Data is the mean over the steps, as sentences of many steps are drawn at once.  Seconds are those of the
-    processor, or on the wall where a GPU works, which is then waited for behind every part.
+    The time of data is the mean over the steps, because sentences of many steps are drawn at once.  Seconds
+    are CPU seconds; on a GPU they are wall seconds, and the code waits for the GPU after every part.
     """
     clock = time.process_time if work.device == "cpu" else time.perf_counter
     times = StepTimes(work.device, clock)
