@@ -93,6 +93,8 @@ class Language(ABC):
     max_length: int
     #: False where nobody knows the truth (a corpus): `conditionals` and `log_prob` then raise `DataError`.
     exact: ClassVar[bool] = True
+    #: True where every sentence has `max_length` words.
+    fixed_length: ClassVar[bool] = False
     #: Positions of a sentence that `conditionals` can hide at once; None: any number.
     most_hidden: ClassVar[int | None] = None
     #: True where exact conditionals cost more than reading them back from disk, and so are stored.
@@ -156,14 +158,19 @@ class Language(ABC):
         """Return the labels [B] of a task, int64; raises `DataError` for a task that is not there."""
 
     @abstractmethod
-    def conditionals(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return exact log-probabilities [B, T, V] in nats, float32.
+    def conditionals(
+        self, ids: Tensor, mask: Tensor | None = None, *, dtype: torch.dtype = torch.float32
+    ) -> Tensor:
+        """Return exact log-probabilities [B, T, V] in nats, of `dtype`: float32 or float64.
 
         Without `mask`, entry (b, t) is log Pr(x_t = . | all other words), every position masked in turn.
         With a boolean `mask` [B, T], the marked positions are all hidden at once and entry (b, t) is
-        log Pr(x_t = . | words that are not marked); only marked entries are meaningful, others are NaN.
-        Padding rows are NaN.  Raises `DataError` naming the sentence whose visible words are impossible,
-        or an id outside the vocabulary.
+        log Pr(x_t = . | words that are not marked); the other entries are NaN.  Entries at padding are NaN.
+        With float64, the whole computation is in float64.
+
+        Raises `DataError` for a malformed batch, another dtype, or an id outside the vocabulary, and names
+        the first sentence whose visible words are impossible.  `checks.check_conditionals` makes all checks
+        but the last.
         """
 
     @abstractmethod
@@ -203,19 +210,27 @@ class Language(ABC):
         real = ids != self.pad_id
         return torch.where(real, terms, 0.0).sum(dim=1) / real.sum(dim=1)
 
-    def conditionals_at(self, ids: Tensor, positions: Tensor) -> Tensor:
-        """Return log Pr(x_t = . | all other words) [B, V] in nats, float32, t the one of `positions` [B].
+    def conditionals_at(
+        self, ids: Tensor, positions: Tensor, *, dtype: torch.dtype = torch.float32
+    ) -> Tensor:
+        """Return log Pr(x_t = . | all other words) [B, V] in nats, with t = `positions`[b] in sentence b.
 
-        Raises `DataError` as `conditionals` does, and for a position behind the sentence.
+        `dtype` is as in `conditionals`.  Raises `DataError` as `conditionals` does, and for a position
+        outside the sentence.
         """
-        mask = torch.zeros_like(ids, dtype=torch.bool)
+        rows = torch.arange(len(ids), device=ids.device)
+        return self.conditionals(ids, self.mask_at(ids, positions), dtype=dtype)[rows, positions]
+
+    def mask_at(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """Return the mask [B, T] that marks `positions`[b] in sentence b.
+
+        Raises `DataError` for a position outside the sentence.
+        """
         inside = (positions >= 0) & (positions < self.lengths(ids))
         if not inside.all():
             row = int((~inside).nonzero()[0, 0])
             raise DataError(f"sentence {row}: no word at position {int(positions[row])}")
-        rows = torch.arange(len(ids), device=ids.device)
-        mask[rows, positions] = True
-        return self.conditionals(ids, mask)[rows, positions]
+        return torch.zeros_like(ids, dtype=torch.bool).scatter_(1, positions[:, None].long(), True)
 
     def drawn_positions(self, ids: Tensor, *, seed: int, start: int = 0) -> Tensor:
         """Return the position [B] that `entropy` draws in each of the sentences `start ..` of `seed`."""

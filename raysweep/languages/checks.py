@@ -62,19 +62,25 @@ def check_sentences(language: Language, ids: Tensor, mask: Tensor | None = None)
     return real.sum(dim=1)
 
 
-def check_fixed_length(language: Language, ids: Tensor, mask: Tensor | None = None) -> None:
-    """Check the batch of a language whose sentences all have `max_length` words.
+def check_conditionals(
+    language: Language, ids: Tensor, mask: Tensor | None = None, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Return the number of words of each sentence [B] after checking the arguments of `conditionals`.
 
-    Raises `DataError` as `check_sentences` does, and for the first sentence of another length.
+    Raises `DataError` as `check_sentences` does, for a dtype other than float32 and float64, and for the
+    first sentence that is shorter than `max_length` where the language has `fixed_length`.
     """
+    if dtype not in (torch.float32, torch.float64):
+        raise DataError(f"dtype must be torch.float32 or torch.float64, not {dtype}")
     lengths = check_sentences(language, ids, mask)
     wrong = (lengths != language.max_length).nonzero()
-    if len(wrong):
+    if language.fixed_length and len(wrong):
         row = int(wrong[0, 0])
         raise DataError(
             f"sentence {row}: {int(lengths[row])} words, but all sentences of this language "
             f"have {language.max_length}"
         )
+    return lengths
 
 
 def impossible(row: int) -> DataError:

@@ -43,7 +43,7 @@ from torch import Tensor
 
 from raysweep.errors import ConfigError, DataError
 from raysweep.languages.base import Language, LanguageConfig, Sample, Task, certain_length
-from raysweep.languages.checks import check_fixed_length, check_sentences, decoded, impossible
+from raysweep.languages.checks import check_conditionals, check_sentences, decoded, impossible
 from raysweep.seeding import signs, words
 
 #: The words of the language.
@@ -90,6 +90,7 @@ class Dyck(Language):
     """The balanced-bracket language of even length T; see the module's text for its distributions."""
 
     vocabulary_size = 2
+    fixed_length = True
 
     def __init__(self, *, length: int) -> None:
         decoded(DyckConfig, {"length": length})
@@ -125,7 +126,7 @@ class Dyck(Language):
         self, ids: Tensor, mask: Tensor | None = None, *, dtype: torch.dtype = torch.float32
     ) -> Tensor:
         """Return exact log-probabilities [B, T, 2] of `dtype`, as `Language.conditionals` says."""
-        check_fixed_length(self, ids, mask)
+        check_conditionals(self, ids, mask, dtype)
         half, real = self.max_length // 2, ids != self.pad_id
         if mask is None:
             # Each position is the only hidden one in turn.

@@ -437,6 +437,24 @@ def test_one_masked_position_a_sentence(language: Language) -> None:
             language.conditionals_at(ids[:1], torch.tensor([wrong]))
 
 
+def test_one_masked_position_in_float64(language: Language) -> None:
+    ids = language.sample(40, seed=6)
+    positions = (torch.arange(40) * 7) % language.lengths(ids)
+    found = language.conditionals_at(ids, positions, dtype=torch.float64)
+    assert found.dtype == torch.float64
+    exact = language.conditionals(ids, dtype=torch.float64)[torch.arange(40), positions]
+    torch.testing.assert_close(found.exp(), exact.exp(), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int64])
+def test_other_dtypes_are_refused(language: Language, dtype: torch.dtype) -> None:
+    ids = language.sample(2, seed=6)
+    with pytest.raises(DataError, match="dtype must be"):
+        language.conditionals(ids, dtype=dtype)
+    with pytest.raises(DataError, match="dtype must be"):
+        language.conditionals_at(ids, torch.zeros(2, dtype=torch.int64), dtype=dtype)
+
+
 def test_entropy_at_random_positions_is_unbiased(language: Language) -> None:
     every = language.entropy(4096, seed=7)
     one = language.entropy(4096, seed=8, positions="random")

@@ -21,9 +21,9 @@ class Costly(HMM):
     stores_conditionals = True
     computed = 0
 
-    def conditionals(self, *arguments: Any) -> Any:
+    def conditionals(self, *arguments: Any, **options: Any) -> Any:
         type(self).computed += 1
-        return super().conditionals(*arguments)
+        return super().conditionals(*arguments, **options)
 
 
 FIELDS: dict[str, Any] = {"states": 4, "vocabulary": 6, "length": 3, "blocks": 2, "tasks": (1,)}

@@ -49,7 +49,9 @@ class Walk(Language):
             return (third - first) % self.vocabulary_size
         return (2 * first >= self.vocabulary_size).long()
 
-    def conditionals(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+    def conditionals(
+        self, ids: Tensor, mask: Tensor | None = None, *, dtype: torch.dtype = torch.float32
+    ) -> Tensor:
         raise NotImplementedError
 
     def log_prob(self, ids: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ from raysweep.languages.causal_lm.config import CausalLMConfig
 from raysweep.languages.causal_lm.loading import Source
 from raysweep.languages.causal_lm.network import Network
 from raysweep.languages.causal_lm.sampling import block_size, draw_block
-from raysweep.languages.checks import check_sentences, decoded
+from raysweep.languages.checks import check_conditionals, check_sentences, decoded
 
 _log = logging.getLogger(__name__)
 
@@ -51,6 +51,7 @@ class CausalLM(Language):
     model being copied there on first use.
     """
 
+    fixed_length: ClassVar[bool] = True
     most_hidden: ClassVar[int | None] = 1
     stores_conditionals: ClassVar[bool] = True
     drawn_at_once: ClassVar[int] = 1024
@@ -144,7 +145,7 @@ class CausalLM(Language):
         At most one position of a sentence can be masked; raises `DataError` for several.  Cost: K (T - t)
         token passes for position t, counted from 1.
         """
-        lengths = self._checked(ids, mask)
+        lengths = check_conditionals(self, ids, mask, dtype)
         marked = (ids != self.pad_id) if mask is None else mask & (ids != self.pad_id)
         out = torch.full((*ids.shape, self.vocabulary_size), torch.nan, dtype=dtype, device=ids.device)
         if mask is not None and len(lengths):
@@ -167,12 +168,7 @@ class CausalLM(Language):
 
         Cost and errors as of `conditionals`; a position behind the sentence is a `DataError`.
         """
-        inside = (positions >= 0) & (positions < self.lengths(ids))
-        if not inside.all():
-            row = int((~inside).nonzero()[0, 0])
-            raise DataError(f"sentence {row}: no word at position {int(positions[row])}")
-        hidden = torch.zeros_like(ids, dtype=torch.bool).scatter_(1, positions[:, None], True)
-        self._checked(ids, hidden)
+        check_conditionals(self, ids, self.mask_at(ids, positions), dtype)
         out = torch.empty(len(ids), self.vocabulary_size, dtype=dtype, device=ids.device)
         for some, found in self._conditionals(ids, positions, dtype):
             out[some] = found
@@ -184,17 +180,6 @@ class CausalLM(Language):
         size = max(1, (1 << 22) // (self.max_length * self.vocabulary_size))
         parts = [super(CausalLM, self).sentence_entropy(rows) for rows in torch.split(ids, size)]
         return torch.cat(parts)
-
-    def _checked(self, ids: Tensor, mask: Tensor | None) -> Tensor:
-        lengths = check_sentences(self, ids, mask)
-        wrong = (lengths != self.max_length).nonzero()
-        if len(wrong):
-            row = int(wrong[0, 0])
-            raise DataError(
-                f"sentence {row}: {int(lengths[row])} words, but all sentences of this language "
-                f"have {self.max_length}"
-            )
-        return lengths
 
     def _conditionals(
         self, ids: Tensor, positions: Tensor, dtype: torch.dtype

@@ -142,7 +142,9 @@ class Corpus(Language):
         """Raise `DataError`: a corpus has no tasks."""
         raise DataError(f"no task '{task}'; a corpus has none")
 
-    def conditionals(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+    def conditionals(
+        self, ids: Tensor, mask: Tensor | None = None, *, dtype: torch.dtype = torch.float32
+    ) -> Tensor:
         """Raise `DataError`: nobody knows them."""
         raise self._unknown("conditionals")
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from raysweep.errors import ConfigError, DataError
 from raysweep.languages.base import Language, Sample, Task, certain_length
-from raysweep.languages.checks import check_fixed_length, check_sentences, decoded, impossible
+from raysweep.languages.checks import check_conditionals, check_sentences, decoded, impossible
 from raysweep.languages.hmm import passes
 from raysweep.languages.hmm.blocks import Blocks
 from raysweep.languages.hmm.config import HMMConfig
@@ -28,6 +28,8 @@ class HMM(Language):
 
     `initial` [S], `transition` [S, S] and `emission` [S, V] are probabilities.  Latents: `states` [B, T].
     """
+
+    fixed_length = True
 
     def __init__(
         self,
@@ -121,7 +123,7 @@ class HMM(Language):
         Memory beside the result: a few MB.  Cost: 2 T S (S + V) multiply-adds a sentence, with S and V those
         of a block where the blocks are small; those sentences' results do not depend on their batch.
         """
-        check_fixed_length(self, ids, mask)
+        check_conditionals(self, ids, mask, dtype)
         shape, T = (*ids.shape, self.vocabulary_size), self.max_length
         if mask is None and ids.shape[1] == T:
             out = torch.empty(shape, dtype=dtype, device=ids.device)
@@ -145,7 +147,7 @@ class HMM(Language):
 
         Memory: a few MB.
         """
-        check_fixed_length(self, ids)
+        check_conditionals(self, ids)
         words = _cut(ids, self.max_length)
         out = torch.empty(len(ids), dtype=torch.float64, device=ids.device)
         for rows in self._passes(words, None, torch.float32, entropy=out):
@@ -165,7 +167,7 @@ class HMM(Language):
 
     def state_posterior(self, ids: Tensor) -> Tensor:
         """Return Pr(z_t = s | x) [B, T, S], float64.  Raises `DataError` for an impossible sentence."""
-        check_fixed_length(self, ids)
+        check_conditionals(self, ids)
         tables = self._on(ids.device, torch.float64)
         out = torch.empty((len(ids), self.max_length, self.states), dtype=torch.float64, device=ids.device)
         for rows in torch.split(torch.arange(len(ids), device=ids.device), _PASS):

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from raysweep.errors import ConfigError, DataError
 from raysweep.languages.base import Language, Sample, Task
-from raysweep.languages.checks import check_sentences, decoded, impossible
+from raysweep.languages.checks import check_conditionals, check_sentences, decoded, impossible
 from raysweep.languages.pcfg import tree
 from raysweep.languages.pcfg.config import LONGEST, PCFGConfig
 from raysweep.languages.pcfg.engine import Engine, Name, empty, make_engine
@@ -173,7 +173,7 @@ class PCFG(Language):
 
         Memory beside the result: a few MB of charts, more where the grammar is large.
         """
-        lengths = check_sentences(self, ids, mask)
+        lengths = check_conditionals(self, ids, mask, dtype)
         place = torch.arange(ids.numel(), device=ids.device).view(ids.shape)
         unknown = ids == self.pad_id
         if mask is not None:
@@ -183,18 +183,14 @@ class PCFG(Language):
         out.index_fill_(0, unknown.flatten().nonzero()[:, 0], torch.nan)
         return out.view(*ids.shape, self.vocabulary_size)
 
-    def conditionals_at(self, ids: Tensor, positions: Tensor) -> Tensor:
-        """Return log Pr(x_t = . | all other words) [B, V], float32, as `Language.conditionals_at` says."""
-        lengths = check_sentences(self, ids)
-        inside = (positions >= 0) & (positions < lengths)
-        if not inside.all():
-            row = int((~inside).nonzero()[0, 0])
-            raise DataError(f"sentence {row}: no word at position {int(positions[row])}")
-        mask = torch.zeros_like(ids, dtype=torch.bool)
-        rows = torch.arange(len(ids), device=ids.device)
-        mask[rows, positions] = True
-        place = torch.where(mask, rows[:, None], -1)
-        return self._conditionals(ids, mask, lengths, place, len(ids), torch.float32)
+    def conditionals_at(
+        self, ids: Tensor, positions: Tensor, *, dtype: torch.dtype = torch.float32
+    ) -> Tensor:
+        """Return log Pr(x_t = . | all other words) [B, V] of `dtype`, as `Language.conditionals_at` says."""
+        mask = self.mask_at(ids, positions)
+        lengths = check_conditionals(self, ids, mask, dtype)
+        place = torch.where(mask, torch.arange(len(ids), device=ids.device)[:, None], -1)
+        return self._conditionals(ids, mask, lengths, place, len(ids), dtype)
 
     def _conditionals(
         self, ids: Tensor, mask: Tensor | None, lengths: Tensor, place: Tensor, rows: int, dtype: torch.dtype
