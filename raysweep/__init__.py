@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from raysweep.sweep import Sweep, load_sweep
     from raysweep.training import load_model
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "HMM",

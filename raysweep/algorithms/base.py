@@ -91,10 +91,9 @@ class AlgorithmConfig(Config):
         return None
 
     def content(self) -> dict[str, Any]:
-        """Return plain data of all that determines the training: its part of a run's identity.
+        """Return the plain data that determines the training: the algorithm's part of a run's identity.
 
-        By default every field.  A kind leaves out a field added to it later where that has the value which
-        leaves the training as it was.
+        By default it is every field; a kind leaves out fields that change no result.
         """
         return self.encode()
 

@@ -43,8 +43,6 @@ class TrainedConfig(AlgorithmConfig):
     short: ClassVar[dict[str, str]] = {"lr": "lr"}
     #: Those behind them, for every kind.
     _shared: ClassVar[dict[str, str]] = {"clip_norm": "clip", "schedule": "", "ema": "ema"}
-    #: Options that are not part of an identity while they have these values.
-    _off: ClassVar[dict[str, Any]] = {"warmup": None, "schedule": "constant", "ema": None}
 
     @model_validator(mode="before")
     @classmethod
@@ -87,9 +85,6 @@ class TrainedConfig(AlgorithmConfig):
     @property
     def average_decay(self) -> float | None:
         return self.ema
-
-    def content(self) -> dict[str, Any]:
-        return {k: v for k, v in self.encode().items() if k not in self._off or v != self._off[k]}
 
     def learning_rate(self, step: int, steps: int) -> float:
         warm_up = self.warmup_steps if self.warmup is None else round(self.warmup * steps)

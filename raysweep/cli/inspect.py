@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from dataclasses import replace
-
 import typer
 from rich.console import Console
 
@@ -20,39 +17,10 @@ from raysweep.cli.options import (
     find,
     print_json,
 )
-from raysweep.sweep import Plan, Sweep
 from raysweep.sweep.lock import holder
 from raysweep.sweep.remarks import remarks
 from raysweep.sweep.run_state import run_states
 from raysweep.sweep.stored import select
-from raysweep.sweep.timing import measure
-
-
-def make_plan(sweep: Sweep, *, retry_failed: bool = False) -> Plan:
-    """Return the plan with times: from the sweep's own history, else from a few timed steps a model.
-
-    Where the cluster is to say how many runs are trained at once, the time is that of this machine, and a
-    note says so.
-    """
-    at_once = _at_once(sweep)
-    plan = sweep.plan(retry_failed=retry_failed, step_seconds=measure(sweep), concurrency=at_once)
-    if at_once is None or plan.finished or plan.wall_seconds is None:
-        return plan
-    runs = f"{at_once} run{'s' if at_once > 1 else ''} at once"
-    note = f"the time is for this machine, with {os.cpu_count()} CPUs and {runs}"
-    return replace(plan, notes=(*plan.notes, note))
-
-
-def _at_once(sweep: Sweep) -> int | None:
-    """Return how many runs this machine trains at once; None where the sweep itself says how many.
-
-    None, too, for runs on GPUs: which machine has them is not known here.
-    """
-    resources = sweep.resources
-    if resources.max_concurrent != "auto" or resources.per_worker.get("GPU", 0) > 0:
-        return None
-    cpus = resources.per_worker.get("CPU", 0) * resources.workers
-    return max(1, int((os.cpu_count() or 1) / cpus)) if cpus > 0 else None
 
 
 def plan(
@@ -64,7 +32,8 @@ def plan(
     json: JsonOption = False,
 ) -> None:
     """Print the runs of a sweep: done, to resume, new and why; with time and storage.  Starts nothing."""
-    found = make_plan(select(find(str(file), storage, set_), only), retry_failed=retry_failed)
+    chosen = select(find(str(file), storage, set_), only)
+    found = chosen.plan(retry_failed=retry_failed, timed=True)
     if json:
         print_json(found.to_dict())
     else:

@@ -13,7 +13,6 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from raysweep.cli.inspect import make_plan
 from raysweep.cli.live import LineView, LiveView
 from raysweep.cli.options import (
     FileArgument,
@@ -71,7 +70,7 @@ def launch(
     sweep = find(str(file), storage, set_, tracking_uri)
     chosen = select(sweep, only)
     if dry_run:
-        plan = make_plan(chosen, retry_failed=retry_failed)
+        plan = chosen.plan(retry_failed=retry_failed, timed=True)
         if json:
             print_json(plan.to_dict())
         else:
@@ -98,7 +97,8 @@ def _launch(
     from raysweep.engine import launch as start
 
     chosen = select(sweep, only)
-    if not chosen.plan(retry_failed=retry, verify=False).finished:
+    plan = chosen.plan(retry_failed=retry, verify=False)
+    if not plan.finished:
         # What takes long is done before a live view covers what is said about it.
         chosen.prepare()
     console = Console(stderr=True)
@@ -129,7 +129,7 @@ def _launch(
                 sweep,
                 address=address,
                 only=only,
-                step_seconds=measure(select(sweep, only)),
+                step_seconds=measure(chosen, (run.spec for run in plan.runs if run.state == "new")),
                 retry_failed=retry,
                 observer=view,
                 on_start=started,
@@ -165,7 +165,7 @@ def _launch(
     if not results.tracked:
         say(f"MLflow at {tracked_at(sweep)} could not be reached; nothing is lost: launch again to fill it")
     for run_id in results.unfinished:
-        logs = sweep.directory / "runs" / run_id / "logs"
+        logs = sweep.ledger().open(run_id).logs
         say(f"not finished: {run_id}: launch again to go on; logs in {logs}")
     if failures:
         return 3

@@ -25,6 +25,7 @@ from raysweep.engine.scratch import remove_scratch
 from raysweep.engine.services import start_services
 from raysweep.engine.tuner import Bookkeeping, build
 from raysweep.sweep import FailureRecord, Plan, Sweep, SweepLock, tidy
+from raysweep.sweep.missing import unfinished
 from raysweep.sweep.provenance import provenance, save_launch
 from raysweep.sweep.stored import save_sweep, select
 from raysweep.tracking import Tracker
@@ -115,7 +116,7 @@ def launch(
     return Results(
         sweep=sweep,
         failures=failures,
-        unfinished=tuple(run.run_id for run in chosen.plan().to_do),
+        unfinished=unfinished(chosen),
         worked_on=tuple(run.run_id for run in plan.to_do),
         tracked=tracked,
     )

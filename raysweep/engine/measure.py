@@ -50,7 +50,7 @@ def _measure_shard(
         subject = spec.algorithm.subject(language)
     if reference is None and evaluation.needs_reference:
         # Where nothing is stored, `measure` computes the conditionals itself, in smaller pieces.
-        folder = reference_folder(run.directory.parents[2], language, evaluation)
+        folder = reference_folder(run.storage, language, evaluation)
         if folder is not None:
             reference = stored_reference(language, evaluation, shard, folder)
     arrays = evaluation.measure(subject, shard, reference)

@@ -28,7 +28,7 @@ log = logging.getLogger("raysweep")
 @contextmanager
 def run_log(run: RunLedger, name: str) -> Iterator[Path]:
     """Send what this process logs about raysweep to `logs/<name>.log` of the run."""
-    path = run.directory / "logs" / f"{name}.log"
+    path = run.logs / f"{name}.log"
     path.parent.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))

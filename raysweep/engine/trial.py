@@ -25,7 +25,7 @@ from raysweep.engine.services import Services
 from raysweep.engine.trainer import run_log, trainer
 from raysweep.errors import RunFailedError
 from raysweep.sweep import Ledger, RunLedger, RunSpec, Sweep
-from raysweep.sweep.missing import lacking_checkpoints, metrics_at
+from raysweep.sweep.missing import metrics_at, missing_now
 from raysweep.sweep.run_state import State
 
 log = logging.getLogger("raysweep.trial")
@@ -116,10 +116,10 @@ class _Trial:
         Training resumes at or before the first such milestone, even where later checkpoints exist, and ends
         at the last.
         """
-        lacking = lacking_checkpoints(self._run, self._spec, check=True)
+        lacking = missing_now(self._run, self._spec, check_files=True).checkpoints
         if not lacking:
             return
-        pretrain = self._spec.pretrain.model_copy(update={"steps": lacking[-1], "milestones": tuple(lacking)})
+        pretrain = self._spec.pretrain.model_copy(update={"steps": lacking[-1], "milestones": lacking})
         log.info("training to step %d", lacking[-1])
         self._training = _Training(
             trainer(
@@ -137,7 +137,7 @@ class _Trial:
         evaluations = self._evaluations
         while True:
             alive = self._training is not None and self._training.is_alive()
-            lacking = set(lacking_checkpoints(self._run, self._spec, check=False))
+            lacking = missing_now(self._run, self._spec).checkpoints
             for step in self._spec.milestones:
                 if step not in evaluations.submitted and step not in lacking:
                     evaluations.submit(step)

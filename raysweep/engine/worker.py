@@ -21,9 +21,9 @@ def built(config: Any) -> Language:
 
 def check_visible(run: RunLedger) -> None:
     """Raise `StorageError` on a node that does not see the storage, such as one that joined later."""
-    if not (run.directory / "run.json").is_file():
+    if not run.visible:
         raise StorageError(
-            f"storage {run.directory.parent.parent} is not visible on node {socket.gethostname()}: use "
+            f"storage {run.storage} is not visible on node {socket.gethostname()}: use "
             "--storage (or RAYSWEEP_STORAGE) with a folder that all nodes mount, e.g. NFS"
         )
 

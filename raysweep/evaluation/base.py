@@ -35,8 +35,8 @@ class Evaluation(Config):
     needs_parameters: ClassVar[bool] = False
     #: True where `measure` wants the exact conditionals of the sentences of its shard.
     needs_reference: ClassVar[bool] = False
-    #: Part of the identity where it is above 1.  Raise it when what is measured under the same settings, or
-    #: the arrays of a shard, change, so that older measurements are made again instead of mixed.
+    #: Part of the identity.  Raise it when the measurement under the same settings, or the arrays of a shard,
+    #: change, so that older measurements are made again instead of mixed.
     version: ClassVar[int] = 1
 
     def problems(self, language: Language) -> list[tuple[str, str]]:

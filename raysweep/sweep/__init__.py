@@ -14,7 +14,8 @@ from raysweep.sweep.identity import evaluation_identity
 from raysweep.sweep.ledger import Ledger, RunLedger
 from raysweep.sweep.load import load_sweep
 from raysweep.sweep.lock import SweepLock
-from raysweep.sweep.plan import Item, Plan, RunPlan, make_plan
+from raysweep.sweep.missing import Missing, missing, missing_now, unfinished
+from raysweep.sweep.plan import Item, Plan, RunPlan
 from raysweep.sweep.records import EvaluationRecord, FailureRecord, RunRecord
 from raysweep.sweep.resources import Resources
 from raysweep.sweep.run import RunSpec
@@ -26,6 +27,7 @@ __all__ = [
     "Item",
     "LanguageCache",
     "Ledger",
+    "Missing",
     "Plan",
     "Resources",
     "RunLedger",
@@ -36,6 +38,8 @@ __all__ = [
     "SweepLock",
     "evaluation_identity",
     "load_sweep",
-    "make_plan",
+    "missing",
+    "missing_now",
     "tidy",
+    "unfinished",
 ]

@@ -10,6 +10,7 @@ from raysweep.errors import ConfigError
 from raysweep.files import names
 from raysweep.registry import suggest
 from raysweep.sweep.config import Sweep
+from raysweep.sweep.ledger import Ledger
 from raysweep.sweep.run import RunSpec
 from raysweep.sweep.stored import load_stored, stored_names
 
@@ -39,7 +40,7 @@ def find_checkpoint(storage: Path, name: str) -> FoundCheckpoint:
     pattern, at, text = name.rpartition("@") if "@" in name else (name, "", "")
     if at and not (text.isascii() and text.isdigit()):
         raise ConfigError(f"'{name}': '{text}' is no step; write RUN@STEP, e.g. {pattern or 'RUN'}@1000")
-    sweeps = {sweep: names(storage / sweep / "runs") for sweep in stored_names(storage)}
+    sweeps = {sweep: Ledger(storage / sweep).run_ids() for sweep in stored_names(storage)}
     everywhere = sorted({run for runs in sweeps.values() for run in runs})
     found = [run for run in everywhere if fnmatch.fnmatchcase(run, pattern)]
     if not found:

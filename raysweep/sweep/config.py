@@ -71,9 +71,11 @@ class Sweep:
         return self.storage / self.name
 
     def ledger(self) -> Ledger:
-        """Return the ledger of this sweep."""
+        """Return the ledger of this sweep; raises `DataError` if it is of another version of raysweep."""
         from raysweep.sweep.ledger import Ledger
+        from raysweep.sweep.stored import check_format
 
+        check_format(self.directory)
         return Ledger(self.directory)
 
     def language(self, spec: RunSpec) -> Language:
@@ -123,17 +125,26 @@ class Sweep:
         *,
         retry_failed: bool = False,
         verify: bool = True,
+        timed: bool = False,
         step_seconds: Mapping[str, float] | None = None,
         concurrency: int | None = None,
     ) -> Plan:
-        """Compare the runs with the ledger; see `raysweep.sweep.plan.make_plan`."""
+        """Compare the runs with the ledger: what is done, what is missing and why, with time and storage.
+
+        With `verify`, every record is read and must be whole; otherwise file names suffice.  Times come from
+        the ledger.  With `timed`, a few training steps are timed here for every model without a record, and
+        the plan is for this machine until `Plan.at` names the number of runs at once; `step_seconds` gives
+        such times by run id instead.  `concurrency` is the number of runs at once, if it is known.
+
+        Raises `IdentityError` if a run's folder belongs to another configuration.
+        """
         from raysweep.sweep.plan import make_plan
 
         return make_plan(
             self,
-            self.ledger(),
             retry_failed=retry_failed,
             verify=verify,
+            timed=timed,
             step_seconds=step_seconds,
             concurrency=concurrency,
         )

@@ -1,19 +1,20 @@
-"""How long and how large what is left will be, from what was measured before: never from a guess.
+"""Time and storage of the work that is left, estimated from measurements.
 
-Seconds a step of a run: its own history; else what the caller has timed for it; else the history of a run
-with the same language, model, kind of algorithm and batch.  Seconds of an evaluation and bytes of a
+Seconds of a training step: the run's own history; else the caller's timing of the run; else the history of a
+run with the same language, model, kind of algorithm and batch.  Seconds of an evaluation and bytes of a
 checkpoint: the mean over runs with the same model.  Bytes without any history: three float32 numbers a
-parameter (weights and the two moments of Adam), which is what a checkpoint is mostly made of.
+parameter (weights and the two moments of Adam), most of a checkpoint.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from raysweep.sweep.config import Sweep
 from raysweep.sweep.identity import canonical
+from raysweep.sweep.missing import Missing
 from raysweep.sweep.run import RunSpec
 from raysweep.sweep.survey import RunRecords
 
@@ -22,19 +23,19 @@ _BYTES_PER_PARAMETER = 12
 
 @dataclass(frozen=True)
 class Cost:
-    """Estimated seconds of work and bytes of checkpoints; None where nothing was measured."""
+    """Estimated seconds of work and bytes of checkpoints; None if nothing was measured."""
 
     seconds: float | None = 0.0
     bytes: float | None = 0.0
 
 
 class History:
-    """Measured costs by what they depend on."""
+    """Measured costs of the runs of a sweep."""
 
     def __init__(
         self,
         sweep: Sweep,
-        states: Mapping[str, RunRecords],
+        records: Mapping[str, RunRecords],
         step_seconds: Mapping[str, float],
     ) -> None:
         self.sweep = sweep
@@ -46,15 +47,15 @@ class History:
         sizes: dict[str, list[float]] = {}
         evaluations: dict[tuple[str, str], list[float]] = {}
         for spec in sweep.runs:
-            state = states.get(spec.run_id)
-            if state is None:
+            held = records.get(spec.run_id)
+            if held is None:
                 continue
-            if state.step_seconds is not None:
-                own[spec.run_id] = state.step_seconds
-                alike.setdefault(self._like(spec), []).append(state.step_seconds)
-            if state.checkpoint_bytes is not None:
-                sizes.setdefault(self._model(spec), []).append(state.checkpoint_bytes)
-            for kind, seconds in state.evaluation_seconds:
+            if held.step_seconds is not None:
+                own[spec.run_id] = held.step_seconds
+                alike.setdefault(self._like(spec), []).append(held.step_seconds)
+            if held.checkpoint_bytes is not None:
+                sizes.setdefault(self._model(spec), []).append(held.checkpoint_bytes)
+            for kind, seconds in held.evaluation_seconds:
                 evaluations.setdefault((self._model(spec), kind), []).append(seconds)
         self.own = own
         self.alike = {key: statistics.fmean(values) for key, values in alike.items()}
@@ -73,7 +74,7 @@ class History:
         return (spec.language_fingerprint, self._model(spec), spec.algorithm.kind, batch)
 
     def step(self, spec: RunSpec) -> float | None:
-        """Return the seconds a training step of a run takes."""
+        """Return the seconds of a training step of a run; None if they are not known."""
         for known in (self.own, self.timed):
             if spec.run_id in known:
                 return known[spec.run_id]
@@ -88,16 +89,16 @@ class History:
             self._counts[key] = spec.model.parameters(self.sweep.language(spec))
         return _BYTES_PER_PARAMETER * self._counts[key]
 
-    def cost(
-        self, spec: RunSpec, steps: int, checkpoints: Sequence[int], evaluations: Sequence[tuple[int, str]]
-    ) -> Cost:
-        """Return the cost of training some steps, keeping some checkpoints and making some evaluations.
+    def cost(self, spec: RunSpec, lacks: Missing) -> Cost:
+        """Return the cost of what a run lacks.
 
-        Evaluations never timed count nothing: only training must have been timed for a total to be given.
+        Evaluations that were never timed count as nothing: a total needs only the time of training.
         """
-        step = self.step(spec) if steps else 0.0
+        step = self.step(spec) if lacks.train_steps else 0.0
         seconds = None
         if step is not None:
             model = self._model(spec)
-            seconds = steps * step + sum(self.evaluations.get((model, kind), 0.0) for _, kind in evaluations)
-        return Cost(seconds, len(checkpoints) * self._checkpoint_bytes(spec) if checkpoints else 0.0)
+            measuring = sum(self.evaluations.get((model, kind), 0.0) for _, kind in lacks.evaluations)
+            seconds = lacks.train_steps * step + measuring
+        new = len(lacks.checkpoints)
+        return Cost(seconds, new * self._checkpoint_bytes(spec) if new else 0.0)

@@ -1,10 +1,10 @@
-"""What makes two runs the same run.
+"""Identities: two runs with one identity are the same run.
 
 A run's identity is the sha256 of its validated, normalised configuration and of the language's content.
-Not in it: the text of a file, the order of its keys, paths, resources, devices, concurrency, the number of
-steps and the milestones (more steps extend a run), and the evaluations, which have an identity of their own.
-Where what a step does depends on how many there are (a cosine schedule, a warm-up in proportion), no run can
-be extended, and the number of steps is part of its identity.
+These are no part of it: the text of a file, the order of its keys, paths, resources, devices, concurrency,
+the number of steps and the milestones (more steps extend a run), and the evaluations, which have identities
+of their own.  If a step depends on the number of steps (a cosine schedule, a warm-up in proportion), the run
+cannot be extended, and the number of steps is part of its identity.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-#: How many hexadecimal digits of an identity stand in names; the whole is in the record.
+if TYPE_CHECKING:
+    from raysweep.evaluation.base import Evaluation
+
+#: Number of hexadecimal digits of an identity in names; the record has all of them.
 DIGITS = 10
 
-#: Fields of `pretrain` that say how far, how often or in what parts, not what is trained.
+#: Fields of `pretrain` that change how long, how often or in what parts a run trains, but not its weights.
 EXTENT = frozenset({"steps", "milestones", "checkpoint_every", "micro_batch"})
-
-#: Values of `pretrain` that are no part of an identity, so that runs from before the field came keep theirs.
-FORMER = {"replace": "mask", "precision": "auto"}
 
 
 def extent(depends_on_steps: bool) -> frozenset[str]:
-    """Return the fields of `pretrain` that have no part in an identity of an algorithm.
+    """Return the fields of `pretrain` that are no part of a run's identity.
 
     >>> sorted(EXTENT - extent(True))
     ['steps']
@@ -58,9 +58,9 @@ def training_content(
     trains: bool,
     depends_on_steps: bool,
 ) -> dict[str, Any]:
-    """Return what the training identity is the digest of.
+    """Return the plain data that the training identity is computed from.
 
-    Where nothing is trained (`trains` False: the look-up table) model, pretrain and seed have no part;
+    If nothing is trained (`trains` False: the look-up table), model, pretrain and seed are left out;
     `depends_on_steps` is the algorithm's.
     """
     if not trains:
@@ -69,27 +69,14 @@ def training_content(
         "language": fingerprint,
         "model": dict(model),
         "algorithm": dict(algorithm),
-        "pretrain": {
-            key: value
-            for key, value in pretrain.items()
-            if key not in extent(depends_on_steps) and not _as_before(key, value)
-        },
+        "pretrain": {k: v for k, v in pretrain.items() if k not in extent(depends_on_steps)},
         "seed": seed,
     }
 
 
-def evaluation_identity(evaluation: Any) -> str:
-    """Return the sha256 of an evaluation's kind and settings, and of its version where that is not the first.
-
-    So what another version measured stays on record, and is measured again.
-    """
-    content = evaluation.encode()
-    return digest(content if evaluation.version == 1 else {**content, "version": evaluation.version})
-
-
-def _as_before(key: str, value: Any) -> bool:
-    """Return whether a field of `pretrain` has the value that stands for how it was before the field came."""
-    return key in FORMER and FORMER[key] == value
+def evaluation_identity(evaluation: Evaluation) -> str:
+    """Return the sha256 of an evaluation's kind, settings and version."""
+    return digest({**evaluation.encode(), "version": evaluation.version})
 
 
 def safe(text: str) -> str:
@@ -100,7 +87,7 @@ def safe(text: str) -> str:
     >>> safe("lr1e+30"), safe("lr1e-30")
     ('lr1e30', 'lr1e-30')
     """
-    # The plus of an exponent goes without a trace: a '-' in its place would be another number.
+    # The plus of an exponent is dropped: a '-' in its place would make another number.
     text = re.sub(r"(?<=\de)\+(?=\d)", "", text)
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "x"
 

@@ -41,7 +41,7 @@ from raysweep.sweep.records import (
     parse_name,
 )
 from raysweep.sweep.run import RunSpec
-from raysweep.training.checkpoint import CheckpointRecord, CurvePoint
+from raysweep.training.checkpoint import CheckpointRecord, CurvePoint, checkpoint_directory
 
 log = logging.getLogger("raysweep.sweep")
 
@@ -65,6 +65,40 @@ class RunLedger:
         """The run this folder is named after."""
         return self.directory.name
 
+    @classmethod
+    def of_checkpoint(cls, directory: Path) -> tuple[RunLedger, int]:
+        """Return the ledger of the run that a checkpoint's folder belongs to, and the checkpoint's step."""
+        return cls(directory.resolve().parent.parent), int(directory.name.rpartition("-")[2])
+
+    @property
+    def sweep_directory(self) -> Path:
+        """The folder of the sweep."""
+        return self.directory.parent.parent
+
+    @property
+    def storage(self) -> Path:
+        """The root of all results."""
+        return self.sweep_directory.parent
+
+    @property
+    def logs(self) -> Path:
+        """The folder of the run's log files."""
+        return self.directory / "logs"
+
+    @property
+    def identity_path(self) -> Path:
+        """The file that says which run this is, a `RunRecord`."""
+        return self.directory / "run.json"
+
+    @property
+    def visible(self) -> bool:
+        """Whether this process sees the run's folder."""
+        return self.identity_path.is_file()
+
+    def identity(self) -> RunRecord | None:
+        """Return the record of which run this is, or None if it is absent; a damaged one is quarantined."""
+        return read_record(self.identity_path, RunRecord, self._quarantine)
+
     @property
     def _records(self) -> Path:
         return self.directory / "records"
@@ -73,6 +107,10 @@ class RunLedger:
     def _quarantine(self) -> Path:
         return self.directory / "quarantine"
 
+    def record_path(self, name: str) -> Path:
+        """Return the file of a record."""
+        return self._records / name
+
     def record_names(self) -> list[tuple[str, RecordName]]:
         """Return file names of all records with what they say, sorted by name."""
         found = ((name, parse_name(name)) for name in names(self._records))
@@ -80,18 +118,17 @@ class RunLedger:
 
     def read(self, name: str, cls: type[R]) -> R | None:
         """Return a record, or None where it is absent; a damaged one is quarantined and counts as absent."""
-        path = self._records / name
-        return read_record(path, cls, self._quarantine)
+        return read_record(self.record_path(name), cls, self._quarantine)
 
     # Checkpoints
 
     def checkpoint_directory(self, step: int) -> Path:
         """Return where the checkpoint of a step lies."""
-        return self.directory / "checkpoints" / f"step-{step:08d}"
+        return checkpoint_directory(self.directory, step)
 
     def steps_on_disk(self) -> set[int]:
         """Return the steps whose checkpoint folder exists, recorded or not."""
-        found = (name.removeprefix("step-") for name in names(self.directory / "checkpoints"))
+        found = (name.removeprefix("step-") for name in names(self.checkpoint_directory(0).parent))
         return {int(step) for step in found if step.isdecimal()}
 
     def checkpoint(self, step: int) -> CheckpointRecord | None:
@@ -234,11 +271,20 @@ class RunLedger:
             sync_directory(self._records)
         return len(failed)
 
+    def unfinished_writes(self) -> list[Path]:
+        """Return the files of this run that a killed process left half-written."""
+        places = [self.directory, self._records, *self._arrays.glob("*")]
+        return [path for place in places for path in place.glob(f"{TEMPORARY}*")]
+
     # Measured shards
+
+    @property
+    def _arrays(self) -> Path:
+        return self.directory / "arrays"
 
     def arrays_directory(self, step: int, kind: str, identity: str) -> Path:
         """Return where the shards of an evaluation lie."""
-        return self.directory / "arrays" / f"{step:08d}-{kind}-{identity[:DIGITS]}"
+        return self._arrays / f"{step:08d}-{kind}-{identity[:DIGITS]}"
 
     def save_arrays(self, step: int, kind: str, identity: str, shard: int, arrays: Arrays) -> None:
         """Store what one shard measured, durably; raises `DataError` for arrays of Python objects."""
@@ -300,7 +346,7 @@ class Ledger:
 
         Raises `IdentityError` where the folder belongs to another configuration.
         """
-        ledger = self.open(spec.run_id)
+        run = self.open(spec.run_id)
         if self.check(spec) is None:
             record = RunRecord(
                 run_id=spec.run_id,
@@ -308,18 +354,18 @@ class Ledger:
                 content=spec.identity_content,
                 language=spec.language.encode(),
             )
-            make_directory(ledger.directory / "records")
-            write_atomic(ledger.directory / "run.json", encode(record))
-        return ledger
+            make_directory(run._records)
+            write_atomic(run.identity_path, encode(record))
+        return run
 
     def check(self, spec: RunSpec) -> RunRecord | None:
         """Return the stored identity of a run, None where there is none; another is an `IdentityError`."""
-        folder = self.runs_directory / spec.run_id
-        record = read_record(folder / "run.json", RunRecord, folder / "quarantine")
+        run = self.open(spec.run_id)
+        record = run.identity()
         if record is not None and record.identity != spec.training_identity:
             raise IdentityError(
-                f"{folder} holds run {record.run_id} (identity {record.identity}), not run {spec.run_id} "
-                f"(identity {spec.training_identity}) that this sweep asks for; move that folder away"
+                f"{run.directory} holds run {record.run_id} (identity {record.identity}), but the sweep asks "
+                f"for run {spec.run_id} (identity {spec.training_identity}); move that folder away"
             )
         return record
 
@@ -330,9 +376,7 @@ class Ledger:
         """
         removed = 0
         for run_id in self.run_ids():
-            folder = self.runs_directory / run_id
-            places = [folder, folder / "records", *(folder / "arrays").glob("*")]
-            for left in (path for place in places for path in place.glob(f"{TEMPORARY}*")):
+            for left in self.open(run_id).unfinished_writes():
                 left.unlink(missing_ok=True)
                 removed += 1
         return removed

@@ -1,50 +1,104 @@
-"""What one run still lacks, read from its ledger."""
+"""The one answer to what a run lacks: milestones to train to, evaluations, and the step to resume from.
+
+A milestone needs its checkpoint until every evaluation of it is recorded.  Training reaches the missing
+milestones in order and starts from the newest checkpoint before the first of them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 from raysweep.errors import CheckpointError
-from raysweep.sweep.ledger import RunLedger
+from raysweep.sweep.config import Sweep
+from raysweep.sweep.ledger import RunLedger, heads
 from raysweep.sweep.run import RunSpec
+from raysweep.sweep.survey import RunRecords, survey, survey_run
 from raysweep.training import verify
 
 
-def evaluated(run: RunLedger, spec: RunSpec, step: int) -> bool:
-    """Return whether every evaluation of a milestone is recorded."""
-    return all(run.evaluation(step, evaluation) is not None for evaluation in spec.evaluations.values())
+@dataclass(frozen=True)
+class Missing:
+    """The part of a run that is not in the ledger, in the order of steps."""
+
+    #: Milestones to train to.
+    checkpoints: tuple[int, ...] = ()
+    #: (step, kind) of the evaluations to compute.
+    evaluations: tuple[tuple[int, str], ...] = ()
+    #: Training starts from the checkpoint of this step; 0 means from the start.
+    resume_step: int = 0
+
+    @property
+    def finished(self) -> bool:
+        """True if nothing is missing."""
+        return not self.checkpoints and not self.evaluations
+
+    @property
+    def train_to(self) -> int:
+        """The last step to train to; 0 if there is nothing to train."""
+        return self.checkpoints[-1] if self.checkpoints else 0
+
+    @property
+    def train_steps(self) -> int:
+        """Number of steps to train."""
+        return max(0, self.train_to - self.resume_step)
 
 
-def lacking_checkpoints(run: RunLedger, spec: RunSpec, *, check: bool) -> list[int]:
-    """Return the milestones that must be trained to, ascending.
+def missing(spec: RunSpec, held: RunRecords, wanted: Mapping[str, str] | None = None) -> Missing:
+    """Return what a run lacks, given its records.
 
-    A milestone needs its checkpoint until everything is measured on it.  With `check`, files are compared
-    with the manifest, and a torn or altered checkpoint is quarantined and counts as lacking.
+    `wanted` is `heads(spec.evaluations)`, for callers that share it between runs.
     """
+    wanted = heads(spec.evaluations) if wanted is None else wanted
+    evaluations = tuple(
+        (step, kind)
+        for step in spec.milestones
+        for kind, head in wanted.items()
+        if (step, kind, head) not in held.evaluations
+    )
     if not spec.trains:
-        return []
-    there = run.steps_on_disk()
-    lacking = []
-    for step in spec.milestones:
+        return Missing(evaluations=evaluations)
+    to_measure = {step for step, _ in evaluations}
+    checkpoints = tuple(
+        step
+        for step in spec.milestones
+        if step not in held.recorded or (step in to_measure and step not in held.usable)
+    )
+    older = (step for step in held.usable if checkpoints and step < checkpoints[0])
+    return Missing(checkpoints, evaluations, max(older, default=0))
+
+
+def missing_now(run: RunLedger, spec: RunSpec, *, check_files: bool = False) -> Missing:
+    """Read the ledger of a run and return what the run lacks.
+
+    With `check_files`, the files of every checkpoint that is still to be evaluated are compared with their
+    manifest.  A torn or altered checkpoint is quarantined and counts as missing.
+    """
+    held = survey_run(run)
+    found = missing(spec, held)
+    if not check_files or not spec.trains:
+        return found
+    for step in {step for step, _ in found.evaluations} & held.usable:
         record = run.checkpoint(step)
         if record is None:
-            lacking.append(step)
-        elif not evaluated(run, spec, step):
-            if step in there and check:
-                try:
-                    verify(run.checkpoint_directory(step), record.files)
-                except CheckpointError as error:
-                    run.quarantine(record, str(error))
-                    there.discard(step)
-            if step not in there:
-                lacking.append(step)
-    return lacking
+            held.recorded.discard(step)
+            continue
+        try:
+            verify(run.checkpoint_directory(step), record.files)
+        except CheckpointError as error:
+            run.quarantine(record, str(error))
+            held.usable.discard(step)
+    return missing(spec, held)
 
 
-def finished(run: RunLedger, spec: RunSpec) -> bool:
-    """Return whether every milestone is trained to and measured."""
-    return all(
-        (not spec.trains or run.checkpoint(step) is not None) and evaluated(run, spec, step)
-        for step in spec.milestones
-    )
+def unfinished(sweep: Sweep) -> tuple[str, ...]:
+    """Return the ids of the runs that have neither finished nor failed."""
+    held = survey(sweep.ledger(), sweep.runs, verify=True)
+    return tuple(spec.run_id for spec in sweep.runs if _unfinished(spec, held.get(spec.run_id, RunRecords())))
+
+
+def _unfinished(spec: RunSpec, held: RunRecords) -> bool:
+    return held.failure is None and not missing(spec, held).finished
 
 
 def metrics_at(run: RunLedger, spec: RunSpec, step: int) -> dict[str, float]:

@@ -28,9 +28,8 @@ from raysweep.sweep.config import LanguageCache
 from raysweep.sweep.document import Mark, Problems, node_of, parse, put
 from raysweep.sweep.language_file import load_language
 from raysweep.sweep.ledger import RunLedger
-from raysweep.sweep.records import RunRecord
 from raysweep.sweep.run import RunSpec
-from raysweep.sweep.stored import load_stored
+from raysweep.sweep.stored import check_format, load_stored
 from raysweep.training.checkpoint import STATE, load_model
 
 
@@ -68,11 +67,12 @@ def open_model(
         path = found.directory
     if (path / STATE).is_file():
         return _checkpoint(path, language, overrides)
-    if (path / "run.json").is_file():
-        steps = [record.step for record in RunLedger(path).checkpoints()]
+    run = RunLedger(path)
+    if run.visible:
+        steps = [record.step for record in run.checkpoints()]
         if not steps:
             raise ConfigError(f"{place}: a run without a checkpoint; launch its sweep")
-        return _checkpoint(RunLedger(path).checkpoint_directory(max(steps)), language, overrides)
+        return _checkpoint(run.checkpoint_directory(max(steps)), language, overrides)
     if (path / "config.json").is_file():
         return _from_elsewhere(path, language, overrides)
     raise ConfigError(
@@ -82,14 +82,14 @@ def open_model(
 
 
 def _checkpoint(directory: Path, language: str | os.PathLike[str] | None, overrides: Sequence[str]) -> Opened:
-    run = directory.resolve().parent.parent
+    run, step = RunLedger.of_checkpoint(directory)
     spec = _spec(run)
     model, config = _recorded(run, directory) if spec is None else (spec.model, spec.language)
     # Its tensors have the shapes of its own language, whatever it is measured on.
     own = config.build()
     built = own if language is None else load_language(language, overrides)
     return Opened(
-        name=f"{run.name}@{int(directory.name.rpartition('-')[2])}",
+        name=f"{run.run_id}@{step}",
         language=built,
         model=model,
         load=partial(load_model, directory, model, own),
@@ -97,31 +97,32 @@ def _checkpoint(directory: Path, language: str | os.PathLike[str] | None, overri
     )
 
 
-def _spec(run: Path) -> RunSpec | None:
-    """Return the run's configuration as its sweep was last launched; None where that has no such run."""
+def _spec(run: RunLedger) -> RunSpec | None:
+    """Return the run's configuration as its sweep was last launched; None if the sweep has no such run."""
+    check_format(run.sweep_directory)
     try:
-        sweep = load_stored(run.parent.parent)
+        sweep = load_stored(run.sweep_directory)
     except DataError:
         return None
-    return next((spec for spec in sweep.runs if spec.run_id == run.name), None)
+    return next((spec for spec in sweep.runs if spec.run_id == run.run_id), None)
 
 
-def _recorded(run: Path, directory: Path) -> tuple[ModelConfig, LanguageConfig]:
+def _recorded(run: RunLedger, directory: Path) -> tuple[ModelConfig, LanguageConfig]:
     """Return model and language as the run itself recorded them."""
+    record = run.identity()
+    if record is None:
+        raise ConfigError(
+            f"{directory}: the folder above it is no run's (there is no {run.identity_path}); "
+            "leave the checkpoint in its run's folder, or write it with `raysweep export-model`"
+        )
     try:
-        record = RunRecord.model_validate_json((run / "run.json").read_bytes())
         model: ModelConfig = registry.models.decode(record.content["model"])
         config: LanguageConfig = registry.languages.decode(record.language)
         return model, config
-    except FileNotFoundError:
-        raise ConfigError(
-            f"{directory}: the configuration of its run is not above it (there is no {run / 'run.json'}); "
-            "leave the checkpoint in its run's folder, or write it with `raysweep export-model`"
-        ) from None
     except (ValidationError, KeyError) as error:
         raise DataError(
-            f"{run / 'run.json'}: does not say which model it is; launch its sweep again to renew "
-            f"{run.parent.parent / 'sweep.json'}"
+            f"{run.identity_path}: does not say which model it is; launch the sweep of {run.sweep_directory} "
+            "again to renew its configuration"
         ) from error
 
 

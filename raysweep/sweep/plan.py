@@ -1,11 +1,12 @@
-"""What a launch would do: every run, milestone and evaluation is done, resumable or new, and why.
+"""The plan of a sweep: every run, milestone and evaluation is done, resumable or new, with the reason.
 
-The plan is made from the sweep and the ledger alone; it starts nothing and writes nothing (a damaged record
-that it meets is moved to quarantine, as by every reader).
+A plan is made from the sweep and the ledger alone.  It starts nothing and writes nothing (except that a
+damaged record is moved to quarantine, as by every reader).
 """
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -13,10 +14,13 @@ from typing import Any, Literal
 
 from raysweep.sweep.config import Sweep
 from raysweep.sweep.estimate import Cost, History
-from raysweep.sweep.ledger import Ledger, heads
+from raysweep.sweep.ledger import heads
+from raysweep.sweep.missing import Missing, missing
 from raysweep.sweep.parameters import Counts, describe, parameters
+from raysweep.sweep.resources import Resources
 from raysweep.sweep.run import RunSpec
 from raysweep.sweep.survey import RunRecords, stored_lengths, survey
+from raysweep.sweep.timing import measure
 
 State = Literal["done", "evaluate", "resume", "new", "failed"]
 
@@ -33,7 +37,7 @@ _MEANING = {
 
 @dataclass(frozen=True)
 class Item:
-    """One milestone's checkpoint (`evaluation` None) or one evaluation of it, and its state.
+    """The checkpoint of one milestone (`evaluation` None) or one evaluation of it, and its state.
 
     `done`: recorded.  `resume`: its training goes on from an older checkpoint.  `new`: to be computed.
     `failed`: left alone.  `reason` says why it is not done.
@@ -47,16 +51,13 @@ class Item:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What is to be done for one run."""
+    """The work on one run; `lacks` is what the ledger does not hold of it."""
 
     spec: RunSpec
     state: State
     reason: str
     items: tuple[Item, ...]
-    #: Training starts from the checkpoint of this step (0: from the start) ...
-    resume_step: int = 0
-    #: ... and must reach this one; 0 where there is nothing to train.
-    train_to: int = 0
+    lacks: Missing
     cost: Cost = field(default_factory=Cost)
 
     @property
@@ -65,16 +66,24 @@ class RunPlan:
         return self.spec.run_id
 
     @property
+    def resume_step(self) -> int:
+        """Training starts from the checkpoint of this step (0: from the start)."""
+        return self.lacks.resume_step
+
+    @property
+    def train_to(self) -> int:
+        """Training must reach this step; 0 if there is nothing to train."""
+        return self.lacks.train_to
+
+    @property
     def train_steps(self) -> int:
-        """Steps to train."""
-        return max(0, self.train_to - self.resume_step)
+        """Number of steps to train."""
+        return self.lacks.train_steps
 
     @property
     def missing(self) -> tuple[tuple[int, str], ...]:
-        """(step, kind) of the evaluations to be computed, in the order of steps; () for a failed run."""
-        if self.state == "failed":
-            return ()
-        return tuple((i.step, i.evaluation) for i in self.items if i.evaluation and i.state != "done")
+        """(step, kind) of the evaluations to compute, in the order of steps; () for a failed run."""
+        return () if self.state == "failed" else self.lacks.evaluations
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data."""
@@ -101,22 +110,26 @@ class Plan:
 
     name: str
     runs: tuple[RunPlan, ...]
-    notes: tuple[str, ...]
+    #: Remarks on the sweep.
+    remarks: tuple[str, ...]
+    resources: Resources
     #: Grid points and included runs that share their training with another.
     trainings_saved: int
-    #: Seconds of training and evaluation, one run after another; None where nothing was measured yet.
+    #: Seconds of training and evaluation, one run after another; None if nothing was measured yet.
     work_seconds: float | None
-    #: The same divided by the runs at once, where that is known.
-    wall_seconds: float | None
-    #: Bytes of new checkpoints, None where no size is known.
+    #: Bytes of new checkpoints, None if no size is known.
     new_bytes: int | None
     #: Trainable parameters of each model that is trained, by label: with its own vocabulary ("own") and with
-    #: BERT's ("faithful"), in which published sizes count.
+    #: BERT's ("faithful"), the vocabulary of published sizes.
     parameters: Mapping[str, Counts] = field(default_factory=dict)
+    #: Number of runs at once, if known and not set by the sweep itself.
+    concurrency: int | None = None
+    #: True if `concurrency` is an assumption: that of this machine.
+    assumed: bool = False
 
     @property
     def counts(self) -> dict[str, int]:
-        """Runs by state, every state named."""
+        """Number of runs in each state, every state named."""
         counted = Counter(run.state for run in self.runs)
         return {state: counted[state] for state in STATES}
 
@@ -127,8 +140,29 @@ class Plan:
 
     @property
     def finished(self) -> bool:
-        """True where a launch would start nothing."""
+        """True if a launch would start nothing."""
         return not self.to_do
+
+    @property
+    def wall_seconds(self) -> float | None:
+        """`work_seconds` divided by the number of runs at once, None if one of them is unknown."""
+        set_ = self.resources.max_concurrent
+        at_once = set_ if isinstance(set_, int) else self.concurrency
+        if self.work_seconds is None or at_once is None:
+            return None
+        return self.work_seconds / max(1, min(at_once, len(self.to_do) or 1))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Remarks on the sweep, and the machine that the time is for if that is an assumption."""
+        if not self.assumed or self.concurrency is None or self.finished or self.wall_seconds is None:
+            return self.remarks
+        runs = f"{_count(self.concurrency, 'run')} at once"
+        return (*self.remarks, f"the time is for this machine, with {os.cpu_count()} CPUs and {runs}")
+
+    def at(self, concurrency: int | None) -> Plan:
+        """Return the plan for a cluster that trains so many runs at once."""
+        return replace(self, concurrency=concurrency, assumed=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, for JSON."""
@@ -147,7 +181,7 @@ class Plan:
         }
 
     def lines(self, *, limit: int | None = 40) -> list[str]:
-        """Return the plan as plain text, at most `limit` runs of it (None: all)."""
+        """Return the plan as lines of text, with at most `limit` runs (None: all)."""
         out = [f"sweep {self.name}: {_count(len(self.runs), 'run')}"]
         out += [f"  {n:>6} {state:<9} {_MEANING[state]}" for state, n in self.counts.items() if n]
         if self.trainings_saved:
@@ -165,7 +199,7 @@ class Plan:
             out.append(f"  ... and {_count(len(models) - len(shown_models), 'more model')}")
         out += [f"  note: {note}" for note in self.notes]
         width = max((len(run.run_id) for run in self.runs), default=0)
-        # What needs work or attention comes first; what is done is only counted when there is much else.
+        # Runs that need work or attention come first.
         ordered = sorted(self.runs, key=lambda run: run.state == "done")
         shown = ordered if limit is None else ordered[:limit]
         out += [f"  {run.run_id:<{width}}  {run.state:<9} {run.reason}".rstrip() for run in shown]
@@ -189,23 +223,20 @@ class Plan:
 
 def make_plan(
     sweep: Sweep,
-    ledger: Ledger,
     *,
     retry_failed: bool = False,
     verify: bool = True,
+    timed: bool = False,
     step_seconds: Mapping[str, float] | None = None,
     concurrency: int | None = None,
 ) -> Plan:
-    """Compare a sweep's runs with the ledger.
-
-    With `verify`, every record is opened and must be whole; without, the names of files are believed.
-    `step_seconds` maps run ids to measured seconds a step, used where the ledger has no history of a run or
-    of one with the same model.  `concurrency` is the number of runs at once, where it is known.
-
-    Raises `IdentityError` where a run's folder belongs to another configuration.
-    """
-    states = survey(ledger, sweep.runs, verify=verify)
-    history = History(sweep, states, step_seconds or {})
+    """Compare the runs of a sweep with its ledger; see `Sweep.plan`."""
+    ledger = sweep.ledger()
+    records = survey(ledger, sweep.runs, verify=verify)
+    if timed:
+        unknown = (s for s in sweep.runs if records.get(s.run_id, _NOTHING).step_seconds is None)
+        step_seconds = measure(sweep, unknown)
+    history = History(sweep, records, step_seconds or {})
     keyed: dict[tuple[str, ...], dict[str, str]] = {}
     runs = []
     fixed = any(spec.trains and spec.algorithm.depends_on_steps for spec in sweep.runs)
@@ -215,91 +246,91 @@ def make_plan(
         key = tuple(spec.evaluations)
         if key not in keyed:
             keyed[key] = heads(spec.evaluations)
-        run = _plan_run(spec, states.get(spec.run_id), keyed[key], history, retry_failed)
+        run = _plan_run(spec, records.get(spec.run_id, _NOTHING), keyed[key], history, retry_failed)
         if run.state == "new" and spec.algorithm.depends_on_steps:
             lengths = stored_lengths(ledger, spec, (r for r in present if r != spec.run_id))
             if lengths:
                 run = replace(run, reason=f"{run.reason}; {_not_extended(lengths)}")
         runs.append(run)
     to_do = [run for run in runs if run.state in ("evaluate", "resume", "new")]
-    work = _total(run.cost.seconds for run in to_do)
-    at_once = (
-        sweep.resources.max_concurrent if isinstance(sweep.resources.max_concurrent, int) else concurrency
-    )
-    wall = None if work is None or at_once is None else work / max(1, min(at_once, len(to_do) or 1))
     space = _total(run.cost.bytes for run in to_do)
+    assumed = timed and concurrency is None
     return Plan(
         name=sweep.name,
         runs=tuple(runs),
-        notes=sweep.notes,
+        remarks=sweep.notes,
+        resources=sweep.resources,
         trainings_saved=max(0, sweep.points - len(sweep.runs)),
-        work_seconds=work,
-        wall_seconds=wall,
+        work_seconds=_total(run.cost.seconds for run in to_do),
         new_bytes=None if space is None else round(space),
         parameters=parameters(sweep),
+        concurrency=_here(sweep.resources) if assumed else concurrency,
+        assumed=assumed,
     )
+
+
+_NOTHING = RunRecords()
+
+
+def _here(resources: Resources) -> int | None:
+    """Return how many runs this machine trains at once; None if the sweep says it, or trains on GPUs.
+
+    The machine that has the GPUs is not known here.
+    """
+    if resources.max_concurrent != "auto" or resources.per_worker.get("GPU", 0) > 0:
+        return None
+    cpus = resources.per_worker.get("CPU", 0) * resources.workers
+    return max(1, int((os.cpu_count() or 1) / cpus)) if cpus > 0 else None
 
 
 def _plan_run(
-    spec: RunSpec, state: RunRecords | None, head: Mapping[str, str], history: History, retry: bool
+    spec: RunSpec, held: RunRecords, wanted: Mapping[str, str], history: History, retry: bool
 ) -> RunPlan:
-    state = state or RunRecords()
-    absent = [
-        (step, kind)
-        for step in spec.milestones
-        for kind in head
-        if (step, kind, head[kind]) not in state.evaluations
-    ]
-    if spec.trains:
-        # A checkpoint is needed where it was never made, or where an evaluation wants its files.
-        wanting = {step for step, _ in absent}
-        needed = [
-            s for s in spec.milestones if s not in state.recorded or (s in wanting and s not in state.usable)
-        ]
-    else:
-        needed = []
-    resume = max((s for s in state.usable if not needed or s < needed[0]), default=0) if needed else 0
-    failed = state.failure is not None and not retry and bool(absent or needed)
+    lacks = missing(spec, held, wanted)
+    failed = held.failure is not None and not retry and not lacks.finished
+    absent = set(lacks.evaluations)
+    before = {(step, kind) for step, kind, _ in held.evaluations} if absent else set()
     items = []
     for step in spec.milestones:
         if spec.trains:
-            items.append(_checkpoint_item(step, step in needed, state, resume, failed))
-        for kind in head:
-            items.append(_evaluation_item(step, kind, (step, kind) in absent, state, failed))
-    train_to = needed[-1] if needed else 0
+            items.append(_checkpoint_item(step, lacks, held, failed))
+        for kind in wanted:
+            if (step, kind) not in absent:
+                items.append(Item(step, kind, "done"))
+            elif failed:
+                items.append(Item(step, kind, "failed", _failed(held)))
+            else:
+                changed = (step, kind) in before
+                reason = "evaluation settings changed" if changed else "no record"
+                items.append(Item(step, kind, "new", reason))
     status: State
-    if not absent and not needed:
+    if lacks.finished:
         status, reason = "done", ""
     elif failed:
-        status, reason = "failed", f"failed: {state.failure}; --retry-failed runs it again"
-    elif not needed:
+        status, reason = "failed", _failed(held)
+    elif not lacks.checkpoints:
         status, reason = "evaluate", _evaluate_reason(items)
-    elif resume:
-        status, reason = "resume", f"from step {resume} to {train_to}: {_reason_of(items, needed[0])}"
     else:
-        status, reason = "new", _reason_of(items, needed[0])
-    cost = Cost() if status in ("done", "failed") else history.cost(spec, train_to - resume, needed, absent)
-    return RunPlan(spec, status, reason, tuple(items), resume, train_to, cost)
+        status, reason = "new", _reason_of(items, lacks.checkpoints[0])
+        if lacks.resume_step:
+            status, reason = "resume", f"from step {lacks.resume_step} to {lacks.train_to}: {reason}"
+    cost = Cost() if status in ("done", "failed") else history.cost(spec, lacks)
+    return RunPlan(spec, status, reason, tuple(items), lacks, cost)
 
 
-def _checkpoint_item(step: int, needed: bool, state: RunRecords, resume: int, failed: bool) -> Item:
-    if not needed:
+def _checkpoint_item(step: int, lacks: Missing, held: RunRecords, failed: bool) -> Item:
+    if step not in lacks.checkpoints:
         return Item(step, None, "done")
-    reason = "checkpoint missing" if step in state.recorded else "no record"
     if failed:
-        return Item(step, None, "failed", f"failed: {state.failure}; --retry-failed runs it again")
-    return Item(
-        step, None, "resume" if resume else "new", reason + (f"; from step {resume}" if resume else "")
-    )
+        return Item(step, None, "failed", _failed(held))
+    reason = "checkpoint missing" if step in held.recorded else "no record"
+    if lacks.resume_step:
+        return Item(step, None, "resume", f"{reason}; from step {lacks.resume_step}")
+    return Item(step, None, "new", reason)
 
 
-def _evaluation_item(step: int, kind: str, absent: bool, state: RunRecords, failed: bool) -> Item:
-    if not absent:
-        return Item(step, kind, "done")
-    if failed:
-        return Item(step, kind, "failed", f"failed: {state.failure}; --retry-failed runs it again")
-    changed = (step, kind) in state.evaluated
-    return Item(step, kind, "new", "evaluation settings changed" if changed else "no record")
+def _failed(held: RunRecords) -> str:
+    return f"failed: {held.failure}; --retry-failed runs it again"
 
 
 def _reason_of(items: Iterable[Item], step: int) -> str:
@@ -308,13 +339,13 @@ def _reason_of(items: Iterable[Item], step: int) -> str:
 
 def _not_extended(lengths: Iterable[int]) -> str:
     return (
-        f"the run of {', '.join(map(str, lengths))} steps that is there cannot be extended or cut, "
-        "for the learning rate depends on the number of steps"
+        f"the stored run of {', '.join(map(str, lengths))} steps cannot be extended or cut, "
+        "because the learning rate depends on the number of steps"
     )
 
 
 def _evaluate_reason(items: Iterable[Item]) -> str:
-    """Say which evaluations are missing and why, grouped by kind."""
+    """Return which evaluations are missing and why, grouped by kind."""
     grouped: dict[tuple[str, str], list[int]] = {}
     for item in items:
         if item.evaluation is not None and item.state != "done":
@@ -326,7 +357,7 @@ def _evaluate_reason(items: Iterable[Item]) -> str:
 
 
 def _total(values: Iterable[float | None]) -> float | None:
-    """Return the sum, or None where a part is unknown."""
+    """Return the sum, or None if a part is unknown."""
     total = 0.0
     for value in values:
         if value is None:

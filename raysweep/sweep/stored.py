@@ -1,13 +1,15 @@
-"""A launched sweep, found again by its name: what was launched last is kept beside its results."""
+"""A launched sweep, found again by its name: the latest launch is kept beside its results."""
 
 from __future__ import annotations
 
 import fnmatch
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import raysweep
 from raysweep.errors import ConfigError, DataError
 from raysweep.files import write_atomic
 from raysweep.sweep.config import Sweep
@@ -17,10 +19,23 @@ from raysweep.sweep.tracking_uri import check_tracking_uri
 
 STORED = "sweep.json"
 
+#: The first version of raysweep that writes results as this one does; raise it when their format changes.
+FORMAT = "0.2"
+
+#: Results of 0.1 do not say their format.
+_FIRST = "0.1"
+
+_HEAD = re.compile(rb'\{\s*"format"\s*:\s*"([^"]*)"')
+
 
 def save_sweep(sweep: Sweep) -> None:
-    """Keep the sweep as it is launched now, so that its name alone finds it."""
+    """Keep the sweep as it is launched now, so that its name alone finds it.
+
+    Raises `DataError` if the folder holds results of another format.
+    """
+    check_format(sweep.directory)
     content = {
+        "format": FORMAT,
         "name": sweep.name,
         "description": sweep.description,
         "path": str(Path(sweep.path).resolve()),
@@ -38,10 +53,11 @@ def load_stored(directory: Path, *, tracking_uri: str | None = None) -> Sweep:
     """Return the sweep that was last launched in a folder.
 
     It has its runs, so it can be looked at and reported; it has no file's base, so it cannot be varied.
-    Raises `DataError` where the folder holds no sweep or a damaged one, and `ConfigError` for a
-    `tracking_uri` that cannot be used.
+    Raises `DataError` if the folder holds no sweep, a damaged one or one of another format, and `ConfigError`
+    for a `tracking_uri` that cannot be used.
     """
     check_tracking_uri(tracking_uri)
+    check_format(directory)
     path = directory / STORED
     try:
         content = json.loads(path.read_bytes())
@@ -63,6 +79,27 @@ def load_stored(directory: Path, *, tracking_uri: str | None = None) -> Sweep:
         raise DataError(f"{path}: damaged ({error}); launch the sweep file again to renew it") from error
 
 
+def check_format(directory: Path) -> None:
+    """Raise `DataError` if the folder of a sweep holds results that this version cannot read."""
+    path = directory / STORED
+    try:
+        with open(path, "rb") as file:
+            head = _HEAD.match(file.read(256))
+        if head is not None:
+            found = head[1].decode(errors="replace")
+        else:
+            content = json.loads(path.read_bytes())
+            found = content.get("format", _FIRST) if isinstance(content, dict) else FORMAT
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return  # there is no sweep, or a damaged one, which says nothing of its format
+    if found != FORMAT:
+        raise DataError(
+            f"{directory}: these results are of raysweep {found}, and raysweep {raysweep.__version__} cannot "
+            f"read them; install raysweep {found} to use them (pip install 'raysweep=={found}.*'), or choose "
+            "another folder with --storage for new results"
+        )
+
+
 def stored_names(storage: Path) -> list[str]:
     """Return the names of all sweeps that have been launched into a storage folder."""
     return sorted(path.parent.name for path in storage.glob(f"*/{STORED}"))
@@ -81,5 +118,5 @@ def select(sweep: Sweep, only: Sequence[str] | None) -> Sweep:
             f"--only {' '.join(only)}: matches none of the {len(sweep.runs)} runs; "
             f"`raysweep plan` lists them (e.g. '{sweep.runs[0].run_id}')"
         )
-    # What a part of the grid saves by sharing is not known; nothing is claimed of it.
+    # The trainings that a part of the grid saves by sharing are not known, so none are claimed.
     return replace(sweep, runs=runs, points=len(runs))

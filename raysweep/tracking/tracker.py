@@ -12,8 +12,10 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from raysweep.sweep.ledger import Ledger, RunLedger, heads, read_record
-from raysweep.sweep.records import EvaluationRecord, FailureRecord, RecordName, RunRecord
+from raysweep.sweep.ledger import Ledger, RunLedger, heads
+from raysweep.sweep.missing import missing
+from raysweep.sweep.records import EvaluationRecord, FailureRecord, RecordName
+from raysweep.sweep.survey import RunRecords
 from raysweep.tracking.view import RunView, Status, SweepView, run_view
 from raysweep.tracking.writer import Location, MLflowWriter, default_tracking_uri
 from raysweep.training import CheckpointRecord
@@ -140,17 +142,20 @@ class Tracker:
             for name, parsed in names
             if parsed.type != "evaluation" or wanted is None or wanted.get(parsed.kind) == parsed.head
         ]
-        records = self._read(run, shown)
-        checkpoints = [r for r in records if isinstance(r, CheckpointRecord)]
-        evaluations = [r for r in records if isinstance(r, EvaluationRecord)]
-        failures = [r for r in records if isinstance(r, FailureRecord)]
+        held, records = RunRecords(), self._read(run, shown)
+        for name, parsed in shown:
+            if name in records:
+                held.add(parsed)
+        checkpoints = [r for r in records.values() if isinstance(r, CheckpointRecord)]
+        evaluations = [r for r in records.values() if isinstance(r, EvaluationRecord)]
+        failures = [r for r in records.values() if isinstance(r, FailureRecord)]
         identity, axes, config = self._identity(run, spec)
         if identity is None:
             return None
         status: Status = "RUNNING" if active else "KILLED"
         if failures:
             status = "FAILED"
-        elif self._complete(evaluations, spec):
+        elif self._finished(held, spec):
             status = "FINISHED"
         return run_view(
             run_id=run.run_id,
@@ -163,8 +168,8 @@ class Tracker:
             note=f"{failures[-1].error}: {failures[-1].message}" if failures else "",
         )
 
-    def _read(self, run: RunLedger, names: list[tuple[str, RecordName]]) -> list[Any]:
-        """Return the records, each read once; a retried failure is history and not shown."""
+    def _read(self, run: RunLedger, names: list[tuple[str, RecordName]]) -> dict[str, Any]:
+        """Return name -> record, each read once; a retried failure is history and not shown."""
         known = self._records.setdefault(run.run_id, {})
         classes: dict[str, Any] = {
             "checkpoint": CheckpointRecord,
@@ -179,27 +184,24 @@ class Tracker:
             if record is not None:
                 kept[name] = record
         self._records[run.run_id] = kept
-        return list(kept.values())
+        return kept
 
     def _identity(
         self, run: RunLedger, spec: RunSpec | None
     ) -> tuple[str | None, Mapping[str, Any], Mapping[str, Any]]:
         if spec is not None:
             return spec.training_identity, spec.axes, spec.encode()
-        record = read_record(run.directory / "run.json", RunRecord, run.directory / "quarantine")
+        record = run.identity()
         if record is None:
             return None, {}, {}
         base = flatten(self._sweep.runs[0].identity_content) if self._sweep.runs else {}
         axes = {path: value for path, value in flatten(record.content).items() if base.get(path) != value}
         return record.identity, axes, record.content
 
-    def _complete(self, evaluations: list[EvaluationRecord], spec: RunSpec | None) -> bool:
-        # A run made by a search algorithm is held against what the sweep's own runs are asked for.
+    def _finished(self, held: RunRecords, spec: RunSpec | None) -> bool:
+        # A run that a search algorithm has made must have what the sweep's own runs have.
         reference = spec or next((s for s in self._sweep.runs if s.trains), None)
-        if reference is None:
-            return False
-        done = {(record.step, record.kind) for record in evaluations}
-        return all((step, kind) in done for step in reference.milestones for kind in reference.evaluations)
+        return reference is not None and missing(reference, held).finished
 
     def _outcome(self) -> Status:
         states = {run_id: self._status.get(run_id) for run_id in {*self._specs, *self._status}}

@@ -83,13 +83,13 @@ class LoopState(_Plain):
     """What a run needs besides weights and optimizer.
 
     `losses` are those of the steps since the last curve point; `precision` is the working precision of the
-    training up to here, None where it was not recorded.
+    training up to here.
     """
 
     step: int
     train_seconds: float
     losses: tuple[float, ...]
-    precision: str | None = None
+    precision: str
     files: dict[str, FileDigest] = {}
 
 

@@ -171,8 +171,7 @@ class _Loop:
             average = None if stepper.average is None else stepper.average.tensors
             state = disk.restore(place, record.files, stepper.model, stepper.optimizer, average)
             self.step, self.train_seconds, self.pending = state.step, state.train_seconds, len(state.losses)
-            # Before it was recorded there was no other.
-            before = state.precision or "float32"
+            before = state.precision
             # A checkpoint holds losses summed over ranks, so one rank alone takes them up.
             if self.world.rank == 0:
                 self.losses[: self.pending] = torch.tensor(state.losses, dtype=torch.float64)

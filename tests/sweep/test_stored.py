@@ -207,7 +207,7 @@ def test_language_of_a_sweep_file_or_alone(file: Path, tmp_path: Path) -> None:
 
 def test_step_times_of_runs_without_a_record(file: Path, tmp_path: Path) -> None:
     sweep = load_sweep(file, storage=tmp_path / "results")
-    timed = measure(sweep, steps=3)
+    timed = measure(sweep, sweep.runs, steps=3)
     assert set(timed) == {run.run_id for run in sweep.runs if run.trains}
     assert len(set(timed.values())) == 1  # the seeds share one timing
     assert all(0 < seconds < 1 for seconds in timed.values())
