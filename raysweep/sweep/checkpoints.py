@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from raysweep.errors import ConfigError
-from raysweep.files import names
 from raysweep.registry import suggest
 from raysweep.sweep.config import Sweep
 from raysweep.sweep.ledger import Ledger

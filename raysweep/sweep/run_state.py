@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from raysweep.sweep.config import Sweep
-from raysweep.sweep.missing import finished, metrics_at
+from raysweep.sweep.missing import metrics_at, missing
+from raysweep.sweep.survey import survey_run
 
 #: `unfinished`: the run was begun, and as far as known nobody is working on it.
 State = Literal["queued", "starting", "training", "evaluating", "unfinished", "done", "failed"]
@@ -99,17 +100,19 @@ def run_states(sweep: Sweep) -> list[RunState]:
             label=(axes_label(spec.axes) or spec.run_id) if spec.trains else spec.algorithm.label,
             steps=spec.milestones[-1],
         )
-        for step in spec.milestones:
+        for step in reversed(spec.milestones):
             if metrics := metrics_at(run, spec, step):
                 row.step, row.metrics = step, metrics
+                break
         checkpoints = run.checkpoints()
         newest = max((record.step for record in checkpoints), default=0)
         row.step = min(max(row.step, newest), row.steps)
         if curve := next((record.curve for record in checkpoints if record.curve), ()):
             row.tokens_per_second, row.mfu = curve[-1].tokens_per_second, curve[-1].mfu
-        if run.failures():
+        held = survey_run(run)
+        if held.failure is not None:
             row.state = "failed"
-        elif finished(run, spec):
+        elif missing(spec, held).finished:
             row.state = "done"
         elif row.step:
             row.state = "unfinished"

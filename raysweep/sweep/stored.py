@@ -94,9 +94,8 @@ def check_format(directory: Path) -> None:
         return  # there is no sweep, or a damaged one, which says nothing of its format
     if found != FORMAT:
         raise DataError(
-            f"{directory}: these results are of raysweep {found}, and raysweep {raysweep.__version__} cannot "
-            f"read them; install raysweep {found} to use them (pip install 'raysweep=={found}.*'), or choose "
-            "another folder with --storage for new results"
+            f"{directory}: results of raysweep {found}, which raysweep {raysweep.__version__} cannot read; "
+            f"open them with raysweep {found}, or name another folder for new results (--storage)"
         )
 
 

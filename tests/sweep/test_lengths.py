@@ -81,7 +81,7 @@ def test_raising_steps_starts_a_new_run_and_says_why(load: Any, make: Any, text:
     [longer] = load(text, COSINE, "pretrain.steps=300").plan().runs
     assert (longer.state, longer.resume_step, longer.train_to) == ("new", 0, 300)
     assert longer.reason == (
-        "no record; the run of 100 steps that is there cannot be extended or cut, for the learning rate "
+        "no record; the stored run of 100 steps cannot be extended or cut, because the learning rate "
         "depends on the number of steps"
     )
     # Another seed was never there at all.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from pathlib import Path
@@ -180,6 +181,38 @@ def test_time_and_storage_come_from_what_was_measured(load: Any, sweep: Any, mak
     assert plan.wall_seconds == pytest.approx(54.0)
     assert plan.new_bytes == 14
     assert "54 s (54 s of work), 14 B of checkpoints" in str(plan)
+
+
+def test_a_timed_plan_is_for_this_machine_until_it_knows_the_cluster(
+    load: Any, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed: list[str] = []
+
+    def measure(sweep: Any, runs: Any) -> dict[str, float]:
+        timed.extend(spec.run_id for spec in runs)
+        return dict.fromkeys(timed, 0.25)
+
+    monkeypatch.setattr("raysweep.sweep.plan.measure", measure)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    sweep = load()
+    make.finish(sweep.ledger().run(sweep.runs[0]), sweep.runs[0])
+    plan = sweep.plan(timed=True)
+    # A run with records has its own history.
+    assert timed == [spec.run_id for spec in sweep.runs[1:]]
+    assert plan.work_seconds == pytest.approx(3 * 100 * 0.25 + 2 * 2.0)
+    assert plan.wall_seconds == pytest.approx(plan.work_seconds / 2)
+    [note] = plan.notes
+    assert note == "the time is for this machine, with 2 CPUs and 2 runs at once"
+    # The same plan for a cluster needs no second look at the ledger.
+    wide = plan.at(3)
+    assert (wide.wall_seconds, wide.notes) == (pytest.approx(plan.work_seconds / 3), ())
+    # A number of the sweep's own stands.
+    alone = load(make.BASE + make.AXES, "resources.max_concurrent=1").plan(timed=True)
+    assert (alone.wall_seconds, alone.notes, alone.at(3).wall_seconds) == (
+        alone.work_seconds,
+        (),
+        alone.work_seconds,
+    )
 
 
 def test_a_plan_is_plain_data_and_plain_text(sweep: Any) -> None:

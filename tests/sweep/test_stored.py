@@ -5,20 +5,25 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import raysweep
+from raysweep.engine import launch
 from raysweep.errors import ConfigError, DataError, StorageError
 from raysweep.evaluation.metric import Metric
 from raysweep.sweep import SweepLock, load_sweep, tidy
+from raysweep.sweep.checkpoints import find_checkpoint
 from raysweep.sweep.language_file import load_language
 from raysweep.sweep.lock import holder
+from raysweep.sweep.opened import open_model
 from raysweep.sweep.provenance import last_launch, provenance, save_launch
 from raysweep.sweep.stored import load_stored, save_sweep, select, stored_names
 from raysweep.sweep.timing import measure
 from raysweep.sweep.tracking_uri import check_tracking_uri
+from raysweep.training.checkpoint import STATE
 
 FILE = """\
 name: small
@@ -64,6 +69,46 @@ def test_what_is_not_there_or_damaged_says_so(file: Path, tmp_path: Path) -> Non
     stored.write_text(stored.read_text()[:-30])
     with pytest.raises(DataError, match="damaged"):
         load_stored(sweep.directory)
+
+
+def test_results_of_another_version_are_refused_and_left_as_they_are(
+    file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sweep = load_sweep(file, storage=tmp_path / "results")
+    spec = sweep.runs[0]
+    run = sweep.ledger().run(spec)
+    metrics = [Metric(name="excess_loss", value=0.5, standard_error=None, n=1, unit="nats")]
+    run.record_evaluation(20, spec.evaluations["excess_loss"], metrics, seconds=1.0)
+    run.record_failure("loss is nan", error="RunFailedError")
+    run.checkpoint_directory(20).mkdir(parents=True)
+    (run.checkpoint_directory(20) / STATE).touch()
+    save_sweep(sweep)
+    stored = sweep.directory / "sweep.json"
+    content = json.loads(stored.read_text())
+    places: list[Callable[[], object]] = [
+        lambda: load_stored(sweep.directory),
+        lambda: save_sweep(sweep),
+        sweep.ledger,
+        sweep.plan,
+        lambda: find_checkpoint(sweep.storage, spec.run_id),
+        lambda: open_model(str(run.checkpoint_directory(20)), storage=sweep.storage),
+        lambda: launch(sweep, retry_failed=True),
+    ]
+    # The first results did not say their format.
+    for written, version in ({}, "0.1"), ({"format": "0.9"}, "0.9"):
+        stored.write_text(json.dumps({k: v for k, v in content.items() if k != "format"} | written))
+        before = {path: path.read_bytes() for path in sweep.directory.rglob("*") if path.is_file()}
+        for place in places:
+            with pytest.raises(DataError) as caught:
+                place()
+            assert "\n" not in str(caught.value)
+            for text in (f"raysweep {version}", f"raysweep {raysweep.__version__}", "--storage"):
+                assert text in str(caught.value)
+        assert {p: p.read_bytes() for p in sweep.directory.rglob("*") if p.is_file()} == before
+    assert caplog.text == ""
+    # A file whose keys somebody has sorted is read all the same.
+    stored.write_text(json.dumps(content, sort_keys=True))
+    assert load_stored(sweep.directory).name == sweep.name
 
 
 def test_select(file: Path, tmp_path: Path) -> None:
