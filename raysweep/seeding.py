@@ -76,6 +76,11 @@ def uniforms(seed: int, purpose: str, index: Tensor, draws: int, *, start: int =
     return (words(seed, purpose, index, draws, start=start).to(torch.float64) + 0.5) * 2.0**-32
 
 
+def one_position(seed: int, index: Tensor, lengths: Tensor, *, purpose: str = "position") -> Tensor:
+    """Return a uniformly drawn position [n] below each of `lengths` [n], keyed by (seed, purpose, index)."""
+    return (words(seed, purpose, index, 1)[:, 0].to(lengths.device) * lengths) >> 32
+
+
 def signs(seed: int, purpose: str, index: Tensor, draws: int) -> Tensor:
     """Return float32 Rademacher signs [len(index), draws], one bit of a word each."""
     packed = words(seed, purpose, index, (draws + 31) // 32)

@@ -24,9 +24,9 @@ from raysweep.evaluation.base import Arrays, Evaluation, Subject
 from raysweep.evaluation.metric import Metric, Quantity
 from raysweep.evaluation.sharding import draw_sentences, shard_count, shard_range
 from raysweep.languages.base import Language
-from raysweep.seeding import derive
+from raysweep.seeding import derive, one_position
 from raysweep.training.config import check_mask
-from raysweep.training.data import one_position, some_positions
+from raysweep.training.data import some_positions
 
 HELD_OUT_LOSS = Quantity(
     name="held_out_loss", heading="held-out loss", short="loss", unit="nats", kind="loss", better="less",
@@ -78,7 +78,7 @@ class HeldOutLossConfig(Evaluation):
         lengths, key = language.lengths(ids), derive(self.seed, "held_out_loss", "mask")
         if self.mask == "one":
             mask = torch.zeros_like(ids, dtype=torch.bool)
-            mask[torch.arange(len(ids)), one_position(lengths, seed=key, sentences=at)] = True
+            mask[torch.arange(len(ids)), one_position(key, at, lengths)] = True
         else:
             mask = some_positions(lengths, ids.shape[1], self.mask, seed=key, sentences=at)
         losses = -subject.word_log_probs(ids, mask).cpu()

@@ -13,18 +13,18 @@ from raysweep.errors import ConfigError, DataError
 
 #: Floats of one layer's activations in a batch; a processor's second cache holds a few times as many.
 _CACHED, _GPU = 180_000, 1 << 24
-#: Entries of a batch's logits: 16 MB and 256 MB in float32, of which a few are held at once.
+#: Entries of a batch's logits: 16 MB and 256 MB in float32; a few such tensors are held at once.
 _LOGITS, _GPU_LOGITS = 1 << 22, 1 << 26
 
 
 def mask_id(model: nn.Module) -> int:
-    """Return the id of the mask token: the one behind padding, or what the model says itself."""
+    """Return the id of the mask token: the model's `mask_id` if it has one, else the id after padding."""
     found: Any = getattr(model, "mask_id", None)
     return padding_id(model) + 1 if found is None else int(found)
 
 
 def padding_id(model: nn.Module) -> int:
-    """Return the id of padding; raises `ConfigError` for a model that does not say."""
+    """Return the id of padding; raises `ConfigError` for a model without one."""
     found: Any = getattr(model, "pad_id", None)
     if found is None:
         raise ConfigError(
@@ -41,9 +41,7 @@ def draw_positions(ids: Tensor, pad_id: int, *, seed: int, start: int = 0) -> Te
     """
     check_sentences(ids)
     index = torch.arange(start, start + len(ids))
-    lengths = (ids != pad_id).sum(dim=1).cpu()
-    draws = seeding.uniforms(seed, "position", index, 1)[:, 0]
-    return (draws * lengths).long().to(ids.device)
+    return seeding.one_position(seed, index, (ids != pad_id).sum(dim=1))
 
 
 def check_sentences(ids: Tensor) -> None:
@@ -103,9 +101,9 @@ def masked_places(ids: Tensor, positions: Tensor, pad_id: int) -> tuple[Tensor, 
 
 
 def keys(masked: Tensor, positions: Tensor, pad_id: int) -> Tensor:
-    """Return a number [n] that stands for each input: its masked ids and positions, padding left out.
+    """Return a hash [n] of each input: of its masked ids and positions, without padding.
 
-    Two inputs have the same by accident with probability 2^-64 about.
+    Two different inputs have the same hash with probability of about 2^-64.
     """
     several = positions if positions.dim() == 2 else positions[:, None]
     base = 0x9E3779B97F4A7C15 - (1 << 64)
@@ -125,9 +123,8 @@ def keys(masked: Tensor, positions: Tensor, pad_id: int) -> Tensor:
 def batch_rows(lengths: Tensor, width: int, batch: int | None, classes: int = 0) -> Iterator[Tensor]:
     """Yield the row numbers of each batch: neighbours in length, the shortest first.
 
-    Most batches then hold no padding at all.  `batch` is the number of rows; None takes as many as have
-    activations of a size that suits the device, for hidden states `width` wide, and no more than whose
-    logits of `classes` entries do.
+    Most batches then hold no padding at all.  `batch` is the number of rows.  None takes as many as suit the
+    device: by the size of their activations, `width` wide, and of their logits, `classes` wide.
     """
     order = lengths.argsort(stable=True)
     if batch is not None:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from raysweep.errors import DataError
 from raysweep.registry import Config
-from raysweep.seeding import words
+from raysweep.seeding import one_position
 
 #: Sentences whose conditionals are in float64 at once.
 _ROWS = 64
@@ -235,8 +235,7 @@ class Language(ABC):
     def drawn_positions(self, ids: Tensor, *, seed: int, start: int = 0) -> Tensor:
         """Return the position [B] that `entropy` draws in each of the sentences `start ..` of `seed`."""
         number = torch.arange(start, start + len(ids))
-        draw = words(seed, "entropy", number, 1)[:, 0].to(ids.device)
-        return (draw * self.lengths(ids)) >> 32
+        return one_position(seed, number, self.lengths(ids), purpose="entropy")
 
     def entropy(
         self,

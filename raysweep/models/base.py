@@ -12,7 +12,7 @@ normalised over the total vocabulary, as training does.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Literal, Protocol, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from raysweep import seeding
 from raysweep.languages.base import Language
+from raysweep.models.batch import Batch
 from raysweep.models.precision import multiplies_bfloat16
 from raysweep.registry import Config
 
@@ -47,38 +48,6 @@ def total_vocabulary(vocabulary_size: int, vocabulary: Vocabulary = "own") -> in
 def parameter_count(model: nn.Module) -> int:
     """Return the number of trainable parameters; tied ones count once."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
-
-
-class MaskedWords(Protocol):
-    """Sentences with masked words, to be predicted all of them; see `raysweep.training.data.Batch`."""
-
-    @property
-    def ids(self) -> Tensor:
-        """Sentences [b, T], masked words hidden."""
-
-    @property
-    def index(self) -> Tensor:
-        """Of each masked word row * T + position [M], none twice; the positions [b] where `single`."""
-
-    @property
-    def targets(self) -> Tensor:
-        """The words that are hidden [M]."""
-
-    @property
-    def lengths(self) -> Tensor:
-        """Words of each sentence [b], on the processor."""
-
-    @property
-    def count(self) -> int:
-        """By how much the sum of losses is divided."""
-
-    @property
-    def rows(self) -> range:
-        """The sentences' numbers within the batch [b]."""
-
-    @property
-    def single(self) -> bool:
-        """Whether every sentence has one masked word."""
 
 
 class MaskedLM(nn.Module, ABC):
@@ -142,7 +111,7 @@ class MaskedLM(nn.Module, ABC):
             pays = device.type == "cuda"
         return torch.bfloat16 if pays and multiplies_bfloat16(device) else torch.float32
 
-    def masked_loss(self, words: MaskedWords, *, seed: int, dtype: torch.dtype) -> Tensor:
+    def masked_loss(self, words: Batch, *, seed: int, dtype: torch.dtype) -> Tensor:
         """Return Σ -log f(target) / `words.count` over the masked words, a scalar to differentiate once.
 
         Matrix products are in `dtype`, float32 or bfloat16.  Dropout may be keyed by (`seed`, the sentences'

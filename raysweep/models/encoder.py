@@ -27,7 +27,8 @@ from torch.utils.checkpoint import checkpoint
 from raysweep.errors import DataError
 from raysweep.languages.base import Language
 from raysweep.models import packed
-from raysweep.models.base import DrawnConfig, MaskedLM, MaskedWords, total_vocabulary
+from raysweep.models.base import DrawnConfig, MaskedLM, total_vocabulary
+from raysweep.models.batch import Batch
 from raysweep.models.dropout import Dropout
 from raysweep.models.shapes import Shape
 
@@ -251,7 +252,7 @@ class Encoder(MaskedLM):
         """Whether `masked_loss` packs sentences into rows (`raysweep.models.packed`)."""
         return type(self) is Encoder and self.token_embedding.weight.is_cuda
 
-    def masked_loss(self, words: MaskedWords, *, seed: int, dtype: torch.dtype) -> Tensor:
+    def masked_loss(self, words: Batch, *, seed: int, dtype: torch.dtype) -> Tensor:
         if self.fused:
             # Importing it imports numba.
             from raysweep.models.fused.encoder import masked_loss

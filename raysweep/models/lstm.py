@@ -26,7 +26,8 @@ from pydantic import Field, field_validator
 from torch import Tensor, nn
 
 from raysweep.languages.base import Language
-from raysweep.models.base import DrawnConfig, MaskedLM, MaskedWords, total_vocabulary
+from raysweep.models.base import DrawnConfig, MaskedLM, total_vocabulary
+from raysweep.models.batch import Batch
 from raysweep.models.dropout import Dropout
 
 EMBEDDING_STD = 1.0  # as PyTorch's own; with BERT's 0.02 hardly anything reaches the upper layers
@@ -165,7 +166,7 @@ class LSTM(MaskedLM):
         weight = self.token_embedding.weight
         return type(self) is LSTM and weight.device.type == "cpu" and weight.dtype == torch.float32
 
-    def masked_loss(self, words: MaskedWords, *, seed: int, dtype: torch.dtype) -> Tensor:
+    def masked_loss(self, words: Batch, *, seed: int, dtype: torch.dtype) -> Tensor:
         if not self.fused:
             return super().masked_loss(words, seed=seed, dtype=dtype)
         # Importing it imports numba.

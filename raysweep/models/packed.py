@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from raysweep.models.base import MaskedWords
+from raysweep.models.batch import Batch
 
 if TYPE_CHECKING:
     from raysweep.models.encoder import Encoder
@@ -129,7 +129,7 @@ class Rows:
     masked: Tensor
 
 
-def lay_out(words: MaskedWords, packing: Packing, pad_id: int) -> Rows:
+def lay_out(words: Batch, packing: Packing, pad_id: int) -> Rows:
     """Return the sentences of a batch at the places of `packing`, without waiting for the device."""
     device, (sentences, columns) = words.ids.device, words.ids.shape
     table = torch.from_numpy(np.stack([packing.starts, words.lengths.numpy()]))
@@ -155,7 +155,7 @@ def lay_out(words: MaskedWords, packing: Packing, pad_id: int) -> Rows:
     )
 
 
-def masked_loss(model: Encoder, words: MaskedWords, *, dtype: torch.dtype) -> Tensor:
+def masked_loss(model: Encoder, words: Batch, *, dtype: torch.dtype) -> Tensor:
     """Return the loss of `MaskedLM.masked_loss`, computed on packed rows with torch's dropout.
 
     Raises `DataError` for sentences longer than the model has positions.

@@ -11,8 +11,8 @@ Sentences are drawn for many steps at once; each rank draws whole batches, which
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from itertools import chain, pairwise
+from dataclasses import dataclass
+from itertools import chain
 from typing import Literal
 
 import torch
@@ -21,6 +21,7 @@ from torch import Tensor
 from raysweep import seeding
 from raysweep.errors import ConfigError
 from raysweep.languages.base import Language
+from raysweep.models.batch import Batch
 from raysweep.training.config import PretrainConfig
 
 
@@ -34,64 +35,6 @@ class World:
     def rows(self, batch_size: int) -> slice:
         """Return the rows of a batch that belong to this rank."""
         return slice(batch_size * self.rank // self.size, batch_size * (self.rank + 1) // self.size)
-
-
-@dataclass(frozen=True)
-class Batch:
-    """One rank's part of a step.
-
-    `ids` [b, T] with masked words hidden or replaced; `index` [M] as `MaskedLM.logits_at` takes it, or the
-    positions [b] as `MaskedLM.forward` takes them where `single`; `targets` [M] the hidden words; `lengths`
-    [b] the words of each sentence, on the processor whatever the device, so that shapes can be chosen by
-    them without waiting; `count` the masked words of the whole batch, over all ranks; `rows` [b] the
-    sentences' numbers within the batch.
-    """
-
-    ids: Tensor
-    index: Tensor
-    targets: Tensor
-    lengths: Tensor
-    count: int
-    rows: range
-    single: bool
-
-
-def split(batch: Batch, sentences: int) -> list[Batch]:
-    """Return `batch` in as few parts of at most `sentences` as there can be, their sizes one apart at most.
-
-    Each is a batch by itself: `index` is that of its own rows.  `count` stays that of the whole, so the
-    gradients of the parts add up to the gradient of the whole.  Raises `ValueError` for fewer than one
-    sentence.
-    """
-    if sentences < 1:
-        raise ValueError(f"parts of {sentences} sentences; use at least 1")
-    rows, width = batch.ids.shape
-    number = -(-rows // sentences)
-    if number <= 1:
-        return [batch]
-    starts = [rows * part // number for part in range(number + 1)]
-    if batch.single:
-        cuts = starts
-    else:
-        # Ascending: one look at the device for all parts.
-        edges = torch.tensor([width * start for start in starts], device=batch.index.device)
-        cuts = torch.searchsorted(batch.index, edges).tolist()
-    return [
-        replace(
-            batch,
-            ids=batch.ids[start:stop],
-            index=batch.index[low:high] if batch.single else batch.index[low:high] - start * width,
-            targets=batch.targets[low:high],
-            lengths=batch.lengths[start:stop],
-            rows=batch.rows[start:stop],
-        )
-        for (start, stop), (low, high) in zip(pairwise(starts), pairwise(cuts), strict=True)
-    ]
-
-
-def one_position(lengths: Tensor, *, seed: int, sentences: Tensor) -> Tensor:
-    """Return a uniformly drawn position [n] below `lengths` [n], keyed by (seed, sentence number)."""
-    return (seeding.words(seed, "position", sentences, 1)[:, 0] * lengths) >> 32
 
 
 def masked_words(lengths: Tensor, mask: Literal["one"] | float) -> Tensor:
@@ -192,7 +135,7 @@ def _chunk(
         return replaced(ids, marked, language, seed=key, sentences=sentences)
 
     if pretrain.mask == "one":
-        positions = one_position(lengths, seed=key, sentences=sentences)
+        positions = seeding.one_position(key, sentences, lengths)
         targets = ids.gather(1, positions[:, None])[:, 0]
         marked = torch.arange(width) == positions[:, None]
         hidden = hide(marked)

@@ -24,11 +24,12 @@ from raysweep.algorithms.base import AlgorithmConfig
 from raysweep.errors import ConfigError, RunFailedError
 from raysweep.languages.base import Language
 from raysweep.models.base import ModelConfig
+from raysweep.models.batch import Batch
 from raysweep.training import checkpoint as disk
 from raysweep.training.ahead import drawn
 from raysweep.training.checkpoint import CheckpointRecord, CurvePoint, LoopState
 from raysweep.training.config import PretrainConfig
-from raysweep.training.data import Batch, World, chunks
+from raysweep.training.data import World, chunks
 from raysweep.training.journal import Journal, survey
 from raysweep.training.memory import keep_freed_memory
 from raysweep.training.progress import Looks, Progress

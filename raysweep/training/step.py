@@ -31,9 +31,10 @@ from raysweep.algorithms.base import AlgorithmConfig, ExtraLoss
 from raysweep.errors import ConfigError
 from raysweep.languages.base import Language
 from raysweep.models.base import MaskedLM
+from raysweep.models.batch import Batch
 from raysweep.models.precision import Precision, multiplies_bfloat16
 from raysweep.training.config import PretrainConfig
-from raysweep.training.data import Batch, World, split
+from raysweep.training.data import World
 
 log = logging.getLogger(__name__)
 
@@ -125,7 +126,7 @@ class Stepper:
             self.dtype = self._masked.dtype = torch.float32
         self._loss = DistributedDataParallel(self._masked)
         # No more sentences than fit into memory at once.
-        objective, _ = self._loss(split(example, self._most)[0], 1, 0)
+        objective, _ = self._loss(example.split(self._most)[0], 1, 0)
         torch.autograd.backward(objective)
         self.optimizer.zero_grad()
 
@@ -177,7 +178,7 @@ class Stepper:
             seeding.derive(self.seed, *key, self.world.rank, *([] if half is None else [half]))
         )
         seed = seeding.derive(self.seed, *key)
-        parts = split(batch, self._most)
+        parts = batch.split(self._most)
         losses = []
         for k, part in enumerate(parts, start=1):
             last = k == len(parts)

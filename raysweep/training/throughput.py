@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 
 from raysweep.models.base import MaskedLM
+from raysweep.models.batch import Batch
 from raysweep.models.flops import training_flops
 from raysweep.training.config import PretrainConfig
-from raysweep.training.data import Batch, World, masked_words
+from raysweep.training.data import World, masked_words
 from raysweep.training.workers import summed
 
 #: Rows of the matrices by which a device is measured, large enough to keep it busy.

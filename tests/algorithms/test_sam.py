@@ -11,8 +11,9 @@ from torch.func import functional_call
 
 from helpers import training_fakes as fakes
 from raysweep.algorithms import SAMConfig
+from raysweep.models.batch import Batch
 from raysweep.training import World
-from raysweep.training.data import Batch, batches
+from raysweep.training.data import batches
 from raysweep.training.step import Stepper
 
 Weights = dict[str, Tensor]

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from raysweep.languages import PCFG
 from raysweep.models import MaskedLM
+from raysweep.models.batch import Batch
 from raysweep.seeding import derive
 from raysweep.training.config import PretrainConfig
-from raysweep.training.data import Batch, batches
+from raysweep.training.data import batches
 
 LANGUAGE = PCFG.random(seed=3)
 WORDS = 2**64 - 1

@@ -13,10 +13,10 @@ from helpers import fused_oracle
 from helpers.fused_oracle import LANGUAGE, Oracle, assert_close, distance, draw
 from raysweep.errors import DataError
 from raysweep.models import LSTM, EncoderConfig, LSTMConfig, MaskedLM
+from raysweep.models.batch import Batch
 from raysweep.models.encoder import Encoder
 from raysweep.models.fused import encoder as fused
 from raysweep.models.precision import multiplies_bfloat16
-from raysweep.training.data import Batch, split
 
 PRECISIONS = [torch.float32, torch.bfloat16]
 
@@ -139,7 +139,7 @@ def test_chunks_and_parts_add_up_with_dropout(monkeypatch: pytest.MonkeyPatch) -
         again, found = ours(model, batch, 7, torch.float32)
         assert again == pytest.approx(loss, rel=1e-6)
         assert_close(found, gradients, 1e-5)
-    parts = [ours(model, part, 7, torch.float32) for part in split(batch, 7)]
+    parts = [ours(model, part, 7, torch.float32) for part in batch.split(7)]
     assert len(parts) == 5
     assert sum(part for part, _ in parts) == pytest.approx(loss, rel=1e-6)
     assert_close({name: sum(g[name] for _, g in parts) for name in gradients}, gradients, 1e-5)

@@ -14,12 +14,12 @@ from helpers.fused_oracle import LANGUAGE, Oracle, assert_close, distance, draw
 from raysweep.algorithms import AdamWConfig
 from raysweep.errors import DataError
 from raysweep.models import LSTM, LSTMConfig
+from raysweep.models.batch import Batch
 from raysweep.models.fused import lstm as fused
 from raysweep.models.fused import recurrent
 from raysweep.models.precision import multiplies_bfloat16
 from raysweep.training import World
 from raysweep.training.config import PretrainConfig
-from raysweep.training.data import Batch, split
 from raysweep.training.step import Stepper
 
 PRECISIONS = [torch.float32, torch.bfloat16]
@@ -155,7 +155,7 @@ def test_chunks_and_parts_add_up_with_dropout(monkeypatch: pytest.MonkeyPatch) -
         again, found = ours(model, batch, 7, torch.float32)
         assert again == pytest.approx(loss, rel=1e-6)
         assert_close(found, gradients, 1e-5)
-    parts = [ours(model, part, 7, torch.float32) for part in split(batch, 7)]
+    parts = [ours(model, part, 7, torch.float32) for part in batch.split(7)]
     assert len(parts) == 5
     assert sum(part for part, _ in parts) == pytest.approx(loss, rel=1e-6)
     assert_close({name: sum(g[name] for _, g in parts) for name in gradients}, gradients, 1e-5)

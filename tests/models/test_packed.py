@@ -15,13 +15,14 @@ from raysweep.errors import DataError
 from raysweep.languages import PCFG
 from raysweep.models import EncoderConfig, MaskedLM
 from raysweep.models import packed as packing
+from raysweep.models.batch import Batch
 from raysweep.models.dropout import Dropout
 from raysweep.models.encoder import Encoder
 from raysweep.models.packed import Packing, pack, row_width
 from raysweep.registry import algorithms
 from raysweep.training import World, checkpoint_directory, pretrain
 from raysweep.training.config import PretrainConfig
-from raysweep.training.data import Batch, batches, split
+from raysweep.training.data import batches
 from raysweep.training.step import Stepper
 
 LANGUAGE = PCFG.random(seed=3)
@@ -156,7 +157,7 @@ def test_parts_and_halves_of_a_batch() -> None:
     for mask in MASKS:
         batch = draw(mask)
         whole = packing.masked_loss(model, batch, dtype=torch.float32)
-        parts = [packing.masked_loss(model, part, dtype=torch.float32) for part in split(batch, 10)]
+        parts = [packing.masked_loss(model, part, dtype=torch.float32) for part in batch.split(10)]
         assert len(parts) == 4
         torch.testing.assert_close(torch.stack(parts).sum(), whole, rtol=1e-12, atol=0)
     arguments = training_fakes.arguments(model={"dropout": 0.0}, algorithm={"kind": "sam"})

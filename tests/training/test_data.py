@@ -10,9 +10,10 @@ from pydantic import ValidationError
 from helpers import training_fakes as fakes
 from raysweep import seeding
 from raysweep.models import EncoderConfig
+from raysweep.models.batch import Batch
 from raysweep.sweep.identity import training_content
 from raysweep.training import PretrainConfig, World
-from raysweep.training.data import Batch, batches, one_position, replaced, some_positions, split
+from raysweep.training.data import batches, replaced, some_positions
 
 
 def drawn(mask: str | float, *, first: int = 1, last: int = 9, world: World | None = None):
@@ -95,7 +96,7 @@ def by_sentence(batch: Batch) -> list[tuple[int, list[int], int, list[tuple[int,
 def test_the_parts_of_a_batch_are_the_batch(mask, sentences: int) -> None:
     config = PretrainConfig(steps=3, batch_size=26, mask=mask)
     for whole in batches(fakes.Walk(), config, seed=3, first=1, last=3, world=World(1, 2)):
-        parts = split(whole, sentences)
+        parts = whole.split(sentences)
         sizes = [len(part.ids) for part in parts]
         assert len(parts) == -(-13 // sentences)
         assert max(sizes) <= sentences
@@ -106,7 +107,7 @@ def test_the_parts_of_a_batch_are_the_batch(mask, sentences: int) -> None:
 
 def test_parts_of_no_sentence_are_refused() -> None:
     with pytest.raises(ValueError, match="parts of 0 sentences; use at least 1"):
-        split(drawn("one")[0], 0)
+        drawn("one")[0].split(0)
 
 
 @pytest.mark.parametrize("mask", ["one", 0.5])
@@ -128,14 +129,14 @@ def test_gradients_of_the_parts_add_up_to_that_of_the_whole(mask) -> None:
 
     expected, loss = gradient([whole])
     for sentences in (1, 5, 12):
-        found, total = gradient(split(whole, sentences))
+        found, total = gradient(whole.split(sentences))
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-13)
         assert total == pytest.approx(loss, rel=1e-12)
 
 
 def test_one_position_is_uniform() -> None:
     n, length = 60_000, 6
-    positions = one_position(torch.full((n,), length), seed=1, sentences=torch.arange(n))
+    positions = seeding.one_position(1, torch.arange(n), torch.full((n,), length))
     counts = Counter(positions.tolist())
     assert set(counts) == set(range(length))
     # Binomial standard deviation of a count; five of them.

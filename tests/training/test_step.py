@@ -13,8 +13,9 @@ from raysweep.algorithms import AdamWConfig
 from raysweep.algorithms.base import ExtraLoss
 from raysweep.errors import CheckpointError, ConfigError
 from raysweep.models import MaskedLM
+from raysweep.models.batch import Batch
 from raysweep.training import World, checkpoint, checkpoint_directory, load_model, pretrain
-from raysweep.training.data import Batch, batches
+from raysweep.training.data import batches
 from raysweep.training.step import Stepper
 
 CPU = torch.device("cpu")

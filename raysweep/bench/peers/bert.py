@@ -15,8 +15,8 @@ from raysweep.algorithms.base import decay_groups
 from raysweep.bench.harness import UnavailableError
 from raysweep.languages.quiet import quiet
 from raysweep.models.base import MaskedLM
+from raysweep.models.batch import Batch
 from raysweep.models.huggingface import to_huggingface
-from raysweep.training.data import Batch
 
 #: The label of words that are not masked.
 IGNORED = -100

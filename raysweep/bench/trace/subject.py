@@ -28,11 +28,12 @@ from raysweep.algorithms.adamw import AdamWConfig
 from raysweep.flatness.trace.fisher import draw_positions
 from raysweep.languages import HMM
 from raysweep.models.base import MaskedLM, ModelConfig
+from raysweep.models.batch import Batch
 from raysweep.models.encoder import Encoder, EncoderConfig
 from raysweep.models.lstm import LSTMConfig
 from raysweep.models.precision import Precision
 from raysweep.training.config import PretrainConfig
-from raysweep.training.data import Batch, World, batches
+from raysweep.training.data import World, batches
 from raysweep.training.step import Stepper
 
 State = Literal["init", "saturated", "peaked"]

@@ -13,8 +13,8 @@ from raysweep.bench.harness import Case, Contestant, Device, Difference, Peer, P
 from raysweep.bench.peers.bert import Bert, Inputs, Recipe, check_compiler
 from raysweep.bench.record import Figure, Goal, Peak, Timing
 from raysweep.bench.train.work import Work, by_length, losses, split, train, wait
+from raysweep.models.batch import Batch
 from raysweep.models.flops import training_flops
-from raysweep.training.data import Batch
 from raysweep.training.memory import keep_freed_memory
 
 DROPOUT = 0.1

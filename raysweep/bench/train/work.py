@@ -16,11 +16,12 @@ from raysweep.bench.harness import Device
 from raysweep.languages import PCFG
 from raysweep.languages.base import Language
 from raysweep.models.base import MaskedLM
+from raysweep.models.batch import Batch
 from raysweep.models.encoder import EncoderConfig
 from raysweep.models.precision import Precision
 from raysweep.training.ahead import drawn
 from raysweep.training.config import PretrainConfig
-from raysweep.training.data import Batch, World, batches, chunks
+from raysweep.training.data import World, batches, chunks
 from raysweep.training.step import Stepper
 from raysweep.training.timing import StepTimes
 

@@ -1,0 +1,62 @@
+"""Batches of sentences with masked words, as models take them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Sentences with masked words, all of which are to be predicted.
+
+    `ids` [b, T] have masked words hidden or replaced.  `index` [M] is row * T + position of each masked word,
+    none twice; it is the position [b] in each row where `single`, that is where every sentence has one masked
+    word.  `targets` [M] are the words that were masked.  `lengths` [b] are the words of each sentence; they
+    stay on the CPU whatever the device, so that shapes can be chosen without waiting for it.  `count` divides
+    the sum of the losses: the masked words of the whole batch, over all ranks.  `rows` [b] are the sentences'
+    numbers within the whole batch.
+    """
+
+    ids: Tensor
+    index: Tensor
+    targets: Tensor
+    lengths: Tensor
+    count: int
+    rows: range
+    single: bool
+
+    def split(self, sentences: int) -> list[Batch]:
+        """Return the fewest parts of at most `sentences` rows each, with sizes that differ by at most one.
+
+        Each part is a batch of its own: its `index` counts its own rows.  `count` stays that of the whole, so
+        the gradients of the parts add up to the gradient of the whole.  Raises `ValueError` for fewer than
+        one sentence.
+        """
+        if sentences < 1:
+            raise ValueError(f"parts of {sentences} sentences; use at least 1")
+        rows, width = self.ids.shape
+        number = -(-rows // sentences)
+        if number <= 1:
+            return [self]
+        starts = [rows * part // number for part in range(number + 1)]
+        if self.single:
+            cuts = starts
+        else:
+            # The index is ascending, so one look at the device serves all parts.
+            edges = torch.tensor([width * start for start in starts], device=self.index.device)
+            cuts = torch.searchsorted(self.index, edges).tolist()
+        return [
+            replace(
+                self,
+                ids=self.ids[start:stop],
+                index=self.index[low:high] if self.single else self.index[low:high] - start * width,
+                targets=self.targets[low:high],
+                lengths=self.lengths[start:stop],
+                rows=self.rows[start:stop],
+            )
+            for (start, stop), (low, high) in zip(pairwise(starts), pairwise(cuts), strict=True)
+        ]
