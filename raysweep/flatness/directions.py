@@ -17,8 +17,8 @@ independent values.  Signs are keyed by (seed, parameter, input number): the sam
 
 Derivatives are taken by reverse mode with respect to one number ε_i an input, which asks for no gradient of
 any parameter.  (Forward mode twice would be slower, and it is wrong for LayerNorm: PyTorch's issue 196700.)
-Models of other modules than `nn.Linear`, `nn.LayerNorm` and `nn.Embedding` are worked off one
-input at a time, which the log says.
+Models with other modules than `nn.Linear`, `nn.LayerNorm` and `nn.Embedding` take one input at a time, and
+the log says so.
 """
 
 from __future__ import annotations
@@ -142,10 +142,10 @@ class Directions:
             return functional_call(self.model, moved, (ids[:, :longest], positions)), step
 
     def _check(self, ids: Tensor, positions: Tensor, index: Tensor) -> None:
-        """Compare both ways on one input; a model that uses its modules otherwise is worked off singly."""
+        """Compare both ways on one input; where they differ, inputs are taken one at a time from then on."""
         self._checked = True
         one, other = (_slopes(*way(ids, positions, index))[1] for way in (self._hooked, self._written_out))
-        # What is not finite is told where it is measured.
+        # Values that are not finite raise an error where they are measured, so they pass here.
         self._together = not bool((one - other).norm() > _TOLERANCE[self._dtype] * other.norm())
 
     def _say(self) -> None:
@@ -187,12 +187,12 @@ class Directions:
         return total
 
     def _begin(self, index: Tensor) -> None:
-        """Make the signs of a batch's inputs anew when they are asked for."""
+        """Forget the signs of the last batch's inputs; those of `index` are made when they are needed."""
         self._index = index
         self._flips.clear()
 
     def _shared_part(self, name: str) -> Tensor:
-        """Return what all inputs' directions have in common for a parameter: V, θ or θ ∘ V; else ones."""
+        """Return the common factor of all inputs' directions for a parameter: V, θ or θ ∘ V; else ones."""
         if name not in self._shared:
             parameter = self.parameters[name].detach()
             shared = parameter if self.scaled else torch.ones_like(parameter)

@@ -11,9 +11,9 @@ from torch import nn
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode, and every module back as it was.
+    """Put a model into evaluation mode, and restore every module's mode after.
 
-    Recurrent networks do without cuDNN meanwhile, whose backward pass refuses this mode.
+    Recurrent networks do not use cuDNN meanwhile: its backward pass refuses this mode.
     """
     modes = [(module, module.training) for module in model.modules()]
     model.eval()

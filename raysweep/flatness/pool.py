@@ -1,11 +1,11 @@
-"""A fixed pool of inputs and what stands behind their masks: the loss whose curvature is measured.
+"""A fixed pool of inputs and their labels: the curvature of its loss is what the measures take.
 
     L(θ) = (1/n) Σ_i ℓ_i(θ),      ℓ_i(θ) = − Σ_w q_i(w) log f_θ(w | x_i)
 
-Input i is a sentence with one masked position, x_i, and q_i what is known of the word behind the mask: its
-exact conditional (soft labels), or the word itself (hard labels).  Both make ∇²L an unbiased estimate of the
-Hessian of the pre-training loss, for the word is drawn from the conditional; with the conditional the noise
-of that draw is gone.
+Input i is x_i, a sentence with one masked position.  Its label q_i is the exact conditional of the masked
+word (soft labels), or the word itself (hard labels).  Both make ∇²L an unbiased estimate of the Hessian of
+the pre-training loss, because the word is drawn from the conditional.  Soft labels avoid the noise of that
+draw.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ Matrix = Literal["hessian", "gauss_newton"]
 
 
 class _Graph(NamedTuple):
-    """What products with one batch need: `slope` is its gradient, or Jᵀu as a function of `u`."""
+    """The parts of products with one batch: `slope` is its gradient, or Jᵀu as a function of `u`."""
 
     slope: tuple[Tensor, ...]
     u: Tensor | None

@@ -1,5 +1,7 @@
-"""What compiled passes share: weights that hand on what gradients are made of, and the norms of these.
+"""Tapped weights, and the norms that are taken from them in a compiled pass.
 
+A tapped weight takes the place of a weight of `raysweep.models.fused`.  Where that adds to a sum of
+gradients, it passes the factors of the gradient to a `Sink`: the `ChunkNorms` that is in its backward pass.
 Importing this module imports numba, so it is imported where it is first used.
 """
 
@@ -14,66 +16,102 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raysweep.flatness.fused import kernels as norm_kernels
+from raysweep.flatness.fused import kernels
+from raysweep.models.fused.encoder import Norm
 from raysweep.models.fused.packing import Chunk
 from raysweep.models.fused.products import Product
 from raysweep.models.fused.weights import Matrix, Vector, array
 
-#: Takes names of linear modules side by side, cotangents d [N, O] of their outputs, and their inputs [N, I].
-Sink = Callable[[Sequence[str], Tensor, Tensor], None]
+
+class Sink(Protocol):
+    """A receiver of the factors of gradients in a backward pass."""
+
+    def linear(self, names: Sequence[str], d: Tensor, x: Tensor, row: np.ndarray | None) -> None:
+        """Take inputs x [N, I] of linear modules side by side, and the gradient d [N, O] of their outputs.
+
+        `row` is that of `Matrix.learn`.
+        """
+
+    def scale(
+        self, name: str, d_y: np.ndarray, x: np.ndarray, stats: np.ndarray, beside: np.ndarray | None
+    ) -> None:
+        """Take the arguments of `Norm.observe` of the LayerNorm `name`."""
 
 
 @dataclass(frozen=True)
-class Tapped(Matrix):
-    """A weight whose backward products go to the last of `sinks`; `names` are its parts', of as many rows."""
+class TappedMatrix(Matrix):
+    """A weight with taps: the last of `sinks` gets its factors.
+
+    The modules `names` have equal shares of its rows.
+    """
 
     names: Sequence[str]
     sinks: list[Sink]
     applied: Product
     returned: Product
-    parts: dict[tuple[int, int], Tapped] = field(default_factory=dict)
+    parts: dict[tuple[int, int], TappedMatrix] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, matrix: Matrix, names: Sequence[str], sinks: list[Sink]) -> Self:
-        """Return a weight that is tapped."""
+    def of(cls, matrix: Matrix, sinks: list[Sink], *names: str) -> Self:
+        """Return a matrix that is tapped."""
         return cls(matrix.low, matrix.gradient, names, sinks, Product(matrix.low.T), Product(matrix.low))
 
     def apply(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         return self.applied(x, out)
 
-    def learn(self, d: Tensor, x: Tensor) -> None:
-        self.sinks[-1](self.names, d, x)
+    def learn(self, d: Tensor, x: Tensor, row: np.ndarray | None = None) -> None:
+        self.sinks[-1].linear(self.names, d, x, row)
 
     def through(self, d: Tensor, out: Tensor | None = None) -> Tensor:
         return self.returned(d, out)
 
-    def part(self, rows: slice) -> Tapped:
+    def part(self, rows: slice) -> TappedMatrix:
         size = len(self.low) // len(self.names)
         first, last, _ = rows.indices(len(self.low))
         if (first, last) not in self.parts:
             names = self.names[first // size : last // size]
-            self.parts[first, last] = Tapped.of(super().part(rows), names, self.sinks)
+            self.parts[first, last] = TappedMatrix.of(super().part(rows), self.sinks, *names)
         return self.parts[first, last]
 
 
+@dataclass(frozen=True)
+class TappedNorm(Norm):
+    """A LayerNorm that is observed by the last of `sinks`."""
+
+    name: str
+    sinks: list[Sink]
+
+    @classmethod
+    def of(cls, norm: Norm, sinks: list[Sink], name: str) -> Self:
+        """Return a LayerNorm that is tapped."""
+        return cls(norm.weight, norm.bias, norm.eps, name, sinks)
+
+    def observe(
+        self,
+        d_y: np.ndarray,
+        x: Callable[[], np.ndarray],
+        stats: np.ndarray,
+        beside: np.ndarray | None = None,
+    ) -> None:
+        self.sinks[-1].scale(self.name, d_y, x(), stats, beside)
+
+
 class TappedWeights(Protocol):
-    """The parameters of a model as its pass takes them, tapped."""
+    """The tapped parameters of a model."""
 
     sinks: list[Sink]
-    tokens: Matrix
     decoder_bias: Vector
 
 
-class Norms(ABC):
-    """The norms of one chunk's sentences, each with one masked word; kinds of models add their pass.
+class ChunkNorms(ABC):
+    """The norms of the sentences of one chunk, each with one masked word; kinds of models add their pass.
 
-    First `forward`, then `norms` once or more.
+    Call `forward` first, then `norms` once or more.
     """
 
-    chunk: Chunk
-    weights: TappedWeights
-
-    def __init__(self) -> None:
+    def __init__(self, weights: TappedWeights, chunk: Chunk) -> None:
+        self.chunk = chunk
+        self._weights = weights
         self._found: dict[str, np.ndarray] = {}
 
     @abstractmethod
@@ -83,48 +121,58 @@ class Norms(ABC):
     def norms(self, v: Tensor, *, last: bool = True) -> dict[str, Tensor]:
         """Return ‖Jᵀv‖² [S], float64, of test vectors v [S, V] by the parameters' names.
 
-        The pass cannot be gone back once more unless `last` is False.
+        There is no second backward pass unless `last` is False.
         """
         self._found = {}
-        self.weights.sinks.append(self._linear)
+        self._weights.sinks.append(self)
         try:
-            self._back(v.contiguous(), last)
+            inputs, d = self._backward(v.contiguous(), again=not last)
         finally:
-            self.weights.sinks.pop()
+            self._weights.sinks.pop()
+        self._tables(d, inputs, v)
         return {name: torch.from_numpy(value) for name, value in self._found.items()}
 
+    def linear(self, names: Sequence[str], d: Tensor, x: Tensor, row: np.ndarray | None) -> None:
+        """Take the norms of linear modules that share their inputs; see `Sink`."""
+        bounds = self._bounds(len(d))
+        weight = np.zeros((len(names), len(bounds) - 1))
+        bias = np.zeros_like(weight)
+        kernels.matrix(array(x), array(d), bounds, weight, bias)
+        for c, name in enumerate(names):
+            self._found[f"{name}.weight"] = weight[c]
+            self._found[f"{name}.bias"] = bias[c]
+
+    def scale(
+        self, name: str, d_y: np.ndarray, x: np.ndarray, stats: np.ndarray, beside: np.ndarray | None
+    ) -> None:
+        """Take the norms of a LayerNorm; see `Sink`."""
+        bounds = self._bounds(len(x))
+        weight, bias = np.zeros(len(bounds) - 1), np.zeros(len(bounds) - 1)
+        through = beside is not None
+        kernels.scale(d_y if beside is None else beside, d_y, x, stats, through, bounds, weight, bias)
+        self._found[f"{name}.weight"], self._found[f"{name}.bias"] = weight, bias
+
     @abstractmethod
-    def _back(self, v: Tensor, last: bool) -> None:
-        """Do the backward pass."""
+    def _backward(self, v: Tensor, *, again: bool) -> tuple[Tensor, np.ndarray]:
+        """Do the backward pass from v.
+
+        Returns the decoder's inputs [S, D], and the gradients [N, D] of the words' embeddings.
+        """
+
+    def _logits(self, product: Tensor) -> Tensor:
+        """Return the logits [S, V], given them without the decoder's bias."""
+        return product.add_(torch.from_numpy(self._weights.decoder_bias.value))
 
     def _bounds(self, rows: int) -> np.ndarray:
         """Return where sentences begin among so many words: all of the chunk, or the masked ones."""
         return self.chunk.starts if rows == len(self.chunk.ids) else self.chunk.asking
 
-    def _linear(self, names: Sequence[str], d: Tensor, x: Tensor) -> None:
-        """Take the norms of linear modules that share their inputs x [N, I], d [N, O] being all outputs'."""
-        bounds = self._bounds(len(d))
-        weight = np.zeros((len(names), len(bounds) - 1))
-        bias = np.zeros_like(weight)
-        norm_kernels.matrix(array(x), array(d), bounds, weight, bias)
-        for c, name in enumerate(names):
-            self._found[f"{name}.weight"] = weight[c]
-            self._found[f"{name}.bias"] = bias[c]
-
-    def _logits(self, t: Tensor) -> Tensor:
-        """Return the logits [S, V] of the decoder's inputs t [S, D]."""
-        w = self.weights
-        return w.tokens.apply(t).add_(torch.from_numpy(w.decoder_bias.value))
-
-    def _tied(self, d: np.ndarray, t: Tensor, v: Tensor) -> np.ndarray:
-        """Take the norms of the table that the decoder is tied to; return those of positions' [S].
-
-        d [N, D] are cotangents of the words' embeddings.
-        """
+    def _tables(self, d: np.ndarray, inputs: Tensor, v: Tensor) -> None:
+        """Take the norms of both embeddings, given those of the decoder that is tied to the tokens'."""
         chunk = self.chunk
-        # The decoder's share has been put under its own name.
+        # The decoder's share of the norms stands under the decoder's own name.
         tokens = self._found.pop("decoder.weight")
         positions = np.zeros_like(tokens)
-        norm_kernels.tables(chunk.ids, d, chunk.starts, array(t), array(v), chunk.asking, tokens, positions)
+        kernels.tables(chunk.ids, d, chunk.starts, array(inputs), array(v), chunk.asking, tokens, positions)
         self._found["token_embedding.weight"] = tokens
-        return positions
+        self._found["position_embedding.weight"] = positions

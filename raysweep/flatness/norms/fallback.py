@@ -1,6 +1,6 @@
-"""Gradient norms of any architecture, from every input's own gradient: slower, and never wrong.
+"""Gradient norms of any architecture, from every input's own gradient: slower, and always right.
 
-Where ghost norms do not know a module, or a model uses a parameter otherwise than by calling its module, each
+Ghost norms do not know every module, and a model may use a parameter without calling its module.  Then each
 input's gradient is formed and squared: for many inputs at once by `torch.func` (vmap of a vector-Jacobian
 product) where the model allows it, else one input after the other.  Both are compared with each other, and
 with the logits of the whole batch, before they are used.
@@ -11,17 +11,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Self
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
 from raysweep.errors import ConfigError
+from raysweep.flatness.norms.base import PaddedNorms
 from raysweep.flatness.norms.ghost import (
     TOLERANCE,
     GhostNorms,
-    Norms,
     masked_logits,
     own_norms,
     require_finite,
@@ -36,10 +35,10 @@ log = logging.getLogger("raysweep.flatness")
 _HELD = 1 << 26
 
 
-class GradientNorms:
+class GradientNorms(PaddedNorms):
     """Per-input squared gradient norms of any model, one column a trainable parameter.
 
-    Use like `GhostNorms`.  `verify` settles `method`.
+    Use it like `GhostNorms`.  `verify` sets `method`.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -51,20 +50,15 @@ class GradientNorms:
         size = sum(p.numel() for p in self._parameters.values())
         self._chunk = max(1, _HELD // size)
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *error: object) -> None:
         self._inputs = None
 
     def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
-        """Return the logits [B, V] at `positions` [B] of masked `ids` [B, T], or [B, m, V] at [B, m]."""
         self._inputs = (ids, positions)
         with torch.no_grad():
             return masked_logits(self.model, ids, positions)
 
     def norms(self, cotangents: Tensor, *, last: bool = True) -> Tensor:
-        """Return ‖Jᵀv‖² of `cotangents`, shaped as the logits: float64 [B, P], columns `names`."""
         if self._inputs is None:
             raise RuntimeError("call forward first")
         ids, positions = self._inputs
@@ -120,7 +114,7 @@ class GradientNorms:
         try:
             found = self._together(ids, positions, v)
         except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
-            # What vmap cannot do raises any of these; the reason is said, and nothing is lost but time.
+            # vmap raises any of these where it cannot do something; the slower way is as right.
             log.info("vmap cannot differentiate %s: %s", type(self.model).__name__, str(error).split("\n")[0])
             return
         if bool(((found - truth).abs() <= tolerance * truth.sum(dim=1, keepdim=True)).all()):
@@ -139,11 +133,11 @@ class _Logits(nn.Module):
 
 
 @contextmanager
-def gradient_norms(model: nn.Module, ids: Tensor, positions: Tensor) -> Iterator[tuple[Norms, str | None]]:
-    """Give the fastest `Norms` that agree with autograd on `ids` [B, T] at `positions`.
+def gradient_norms(model: nn.Module, ids: Tensor, positions: Tensor) -> Iterator[PaddedNorms]:
+    """Give ghost norms if they agree with autograd on `ids` [B, T] at `positions`, else the slower norms.
 
-    Beside them stands the reason why they are not ghost norms, None where they are; it is logged as well.
-    Raises `ConfigError` for a model without trainable parameters, or whose inputs see one another, and
+    The reason for the slower ones is logged, and kept in their `reason`.
+    Raises `ConfigError` for a model without trainable parameters, or with inputs that affect one another, and
     `RunFailedError` for gradients that are not finite.
     """
     try:
@@ -155,7 +149,7 @@ def gradient_norms(model: nn.Module, ids: Tensor, positions: Tensor) -> Iterator
         reason = str(error)
     if reason is None:
         with ghost:
-            yield ghost, None
+            yield ghost
         return
     with GradientNorms(model) as slow:
         slow.verify(ids, positions)
@@ -166,4 +160,5 @@ def gradient_norms(model: nn.Module, ids: Tensor, positions: Tensor) -> Iterator
             slow.method,
             reason,
         )
-        yield slow, reason
+        slow.reason = reason
+        yield slow

@@ -18,48 +18,28 @@ Sources: Goodfellow, "Efficient per-example gradient computations" (2015); Li, T
 "Large language models can be strong differentially private learners" (ICLR 2022), appendix F.
 
 Linear modules that are called on one tensor, such as an attention's queries, keys and values, are computed as
-one matrix product and share its Gram matrix; `raysweep.flatness.norms.taps` sees to it.  For encoders and
-LSTMs on a processor there is a compiled way beside this one, `raysweep.flatness.fused.norms`.  The values
-hold for modules called as modules, one row of the batch per input.  `GhostNorms.verify` compares them with
-autograd's on real inputs, so that a model that computes otherwise is found out.
+one matrix product and share its Gram matrix (`raysweep.flatness.norms.taps`).  For encoders and LSTMs on a
+processor, `raysweep.flatness.fused.norms` is a faster implementation.  The values hold where modules are
+called as modules, on one row of the batch per input.  `GhostNorms.verify` compares them with autograd's on
+real inputs, which finds models that compute otherwise.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, Self
+from typing import Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from raysweep.errors import ConfigError, RunFailedError
+from raysweep.flatness.norms.base import PaddedNorms
 from raysweep.flatness.norms.taps import NotCoveredError, Taps, Term, check_module, places
 from raysweep.models.base import MaskedLM
 
 #: Share of the total by which a verified norm may differ from autograd's, by dtype.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 5e-2}
-
-
-class Norms(Protocol):
-    """Squared norms of Jᵀv by input and parameter, however they are computed; a context manager.
-
-    `names` are the parameters of the columns, `excluded` the frozen ones, `method` says how it is done.
-    """
-
-    names: list[str]
-    excluded: list[str]
-    method: str
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *error: object) -> None: ...
-
-    def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
-        """Return the logits [B, V] at `positions` [B] of masked `ids` [B, T], or [B, m, V] at [B, m]."""
-
-    def norms(self, cotangents: Tensor, *, last: bool = True) -> Tensor:
-        """Return ‖Jᵀv‖² of `cotangents`, shaped as the logits: float64 [B, P], columns `names`."""
 
 
 def masked_logits(model: nn.Module, ids: Tensor, positions: Tensor) -> Tensor:
@@ -86,7 +66,7 @@ def split_parameters(model: nn.Module) -> tuple[dict[str, nn.Parameter], list[st
     return trainable, [name for name, p in model.named_parameters() if not p.requires_grad]
 
 
-class GhostNorms:
+class GhostNorms(PaddedNorms):
     """Per-input squared gradient norms of a masked language model, one column a trainable parameter.
 
     Known are plain `nn.Linear`, `nn.LayerNorm`, `nn.Embedding` and `nn.LSTM`; parameters of other modules
@@ -105,15 +85,15 @@ class GhostNorms:
         self._parameters = list(parameters.values())
         wanted = {id(p) for p in self._parameters}
         modules = []
-        #: What is said of a parameter of other modules, should it turn out to be used.
+        #: The error message for each parameter of other modules, should one be used.
         self._unknown: dict[int, str] = {}
         for path, module in model.named_modules():
             own = {id(p) for p in module.parameters(recurse=False)} & wanted
             if own and check_module(module):
                 modules.append(module)
             elif own:
-                told = f"{path or 'the model itself'}: parameters of a {type(module).__name__}"
-                self._unknown.update(dict.fromkeys(own, f"{told} have no known ghost norm"))
+                where = f"{path or 'the model itself'}: parameters of a {type(module).__name__}"
+                self._unknown.update(dict.fromkeys(own, f"{where} have no known ghost norm"))
         self._taps = Taps(modules, wanted)
         self._logits: Tensor | None = None
 
@@ -126,10 +106,6 @@ class GhostNorms:
         self._logits = None
 
     def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
-        """Return the logits [B, V] at `positions` [B] of masked `ids` [B, T], detached; keep the graph.
-
-        `positions` [B, m] give logits [B, m, V]; −1 among them stands for none, and wants a cotangent of 0.
-        """
         if not self._taps.explored:
             # Which modules share an input is seen on one row, before anything is computed together.
             with self._taps.recording(1), torch.enable_grad():
@@ -140,10 +116,6 @@ class GhostNorms:
         return self._logits.detach()
 
     def norms(self, cotangents: Tensor, *, last: bool = True) -> Tensor:
-        """Return ‖Jᵀv‖² of `cotangents`, shaped as the logits, by input and parameter: float64 [B, P].
-
-        The graph of `forward` is freed unless `last` is False.
-        """
         if self._logits is None:
             raise RuntimeError("call forward first")
         outputs = self._taps.outputs

@@ -4,8 +4,8 @@
     c_t = σ(f) c_{t-1} + σ(i) tanh(g),    h_t = σ(o) tanh(c_t)
 
 with the gates in PyTorch's order (Hochreiter and Schmidhuber, "Long short-term memory", 1997).  pre_t enters
-gates_t alone, so its cotangent is that of the gates: what the gradients of both matrices and biases are made
-of.  PyTorch's own kernels keep it to themselves.
+gates_t alone, so its cotangent is that of the gates.  The gradients of both matrices and biases follow from
+it, but PyTorch's own kernels do not return it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What the modules of a model do in a forward pass, written down for ghost norms.
+"""Records of the calls of a model's modules in a forward pass, for ghost norms.
 
-While a model records, each of its known modules computes as it always does, on detached weights, and keeps
-what it was given beside its output, the *tap*, whose cotangent the backward pass is asked for.  What a
-parameter does there is a `Term`; `raysweep.flatness.norms.ghost` says what is made of them.
+While a model records, each of its known modules computes as usual, but on detached weights.  It keeps its
+input and its output; the output is a *tap*, and the backward pass returns the cotangent of every tap.  A use
+of a parameter in such a call is a `Term`; `raysweep.flatness.norms.ghost` computes norms from terms.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class NotCoveredError(ConfigError):
 
 @dataclass(frozen=True, kw_only=True)
 class Term:
-    """One use of a parameter: what `kind` of use, of `inputs` [B, S, I] or ids [B, S], with which tap.
+    """One use of a parameter, of a `kind`, on `inputs` [B, S, I] or ids [B, S], with the output `tap`.
 
-    `part` are the columns of the tap that are its own; terms of the same `gram` share their input, and its
-    Gram matrix; places that are `blind` [B, S] give no gradient.
+    `part` are the parameter's columns of the tap.  Terms with the same `gram` share their input and its Gram
+    matrix.  Places that are `blind` [B, S] give no gradient.
     """
 
     kind: Literal["matrix", "lookup", "scale", "sum"]
@@ -57,7 +57,7 @@ def check_module(module: nn.Module) -> bool:
 
 
 class Taps:
-    """Lets modules write down their calls; `wanted` are the ids of the parameters that matter."""
+    """Records of the calls of `modules`; `wanted` are the ids of the parameters that matter."""
 
     def __init__(self, modules: Sequence[nn.Module], wanted: set[int]) -> None:
         self._modules = modules
@@ -73,7 +73,7 @@ class Taps:
     def clear(self) -> None:
         """Forget the last forward pass."""
         self.outputs: list[Tensor] = []
-        #: Taps whose first axis is time, and whose second is the batch.
+        #: Taps with time as their first axis and the batch as their second.
         self.timed: set[int] = set()
         self.terms: dict[int, list[Term]] = {}
         self.grams: dict[int, Tensor] = {}
@@ -82,7 +82,7 @@ class Taps:
         self._calls: list[tuple[int, nn.Linear]] = []
 
     def attach(self) -> None:
-        """Put the recording computation in the modules' place."""
+        """Replace the forward of every module by one that records."""
         kinds: dict[type[nn.Module], Any] = {
             nn.Linear: self._linear,
             nn.LayerNorm: self._layer_norm,
@@ -93,14 +93,14 @@ class Taps:
             object.__setattr__(module, "forward", partial(self._call, module, kinds[type(module)]))
 
     def detach(self) -> None:
-        """Make the modules as they were."""
+        """Restore the modules."""
         for module in self._modules:
             object.__delattr__(module, "forward")
         self.clear()
 
     @contextmanager
     def recording(self, rows: int) -> Iterator[None]:
-        """Record what is called, on `rows` inputs."""
+        """Record the calls of a forward pass on `rows` inputs."""
         self.clear()
         self._rows, self._recording = rows, True
         try:
@@ -127,7 +127,7 @@ class Taps:
         self.clear()
 
     def _call(self, module: nn.Module, record: Any, *args: Any, **kwargs: Any) -> Any:
-        """A module's forward within `attach`."""
+        """Do a module's forward, between `attach` and `detach`."""
         if not self._recording:
             return type(module).forward(module, *args, **kwargs)
         if kwargs or len(args) != 1 or not isinstance(args[0], Tensor):

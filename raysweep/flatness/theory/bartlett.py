@@ -17,8 +17,8 @@ Input i is given one random direction v (raysweep.flatness.directions) for all o
     vᵀ R v                       = ⟨p − q, z̈⟩
 
 Each is unbiased for its part of the trace, and as they share v, Σ − H vanishes at every single input of a
-saturated model and not only on average.  Where q is not known, the word that stands in the text takes its
-place: all is as unbiased, with the noise of that word.  ‖∇L‖² comes without bias from products of the mean
+saturated model and not only on average.  Where q is not known, the word of the text takes its place:
+everything is as unbiased, with the noise of that word.  ‖∇L‖² comes without bias from products of the mean
 gradients of disjoint inputs: a block of `BLOCK` of them gives the product of its halves.
 
 >>> from raysweep.languages.hmm import HMM

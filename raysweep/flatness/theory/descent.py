@@ -1,4 +1,4 @@
-"""Where the noise of SGD moves a saturated model: an ODE along the minimisers, and SGD beside it.
+"""The drift of a saturated model by the noise of SGD: an ODE along the minimisers, and SGD itself.
 
 Let Γ be the minimisers of L(θ) = −E log f_θ(y | x), where f is the truth.  From a point of Γ, SGD with rate η
 and batches of B fresh samples is at step k = t/η², as η → 0, where at time t the solution is of
@@ -46,7 +46,7 @@ from raysweep.seeding import uniforms
 #: Relative error of the ODE's solution in a step.
 _PRECISION = 1e-5
 
-#: Share of the trace below which a fall along the ODE's solution is not told from none, some solver's errors.
+#: Share of the trace below which a fall along the ODE's solution may be the solver's error.
 RESOLUTION = 100 * _PRECISION
 
 #: SGD steps whose random numbers are made at once.
@@ -104,7 +104,7 @@ def noisy_descent(
     found = torch.empty(2, len(settings), len(replicates), len(times), dtype=theta.dtype)
     done = 0
     for stop in sorted(set().union(*looks)):
-        # A setting whose last look has been taken rests.
+        # A setting behind its last look is not run on.
         going = [k for k, steps in enumerate(looks) if steps[-1] >= stop]
         chosen = [settings[k] for k in going]
         moved = _walk(valley, [runs[k] for k in going], chosen, range(done, stop), replicates, seed)
@@ -143,7 +143,7 @@ def _walk(
 
 
 def _shares(joint: Tensor, index: Tensor, lr: float, batch: int, replicates: range, seed: int) -> Tensor:
-    """Return what share of a step's batch is each input with each word [len(index), len(replicates), NV]."""
+    """Return the share of each input and word in a step's batch [len(index), len(replicates), NV]."""
     draws = uniforms(
         seed, f"descent/{lr!r}/{batch}", index, len(replicates) * batch, start=replicates.start * batch
     )

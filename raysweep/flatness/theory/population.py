@@ -1,4 +1,4 @@
-"""All of a small language: every masked sentence, how probable it is, and what stands behind its mask.
+"""All of a small language: every masked sentence, its probability, and the conditional of its masked word.
 
     w_i = Pr(x_-t = input i, t is masked),        q_i(c) = Pr(x_t = c | x_-t)
 

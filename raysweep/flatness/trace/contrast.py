@@ -3,7 +3,7 @@
 With x_i and y_i the values of input i under two models, as they were computed, and f_i, g_i their control
 statistics of mean zero (raysweep.flatness.trace.control), the difference is the mean of y_i − x_i less its
 regression on f_i and g_i side by side (raysweep.flatness.trace.regression).  Both terms are treated alike:
-two estimates of which one was adjusted and the other was not differ by what the adjustment takes off.
+two estimates would also differ by the adjustment if only one of them were adjusted.
 """
 
 from __future__ import annotations

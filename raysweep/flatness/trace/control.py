@@ -1,4 +1,4 @@
-"""Control variates of the Fisher trace: what the head tells of a test vector, less what it tells on average.
+"""Control variates of the Fisher trace: quadratic forms of a test vector in the head, less their means.
 
 A random test vector v (raysweep.flatness.trace.vectors) has E vvᵀ = diag p − ppᵀ at every input, so any
 quadratic form of it has a mean that is known.  Forms in what reaches the head's modules go much the way that
@@ -9,13 +9,13 @@ smaller variance.
 With the hidden state y at the masked word, h = LayerNorm(gelu(u)), u = Dy + bias, logits Wh + bias, and
 cotangents g = Wᵀv of h and δ = (∂h/∂u)ᵀg of u, the statistics are the forms, each less its mean,
 
-    (1 + ‖h‖²)‖v‖²      the squared gradient norm of the decoder's weight and bias by itself,
-    ‖g‖²                 of which the head's LayerNorm has its share,
-    (1 + ‖y‖²)‖δ‖²      that of the dense layer's weight and bias,
-    ‖δ‖²                 of which all below has its share;
+    (1 + ‖h‖²)‖v‖²      the squared gradient norm of the decoder's weight and bias alone,
+    ‖g‖²                 a factor in the norms of the head's LayerNorm,
+    (1 + ‖y‖²)‖δ‖²      the squared gradient norm of the dense layer's weight and bias,
+    ‖δ‖²                 a factor in the norms of all layers below;
 
-the first two for an LSTM, whose head is the decoder alone (h = y).  Means of single forms, with w_c the rows
-of W and m = Σ_c p_c w_c:
+an LSTM has the first two, because its head is the decoder alone (h = y).  Means of single forms, with w_c the
+rows of W and m = Σ_c p_c w_c:
 
     E‖v‖² = 1 − Σ p_c²,     E‖g‖² = Σ p_c ‖w_c‖² − ‖m‖²,     E‖δ‖² = Σ p_c ‖Jᵀw_c‖² − ‖Jᵀm‖²,
 
@@ -51,7 +51,7 @@ def pays(model: Encoder | LSTM) -> bool:
     """Return whether the statistics of a masked word cost less than its sentence does without a head.
 
     They are 12·C·D operations in float64 on few rows, each counted as eight of the products that a sentence
-    takes: 6 for each weight of the body and word, of which it has half as many as it may.
+    takes: 6 for each weight of the body and word; a sentence has half of the most words, on average.
 
     >>> from types import SimpleNamespace
     >>> from raysweep.models.encoder import EncoderConfig

@@ -1,4 +1,4 @@
-"""What the draws of test vectors sum up to at each input, with the covariance of their means."""
+"""Sums over the draws of test vectors at each input, with the covariance of their means."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class Draws:
             self.statistics[rows] += weight * known
         if not self._several:
             return
-        told = norms.sum(dim=1, keepdim=True)
+        seen = norms.sum(dim=1, keepdim=True)
         if known is not None:
-            told = torch.cat([told, known], dim=1)
+            seen = torch.cat([seen, known], dim=1)
         self._count[rows] += 1
-        before = told - self._mean[rows]
+        before = seen - self._mean[rows]
         self._mean[rows] += before / self._count[rows, None]
-        self._apart[rows] += before[:, :, None] * (told - self._mean[rows])[:, None, :]
+        self._apart[rows] += before[:, :, None] * (seen - self._mean[rows])[:, None, :]
 
     @property
     def spread(self) -> Tensor | None:

@@ -61,7 +61,7 @@ def enlarged(traces: InputTraces, model: nn.Module, shape: str | Shape) -> Input
         place = 1 + max(i for i, name in enumerate(names) if name.startswith("layers."))
         names[place:place] = added
         values = torch.cat([values[:, :place], gradient.expand(-1, len(added)), values[:, place:]], dim=1)
-    spread = traces.spread if traces.drawn[0] == "exact" else None
+    spread = traces.spread if traces.drawn.kind == "exact" else None
     return replace(traces, names=tuple(names), values=values, spread=spread)
 
 

@@ -1,4 +1,4 @@
-"""What is known of a Fisher trace from a sample of inputs: its value, and how sure it is.
+"""The estimate of a Fisher trace from a sample of inputs, with its standard errors.
 
 With x_i the value of input i (the sum over its m_i masked positions, one as a rule) the estimate is the mean
 over masked positions, the ratio Σ x_i / Σ m_i, and its standard error that of a ratio of means over inputs:
@@ -7,13 +7,13 @@ over masked positions, the ratio Σ x_i / Σ m_i, and its standard error that of
 
 (Cochran, "Sampling techniques", 1977, section 6.3); with one position an input that is the mean and its
 standard error.  It is the *population's*: the spread over inputs and that of their test vectors.  The
-*pool's* standard error holds the inputs fixed and is what their test vectors alone leave open, from the
-spread of the draws at each input:  se² = Σ s_i²/draws / (Σ m_i)².  It takes two draws; exact vectors have 0.
+*pool's* standard error holds the inputs fixed and comes from their test vectors alone, by the spread of the
+draws at each input:  se² = Σ s_i²/draws / (Σ m_i)².  It takes two draws; exact vectors have 0.
 
 Where inputs have statistics f_i of known mean zero (raysweep.flatness.trace.control), x_i above stands for
 the value less its regression on them (raysweep.flatness.trace.regression).
 
-A normal interval of a mean holds what it says where n is large beside the skewness G of the values: n > 25 G²
+A normal interval of a mean has its stated coverage where n is large beside the skewness G: n > 25 G²
 keeps a 95 % interval's error below one percentage point or so (Cochran, section 2.15).  That rule, and the
 share of the largest contribution, say when an interval is not to be trusted.
 """
@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from raysweep.flatness.trace.regression import adjusted, coefficients, pool_variance
-from raysweep.flatness.trace.vectors import Vectors
+from raysweep.flatness.trace.vectors import Drawing
 from raysweep.languages.base import Estimate
 
 _HEAD = {"final_norm", "head_dense", "head_norm", "decoder", "cls", "lm_head"}
@@ -133,8 +133,8 @@ class InputTraces:
     `weights` [n] are the inputs' numbers of masked positions, which `values` sum over.  `control` [n, K] are
     statistics of known mean zero (raysweep.flatness.trace.control), None where there are none; `values` are
     as computed, with nothing taken off.  `spread` [n, 1+K, 1+K] are each input's covariances of its value and
-    these by random test vectors, None where one vector does not tell.  `keys` [n] stand for the inputs, and
-    `drawn` for how their vectors were drawn: where both are equal so are the random numbers.  `method` says
+    these by random test vectors, None with one vector an input.  `keys` [n] are hashes of the inputs, and
+    `drawn` is the drawing of their vectors: where both are equal, so are the random numbers.  `method` says
     how gradient norms were computed, `reason` why not by ghost norms.
     """
 
@@ -145,7 +145,7 @@ class InputTraces:
     spread: Tensor | None
     control: Tensor | None
     keys: Tensor
-    drawn: tuple[Vectors, int, int, int]
+    drawn: Drawing
     method: str
     reason: str | None = None
 
@@ -180,10 +180,10 @@ def _both(one: Tensor | None, other: Tensor | None) -> Tensor | None:
 
 @dataclass(frozen=True, kw_only=True)
 class TraceEstimate:
-    """A Fisher trace in nats: the mean of `n` independent inputs, and what it is made of.
+    """A Fisher trace in nats: the mean of `n` independent inputs, and its parts.
 
     `standard_error` is the population's, `pool_standard_error` that of the same inputs with other test
-    vectors (None: one vector an input does not tell), `plain_standard_error` the population's of the values
+    vectors (None with one vector an input), `plain_standard_error` the population's of the values
     as computed (`plain` [n] float64), before their regression on the statistics `control` [n, K] (None where
     there are none).  `per_input` [n] float64 are the inputs' own values, with that taken off (`adjusted`), so
     that single ones may be negative; `per_group` and `per_parameter` split the mean; `excluded` names the
@@ -204,7 +204,7 @@ class TraceEstimate:
     excluded: tuple[str, ...]
     weights: Tensor
     keys: Tensor
-    drawn: tuple[Vectors, int, int, int]
+    drawn: Drawing
     pool_standard_error: float | None
     plain_standard_error: float
     warning: str | None

@@ -31,18 +31,14 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from numbers import Integral
 
 import torch
 from torch import Tensor, nn
 
 from raysweep.errors import ConfigError
-from raysweep.flatness.evaluating import evaluating
-from raysweep.flatness.fused.norms import compiled_values
+from raysweep.flatness.choice import per_input_norms
 from raysweep.flatness.inputs import (
-    batch_rows,
     check_sentences,
     draw_positions,
     keys,
@@ -50,7 +46,7 @@ from raysweep.flatness.inputs import (
     masked_places,
     padding_id,
 )
-from raysweep.flatness.norms.fallback import gradient_norms
+from raysweep.flatness.norms.ghost import require_finite
 from raysweep.flatness.trace.control import Control
 from raysweep.flatness.trace.draws import Draws
 from raysweep.flatness.trace.enlarged import enlarged
@@ -62,7 +58,7 @@ from raysweep.flatness.trace.estimate import (
     reaches,
     summarise,
 )
-from raysweep.flatness.trace.vectors import Vectors, check_vectors, cotangents, count
+from raysweep.flatness.trace.vectors import Drawing, Vectors, check_vectors
 
 __all__ = [
     "InputTraces",
@@ -105,46 +101,37 @@ def input_traces(
     positions, marked = masked_places(ids, positions, pad_id)
     masked = ids.masked_fill(marked, mask_id(model))
     index = torch.arange(start, start + len(ids), device=device)
-    lengths = (ids != pad_id).sum(dim=1)
-    ends = lengths.argsort(stable=True)[[0, -1]]
-    drawn: tuple[Vectors, int, int, int] = (vectors, 1 if vectors == "exact" else draws, seed, start)
+    drawn = Drawing(kind=vectors, draws=1 if vectors == "exact" else draws, seed=seed, start=start)
     control = Control.of(model, vectors)
-    with evaluating(model):
-        quick = compiled_values(model, masked, positions, lengths, index, drawn, control)
-    if quick is not None:
-        names, excluded, sums = quick
-        method, reason = "ghost norms", None
-    else:
-        with evaluating(model), gradient_norms(model, masked[ends], positions[ends]) as (work, reason):
-            size = 0 if control is None else control.size
-            sums = Draws(len(ids), len(work.names), size, device, several=drawn[1] > 1)
-            width, classes = (int(getattr(model, *of)) for of in (("width", 512), ("total_vocabulary", 0)))
-            for rows in batch_rows(lengths, width, batch, classes):
-                at = positions[rows]
-                real = at >= 0 if at.dim() == 2 else None
-                with _seen(None if control is None else control.at) as hidden:
-                    logits = work.forward(masked[rows, : int(lengths[rows[-1]])], at)
-                pairs = cotangents(logits, index[rows], kind=vectors, seed=seed, draws=draws, real=real)
-                number = count(vectors, logits, draws)
-                for k, (v, weight) in enumerate(pairs):
-                    found, known = work.norms(v, last=k + 1 == number), None
-                    if control is not None:
-                        seen = hidden[-1].view(*logits.shape[:-1], -1)
-                        known = control.statistics(logits, seen, v, real)
-                    sums.add(rows, weight, found, known)
-            names, excluded, method = work.names, work.excluded, work.method
+    with per_input_norms(model, masked, positions) as norms:
+        sums = Draws(
+            len(ids),
+            len(norms.names),
+            0 if control is None else control.size,
+            device,
+            several=drawn.draws > 1,
+        )
+        at = None if control is None else control.at
+        for forward in norms.batches(masked, positions, at=at, batch=batch):
+            number = drawn.count(forward.logits)
+            for k, (v, weight) in enumerate(norms.vectors(drawn, forward, index[forward.rows])):
+                found, known = forward.norms(v, k + 1 == number), None
+                if control is not None and forward.hidden is not None:
+                    known = control.statistics(forward.logits, forward.hidden, v, forward.real)
+                sums.add(forward.rows, weight, found, known)
+    require_finite(sums.values)
     spread = torch.zeros(len(ids), 1, 1, dtype=torch.float64) if vectors == "exact" else sums.spread
     return InputTraces(
-        names=tuple(names),
+        names=tuple(norms.names),
         values=sums.values.cpu(),
-        excluded=tuple(excluded),
+        excluded=tuple(norms.excluded),
         weights=marked.sum(dim=1).double().cpu(),
         spread=None if spread is None else spread.cpu(),
         control=None if control is None else sums.statistics.cpu(),
         keys=keys(masked, positions, pad_id),
         drawn=drawn,
-        method=method,
-        reason=reason,
+        method=norms.method,
+        reason=norms.reason,
     )
 
 
@@ -155,20 +142,6 @@ def _check_numbers(*, seed: int, start: int, draws: int, batch: int | None) -> N
             raise ConfigError(f"{name}={value!r}: give a whole number")
     if draws < 1 or (batch is not None and batch < 1):
         raise ConfigError(f"draws={draws}, batch={batch}: both must be at least 1")
-
-
-@contextmanager
-def _seen(module: nn.Module | None) -> Iterator[list[Tensor]]:
-    """Give a list that what a module is called on is appended to."""
-    seen: list[Tensor] = []
-    if module is None:
-        yield seen
-        return
-    handle = module.register_forward_pre_hook(lambda _, args: seen.append(args[0].detach()))
-    try:
-        yield seen
-    finally:
-        handle.remove()
 
 
 def fisher_trace(
@@ -192,9 +165,9 @@ def fisher_trace(
     model.  `draws` random vectors are averaged at each input (more inputs serve better than more draws).
     Parameters with `requires_grad` False are left out and named in `excluded`.  With `enlarged_to` the trace
     is that of the model seen as an encoder of that shape, in closed form (raysweep.flatness.trace.enlarged).
-    `batch` inputs are worked off at once, by default as many as suit the device.
+    `batch` inputs are computed at once, by default as many as suit the device.
 
-    By default all inputs are used.  With `target_rse` the rule is sequential and fixed beforehand: the pool
+    By default all inputs are used.  With `target_rse` the rule is sequential and fixed in advance: the pool
     is taken in its order, looked at after 512 inputs and then after as many as the last look says are needed,
     but at most twice as many as at that look, and the first look ends it at which the relative standard error
     is at most `target_rse` and nothing speaks against the normal interval.  Where the inputs run out before,
@@ -206,7 +179,7 @@ def fisher_trace(
 
     Raises `DataError` for sentences or positions that are no tensors of whole numbers or do not fit the
     model, and `ConfigError` for options without sense, a shape that cannot hold the model, and a model
-    without `pad_id`, without trainable parameters or whose inputs see one another.
+    without `pad_id`, without trainable parameters or with inputs that affect one another.
     """
     check_sentences(ids)
     _check_numbers(seed=seed, start=start, draws=draws, batch=batch)

@@ -2,8 +2,8 @@
 
     Tr H = Tr G + Tr R,    G = E Jᵀ(diag p − ppᵀ)J,    R = E Σ_c (p_c − q_c) ∇²z_c
 
-with logits z, J = ∂z/∂θ, p = softmax(z), and q what is known of the word behind the mask: its exact
-conditional (soft labels) or the word itself (hard labels).  G is the Gauss-Newton matrix, which is the Fisher
+with logits z, J = ∂z/∂θ, p = softmax(z), and q the label of the masked word: its exact conditional (soft
+labels) or the word itself (hard labels).  G is the Gauss-Newton matrix, which is the Fisher
 matrix: its trace comes from ghost norms (raysweep.flatness.trace.fisher), one backward pass an input.  The
 trace of the residual R is Hutchinson's estimate, E vᵀRv with random signs v, of each input by a direction of
 its own (raysweep.flatness.directions):
@@ -53,10 +53,10 @@ log = logging.getLogger("raysweep.flatness")
 class HessianEstimate:
     """A Hessian trace in nats: the mean of `n` independent inputs, and its two parts.
 
-    `per_input` [n] float64 are the inputs' own values, of both parts together; so the standard error knows
-    how the parts go together.  `excluded` names the frozen parameters, which are not part of it.  `warning`
-    says why the normal interval is not to be trusted, None where it is; `method` and `reason` are those of
-    `TraceEstimate`.
+    `per_input` [n] float64 are the inputs' own values, of both parts together, so that the standard error
+    includes the covariance of the parts.  `excluded` names the frozen parameters, which are not part of it.
+    `warning` says why the normal interval is not to be trusted, None where it is; `method` and `reason` are
+    those of `TraceEstimate`.
     """
 
     value: float

@@ -2,9 +2,8 @@
 
 With x_i the value of input i, m_i its masked positions and f_i its statistics
 (raysweep.flatness.trace.control), the values x_i − β·f_i have the mean of x_i for every β that does not
-depend on f_i, and β of least squares takes off all that f_i tells.  Its source is the regression estimator of
-a mean (Cochran, "Sampling techniques", 1977, chapter 7), whose bias is gone with coefficients from other
-inputs.
+depend on f_i, and the smallest variance for β of least squares.  The source is the regression estimator of a
+mean (Cochran, "Sampling techniques", 1977, chapter 7); coefficients from other inputs remove its bias.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from torch import Tensor
 
 #: Fewest inputs for each coefficient.
 CONTROL_INPUTS = 50
-#: Parts of the inputs, each of which takes its coefficients from the others.
+#: Parts of the inputs; each takes its coefficients from the others.
 FOLDS = 8
 #: Share of the largest eigenvalue of the statistics' products below which they say the same.
 SINGULAR = 1e-12

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
@@ -37,15 +38,33 @@ from raysweep.seeding import derive
 Vectors = Literal["rademacher", "gaussian", "label", "exact"]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """The way in which test vectors are drawn: `draws` vectors of a `kind`, keyed by `seed`.
+
+    Inputs are numbered from `start`.  Equal drawings of equal inputs have equal random numbers.
+    """
+
+    kind: Vectors
+    draws: int
+    seed: int
+    start: int
+
+    def count(self, logits: Tensor) -> int:
+        """Return the number of vectors at each of the inputs with logits [B, V] or [B, m, V]."""
+        return math.prod(logits.shape[1:]) if self.kind == "exact" else self.draws
+
+    def vectors(
+        self, logits: Tensor, index: Tensor, real: Tensor | None = None
+    ) -> Iterator[tuple[Tensor, float]]:
+        """Yield the vectors of `cotangents`, each with its weight."""
+        return cotangents(logits, index, kind=self.kind, seed=self.seed, draws=self.draws, real=real)
+
+
 def check_vectors(kind: str) -> None:
     """Raise `ConfigError` for a kind that is none."""
     if kind not in get_args(Vectors):
         raise ConfigError(f"vectors={kind!r}: use one of {', '.join(get_args(Vectors))}")
-
-
-def count(kind: Vectors, logits: Tensor, draws: int) -> int:
-    """Return the number of vectors that `cotangents` yields for logits [B, V] or [B, m, V]."""
-    return math.prod(logits.shape[1:]) if kind == "exact" else draws
 
 
 def draw_seed(seed: int, draw: int) -> int:

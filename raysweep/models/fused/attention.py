@@ -4,7 +4,7 @@ Queries, keys and values are columns of low-precision matrices without their bia
 Sentence s has keys and values in rows `starts[s]` .. `starts[s + 1]` of `keys` and queries in rows
 `asking[s]` .. `asking[s + 1]` of `queries`; `place` numbers the queries' words in the batch, for dropout.
 What belongs to a sentence is copied into small matrices that stay in the first-level cache, with rows and
-columns of zeros up to whole vectors; all that is costly are products of these.
+columns of zeros up to whole vectors; nearly all of the cost is in products of these.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _take(matrix, shift, first, column, count, width, out, row):  # type: ignore
 
 @numba.njit(**COMPILED)
 def _hand(x, row, count, width, matrix, first, column, shift):  # type: ignore[no-untyped-def]
-    """Write a flat array's rows, `row` apart, where `_take` takes them from; add their sum to the biases."""
+    """Write a flat array's rows, `row` apart, to the places of `_take`; add their sum to the biases."""
     for i in range(count):
         for c in range(width):
             save(matrix, first + i, column + c, peek(x, i * row + c))
@@ -125,7 +125,7 @@ def _drop(key, number, stride, cut, words, x, first, count, out):  # type: ignor
 
 @numba.njit(**INLINE)
 def _space(rows, columns):  # type: ignore[no-untyped-def]
-    """Return a flat array of zeros for a matrix whose rows and columns are filled up."""
+    """Return a flat array of zeros for a matrix with rows and columns filled up."""
     return np.zeros((rows + ROWS) * _wide(columns), dtype=np.float32)
 
 

@@ -3,9 +3,9 @@
 It computes what `raysweep.models.encoder.Encoder` does in training, on packed sentences chunk by chunk
 (raysweep.models.fused.packing): matrix products are torch's, in bfloat16 or float32, and everything between
 two of them is one compiled pass (raysweep.models.fused.kernels, .attention).  The residual stream, LayerNorm,
-softmax, the loss and sums of gradients are float32.  The last layer asks, and computes all behind its
-attention, for masked words alone.  Gradients are made right behind the loss of a chunk, while its activations
-are in the cache, and are handed to autograd as those of one function of all parameters.
+softmax, the loss and sums of gradients are float32.  The last layer has queries, and everything behind its
+attention, for masked words alone.  The gradients of a chunk are computed right after its loss, while its
+activations are in the cache; to autograd the whole is one function of all parameters.
 
 Cost, with D the width, F the intermediate size, L layers: the products of `training_flops`, and about
 (20 D + 4 F) L bytes of activations for each word of a chunk in bfloat16.
@@ -13,14 +13,16 @@ Cost, with D the width, F the intermediate size, L layers: the products of `trai
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from raysweep.models.base import MaskedWords
+from raysweep.models.batch import Batch
 from raysweep.models.dropout import cut_of
 from raysweep.models.encoder import Encoder, EncoderLayer
 from raysweep.models.fused import attention, kernels
@@ -35,11 +37,24 @@ _NOTHING = np.empty((0, 0), dtype=np.float32)
 
 @dataclass(frozen=True)
 class Norm:
-    """A LayerNorm's two vectors, and its epsilon, which an enlarged model's are not alike in."""
+    """The two vectors of a LayerNorm, and its epsilon: the norms of an enlarged model differ in it."""
 
     weight: Vector
     bias: Vector
     eps: np.float32
+
+    def observe(
+        self,
+        d_y: np.ndarray,
+        x: Callable[[], np.ndarray],
+        stats: np.ndarray,
+        beside: np.ndarray | None = None,
+    ) -> None:
+        """Do nothing with the gradient of LN(x) [N, D]: kernels add up the parameters' gradients themselves.
+
+        The gradient is d_y, plus `beside` where given.  `x` returns the inputs [N, D], whose statistics are
+        `stats`.  A subclass takes from these what it wants to know of single sentences.
+        """
 
 
 @dataclass(frozen=True)
@@ -60,7 +75,7 @@ class Layer:
 
 @dataclass
 class Kept:
-    """What the backward pass of a layer needs, by the names of `_Pass._layer`."""
+    """The arrays that the backward pass of a layer needs, by their names in `Pass._layer`."""
 
     y: Tensor
     asking: Tensor
@@ -85,16 +100,20 @@ class EncoderWeights(Weights):
         self.positions = self._vector(model.position_embedding.weight)
         self.embedding_norm = self._norm(model.embedding_norm)
         self.layers = [self._layer(cast(EncoderLayer, layer)) for layer in model.layers]
-        #: The LayerNorms behind the two sublayers of each layer: its own, or the next to come.
-        self.behind = [(layer.attention_norm, layer.mlp_norm) for layer in self.layers]
-        if model.final_norm is not None:
-            entering = [*(layer.attention_norm for layer in self.layers[1:]), self._norm(model.final_norm)]
-            own = [layer.mlp_norm for layer in self.layers]
-            self.behind = list(zip(own, entering, strict=True))
+        #: The LayerNorm behind the last layer of a pre-norm encoder; a post-norm encoder has none.
+        self.final_norm = None if model.final_norm is None else self._norm(model.final_norm)
         self.dense, self.dense_bias = self._linear(model.head_dense)
         self.head_norm = self._norm(model.head_norm)
         self.decoder_bias = self._vector(model.decoder.bias)
         self.token_values = array(model.token_embedding.weight)
+
+    def behind(self, k: int) -> tuple[Norm, Norm]:
+        """Return the LayerNorms behind the two sublayers of layer k: its own, or the next ones."""
+        layer = self.layers[k]
+        if self.final_norm is None:
+            return layer.attention_norm, layer.mlp_norm
+        last = k + 1 == len(self.layers)
+        return layer.mlp_norm, self.final_norm if last else self.layers[k + 1].attention_norm
 
     def _norm(self, module: nn.LayerNorm) -> Norm:
         return Norm(self._vector(module.weight), self._vector(module.bias), np.float32(module.eps))
@@ -125,39 +144,79 @@ class EncoderWeights(Weights):
         )
 
 
-class _Pass:
-    """Forward and backward pass of one chunk."""
+@dataclass(frozen=True)
+class Head:
+    """The arrays of the head at M masked words.
 
-    def __init__(self, model: Encoder, weights: EncoderWeights, chunk: Chunk, seed: int) -> None:
+    `hidden` [M, D] is the encoder's output, z the dense layer's, `inputs` [M, D] enter the decoder.
+    """
+
+    hidden: Tensor
+    z: Tensor
+    inputs: Tensor
+    stats: np.ndarray
+
+
+class Pass:
+    """The forward and the backward pass of one chunk.
+
+    Call `forward` first, then `backward`, which adds the gradients of all parameters behind the embedding to
+    the weights' sums.  Dropout is keyed by `seed`, and off where that is None or the model is in evaluation
+    mode.
+    """
+
+    head: Head
+
+    def __init__(self, model: Encoder, weights: EncoderWeights, chunk: Chunk, seed: int | None) -> None:
         self.weights, self.chunk = weights, chunk
         self.post = model.norm == "post"
         self.heads, self.width = model.shape.heads, model.width
-        self.cut = cut_of(model.dropout.p) if model.training else 0
+        self.cut = cut_of(model.dropout.p) if model.training and seed is not None else 0
         self.stride = (model.max_length + 3) // 4
         # The streams of the sites: the embedding's, and three a layer.
-        self.sites = [np.uint64(derive(seed, "site", k)) for k in range(1 + 3 * len(weights.layers))]
-        self.kept: list[Kept] = []
+        self.sites = [np.uint64(derive(seed or 0, "site", k)) for k in range(1 + 3 * len(weights.layers))]
+        self.embedding_stats, self.entering_stats = _float(len(chunk.ids), 2), _float(len(chunk.ids), 2)
+        self._kept: list[Kept] = []
 
-    def loss(self, factor: float) -> float:
-        """Return the sum of the losses; add `factor` times its gradient to the weights' sums."""
-        chunk, w = self.chunk, self.weights
-        total, d_y = self._head(self._forward(), factor)
-        d = self._backward(d_y)
-        kernels.embed_backward(
-            chunk.ids, chunk.at, chunk.place, w.token_values, w.positions.value,
-            w.embedding_norm.weight.value, self.sites[0], self.cut, self.embedding_stats, d,
-            array(w.tokens.gradient), w.positions.gradient,
-            w.embedding_norm.weight.gradient, w.embedding_norm.bias.gradient,
+    def forward(self) -> Tensor:
+        """Return the logits [M, V] at masked words, without the decoder's bias."""
+        w, norm, hidden = self.weights, self.weights.head_norm, self._encode()
+        z = w.dense.apply(hidden)
+        self.head = Head(hidden=hidden, z=z, inputs=torch.empty_like(z), stats=_float(len(z), 2))
+        kernels.transform(
+            array(z), w.dense_bias.value, norm.weight.value, norm.bias.value, norm.eps,
+            self.head.stats, array(self.head.inputs),
         )  # fmt: skip
-        return total
+        return w.tokens.apply(self.head.inputs)
 
-    def _forward(self) -> Tensor:
-        """Return the encoder's output [M, D] at masked words; keep what the backward pass needs."""
+    def backward(self, d_logits: Tensor, *, again: bool = False) -> np.ndarray:
+        """Return the gradient [N, D] of the embedded words, given that of the logits [M, V].
+
+        The arrays of a layer are freed behind it, unless `again` says that another backward pass follows.
+        """
+        kept = list(self._kept) if again else []
+        d_y = self._head_backward(d_logits)
+        d = np.zeros((len(self.chunk.masked), self.width), dtype=np.float32)
+        for k in range(len(self.weights.layers) - 1, -1, -1):
+            d, d_y = self._layer_backward(k, self._kept.pop(), d, d_y)
+        self._kept = kept
+        if self.post:
+            torch.from_numpy(d).add_(d_y)
+        else:
+            first = self.weights.layers[0].attention_norm
+            first.observe(array(d_y), lambda: self.embedded, self.entering_stats)
+            kernels.norm_backward(
+                self.embedded, first.weight.value, self.entering_stats, array(d_y), d,
+                first.weight.gradient, first.bias.gradient,
+            )  # fmt: skip
+        return d
+
+    def _encode(self) -> Tensor:
+        """Return the encoder's output [M, D] at masked words; keep the arrays of the backward pass."""
         chunk, w = self.chunk, self.weights
         N, D = len(chunk.ids), self.width
         r = _float(N, D)
         y, y_array = self.weights.low(N, D)
-        self.embedding_stats, self.entering_stats = _float(N, 2), _float(N, 2)
         kernels.embed(
             chunk.ids, chunk.at, chunk.place, w.token_values, w.positions.value,
             w.embedding_norm.weight.value, w.embedding_norm.bias.value, w.embedding_norm.eps,
@@ -169,32 +228,13 @@ class _Pass:
             kernels.norm(r, first.weight.value, first.bias.value, first.eps, self.entering_stats, y_array)
         for k in range(len(w.layers)):
             r, y, keep = self._layer(k, r, y)
-            self.kept.append(keep)
+            self._kept.append(keep)
         return y
-
-    def _backward(self, d_y: Tensor) -> np.ndarray:
-        """Return the gradient [N, D] of the embedding, given that of the encoder's output."""
-        d = np.zeros((len(self.chunk.masked), self.width), dtype=np.float32)
-        for k in range(len(self.weights.layers) - 1, -1, -1):
-            d, d_y = self._layer_backward(k, self.kept.pop(), d, d_y)
-        if self.post:
-            torch.from_numpy(d).add_(d_y)
-        else:
-            self._entering_backward(array(d_y), d)
-        return d
-
-    def _entering_backward(self, d_y: np.ndarray, d: np.ndarray) -> None:
-        """Add to d what the gradient d_y of the first LayerNorm before a sublayer makes of its input's."""
-        first = self.weights.layers[0].attention_norm
-        kernels.norm_backward(
-            self.embedded, first.weight.value, self.entering_stats, d_y, d,
-            first.weight.gradient, first.bias.gradient,
-        )  # fmt: skip
 
     def _layer(self, k: int, r: np.ndarray, y: Tensor) -> tuple[np.ndarray, Tensor, Kept]:
         """Return the residual stream and the next sublayer's input behind layer k."""
         chunk, layer, D = self.chunk, self.weights.layers[k], self.width
-        one, two = self.weights.behind[k]
+        one, two = self.weights.behind(k)
         last = k + 1 == len(self.weights.layers)
         if last:
             asking = y[torch.from_numpy(chunk.masked)]
@@ -232,6 +272,7 @@ class _Pass:
         k: int, site: int,
     ) -> Tensor:  # fmt: skip
         """Turn d into the gradient of the residual stream before; return that of what was added to it."""
+        norm.observe(array(d_y), lambda: s, stats, d if self.post else None)
         d_o, d_o_array = self.weights.low(*d.shape)
         kernels.junction_backward(
             self.post, d, array(d_y), self._places(k), self.sites[3 * k + 1 + site], self.cut,
@@ -245,7 +286,7 @@ class _Pass:
         return place[self.chunk.masked] if k + 1 == len(self.weights.layers) else place
 
     def _attention(self, k: int, query: Tensor, key_value: Tensor) -> tuple[Any, ...]:
-        """Return what both attention kernels take of layer k."""
+        """Return the arguments that both attention kernels take for layer k."""
         chunk, bias, D = self.chunk, self.weights.layers[k].projection_bias.value, self.width
         last = k + 1 == len(self.weights.layers)
         asking = chunk.asking if last else chunk.starts
@@ -258,7 +299,7 @@ class _Pass:
     def _layer_backward(self, k: int, kept: Kept, d: np.ndarray, d_y: Tensor) -> tuple[np.ndarray, Tensor]:
         """Return the gradients of the residual stream and of the sublayer's input before layer k."""
         chunk, layer, D = self.chunk, self.weights.layers[k], self.width
-        one, two = self.weights.behind[k]
+        one, two = self.weights.behind(k)
         d_m = self._junction_backward(d, d_y, kept.s2, kept.stats2, layer.down_bias, two, k, 2)
         d_g = layer.down.back(d_m, kept.g)
         kernels.gelu_backward(array(kept.u), layer.up_bias.value, array(d_g), layer.up_bias.gradient)
@@ -283,38 +324,43 @@ class _Pass:
         whole[chunk.masked] = d
         return whole, d_y
 
-    def _head(self, y: Tensor, factor: float) -> tuple[float, Tensor]:
-        """Return the loss of the masked words, and the gradient of the encoder's output y [M, D]."""
-        w, norm = self.weights, self.weights.head_norm
-        z = w.dense.apply(y)
-        t, stats = torch.empty_like(z), _float(len(z), 2)
-        kernels.transform(
-            array(z), w.dense_bias.value, norm.weight.value, norm.bias.value, norm.eps, stats, array(t)
+    def _head_backward(self, d_logits: Tensor) -> Tensor:
+        """Return the gradient of the encoder's output [M, D], given that of the logits."""
+        w, head, bias = self.weights, self.head, self.weights.dense_bias
+        d = w.tokens.back(d_logits, head.inputs)
+        w.head_norm.observe(
+            array(d), lambda: array(F.gelu(head.z + torch.from_numpy(bias.value))), head.stats
         )
-        logits = w.tokens.apply(t)
-        bias = w.decoder_bias
-        total: float = kernels.cross_entropy(
-            array(logits), bias.value, self.chunk.targets, np.float32(factor), bias.gradient
-        )
-        d = w.tokens.back(logits, t)
         kernels.transform_backward(
-            array(z), w.dense_bias.value, norm.weight.value, stats, array(d),
-            w.dense_bias.gradient, norm.weight.gradient, norm.bias.gradient,
+            array(head.z), bias.value, w.head_norm.weight.value, head.stats, array(d),
+            bias.gradient, w.head_norm.weight.gradient, w.head_norm.bias.gradient,
         )  # fmt: skip
-        return total, w.dense.back(d, y)
+        return w.dense.back(d, head.hidden)
 
 
 def _float(rows: int, columns: int) -> np.ndarray:
     return np.empty((rows, columns), dtype=np.float32)
 
 
-def masked_loss(model: Encoder, words: MaskedWords, *, seed: int, dtype: torch.dtype) -> Tensor:
+def masked_loss(model: Encoder, words: Batch, *, seed: int, dtype: torch.dtype) -> Tensor:
     """Return the loss of `MaskedLM.masked_loss`; dropout is keyed by (seed, the sentences' rows).
 
     Raises `DataError` for words, positions or targets that the model does not have.
     """
 
-    def loss(weights: EncoderWeights, chunk: Chunk) -> float:
-        return _Pass(model, weights, chunk, seed).loss(1 / words.count)
+    def loss(w: EncoderWeights, chunk: Chunk) -> float:
+        work = Pass(model, w, chunk, seed)
+        logits = work.forward()
+        total: float = kernels.cross_entropy(
+            array(logits), w.decoder_bias.value, chunk.targets, np.float32(1 / words.count),
+            w.decoder_bias.gradient,
+        )  # fmt: skip
+        kernels.embed_backward(
+            chunk.ids, chunk.at, chunk.place, w.token_values, w.positions.value,
+            w.embedding_norm.weight.value, work.sites[0], work.cut, work.embedding_stats,
+            work.backward(logits), array(w.tokens.gradient), w.positions.gradient,
+            w.embedding_norm.weight.gradient, w.embedding_norm.bias.gradient,
+        )  # fmt: skip
+        return total
 
     return differentiable(model, words, CHUNK, lambda: EncoderWeights(model, dtype), loss)

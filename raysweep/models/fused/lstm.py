@@ -2,13 +2,12 @@
 
 It computes what `raysweep.models.lstm.LSTM` does in training, on packed sentences chunk by chunk
 (raysweep.models.fused.packing).  Each direction of a layer has the words in rows of its own, in the order in
-which it reads them, so that a step of time is a range of rows and turning sentences round costs nothing: who
-computes a word writes it to wherever it is read next.  A step is one matrix product of [x; h] with both
-weights of the direction, torch's, in bfloat16 or float32, and one compiled pass
-(raysweep.models.fused.recurrent); their gradients are one product over all steps.  Cells, their gradients,
-the loss and sums of gradients are float32.
+which it reads them, so that a step of time is a range of rows, and reversing sentences costs nothing: a word
+is written to wherever it is read next.  A step is one matrix product of [x; h] with both weights of the
+direction, torch's, in bfloat16 or float32, and one compiled pass (raysweep.models.fused.recurrent); their
+gradients are one product over all steps.  Cells, their gradients, the loss and sums of gradients are float32.
 
-The last layer stops in either direction at the last masked word that it meets, and the head is computed for
+The last layer stops in each direction at the last masked word that it reads, and the head is computed for
 masked words alone.
 
 Cost, with D the width and L layers: the products of `training_flops`, less what the last layer leaves out,
@@ -17,14 +16,14 @@ and about 18 D L bytes of activations for each word of a chunk in bfloat16.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from raysweep.models.base import MaskedWords
+from raysweep.models.batch import Batch
 from raysweep.models.dropout import cut_of
 from raysweep.models.fused import kernels, recurrent
 from raysweep.models.fused.packing import Chunk
@@ -83,7 +82,7 @@ class LSTMWeights(Weights):
 
 @dataclass(frozen=True)
 class Order:
-    """In which rows a direction has the N words of a chunk; see `raysweep.models.fused.recurrent`.
+    """The rows in which a direction has the N words of a chunk; see `raysweep.models.fused.recurrent`.
 
     `starts` [steps + 1] where each step's rows begin, `row` [N] the row of each word, negative for one that
     is not read, `word` [R] the word of each row.
@@ -111,12 +110,16 @@ class Order:
 
 @dataclass
 class Kept:
-    """What the backward pass of one direction of a layer needs."""
+    """The arrays that the backward pass of one direction of a layer needs."""
 
     order: Order
     z: Tensor
     gates: Tensor
     cells: np.ndarray
+
+    def copy(self) -> Kept:
+        """Return the same with gates of its own, which a backward pass may write over."""
+        return replace(self, gates=self.gates.clone())
 
 
 @dataclass(frozen=True)
@@ -134,29 +137,56 @@ class Place:
         return self.left_row, self.right_row, array(self.left), array(self.right)
 
 
-class _Pass:
-    """Forward and backward pass of one chunk."""
+class Pass:
+    """The forward and the backward pass of one chunk.
 
-    def __init__(self, model: LSTM, weights: LSTMWeights, chunk: Chunk, seed: int) -> None:
+    Call `forward` first, then `backward`, which adds the gradients of all parameters behind the embedding to
+    the weights' sums.  Dropout is keyed by `seed`, and off where that is None or the model is in evaluation
+    mode.
+    """
+
+    def __init__(self, model: LSTM, weights: LSTMWeights, chunk: Chunk, seed: int | None) -> None:
         self.weights, self.chunk, self.width = weights, chunk, model.width
-        self.cut = cut_of(model.dropout.p) if model.training else 0
+        self.cut = cut_of(model.dropout.p) if model.training and seed is not None else 0
         # The streams of the sites: the embedding's, and one a direction of a layer.
-        self.sites = [np.uint64(derive(seed, "site", k)) for k in range(1 + 2 * len(weights.layers))]
-        self.kept: list[tuple[Kept, Kept]] = []
+        self.sites = [np.uint64(derive(seed or 0, "site", k)) for k in range(1 + 2 * len(weights.layers))]
+        self._kept: list[tuple[Kept, Kept]] = []
 
-    def loss(self, factor: float) -> float:
-        """Return the sum of the losses; add `factor` times its gradient to the weights' sums."""
-        chunk, head = self.chunk, self._forward()
-        total, d_head = self._head(head.left, factor)
-        d_place = self._backward(Place(head.left_row, head.right_row, d_head, d_head))
-        recurrent.enter_backward(
-            chunk.ids, chunk.place, self.sites[0], self.cut, *d_place.arguments,
-            array(self.weights.tokens.gradient),
-        )  # fmt: skip
-        return total
+    @property
+    def hidden(self) -> Tensor:
+        """The hidden states [M, D] at masked words, which enter the decoder."""
+        return self._head.left
 
-    def _forward(self) -> Place:
-        """Return what the head gets; keep what the backward pass needs."""
+    def forward(self) -> Tensor:
+        """Return the logits [M, V] at masked words, without the decoder's bias."""
+        self._head = self._encode()
+        return self.weights.tokens.apply(self.hidden)
+
+    def backward(self, d_logits: Tensor, *, again: bool = False) -> Place:
+        """Return the gradients of the first layer's inputs, given that of the logits [M, V].
+
+        The arrays of a layer are freed behind it, unless `again` says that another backward pass follows.
+        """
+        kept = self._kept
+        if again:
+            # Gates become their gradients where they stand.
+            self._kept = [(left.copy(), right.copy()) for left, right in kept]
+        d_hidden = self.weights.tokens.back(d_logits, self.hidden)
+        d_place = Place(self._head.left_row, self._head.right_row, d_hidden, d_hidden)
+        while self._kept:
+            k = len(self._kept) - 1
+            both = self._kept.pop()
+            d_left, d_right = (self._direction_backward(k, side, both[side], d_place) for side in (0, 1))
+            d_place = Place(both[0].order.row, both[1].order.row, d_left, d_right)
+        self._kept = kept
+        return d_place
+
+    def embed_backward(self, rows: np.ndarray, d_place: Place, table: np.ndarray) -> None:
+        """Add the gradient of each word's embedding, given those of `backward`, to its row of `table`."""
+        recurrent.enter_backward(rows, self.chunk.place, self.sites[0], self.cut, *d_place.arguments, table)
+
+    def _encode(self) -> Place:
+        """Return the hidden states at masked words; keep the arrays of the backward pass."""
         chunk, w = self.chunk, self.weights
         layers = len(w.layers)
         every, last = self._orders()
@@ -166,7 +196,7 @@ class _Pass:
         head = self._outputs()
         for k in range(layers):
             above = head if k + 1 == layers else self._inputs(orders[k + 1])
-            self.kept.append(
+            self._kept.append(
                 (
                     self._direction(k, 0, orders[k][0], place.left, above),
                     self._direction(k, 1, orders[k][1], place.right, above),
@@ -174,15 +204,6 @@ class _Pass:
             )
             place = above
         return head
-
-    def _backward(self, d_place: Place) -> Place:
-        """Return the gradients of the first layer's inputs, given those of what the head gets."""
-        while self.kept:
-            k = len(self.kept) - 1
-            both = self.kept.pop()
-            d_left, d_right = (self._direction_backward(k, side, both[side], d_place) for side in (0, 1))
-            d_place = Place(both[0].order.row, both[1].order.row, d_left, d_right)
-        return d_place
 
     def _orders(self) -> tuple[tuple[Order, Order], tuple[Order, Order]]:
         """Return the orders of both directions: where all words are read, and in the last layer."""
@@ -198,7 +219,7 @@ class _Pass:
         return every, (Order.of(chunk, chunk.at, far), Order.of(chunk, back, near))
 
     def _inputs(self, orders: tuple[Order, Order]) -> Place:
-        """Return empty z [R, D + H] of both directions, but for the zeros that they begin with."""
+        """Return empty z [R, D + H] of both directions, with zeros for the first hidden states."""
         made = []
         for order in orders:
             z, _ = self.weights.low(len(order.word), self.width + self.width // 2)
@@ -207,7 +228,7 @@ class _Pass:
         return Place(orders[0].row, orders[1].row, *made)
 
     def _outputs(self) -> Place:
-        """Return the empty matrix [M, D] of what the head gets."""
+        """Return an empty matrix [M, D] for the hidden states at masked words."""
         masked = self.chunk.masked
         row, nowhere = np.full((2, len(self.chunk.ids)), -1)
         row[masked] = np.arange(len(masked))
@@ -250,17 +271,8 @@ class _Pass:
                 gates_array, kept.cells, d_z_array, d_cells, *arguments, weight.bias.gradient,
             )  # fmt: skip
             weight.weight.through(kept.gates[first:after], out=d_z[first:after])
-        weight.weight.learn(kept.gates, kept.z)
+        weight.weight.learn(kept.gates, kept.z, kept.order.row)
         return d_z
-
-    def _head(self, y: Tensor, factor: float) -> tuple[float, Tensor]:
-        """Return the loss of the masked words, and the gradient of their hidden states y [M, D]."""
-        w = self.weights
-        logits, bias = w.tokens.apply(y), w.decoder_bias
-        total: float = kernels.cross_entropy(
-            array(logits), bias.value, self.chunk.targets, np.float32(factor), bias.gradient
-        )
-        return total, w.tokens.back(logits, y)
 
 
 def _following(starts: list[int], t: int) -> int:
@@ -268,14 +280,21 @@ def _following(starts: list[int], t: int) -> int:
     return starts[t + 2] - starts[t + 1] if t + 2 < len(starts) else 0
 
 
-def masked_loss(model: LSTM, words: MaskedWords, *, seed: int, dtype: torch.dtype) -> Tensor:
+def masked_loss(model: LSTM, words: Batch, *, seed: int, dtype: torch.dtype) -> Tensor:
     """Return the loss of `MaskedLM.masked_loss`; dropout is keyed by (seed, the sentences' rows).
 
     Raises `DataError` for words, positions or targets that the model does not have.
     """
 
-    def loss(weights: LSTMWeights, chunk: Chunk) -> float:
-        return _Pass(model, weights, chunk, seed).loss(1 / words.count)
+    def loss(w: LSTMWeights, chunk: Chunk) -> float:
+        work = Pass(model, w, chunk, seed)
+        logits = work.forward()
+        total: float = kernels.cross_entropy(
+            array(logits), w.decoder_bias.value, chunk.targets, np.float32(1 / words.count),
+            w.decoder_bias.gradient,
+        )  # fmt: skip
+        work.embed_backward(chunk.ids, work.backward(logits), array(w.tokens.gradient))
+        return total
 
     size = max(1, CHUNK // model.width)
     return differentiable(model, words, size, lambda: LSTMWeights(model, dtype), loss)

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from raysweep.errors import DataError
-from raysweep.models.base import MaskedLM, MaskedWords
+from raysweep.models.base import MaskedLM
+from raysweep.models.batch import Batch
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """N words of S whole sentences, of which M are masked.
+    """N words of S whole sentences; M of the words are masked.
 
     `ids` and `at` [N] are words and their positions; `place` [N] their numbers in the whole batch, row times
     `max_length` plus position; `starts` [S + 1] where sentences begin; `masked` [M] which of the N are
@@ -39,7 +40,7 @@ class Chunk:
         return int(np.diff(self.starts).max())
 
 
-def packed(batch: MaskedWords, model: MaskedLM, words: int) -> Iterator[Chunk]:
+def packed(batch: Batch, model: MaskedLM, words: int) -> Iterator[Chunk]:
     """Yield a batch's chunks of about `words` words.
 
     Raises `DataError` for words, positions or targets that the model does not have: compiled code would read

@@ -1,8 +1,8 @@
 """Products of many rows with one float32 matrix, which is laid out for it once.
 
-Libraries bring the matrix into such a layout in every product, and some of them do without the wide vectors
-of processors that are not their maker's.  Where a processor has vectors of 64 bytes, a product of the sizes
-of a small model takes half of their time or less here; elsewhere they are called.
+Libraries change the layout of the matrix in every product, and some of them do not use the wide vectors of
+other makers' processors.  Where a processor has vectors of 64 bytes, products of the sizes of a small model
+take at most half of the libraries' time here; elsewhere torch's product is called.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WIDE = bool(binding.get_host_cpu_features().get("avx512f", False))
 
 
 class Product:
-    """The map x ↦ x B for a float32 matrix B [I, O] on a processor, whose values must stay."""
+    """The map x ↦ x B for a float32 matrix B [I, O] on a processor; do not change B meanwhile."""
 
     def __init__(self, matrix: Tensor) -> None:
         self.matrix, self.panels = matrix, panels(matrix.numpy()) if WIDE else None

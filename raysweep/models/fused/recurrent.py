@@ -1,12 +1,12 @@
-"""What lies between the matrix products of an LSTM: one pass a step of time, forward and backward.
+"""The kernels between the matrix products of an LSTM: one pass a step of time, forward and backward.
 
 A direction reads the words of a chunk in steps: in step t the t-th word, in its order, of every sentence that
-is so long.  Row r of its arrays is one word: all words of the first step come first, then all of the second,
-and sentences are in the same order in every step, those with the most steps first.  So the rows that go on
-are the first ones of a step.
+has one.  Row r of its arrays is one word: all words of the first step come first, then all of the second, and
+sentences are in the same order in every step, those with the most steps first.  So the sentences that go on
+have the first rows of a step.
 
-A row of `z` is [x; h], D and H wide: a layer's input at the word, and what the direction made of the word
-before.  Low arrays and masks of dropout are as in `raysweep.models.fused.kernels`.
+A row of `z` is [x; h], D and H wide: a layer's input at the word, and the direction's hidden state at the
+word before.  Low arrays and masks of dropout are as in `raysweep.models.fused.kernels`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def enter(ids, place, tokens, key, cut, left_row, right_row, left, right):  # ty
 
 @numba.njit(**COMPILED)
 def enter_backward(ids, place, key, cut, left_row, right_row, left, right, d_tokens):  # type: ignore[no-untyped-def]
-    """Add to the gradient of the tokens what those of both directions' z make of it."""
+    """Add to the gradient of the tokens, given those of both directions' z."""
     D = d_tokens.shape[1]
     row = np.empty(D, dtype=np.float32)
     words = np.empty((D + 3) // 4, dtype=np.uint64)
@@ -82,7 +82,7 @@ def _give(row, matrix, at, column):  # type: ignore[no-untyped-def]
 
 @numba.njit(**INLINE)
 def _take(row, matrix, at, column):  # type: ignore[no-untyped-def]
-    """Add to `row` what `_give` would overwrite."""
+    """Add the entries at which `_give` stores to `row`."""
     if at >= 0:
         for j in range(len(row)):
             poke(row, j, peek(row, j) + load(matrix, at, column + j))

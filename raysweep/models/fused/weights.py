@@ -1,4 +1,4 @@
-"""What the fused training paths of models share: weights, sums of their gradients, and the way to autograd.
+"""Weights, sums of their gradients, and the link to autograd, shared by the fused training paths of models.
 
 A path makes the gradients along with the loss, chunk by chunk, and sums them here in float32; to autograd the
 whole of it is one function of all parameters (`differentiable`).
@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from raysweep.models.base import MaskedLM, MaskedWords
+from raysweep.models.base import MaskedLM
+from raysweep.models.batch import Batch
 from raysweep.models.fused.packing import Chunk, packed
 
 _LARGE = 4096  # words of a vocabulary
@@ -45,8 +46,12 @@ class Matrix:
         self.learn(d, x)
         return self.through(d)
 
-    def learn(self, d: Tensor, x: Tensor) -> None:
-        """Add the weight's gradient, given d [N, O] of what `apply` made of x."""
+    def learn(self, d: Tensor, x: Tensor, row: np.ndarray | None = None) -> None:
+        """Add the weight's gradient, given d [N, O], that of what `apply` made of x.
+
+        `row` [N] is the row of each word of the chunk in d and x, or −1; without it the words, or the masked
+        ones, stand there in their order.
+        """
         self.gradient.add_(d.T @ x)
 
     def through(self, d: Tensor, out: Tensor | None = None) -> Tensor:
@@ -84,7 +89,7 @@ class Weights:
         """Add the sums of the same parameters' gradients that were made beside these."""
         added: set[int] = set()
         for key, total in self.sums.items():
-            # Parameters whose gradients are the same share one sum.
+            # Parameters with equal gradients share one sum.
             if id(total) not in added:
                 total.add_(other.sums[key])
                 added.add(id(total))
@@ -108,7 +113,7 @@ class Weights:
 
 
 class _Loss(torch.autograd.Function):
-    """The loss, whose gradients are made in the forward pass."""
+    """The loss; its gradients are computed in the forward pass."""
 
     @staticmethod
     def forward(ctx: Any, made: Callable[[], tuple[float, Weights]], *parameters: Tensor) -> Tensor:
@@ -132,14 +137,14 @@ class _Loss(torch.autograd.Function):
 
 
 def differentiable(
-    model: MaskedLM, words: MaskedWords, size: int, make: Callable[[], W], loss: Callable[[W, Chunk], float]
+    model: MaskedLM, words: Batch, size: int, make: Callable[[], W], loss: Callable[[W, Chunk], float]
 ) -> Tensor:
     """Return the sum of `loss` over chunks of a batch by its `count`, as a function of the parameters.
 
     `loss` adds a chunk's gradient to the sums of the weights that it is given; `make` makes such weights.
     Chunks have about `size` words, twice as many under a vocabulary so large that adding up its gradient
-    once a chunk would tell.  With several torch threads each of them works off chunks of its own, with torch
-    on one thread in it: sums are made in an order that depends on their number alone.
+    once a chunk would be slow.  Each of several torch threads computes chunks of its own, with torch on one
+    thread in it: the order of sums depends on the number of threads alone.
     """
     threads = torch.get_num_threads()
     if model.total_vocabulary > _LARGE:
@@ -158,7 +163,7 @@ def differentiable(
             return total / words.count, weights
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             [(total, weights), *others] = pool.map(work, range(threads))
-        # What the pool's threads set for themselves is also what threads to come begin with.
+        # The number that the pool's threads set for themselves is also the default of later threads.
         torch.set_num_threads(threads)
         for more, other in others:
             total += more

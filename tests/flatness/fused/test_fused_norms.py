@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from raysweep.errors import RunFailedError
-from raysweep.flatness.fused import norms as packed
+from raysweep.flatness import choice
+from raysweep.flatness.fused import norms as fused
 from raysweep.flatness.fused.vectors import sign_vectors
-from raysweep.flatness.trace import fisher
+from raysweep.flatness.norms.ghost import some_signs
+from raysweep.flatness.trace.draws import Draws
 from raysweep.flatness.trace.fisher import input_traces
 from raysweep.flatness.trace.vectors import cotangents
 from raysweep.models.lstm import LSTMConfig
@@ -30,18 +32,12 @@ def both(monkeypatch):
     """Return a function that measures in both ways, and fails where the compiled one was not taken."""
 
     def measure(model, ids, positions, **options):
-        taken = []
-        original = packed.compiled_values
-
-        def noted(*given):
-            taken.append(original(*given))
-            return taken[-1]
-
-        monkeypatch.setattr(fisher, "compiled_values", noted)
-        compiled = input_traces(model, ids, positions, **options)
-        assert taken[0] is not None
-        monkeypatch.setattr(fisher, "compiled_values", lambda *given: None)
-        return compiled, input_traces(model, ids, positions, **options)
+        with monkeypatch.context() as patch:
+            patch.setattr(choice, "gradient_norms", None)  # hooks are not called for
+            compiled = input_traces(model, ids, positions, **options)
+        with monkeypatch.context() as patch:
+            patch.setattr(choice, "fits", lambda *given: False)
+            return compiled, input_traces(model, ids, positions, **options)
 
     return measure
 
@@ -69,13 +65,12 @@ def test_values_are_those_of_dense_jacobians(build, make_ids, dense_jacobians, k
     ids, positions = make_ids(3 * length, length)
     # Words are repeated, also in the place of the decoder's row of the word that is hidden.
     v = torch.randn(len(ids), model.total_vocabulary, generator=torch.Generator().manual_seed(4))
-    work = packed.PackedNorms(model)
+    work = fused.FusedNorms(model)
     found = torch.full((len(ids), len(work.names)), torch.nan, dtype=torch.float64)
-    for rows, chunk in work.chunks(ids, positions):
-        chunk.forward()
-        # Going back once leaves all as it was where it is said not to be the last.
-        work.norms(chunk, torch.ones_like(v[rows]), last=False)
-        found[rows] = work.norms(chunk, v[rows])
+    for forward in work.batches(ids, positions):
+        # A backward pass that is not the last leaves everything as it was.
+        forward.norms(torch.ones_like(v[forward.rows]), False)
+        found[forward.rows] = forward.norms(v[forward.rows], True)
     double = copy.deepcopy(model).double()
     jacobians = dense_jacobians(double, ids, positions)
     truth = torch.stack(
@@ -104,7 +99,7 @@ def test_values_are_those_of_hooks(build, make_ids, both, kind, length, vectors)
 
 @pytest.mark.parametrize("kind", ["pre", "6/2"])
 def test_more_words_than_a_chunk_holds(build, make_ids, both, monkeypatch, kind):
-    monkeypatch.setattr(packed, "chunk_words", lambda width: 16)
+    monkeypatch.setattr(fused, "chunk_words", lambda width: 16)
     compiled, hooked = both(build(kind, 6), *make_ids(60, 6))
     torch.testing.assert_close(compiled.values.sum(1), hooked.values.sum(1), rtol=1e-5, atol=0)
 
@@ -152,20 +147,20 @@ def test_norms_may_differ_in_epsilon(make_model, make_ids, both):
 def test_other_models_are_left_to_hooks(make_model, make_ids):
     positions = make_ids(4, 4)[1]
     model = make_model("pre", torch.float32)
-    assert packed.fits(model, positions, 4)
-    assert not packed.fits(make_model("pre", torch.float64), positions, 4)
-    assert not packed.fits(model, positions[:, None], 4)
-    assert not packed.fits(model, positions, packed.LONGEST + 1)
+    assert fused.fits(model, positions, 4)
+    assert not fused.fits(make_model("pre", torch.float64), positions, 4)
+    assert not fused.fits(model, positions[:, None], 4)
+    assert not fused.fits(model, positions, fused.LONGEST + 1)
     handle = model.layers[0].up.register_forward_hook(lambda module, given, made: 2 * made)
-    assert not packed.fits(model, positions, 4)
+    assert not fused.fits(model, positions, 4)
     handle.remove()
-    assert packed.fits(model, positions, 4)
+    assert fused.fits(model, positions, 4)
 
 
 def test_a_model_that_computes_otherwise_is_found_out(make_model, make_ids, monkeypatch):
     model = make_model("pre", torch.float32).eval()
     ids, positions = make_ids(8, 4)
-    work = packed.PackedNorms(model)
+    work = fused.FusedNorms(model)
     assert work.agrees(ids, positions)
     monkeypatch.setattr(model.layers[0], "scale", 0.1)
     assert not work.agrees(ids, positions)
@@ -179,7 +174,7 @@ def test_a_model_that_diverges_later_is_an_error_too(make_model, make_ids):
     model = make_model("pre", torch.float32)
     ids, positions = make_ids(8, 4)
     input_traces(model, ids, positions)
-    assert model in packed._agreed
+    assert model in fused._agreed
     with torch.no_grad():
         model.decoder.bias.fill_(torch.nan)
     with pytest.raises(RunFailedError, match="not finite"):
@@ -191,8 +186,8 @@ def test_logits_and_hidden_states_are_the_models(build, make_ids, kind):
     model = build(kind, 7).eval()
     ids, positions = make_ids(40, 7)
     seen, found = torch.full((40, model.width), torch.nan), torch.full((40, 8), torch.nan)
-    for rows, chunk in packed.PackedNorms(model).chunks(ids, positions):
-        found[rows], seen[rows] = chunk.forward()
+    for forward in fused.FusedNorms(model).batches(ids, positions):
+        found[forward.rows], seen[forward.rows] = forward.logits, forward.hidden
     truth = model.encode(ids)[torch.arange(40), positions]
     torch.testing.assert_close(seen, truth, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(found, model(ids, positions), rtol=1e-5, atol=1e-5)
@@ -213,16 +208,16 @@ def test_several_draws_are_those_of_hooks(build, make_ids, both, kind, vectors):
 
 @pytest.mark.parametrize("kind", ["pre", "6/2"])
 def test_values_do_not_depend_on_the_number_of_threads(build, make_ids, monkeypatch, kind):
-    monkeypatch.setattr(packed, "chunk_words", lambda width: 16)
-    monkeypatch.setattr(fisher, "gradient_norms", None)  # hooks are not called for
+    monkeypatch.setattr(fused, "chunk_words", lambda width: 16)
+    monkeypatch.setattr(choice, "gradient_norms", None)  # hooks are not called for
     model, given = build(kind, 6), make_ids(60, 6)
-    found, seen, add = [], [], packed.Draws.add
+    found, seen, add = [], [], Draws.add
 
     def noted(*given):
         seen.append(torch.get_num_threads())
         add(*given)
 
-    monkeypatch.setattr(packed.Draws, "add", noted)
+    monkeypatch.setattr(Draws, "add", noted)
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
         found.append(input_traces(model, *given, seed=2, draws=2))
@@ -255,7 +250,7 @@ def test_an_error_leaves_the_number_of_threads_as_it_was(make_model, make_ids, w
 
 
 def test_the_first_comparison_takes_gradients_where_none_are_wanted(make_model, make_ids, monkeypatch):
-    monkeypatch.setattr(fisher, "gradient_norms", None)
+    monkeypatch.setattr(choice, "gradient_norms", None)
     model, given = make_model("pre", torch.float32), make_ids(8, 4)
     with torch.no_grad():
         found = input_traces(model, *given)
@@ -266,9 +261,9 @@ def test_the_first_comparison_takes_gradients_where_none_are_wanted(make_model, 
 
 def test_a_pass_that_is_not_autograds_is_told(make_model, make_ids, monkeypatch, caplog):
     model, given = make_model("pre", torch.float32), make_ids(12, 4)
-    compiled, taken, hooks = input_traces(model, *given), [], fisher.gradient_norms
-    monkeypatch.setattr(fisher, "gradient_norms", lambda *given: taken.append(1) or hooks(*given))
-    monkeypatch.setattr(packed.PackedNorms, "agrees", lambda *given: False)
+    compiled, taken, hooks = input_traces(model, *given), [], choice.gradient_norms
+    monkeypatch.setattr(choice, "gradient_norms", lambda *given: taken.append(1) or hooks(*given))
+    monkeypatch.setattr(fused.FusedNorms, "agrees", lambda *given: False)
     with caplog.at_level(logging.WARNING, "raysweep.flatness"):
         input_traces(model, *given)
     assert not caplog.records  # it has been compared before
@@ -288,17 +283,18 @@ def test_an_error_in_a_small_share_is_found_out(build, make_ids, monkeypatch, ki
         model.decoder.weight *= 0.01
     ids, positions = make_ids(12, 6)
     ids, positions = ids[-2:], positions[-2:]
-    work = packed.PackedNorms(model)
-    [(_, chunk)] = work.chunks(ids, positions)
-    chunk.forward()
-    shares = work.norms(chunk, packed.some_signs(torch.empty(2, 8), positions))
+    work = fused.FusedNorms(model)
+    [forward] = work.batches(ids, positions)
+    shares = forward.norms(some_signs(torch.empty(2, 8), positions), True)
     shares = shares.div(shares.sum(dim=1, keepdim=True)).amax(dim=0)
     small = [k for k, share in enumerate(shares) if 1e-5 < share < 1e-4]
     assert small
     assert work.agrees(ids, positions)
-    original = work.norms
+    original = work._norms
     for k in small:
         factors = torch.ones(len(shares), dtype=torch.float64)
         factors[k] = 0.5
-        monkeypatch.setattr(work, "norms", lambda chunk, v, factors=factors: original(chunk, v) * factors)
+        monkeypatch.setattr(
+            work, "_norms", lambda chunk, v, last, factors=factors: original(chunk, v, last) * factors
+        )
         assert not work.agrees(ids, positions)

@@ -21,6 +21,7 @@ from raysweep.flatness.trace.estimate import (
 )
 from raysweep.flatness.trace.fisher import FIRST_LOOK, input_traces, next_look
 from raysweep.flatness.trace.regression import adjusted
+from raysweep.flatness.trace.vectors import Drawing
 
 ONES = torch.ones(1000, dtype=torch.float64)
 
@@ -88,7 +89,7 @@ def known_at(values, control):
         spread=None,
         control=control,
         keys=torch.arange(len(values)),
-        drawn=("rademacher", 1, 0, 0),
+        drawn=Drawing(kind="rademacher", draws=1, seed=0, start=0),
         method="ghost norms",
     )
 
