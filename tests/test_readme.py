@@ -1,4 +1,4 @@
-"""README holds: its commands exist, its sweep file is valid, its example runs on what a launch leaves."""
+"""README and its companions hold: short, their links, commands, sweep file, kinds and names exist."""
 
 from __future__ import annotations
 
@@ -10,9 +10,14 @@ from typer.main import get_command
 
 import raysweep as rs
 from helpers import local_models
+from raysweep import registry
 from raysweep.cli.app import app
 
-README = (Path(__file__).parents[1] / "README.md").read_text()
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+#: What a reader is led to from README.
+COMPANIONS = sorted([*(ROOT / ".github").glob("*.md"), *(ROOT / "raysweep").glob("*/README.md")])
+DOCUMENTS = [ROOT / "README.md", *COMPANIONS]
 
 
 def blocks(kind: str) -> list[str]:
@@ -23,10 +28,52 @@ def test_nothing_is_left_to_be_filled_in() -> None:
     assert not re.search(r"@[A-Z]+@", README)
 
 
+def test_it_is_read_in_three_minutes() -> None:
+    assert len(README.encode()) < 12_000
+
+
+def test_links_lead_somewhere_and_every_companion_is_linked() -> None:
+    found = set()
+    for document in DOCUMENTS:
+        for link in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
+            if not link.startswith("https://"):
+                assert (document.parent / link).is_file(), f"{document}: {link}"
+                found.add((document.parent / link).resolve())
+    assert set(COMPANIONS) <= found
+    assert ROOT / "sweeps" / "scaling.svg" in found
+
+
+def test_its_two_commands_are_a_line_each() -> None:
+    [run, check] = [line for block in blocks("") for line in block.splitlines() if "venv .venv" in line]
+    assert run.endswith("install -e . && .venv/bin/raysweep launch sweeps/scaling.yaml")
+    contributing = (ROOT / ".github" / "CONTRIBUTING.md").read_text()
+    ci = (ROOT / ".ci" / "run").read_text()
+    [tests] = re.findall(r"sh -c '(.*)'", check)
+    assert f"sh -c '{tests}'" in contributing
+    assert re.findall(r"^    ((?:ruff|mypy|pytest).*)$", ci, re.MULTILINE) == tests.split(" && ")
+
+
+def test_every_kind_is_named() -> None:
+    for family, room in (
+        (registry.languages, "languages"),
+        (registry.models, "training"),
+        (registry.algorithms, "training"),
+        (registry.evaluations, "flatness"),
+    ):
+        document = (ROOT / "raysweep" / room / "README.md").read_text()
+        for kind in family.kinds():
+            # Other tests register kinds of their own.
+            if family.get(kind).__module__.startswith("raysweep."):
+                assert f"`{kind}`" in README, kind
+                assert f"`{kind}`" in document, kind
+
+
 def test_its_commands_exist() -> None:
     known = set(get_command(app).commands)  # type: ignore[attr-defined]
-    named = {name for block in blocks("") for name in re.findall(r"bin/raysweep (\w+)", block)}
+    named = {name for block in blocks("") for name in re.findall(r"bin/raysweep ([\w-]+)", block)}
     assert {"launch", "ui", "status", "report", "export", "language"} <= named
+    for document in DOCUMENTS:
+        named |= set(re.findall(r"`raysweep ([a-z][\w-]*)", document.read_text()))
     assert named <= known
 
 

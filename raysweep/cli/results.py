@@ -65,7 +65,12 @@ def report(
     name: NameArgument,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", help="HTML file.", show_default="report.html in the sweep's folder"),
+        typer.Option(
+            "-o",
+            "--output",
+            help="HTML file, or .svg for its headline alone.",
+            show_default="report.html in the sweep's folder",
+        ),
     ] = None,
     storage: StorageOption = None,
 ) -> None:

@@ -64,6 +64,13 @@ def to_variables(svg: str) -> str:
     return re.sub(r"#a2([0-9a-f]{4})", lambda m: f"var(--series-{int(m[1], 16)})", svg)
 
 
+def declarations(sizes: int) -> dict[str, str]:
+    """Return the colours of the light scheme by CSS variable."""
+    kinds = [f"--category-{k}: {pair[0]}" for k, pair in enumerate(CATEGORIES)]
+    entries = (entry.partition(": ") for entry in (*_LIGHT, *kinds, *variables(sizes)["light"]))
+    return {name: colour for name, _, colour in entries}
+
+
 def style_sheet(sizes: int) -> str:
     """Return the page's style sheet."""
     declared = variables(sizes)

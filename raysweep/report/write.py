@@ -14,6 +14,7 @@ import pandas as pd
 from raysweep.files import write_atomic
 from raysweep.report.contrasts import changes
 from raysweep.report.page import Content, Failure, render
+from raysweep.report.picture import picture
 from raysweep.sweep.provenance import last_launch
 from raysweep.sweep.remarks import remarks
 from raysweep.sweep.storage import storage_flag
@@ -32,8 +33,13 @@ def write_report(
     """Write the report of a sweep as it stands, also in mid-sweep, and return its absolute path.
 
     `frame` is the sweep's tidy table; `tolerance` is the excess loss in nats up to which a checkpoint counts
-    as saturated.  The file is there whole or not at all.  Raises `OSError` where it cannot be written.
+    as saturated.  A path that ends in `.svg` gets the headline alone, as a picture.  The file is there whole
+    or not at all.  Raises `OSError` where it cannot be written, and `DataError` for a picture of nothing.
     """
+    path = path.absolute()
+    if path.suffix == ".svg":
+        write_atomic(path, picture(frame, tolerance=tolerance).encode())
+        return path
     ledger = sweep.ledger()
     failures = []
     for spec in sweep.runs:
@@ -63,7 +69,6 @@ def write_report(
             "table": f"raysweep export {named} -o {named}.parquet{where}",
         },
     )
-    path = path.absolute()
     write_atomic(path, render(content).encode())
     return path
 
