@@ -13,6 +13,7 @@ import importlib
 import json
 from collections.abc import Iterable, Mapping
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict
@@ -40,7 +41,21 @@ class Config(BaseModel):
         return data
 
 
-C = TypeVar("C", bound=Config)
+class KindConfig(Config):
+    """Base of the configurations of a family, which a registry knows by `kind`."""
+
+    kind: str
+
+    @classmethod
+    def example(cls, folder: Path) -> Self:
+        """Return a small configuration, which tests build and use within a second.
+
+        Files that it names, such as a model or a text, are written into `folder`, which is there and empty.
+        """
+        raise TypeError(f"{cls.__name__} gives no example; define `example` to test it")
+
+
+C = TypeVar("C", bound=KindConfig)
 
 
 def suggest(word: str, known: Iterable[str]) -> str:

@@ -25,7 +25,8 @@ With a strength that is too large the pre-training loss stays behind: compare it
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -74,6 +75,10 @@ class AdversarialConfig(AdamWBase):
         "validation": "validation",
         "examples": "examples",
     }
+
+    @classmethod
+    def example(cls, folder: Path) -> Self:
+        return cls(lr=1e-2, warmup_steps=10, train=24, validation=16, examples=100)
 
     @field_validator("tasks", mode="before")
     @classmethod

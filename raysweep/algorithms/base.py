@@ -9,7 +9,8 @@ steps contains the run to N; where they do, `depends_on_steps` says so.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Protocol
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from torch.optim import Optimizer
 
 from raysweep.languages.base import Language
 from raysweep.models.base import MaskedLM
-from raysweep.registry import Config
+from raysweep.registry import KindConfig
 
 
 def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -56,16 +57,20 @@ class ExtraLoss(nn.Module, ABC):
         """
 
 
-class AlgorithmConfig(Config):
+class AlgorithmConfig(KindConfig):
     """Base of algorithm configurations."""
 
-    kind: str
     #: False for what is evaluated without any training; `subject` then says what that is.
     trains: ClassVar[bool] = True
     #: False where what is evaluated has no parameters, as the look-up table.
     gives_parameters: ClassVar[bool] = True
     #: False where what is evaluated is no masked language model, so that only evaluations made for it apply.
     gives_masked_lm: ClassVar[bool] = True
+
+    @classmethod
+    def example(cls, folder: Path) -> Self:
+        """Return the configuration with all defaults; a kind whose defaults take long overrides this."""
+        return cls.decode({})
 
     @property
     def label(self) -> str:

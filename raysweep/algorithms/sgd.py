@@ -10,7 +10,8 @@ parameters do not decay.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal, Self
 
 import torch
 from pydantic import Field
@@ -37,6 +38,11 @@ class SGDConfig(TrainedConfig):
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
 
     short: ClassVar[dict[str, str]] = {"lr": "lr", "momentum": "momentum", "weight_decay": "wd"}
+
+    @classmethod
+    def example(cls, folder: Path) -> Self:
+        """Return plain SGD at a rate that suits a short run of a tiny model."""
+        return cls(lr=0.3, warmup_steps=10)
 
     def build(self, model: nn.Module) -> Optimizer:
         return torch.optim.SGD(

@@ -13,7 +13,8 @@ a run can be extended, and contains every shorter one.
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, ClassVar, Literal
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 from torch import nn
@@ -43,6 +44,11 @@ class TrainedConfig(AlgorithmConfig):
     short: ClassVar[dict[str, str]] = {"lr": "lr"}
     #: Those behind them, for every kind.
     _shared: ClassVar[dict[str, str]] = {"clip_norm": "clip", "schedule": "", "ema": "ema"}
+
+    @classmethod
+    def example(cls, folder: Path) -> Self:
+        """Return the defaults at a rate and a warm-up that suit a short run of a tiny model."""
+        return cls.decode({"lr": 1e-2, "warmup_steps": 10})
 
     @model_validator(mode="before")
     @classmethod

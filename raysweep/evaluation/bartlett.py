@@ -9,7 +9,8 @@ same at every milestone and for every model, so that their difference is measure
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal
+from pathlib import Path
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, field_validator
@@ -62,6 +63,10 @@ class BartlettConfig(LabelledEvaluation):
     inputs: int = Field(default=1024, gt=0)
     #: Inputs a shard.
     shard_size: int = Field(default=256, gt=0)
+
+    @classmethod
+    def example(cls, folder: Path) -> Self:
+        return cls(inputs=48, shard_size=16)
 
     @field_validator("inputs", "shard_size")
     @classmethod

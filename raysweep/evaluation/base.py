@@ -22,17 +22,18 @@ from raysweep.evaluation.metric import Metric
 from raysweep.languages.base import Language
 from raysweep.models.base import ModelConfig
 from raysweep.models.subject import Subject
-from raysweep.registry import Config
+from raysweep.registry import KindConfig
 
 Arrays = dict[str, np.ndarray]
 
 
-class Evaluation(Config):
+class Evaluation(KindConfig):
     """Base of evaluation configurations."""
 
-    kind: str
     #: True where only a subject with parameters can be measured, so not the look-up table.
     needs_parameters: ClassVar[bool] = False
+    #: False where nothing that is measured depends on a draw; otherwise the field `seed` decides all draws.
+    stochastic: ClassVar[bool] = True
     #: True where `measure` wants the exact conditionals of the sentences of its shard.
     needs_reference: ClassVar[bool] = False
     #: Part of the identity.  Raise it when the measurement under the same settings, or the arrays of a shard,

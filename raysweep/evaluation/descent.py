@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar, Literal
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -88,6 +89,10 @@ class DescentConfig(Evaluation):
     seed: int = Field(default=0, ge=0)
     #: Replicates a shard.
     shard_size: int = Field(default=16, gt=0)
+
+    @classmethod
+    def example(cls, folder: Path) -> Self:
+        return cls(lrs=(0.01,), batches=(4,), time=2e-4, points=1, replicates=2, shard_size=1)
 
     @model_validator(mode="after")
     def _steps_are_whole(self) -> DescentConfig:

@@ -21,7 +21,8 @@ weights of pre-training, which are fitted to many more sentences, they too are r
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar, Literal
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -82,6 +83,10 @@ class DyckConfig(Evaluation):
     )
     sets: int = Field(default=100, gt=1)
     seed: int = Field(default=0, ge=0)
+
+    @classmethod
+    def example(cls, folder: Path) -> Self:
+        return cls(examples=(0, 3), sets=5)
 
     def applies_to(self, algorithm: AlgorithmConfig) -> bool:
         return isinstance(algorithm, DyckSolution)

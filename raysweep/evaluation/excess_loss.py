@@ -14,7 +14,8 @@ Source: Liu, Xie, Li and Ma, "Same pre-training loss, better downstream", ICML 2
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal
+from pathlib import Path
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -54,6 +55,10 @@ class ExcessLossConfig(Evaluation):
     seed: int = Field(default=0, ge=0)
     #: Sentences a shard.
     shard_size: int = Field(default=1024, gt=0)
+
+    @classmethod
+    def example(cls, folder: Path) -> Self:
+        return cls(sentences=40, shard_size=16)
 
     def shards(self) -> int:
         return shard_count(self.sentences, self.shard_size)

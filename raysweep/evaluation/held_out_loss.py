@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from pathlib import Path
+from typing import Literal, Self
 
 import numpy as np
 import torch
@@ -47,6 +48,10 @@ class HeldOutLossConfig(Evaluation):
     seed: int = Field(default=0, ge=0)
     #: Sentences a shard.
     shard_size: int = Field(default=1024, gt=0)
+
+    @classmethod
+    def example(cls, folder: Path) -> Self:
+        return cls(sentences=40, shard_size=16, mask=0.5)
 
     @field_validator("mask", mode="before")
     @classmethod

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal
+from pathlib import Path
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -70,6 +71,10 @@ class HessianConfig(LabelledEvaluation):
     draws: int = Field(default=1, gt=0)
     #: Inputs a shard.
     shard_size: int = Field(default=256, gt=0)
+
+    @classmethod
+    def example(cls, folder: Path) -> Self:
+        return cls(inputs=40, shard_size=16)
 
     def model_problems(self, model: ModelConfig, language: Language) -> list[tuple[str, str]]:
         return TraceConfig().model_problems(model, language)

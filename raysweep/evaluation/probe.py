@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from pydantic import BeforeValidator, Field, field_validator
@@ -59,6 +60,10 @@ class ProbeConfig(Evaluation):
     weight_decay: float = Field(default=0.01, ge=0, allow_inf_nan=False)
     standardize: bool = True
     seed: int = Field(default=0, ge=0)
+
+    @classmethod
+    def example(cls, folder: Path) -> Self:
+        return cls(train=96, test=64, projection=16, epochs=3, seeds=2)
 
     @field_validator("tasks")
     @classmethod

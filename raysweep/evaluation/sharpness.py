@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar, Literal
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, field_validator
@@ -78,6 +79,10 @@ class SharpnessConfig(LabelledEvaluation):
     steps: int = Field(default=4, gt=0)
     #: Inputs a shard; the measures of the pool belong to the first shard.
     shard_size: int = Field(default=256, gt=0)
+
+    @classmethod
+    def example(cls, folder: Path) -> Self:
+        return cls(inputs=40, pool_size=8, steps=2, shard_size=16)
 
     @field_validator("which")
     @classmethod

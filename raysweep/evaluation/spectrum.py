@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar, Literal
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field
@@ -63,6 +64,10 @@ class SpectrumConfig(LabelledEvaluation):
     tolerance: float = Field(default=1e-3, gt=0, lt=1)
     steps: int = Field(default=32, gt=0)
     vectors: int = Field(default=2, ge=0)
+
+    @classmethod
+    def example(cls, folder: Path) -> Self:
+        return cls(inputs=6, eigenvalues=2, tolerance=0.1, steps=4)
 
     def model_problems(self, model: ModelConfig, language: Language) -> list[tuple[str, str]]:
         size = model.parameters(language)

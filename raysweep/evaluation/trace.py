@@ -15,7 +15,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -122,6 +123,10 @@ class TraceConfig(Evaluation):
     seed: int = Field(default=0, ge=0)
     #: Inputs a shard.
     shard_size: int = Field(default=512, gt=0)
+
+    @classmethod
+    def example(cls, folder: Path) -> Self:
+        return cls(inputs=40, shard_size=16)
 
     @model_validator(mode="before")
     @classmethod

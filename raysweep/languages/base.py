@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from raysweep.errors import DataError
-from raysweep.registry import Config
+from raysweep.registry import KindConfig
 from raysweep.seeding import one_position
 
 #: Sentences whose conditionals are in float64 at once.
@@ -74,10 +74,9 @@ def certain_length(length: int) -> np.ndarray:
     return probabilities
 
 
-class LanguageConfig(Config):
+class LanguageConfig(KindConfig):
     """Base of language configurations; `build` makes the language."""
 
-    kind: str
     #: Fields that hold the name of something on the Hugging Face hub, or a local path.
     hub_or_path: ClassVar[frozenset[str]] = frozenset()
 

@@ -35,7 +35,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Literal
+from pathlib import Path
+from typing import Literal, Self
 
 import torch
 from pydantic import Field, field_validator
@@ -58,6 +59,10 @@ class DyckConfig(LanguageConfig):
 
     kind: Literal["dyck"] = "dyck"
     length: int = Field(ge=2, le=1024)
+
+    @classmethod
+    def example(cls, folder: Path) -> Self:
+        return cls(length=6)
 
     @field_validator("length")
     @classmethod

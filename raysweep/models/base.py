@@ -22,7 +22,7 @@ from raysweep import seeding
 from raysweep.languages.base import Language
 from raysweep.models.batch import Batch
 from raysweep.models.precision import multiplies_bfloat16
-from raysweep.registry import Config
+from raysweep.registry import KindConfig
 
 SPECIAL_TOKENS = 3  # padding, mask, sentence-level token: see raysweep.languages.base
 BERT_VOCABULARY = 30_522  # word pieces of BERT (uncased), which published sizes of models count in
@@ -129,10 +129,8 @@ class MaskedLM(nn.Module, ABC):
         return self.head(self.encode(ids).flatten(0, 1)[index])
 
 
-class ModelConfig(Config):
+class ModelConfig(KindConfig):
     """Base of model configurations."""
-
-    kind: str
 
     @property
     def label(self) -> str:

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, cast
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, cast
 
 import torch
 import torch.nn.functional as F
@@ -52,6 +53,10 @@ class EncoderConfig(DrawnConfig):
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
     layer_norm_eps: Annotated[float, Field(gt=0)] = 1e-5
     checkpointing: bool = False
+
+    @classmethod
+    def example(cls, folder: Path) -> Self:
+        return cls(shape="8/2/2/12")
 
     @field_validator("shape")
     @classmethod

@@ -19,7 +19,8 @@ vocabulary, these shapes have about this many parameters:
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal, NamedTuple
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple, Self
 
 import torch
 from pydantic import Field, field_validator
@@ -67,6 +68,10 @@ class LSTMConfig(DrawnConfig):
     kind: Literal["lstm"] = "lstm"
     shape: str
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
+
+    @classmethod
+    def example(cls, folder: Path) -> Self:
+        return cls(shape="8/2")
 
     @field_validator("shape")
     @classmethod

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator
 
 from raysweep.errors import ConfigError
 from raysweep.languages.base import Language
+from raysweep.languages.hmm.config import HMMConfig
 from raysweep.models.base import ModelConfig
-from raysweep.models.encoder import Encoder
+from raysweep.models.encoder import Encoder, EncoderConfig
 from raysweep.models.folder import Folder, check_folder, fingerprint
-from raysweep.models.huggingface import from_huggingface
+from raysweep.models.huggingface import from_huggingface, to_huggingface
 
 
 class HuggingFaceConfig(ModelConfig):
@@ -30,6 +31,14 @@ class HuggingFaceConfig(ModelConfig):
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
     checkpointing: bool = False
     sha256: str | None = None
+
+    @classmethod
+    def example(cls, folder: Path) -> Self:
+        """Return an encoder with random weights for the language of `HMMConfig.example`."""
+        language = HMMConfig.example(folder).build()
+        model = EncoderConfig.example(folder).build(language, seed=5)
+        to_huggingface(model, folder / "model")
+        return cls(path=str(folder / "model"))
 
     @field_validator("path")
     @classmethod

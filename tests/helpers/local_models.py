@@ -26,6 +26,8 @@ import torch
 from tokenizers import decoders, models, pre_tokenizers, trainers
 from transformers import OPTConfig, OPTForCausalLM, PreTrainedTokenizerFast
 
+from raysweep.languages.causal_lm.example import write_model
+
 BOS, PAD = "</s>", "<pad>"
 MODULES = (argparse, ast, collections, functools, inspect, json, logging, os, pathlib, shutil, tempfile)
 
@@ -71,14 +73,9 @@ def opt(vocabulary: int, **fields: int | float) -> OPTForCausalLM:
 @functools.cache
 def random_opt(seed: int = 0) -> Path:
     """Return the folder of a random OPT over the words a .. h, far from uniform."""
-    words = {token: k for k, token in enumerate([BOS, PAD, *"abcdefgh"])}
-    inner = tokenizers.Tokenizer(models.WordLevel(words, unk_token="a"))
-    inner.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, bos_token=BOS, eos_token=BOS, pad_token=PAD)
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        model = opt(len(words), hidden_size=16, ffn_dim=32, init_std=0.3)
-    return save(model, tokenizer, f"random-{seed}")
+    path = folder() / f"random-{seed}"
+    write_model(path, seed=seed)
+    return path
 
 
 @functools.cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -41,6 +41,14 @@ class CausalLMConfig(LanguageConfig):
     length: int = Field(default=24, ge=1, le=4096)
     #: Token that every sentence begins with; None: the one that the model or its tokenizer names.
     bos: str | None = None
+
+    @classmethod
+    def example(cls, folder: Path) -> Self:
+        """Return a model of two layers and eight words, with random weights."""
+        from raysweep.languages.causal_lm.example import write_model
+
+        write_model(folder)
+        return cls(model=str(folder), keep=4, length=3)
 
     @field_validator("model")
     @classmethod

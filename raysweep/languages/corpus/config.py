@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
+import numpy as np
 from pydantic import Field, ValidationError, field_validator
 
 from raysweep.languages.base import LanguageConfig
@@ -11,6 +13,10 @@ from raysweep.registry import Config
 
 if TYPE_CHECKING:
     from raysweep.languages.corpus.language import Corpus
+
+
+#: The words of the example.
+_WORDS = ("a", "bird", "cat", "dog", "every", "finds", "its", "likes", "no", "sees", "some", "the")
 
 
 class TrainedTokenizer(Config):
@@ -56,6 +62,20 @@ class CorpusConfig(LanguageConfig):
     held_out: float = Field(default=0.01, gt=0, lt=1, allow_inf_nan=False)
     #: Decides which documents these are.
     seed: int = Field(default=0, ge=0)
+
+    @classmethod
+    def example(cls, folder: Path) -> Self:
+        """Return a hundred paragraphs of random words."""
+        generator = np.random.default_rng(0)
+        lines = [" ".join(generator.choice(_WORDS, size=40)) for _ in range(100)]
+        (folder / "text.txt").write_text("\n\n".join(lines), encoding="utf-8")
+        return cls(
+            source=str(folder / "text.txt"),
+            tokenizer=TrainedTokenizer(train="wordpiece", vocabulary=100),
+            length=16,
+            held_out=0.2,
+            seed=0,
+        )
 
     @field_validator("tokenizer", mode="before")
     @classmethod

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
 from pydantic import Field, ValidationInfo, field_validator
@@ -31,6 +32,10 @@ class HMMConfig(LanguageConfig):
     tasks: tuple[int, ...] = (6, 10)
     #: `state`: the state that generated the word; `posterior`: the most probable state given the sentence.
     label: Literal["state", "posterior"] = "state"
+
+    @classmethod
+    def example(cls, folder: Path) -> Self:
+        return cls(seed=1, states=4, vocabulary=6, length=5, blocks=2, tasks=(2, 4))
 
     @field_validator("blocks")
     @classmethod

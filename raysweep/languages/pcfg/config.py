@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -53,6 +53,10 @@ class PCFGConfig(LanguageConfig):
     #: Truth of the tasks: `inside` argmax_A Pr(prefix | A), `posterior` the most probable symbol of the
     #: prefix given the sentence, `tree` the sampled tree's symbol.
     label: Literal["inside", "posterior", "tree"] = "inside"
+
+    @classmethod
+    def example(cls, folder: Path) -> Self:
+        return cls(seed=1, roots=2, layers=2, symbols=3, rules=3, words=4, vocabulary=6, stop=0.4)
 
     @field_validator("layers")
     @classmethod
