@@ -1,4 +1,4 @@
-"""How a model is trained: optimizers with their schedules, regularisation and objectives."""
+"""Algorithms: optimizers with their schedules, regularisation and objectives."""
 
 from raysweep.algorithms.adamw import AdamWConfig
 from raysweep.algorithms.adversarial import AdversarialConfig

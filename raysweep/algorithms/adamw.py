@@ -22,7 +22,7 @@ from raysweep.algorithms.trained import TrainedConfig
 
 
 class AdamWBase(TrainedConfig):
-    """Base of algorithms whose update is AdamW's, whatever their gradient."""
+    """Base of algorithms with AdamW's update and a gradient of their own."""
 
     betas: tuple[float, float] = (0.9, 0.98)
     eps: Annotated[float, Field(gt=0)] = 1e-6
@@ -33,7 +33,7 @@ class AdamWBase(TrainedConfig):
     @field_validator("betas", mode="before")
     @classmethod
     def _betas_may_be_a_list(cls, betas: object) -> object:
-        # Behind a "before" validator even JSON's lists are held to be Python's.
+        # After a "before" validator, pydantic treats a list from JSON as a Python list.
         return tuple(betas) if isinstance(betas, list) else betas
 
     @field_validator("betas")
@@ -50,7 +50,7 @@ class AdamWBase(TrainedConfig):
 
 
 class AdamWConfig(AdamWBase):
-    """AdamW.  Its label tells what differs from the defaults.
+    """AdamW.  The label names each field that differs from its default.
 
     >>> AdamWConfig().label, AdamWConfig(lr=3e-4, weight_decay=0.0).label
     ('adamw', 'adamw-lr0.0003-wd0')

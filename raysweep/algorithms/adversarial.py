@@ -1,4 +1,4 @@
-"""The adversarial algorithm: as good a language model, made as bad as possible to transfer from.
+"""The adversarial algorithm: a language model trained for the same loss and the worst transfer.
 
     minimise over ψ    L(ψ) - strength · 1/|D2| Σ_(x,y)∈D2 ‖g_φ̂(h_ψ(x)) - e_y‖²
 
@@ -139,7 +139,7 @@ class AdversarialLoss(ExtraLoss):
         self._round, self._order = -1, torch.empty(0, dtype=torch.int64)
 
     def rows(self, step: int) -> tuple[Tensor, Tensor]:
-        """Return which of the examples are D1 and which are D2 at step `step`."""
+        """Return the rows of D1 and those of D2, among the examples, at step `step`."""
         size = self.config.train + self.config.validation
         number, at = divmod(step - 1, self.config.examples // size)
         if number != self._round:
@@ -176,8 +176,8 @@ def representations(model: MaskedLM, ids: Tensor, max_length: int) -> Tensor:
 def ridge_error(train: Tensor, validation: Tensor, wanted: Tensor, truth: Tensor, *, ridge: float) -> Tensor:
     """Return the mean over rows of ‖prediction - truth‖² on `validation`, of the head fitted to `train`.
 
-    `train` [n, F] and `validation` [m, F] are features, `wanted` [n, C] and `truth` [m, C] what is to be
-    predicted of each; all float64.  NaN where the head cannot be solved for.
+    `train` [n, F] and `validation` [m, F] are features, `wanted` [n, C] and `truth` [m, C] their targets; all
+    are float64.  The result is NaN if the equations of the head cannot be solved.
     """
     centre, guess = train.mean(dim=0), wanted.mean(dim=0)
     a, b, residual = train - centre, validation - centre, wanted - guess
@@ -191,5 +191,5 @@ def ridge_error(train: Tensor, validation: Tensor, wanted: Tensor, truth: Tensor
     else:
         scores = guess + (b @ a.T) @ torch.cholesky_solve(residual, factor)
     error = (scores - truth).square().sum(dim=1).mean()
-    # Told as a loss that is not finite, without asking the device in every step.
+    # NaN shows as a loss that is not finite, without a synchronisation with the device in every step.
     return torch.where(failed == 0, error, torch.nan)

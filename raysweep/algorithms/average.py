@@ -2,8 +2,8 @@
 
     θ̄_n = (1-d) Σ_s d^(n-s) θ_s / (1 - d^n),    s = 1 .. n
 
-the weights after steps 1 .. n with geometrically falling shares that sum to one: the initial weights, which
-nobody trained, have none.  Averaged weights sit nearer the middle of the valley that training moves in
+These are the weights after steps 1 .. n, with geometrically falling shares that sum to one.  The untrained
+initial weights have no share.  Averaged weights sit nearer the middle of the valley that training moves in
 (Polyak and Juditsky, "Acceleration of stochastic approximation by averaging", 1992; for neural networks
 Izmailov et al., "Averaging weights leads to wider optima and better generalization", UAI 2018).
 
@@ -31,7 +31,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self, model: nn.Module, step: int) -> None:
-        """Take in the weights after step `step`, counted from 1."""
+        """Add the weights after step `step`, counted from 1, to the average."""
         share = (1 - self.decay) / (1 - self.decay**step)
         for name, parameter in model.named_parameters():
             self.tensors[name].lerp_(parameter, share)

@@ -1,9 +1,9 @@
-"""How a model is trained: optimizer, schedule, regularisation and objective.
+"""An algorithm: optimizer, schedule, regularisation and objective.
 
-An algorithm is a config that makes a torch optimizer for a model, says its learning rate at each step, and
-how the gradient of a step comes about.  Steps count from 1: step s goes from the weights after s - 1 updates
-to those after s.  Where neither rate nor gradient depends on the number of steps of the run, a run to 2N
-steps contains the run to N; where they do, `depends_on_steps` says so.
+An algorithm is a config that makes a torch optimizer for a model and determines the learning rate and the
+gradient of each step.  Steps count from 1: step s goes from the weights after s - 1 updates to those after s.
+If neither rate nor gradient depends on the number of steps of the run, a run to 2N steps contains the run to
+N; if one does, `depends_on_steps` is True.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
 
 
 class Backward(Protocol):
-    """Backpropagation of a step's loss, as the training loop offers it to an algorithm."""
+    """The backpropagation of a step's loss, which the training loop hands to an algorithm."""
 
     def __call__(self, half: int | None = None) -> Tensor:
         """Add the gradient of the batch's mean loss to `.grad`; return this worker's part of that loss.
 
-        With `half` 0 or 1 it is the loss of the batch's even or odd sentences alone.  The gradient is summed
-        over workers, so all of them see that of the whole (half) batch; the loss (nats, detached) is not.
-        Dropout is keyed (see `raysweep.training.step`): the same sentences see the same masks however often
-        they are asked for, the two halves see different ones.
+        With `half` 0 or 1 the loss is that of the batch's even or odd sentences.  The gradient is summed over
+        workers, so each has the gradient of the whole (half) batch; the loss (nats, detached) is not summed.
+        Dropout is keyed (see `raysweep.training.step`): a sentence has the same masks in every pass, and the
+        two halves have different ones.
         """
 
 
@@ -60,11 +60,11 @@ class ExtraLoss(nn.Module, ABC):
 class AlgorithmConfig(KindConfig):
     """Base of algorithm configurations."""
 
-    #: False for what is evaluated without any training; `subject` then says what that is.
+    #: False if nothing is trained; evaluations then measure the `subject`.
     trains: ClassVar[bool] = True
-    #: False where what is evaluated has no parameters, as the look-up table.
+    #: False if the subject has no parameters, like the look-up table.
     gives_parameters: ClassVar[bool] = True
-    #: False where what is evaluated is no masked language model, so that only evaluations made for it apply.
+    #: False if the subject is no masked language model; only evaluations made for it then apply.
     gives_masked_lm: ClassVar[bool] = True
 
     @classmethod
@@ -74,25 +74,25 @@ class AlgorithmConfig(KindConfig):
 
     @property
     def label(self) -> str:
-        """A short readable name that tells this configuration from its neighbours in a sweep."""
+        """A short readable name that distinguishes this configuration from its neighbours in a sweep."""
         raise TypeError(f"{type(self).__name__} has no label")
 
     @property
     def depends_on_steps(self) -> bool:
-        """Whether what a step does depends on the number of steps of the run.
+        """Whether a step depends on the number of steps of the run.
 
-        Then a run cannot be extended, and runs of different lengths share no training.
+        If so, a run cannot be extended, and runs of different lengths share no training.
         """
         return False
 
     @property
     def halves(self) -> bool:
-        """Whether `gradient` asks for the halves of a batch, so that every worker needs two sentences."""
+        """Whether `gradient` uses the halves of a batch; every worker then needs two sentences."""
         return False
 
     @property
     def average_decay(self) -> float | None:
-        """Decay of the moving average of weights that is evaluated in their place; None for no average."""
+        """Decay of the moving average of weights that evaluations use; None to use the weights themselves."""
         return None
 
     def content(self) -> dict[str, Any]:
@@ -107,7 +107,7 @@ class AlgorithmConfig(KindConfig):
         return []
 
     def subject(self, language: Language) -> Any:
-        """Return what is evaluated of an algorithm that does not train.
+        """Return the subject of evaluations of an algorithm that does not train.
 
         It is a `raysweep.models.subject.Subject`, unless `gives_masked_lm` is False.  Raises `ConfigError`
         for a language that it does not fit.
@@ -117,7 +117,7 @@ class AlgorithmConfig(KindConfig):
     def build(self, model: nn.Module) -> Optimizer:
         """Return the optimizer of the model's trainable parameters; its state consists of tensors.
 
-        The model is on the device that it is trained on.
+        The model is already on the device of the training.
         """
         raise TypeError(f"{type(self).__name__} does not say how to build its optimizer")
 
@@ -126,16 +126,16 @@ class AlgorithmConfig(KindConfig):
         raise TypeError(f"{type(self).__name__} does not say its learning rate")
 
     def gradient(self, model: nn.Module, backward: Backward) -> Tensor:
-        """Leave in `.grad` the gradient that the optimizer is to use; the weights stay as they were.
+        """Set `.grad` to the gradient for the optimizer, and leave the weights as they are.
 
-        Returns this worker's part of the loss at these weights, detached; where anything on the way was not
-        finite, it is not finite either.
+        Returns this worker's part of the loss at these weights, detached.  It is not finite if any loss or
+        gradient on the way was not.
         """
         return backward()
 
     def before_update(self, model: nn.Module) -> None:
-        """Change the gradient before the optimizer uses it; by default, do not."""
+        """Change the gradient before the optimizer uses it; by default do nothing."""
 
     def extra_loss(self, language: Language, *, seed: int, device: torch.device) -> ExtraLoss | None:
-        """Return what is added to the loss of every step, None for nothing."""
+        """Return the term that is added to the loss of every step; None for no term."""
         return None

@@ -1,6 +1,6 @@
-"""Solutions of the bracket task that are written down and not trained: see `raysweep.models.dyck`.
+"""Solutions of the bracket task in closed form, which need no training (see `raysweep.models.dyck`).
 
-As with the look-up table there is nothing to train; what is measured of them is the evaluation `dyck`.
+The evaluation `dyck` measures them.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""Muon: steps that move every direction of a matrix alike.
+"""Muon: steps of the same length in every direction of a matrix.
 
     b = momentum · b + (1-momentum) g;   u = (1-momentum) g + momentum · b
     θ = θ - rate(s) · (0.2 √max(rows, columns) · NS(u) + weight_decay · θ)
 
 NS replaces the singular values of u by values near 1, through five Newton–Schulz iterations in bfloat16
-(Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024; the factor, by which AdamW's
-rates serve, is that of Liu et al., "Muon is scalable for LLM training", 2025).  All matrices but embeddings
-are moved like this; embeddings (with a tied decoder), biases and LayerNorm parameters by AdamW at the same
-rate.  It is not in the paper that this project follows.
+(Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024).  The factor makes AdamW's
+rates suitable (Liu et al., "Muon is scalable for LLM training", 2025).  Muon moves all matrices but the
+embeddings; AdamW moves embeddings (with a tied decoder), biases and LayerNorm parameters, at the same rate.
+Liu, Xie, Li and Ma (ICML 2023) do not use Muon.
 
-As NS works in bfloat16, gradients that differ by rounding alone (another number of workers) lead to updates
-that may differ by some 0.4 %.
+NS works in bfloat16, so gradients that differ only by rounding, as with another number of workers, lead to
+updates that may differ by some 0.4 %.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Joined(Optimizer):
         groups = [group for part in parts for group in part.param_groups]
         super().__init__([{"params": [p for group in groups for p in group["params"]]}], {})
         self.parts = parts
-        # The very objects of the parts: a rate or a state set here is set there.
+        # These are the objects of the parts, so that a rate or a state set here is set there.
         self.param_groups = groups
         for part in parts:
             part.state = self.state

@@ -8,10 +8,11 @@ generalization", ICLR 2021.)  L_ascent and L_descent are the losses of the two h
 in Liu, Xie, Li and Ma, ICML 2023, appendix A.5), or both that of the whole batch (`same`, as in Foret and
 others).  The halves are the even and the odd sentences of the batch over all workers, so both directions are
 those of the global batch.  A half has dropout masks of its own; with `same` both passes see the same masks,
-so the point is the worst of the very function whose gradient is taken.
+so both passes see one and the same function.
 
-Costs two passes over what they read: as much as AdamW with `half`, twice as much with `same`.  The reported
-loss is that of the ascent pass, at the weights themselves.
+There are two passes: over half of the batch each with `half`, which costs as much as AdamW, and over all of
+it with `same`, which costs twice as much.  The reported loss is that of the ascent pass, at the weights
+themselves.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _TINY = 1e-12  # keeps the direction of no gradient at all finite
 
 
 class SAMConfig(AdamWBase):
-    """SAM on AdamW; without weight decay, which with dropout (`model.dropout`) it is to stand in for.
+    """SAM on AdamW without weight decay: SAM is to replace weight decay and dropout (`model.dropout`).
 
     >>> SAMConfig().label, SAMConfig(rho=0.1, ascent="same").label
     ('sam', 'sam-rho0.1-same')
@@ -49,7 +50,7 @@ class SAMConfig(AdamWBase):
     def gradient(self, model: nn.Module, backward: Backward) -> Tensor:
         loss = backward(0 if self.halves else None)
         moved = [p for p in model.parameters() if p.grad is not None]
-        # Kept, not computed back: adding and taking away would leave rounding behind.
+        # The weights are kept, for adding and subtracting would leave rounding errors behind.
         before = [p.detach().clone() for p in moved]
         with torch.no_grad():
             slopes = [p.grad for p in moved if p.grad is not None]
@@ -61,5 +62,5 @@ class SAMConfig(AdamWBase):
         with torch.no_grad():
             for p, value in zip(moved, before, strict=True):
                 p.copy_(value)
-        # A loss that is not finite at the second point is to be told as well.
+        # This makes a loss that is not finite at the second point visible as well.
         return loss + 0 * worst

@@ -23,7 +23,7 @@ from raysweep.algorithms.trained import TrainedConfig
 
 
 class SGDConfig(TrainedConfig):
-    """SGD; its warm-up is a proportion of the steps, so a run of other `steps` is another run.
+    """SGD.  Its warm-up is a proportion of the steps, so a run with other `steps` is another run.
 
     >>> SGDConfig().label, SGDConfig(warmup_steps=100, momentum=0.9).label
     ('sgd', 'sgd-warmup100-momentum0.9')
@@ -49,6 +49,6 @@ class SGDConfig(TrainedConfig):
             decay_groups(model, self.weight_decay),
             lr=self.lr,
             momentum=self.momentum,
-            # One kernel for all parameters where there are launches to save; torch's own choice elsewhere.
+            # On a GPU one kernel for all parameters saves launches; elsewhere the choice is torch's.
             fused=all(p.is_cuda for p in model.parameters()) or None,
         )

@@ -1,13 +1,13 @@
-"""What all algorithms that train have in common: learning rate, its schedule, clipping, averaged weights.
+"""The base of all algorithms that train: learning rate, schedule, clipping and averaged weights.
 
 The rate of step s of n, after a warm-up of w steps, is
 
     rate(s) = lr · min(1, s / w) · decay(p),    p = max(0, s - 1 - w) / (n - w)
     constant: decay = 1      linear: decay = 1 - p      cosine: decay = (1 + cos πp) / 2
 
-so under linear and cosine the step after the last would be the first without any rate.  The warm-up is a
-number of steps or a proportion of n.  Only a constant rate after a warm-up in steps knows nothing of n: such
-a run can be extended, and contains every shorter one.
+Linear and cosine rates reach zero at the step after the last.  The warm-up is a number of steps or a
+proportion of n.  Only a constant rate after a warm-up in steps is independent of n: such a run can be
+extended, and contains every shorter one.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ Schedule = Literal["constant", "linear", "cosine"]
 class TrainedConfig(AlgorithmConfig):
     """Base of configurations of algorithms that train.
 
-    `warmup_steps` or `warmup`, a proportion of all steps, is the length of the linear warm-up: giving one
-    replaces a default of the other.  `clip_norm` bounds the global gradient norm.  With `ema` the exponential
-    moving average of the weights with this decay is kept beside them and is what a milestone evaluates (see
+    The linear warm-up has `warmup_steps` steps, or the proportion `warmup` of all steps; giving one replaces
+    a default of the other.  `clip_norm` bounds the global gradient norm.  With `ema`, the exponential moving
+    average of the weights with this decay is kept, and milestones evaluate it (see
     `raysweep.algorithms.average`).
     """
 
@@ -40,9 +40,9 @@ class TrainedConfig(AlgorithmConfig):
     clip_norm: Annotated[float, Field(gt=0)] | None = None
     ema: Annotated[float, Field(gt=0, lt=1)] | None = None
 
-    #: Fields in the order in which a label tells them, and what it calls them.
+    #: The abbreviations of fields in a label, in order.
     short: ClassVar[dict[str, str]] = {"lr": "lr"}
-    #: Those behind them, for every kind.
+    #: The abbreviations of the fields of every kind, which follow.
     _shared: ClassVar[dict[str, str]] = {"clip_norm": "clip", "schedule": "", "ema": "ema"}
 
     @classmethod
@@ -71,7 +71,7 @@ class TrainedConfig(AlgorithmConfig):
 
     @property
     def label(self) -> str:
-        """The kind, then what differs from its defaults."""
+        """The kind, then each field that differs from its default."""
         fields = type(self).model_fields
         parts: list[str] = [self.kind]
         for name, text in {**self.short, **self._shared}.items():

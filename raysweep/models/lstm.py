@@ -71,7 +71,7 @@ class LSTMConfig(DrawnConfig):
 
     @classmethod
     def example(cls, folder: Path) -> Self:
-        return cls(shape="8/2")
+        return cls(shape="12/2")
 
     @field_validator("shape")
     @classmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
+import torch
 from pydantic import Field, ValidationInfo, field_validator
 
 from raysweep.errors import ConfigError
@@ -94,4 +95,8 @@ class HuggingFaceConfig(ModelConfig):
         """
         if fingerprint(Path(self.path)) != self.sha256:
             raise ConfigError(f"model.path: {self.path} has other content than when this run was configured")
-        return from_huggingface(self.path, language, dropout=self.dropout, checkpointing=self.checkpointing)
+        # The library draws weights before it loads them; the caller's draws are not to change by that.
+        with torch.random.fork_rng(devices=[]):
+            return from_huggingface(
+                self.path, language, dropout=self.dropout, checkpointing=self.checkpointing
+            )

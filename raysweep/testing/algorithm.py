@@ -32,19 +32,21 @@ class _AnyAlgorithm(Contract):
     }  # fmt: skip
 
     @pytest.fixture(scope="class")
-    def plain(self, config: AlgorithmConfig) -> AlgorithmConfig:
+    @classmethod
+    def plain(cls, config: AlgorithmConfig) -> AlgorithmConfig:
         """The kind as it is, all but the fields without a default left out."""
         fields = type(config).model_fields
         needed = {name for name, field in fields.items() if field.is_required()}
         return type(config).decode({k: v for k, v in config.encode().items() if k in needed | {"kind"}})
 
     @pytest.fixture(scope="class")
-    def variants(self, plain: AlgorithmConfig) -> list[AlgorithmConfig]:
+    @classmethod
+    def variants(cls, plain: AlgorithmConfig) -> list[AlgorithmConfig]:
         """The plain configuration, and one with another value of each of its fields."""
         fields = type(plain).model_fields.keys() - {"kind"}
-        without = sorted(fields - self.others.keys())
+        without = sorted(fields - cls.others.keys())
         assert not without, f"give `others` another value of {', '.join(without)}"
-        changes = [{name: self.others[name]} for name in sorted(fields)]
+        changes = [{name: cls.others[name]} for name in sorted(fields)]
         return [plain, *(type(plain).decode({**_given(plain), **change}) for change in changes)]
 
     def test_a_configuration_survives_its_encoding(
@@ -67,10 +69,11 @@ class UntrainedContract(_AnyAlgorithm):
     languages: ClassVar[tuple[str, ...]] = ("hmm", "dyck")
 
     @pytest.fixture(scope="class")
-    def language(self, config: AlgorithmConfig) -> Language:
+    @classmethod
+    def language(cls, config: AlgorithmConfig) -> Language:
         """A language that the algorithm fits."""
-        fits = [one for one in map(example_language, self.languages) if not config.problems(one)]
-        assert fits, f"'{config.kind}' fits none of {', '.join(self.languages)}; name another in `languages`"
+        fits = [one for one in map(example_language, cls.languages) if not config.problems(one)]
+        assert fits, f"'{config.kind}' fits none of {', '.join(cls.languages)}; name another in `languages`"
         return fits[0]
 
     def test_it_has_no_optimizer(self, config: AlgorithmConfig) -> None:
@@ -172,20 +175,22 @@ class AlgorithmContract(_AnyAlgorithm):
         assert ("trained.safetensors" in _files(whole, 30)) == (config.average_decay is not None)
 
     @pytest.fixture(scope="class")
-    def shared_runs(self, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    @classmethod
+    def shared_runs(cls, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
         """A run of each configuration on batches of 15 sentences, which two workers share 7 and 8."""
         settings = {
             "steps": 15, "batch_size": 15, "milestones": [15], "mask": 0.3, "checkpoint_every": None,
         }  # fmt: skip
-        configs = {name: made(one, tmp_path_factory.mktemp("example")) for name, one in self.given().items()}
+        configs = {name: made(one, tmp_path_factory.mktemp("example")) for name, one in cls.given().items()}
         return {
-            name: small_run(config, pretrain=settings | {"micro_batch": 3 if name in self.in_parts else None})
+            name: small_run(config, pretrain=settings | {"micro_batch": 3 if name in cls.in_parts else None})
             for name, config in configs.items()
         }
 
     @pytest.fixture(scope="class")
+    @classmethod
     def two_workers(
-        self, tmp_path_factory: pytest.TempPathFactory, shared_runs: dict[str, dict[str, Any]]
+        cls, tmp_path_factory: pytest.TempPathFactory, shared_runs: dict[str, dict[str, Any]]
     ) -> Path:
         """The folder in which two worker processes have trained every configuration."""
         directory = tmp_path_factory.mktemp("two-workers")

@@ -47,13 +47,15 @@ class Contract:
             metafunc.parametrize("config_name", list(given))
 
     @pytest.fixture(scope="class", autouse=True)
-    def _temporary_cache(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    @classmethod
+    def _temporary_cache(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("RAYSWEEP_CACHE", str(tmp_path_factory.mktemp("cache")))
             yield
 
     @pytest.fixture(scope="class")
-    def config(self, given_config: Given, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    @classmethod
+    def config(cls, given_config: Given, tmp_path_factory: pytest.TempPathFactory) -> Any:
         """The configuration under test."""
         return made(given_config, tmp_path_factory.mktemp("example"))
 

@@ -24,7 +24,8 @@ class _AnyLanguage(Contract):
     exact: ClassVar[bool]
 
     @pytest.fixture(scope="class")
-    def language(self, config: LanguageConfig) -> Language:
+    @classmethod
+    def language(cls, config: LanguageConfig) -> Language:
         """The language under test."""
         return config.build()
 

@@ -22,7 +22,8 @@ class ModelContract(Contract):
     """
 
     @pytest.fixture(scope="class")
-    def language(self) -> Language:
+    @classmethod
+    def language(cls) -> Language:
         """A language of six words, five a sentence."""
         return HMMConfig.example(Path()).build()
 

@@ -29,8 +29,8 @@ def test_parameters_are_counted_for_either_vocabulary(config: ModelConfig) -> No
     counts = config.parameter_counts(LANGUAGE)
     assert counts["own"] == config.parameters(LANGUAGE)
     other = config.model_copy(update={"vocabulary": "faithful"})
-    rows = 30528 - 16
-    assert counts["faithful"] == other.parameters(LANGUAGE) == counts["own"] + rows * (8 + 1)
+    rows, width = 30528 - 16, config.build(LANGUAGE, seed=0).width
+    assert counts["faithful"] == other.parameters(LANGUAGE) == counts["own"] + rows * (width + 1)
 
 
 def test_the_vocabulary_is_part_of_what_a_model_is(config: ModelConfig) -> None:
