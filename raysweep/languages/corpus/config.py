@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from string import ascii_lowercase
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 import numpy as np
@@ -13,10 +14,6 @@ from raysweep.registry import Config
 
 if TYPE_CHECKING:
     from raysweep.languages.corpus.language import Corpus
-
-
-#: The words of the example.
-_WORDS = ("a", "bird", "cat", "dog", "every", "finds", "its", "likes", "no", "sees", "some", "the")
 
 
 class TrainedTokenizer(Config):
@@ -67,8 +64,9 @@ class CorpusConfig(LanguageConfig):
     def example(cls, folder: Path) -> Self:
         """Return a hundred paragraphs of random words."""
         generator = np.random.default_rng(0)
-        lines = [" ".join(generator.choice(_WORDS, size=40)) for _ in range(100)]
-        (folder / "text.txt").write_text("\n\n".join(lines), encoding="utf-8")
+        words = ["".join(generator.choice(list(ascii_lowercase), size=4)) for _ in range(300)]
+        paragraphs = [" ".join(generator.choice(words, size=40)) for _ in range(100)]
+        (folder / "text.txt").write_text("\n\n".join(paragraphs), encoding="utf-8")
         return cls(
             source=str(folder / "text.txt"),
             tokenizer=TrainedTokenizer(train="wordpiece", vocabulary=100),
