@@ -12,7 +12,7 @@ from torch import Tensor
 
 from raysweep.errors import DataError
 from raysweep.languages.base import Language, LanguageConfig, Sample, Task, certain_length
-from raysweep.languages.checks import check_fixed_length, check_sentences
+from raysweep.languages.checks import check_conditionals, check_sentences
 from raysweep.seeding import uniforms
 
 
@@ -33,6 +33,8 @@ class DiceConfig(LanguageConfig):
 
 class Dice(Language):
     """Independent words, so that a conditional is the probability of the word alone."""
+
+    fixed_length = True
 
     def __init__(self, sides: int, length: int) -> None:
         self.vocabulary_size, self.max_length = sides, length
@@ -57,8 +59,9 @@ class Dice(Language):
     def conditionals(
         self, ids: Tensor, mask: Tensor | None = None, *, dtype: torch.dtype = torch.float32
     ) -> Tensor:
-        check_fixed_length(self, ids, mask)
-        hidden = ids != self.pad_id if mask is None else mask
+        check_conditionals(self, ids, mask, dtype)
+        real = ids != self.pad_id
+        hidden = real if mask is None else mask & real
         log_probs = self._probabilities.log().to(dtype)
         return torch.where(hidden[:, :, None], log_probs, torch.nan)
 
