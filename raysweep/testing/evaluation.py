@@ -56,8 +56,20 @@ class EvaluationContract(Contract):
     #: The model whose initial weights are evaluated.
     model: ClassVar[ModelConfig] = EncoderConfig(shape="8/2/2/16")
 
+    #: All cases by name, found when a subclass names its configurations.
+    cases: ClassVar[Mapping[str, Case]] = {}
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Find the cases, and leave out the tests that are for none of them."""
+        super().__init_subclass__(**options)
+        cls.cases = cls._find_cases()
+        for name in dir(cls):
+            wanted = getattr(getattr(cls, name), "wanted", None)
+            if wanted is not None and not any(map(wanted, cls.cases.values())):
+                setattr(cls, name, None)
+
     @classmethod
-    def cases(cls) -> dict[str, Case]:
+    def _find_cases(cls) -> dict[str, Case]:
         """Return all cases by name; raises `pytest.UsageError` for a configuration without any."""
         found: dict[str, Case] = {}
         for name, given in cls.given().items():
@@ -93,8 +105,10 @@ class EvaluationContract(Contract):
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Make one test for each case that the test is for."""
+        if not self.cases:
+            raise pytest.UsageError(f"{type(self).__name__}: give `configs` at least one configuration")
         wanted = getattr(metafunc.function, "wanted", lambda case: True)
-        cases = {name: case for name, case in self.cases().items() if wanted(case)}
+        cases = {name: case for name, case in self.cases.items() if wanted(case)}
         metafunc.parametrize("case", list(cases.values()), ids=list(cases), scope="class")
 
     @pytest.fixture

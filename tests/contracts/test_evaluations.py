@@ -22,12 +22,17 @@ class TestEvaluations(EvaluationContract):
 
 
 def test_the_cases_are_those_that_were_meant() -> None:
-    cases = TestEvaluations.cases()
+    cases = TestEvaluations.cases
     assert {"descent-model-pair", "dyck-solution-dyck", "trace-model-pcfg", "probe-table-hmm"} <= set(cases)
     assert {name for name in cases if name.startswith(("dyck", "descent"))} == {
         "descent-model-pair", "dyck-solution-dyck",
     }  # fmt: skip
     assert not [name for name in cases if name.startswith("trace-table")]
+    # A test that fits no case is left out, and no other.
+    tests = [name for name in dir(EvaluationContract) if name.startswith("test_")]
+    assert [name for name in tests if getattr(TestEvaluations, name) is None] == [
+        "test_without_draws_there_is_no_seed"
+    ]
 
 
 @pytest.mark.parametrize("language", ["hmm", "pcfg"])
