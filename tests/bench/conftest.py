@@ -1,4 +1,4 @@
-"""A record with everything a record can hold."""
+"""A record with every kind of entry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The causal LM's case on its small shape: re-reading every candidate gives the same conditionals."""
+"""The case of the causal LM on a small shape: reading every candidate anew gives the same conditionals."""
 
 from __future__ import annotations
 

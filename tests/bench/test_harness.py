@@ -1,4 +1,4 @@
-"""The order of a benchmark: equality before time, everybody in turn, ratios of the same round."""
+"""The order of a benchmark: equality before time, all contestants in turn, ratios of the same round."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ PEAK = Peak(gemm_float32_gflops=100.0, gemm_float64_gflops=50.0, copy_gbytes=10.
 
 
 class Clock:
-    """Time that passes only where a contestant works, on the wall twice as fast as on the processor."""
+    """Time that passes only where a contestant works; the wall clock runs twice as fast as the CPU clock."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
         self.calls: list[str] = []
         fake = SimpleNamespace(process_time=lambda: self.now, perf_counter=lambda: 2 * self.now)
         monkeypatch.setattr(harness, "time", fake)
-        # Takes a second among all the objects that other tests leave.
+        # It takes a second with all the objects that other tests leave.
         monkeypatch.setattr(harness, "gc", SimpleNamespace(collect=lambda: None))
 
     def work(self, name: str, seconds: float, slower: float = 0.0) -> Callable[[], None]:
-        """Work that takes `seconds`, and at each call `slower` more."""
+        """Return work that takes `seconds`, and `slower` more at each further call."""
         taken = [seconds]
 
         def run() -> None:
@@ -74,7 +74,7 @@ def test_ratio_is_per_unit_of_work(clock: Clock) -> None:
 
 
 def test_ratios_are_of_the_same_round(clock: Clock) -> None:
-    # Both become slower alike, as on a machine that throttles: the ratio does not move.
+    # Both become slower in the same way, as on a machine that throttles; the ratio stays.
     ours = Contestant(units=1, work=clock.work("ours", 1.0, slower=1.0))
     theirs = clock.work("theirs", 6.0, slower=3.0)
     [row] = run(Case(unit="x", ours=ours, peers=[peer("theirs", theirs)], rounds=5)).comparisons
@@ -108,7 +108,7 @@ def test_a_peer_known_to_be_unequal_is_timed_and_marked(clock: Clock) -> None:
     assert row.check is not None
     assert row.check.value is None
     assert row.cpu_ratio is not None
-    # Where it is equal after all, nothing is said against it.
+    # A peer that is equal after all has no reason against it.
     same = peer("same", clock.work("same", 2.0), 0.0, known_unequal="no zeros")
     [row] = run(Case(unit="x", ours=ours, peers=[same])).comparisons
     assert (row.status, row.reason) == ("equal", None)

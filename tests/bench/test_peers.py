@@ -35,7 +35,7 @@ def language(request: pytest.FixtureRequest) -> PCFG:
 
 
 def sentences(language: PCFG, shortest: int = 1) -> list[torch.Tensor]:
-    """Sentences of all lengths, a tensor [B, n] a length."""
+    """Return sentences of all lengths, a tensor [B, n] for each length n."""
     groups = pcfg.by_length(language, language.sample(100, seed=2))
     assert len(groups) >= 4
     return [words[:4] for words in groups if words.shape[1] >= shortest]
@@ -87,7 +87,7 @@ def test_nltk_samples_the_same_language(cumulated: bool) -> None:
     theirs = [[number[word] for word in words] for words in sampler.sample(4000, seed=1)]
     ours = [words.tolist() for words in pcfg.words_of(language, language.sample(4000, seed=1))]
     assert pcfg.sample_difference(language, theirs, ours).passed
-    # Another language's sentences are told apart.
+    # Sentences of another language do not pass.
     other = PCFG.random(seed=5, **LANGUAGES["layered"])
     wrong = [words.tolist() for words in pcfg.words_of(other, other.sample(4000, seed=1))]
     assert not pcfg.sample_difference(language, wrong, ours).passed
@@ -130,7 +130,7 @@ def test_the_remedy_is_what_the_documents_and_the_checks_say() -> None:
     root = Path(__file__).parents[2]
     assert peers.CURVLINOPS in (root / "raysweep/bench/README.md").read_text()
     assert peers.CURVLINOPS.removeprefix("pip ") in (root / ".ci/run").read_text()
-    # What the command leaves out is in the extra, except torchvision.
+    # The extra holds the requirements that the command leaves out, except torchvision.
     extra = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]["bench"]
     names = {re.split("[<>=]", need)[0] for need in extra}
     assert {"einconv", "einops", "linear_operator", "opt-einsum", "tqdm", "unfoldNd"} <= names
@@ -146,7 +146,7 @@ def test_total_variation_passes_nan_on() -> None:
 
 @pytest.mark.parametrize(("N", "n"), [(1, 2), (2, 5), (3, 8)])
 def test_operations_are_counted(N: int, n: int) -> None:
-    # A product and a sum each for pairs and splits (inside, both sides outside) and rules and cells (twice).
+    # A product and a sum for each pair and split (inside, both sides outside) and rule and cell (twice).
     V, total = 4, 0
     for w in range(2, n + 1):
         for _ in range(n - w + 1):

@@ -1,4 +1,4 @@
-"""Records survive the disk, refuse what they are not, and say nothing of whose machine it was."""
+"""Records survive the disk, other files are refused, and no record names a machine or its user."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def test_peers_agree(shape: str, state: str) -> None:
         assert prepared.contestant.units > 0
         checked.append(peer.name)
     assert len(checked) + len(absent) == 5
-    # Of the bench extra; Opacus comes with the tests.
+    # curvlinops comes with the extra `bench`, Opacus with the tests.
     assert all(reason.startswith("curvlinops cannot be imported") for reason in absent)
 
 
@@ -83,7 +83,7 @@ def test_replicates_tell_the_variance_of_an_input() -> None:
     plain = input_traces(what.model, ids, positions).values.sum(dim=1)
     assert found.plain == pytest.approx((plain.var() / plain.mean() ** 2).item(), rel=0.15)
     assert found.plain > found.variance
-    # Of twelve values the spread is known to a fifth.
+    # The spread of twelve values has a relative error of a fifth.
     assert 0.5 < found.honesty < 2
 
 
@@ -112,7 +112,7 @@ def test_peers_hold_the_definition() -> None:
         truth = sum(p.grad.square().sum() for p in what.model.parameters() if p.grad is not None)
         assert norms[row, 1].item() == pytest.approx(float(truth), rel=1e-4)
     what.model.zero_grad(set_to_none=True)
-    # Hessian with the model's own probabilities as labels is the Gauss-Newton matrix.
+    # The Hessian with the model's own probabilities as labels is the Gauss-Newton matrix.
     vector = signs(what.model, torch.Generator().manual_seed(0))
     released = Released(what.model)
     truth = by_slopes(what.model, masked, positions, vector).item()
@@ -125,6 +125,6 @@ def test_peers_hold_the_definition() -> None:
 def test_what_vmap_cannot_do_is_told() -> None:
     what = subject("16/1/1/32", "saturated", True)
     _, positions, masked = what.inputs(3)
-    # The model asks whether there is padding, which no vectorised tensor can say.
+    # The model looks for padding, and vmap does not let it read a tensor.
     with pytest.raises(UnavailableError, match="vmap cannot differentiate it"):
         vectorised(what.model, masked, positions, torch.zeros(3, dtype=torch.long))

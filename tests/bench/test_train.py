@@ -1,4 +1,4 @@
-"""`raysweep bench train`: equal losses, the same sentences, operations counted, no ray on the way."""
+"""`raysweep bench train`: equal losses, the same sentences, counted operations, and no import of ray."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from raysweep.bench.train.work import Work, by_length
 from raysweep.cli.app import run
 from raysweep.errors import ConfigError
 
-#: What a machine with a GPU need not have.
+#: Packages that a machine with a GPU need not have.
 ABSENT = ("ray", "mlflow", "datasets", "pandas", "pyarrow", "matplotlib", "typer", "rich")
 
 
@@ -100,7 +100,7 @@ def test_a_peer_drops_out_as_we_do(small: Work) -> None:
     bert = Bert(small.model(0.1), small.algorithm, Recipe(), steps=3, device="cpu")
     found = [m.p for m in bert.model.modules() if isinstance(m, torch.nn.Dropout)]
     assert bert.model.training
-    # Behind the embedding, and in each layer on the attention's weights and behind either sublayer.
+    # After the embedding, and in each layer on the attention's weights and after both sublayers.
     assert found == [0.1] * (1 + 3 * 2)
     groups = [(g["weight_decay"], sum(p.numel() for p in g["params"])) for g in bert.optimizer.param_groups]
     ours = small.stepper(0.1).optimizer
@@ -115,7 +115,7 @@ def test_the_split_is_the_whole_step(small: Work, monkeypatch: pytest.MonkeyPatc
         return now[0]
 
     monkeypatch.setattr(work, "time", type("Clock", (), {"process_time": staticmethod(process_time)}))
-    # Each part lies between two looks at the clock, and none is looked at twice.
+    # Each part lies between two readings of the clock, and no reading serves twice.
     stepper = small.stepper(0.1)
     assert stepper.model.fused
     assert work.split(small, stepper) == {"data": 1.0, "forward+backward": 1.0, "optimizer": 1.0}
