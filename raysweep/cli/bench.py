@@ -17,17 +17,17 @@ app = typer.Typer(no_args_is_help=True, help="Measure raysweep beside its peers:
 SUITES = {
     "exact": "Measure sampling, exact conditionals, entropies and labels of the languages.\n\n"
     "The results of every peer are checked against raysweep's before anything is timed.  A peer with other "
-    "results is not timed, and the exit code is 3.  A peer that is not installed is listed with the command "
-    "that installs it.",
+    "results is not timed, and the exit code is 3.  A peer that is not installed is listed with the "
+    "command that installs it.",
     "train": "Measure pre-training beside Hugging Face's BertForMaskedLM.\n\n"
-    "Both have the same sentences, masked words, shape, vocabulary, dropout and optimizer.  Before anything is "
-    "timed, their losses over several steps without dropout are checked to be equal.  A peer with other losses "
-    "is not timed, and the exit code is 3.",
+    "Both have the same sentences, masked words, shape, vocabulary, dropout and optimizer.  Before "
+    "anything is timed, their losses over several steps without dropout are checked to be equal.  A peer "
+    "with other losses is not timed, and the exit code is 3.",
     "trace": "Measure the Fisher trace beside other ways to it, at equal accuracy.\n\n"
     "The figure is the cost of a trace to 1 % relative standard error.  Before anything is timed, gradient "
     "norms, or products with the Gauss-Newton matrix, are checked to be equal.  A peer with other results is "
-    "not timed, and the exit code is 3.  A peer that is not installed is listed with the command that installs "
-    "it.",
+    "not timed, and the exit code is 3.  A peer that is not installed is listed with the command that "
+    "installs it.",
 }
 
 
