@@ -53,6 +53,13 @@ def test_its_two_commands_are_a_line_each() -> None:
     assert re.findall(r"^    ((?:ruff|mypy|pytest).*)$", ci, re.MULTILINE) == tests.split(" && ")
 
 
+def test_every_room_is_named() -> None:
+    rooms = {path.parent.name for path in (ROOT / "raysweep").glob("*/__init__.py")}
+    assert rooms >= {"languages", "engine"}
+    for room in rooms:
+        assert f"`{room}`" in README, room
+
+
 def test_every_kind_is_named() -> None:
     for family, room in (
         (registry.languages, "languages"),
