@@ -67,7 +67,7 @@ def test_descent_reports_what_it_ran(run) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.3 * torch.randn(parameter.shape, generator=generator)
-    evaluation = DescentConfig(lrs=(0.1,), batches=(16, 32), time=0.2, points=2, replicates=4, shard_size=2)
+    evaluation = DescentConfig(lrs=(0.1,), batches=(16, 32), time=0.2, points=2, replicates=4)
     found = run(evaluation, ModelSubject(language, model))
     start = found["descent/start"].value
     assert found["descent/rank"].value == 4
