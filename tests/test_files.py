@@ -43,10 +43,17 @@ def test_readers_see_whole_files_while_they_are_replaced(tmp_path: Path) -> None
     writer = threading.Thread(target=write)
     writer.start()
     try:
-        for _ in range(300):
+        seen: set[int] = set()
+        deadline = time.monotonic() + 60
+        # At least 300 looks, and on until both contents were there to be seen.
+        for look in itertools.count(1):
             content = path.read_bytes()
             assert len(content) == 50_000
             assert len(set(content)) == 1
+            seen.add(content[0])
+            if look >= 300 and len(seen) == 2:
+                break
+            assert time.monotonic() < deadline
     finally:
         stop.set()
         writer.join()

@@ -18,7 +18,9 @@ from raysweep.training.data import batches, replaced, some_positions
 
 def drawn(mask: str | float, *, first: int = 1, last: int = 9, world: World | None = None):
     config = PretrainConfig(steps=100, batch_size=5, mask=mask)
-    return list(batches(fakes.Walk(), config, seed=3, first=first, last=last, world=world))
+    found = list(batches(fakes.Walk(), config, seed=3, first=first, last=last, world=world))
+    assert len(found) == last - first + 1
+    return found
 
 
 @pytest.mark.parametrize("mask", ["one", 0.5])

@@ -141,8 +141,11 @@ def test_workers_count_together(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("mask", ["one", 0.15, 0.5])
 def test_masked_words_are_those_of_the_batches(mask: Any) -> None:
     config = fakes.arguments(pretrain={"mask": mask})["pretrain"]
-    for batch in batches(fakes.Walk(), config, seed=0, first=1, last=3):
-        assert int(masked_words(batch.lengths, mask).sum()) == batch.count
+    found = list(batches(fakes.Walk(), config, seed=0, first=1, last=3))
+    assert [int(masked_words(batch.lengths, mask).sum()) for batch in found] == [
+        batch.count for batch in found
+    ]
+    assert len(found) == 3
 
 
 def test_points_recorded_before_speeds_were_known_still_load() -> None:
