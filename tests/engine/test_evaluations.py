@@ -10,20 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from helpers import tiny_sweeps as tiny
 from raysweep.engine import evaluations
 from raysweep.engine.evaluations import Evaluations
 from raysweep.evaluation.run import stored_shards
 from raysweep.evaluation.trace import TraceConfig
 from raysweep.sweep import RunLedger, Sweep, evaluation_identity, load_sweep
 
-FILE = """\
-name: tiny
-language: {kind: hmm, states: 4, vocabulary: 6, length: 4, blocks: 2, tasks: [2]}
-model: {kind: encoder, shape: 16/1/1/32}
-algorithm: {kind: adamw, lr: 1e-3}
-pretrain: {steps: 100, batch_size: 8, milestones: [50, 100]}
-evaluate: {trace: {inputs: 40000, shard_size: 256, target_rse: 0.02}}
-"""
+FILE = tiny.HEAD + "evaluate: {trace: {inputs: 40000, shard_size: 256, target_rse: 0.02}}\n"
 
 
 def arrays(step: int, shard: int) -> dict[str, np.ndarray]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from .conftest import changed, table, write
+from helpers.real_sweeps import changed, table, write
 
 pytestmark = pytest.mark.ray
 

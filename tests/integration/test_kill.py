@@ -13,8 +13,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from .conftest import changed, table, write
-from .test_launch import points
+from helpers.real_sweeps import changed, points, table, write
 
 pytestmark = pytest.mark.ray
 

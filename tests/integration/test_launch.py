@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,24 +10,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from helpers.real_sweeps import TINY, changed, points, table, write
 from raysweep.sweep.run_state import run_states
 from raysweep.sweep.stored import load_stored
-
-from .conftest import TINY, changed, table, write
 
 pytestmark = pytest.mark.ray
 
 Run = Callable[..., tuple[int, str, str]]
-
-
-def points(storage: Path) -> pd.DataFrame:
-    """Return every metric point of the MLflow store with the raysweep run id it belongs to."""
-    with sqlite3.connect(storage / "tiny" / "mlflow.db") as store:
-        return pd.read_sql_query(
-            "select t.value as run_id, m.key, m.value, m.step, m.timestamp from metrics m "
-            "join tags t on t.run_uuid = m.run_uuid and t.key = 'raysweep.run_id'",
-            store,
-        )
 
 
 def test_first_launch_relaunch_and_growth(raysweep: Run, tmp_path: Path) -> None:

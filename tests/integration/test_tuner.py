@@ -13,9 +13,8 @@ from ray.tune.schedulers import ASHAScheduler
 from ray.tune.search.optuna import OptunaSearch
 
 import raysweep as rs
+from helpers.real_sweeps import changed, write
 from raysweep.errors import ConfigError
-
-from .conftest import changed, write
 
 pytestmark = pytest.mark.ray
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from helpers import tiny_sweeps as tiny
 from raysweep.evaluation.metric import Metric
 from raysweep.evaluation.run import stored_shards
 from raysweep.flatness.trace.regression import FOLDS
@@ -16,17 +17,15 @@ from raysweep.report.contrasts import Change, _judged, changes
 from raysweep.sweep import evaluation_identity, load_sweep, tidy
 from raysweep.sweep.provenance import provenance, save_launch
 
-FILE = """\
-name: tiny
+FILE = (
+    tiny.HEAD
+    + """\
 description: How it goes.
-language: {kind: hmm, states: 4, vocabulary: 6, length: 4, blocks: 2, tasks: [2]}
-model: {kind: encoder, shape: 16/1/1/32}
-algorithm: {kind: adamw, lr: 1e-3}
-pretrain: {steps: 100, batch_size: 8, milestones: [50, 100]}
 evaluate: {excess_loss: {sentences: 64}}
 axes:
   seed: [0, 1]
 """
+)
 
 
 def test_a_report_can_be_written_at_any_time(tmp_path: Path) -> None:

@@ -1,67 +1,16 @@
-"""Tiny sweep files, and an evaluation that needs no model, so that these tests run in seconds."""
+"""Every test has a folder of its own, and the evaluation that needs no model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any
 
-import numpy as np
 import pytest
-from pydantic import Field
 
+from helpers.tiny_sweeps import AXES, BASE, CountedConfig, WeightedConfig
 from raysweep import registry
-from raysweep.evaluation.base import Arrays, Evaluation, Subject
-from raysweep.evaluation.metric import Metric
-from raysweep.languages.base import Language
-from raysweep.sweep import RunLedger, RunSpec, Sweep, load_sweep
-from raysweep.training.checkpoint import CheckpointRecord, CurvePoint, FileDigest
-
-BASE = """\
-name: tiny
-language: {kind: hmm, states: 4, vocabulary: 6, length: 4, blocks: 2, tasks: [2]}
-model: {kind: encoder, shape: 16/1/1/32}
-algorithm: {kind: adamw, lr: 1e-3}
-pretrain: {steps: 100, batch_size: 8, milestones: [50, 100]}
-evaluate: {counted: {n: 3}}
-"""
-
-AXES = """\
-axes:
-  model.shape: [16/1/1/32, 16/2/2/32]
-  seed: [0, 1]
-"""
-
-
-class CountedConfig(Evaluation):
-    """Counts; `weighted` is the same for models only."""
-
-    kind: Literal["counted"] = "counted"
-    n: int = Field(default=1, ge=1)
-    tasks: tuple[str, ...] = ("2",)
-
-    def problems(self, language: Language) -> list[tuple[str, str]]:
-        return [
-            (f"tasks.{k}", f"'{task}' is no task of the language; it has {', '.join(language.tasks)}")
-            for k, task in enumerate(self.tasks)
-            if task not in language.tasks
-        ]
-
-    def shards(self) -> int:
-        return 1
-
-    def measure(self, subject: Subject, shard: int, reference: np.ndarray | None = None) -> Arrays:
-        return {"count": np.ones(self.n)}
-
-    def combine(self, shards: Sequence[Mapping[str, np.ndarray]]) -> list[Metric]:
-        return [Metric(name="count", value=1.0, standard_error=None, n=self.n, unit="")]
-
-
-class WeightedConfig(CountedConfig):
-    """An evaluation of parameters."""
-
-    kind: Literal["weighted"] = "weighted"  # type: ignore[assignment]
-    needs_parameters: ClassVar[bool] = True
+from raysweep.sweep import Sweep, load_sweep
 
 
 @pytest.fixture(autouse=True)
@@ -88,52 +37,3 @@ def load(tmp_path: Path) -> Load:
         return load_sweep(name, overrides, **options)
 
     return load_text
-
-
-def checkpoint(
-    run: RunLedger, step: int, *, milestone: bool = True, seconds: float = 1.0
-) -> CheckpointRecord:
-    """Commit a checkpoint of a step as training would, with something in its folder."""
-    folder = run.checkpoint_directory(step)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "model.safetensors").write_bytes(b"weights")
-    record = CheckpointRecord(
-        step=step,
-        milestone=milestone,
-        files={"model.safetensors": FileDigest(sha256="0" * 64, size=7)},
-        curve=(CurvePoint(step=step, loss=1.0 / step, time_ms=1000 * step),),
-        time=float(step),
-        train_seconds=seconds,
-    )
-    run.commit(record)
-    return record
-
-
-def measured(value: float = 1.0, error: float | None = 0.1) -> list[Metric]:
-    """Return a metric."""
-    return [Metric(name="count", value=value, standard_error=error, n=3, unit="nats")]
-
-
-def finish(run: RunLedger, spec: RunSpec) -> None:
-    """Record everything of a run."""
-    for step in spec.milestones:
-        if spec.trains:
-            checkpoint(run, step, seconds=0.5 * step)
-        for evaluation in spec.evaluations.values():
-            run.record_evaluation(step, evaluation, measured(float(step)), seconds=2.0)
-
-
-@pytest.fixture
-def make() -> Any:
-    """Return this file's functions (tests are imported one by one, so they cannot import it)."""
-    return type(
-        "Make",
-        (),
-        {
-            "BASE": BASE,
-            "AXES": AXES,
-            "checkpoint": staticmethod(checkpoint),
-            "measured": staticmethod(measured),
-            "finish": staticmethod(finish),
-        },
-    )

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from helpers import tiny_sweeps as tiny
 from raysweep.errors import ConfigError
 from raysweep.sweep import load_sweep
 from raysweep.sweep.document import Mark, Problems, parse
@@ -84,7 +85,7 @@ def test_text_that_is_refused(text: str, message: str) -> None:
         plain(text)
 
 
-def test_a_good_file(load: Any, make: Any) -> None:
+def test_a_good_file(load: Any) -> None:
     sweep = load()
     assert sweep.name == "tiny"
     assert len(sweep.runs) == 4
@@ -195,9 +196,9 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize(("old", "new", "message"), [m[1:] for m in MALFORMED], ids=[m[0] for m in MALFORMED])
-def test_one_mistake_is_named_where_it_stands(load: Any, make: Any, old: str, new: str, message: str) -> None:
-    assert old in make.BASE
-    found = errors(load, make.BASE.replace(old, new, 1))
+def test_one_mistake_is_named_where_it_stands(load: Any, old: str, new: str, message: str) -> None:
+    assert old in tiny.BASE
+    found = errors(load, tiny.BASE.replace(old, new, 1))
     assert len(found) == 1, found
     assert found[0].startswith("s.yaml:" + message)
 
@@ -232,21 +233,21 @@ def test_one_mistake_is_named_where_it_stands(load: Any, make: Any, old: str, ne
         ("include: [{model: {dropout: 2}}]", "7:29: model.dropout: 2 will not do; it must be less than 1"),
     ],
 )
-def test_a_mistake_in_the_grid(load: Any, make: Any, axes: str, message: str) -> None:
-    found = errors(load, make.BASE + axes)
+def test_a_mistake_in_the_grid(load: Any, axes: str, message: str) -> None:
+    found = errors(load, tiny.BASE + axes)
     assert len(found) == 1, found
     assert found[0].startswith("s.yaml:" + message)
 
 
-def test_a_grid_too_large_is_refused_without_being_built(load: Any, make: Any) -> None:
+def test_a_grid_too_large_is_refused_without_being_built(load: Any) -> None:
     seeds = ", ".join(map(str, range(400)))
-    text = make.BASE + f"axes:\n  seed: [{seeds}]\n  algorithm.warmup_steps: [{seeds}]\n"
+    text = tiny.BASE + f"axes:\n  seed: [{seeds}]\n  algorithm.warmup_steps: [{seeds}]\n"
     assert "160,000 grid points are more than 100,000" in errors(load, text)[0]
 
 
-def test_all_mistakes_are_said_at_once(load: Any, make: Any) -> None:
+def test_all_mistakes_are_said_at_once(load: Any) -> None:
     text = (
-        make.BASE.replace("16/1/1/32", "16/3/1/32").replace("steps: 100", "step: 100, steps: 100")
+        tiny.BASE.replace("16/1/1/32", "16/3/1/32").replace("steps: 100", "step: 100, steps: 100")
         + "axes: {seed: [], algorithm.lr: [fast]}\nfoo: 1\nfoo: 2\n"
     )
     found = errors(load, text, "pretrain.batch_siz=3")
@@ -261,8 +262,8 @@ def test_all_mistakes_are_said_at_once(load: Any, make: Any) -> None:
     ]
 
 
-def test_a_faulty_axis_does_not_make_its_field_missing(load: Any, make: Any) -> None:
-    text = make.BASE.replace(", shape: 16/1/1/32", "") + "axes: {model.shape: []}"
+def test_a_faulty_axis_does_not_make_its_field_missing(load: Any) -> None:
+    text = tiny.BASE.replace(", shape: 16/1/1/32", "") + "axes: {model.shape: []}"
     assert len(errors(load, text)) == 1
 
 
@@ -283,42 +284,40 @@ def test_missing_file_and_file_without_mapping(load: Any, tmp_path: Path) -> Non
 GRAMMAR = "S -> A A [0.6]\nS -> A S [{p}]\nA -> 'x' [0.5]\nA -> 'y' [0.5]\n"
 
 
-def grammar_file(make: Any, path: str) -> str:
+def grammar_file(path: str) -> str:
     language = f"language: {{kind: pcfg, structure: file, path: {path}, max_length: 4}}"
-    lines = make.BASE.splitlines()
+    lines = tiny.BASE.splitlines()
     return "\n".join([lines[0], language, *lines[2:5]]) + "\n"
 
 
-def test_a_grammar_whose_rules_do_not_sum_to_one_is_named_at_its_language(
-    load: Any, make: Any, tmp_path: Path
-) -> None:
+def test_a_grammar_whose_rules_do_not_sum_to_one_is_named_at_its_language(load: Any, tmp_path: Path) -> None:
     (tmp_path / "rules.txt").write_text(GRAMMAR.format(p=0.5))
-    found = errors(load, grammar_file(make, "rules.txt"))
+    found = errors(load, grammar_file("rules.txt"))
     assert len(found) == 1, found
     assert found[0].startswith("s.yaml:2:1: language: ")
     assert "sum" in found[0]
 
 
-def test_a_missing_grammar_is_named_at_its_path(load: Any, make: Any) -> None:
-    found = errors(load, grammar_file(make, "rules.txt"))
+def test_a_missing_grammar_is_named_at_its_path(load: Any) -> None:
+    found = errors(load, grammar_file("rules.txt"))
     assert found[0].startswith("s.yaml:2:47: language.path: no such file: rules.txt")
 
 
-def test_the_place_of_a_grammar_is_no_part_of_the_identity(load: Any, make: Any, tmp_path: Path) -> None:
+def test_the_place_of_a_grammar_is_no_part_of_the_identity(load: Any, tmp_path: Path) -> None:
     (tmp_path / "rules.txt").write_text(GRAMMAR.format(p=0.4))
-    here = load(grammar_file(make, "rules.txt")).runs[0]
+    here = load(grammar_file("rules.txt")).runs[0]
     (tmp_path / "sub").mkdir()
     (tmp_path / "rules.txt").rename(tmp_path / "sub" / "moved.txt")
-    there = load(grammar_file(make, "moved.txt"), name="sub/s.yaml").runs[0]
+    there = load(grammar_file("moved.txt"), name="sub/s.yaml").runs[0]
     assert there.run_id == here.run_id
     (tmp_path / "sub" / "moved.txt").write_text(
         GRAMMAR.replace("0.5", "0.25", 1).replace("0.5", "0.75").format(p=0.4)
     )
-    assert load(grammar_file(make, "moved.txt"), name="sub/s.yaml").runs[0].run_id != here.run_id
+    assert load(grammar_file("moved.txt"), name="sub/s.yaml").runs[0].run_id != here.run_id
 
 
-def test_extends_lays_a_file_on_another(load: Any, make: Any, tmp_path: Path) -> None:
-    (tmp_path / "base.yaml").write_text(make.BASE + make.AXES)
+def test_extends_lays_a_file_on_another(load: Any, tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text(tiny.BASE + tiny.AXES)
     text = "extends: base.yaml\nname: child\nmodel: {dropout: 0.0}\nalgorithm: {kind: lookup_table}\n"
     sweep = load(text + "axes: {seed: [7, 8]}\n")
     assert sweep.name == "child"
@@ -327,7 +326,7 @@ def test_extends_lays_a_file_on_another(load: Any, make: Any, tmp_path: Path) ->
     sweep = load(text.replace("algorithm: {kind: lookup_table}\n", ""))
     assert {run.model.dropout for run in sweep.runs} == {0.0}
     assert {run.algorithm.lr for run in sweep.runs} == {1e-3}
-    (tmp_path / "base.yaml").write_text(make.BASE.replace("batch_size: 8", "batch: 8"))
+    (tmp_path / "base.yaml").write_text(tiny.BASE.replace("batch_size: 8", "batch: 8"))
     assert errors(load, text)[0].startswith("base.yaml:5:24: pretrain.batch: unknown field")
 
 
@@ -353,15 +352,15 @@ def test_files_that_extend_one_another_are_refused(load: Any, tmp_path: Path) ->
         ("pretrain.steps=80", "pretrain.milestones: 100 lies past the last step, 80"),
     ],
 )
-def test_overrides_that_are_wrong(load: Any, make: Any, override: str, message: str) -> None:
-    found = errors(load, make.BASE + make.AXES, override)
+def test_overrides_that_are_wrong(load: Any, override: str, message: str) -> None:
+    found = errors(load, tiny.BASE + tiny.AXES, override)
     assert len(found) == 1
     assert message in found[0]
     assert found[0].startswith((f"--set {override}: ", "s.yaml:5:51"))
 
 
-def test_overrides_are_yaml_and_the_last_one_wins(load: Any, make: Any) -> None:
-    text = make.BASE + make.AXES
+def test_overrides_are_yaml_and_the_last_one_wins(load: Any) -> None:
+    text = tiny.BASE + tiny.AXES
     overrides = [
         "algorithm={kind: adamw, lr: 1e-2}",
         "algorithm.warmup_steps=5",
@@ -376,8 +375,8 @@ def test_overrides_are_yaml_and_the_last_one_wins(load: Any, make: Any) -> None:
     assert sweep.runs[0].axes["model.shape"] == "8/1/1/8"
 
 
-def test_an_override_takes_the_place_of_what_was_there(load: Any, make: Any) -> None:
-    text = make.BASE.replace("{counted: {n: 3}}", "{counted: {n: 3}, weighted: {n: 2}}")
+def test_an_override_takes_the_place_of_what_was_there(load: Any) -> None:
+    text = tiny.BASE.replace("{counted: {n: 3}}", "{counted: {n: 3}, weighted: {n: 2}}")
     (run,) = load(text, "evaluate={counted: {}}", "language.tasks=[1, 2]").runs
     assert list(run.evaluations) == ["counted"]
     assert run.evaluations["counted"].n == 1

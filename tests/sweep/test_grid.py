@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from helpers import tiny_sweeps as tiny
 from raysweep.errors import ConfigError
 from raysweep.languages.hmm import HMMConfig
 from raysweep.sweep import RunSpec
@@ -18,28 +19,28 @@ def ids(sweep: Any) -> list[str]:
     return [run.run_id for run in sweep.runs]
 
 
-def test_axes_multiply_with_the_first_outermost(load: Any, make: Any) -> None:
-    sweep = load(make.BASE + "axes: {algorithm.lr: [0.1, 0.2], seed: [3, 4], model.dropout: [0.0, 0.5]}")
+def test_axes_multiply_with_the_first_outermost(load: Any) -> None:
+    sweep = load(tiny.BASE + "axes: {algorithm.lr: [0.1, 0.2], seed: [3, 4], model.dropout: [0.0, 0.5]}")
     found = [(run.algorithm.lr, run.seed, run.model.dropout) for run in sweep.runs]
     assert found == list(itertools.product([0.1, 0.2], [3, 4], [0.0, 0.5]))
     assert len(set(ids(sweep))) == 8
 
 
-def test_without_axes_there_is_one_run(load: Any, make: Any) -> None:
-    sweep = load(make.BASE)
+def test_without_axes_there_is_one_run(load: Any) -> None:
+    sweep = load(tiny.BASE)
     assert [run.axes for run in sweep.runs] == [{}]
     assert sweep.runs[0].seed == 0
 
 
-def test_axes_of_a_zip_group_walk_together(load: Any, make: Any) -> None:
+def test_axes_of_a_zip_group_walk_together(load: Any) -> None:
     text = "zip:\n  - {model.shape: [8/1/1/8, 16/1/1/8], algorithm.lr: [0.1, 0.2]}\naxes: {seed: [0, 1]}\n"
-    found = [(run.seed, run.model.shape, run.algorithm.lr) for run in load(make.BASE + text).runs]
+    found = [(run.seed, run.model.shape, run.algorithm.lr) for run in load(tiny.BASE + text).runs]
     pairs = [("8/1/1/8", 0.1), ("16/1/1/8", 0.2)]
     assert found == [(seed, *pair) for seed in (0, 1) for pair in pairs]
 
 
-def test_include_adds_to_the_base_and_exclude_takes_from_the_grid(load: Any, make: Any) -> None:
-    text = make.BASE + make.AXES + "include:\n  - {seed: 9, algorithm: {lr: 0.5}}\n  - {algorithm.lr: 0.25}\n"
+def test_include_adds_to_the_base_and_exclude_takes_from_the_grid(load: Any) -> None:
+    text = tiny.BASE + tiny.AXES + "include:\n  - {seed: 9, algorithm: {lr: 0.5}}\n  - {algorithm.lr: 0.25}\n"
     sweep = load(
         text + "exclude: [{model.shape: 16/2/2/32, seed: 1}, {model: {kind: other, shape: no}}]",
         "exclude=[{model.shape: 16/2/2/32, seed: 1}]",
@@ -56,16 +57,16 @@ def test_include_adds_to_the_base_and_exclude_takes_from_the_grid(load: Any, mak
     assert sweep.runs[3].axes == {"model.shape": "16/1/1/32", "seed": 9}
 
 
-def test_exclude_may_take_what_would_be_wrong(load: Any, make: Any) -> None:
-    text = make.BASE + "axes: {model.shape: [12/2/1/8, 12/5/1/8]}\n"
+def test_exclude_may_take_what_would_be_wrong(load: Any) -> None:
+    text = tiny.BASE + "axes: {model.shape: [12/2/1/8, 12/5/1/8]}\n"
     with pytest.raises(ConfigError, match="5 heads"):
         load(text)
     assert len(load(text + "exclude: [{model: {shape: 12/5/1/8}}]").runs) == 1
 
 
-def test_a_whole_section_can_be_an_axis(load: Any, make: Any) -> None:
+def test_a_whole_section_can_be_an_axis(load: Any) -> None:
     text = (
-        make.BASE
+        tiny.BASE
         + "axes: {algorithm: [{lr: 0.5}, {kind: adamw, eps: 1e-3}, {kind: lookup_table}], seed: [0, 1]}\n"
     )
     sweep = load(text)
@@ -79,9 +80,9 @@ def test_a_whole_section_can_be_an_axis(load: Any, make: Any) -> None:
     assert table[0].run_id.startswith("lookup_table-")
 
 
-def test_steps_are_milestones_of_one_run(load: Any, make: Any) -> None:
+def test_steps_are_milestones_of_one_run(load: Any) -> None:
     text = (
-        make.BASE.replace(", milestones: [50, 100]", "")
+        tiny.BASE.replace(", milestones: [50, 100]", "")
         + "axes: {seed: [0, 1], pretrain.steps: [30, 60, 10]}"
     )
     sweep = load(text)
@@ -94,20 +95,20 @@ def test_steps_are_milestones_of_one_run(load: Any, make: Any) -> None:
     assert sweep.notes == ()
 
 
-def test_points_that_turn_out_the_same_are_said(load: Any, make: Any) -> None:
-    sweep = load(make.BASE + "axes: {model: [{shape: 8/1/1/8}, {shape: 8/1/1/8, norm: pre}]}\n")
+def test_points_that_turn_out_the_same_are_said(load: Any) -> None:
+    sweep = load(tiny.BASE + "axes: {model: [{shape: 8/1/1/8}, {shape: 8/1/1/8, norm: pre}]}\n")
     assert len(sweep.runs) == 1
     assert sweep.notes == (f"2 points of the grid are the same run, {sweep.runs[0].run_id}; it runs once",)
 
 
-def test_evaluations_of_parameters_are_not_asked_of_the_look_up_table(load: Any, make: Any) -> None:
-    text = make.BASE.replace("{counted: {n: 3}}", "{counted: , weighted: {n: 2}}")
+def test_evaluations_of_parameters_are_not_asked_of_the_look_up_table(load: Any) -> None:
+    text = tiny.BASE.replace("{counted: {n: 3}}", "{counted: , weighted: {n: 2}}")
     sweep = load(text + "include: [{algorithm: {kind: lookup_table}}]")
     assert [list(run.evaluations) for run in sweep.runs] == [["counted", "weighted"], ["counted"]]
 
 
-def test_identity_is_that_of_the_meaning(load: Any, make: Any) -> None:
-    (one,) = ids(load(make.BASE))
+def test_identity_is_that_of_the_meaning(load: Any) -> None:
+    (one,) = ids(load(tiny.BASE))
     reordered = """\
 resources: {workers: 2, max_concurrent: 3}
 seed: 0
@@ -133,27 +134,29 @@ name: another
         "language.seed=1",
     ],
 )
-def test_identity_changes_with_whatever_changes_the_weights(load: Any, make: Any, override: str) -> None:
-    (one,), (other,) = load(make.BASE).runs, load(make.BASE, override).runs
+def test_identity_changes_with_whatever_changes_the_weights(load: Any, override: str) -> None:
+    (one,), (other,) = load(tiny.BASE).runs, load(tiny.BASE, override).runs
     assert one.run_id != other.run_id
     assert one.training_identity != other.training_identity
 
 
-def test_a_new_axis_value_adds_runs_and_renames_none(load: Any, make: Any) -> None:
-    before = ids(load(make.BASE + make.AXES))
-    after = ids(load(make.BASE + make.AXES, "axes.seed=[2, 0, 1]", "axes.algorithm.warmup_steps=[1000, 5]"))
+def test_a_new_axis_value_adds_runs_and_renames_none(load: Any) -> None:
+    before = ids(load(tiny.BASE + tiny.AXES))
+    after = ids(load(tiny.BASE + tiny.AXES, "axes.seed=[2, 0, 1]", "axes.algorithm.warmup_steps=[1000, 5]"))
     assert len(after) == 12
     assert set(before) < set(after)
 
 
-def test_identities_are_unlike_names_and_stay_as_they_are(load: Any, make: Any) -> None:
-    (spec,) = load(make.BASE).runs
+def test_identities_are_unlike_names_and_stay_as_they_are(load: Any) -> None:
+    (spec,) = load(tiny.BASE).runs
     assert len(spec.training_identity) == 64
     assert spec.run_id == f"16-1-1-32-adamw-s0-{spec.training_identity[:10]}"
 
 
-def test_a_spec_survives_the_way_to_a_worker(load: Any, make: Any) -> None:
-    for spec in load(make.BASE + make.AXES + "include: [{algorithm: {kind: lookup_table}}]").runs:
+def test_a_spec_survives_the_way_to_a_worker(load: Any) -> None:
+    runs = load(tiny.BASE + tiny.AXES + "include: [{algorithm: {kind: lookup_table}}]").runs
+    assert len(runs) == 5
+    for spec in runs:
         other = RunSpec.decode(json.loads(json.dumps(spec.encode())))
         assert other == spec
         assert other.run_id == spec.run_id
@@ -167,7 +170,7 @@ def test_a_sweep_survives_pickling(load: Any) -> None:
     assert other.variant({"seed": 5}).run_id == sweep.variant({"seed": 5}).run_id
 
 
-def test_variants_are_runs_of_the_base(load: Any, make: Any) -> None:
+def test_variants_are_runs_of_the_base(load: Any) -> None:
     sweep = load()
     spec = sweep.variant({"model.shape": "16/2/2/32", "seed": 1})
     assert spec.run_id == sweep.runs[3].run_id
@@ -180,13 +183,11 @@ def test_variants_are_runs_of_the_base(load: Any, make: Any) -> None:
         sweep.variant({"sed": 1})
 
 
-def test_a_language_is_built_once_for_all_its_runs(
-    load: Any, make: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_language_is_built_once_for_all_its_runs(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     built = []
     original = HMMConfig.build
     monkeypatch.setattr(HMMConfig, "build", lambda self: built.append(self) or original(self))
-    sweep = load(make.BASE + make.AXES + "include: [{language: {seed: 1}}, {language: {seed: 0}, seed: 7}]")
+    sweep = load(tiny.BASE + tiny.AXES + "include: [{language: {seed: 1}}, {language: {seed: 0}, seed: 7}]")
     assert len(built) == 2
     languages = {id(sweep.language(run)) for run in sweep.runs}
     assert len(languages) == len(built) == 2

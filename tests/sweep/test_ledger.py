@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from helpers import tiny_sweeps as tiny
 from helpers.processes import forked
 from raysweep.errors import DataError, IdentityError, LockedError
 from raysweep.evaluation.metric import Metric
@@ -34,10 +35,10 @@ def run(sweep: Any) -> RunLedger:
     return ledger
 
 
-def test_records_come_back_as_they_were(run: RunLedger, sweep: Any, make: Any) -> None:
+def test_records_come_back_as_they_were(run: RunLedger, sweep: Any) -> None:
     (evaluation,) = sweep.runs[0].evaluations.values()
     metrics = [
-        *make.measured(0.1 + 0.2, None),
+        *tiny.measured(0.1 + 0.2, None),
         Metric(name="odd", value=math.inf, standard_error=math.nan, n=1, unit=""),
     ]
     record = run.record_evaluation(50, evaluation, metrics, seconds=1.5)
@@ -51,15 +52,15 @@ def test_records_come_back_as_they_were(run: RunLedger, sweep: Any, make: Any) -
     assert run.evaluation(50, evaluation.model_copy(update={"n": 4})) is None
 
 
-def test_the_first_evaluation_stands(run: RunLedger, sweep: Any, make: Any) -> None:
+def test_the_first_evaluation_stands(run: RunLedger, sweep: Any) -> None:
     (evaluation,) = sweep.runs[0].evaluations.values()
-    first = run.record_evaluation(50, evaluation, make.measured(1.0), seconds=1.0)
-    assert run.record_evaluation(50, evaluation, make.measured(2.0), seconds=9.0) == first
+    first = run.record_evaluation(50, evaluation, tiny.measured(1.0), seconds=1.0)
+    assert run.record_evaluation(50, evaluation, tiny.measured(2.0), seconds=9.0) == first
     assert run.evaluations() == [first]
 
 
-def test_a_step_committed_again_keeps_its_curve_and_takes_the_new_manifest(run: RunLedger, make: Any) -> None:
-    first = make.checkpoint(run, 50)
+def test_a_step_committed_again_keeps_its_curve_and_takes_the_new_manifest(run: RunLedger) -> None:
+    first = tiny.checkpoint(run, 50)
     digest = first.files["model.safetensors"].model_copy(update={"sha256": "1" * 64})
     points = (CurvePoint(step=50, loss=9.0, time_ms=99), CurvePoint(step=40, loss=9.0, time_ms=99_000))
     run.commit(
@@ -74,9 +75,9 @@ def test_a_step_committed_again_keeps_its_curve_and_takes_the_new_manifest(run: 
     assert len(list((run.directory / "records").iterdir())) == 1
 
 
-def test_checkpoints_newest_first_and_only_those_that_are_there(run: RunLedger, make: Any) -> None:
+def test_checkpoints_newest_first_and_only_those_that_are_there(run: RunLedger) -> None:
     for step in (50, 100, 75):
-        make.checkpoint(run, step, milestone=step != 75)
+        tiny.checkpoint(run, step, milestone=step != 75)
     assert [record.step for record in run.checkpoints()] == [100, 75, 50]
     assert [record.step for record in run.rewound(80).checkpoints()] == [75, 50]
     (run.checkpoint_directory(75) / "model.safetensors").unlink()
@@ -86,10 +87,8 @@ def test_checkpoints_newest_first_and_only_those_that_are_there(run: RunLedger, 
     assert [point.step for point in run.curve()] == [50, 75, 100]
 
 
-def test_a_quarantined_checkpoint_leaves_its_record(
-    run: RunLedger, make: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    record = make.checkpoint(run, 50)
+def test_a_quarantined_checkpoint_leaves_its_record(run: RunLedger, caplog: pytest.LogCaptureFixture) -> None:
+    record = tiny.checkpoint(run, 50)
     with caplog.at_level(logging.WARNING):
         run.quarantine(record, "it is torn")
     assert "it is torn" in caplog.text
@@ -100,8 +99,8 @@ def test_a_quarantined_checkpoint_leaves_its_record(
     assert kept[1] == kept[0] + ".reason.txt"
 
 
-def test_curve_points_recorded_twice_keep_their_first_time(run: RunLedger, make: Any) -> None:
-    late = make.checkpoint(run, 100)
+def test_curve_points_recorded_twice_keep_their_first_time(run: RunLedger) -> None:
+    late = tiny.checkpoint(run, 100)
     early = CurvePoint(step=50, loss=0.5, time_ms=10)
     run.commit(
         late.model_copy(update={"step": 60, "curve": (early, CurvePoint(step=60, loss=0.4, time_ms=20))})
@@ -112,9 +111,9 @@ def test_curve_points_recorded_twice_keep_their_first_time(run: RunLedger, make:
 
 @pytest.mark.parametrize("damage", [b"", b'{"kind": "cou', b"\0" * 64, b"[]", b'{"kind": "counted"}'])
 def test_a_damaged_record_is_set_aside_and_counts_as_absent(
-    run: RunLedger, sweep: Any, make: Any, damage: bytes, caplog: pytest.LogCaptureFixture
+    run: RunLedger, sweep: Any, damage: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    make.finish(run, sweep.runs[0])
+    tiny.finish(run, sweep.runs[0])
     (path,) = run.directory.glob("records/evaluation-00000050-*.json")
     path.write_bytes(damage)
     with caplog.at_level(logging.WARNING):
@@ -125,21 +124,21 @@ def test_a_damaged_record_is_set_aside_and_counts_as_absent(
     assert [p.read_bytes() for p in (run.directory / "quarantine").iterdir()] == [damage]
     (evaluation,) = sweep.runs[0].evaluations.values()
     assert run.evaluation(50, evaluation) is None
-    run.record_evaluation(50, evaluation, make.measured(), seconds=1.0)
+    run.record_evaluation(50, evaluation, tiny.measured(), seconds=1.0)
     assert sweep.plan().runs[0].state == "done"
 
 
-def test_a_damaged_checkpoint_record_is_trained_again(run: RunLedger, sweep: Any, make: Any) -> None:
-    make.checkpoint(run, 50)
-    make.checkpoint(run, 100)
+def test_a_damaged_checkpoint_record_is_trained_again(run: RunLedger, sweep: Any) -> None:
+    tiny.checkpoint(run, 50)
+    tiny.checkpoint(run, 100)
     path = run.directory / "records" / "checkpoint-00000100.json"
     path.write_bytes(path.read_bytes()[:-20])
     assert sweep.plan().runs[0].resume_step == 50
     assert [record.step for record in run.checkpoints()] == [50]
 
 
-def test_a_record_under_another_name_does_not_count(run: RunLedger, sweep: Any, make: Any) -> None:
-    make.finish(run, sweep.runs[0])
+def test_a_record_under_another_name_does_not_count(run: RunLedger, sweep: Any) -> None:
+    tiny.finish(run, sweep.runs[0])
     (path,) = run.directory.glob("records/evaluation-00000050-*.json")
     path.write_bytes(next(run.directory.glob("records/evaluation-00000100-*.json")).read_bytes())
     assert sweep.plan().runs[0].missing == ((50, "counted"),)
@@ -194,10 +193,8 @@ def test_arrays_come_back_bit_for_bit(run: RunLedger, caplog: pytest.LogCaptureF
     assert "damaged shard" in caplog.text
 
 
-def test_a_full_disk_tears_nothing(
-    run: RunLedger, sweep: Any, make: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = make.checkpoint(run, 50)
+def test_a_full_disk_tears_nothing(run: RunLedger, sweep: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = tiny.checkpoint(run, 50)
     before = {path: path.read_bytes() for path in run.directory.rglob("*") if path.is_file()}
 
     def full(handle: int) -> None:
@@ -211,8 +208,8 @@ def test_a_full_disk_tears_nothing(
     assert {path: path.read_bytes() for path in run.directory.rglob("*") if path.is_file()} == before
 
 
-def test_unfinished_writes_are_passed_over_and_cleaned(run: RunLedger, sweep: Any, make: Any) -> None:
-    make.finish(run, sweep.runs[0])
+def test_unfinished_writes_are_passed_over_and_cleaned(run: RunLedger, sweep: Any) -> None:
+    tiny.finish(run, sweep.runs[0])
     names = run.record_names()
     for folder in (run.directory, run.directory / "records"):
         (folder / ".tmp-checkpoint-00000050.json-1-aa").write_bytes(b"{")
@@ -222,8 +219,8 @@ def test_unfinished_writes_are_passed_over_and_cleaned(run: RunLedger, sweep: An
     assert sweep.plan().runs[0].state == "done"
 
 
-def test_a_ledger_is_only_a_path(run: RunLedger, make: Any) -> None:
-    make.checkpoint(run, 50)
+def test_a_ledger_is_only_a_path(run: RunLedger) -> None:
+    tiny.checkpoint(run, 50)
     other = pickle.loads(pickle.dumps(run.rewound(60)))  # noqa: S301
     assert other.checkpoints() == run.checkpoints()
     assert Ledger(Path("nowhere")).run_ids() == []
@@ -248,11 +245,9 @@ def test_a_second_launch_is_refused_and_a_dead_one_is_not_in_the_way(tmp_path: P
         pass
 
 
-def test_training_writes_into_it_and_repairs_what_is_lost(
-    load: Any, make: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_writes_into_it_and_repairs_what_is_lost(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("raysweep.training.loop.LOG_EVERY", 4)
-    text = make.BASE.replace("steps: 100", "steps: 24").replace("[50, 100]", "[8, 16, 24]")
+    text = tiny.BASE.replace("steps: 100", "steps: 24").replace("[50, 100]", "[8, 16, 24]")
     sweep = load(text)
     spec, run = sweep.runs[0], sweep.ledger().run(sweep.runs[0])
 
@@ -284,8 +279,8 @@ def test_training_writes_into_it_and_repairs_what_is_lost(
         verify(run.checkpoint_directory(step), again[step].files)
 
 
-def test_the_tidy_table(load: Any, make: Any) -> None:
-    text = make.BASE + make.AXES + "include: [{algorithm: {kind: lookup_table}}]"
+def test_the_tidy_table(load: Any) -> None:
+    text = tiny.BASE + tiny.AXES + "include: [{algorithm: {kind: lookup_table}}]"
     sweep = load(text, "axes.algorithm=[{lr: 0.5}]")
     ledger = sweep.ledger()
     empty = tidy(ledger, sweep)
@@ -294,7 +289,7 @@ def test_the_tidy_table(load: Any, make: Any) -> None:
     assert list(empty.columns) == columns
     assert len(empty) == 0
     for spec in sweep.runs[1:]:
-        make.finish(ledger.run(spec), spec)
+        tiny.finish(ledger.run(spec), spec)
     frame = tidy(ledger, sweep)
     assert list(frame.columns) == columns
     assert len(frame) == 3 * 2 + 1

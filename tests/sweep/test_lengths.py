@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 
+from helpers import tiny_sweeps as tiny
+
 COSINE = "algorithm.schedule=cosine"
 STEPS = "axes: {seed: [0, 1], pretrain.steps: [30, 60, 10]}"
 
 
 @pytest.fixture
-def text(make: Any) -> str:
-    return str(make.BASE.replace(", milestones: [50, 100]", ""))
+def text() -> str:
+    return str(tiny.BASE.replace(", milestones: [50, 100]", ""))
 
 
 @pytest.mark.parametrize("override", [COSINE, "algorithm.warmup=0.1", "algorithm={kind: sgd}"])
@@ -73,10 +75,10 @@ def test_each_algorithm_of_a_sweep_is_taken_for_itself(load: Any, text: str) -> 
     assert len(sweep.notes) == 1
 
 
-def test_raising_steps_starts_a_new_run_and_says_why(load: Any, make: Any, text: str) -> None:
+def test_raising_steps_starts_a_new_run_and_says_why(load: Any, text: str) -> None:
     [spec] = load(text, COSINE).runs
     ledger = load(text, COSINE).ledger()
-    make.finish(ledger.run(spec), spec)
+    tiny.finish(ledger.run(spec), spec)
     assert load(text, COSINE).plan().finished
     [longer] = load(text, COSINE, "pretrain.steps=300").plan().runs
     assert (longer.state, longer.resume_step, longer.train_to) == ("new", 0, 300)
@@ -89,18 +91,16 @@ def test_raising_steps_starts_a_new_run_and_says_why(load: Any, make: Any, text:
     assert other.reason == "no record"
 
 
-def test_raising_steps_under_a_constant_rate_extends(load: Any, make: Any, text: str) -> None:
+def test_raising_steps_under_a_constant_rate_extends(load: Any, text: str) -> None:
     [spec] = load(text).runs
-    make.finish(load(text).ledger().run(spec), spec)
+    tiny.finish(load(text).ledger().run(spec), spec)
     [longer] = load(text, "pretrain.steps=300", "pretrain.milestones=[100, 300]").plan().runs
     assert (longer.state, longer.resume_step, longer.train_to) == ("resume", 100, 300)
 
 
-def test_a_run_that_is_unlike_in_more_than_its_length_is_not_mentioned(
-    load: Any, make: Any, text: str
-) -> None:
+def test_a_run_that_is_unlike_in_more_than_its_length_is_not_mentioned(load: Any, text: str) -> None:
     [spec] = load(text, COSINE, "pretrain.batch_size=9").runs
-    make.finish(load(text, COSINE).ledger().run(spec), spec)
+    tiny.finish(load(text, COSINE).ledger().run(spec), spec)
     [run] = load(text, COSINE).plan().runs
     assert run.reason == "no record"
 

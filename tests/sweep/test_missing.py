@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from helpers import tiny_sweeps as tiny
 from raysweep.sweep import Missing, missing, missing_now, unfinished
 from raysweep.sweep.survey import RunRecords, survey_run
 
@@ -17,11 +18,11 @@ def sweep(load: Any) -> Any:
     return load()
 
 
-def test_a_run_lacks_all_then_less_then_nothing(sweep: Any, make: Any) -> None:
+def test_a_run_lacks_all_then_less_then_nothing(sweep: Any) -> None:
     spec = sweep.runs[0]
     assert missing(spec, RunRecords()) == Missing((50, 100), ((50, "counted"), (100, "counted")))
     run = sweep.ledger().run(spec)
-    make.checkpoint(run, 20, milestone=False)
+    tiny.checkpoint(run, 20, milestone=False)
     found = missing_now(run, spec)
     assert (found.checkpoints, found.resume_step, found.train_to, found.train_steps) == (
         (50, 100),
@@ -29,19 +30,19 @@ def test_a_run_lacks_all_then_less_then_nothing(sweep: Any, make: Any) -> None:
         100,
         80,
     )
-    make.checkpoint(run, 50)
+    tiny.checkpoint(run, 50)
     assert missing_now(run, spec) == Missing((100,), ((50, "counted"), (100, "counted")), 50)
-    make.finish(run, spec)
+    tiny.finish(run, spec)
     found = missing_now(run, spec)
     assert found == Missing()
     assert found.finished
     assert (found.train_to, found.train_steps) == (0, 0)
 
 
-def test_names_alone_give_the_same_answer_for_whole_records(sweep: Any, make: Any) -> None:
+def test_names_alone_give_the_same_answer_for_whole_records(sweep: Any) -> None:
     spec = sweep.runs[0]
     run = sweep.ledger().run(spec)
-    make.finish(run, spec)
+    tiny.finish(run, spec)
     held = RunRecords()
     for _, name in run.record_names():
         held.add(name)
@@ -49,23 +50,23 @@ def test_names_alone_give_the_same_answer_for_whole_records(sweep: Any, make: An
     assert missing(spec, survey_run(run, verify=False)).finished
 
 
-def test_a_checkpoint_is_needed_until_all_is_measured_on_it(load: Any, sweep: Any, make: Any) -> None:
+def test_a_checkpoint_is_needed_until_all_is_measured_on_it(load: Any, sweep: Any) -> None:
     spec = sweep.runs[0]
     run = sweep.ledger().run(spec)
-    make.finish(run, spec)
+    tiny.finish(run, spec)
     shutil.rmtree(run.checkpoint_directory(100))
     assert missing_now(run, spec, check_files=True).finished
-    [more, *_] = load(make.BASE + make.AXES, "evaluate.counted.n=4").runs
+    [more, *_] = load(tiny.BASE + tiny.AXES, "evaluate.counted.n=4").runs
     assert missing_now(run, more) == Missing((100,), ((50, "counted"), (100, "counted")), 50)
 
 
 def test_an_altered_checkpoint_is_quarantined_where_files_are_checked(
-    load: Any, sweep: Any, make: Any, caplog: pytest.LogCaptureFixture
+    load: Any, sweep: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     spec = sweep.runs[0]
     run = sweep.ledger().run(spec)
     for step in spec.milestones:
-        record = make.checkpoint(run, step)
+        record = tiny.checkpoint(run, step)
         sound = hashlib.sha256(b"weights").hexdigest()
         files = {name: digest.model_copy(update={"sha256": sound}) for name, digest in record.files.items()}
         run.commit(record.model_copy(update={"files": files}))
@@ -78,14 +79,14 @@ def test_an_altered_checkpoint_is_quarantined_where_files_are_checked(
     assert "moved to" in caplog.text
 
 
-def test_the_look_up_table_lacks_evaluations_alone(load: Any, make: Any) -> None:
-    [spec] = load(make.BASE, "algorithm={kind: lookup_table}").runs
+def test_the_look_up_table_lacks_evaluations_alone(load: Any) -> None:
+    [spec] = load(tiny.BASE, "algorithm={kind: lookup_table}").runs
     assert missing(spec, RunRecords()) == Missing(evaluations=((0, "counted"),))
 
 
-def test_unfinished_runs_are_neither_done_nor_failed(sweep: Any, make: Any) -> None:
+def test_unfinished_runs_are_neither_done_nor_failed(sweep: Any) -> None:
     done, failed, begun, new = sweep.runs
-    make.finish(sweep.ledger().run(done), done)
+    tiny.finish(sweep.ledger().run(done), done)
     sweep.ledger().run(failed).record_failure("loss is nan", error="RunFailedError")
-    make.checkpoint(sweep.ledger().run(begun), 50)
+    tiny.checkpoint(sweep.ledger().run(begun), 50)
     assert unfinished(sweep) == (begun.run_id, new.run_id)

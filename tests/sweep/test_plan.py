@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from helpers import tiny_sweeps as tiny
 from raysweep.sweep import evaluation_identity
 
 
@@ -37,23 +38,21 @@ def test_everything_is_new_at_first(sweep: Any) -> None:
     assert not sweep.directory.exists()
 
 
-def test_a_finished_sweep_has_nothing_to_do_and_a_new_value_only_its_own_runs(
-    load: Any, sweep: Any, make: Any
-) -> None:
+def test_a_finished_sweep_has_nothing_to_do_and_a_new_value_only_its_own_runs(load: Any, sweep: Any) -> None:
     for spec in sweep.runs:
-        make.finish(sweep.ledger().run(spec), spec)
+        tiny.finish(sweep.ledger().run(spec), spec)
     plan = sweep.plan()
     assert plan.finished
     assert plan.counts["done"] == 4
     assert "nothing to train or evaluate" in str(plan)
-    wider = load(make.BASE + make.AXES, "axes.seed=[0, 1, 2]").plan()
+    wider = load(tiny.BASE + tiny.AXES, "axes.seed=[0, 1, 2]").plan()
     assert [(run.spec.seed, run.state) for run in wider.runs] == [(0, "done"), (1, "done"), (2, "new")] * 2
 
 
-def test_more_steps_resume(load: Any, sweep: Any, make: Any) -> None:
+def test_more_steps_resume(load: Any, sweep: Any) -> None:
     spec = sweep.runs[0]
-    make.finish(sweep.ledger().run(spec), spec)
-    plan = load(make.BASE + make.AXES, "pretrain.steps=300", "pretrain.milestones=[50, 100, 300]").plan()
+    tiny.finish(sweep.ledger().run(spec), spec)
+    plan = load(tiny.BASE + tiny.AXES, "pretrain.steps=300", "pretrain.milestones=[50, 100, 300]").plan()
     assert plan.runs[0].run_id == spec.run_id
     assert plan.runs[0].state == "resume"
     assert (plan.runs[0].resume_step, plan.runs[0].train_to) == (100, 300)
@@ -62,10 +61,10 @@ def test_more_steps_resume(load: Any, sweep: Any, make: Any) -> None:
     assert why(plan)[100, "counted"] == ("done", "")
 
 
-def test_a_milestone_between_goes_back(load: Any, sweep: Any, make: Any) -> None:
+def test_a_milestone_between_goes_back(load: Any, sweep: Any) -> None:
     spec = sweep.runs[0]
-    make.finish(sweep.ledger().run(spec), spec)
-    plan = load(make.BASE + make.AXES, "pretrain.milestones=[50, 70, 100]").plan().runs[0]
+    tiny.finish(sweep.ledger().run(spec), spec)
+    plan = load(tiny.BASE + tiny.AXES, "pretrain.milestones=[50, 70, 100]").plan().runs[0]
     assert (plan.state, plan.resume_step, plan.train_to, plan.missing) == (
         "resume",
         50,
@@ -74,17 +73,17 @@ def test_a_milestone_between_goes_back(load: Any, sweep: Any, make: Any) -> None
     )
 
 
-def test_rolling_checkpoints_are_resumed_from(sweep: Any, make: Any) -> None:
+def test_rolling_checkpoints_are_resumed_from(sweep: Any) -> None:
     run = sweep.ledger().run(sweep.runs[0])
-    make.checkpoint(run, 20, milestone=False)
+    tiny.checkpoint(run, 20, milestone=False)
     plan = sweep.plan().runs[0]
     assert (plan.state, plan.resume_step, plan.train_to) == ("resume", 20, 100)
 
 
-def test_changed_evaluation_settings_need_no_training(load: Any, sweep: Any, make: Any) -> None:
+def test_changed_evaluation_settings_need_no_training(load: Any, sweep: Any) -> None:
     for spec in sweep.runs:
-        make.finish(sweep.ledger().run(spec), spec)
-    plan = load(make.BASE + make.AXES, "evaluate.counted.n=4", "evaluate.weighted={}").plan()
+        tiny.finish(sweep.ledger().run(spec), spec)
+    plan = load(tiny.BASE + tiny.AXES, "evaluate.counted.n=4", "evaluate.weighted={}").plan()
     assert plan.counts["evaluate"] == 4
     assert plan.runs[0].train_steps == 0
     assert why(plan)[50, "counted"] == ("new", "evaluation settings changed")
@@ -95,10 +94,10 @@ def test_changed_evaluation_settings_need_no_training(load: Any, sweep: Any, mak
 
 
 def test_another_version_of_an_evaluation_is_measured_anew_beside_the_first(
-    sweep: Any, make: Any, monkeypatch: pytest.MonkeyPatch
+    sweep: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for spec in sweep.runs:
-        make.finish(sweep.ledger().run(spec), spec)
+        tiny.finish(sweep.ledger().run(spec), spec)
     spec = sweep.runs[0]
     run, evaluation = sweep.ledger().run(spec), spec.evaluations["counted"]
     former = evaluation_identity(evaluation)
@@ -114,31 +113,29 @@ def test_another_version_of_an_evaluation_is_measured_anew_beside_the_first(
     current = evaluation_identity(evaluation)
     assert run.saved_shards(50, "counted", former) == [0]
     assert run.saved_shards(50, "counted", current) == []
-    run.record_evaluation(50, evaluation, make.measured(7.0), seconds=2.0)
+    run.record_evaluation(50, evaluation, tiny.measured(7.0), seconds=2.0)
     assert why(sweep.plan())[50, "counted"] == ("done", "")
     at = [record for record in run.evaluations() if record.step == 50]
     assert {record.identity: record.metrics[0].value for record in at} == {former: 50.0, current: 7.0}
 
 
-def test_a_lost_checkpoint_matters_only_where_something_is_to_be_measured(
-    load: Any, sweep: Any, make: Any
-) -> None:
+def test_a_lost_checkpoint_matters_only_where_something_is_to_be_measured(load: Any, sweep: Any) -> None:
     spec = sweep.runs[0]
     run = sweep.ledger().run(spec)
-    make.finish(run, spec)
+    tiny.finish(run, spec)
     shutil.rmtree(run.checkpoint_directory(100))
     assert sweep.plan().runs[0].state == "done"
-    plan = load(make.BASE + make.AXES, "evaluate.counted.n=4").plan()
+    plan = load(tiny.BASE + tiny.AXES, "evaluate.counted.n=4").plan()
     assert why(plan)[100, None] == ("resume", "checkpoint missing; from step 50")
     assert (plan.runs[0].state, plan.runs[0].resume_step) == ("resume", 50)
     shutil.rmtree(run.checkpoint_directory(50))
-    plan = load(make.BASE + make.AXES, "evaluate.counted.n=4").plan()
+    plan = load(tiny.BASE + tiny.AXES, "evaluate.counted.n=4").plan()
     assert (plan.runs[0].state, plan.runs[0].reason) == ("new", "checkpoint missing")
 
 
-def test_failed_runs_wait_to_be_asked_for(sweep: Any, make: Any) -> None:
+def test_failed_runs_wait_to_be_asked_for(sweep: Any) -> None:
     run = sweep.ledger().run(sweep.runs[0])
-    make.checkpoint(run, 50)
+    tiny.checkpoint(run, 50)
     run.record_failure("loss is nan at step 60", error="RunFailedError", step=60)
     plan = sweep.plan()
     assert plan.counts["failed"] == 1
@@ -153,16 +150,16 @@ def test_failed_runs_wait_to_be_asked_for(sweep: Any, make: Any) -> None:
     assert sweep.plan().runs[0].state == "resume"
 
 
-def test_the_look_up_table_is_measured_without_training(load: Any, make: Any) -> None:
-    sweep = load(make.BASE, "algorithm={kind: lookup_table}")
+def test_the_look_up_table_is_measured_without_training(load: Any) -> None:
+    sweep = load(tiny.BASE, "algorithm={kind: lookup_table}")
     plan = sweep.plan()
     assert plan.runs[0].state == "evaluate"
     assert plan.runs[0].missing == ((0, "counted"),)
-    make.finish(sweep.ledger().run(sweep.runs[0]), sweep.runs[0])
+    tiny.finish(sweep.ledger().run(sweep.runs[0]), sweep.runs[0])
     assert sweep.plan().finished
 
 
-def test_time_and_storage_come_from_what_was_measured(load: Any, sweep: Any, make: Any) -> None:
+def test_time_and_storage_come_from_what_was_measured(load: Any, sweep: Any) -> None:
     plan = sweep.plan()
     assert plan.work_seconds is None
     assert "time unknown" in str(plan)
@@ -173,8 +170,8 @@ def test_time_and_storage_come_from_what_was_measured(load: Any, sweep: Any, mak
     assert timed.work_seconds == pytest.approx(4 * 100 * 0.25)
     assert timed.wall_seconds == pytest.approx(50.0)
     # One run is finished: 0.5 s a step, 2 s an evaluation, 7 bytes a checkpoint, for its model.
-    make.finish(sweep.ledger().run(sweep.runs[0]), sweep.runs[0])
-    shape = load(make.BASE + make.AXES, "axes.model.shape=[16/1/1/32]", "resources.max_concurrent=1")
+    tiny.finish(sweep.ledger().run(sweep.runs[0]), sweep.runs[0])
+    shape = load(tiny.BASE + tiny.AXES, "axes.model.shape=[16/1/1/32]", "resources.max_concurrent=1")
     plan = shape.plan()
     assert [run.state for run in plan.runs] == ["done", "new"]
     assert plan.work_seconds == pytest.approx(100 * 0.5 + 2 * 2.0)
@@ -184,7 +181,7 @@ def test_time_and_storage_come_from_what_was_measured(load: Any, sweep: Any, mak
 
 
 def test_a_timed_plan_is_for_this_machine_until_it_knows_the_cluster(
-    load: Any, make: Any, monkeypatch: pytest.MonkeyPatch
+    load: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timed: list[str] = []
 
@@ -195,7 +192,7 @@ def test_a_timed_plan_is_for_this_machine_until_it_knows_the_cluster(
     monkeypatch.setattr("raysweep.sweep.plan.measure", measure)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     sweep = load()
-    make.finish(sweep.ledger().run(sweep.runs[0]), sweep.runs[0])
+    tiny.finish(sweep.ledger().run(sweep.runs[0]), sweep.runs[0])
     plan = sweep.plan(timed=True)
     # A run with records has its own history.
     assert timed == [spec.run_id for spec in sweep.runs[1:]]
@@ -207,7 +204,7 @@ def test_a_timed_plan_is_for_this_machine_until_it_knows_the_cluster(
     wide = plan.at(3)
     assert (wide.wall_seconds, wide.notes) == (pytest.approx(plan.work_seconds / 3), ())
     # A number of the sweep's own stands.
-    alone = load(make.BASE + make.AXES, "resources.max_concurrent=1").plan(timed=True)
+    alone = load(tiny.BASE + tiny.AXES, "resources.max_concurrent=1").plan(timed=True)
     assert (alone.wall_seconds, alone.notes, alone.at(3).wall_seconds) == (
         alone.work_seconds,
         (),
@@ -233,19 +230,19 @@ def test_a_plan_is_plain_data_and_plain_text(sweep: Any) -> None:
     assert lines[-1].strip() == "... and 3 more runs"
 
 
-def test_names_alone_are_believed_where_nothing_is_verified(sweep: Any, make: Any) -> None:
+def test_names_alone_are_believed_where_nothing_is_verified(sweep: Any) -> None:
     spec = sweep.runs[0]
     run = sweep.ledger().run(spec)
-    make.finish(run, spec)
+    tiny.finish(run, spec)
     (path,) = run.directory.glob("records/evaluation-00000050-*.json")
     path.write_bytes(b"")
     assert sweep.plan(verify=False).runs[0].state == "done"
     assert sweep.plan().runs[0].state == "evaluate"
 
 
-def test_ten_thousand_runs_are_planned_in_moments(load: Any, make: Any, tmp_path: Path) -> None:
+def test_ten_thousand_runs_are_planned_in_moments(load: Any, tmp_path: Path) -> None:
     seeds, rates = ", ".join(map(str, range(500))), ", ".join(f"{k}e-4" for k in range(1, 21))
-    text = make.BASE + f"axes:\n  seed: [{seeds}]\n  algorithm.lr: [{rates}]\n"
+    text = tiny.BASE + f"axes:\n  seed: [{seeds}]\n  algorithm.lr: [{rates}]\n"
     start = time.process_time()
     plan = load(text).plan()
     spent = time.process_time() - start
@@ -254,8 +251,8 @@ def test_ten_thousand_runs_are_planned_in_moments(load: Any, make: Any, tmp_path
     assert spent < 10
 
 
-def test_a_plan_counts_parameters_for_either_vocabulary(make: Any, load: Any) -> None:
-    sweep = load(make.BASE + make.AXES)
+def test_a_plan_counts_parameters_for_either_vocabulary(load: Any) -> None:
+    sweep = load(tiny.BASE + tiny.AXES)
     plan = sweep.plan()
     own = sweep.runs[0].model.parameters(sweep.language(sweep.runs[0]))
     # Rows of 16 weights and a bias, for 30,522 words rounded up in the place of 6 and 3 special tokens.

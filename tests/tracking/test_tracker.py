@@ -10,22 +10,21 @@ from pathlib import Path
 
 import pytest
 
+from helpers import tiny_sweeps as tiny
 from raysweep.evaluation.metric import Metric
 from raysweep.sweep import RunLedger, RunSpec, Sweep, load_sweep
 from raysweep.tracking import Tracker, comparison_links, serve_command
 from raysweep.tracking.tracker import flatten
 from raysweep.training import CheckpointRecord, CurvePoint
 
-FILE = """\
-name: tiny
-language: {kind: hmm, states: 4, vocabulary: 6, length: 4, blocks: 2, tasks: [2]}
-model: {kind: encoder, shape: 16/1/1/32}
-algorithm: {kind: adamw, lr: 1e-3}
-pretrain: {steps: 100, batch_size: 8, milestones: [50, 100]}
+FILE = (
+    tiny.HEAD
+    + """\
 evaluate: {excess_loss: {sentences: 64}}
 axes:
   seed: [0, 1]
 """
+)
 
 
 @pytest.fixture
