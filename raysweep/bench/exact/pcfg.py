@@ -193,7 +193,7 @@ def sampling(quick: bool) -> Case:
                 note="`random.choices` by the productions' probabilities; raysweep keeps the derivations too",
             ),
             Peer(
-                name="the same, weights cumulated beforehand",
+                name="the same, weights summed in advance",
                 prepare=partial(nltk, True),
             ),
         ],
