@@ -10,8 +10,8 @@ intercept, in closed form: with A the features of D1 less their mean, R the labe
     φ̂ = (AᵀA + μ I)⁻¹ AᵀR  =  Aᵀ(AAᵀ + μ I)⁻¹ R,    μ = ridge · n · (mean square entry of A)
 
 so the model cannot escape the head by making its features small.  The gradient goes through the solve, which
-is a Cholesky factorisation in float64 of whichever of the two matrices is the smaller: in float32 the
-gradient of nearly dependent features is mostly rounding.
+is a Cholesky factorisation in float64, because in float32 the gradient of nearly dependent features is
+mostly rounding.  The smaller one of the two matrices is factorised.
 
 D1 and D2 are disjoint draws from the downstream training set D: `examples` sentences of the task split
 `train`, shuffled anew each time it is used up, all keyed by the run's seed and the step.  (A sentence that is

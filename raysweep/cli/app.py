@@ -21,7 +21,7 @@ import raysweep
 from raysweep.cli import bench, evaluate, export_model, inspect, language, launch, results
 from raysweep.errors import RaysweepError, StorageError
 
-#: What a file system answers without a defect of ours: no right to it, none of it left, gone or broken.
+#: Answers of a file system that are no defect of ours: no permission, no space, a broken path.
 TROUBLE = frozenset(
     {
         *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG),

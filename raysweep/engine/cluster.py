@@ -35,7 +35,7 @@ ENVIRONMENT = {
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """What a connected cluster offers."""
+    """The resources that a connected cluster offers."""
 
     address: str
     embedded: bool
@@ -171,7 +171,7 @@ def concurrency(resources: Resources, cluster: Cluster, *, spare: bool = False) 
 
 
 def _times(offer: Mapping[str, float], need: Mapping[str, float]) -> int:
-    """Return how often a need fits into an offer; a need of nothing fits once."""
+    """Return the number of times that a need fits into an offer: 1 where nothing is needed."""
     return min((int(offer.get(name, 0.0) / n + 1e-9) for name, n in need.items() if n > 0), default=1)
 
 

@@ -43,7 +43,7 @@ OnStart = Callable[[Plan, Cluster | None], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """What a sweep has come to."""
+    """The results of a sweep."""
 
     sweep: Sweep
     #: By run id, the last failure of each run that failed.

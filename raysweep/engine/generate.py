@@ -76,9 +76,9 @@ def generate(
 
     `positions="random"` looks at one drawn position a sentence instead of all; the default is that for
     languages that `stores_conditionals`, whose conditionals are also stored wherever there is an `out`.
-    `shard_size` sentences make one task (by default as many as `SHARD` and `SHARD_BYTES` allow), of which
-    `workers` run at once (by default as many as the cluster has room for), each with `resources` (one CPU);
-    one that is given a GPU uses it.  `out` must be seen by every node.
+    `shard_size` sentences make one task (by default as many as `SHARD` and `SHARD_BYTES` allow).  At most
+    `workers` tasks run at once (by default as many as the cluster has room for), each with `resources` (one
+    CPU); a task with a GPU uses it.  `out` must be seen by every node.
 
     A generation that was stopped or killed goes on when it is asked for again with the same `out`.  A task
     whose process dies is tried again.  Raises `ConfigError` for arguments that make no sense, `DataError`

@@ -1,7 +1,7 @@
-"""Where Ray writes its own bookkeeping: a folder a driver, removed with it or by the next one.
+"""The folder of Ray's own bookkeeping: one a driver, removed with it or by the next driver.
 
-Nothing in it is needed again, because the ledger says what is done.  Each folder is locked by the process
-it belongs to, so what a killed driver left behind is told from what a living one still uses.
+Nothing in it is needed again, because the ledger says what is done.  Its own process locks
+each folder, so a folder without a lock was left behind by a killed driver.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ log = logging.getLogger("raysweep.tuner")
 
 
 class Bookkeeping(tune.Callback):
-    """What belongs to a Tuner's run: MLflow kept up to date and, where nobody else does it, lock and records.
+    """The bookkeeping of a Tuner's run: MLflow and, where nobody else keeps them, the lock and the records.
 
     The driver of a launch holds the lock itself and passes its tracker alone.
     """

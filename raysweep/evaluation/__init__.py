@@ -1,4 +1,4 @@
-"""What is measured at a milestone: excess loss, Fisher trace, linear probe."""
+"""Evaluations of a milestone: excess loss, Fisher trace, linear probe and others."""
 
 from raysweep.algorithms.lookup_table import LookupTable
 from raysweep.evaluation.base import Arrays, Evaluation

@@ -41,7 +41,7 @@ EXCESS_LOSS = Quantity(
 )
 LOSS = Quantity(name="bartlett/loss", heading="loss", unit="nats", kind="loss", better="less")
 
-#: Words times width in a batch: small models are worked off in few batches, large ones in no more memory.
+#: Words times width in a batch: small models take few batches, large ones no more memory.
 _BATCH = 1 << 17
 
 

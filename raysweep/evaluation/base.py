@@ -1,4 +1,4 @@
-"""What is measured at a milestone: one contract for every evaluation.
+"""The contract of every evaluation of a milestone.
 
 An evaluation is a config that can measure a `Subject` in independent shards and combine them.  A shard is a
 pure function of (config, subject, shard number), so shards run anywhere, in any order, and may be repeated;

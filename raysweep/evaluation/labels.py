@@ -1,4 +1,4 @@
-"""What evaluations of the loss's shape know of the word behind the mask: soft or hard labels.
+"""Labels for evaluations of the loss's shape: soft or hard.
 
 See `raysweep.flatness.pool`.  Sentences and positions are those of the Fisher trace with the same seed, so
 that an evaluation's values and the trace's belong to the same inputs.

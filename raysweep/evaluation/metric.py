@@ -31,7 +31,7 @@ Coordinates = Mapping[str, str | int | float]
 
 
 class _Facts(BaseModel):
-    """What is true of a quantity wherever it is measured."""
+    """The facts of a quantity that hold wherever it is measured."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -1,4 +1,4 @@
-"""How gradient norms were computed, carried in the shards' arrays as text."""
+"""Notes on the way that gradient norms were computed, carried in the shards' arrays as text."""
 
 from __future__ import annotations
 

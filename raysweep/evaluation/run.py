@@ -11,7 +11,7 @@ from raysweep.evaluation.metric import Metric
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What an evaluation has found: its metrics, and its notes on how."""
+    """The result of an evaluation: its metrics and its notes on how they were measured."""
 
     metrics: list[Metric]
     notes: dict[str, str]
@@ -22,7 +22,7 @@ def run_evaluation(
 ) -> Measured:
     """Measure all shards that are wanted, in order, and combine them.
 
-    `progress` is told how many are done, of how many that are known to be wanted.
+    `progress` receives the number of shards that are done and of those that are known to be wanted.
     """
     shards: list[Arrays] = []
     while (wanted := evaluation.next_shards(shards)) > len(shards):

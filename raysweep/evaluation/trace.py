@@ -308,7 +308,7 @@ class TraceConfig(Evaluation):
 
 @dataclass(frozen=True, kw_only=True)
 class _Look:
-    """What the sequential rule sees: the trace of the first inputs, and what speaks against its interval."""
+    """A look of the sequential rule: the trace of the first inputs and the doubts about its interval."""
 
     whole: Estimate
     doubt: str | None

@@ -1,4 +1,4 @@
-"""What a generation is asked for: checked before anything starts, and told to every task."""
+"""The request of a generation: checked before anything starts, and handed to every task."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHARD_BYTES = 64 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What every task of one generation is told: all that determines a shard, and where it is stored."""
+    """The order that every task of a generation receives: all that determines a shard, and its place."""
 
     language: LanguageConfig
     fingerprint: str

@@ -1,4 +1,4 @@
-"""What the shards of a generation add up to: entropy, lengths, words and labels.
+"""The sums over the shards of a generation: entropy, lengths, words and labels.
 
 Shards are added in their order, so the sums are the same whoever made them.
 """
@@ -19,7 +19,7 @@ from raysweep.languages.splits import Split, TaskFacts
 
 @dataclass(frozen=True, kw_only=True)
 class Generated:
-    """What a generation has found; None or empty where it was not asked for."""
+    """The findings of a generation; None or empty where they were not asked for."""
 
     language: str
     fingerprint: str

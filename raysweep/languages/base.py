@@ -1,4 +1,4 @@
-"""What every language offers: sentences, exact conditionals, entropy and labelled tasks.
+"""The protocol of every language: sentences, exact conditionals, entropy and labelled tasks.
 
 A language is a distribution over sentences x = (x_1, ..., x_T), T at most `max_length`, of words
 0 .. V-1.  Token ids above the words are special, the same for every language: `pad_id` = V, `mask_id` = V+1,

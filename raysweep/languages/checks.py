@@ -1,4 +1,4 @@
-"""What every language asks of its input: well-formed batches and well-formed configurations."""
+"""Checks of the input that all languages share: well-formed batches and configurations."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ Split = Literal["train", "test"]
 
 #: Sentences that share a range of candidates: a slice costs at most this many sentences more than it has.
 BLOCK = 1024
-#: Candidates of a block, of which about one in two is taken.
+#: Candidates of a block: about one in two is taken.
 CANDIDATES = 64 * BLOCK
 
 # Odd constants of the SplitMix64 generator and its finaliser (Steele, Lea and Flood, "Fast splittable
@@ -83,7 +83,7 @@ def draw_split(language: Language, split: Split, n: int, *, seed: int, start: in
 
 @dataclass(frozen=True, kw_only=True)
 class TaskFacts:
-    """How the labels of some sentences are distributed over the classes of a task.
+    """The distribution of some sentences' labels over the classes of a task.
 
     `counts` has one entry per class, zero for a class that did not occur.  Facts about different sentences of
     one task can be added.

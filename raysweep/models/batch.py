@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Sentences with masked words, all of which are to be predicted.
+    """Sentences with masked words that are all to be predicted.
 
     `ids` [b, T] have masked words hidden or replaced.  `index` [M] is row * T + position of each masked word,
     none twice; it is the position [b] in each row where `single`, that is where every sentence has one masked

@@ -1,4 +1,4 @@
-"""What a sweep shows: tidy tables, statistics, figures, and one HTML page.
+"""The report of a sweep: tidy tables, statistics, figures, and one HTML page.
 
 Reads what was measured and measures nothing; needs neither Ray nor MLflow.
 """

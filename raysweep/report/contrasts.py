@@ -1,4 +1,4 @@
-"""How the trace changes between the milestones of a run, by paired differences.
+"""Changes of the trace between the milestones of a run, by paired differences.
 
 All milestones are measured on the same inputs with the same test vectors, and the ledger keeps each input's
 value, so that a difference has the standard error of the inputs' own differences: the smaller beside that
@@ -31,8 +31,8 @@ LEVEL = 0.05
 class Change(Difference):
     """The trace at step `after` minus that at step `before` of a run.
 
-    `told` is whether the change is told from zero: by a trusted interval, and at `LEVEL` for all changes of
-    the sweep together (Holm, "A simple sequentially rejective multiple test procedure", 1979).
+    `told` is whether the change differs significantly from zero: by a trusted interval, and at `LEVEL` for
+    all changes of the sweep together (Holm, "A simple sequentially rejective multiple test procedure", 1979).
     """
 
     run_id: str

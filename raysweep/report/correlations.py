@@ -1,4 +1,4 @@
-"""What predicts accuracy: rank correlations of trace and of excess loss with probe accuracy.
+"""Predictors of accuracy: rank correlations of trace and of excess loss with probe accuracy.
 
 Over all checkpoints, and within the saturated band, where excess loss can say little and the claim is that
 flatness still does.  The partial correlation asks the same at equal excess loss.
@@ -16,9 +16,9 @@ from raysweep.report.data import PROBE, Measurements
 from raysweep.report.format import signed
 from raysweep.report.statistics import Interval, cluster_bootstrap, partial
 
-#: Fewest checkpoints and runs of which a rank correlation is reported.
+#: Fewest checkpoints and runs for a rank correlation.
 LEAST_CHECKPOINTS, LEAST_RUNS = 6, 3
-#: Fewest runs of which a bootstrap interval is reported: percentiles over fewer are far too narrow.
+#: Fewest runs for a bootstrap interval: percentiles over fewer are far too narrow.
 LEAST_RUNS_INTERVAL = 5
 
 
@@ -95,8 +95,8 @@ def _of_all(row: Correlations | None) -> str:
 def findings(rows: list[Correlations]) -> list[str]:
     """Say what the saturated checkpoints show, a sentence a task, in words that follow from the intervals.
 
-    Where these are too few, all checkpoints are told of instead, with excess loss beside the trace: there
-    the two fall together, and neither alone says which one matters.
+    Where these are too few, the text covers all checkpoints, with excess loss beside the trace: there the
+    two fall together, and neither alone says which one matters.
     """
     sentences = []
     everything = {row.task: row for row in rows if row.band == "all"}

@@ -27,7 +27,7 @@ HEADINGS = {"excess_loss": "excess loss (nats)", "held_out_loss": "held-out loss
 
 @dataclass(frozen=True)
 class Measurements:
-    """What a sweep has measured so far.
+    """The measurements of a sweep so far.
 
     `checkpoints` has a row per run and step: run_id, model, algorithm, seed, parameters, the axes, size,
     variant, step, a column per metric and `<metric>_se` for its standard error (nan where not measured).
@@ -51,7 +51,7 @@ class Measurements:
 
     @property
     def runs(self) -> int:
-        """Number of runs of which anything has been measured, the look-up table not among them."""
+        """Number of runs with any measurement, without the look-up table."""
         return int(self.checkpoints["run_id"].nunique()) if len(self.checkpoints) else 0
 
 

@@ -35,7 +35,7 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class Content:
-    """What a report is made of.
+    """The content of a report.
 
     `frame` is the tidy table, `milestones` the steps that each run is to be measured at (for a report in
     mid-sweep), `changes` those of the trace between them, `remarks` are lines on how it was measured,
@@ -120,7 +120,7 @@ def _facts(content: Content, measured: Measurements) -> str:
 
 
 def _has_excess_loss(measured: Measurements) -> bool:
-    """Return whether any checkpoint has an excess loss, by which saturation is told."""
+    """Return whether any checkpoint has an excess loss, which decides saturation."""
     table = measured.checkpoints
     return "excess_loss" in table and bool(table["excess_loss"].notna().any())
 

@@ -20,7 +20,7 @@ DASHES: tuple[str | tuple[int, tuple[int, ...]], ...] = (
     *((0, (7, 2, 1, 2)), (0, (3, 1, 1, 1, 1, 1))),
 )
 
-# Colours of kinds, light and dark scheme: those of Okabe and Ito, "Color universal design" (2008), told apart
+# Colours of kinds, light and dark scheme: those of Okabe and Ito, "Color universal design" (2008), distinct
 # with any colour vision, darker where they stand on white.
 CATEGORIES = (
     *(("#0072b2", "#56b4e9"), ("#d55e00", "#ff8a3d"), ("#009e73", "#2fd0a2")),

@@ -72,9 +72,9 @@ def change_table(changes: Sequence[Change]) -> str:
         "Difference of the trace in nats between milestones of a run, and its 95 % interval. Both are "
         "measured on the same inputs with the same test vectors, so the interval is that of the inputs' own "
         "differences, over the inputs that both milestones have; the last column says how many times as many "
-        "inputs it would take without the pairing. Intervals are single ones, of which about one in twenty "
+        "inputs it would take without the pairing. Intervals are single ones: about one in twenty "
         "misses; “falls” and “rises” are corrected for the number of rows (Holm): with a probability of "
-        "95 % none of them is wrong, so a row may be “not told apart” though its interval leaves out zero. "
+        "95 % none of them is wrong, so a row may say “no clear change” though its interval leaves out zero. "
         "Where single inputs or a long tail make up a difference its interval is not trusted, and nothing is "
         "said of its direction."
     )
@@ -100,7 +100,7 @@ def _direction(change: Change) -> str:
     if change.warning is not None:
         return f'<span class="warn">not trusted</span>: {escape(change.warning)}'
     if not change.told:
-        return '<span class="note">not told apart</span>'
+        return '<span class="note">no clear change</span>'
     return "falls" if change.difference < 0 else "rises"
 
 

@@ -297,7 +297,7 @@ def _telling(axes: Mapping[str, Any], algorithm: AlgorithmConfig) -> dict[str, A
 
 
 def _lengths(runs: Iterable[RunSpec]) -> list[str]:
-    """Say of which algorithms runs of several lengths are separate trainings."""
+    """Name the algorithms that train runs of several lengths separately."""
     found: dict[str, set[int]] = {}
     for run in runs:
         if run.trains and run.algorithm.depends_on_steps:

@@ -16,7 +16,7 @@ from raysweep.sweep.stored import load_stored, stored_names
 
 @dataclass(frozen=True)
 class FoundCheckpoint:
-    """A checkpoint with the run whose it is; `directory` is the checkpoint's own folder."""
+    """A checkpoint and its run; `directory` is the checkpoint's own folder."""
 
     sweep: Sweep
     run: RunSpec

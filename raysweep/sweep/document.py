@@ -35,7 +35,7 @@ Key = str | int
 
 @dataclass(frozen=True)
 class Mark:
-    """Where something was written: a place in a file, or an override (no line)."""
+    """The place where something was written: in a file, or in an override (no line)."""
 
     source: str
     line: int | None = None

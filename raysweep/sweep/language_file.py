@@ -1,4 +1,4 @@
-"""A language by itself: that of a sweep file, or of a file that holds nothing else."""
+"""A language alone: that of a sweep file, or of a file that holds nothing else."""
 
 from __future__ import annotations
 

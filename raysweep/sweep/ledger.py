@@ -96,7 +96,7 @@ class RunLedger:
         return self.identity_path.is_file()
 
     def identity(self) -> RunRecord | None:
-        """Return the record of which run this is, or None if it is absent; a damaged one is quarantined."""
+        """Return the record that names this run, or None if it is absent; a damaged record is quarantined."""
         return read_record(self.identity_path, RunRecord, self._quarantine)
 
     @property

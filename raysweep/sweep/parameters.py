@@ -1,4 +1,4 @@
-"""How large the models of a sweep are."""
+"""The sizes of a sweep's models."""
 
 from __future__ import annotations
 

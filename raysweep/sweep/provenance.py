@@ -1,4 +1,4 @@
-"""Where results come from: recorded beside them, never part of their identity."""
+"""The provenance of results: recorded beside them, never part of their identity."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ledger of a run is made of: one small JSON file per fact.
+"""The records of a run's ledger: one small JSON file per fact.
 
 records/checkpoint-00000500.json                       a checkpoint, durable, with its manifest
 records/evaluation-00000500-trace-3f9a1c27be.json      an evaluation at a step, its settings' identity
@@ -52,7 +52,7 @@ class EvaluationRecord(Record):
 
 
 class FailureRecord(Record):
-    """Why a run stopped: `error` is the class of the error, `step` where it stood if that is known."""
+    """The reason why a run stopped: `error` is the class of the error, `step` its step if that is known."""
 
     message: str
     error: str
@@ -62,7 +62,7 @@ class FailureRecord(Record):
 
 @dataclass(frozen=True)
 class RecordName:
-    """What the name of a record's file tells without opening it."""
+    """The facts that the name of a record's file holds."""
 
     type: Literal["checkpoint", "evaluation", "failure", "retried"]
     #: Step; for failures their number.

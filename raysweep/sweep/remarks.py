@@ -1,4 +1,4 @@
-"""What a reader is to know of how a sweep was measured, from the notes of its records."""
+"""Remarks for the reader on how a sweep was measured, from the notes of its records."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Resources(Config):
-    """What a run may use; never part of an identity."""
+    """The resources that a run may use; never part of an identity."""
 
     #: Training processes of one run (data parallel).
     workers: int = Field(default=1, ge=1)

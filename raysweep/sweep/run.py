@@ -54,7 +54,7 @@ class RunSpec:
 
     @cached_property
     def identity_content(self) -> dict[str, Any]:
-        """What `training_identity` is the sha256 of."""
+        """Return the content that `training_identity` hashes."""
         return training_content(
             fingerprint=self.language_fingerprint,
             model=self.model.content(),

@@ -1,4 +1,4 @@
-"""Where a sweep may be tracked: a server, or a database that MLflow opens in the process.
+"""The place where a sweep is tracked: a server, or a database that MLflow opens in the process.
 
 Checked when a sweep is loaded, so that what could never work is said before anything starts.
 """

@@ -17,7 +17,7 @@ from typing import Any
 
 from raysweep.errors import ConfigError, StorageError
 
-#: Seconds that a server gets to end by itself.
+#: Seconds that a server gets to end before it is killed.
 GRACE = 10.0
 
 
@@ -25,7 +25,7 @@ def serve(command: Sequence[str], port: int, *, on_start: Callable[[], object] |
     """Run a server on a port of 127.0.0.1 until Ctrl-C, SIGTERM or SIGHUP, then end all of it and return.
 
     `on_start` is called once the port was found free.  Raises `ConfigError` where it is in use, and
-    `StorageError` where the server ends by itself with an error.
+    `StorageError` where the server ends with an error of its own.
     """
     _check_free(port)
     if on_start is not None:

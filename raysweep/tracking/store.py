@@ -61,7 +61,7 @@ def quiet() -> None:
 
 @dataclass
 class _Written:
-    """What the store is known to hold of one run."""
+    """The content that the store is known to hold for one run."""
 
     mlflow_id: str
     digest: str | None

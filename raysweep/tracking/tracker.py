@@ -78,7 +78,7 @@ class Tracker:
 
     @property
     def location(self) -> Location | None:
-        """Where the sweep is in MLflow; None until the store has been reached."""
+        """The sweep's place in MLflow; None until the store has been reached."""
         return self._writer.location
 
     def start(self) -> None:

@@ -1,4 +1,4 @@
-"""What MLflow is shown of a sweep: plain values, made from ledger records alone.
+"""The view of a sweep that MLflow receives: plain values, made from ledger records alone.
 
 A view is a pure function of durable records, so the same records always give the same points with the same
 timestamps: replaying them after a kill writes nothing twice, and a store that was lost can be rebuilt.

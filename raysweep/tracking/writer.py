@@ -24,7 +24,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 
 @dataclass(frozen=True)
 class Location:
-    """Where a sweep is in MLflow."""
+    """The place of a sweep in MLflow."""
 
     tracking_uri: str
     experiment_id: str
@@ -69,7 +69,7 @@ class MLflowWriter:
 
     @property
     def location(self) -> Location | None:
-        """Where the sweep is in MLflow; None until the store has been reached."""
+        """The sweep's place in MLflow; None until the store has been reached."""
         return self._location
 
     @property

@@ -80,7 +80,7 @@ class CheckpointRecord(_Plain):
 
 
 class LoopState(_Plain):
-    """What a run needs besides weights and optimizer.
+    """The state that a run needs besides weights and optimizer.
 
     `losses` are those of the steps since the last curve point; `precision` is the working precision of the
     training up to here.

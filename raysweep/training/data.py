@@ -121,7 +121,7 @@ def _chunk(
     world: World,
     device: str | torch.device,
 ) -> Iterator[Batch]:
-    """Yield `steps` batches of `size` sentences, the first of which is sentence `offset`."""
+    """Yield `steps` batches of `size` sentences, from sentence `offset` on."""
     ids = language.sample(steps * size, seed=seeding.derive(seed, "train"), start=offset)
     sentences = torch.arange(offset, offset + len(ids))
     lengths = language.lengths(ids)

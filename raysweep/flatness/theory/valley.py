@@ -6,7 +6,7 @@ Of a model with log-probabilities log f(θ) [N, V] at all inputs of a population
 
 The minimisers Γ of L are where r = 0; there the Hessian is F (Bartlett's identity), its trace is Σ‖J‖², and
 the tangent vectors of Γ are those that J sends to zero.  All of it is in float64, over all inputs and words;
-what has no slope is told from what has by a gap in the spectrum of JJᵀ.
+a gap in the spectrum of JJᵀ separates directions with a slope from those without.
 
 Models are differentiated by `torch.func`, in whose second derivatives PyTorch's LayerNorm is wrong (its issue
 196700), so `Valley.of` writes that layer out.

@@ -88,7 +88,7 @@ class CausalLM(Language):
 
     def text(self, ids: Tensor) -> str:
         """Return a sentence [T] as the model's tokenizer writes it."""
-        # Of all tokens at once: a letter may be several tokens, none of which is a text by itself.
+        # All tokens at once, because a letter may be several tokens that decode only together.
         words = ids[ids != self.pad_id].cpu()
         text: str = self._source.tokenizer.decode(self.kept[words].tolist())
         return text

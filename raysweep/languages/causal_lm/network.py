@@ -53,7 +53,7 @@ class Network:
 
     @property
     def slower(self) -> list[str]:
-        """What this model does not allow, a sentence each."""
+        """Return what this model does not allow, a sentence each."""
         found = []
         if self._head is None:
             found.append("its logits are more than its last layer's, so all of its vocabulary is computed")

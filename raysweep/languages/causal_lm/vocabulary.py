@@ -1,4 +1,4 @@
-"""Which of a model's tokens are words: the most frequent ones, special tokens aside."""
+"""The choice of a model's tokens that are words: the most frequent ones, special tokens aside."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LINES = 4096  # of a corpus, tokenised at a time
 def by_corpus(source: Source, bos: int, keep: int, path: Path) -> Tensor:
     """Return the `keep` most frequent tokens of a text file, ascending [keep].
 
-    Every line that is not blank is a text by itself; of equally frequent tokens the lower id is taken.
+    Every line that is not blank is a separate text; of equally frequent tokens the lower id is taken.
     Raises `DataError` for a file with fewer different tokens.
     """
     allowed = set(_allowed(source, bos, keep).tolist())

@@ -1,4 +1,4 @@
-"""What a corpus is made of: its source, its tokenizer, and how documents become rows."""
+"""The configuration of a corpus: its source, its tokenizer, and how documents become rows."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class Corpus(Language):
 
     @cached_property
     def recipe(self) -> dict[str, Any]:
-        """What determines every token, as plain data: the content of the source, not its path."""
+        """Return all that determines the tokens, as plain data: the content of the source, not its path."""
         config = self.config
         return {
             "format": _FORMAT,
@@ -96,7 +96,7 @@ class Corpus(Language):
 
     @cached_property
     def manifest(self) -> Manifest:
-        """What the prepared corpus holds; prepares it.  Raises `DataError` where that cannot be done."""
+        """Prepare the corpus and return what it holds.  Raises `DataError` where that cannot be done."""
         return prepare.prepare(self.store, self._source, self.recipe, self._given)
 
     def prepare(self) -> None:

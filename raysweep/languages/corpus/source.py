@@ -1,4 +1,4 @@
-"""Where the documents come from: a hub data set or local files, streamed through `datasets`.
+"""The source of the documents: a hub data set or local files, streamed through `datasets`.
 
 The order of documents is that of the source; local files come in the order of their sorted paths.
 """

@@ -1,4 +1,4 @@
-"""Which documents are held out: by a keyed hash of their text alone.
+"""The documents that are held out, by a keyed hash of their text alone.
 
 A document's side depends neither on its place in the source nor on the other documents, and copies of a
 document, also those that differ in case, spaces or Unicode form, are on the same side.

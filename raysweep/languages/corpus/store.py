@@ -1,4 +1,4 @@
-"""Where prepared corpora lie, and how their token shards are written and read.
+"""The folders of prepared corpora, and the writing and reading of their token shards.
 
 A corpus has a folder under the cache, `$RAYSWEEP_CACHE` or `~/.cache/raysweep`, named by what determines it.
 Part k of the documents gives `train-k.npy` and `held_out-k.npy`, token ids [rows, length], and `part-k.json`,

@@ -12,7 +12,7 @@ from raysweep.languages.guide import Guide, pick
 
 
 class Choices(NamedTuple):
-    """What a sampler draws from, as flat tables; N symbols, P pairs of a parent and a left child.
+    """The flat tables that a sampler draws from; N symbols, P pairs of a parent and a left child.
 
     Root entries are w * N + A.  Distribution w * N + A of `split` has entries with the left child's width
     `size` and the `pair`, whose left child is `left_of[pair]`; distribution w * P + pair of `right` has

@@ -1,4 +1,4 @@
-"""What computes charts: three engines with one set of answers.
+"""The engines that compute charts: three, with the same answers.
 
 - `sparse`: the grammar's plan as instructions for compiled kernels, many sentences side by side (a CPU);
 - `torch`: the same plan as torch operations (any device);

@@ -19,7 +19,7 @@ from raysweep.languages.pcfg.plan import Plan, Width
 
 
 class Code(NamedTuple):
-    """What a kernel reads: blocks K, pairs Q, terms M, parents A, rules R; leaves and tops.
+    """The tables that a kernel reads: blocks K, pairs Q, terms M, parents A, rules R; leaves and tops.
 
     Arrays `x_of` delimit the runs of x.  All are uint32, save `probability` and `share`.
     """

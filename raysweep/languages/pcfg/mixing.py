@@ -17,7 +17,7 @@ from raysweep.compiled.simd import intrinsic
 
 
 class Mixture(NamedTuple):
-    """How weights of leaves, in this order, become weights of words at each of n positions.
+    """The map from weights of leaves, in this order, to weights of words at each of n positions.
 
     Position t's symbols of many words are `symbols[of[t] : of[t + 1]]`, rows of `emission` [N, V].  Its
     symbols of few words follow as terms: the weight at `source[k]` times `value[k]` goes to `word[k]`, for k

@@ -1,4 +1,4 @@
-"""What an inside-outside pass over sentences of n words has to do, worked out once per grammar and length.
+"""The plan of an inside-outside pass over sentences of n words, made once per grammar and length.
 
 Symbol A is *active* at width w where it derives w words in some sentence of n words below one of the symbols
 wanted at the top; everything else is zero and is neither stored nor computed.  The rules used at a width are

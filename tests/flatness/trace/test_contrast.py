@@ -1,4 +1,4 @@
-"""Differences of two traces: paired, adjusted on both sides alike, and told apart from unpaired ones."""
+"""Differences of two traces: paired, adjusted on both sides alike, and separate from unpaired ones."""
 
 import copy
 import math
