@@ -105,7 +105,7 @@ class Directions:
         Steps are [b], one a row, or [1], one for all rows where these need not stand `alone`.
         """
         if self._together and not self._checked:
-            # The longest of a pool's batch: in a sentence of one word attention says nothing.
+            # The last is the longest of a pool's batch; attention has no effect in a sentence of one word.
             self._check(ids[-1:], positions[-1:], index[-1:])
         rows = torch.arange(len(ids), device=ids.device)
         if self._together:

@@ -1,4 +1,4 @@
-"""Measuring a model as it is used: without dropout, and leaving it as it was found."""
+"""Contexts in which a model is measured: without dropout, and with its modes restored after."""
 
 from __future__ import annotations
 

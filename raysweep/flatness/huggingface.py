@@ -37,7 +37,7 @@ class HuggingFaceMaskedLM(nn.Module):
         self.width = int(getattr(config, "hidden_size", 512))
         self.total_vocabulary = int(getattr(config, "vocab_size", 0))
         self.model = model
-        # The top-level part which the decoder belongs to is the head: it is handed masked positions alone.
+        # The head is the top-level part that has the decoder; it gets masked positions alone.
         (self._head_name,) = (
             name for name, child in model.named_children() if any(m is decoder for m in child.modules())
         )

@@ -31,7 +31,7 @@ def _dot(x, y):  # type: ignore[no-untyped-def]
 
 @numba.njit(**COMPILED)
 def _gram(x, at, first, words, width, g, row):  # type: ignore[no-untyped-def]
-    """Write inner products of rows of x that begin `first` behind elements `at`, into g in rows `row` apart.
+    """Write inner products of rows of x into g, in rows `row` apart; row i of x begins at `at[i] + first`.
 
     On the diagonal once, above it twice and below it 0; up to a multiple of four rows and columns, more 0.
     """
@@ -92,7 +92,7 @@ def _gram(x, at, first, words, width, g, row):  # type: ignore[no-untyped-def]
 
 @numba.njit(**COMPILED)
 def _folded(x, at, first, words, width, g, row):  # type: ignore[no-untyped-def]
-    """Return Σ g_ij x_i·x_j over rows of x that begin `first` behind elements `at`; g is by `_gram`."""
+    """Return Σ g_ij x_i·x_j over rows of x, which begin as in `_gram`; g is by `_gram`."""
     t0 = t1 = t2 = t3 = splat(_F0)
     last = words - 1
     k = first
@@ -154,7 +154,7 @@ def _folded(x, at, first, words, width, g, row):  # type: ignore[no-untyped-def]
 
 @numba.njit(**COMPILED)
 def _summed(x, at, first, words, width):  # type: ignore[no-untyped-def]
-    """Return ‖Σ x_i‖² over rows of x that begin `first` behind elements `at`."""
+    """Return ‖Σ x_i‖² over rows of x, which begin as in `_gram`."""
     t = splat(_F0)
     k, end = first, first + width
     while k + _LANES <= end:
@@ -239,7 +239,7 @@ def recurrence(z, d, rows, starts, inputs, norms):  # type: ignore[no-untyped-de
 
 @numba.njit(**COMPILED)
 def scale(d, d_y, s, stats, through, starts, weight, bias):  # type: ignore[no-untyped-def]
-    """weight[i] = ‖Σ x ⊙ e‖², bias[i] = ‖Σ e‖², of a LayerNorm of s that x is normalised of.
+    """weight[i] = ‖Σ x ⊙ e‖², bias[i] = ‖Σ e‖², of a LayerNorm with inputs s, x being s normalised.
 
     Cotangents of its outputs are e = d_y, and d more where `through`.
     """
@@ -265,7 +265,7 @@ def scale(d, d_y, s, stats, through, starts, weight, bias):  # type: ignore[no-u
 
 @numba.njit(**COMPILED)
 def tables(ids, d, starts, t, v, asking, tokens, positions):  # type: ignore[no-untyped-def]
-    """Norms of both embeddings, the token embedding's without what the tied decoder has alone.
+    """Add squared norms of both embeddings to `tokens` and `positions` [S], beside the tied decoder's own.
 
     d [N, D] are cotangents of the words' embeddings; t [M, D] and v [M, V] the decoder's inputs and
     cotangents at the masked words `asking[s]` .. `asking[s + 1]`.

@@ -1,17 +1,17 @@
 """Ghost norms of encoders and LSTMs on a processor, by the compiled passes that training uses.
 
 The forward and backward pass are those of `raysweep.models.fused`: packed sentences, no padding, no
-autograd.  Where these add to a parameter's gradient, the norms of `raysweep.flatness.norms.ghost` are taken
-of every sentence instead, by compiled loops over its words (raysweep.flatness.fused.kernels).  Test vectors
-are made in the middle of a pass, from its logits; of several, each takes a backward pass of its own.
+autograd.  Where training adds to a parameter's gradient, this takes the norms of
+`raysweep.flatness.norms.ghost` for every sentence, by compiled loops over its words
+(raysweep.flatness.fused.kernels).  Test vectors are made from the logits between the two passes; each of
+several takes a backward pass of its own.
 
-The compiled way is taken for models that are exactly `Encoder` or `LSTM`, in float32 on a processor, with the
-decoder tied to the embedding and no hooks or replaced forwards, on inputs of at most `LONGEST` words with one
-masked word each (`fits`); before a model's first inputs, the norms of the shortest and the longest of them
-must be those of autograd (`FusedNorms.agrees`), and a warning says where they are not.  All else is for the
-hooks of `raysweep.flatness.norms.ghost`.  Torch is held to one thread meanwhile, whatever its number; values
-may differ from one time to the next by the rounding of float32, as MKL groups sums by where memory lies
-unless MKL_CBWR=COMPATIBLE is set.
+It takes models that are exactly `Encoder` or `LSTM`, in float32 on a processor, with the decoder tied to the
+embedding and no hooks or replaced forwards, and inputs of at most `LONGEST` words with one masked word each
+(`fits`).  Before a model's first inputs, the norms of the shortest and the longest of them must be those of
+autograd (`FusedNorms.agrees`); a warning says where they are not.  Everything else is left to the hooks of
+`raysweep.flatness.norms.ghost`.  Torch has one thread meanwhile.  Values may differ between two calls by the
+rounding of float32, because MKL groups sums by the place of memory unless MKL_CBWR=COMPATIBLE is set.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("raysweep.flatness")
 
-#: The longest sentence: up to here sums over pairs of words are measured to be faster than hooks, even of
+#: The longest sentence.  Up to here, sums over pairs of words are faster than hooks, as measured even with
 #: models much narrower than that.
 LONGEST = 256
 
-#: Numbers in a chunk's hidden states, and the least words of a chunk: with smaller ones calls are what costs,
-#: with larger ones memory.
+#: Numbers in a chunk's hidden states, and the fewest words of a chunk.  Smaller chunks spend their time on
+#: calls, larger ones on memory.
 NUMBERS, WORDS = 2**19, 2048
 
 #: Share of the total by which the norm of a parameter may differ where that norm is close to zero.  Rounding
@@ -173,7 +173,7 @@ class FusedNorms:
 
 
 def agreed(norms: FusedNorms, masked: Tensor, positions: Tensor) -> bool:
-    """Return whether a model's norms are those of autograd; a model that was compared before is not again.
+    """Return whether a model's norms are those of autograd; each model is compared once.
 
     Logs a warning where they are not.
     """

@@ -160,7 +160,7 @@ class ChunkNorms(ABC):
         """
 
     def _logits(self, product: Tensor) -> Tensor:
-        """Return the logits [S, V], given them without the decoder's bias."""
+        """Return the logits [S, V]: `product`, those without the decoder's bias, with it added."""
         return product.add_(torch.from_numpy(self._weights.decoder_bias.value))
 
     def _bounds(self, rows: int) -> np.ndarray:

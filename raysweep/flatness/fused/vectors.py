@@ -26,7 +26,7 @@ _SIGNS = 128
 
 
 def sign_vectors(logits: Tensor, index: Tensor, *, seed: int) -> Tensor:
-    """Return the vectors [B, V] that `cotangents` gives of one Rademacher draw at these float32 logits."""
+    """Return the vectors [B, V] of `cotangents` for one Rademacher draw at these float32 logits."""
     v = torch.empty_like(logits)
     key = np.uint64(derive(seed, "test-vector"))
     _sign_vectors(logits.numpy(), index.numpy(), key, v.numpy())
@@ -60,7 +60,7 @@ def _sign_vectors(logits, index, key, v):  # type: ignore[no-untyped-def]
         total = _F0
         for c in range(classes):
             d = peek(logits, first + c) - top
-            # What rounds to no probability has none; NaN is not below anything, and stays.
+            # A probability that rounds to zero is zero; NaN is not below anything, and stays.
             e = _F0 if d < _LEAST else exponential(d)
             poke(p, c, e)
             total += e

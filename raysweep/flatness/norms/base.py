@@ -54,8 +54,8 @@ class Norms(Protocol):
     ) -> Iterator[Forward]:
         """Yield the forward pass of every batch of `masked` ids [n, T] at `positions`, [n] or [n, m].
 
-        The hidden states are the inputs of `at`.  A batch has `batch` inputs where the implementation lets
-        one choose, and by default as many as suit the device.
+        The hidden states are the inputs of `at`.  A batch has `batch` inputs where the implementation has
+        padded batches, and by default as many as suit the device.
         """
 
     def vectors(self, drawing: Drawing, forward: Forward, index: Tensor) -> Iterator[tuple[Tensor, float]]:
@@ -63,7 +63,7 @@ class Norms(Protocol):
 
 
 class PaddedNorms(ABC):
-    """Norms of padded batches: forward through the model itself, for subclasses to go back from.
+    """Norms of padded batches, with the forward pass of the model itself.
 
     Use it as a context manager, and keep the model's weights as they are meanwhile.
     """
@@ -108,7 +108,7 @@ class PaddedNorms(ABC):
                 rows=rows,
                 logits=logits,
                 real=places >= 0 if places.dim() == 2 else None,
-                hidden=seen[-1].view(*logits.shape[:-1], -1) if seen else None,
+                hidden=None if at is None else seen[-1].view(*logits.shape[:-1], -1),
                 norms=lambda v, last: self.norms(v, last=last),
             )
 

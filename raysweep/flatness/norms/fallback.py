@@ -93,7 +93,7 @@ class GradientNorms(PaddedNorms):
         return made
 
     def verify(self, ids: Tensor, positions: Tensor) -> None:
-        """Choose the way on `ids` [B, T] at `positions`, and check that rows do not see one another.
+        """Choose the method on `ids` [B, T] at `positions`, and check that rows do not affect one another.
 
         Raises `ConfigError` where a row's logits depend on the others, and `RunFailedError` for gradients
         that are not finite.
@@ -122,7 +122,7 @@ class GradientNorms(PaddedNorms):
 
 
 class _Logits(nn.Module):
-    """The logits of a model as a module's forward, which `functional_call` needs."""
+    """A module with the logits of a model as its forward, for `functional_call`."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

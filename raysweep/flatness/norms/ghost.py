@@ -152,7 +152,7 @@ class GhostNorms(PaddedNorms):
         for row in range(len(ids)):
             dense = own_norms(truth[row], self._parameters, v[row], keep=row + 1 < len(ids))
             for k, parameter in enumerate(self._parameters):
-                # However small its share is here: it has no norm at all, and may have more elsewhere.
+                # Its share may be small here, but it has no norm at all, and may have more elsewhere.
                 if id(parameter) in self._unknown and dense[k] > 0 and ghost[row, k] == 0:
                     raise NotCoveredError(self._unknown[id(parameter)])
             gap = (dense - ghost[row]).abs() / dense.sum()
@@ -166,7 +166,7 @@ class GhostNorms(PaddedNorms):
 
 
 def some_signs(logits: Tensor, positions: Tensor) -> Tensor:
-    """Return a cotangent to check with: signs that differ from class to class, 0 where no position is."""
+    """Return a cotangent for checks: signs that differ from class to class, 0 where there is no position."""
     # No pattern by row or class, so that no term vanishes by symmetry.
     signs = torch.arange(logits.numel(), device=logits.device).mul(2654435761).bitwise_right_shift(13)
     v = (signs.bitwise_and(1) * 2 - 1).to(logits.dtype).view_as(logits)
@@ -192,7 +192,7 @@ def require_finite(x: Tensor) -> None:
 
 
 class _Batch:
-    """The norms of one batch: cotangents [B, S, O] of every tap, and Gram matrices by what they are of."""
+    """The norms of one batch, from the cotangents [B, S, O] of every tap and from shared Gram matrices."""
 
     def __init__(self, gradients: list[Tensor], grams: dict[int, Tensor]) -> None:
         self._gradients = gradients

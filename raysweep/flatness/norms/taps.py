@@ -7,7 +7,7 @@ of a parameter in such a call is a `Term`; `raysweep.flatness.norms.ghost` compu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -77,13 +77,13 @@ class Taps:
         self.timed: set[int] = set()
         self.terms: dict[int, list[Term]] = {}
         self.grams: dict[int, Tensor] = {}
-        self._inputs: dict[int, tuple[int, Any]] = {}
+        self._inputs: dict[int, tuple[int, Tensor]] = {}
         self._ahead: dict[tuple[int, int], Tensor] = {}
         self._calls: list[tuple[int, nn.Linear]] = []
 
     def attach(self) -> None:
         """Replace the forward of every module by one that records."""
-        kinds: dict[type[nn.Module], Any] = {
+        kinds: dict[type[nn.Module], Callable[..., object]] = {
             nn.Linear: self._linear,
             nn.LayerNorm: self._layer_norm,
             nn.Embedding: self._embedding,
@@ -126,7 +126,7 @@ class Taps:
                     self._stacked[id(module)] = (weight, bias)
         self.clear()
 
-    def _call(self, module: nn.Module, record: Any, *args: Any, **kwargs: Any) -> Any:
+    def _call(self, module: nn.Module, record: Callable[..., object], *args: Any, **kwargs: Any) -> object:
         """Do a module's forward, between `attach` and `detach`."""
         if not self._recording:
             return type(module).forward(module, *args, **kwargs)

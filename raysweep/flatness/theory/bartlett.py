@@ -117,7 +117,7 @@ def _product(model: MaskedLM, pool: Pool, rows: Tensor) -> Tensor:
     for half in rows.to(pool.masked.device).chunk(2):
         with torch.enable_grad():
             losses = pool.losses(model(pool.masked[half], pool.positions[half]), half)
-            # Of a parameter that the logits do not depend on the gradient is zero.
+            # The gradient of a parameter that does not affect the logits is zero.
             halves.append(torch.autograd.grad(losses.mean(), weights, materialize_grads=True))
     return sum(
         ((a.double() * b.double()).sum() for a, b in zip(*halves, strict=True)),

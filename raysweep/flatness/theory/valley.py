@@ -29,7 +29,7 @@ from raysweep.models.base import MaskedLM, parameter_count
 #: Eigenvalues of JJᵀ below this share of the largest are zero.
 GAP = 1e-12
 
-#: |r|², about twice the excess loss in nats, from which on a model counts as being on Γ.
+#: |r|², about twice the excess loss in nats, up to which a model counts as being on Γ.
 BOTTOM = 1e-18
 
 #: Excess loss in nats below which its fall is lost in rounding.
@@ -135,7 +135,7 @@ class Valley:
         open_ = torch.arange(len(rows))
         for _ in range(_MOST_STEPS):
             J, r = vmap(self._jacobian)(rows[open_])
-            # What is not a number has not arrived.
+            # A NaN counts as not converged.
             far = ~(r.square().sum(dim=-1) <= BOTTOM)
             open_, J, r = open_[far], J[far], r[far]
             if not len(open_) or not bool(J.isfinite().all() and r.isfinite().all()):

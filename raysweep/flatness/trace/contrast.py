@@ -87,7 +87,7 @@ def difference(first: Measured, second: Measured) -> Difference:
         n=n,
         independent=math.hypot(*alone),
         correlation=torch.corrcoef(values.T)[0, 1].item() if n > 1 else math.nan,
-        # Where nothing has changed at any input there is nothing to doubt.
+        # A difference of exactly zero at every input needs no warning.
         warning=doubt(apart, weights) if bool(apart.any()) else None,
     )
 

@@ -43,7 +43,7 @@ from raysweep.models.lstm import LSTM
 
 #: Kinds of test vectors that are controlled.  Labels are left as published, and exact vectors need nothing.
 CONTROLLED = ("rademacher", "gaussian")
-#: Entries of a block of logits in float64: what a processor's caches hold a few of, and what a GPU likes.
+#: Entries of a block of logits in float64: a processor's caches hold a few such blocks; a GPU takes more.
 _BLOCK, _GPU_BLOCK = 1 << 20, 1 << 25
 
 

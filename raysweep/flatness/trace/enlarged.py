@@ -33,7 +33,7 @@ def width_factor(model: nn.Module, shape: str | Shape) -> int:
             f"enlarged_to: only encoders of raysweep are seen as larger ones, not a {type(model).__name__}; "
             "leave it out"
         )
-    # The larger model without memory: whether the shape fits is for `enlarge` to say.
+    # The larger model is made without memory; `enlarge` raises the error for a shape that does not fit.
     return enlarge(copy.deepcopy(model).to("meta"), shape).width // model.width
 
 
@@ -72,7 +72,7 @@ def _layers(model: nn.Module) -> int:
 
 
 def _scale(model: nn.Module, name: str, factor: int) -> float:
-    """Return what a parameter's squared gradient norm is multiplied by."""
+    """Return the factor of a parameter's squared gradient norm."""
     module = model.get_submodule(name.rpartition(".")[0])
     if isinstance(module, nn.Embedding):
         return float(factor)

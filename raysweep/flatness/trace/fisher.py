@@ -226,11 +226,11 @@ def fisher_trace(
 
 
 def next_look(done: int, rse: float, target: float, pool: int) -> int:
-    """Return the number of inputs at the next look, behind one with relative standard error `rse` at `done`.
+    """Return the number of inputs at the next look, after one of `done` inputs with relative error `rse`.
 
     >>> [next_look(512, rse, 0.01, 1000) for rse in (0.02, 0.0105)]
     [1000, 593]
     """
-    # A twentieth more than the last look says, so that the next one is seldom short by a little.
+    # A twentieth more than the last look asks for, so that the next one is seldom a little too short.
     needed = math.ceil(1.05 * done * (rse / target) ** 2) if math.isfinite(rse) else 2 * done
     return min(max(needed, done + 32), 2 * done, pool)

@@ -62,7 +62,7 @@ class Drawing:
 
 
 def check_vectors(kind: str) -> None:
-    """Raise `ConfigError` for a kind that is none."""
+    """Raise `ConfigError` for an unknown kind."""
     if kind not in get_args(Vectors):
         raise ConfigError(f"vectors={kind!r}: use one of {', '.join(get_args(Vectors))}")
 
@@ -84,7 +84,7 @@ def cotangents(
     z = z if z.dtype == torch.float64 else z.float()
     p = z.softmax(dim=-1)
     if real is not None:
-        # Without probabilities no vector has anything at places that are none.
+        # Without probabilities, vectors are 0 at places that hold no position.
         p = p * real[:, :, None]
     made = _exact(p) if kind == "exact" else _drawn(p, index, kind, seed, draws)
     for v, weight in made:
@@ -107,7 +107,7 @@ def _drawn(p: Tensor, index: Tensor, kind: str, seed: int, draws: int) -> Iterat
     if kind == "label":
         levels = seeding.uniforms(seed, "test-label", index, slots * draws).view(rows, slots, draws)
         total = p.double().cumsum(dim=-1)
-        # Rounding may leave the last sum under 1, and the level above it; none is drawn above that sum.
+        # Rounding may leave the last sum below 1, so levels are scaled to that sum.
         labels = torch.searchsorted(total, levels * total[:, :, -1:]).clamp_(max=classes - 1)
         there = total[:, :, -1:].gt(0).to(p)
         for y in labels.unbind(2):
@@ -115,7 +115,7 @@ def _drawn(p: Tensor, index: Tensor, kind: str, seed: int, draws: int) -> Iterat
         return
     root = p.sqrt()
     for draw in range(draws):
-        # One at a time: all of them, with a large vocabulary, are more than memory holds.
+        # One at a time, because all of them do not fit into memory with a large vocabulary.
         own = draw_seed(seed, draw)
         if kind == "gaussian":
             levels = seeding.uniforms(own, "test-normal", index, slots * classes)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -211,6 +211,16 @@ class Pass:
             )  # fmt: skip
         return d
 
+    def learn(self, d_logits: Tensor) -> None:
+        """Do the backward pass, and add the gradients of the embedding to the weights' sums as well."""
+        chunk, w = self.chunk, self.weights
+        kernels.embed_backward(
+            chunk.ids, chunk.at, chunk.place, w.token_values, w.positions.value,
+            w.embedding_norm.weight.value, self.sites[0], self.cut, self.embedding_stats,
+            self.backward(d_logits), array(w.tokens.gradient), w.positions.gradient,
+            w.embedding_norm.weight.gradient, w.embedding_norm.bias.gradient,
+        )  # fmt: skip
+
     def _encode(self) -> Tensor:
         """Return the encoder's output [M, D] at masked words; keep the arrays of the backward pass."""
         chunk, w = self.chunk, self.weights
@@ -271,7 +281,7 @@ class Pass:
         self, d: np.ndarray, d_y: Tensor, s: np.ndarray, stats: np.ndarray, shift: Vector, norm: Norm,
         k: int, site: int,
     ) -> Tensor:  # fmt: skip
-        """Turn d into the gradient of the residual stream before; return that of what was added to it."""
+        """Turn d into the gradient of the residual stream before; return that of the sublayer's output."""
         norm.observe(array(d_y), lambda: s, stats, d if self.post else None)
         d_o, d_o_array = self.weights.low(*d.shape)
         kernels.junction_backward(
@@ -285,7 +295,7 @@ class Pass:
         place = self.chunk.place
         return place[self.chunk.masked] if k + 1 == len(self.weights.layers) else place
 
-    def _attention(self, k: int, query: Tensor, key_value: Tensor) -> tuple[Any, ...]:
+    def _attention(self, k: int, query: Tensor, key_value: Tensor) -> tuple[object, ...]:
         """Return the arguments that both attention kernels take for layer k."""
         chunk, bias, D = self.chunk, self.weights.layers[k].projection_bias.value, self.width
         last = k + 1 == len(self.weights.layers)
@@ -348,19 +358,7 @@ def masked_loss(model: Encoder, words: Batch, *, seed: int, dtype: torch.dtype) 
     Raises `DataError` for words, positions or targets that the model does not have.
     """
 
-    def loss(w: EncoderWeights, chunk: Chunk) -> float:
-        work = Pass(model, w, chunk, seed)
-        logits = work.forward()
-        total: float = kernels.cross_entropy(
-            array(logits), w.decoder_bias.value, chunk.targets, np.float32(1 / words.count),
-            w.decoder_bias.gradient,
-        )  # fmt: skip
-        kernels.embed_backward(
-            chunk.ids, chunk.at, chunk.place, w.token_values, w.positions.value,
-            w.embedding_norm.weight.value, work.sites[0], work.cut, work.embedding_stats,
-            work.backward(logits), array(w.tokens.gradient), w.positions.gradient,
-            w.embedding_norm.weight.gradient, w.embedding_norm.bias.gradient,
-        )  # fmt: skip
-        return total
+    def begin(weights: EncoderWeights, chunk: Chunk) -> Pass:
+        return Pass(model, weights, chunk, seed)
 
-    return differentiable(model, words, CHUNK, lambda: EncoderWeights(model, dtype), loss)
+    return differentiable(model, words, CHUNK, lambda: EncoderWeights(model, dtype), begin)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from raysweep.models.batch import Batch
 from raysweep.models.dropout import cut_of
-from raysweep.models.fused import kernels, recurrent
+from raysweep.models.fused import recurrent
 from raysweep.models.fused.packing import Chunk
 from raysweep.models.fused.weights import Matrix, Vector, Weights, array, differentiable
 from raysweep.models.lstm import LSTM, LSTMLayer
@@ -124,7 +124,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class Place:
-    """Two low matrices that hold something of the words, and the row [N] of each word in them or -1."""
+    """Two low matrices with rows for words, and the row [N] of each word in them or -1."""
 
     left_row: np.ndarray
     right_row: np.ndarray
@@ -185,6 +185,10 @@ class Pass:
         """Add the gradient of each word's embedding, given those of `backward`, to its row of `table`."""
         recurrent.enter_backward(rows, self.chunk.place, self.sites[0], self.cut, *d_place.arguments, table)
 
+    def learn(self, d_logits: Tensor) -> None:
+        """Do the backward pass, and add the gradients of the embedding to the weights' sums as well."""
+        self.embed_backward(self.chunk.ids, self.backward(d_logits), array(self.weights.tokens.gradient))
+
     def _encode(self) -> Place:
         """Return the hidden states at masked words; keep the arrays of the backward pass."""
         chunk, w = self.chunk, self.weights
@@ -236,7 +240,7 @@ class Pass:
         return Place(row, nowhere, made, made)
 
     def _direction(self, k: int, side: int, order: Order, z: Tensor, above: Place) -> Kept:
-        """Do all steps of a direction of layer k and write its output where it is read above."""
+        """Do all steps of a direction of layer k, and write its output to the layer above."""
         weight, H = self.weights.layers[k][side], self.width // 2
         rows, starts = len(order.word), order.starts.tolist()
         gates, gates_array = self.weights.low(rows, 4 * H)
@@ -256,7 +260,7 @@ class Pass:
         return Kept(order, z, gates, cells)
 
     def _direction_backward(self, k: int, side: int, kept: Kept, above: Place) -> Tensor:
-        """Return the gradient of z, given those of what the direction wrote above."""
+        """Return the gradient of z, given those of the direction's output."""
         weight, H = self.weights.layers[k][side], self.width // 2
         starts = kept.order.starts.tolist()
         d_z = torch.empty_like(kept.z)
@@ -286,15 +290,8 @@ def masked_loss(model: LSTM, words: Batch, *, seed: int, dtype: torch.dtype) -> 
     Raises `DataError` for words, positions or targets that the model does not have.
     """
 
-    def loss(w: LSTMWeights, chunk: Chunk) -> float:
-        work = Pass(model, w, chunk, seed)
-        logits = work.forward()
-        total: float = kernels.cross_entropy(
-            array(logits), w.decoder_bias.value, chunk.targets, np.float32(1 / words.count),
-            w.decoder_bias.gradient,
-        )  # fmt: skip
-        work.embed_backward(chunk.ids, work.backward(logits), array(w.tokens.gradient))
-        return total
+    def begin(weights: LSTMWeights, chunk: Chunk) -> Pass:
+        return Pass(model, weights, chunk, seed)
 
     size = max(1, CHUNK // model.width)
-    return differentiable(model, words, size, lambda: LSTMWeights(model, dtype), loss)
+    return differentiable(model, words, size, lambda: LSTMWeights(model, dtype), begin)

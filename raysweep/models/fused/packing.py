@@ -53,7 +53,7 @@ def packed(batch: Batch, model: MaskedLM, words: int) -> Iterator[Chunk]:
     length = length[order]
     ends = length.cumsum()
     starts = ends - length
-    # Of each word: its sentence among those in order, and its position there.
+    # For each word: the number of its sentence in this order, and its position there.
     sentence = np.repeat(np.arange(len(order)), length)
     at = np.arange(len(sentence)) - starts[sentence]
     row = order[sentence]
@@ -69,7 +69,7 @@ def packed(batch: Batch, model: MaskedLM, words: int) -> Iterator[Chunk]:
     _check(model, flat, length, wanted)
     first = 0
     while first < len(order):
-        # Sentences that begin within `words` words of the first: at least one, and few too many.
+        # The chunk has the sentences that begin within `words` words of the first: at least one.
         last = int(np.searchsorted(starts, starts[first] + words))
         lo, hi = starts[first], ends[last - 1]
         bounds = np.append(starts[first:last], hi)

@@ -1,7 +1,7 @@
 """Weights, sums of their gradients, and the link to autograd, shared by the fused training paths of models.
 
-A path makes the gradients along with the loss, chunk by chunk, and sums them here in float32; to autograd the
-whole of it is one function of all parameters (`differentiable`).
+A path computes gradients along with the loss, chunk by chunk, and sums them here in float32; to autograd the
+whole path is one function of all parameters (`differentiable`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from raysweep.models.base import MaskedLM
 from raysweep.models.batch import Batch
+from raysweep.models.fused import kernels
 from raysweep.models.fused.packing import Chunk, packed
 
 _LARGE = 4096  # words of a vocabulary
@@ -32,7 +33,7 @@ def array(tensor: Tensor) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Matrix:
-    """A weight in low precision, and where the gradient of the float32 weight is summed."""
+    """A weight in low precision, and the sum of the gradient of the float32 weight."""
 
     low: Tensor
     gradient: Tensor
@@ -42,12 +43,12 @@ class Matrix:
         return torch.mm(x, self.low.T, out=out)
 
     def back(self, d: Tensor, x: Tensor) -> Tensor:
-        """Take d [N, O], the gradient of what `apply` made of x; return that of x."""
+        """Add the weight's gradient, and return that of x, given d [N, O], that of `apply(x)`."""
         self.learn(d, x)
         return self.through(d)
 
     def learn(self, d: Tensor, x: Tensor, row: np.ndarray | None = None) -> None:
-        """Add the weight's gradient, given d [N, O], that of what `apply` made of x.
+        """Add the weight's gradient, given d [N, O], that of `apply(x)`.
 
         `row` [N] is the row of each word of the chunk in d and x, or −1; without it the words, or the masked
         ones, stand there in their order.
@@ -76,6 +77,8 @@ class Weights:
 
     Kinds of models add theirs; `sums` holds by a parameter's id where its gradient is summed.
     """
+
+    decoder_bias: Vector
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
@@ -112,6 +115,16 @@ class Weights:
         return self._matrix(module.weight), self._vector(module.bias)
 
 
+class Training(Protocol):
+    """The forward and the backward pass of one chunk in training."""
+
+    def forward(self) -> Tensor:
+        """Return the logits [M, V] at masked words, without the decoder's bias."""
+
+    def learn(self, d_logits: Tensor) -> None:
+        """Add the gradients of all parameters but the decoder's bias to the weights' sums."""
+
+
 class _Loss(torch.autograd.Function):
     """The loss; its gradients are computed in the forward pass."""
 
@@ -137,12 +150,12 @@ class _Loss(torch.autograd.Function):
 
 
 def differentiable(
-    model: MaskedLM, words: Batch, size: int, make: Callable[[], W], loss: Callable[[W, Chunk], float]
+    model: MaskedLM, words: Batch, size: int, make: Callable[[], W], begin: Callable[[W, Chunk], Training]
 ) -> Tensor:
-    """Return the sum of `loss` over chunks of a batch by its `count`, as a function of the parameters.
+    """Return the sum of a batch's losses over its `count`, as a differentiable function of the parameters.
 
-    `loss` adds a chunk's gradient to the sums of the weights that it is given; `make` makes such weights.
-    Chunks have about `size` words, twice as many under a vocabulary so large that adding up its gradient
+    `make` makes the weights, and `begin` the pass of a chunk that adds its gradients to their sums.  Chunks
+    have about `size` words, twice as many under a vocabulary so large that adding up its gradient
     once a chunk would be slow.  Each of several torch threads computes chunks of its own, with torch on one
     thread in it: the order of sums depends on the number of threads alone.
     """
@@ -150,6 +163,15 @@ def differentiable(
     if model.total_vocabulary > _LARGE:
         size *= 2
     size = min(size, -(-int(words.lengths.sum()) // threads))
+
+    def loss(weights: W, chunk: Chunk) -> float:
+        work, bias = begin(weights, chunk), weights.decoder_bias
+        logits = work.forward()
+        total: float = kernels.cross_entropy(
+            array(logits), bias.value, chunk.targets, np.float32(1 / words.count), bias.gradient
+        )
+        work.learn(logits)
+        return total
 
     def made() -> tuple[float, W]:
         chunks = list(packed(words, model, size))
