@@ -1,11 +1,11 @@
-"""sweep file -> runs: strict files, axes, identity, plan and the ledger of what is done.
+"""From a sweep file to runs: strict files, axes, identity, plan and the ledger of finished work.
 
 Pure: no Ray, no MLflow.
 
     sweep = load_sweep("sweeps/scaling.yaml", overrides=["pretrain.steps=2000"])
     plan = sweep.plan()                        # runs: done / evaluate / resume / new / failed, and why
     ledger = sweep.ledger()
-    journal = ledger.run(sweep.runs[0])        # the run's records; what training writes its checkpoints to
+    journal = ledger.run(sweep.runs[0])        # the run's records, to which training writes its checkpoints
     frame = tidy(ledger, sweep)                # one row per run x milestone x metric
 """
 

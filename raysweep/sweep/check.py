@@ -1,4 +1,4 @@
-"""points -> runs: decoding, and every check that needs more than one field to be made.
+"""From points to runs: decoding, and every check that needs more than one field.
 
 Each distinct section is decoded once and each pair checked once, however many runs share them.
 """
@@ -42,7 +42,7 @@ _NEEDED = {
 
 @dataclass(frozen=True)
 class Checked:
-    """Runs without repetition, and what to tell about points that turned out to be the same run."""
+    """Distinct runs, and notes on points that turned out to be the same run."""
 
     runs: tuple[RunSpec, ...]
     notes: tuple[str, ...]
@@ -60,7 +60,7 @@ class Checker:
         self._fitted: set[tuple[int, int]] = set()
 
     def evaluations(self, node: Node | None, mark: Mark) -> dict[str, tuple[Evaluation, Node, Mark]]:
-        """Decode `evaluate`: kind -> settings; nothing behind a kind means its defaults."""
+        """Decode `evaluate`: kind -> settings; a kind without a value has its defaults."""
         found: dict[str, tuple[Evaluation, Node, Mark]] = {}
         if node is None or node.value is None:
             return found
@@ -91,9 +91,9 @@ class Checker:
         return found
 
     def section(self, name: str, source: Registry[Any] | type[Config], point: Point) -> Any:
-        """Return the decoded section of a point, or None where it is wrong.
+        """Return the decoded section of a point, or None if it is wrong.
 
-        `source` is the registry in which its kind is looked up, or its class where there is but one.
+        `source` is the registry of its kinds, or its class if it has only one.
         """
         node, at = point.sections.get(name), point.marks[name]
         if node is None or node.value is None:
@@ -116,7 +116,7 @@ class Checker:
         return self._validate(cls, self._with_absolute_paths(cls, node, name), node, (name,), at)
 
     def _class_of(self, name: str, family: Registry[Any], node: Node, at: Mark) -> type[Config] | None:
-        """Return the class that a section's `kind` names, or None where it names none."""
+        """Return the class that a section's `kind` names, or None if there is no such class."""
         kind, choices = node.get("kind"), ", ".join(family.kinds())
         if kind is None:
             self.problems.add(at, f"{name}.kind", f"missing — choose one of {choices}")
@@ -141,14 +141,14 @@ class Checker:
         return None
 
     def _with_absolute_paths(self, cls: type[Config], node: Node, name: str) -> dict[str, Any]:
-        """Return plain data in which paths, relative to the file they stand in, are absolute."""
+        """Return plain data with absolute paths; relative ones start from the folder of their file."""
         data: dict[str, Any] = dict(node.plain)
         for key, child in node.items():
             if not isinstance(child.value, str) or key not in cls.model_fields:
                 continue
             path = child.mark.folder / Path(child.value).expanduser()
             if key in getattr(cls, "hub_or_path", ()):
-                # What the hub calls things may look like a path too: what is there is meant.
+                # A name on the hub may look like a path too: it is a path if something exists there.
                 if path.exists() or child.value.startswith(("/", "./", "../", "~")) or _matches(path):
                     data[key] = os.path.abspath(path)
             elif _is_path(cls, key):
@@ -158,17 +158,17 @@ class Checker:
         return data
 
     def seed(self, point: Point) -> int | None:
-        """Return the seed of a point, 0 where none is given."""
+        """Return the seed of a point, by default 0."""
         node = point.sections.get("seed")
         if node is None:
             return 0
         if isinstance(node.value, bool) or not isinstance(node.value, int) or node.value < 0:
-            self.problems.add(node.mark, "seed", f"{show(node.plain)} is not a whole number from 0 on")
+            self.problems.add(node.mark, "seed", f"{show(node.plain)} is not a whole number of at least 0")
             return None
         return node.value
 
     def language(self, config: LanguageConfig, point: Point) -> Language | None:
-        """Return the built language, or None where its parameters make no sense."""
+        """Return the built language, or None if its parameters make no sense."""
         if id(config) not in self._built:
             try:
                 self._built[id(config)] = self.languages.get(config)
@@ -178,7 +178,7 @@ class Checker:
         return self._built[id(config)]
 
     def _fits(self, config: Any, language: Language, node: Node, at: Mark, name: str) -> None:
-        """Ask a model, algorithm or evaluation, once, whether it fits a language."""
+        """Check once whether a model, algorithm or evaluation fits a language."""
         key = (id(config), id(language))
         if key in self._fitted:
             return
@@ -194,7 +194,7 @@ class Checker:
     def _can_measure(
         self, evaluation: Evaluation, model: ModelConfig, language: Language, node: Node, at: Mark
     ) -> None:
-        """Ask an evaluation, once, whether it can measure a model."""
+        """Check once whether an evaluation can measure a model."""
         key = (id(evaluation), id(model))
         if key in self._fitted:
             return
@@ -207,7 +207,7 @@ class Checker:
     def runs(
         self, points: Iterable[Point], evaluations: Mapping[str, tuple[Evaluation, Node, Mark]]
     ) -> Checked:
-        """Return the runs of all points, those with one training merged; problems are collected."""
+        """Return the runs of all points, merging those that share a training; problems are collected."""
         merger = _Merger({kind: found[0] for kind, found in evaluations.items()})
         for point in points:
             language_config = self.section("language", registry.languages, point)
@@ -245,7 +245,7 @@ class Checker:
 
 
 class _Merger:
-    """Joins points that are one training: milestones united, only the axes they agree on kept."""
+    """Joins points that share a training: all their milestones, and only the axes they agree on."""
 
     def __init__(self, evaluations: Mapping[str, Evaluation]) -> None:
         self.evaluations = dict(evaluations)
@@ -271,7 +271,7 @@ class _Merger:
 
     def add(self, spec: RunSpec) -> None:
         """Add the run of a point."""
-        # The same grouping as by training identity, without a hash of everything for every point.
+        # This groups as the training identity does, without hashing everything for every point.
         key: tuple[Any, ...] = (spec.language_fingerprint, self._text(spec.algorithm))
         if spec.trains:
             free = extent(spec.algorithm.depends_on_steps)
@@ -291,13 +291,13 @@ class _Merger:
 
 
 def _telling(axes: Mapping[str, Any], algorithm: AlgorithmConfig) -> dict[str, Any]:
-    """Return the axes that tell runs apart: the number of steps only where it changes what a step does."""
+    """Return the axes that distinguish runs: the number of steps only if a step depends on it."""
     free = extent(algorithm.depends_on_steps)
     return {path: value for path, value in axes.items() if path.partition(".")[2] not in free}
 
 
 def _lengths(runs: Iterable[RunSpec]) -> list[str]:
-    """Name the algorithms that train runs of several lengths separately."""
+    """Return a note for each algorithm with separate trainings of several lengths."""
     found: dict[str, set[int]] = {}
     for run in runs:
         if run.trains and run.algorithm.depends_on_steps:
@@ -333,6 +333,6 @@ def _matches(path: Path) -> bool:
 
 
 def _is_path(cls: type[Config], name: str) -> bool:
-    """Return whether a field holds a path: by its type, or by being called `path`."""
+    """Return whether a field holds a path, by its type or its name."""
     annotation = cls.model_fields[name].annotation
     return name == "path" or annotation is Path or Path in typing.get_args(annotation)

@@ -1,4 +1,4 @@
-"""RUN@STEP -> a checkpoint of a launched sweep, found in the storage."""
+"""Finds a checkpoint of a launched sweep in the storage by RUN@STEP."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from raysweep.sweep.stored import load_stored, stored_names
 
 @dataclass(frozen=True)
 class FoundCheckpoint:
-    """A checkpoint and its run; `directory` is the checkpoint's own folder."""
+    """A checkpoint with its sweep and run; `directory` is the checkpoint's own folder."""
 
     sweep: Sweep
     run: RunSpec
@@ -30,15 +30,15 @@ class FoundCheckpoint:
 
 
 def find_checkpoint(storage: Path, name: str) -> FoundCheckpoint:
-    """Return the checkpoint that `name` says: RUN@STEP, or RUN for the last step that there is.
+    """Return the checkpoint with a name: RUN@STEP, or RUN for its last step.
 
     RUN is a run's id or a pattern (`*` and `?`) that only one run matches.  A run that several sweeps share
-    is the same training in all of them; the first that has the checkpoint is taken.  Raises `ConfigError`
-    saying what there is.
+    is the same training in all of them; the first sweep with the checkpoint is taken.  Raises `ConfigError`
+    naming the runs or steps that exist.
     """
     pattern, at, text = name.rpartition("@") if "@" in name else (name, "", "")
     if at and not (text.isascii() and text.isdigit()):
-        raise ConfigError(f"'{name}': '{text}' is no step; write RUN@STEP, e.g. {pattern or 'RUN'}@1000")
+        raise ConfigError(f"'{name}': '{text}' is not a step; write RUN@STEP, e.g. {pattern or 'RUN'}@1000")
     sweeps = {sweep: Ledger(storage / sweep).run_ids() for sweep in stored_names(storage)}
     everywhere = sorted({run for runs in sweeps.values() for run in runs})
     found = [run for run in everywhere if fnmatch.fnmatchcase(run, pattern)]
@@ -46,7 +46,7 @@ def find_checkpoint(storage: Path, name: str) -> FoundCheckpoint:
         hint = suggest(pattern, everywhere)
         raise ConfigError(
             f"'{pattern}': no such run in {storage} ({len(everywhere)} runs in {len(sweeps)} sweeps){hint}; "
-            "`raysweep status NAME` lists those of a sweep, --storage names another folder"
+            "`raysweep status NAME` lists the runs of a sweep, --storage names another folder"
         )
     if len(found) > 1:
         listed = ", ".join(found[:3]) + (", ..." if len(found) > 3 else "")
@@ -67,4 +67,4 @@ def find_checkpoint(storage: Path, name: str) -> FoundCheckpoint:
     if not steps:
         raise ConfigError(f"run {found[0]} has no checkpoint that can be read; launch its sweep")
     listed = ", ".join(map(str, sorted(steps)))
-    raise ConfigError(f"run {found[0]} has no checkpoint of step {text}; it has those of {listed}")
+    raise ConfigError(f"run {found[0]} has no checkpoint of step {text}; it has steps {listed}")

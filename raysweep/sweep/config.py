@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 
 class LanguageCache:
-    """Builds each language once; the key is its normalised configuration."""
+    """Builds each language once, keyed by its normalised configuration."""
 
     def __init__(self) -> None:
         self._built: dict[str, Language] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A process that receives a sweep builds what it needs; languages can be large.
+        # Languages can be large, so a process that receives a sweep builds those it needs.
         return LanguageCache, ()
 
     def get(self, config: LanguageConfig) -> Language:
-        """Return the language of a configuration, building it at first use."""
+        """Return the language of a configuration, built at first use."""
         key = canonical(config.encode())
         if key not in self._built:
             self._built[key] = config.build()
@@ -40,7 +40,7 @@ class LanguageCache:
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """A sweep file, expanded: its runs, what they may use and where their results lie."""
+    """An expanded sweep file: its runs, their resources and the place of their results."""
 
     name: str
     description: str
@@ -52,13 +52,13 @@ class Sweep:
     storage: Path
     #: None: SQLite in the sweep's folder.
     tracking_uri: str | None
-    #: Dotted paths of the axes that tell runs apart, in the order of the file.
+    #: Dotted paths of the axes that distinguish runs, in the order of the file.
     axes: tuple[str, ...]
     #: The whole configuration, extended and overridden, as plain data.
     config: Mapping[str, Any]
-    #: Things worth knowing that are no errors, e.g. grid points that are the same run.
+    #: Remarks that are not errors, e.g. on grid points that are the same run.
     notes: tuple[str, ...] = ()
-    #: Grid points and included runs before those that share a training were merged.
+    #: Number of grid points and included runs, before those that share a training are merged.
     points: int = 0
     languages: LanguageCache = field(default_factory=LanguageCache, repr=False, compare=False)
     make_variant: Callable[[Mapping[str, Any]], RunSpec] | None = field(
@@ -83,10 +83,10 @@ class Sweep:
         return self.languages.get(spec.language)
 
     def prepare(self) -> None:
-        """Make what the languages of the runs read, such as the tokens of a corpus; check what is known then.
+        """Prepare the data of the runs' languages, such as the tokens of a corpus, and check the evaluations.
 
-        Loading and planning a sweep does not: it may take hours.  Raises `DataError` where it cannot be made,
-        `ConfigError` where evaluations do not fit what was made.
+        This may take hours, so loading and planning a sweep do not do it.  Raises `DataError` if data cannot
+        be prepared, and `ConfigError` if evaluations do not fit it.
         """
         found: dict[str, None] = {}
         for spec in self.runs:
@@ -99,7 +99,7 @@ class Sweep:
             raise ConfigError("\n".join(found))
 
     def run(self, run_id: str) -> RunSpec:
-        """Return a run by its id; raises `ConfigError` with the nearest id for one that is not there."""
+        """Return a run by its id; raises `ConfigError` with the nearest id for an unknown one."""
         spec = self._by_id.get(run_id)
         if spec is None:
             near = registry.suggest(run_id, self._by_id)
@@ -113,7 +113,7 @@ class Sweep:
     def variant(self, settings: Mapping[str, Any]) -> RunSpec:
         """Return the sweep's base configuration with `settings` (dotted path -> plain value) laid on it.
 
-        This is how a search algorithm's suggestion becomes a run.  The axes of the file play no part.
+        This turns the suggestion of a search algorithm into a run.  The axes of the file are ignored.
         Raises `ConfigError` for settings that make no sense.
         """
         if self.make_variant is None:

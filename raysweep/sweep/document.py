@@ -1,8 +1,8 @@
-"""A sweep file as a tree of values that know where they stand.
+"""A sweep file as a tree of values with their places.
 
 YAML 1.2 core schema: `1e-3` is a number, `on` and `yes` are strings, a key written twice is an error.  Every
-node keeps file, line and column, so that a wrong value is named where it was written, whether that is the
-sweep file, the file it extends, an axis, or `--set a.b=c` on the command line.
+node keeps its file, line and column, so that an error names the place of a wrong value: the sweep file, the
+file it extends, an axis, or `--set a.b=c` on the command line.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from raysweep.errors import ConfigError
 from raysweep.registry import suggest
 from raysweep.sweep.scalars import Scalar, resolve
 
-#: More values than any sweep file has; fewer than a nest of aliases can grow to.
+#: Most values of a sweep file; nested aliases can grow to more.
 MAX_VALUES = 100_000
 
 _CORE_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("map", "seq", "str", "int", "float", "bool", "null")}
-# The resolver of ruamel also knows these by the look of a plain scalar; the core schema reads them as text.
+# The resolver of ruamel also recognises these in plain scalars; the core schema reads them as text.
 _TEXT_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("timestamp", "merge", "value")}
 
 Key = str | int
@@ -35,12 +35,12 @@ Key = str | int
 
 @dataclass(frozen=True)
 class Mark:
-    """The place where something was written: in a file, or in an override (no line)."""
+    """The place of a value: in a file, or in an override (no line)."""
 
     source: str
     line: int | None = None
     column: int | None = None
-    #: What relative paths written here are relative to.
+    #: Folder from which relative paths written here start.
     folder: Path = field(default=Path(), compare=False)
 
     def __str__(self) -> str:
@@ -106,7 +106,7 @@ class Problem:
 
 
 class Problems:
-    """Collects what is wrong, each thing once, and raises all of it in one `ConfigError`."""
+    """Collects problems, each once, and raises all of them in one `ConfigError`."""
 
     def __init__(self) -> None:
         self._found: dict[Problem, None] = {}
@@ -122,7 +122,7 @@ class Problems:
         self._found[Problem(mark, name, message)] = None
 
     def raise_any(self) -> None:
-        """Raise `ConfigError`, one line per problem in the order of the files, where there is any."""
+        """Raise `ConfigError`, one line per problem in the order of the files, if there are any."""
         if self._found:
             lines = [str(problem) for problem in sorted(self._found, key=lambda p: p.mark.order)]
             raise ConfigError("\n".join(dict.fromkeys(lines)))
@@ -203,9 +203,9 @@ class _Reader:
 
 
 def parse(text: str, place: Mark, problems: Problems) -> Node:
-    """Return the tree of a YAML text; `place` with a line means places inside the text are its own.
+    """Return the tree of a YAML text; if `place` has a line, nodes have their own places in the text.
 
-    Raises `ConfigError` for text that is no YAML; duplicate keys and the like go to `problems`.
+    Raises `ConfigError` for text that is not YAML; duplicate keys and the like go to `problems`.
     """
     yaml = YAML(typ="safe", pure=True)
     try:
@@ -228,8 +228,8 @@ def parse(text: str, place: Mark, problems: Problems) -> Node:
 def merge(base: Node, over: Node) -> Node:
     """Return `base` with `over` laid on it.
 
-    Mappings are merged key by key, except that a mapping that names another `kind` replaces the whole; any
-    other value replaces.
+    Mappings are merged key by key, but a mapping with another `kind` replaces the whole mapping.  Any other
+    value replaces the old one.
     """
     if not isinstance(base.value, dict) or not isinstance(over.value, dict):
         return over
@@ -246,7 +246,7 @@ def merge(base: Node, over: Node) -> Node:
 
 
 def node_of(data: Any, mark: Mark) -> Node:
-    """Return the tree of plain data that was written nowhere; all of it stands at `mark`."""
+    """Return the tree of plain data that no file holds; all of its nodes have the place `mark`."""
     if isinstance(data, Mapping):
         children = {str(key): node_of(value, mark) for key, value in data.items()}
         return Node(children, mark, dict.fromkeys(children, mark))
@@ -257,7 +257,7 @@ def node_of(data: Any, mark: Mark) -> Node:
 
 
 def put(root: Node, path: Sequence[str], node: Node, mark: Mark) -> Node:
-    """Return `root` with `node` in the place of whatever stands at `path`; new keys stand at `mark`."""
+    """Return `root` with `node` at `path`; new keys have the place `mark`."""
     if not path:
         return node
     head, rest = path[0], path[1:]
@@ -269,7 +269,7 @@ def put(root: Node, path: Sequence[str], node: Node, mark: Mark) -> Node:
 
 
 def nest(path: Sequence[str], node: Node, key_mark: Mark) -> Node:
-    """Return the mapping that has `node` at `path` and nothing else."""
+    """Return a mapping with `node` at `path` and nothing else."""
     for key in reversed(path):
         node = Node({key: node}, key_mark, {key: key_mark})
     return node
@@ -278,7 +278,7 @@ def nest(path: Sequence[str], node: Node, key_mark: Mark) -> Node:
 def read_file(path: Path, problems: Problems, chain: tuple[Path, ...] = ()) -> Node:
     """Read a sweep file with everything it extends; its root must be a mapping.
 
-    Raises `ConfigError` for a file that is missing, is no YAML, or extends itself.
+    Raises `ConfigError` for a file that is missing, is not YAML, or extends itself.
     """
     place = Mark(str(path), 1, 1, path.parent)
     try:
@@ -309,7 +309,7 @@ def read_file(path: Path, problems: Problems, chain: tuple[Path, ...] = ()) -> N
 
 
 def parse_override(text: str, problems: Problems) -> tuple[list[str], Node] | None:
-    """Return path and value of `a.b=c`; the right side is YAML.  What follows `axes.` is one axis name."""
+    """Return path and value of `a.b=c`; the right side is YAML.  The rest after `axes.` is one axis name."""
     place = Mark(f"--set {text}", folder=Path.cwd())
     left, equals, right = text.partition("=")
     path = left.strip().split(".")

@@ -1,4 +1,4 @@
-"""Errors of configurations in plain words: what is wrong with which value, where, and what to write."""
+"""Errors of configurations in plain words: the value, its place, the fault and the remedy."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _BOUNDS = {
     "multiple_of": ("multiple_of", "a multiple of"),
 }
 
-#: A validator of a whole config may open its message with the field it is about.
+#: The validator of a whole config may start its message with the name of a field.
 _NAMED = re.compile(r"(?P<field>[a-z_]+)(?:\[(?P<index>\d+)\])?: (?P<rest>.*)", re.DOTALL)
 
 
@@ -67,14 +67,14 @@ def explain(
     at: Mark,
     problems: Problems,
 ) -> None:
-    """Add what `cls` has against `node`, which stands at `prefix` of the configuration, to `problems`.
+    """Add the errors of `node`, a configuration of `cls` at `prefix`, to `problems`.
 
-    `at` is the place of the section's own name: where a missing field is reported.
+    `at` is the place of the section's name, the place of missing fields.
     """
     grouped: dict[tuple[Key, ...], list[ErrorDetails]] = {}
     for details in error.errors(include_url=False):
         grouped.setdefault(_place(details["loc"], node, cls, details["type"]), []).append(details)
-    # A field that was misspelt is not missing as well.
+    # A misspelt field is not also missing.
     meant = {
         (*path[:-1], near)
         for path, found in grouped.items()
@@ -108,13 +108,13 @@ def explain(
 
 
 def _place(loc: Sequence[Key], node: Node, cls: type[Config], kind: str) -> tuple[Key, ...]:
-    """Return the part of a pydantic location that is a place in the file; branches of unions are not."""
+    """Return the part of a pydantic location that is a place in the file, without branches of unions."""
     path: list[Key] = []
     here: Node | None = node
     for k, key in enumerate(loc):
         child = here.get(key) if here is not None else None
         if child is None:
-            # A missing field has no node; a field left at its default can be wrong beside others.
+            # A missing field has no node, and a default can contradict another field.
             last = kind == "missing" and k == len(loc) - 1
             if last or (not path and isinstance(key, str) and key in cls.model_fields):
                 path.append(key)
@@ -125,7 +125,7 @@ def _place(loc: Sequence[Key], node: Node, cls: type[Config], kind: str) -> tupl
 
 
 def _sentence(found: Sequence[ErrorDetails]) -> str:
-    """Return one sentence for all that one value has against it (the branches of a union each complain)."""
+    """Return one sentence for all errors of one value; each branch of a union gives one."""
     value = found[0]["input"]
     wanted: list[str] = []
     for details in found:
@@ -148,7 +148,7 @@ def _sentence(found: Sequence[ErrorDetails]) -> str:
             wanted.append(_WANTED[kind])
         else:
             wanted.append(one_line(details["msg"][:1].lower() + details["msg"][1:]))
-    return f"{show(value)} will not do; it must be {' or '.join(dict.fromkeys(wanted))}"
+    return f"{show(value)} is not valid; it must be {' or '.join(dict.fromkeys(wanted))}"
 
 
 def _choice(value: Any, expected: str) -> str:
@@ -159,6 +159,6 @@ def _choice(value: Any, expected: str) -> str:
 
 
 def unknown(key: str, known: Sequence[str] | Mapping[str, Any], what: str = "field") -> str:
-    """Return the sentence for a name that is not known, with the nearest or all that are."""
+    """Return the sentence for an unknown name, with the nearest known name or all of them."""
     listed = f" — known: {', '.join(sorted(known))}" if known else ""
     return f"unknown {what}{suggest(key, known) or listed}"

@@ -1,12 +1,12 @@
-"""axes, zip, include and exclude -> points: one configuration each, before anything is decoded.
+"""From axes, zip, include and exclude to points: one configuration each, not yet decoded.
 
     axes      dotted path -> values; the grid is their product, the first axis outermost
     zip       list of groups of axes; the axes of a group walk together, the groups multiply with the grid
     exclude   list of {dotted path: value}; a grid point that agrees with all of one entry is dropped
     include   list of partial configurations; each, laid on the base, is one more point, without the axes
 
-A path leads into `language`, `model`, `algorithm`, `pretrain` or is `seed`; it may be a whole section, and
-values are laid on what stands there as `extends` does (see `document.merge`).
+A path leads into `language`, `model`, `algorithm` or `pretrain`, or is `seed`.  It may be a whole section.
+Values are merged with the base as by `extends` (see `document.merge`).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from raysweep.sweep.document import Mark, Node, Problems, merge, nest
 from raysweep.sweep.explain import show, unknown
 from raysweep.sweep.identity import canonical
 
-#: Sections that a run has for itself; `evaluate` and `resources` belong to the whole sweep.
+#: Sections that belong to a run; `evaluate` and `resources` belong to the whole sweep.
 SECTIONS = ("language", "model", "algorithm", "pretrain", "seed")
 
-#: Grids past this are taken for a mistake.
+#: Most points of a grid; a larger grid is taken for a mistake.
 MAX_POINTS = 100_000
 
 
@@ -40,7 +40,7 @@ class Setting:
 
 @dataclass(frozen=True, eq=False)
 class Point:
-    """One configuration: a node per section that is there, and what the axes say of it."""
+    """One configuration: a node for each of its sections, and its values of the axes."""
 
     sections: dict[str, Node]
     #: Place of each section's name.
@@ -50,7 +50,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Grid:
-    """All points, the axes' paths in order, and the paths of axes that are faulty and so were left out."""
+    """All points, the paths of the axes in order, and the paths of faulty axes, which are left out."""
 
     points: list[Point]
     axes: tuple[str, ...]
@@ -58,7 +58,7 @@ class Grid:
 
 
 class Composer:
-    """Lays settings on the sections of a base; equal settings give the very same node, so work is shared."""
+    """Lays settings on the sections of a base; equal settings give the same node object."""
 
     def __init__(self, root: Node) -> None:
         self.base = {name: root.get(name) for name in SECTIONS}
@@ -85,7 +85,7 @@ class Composer:
         key = (name, tuple(id(s.node) for s in settings))
         made = self._made.get(key)
         if made is None:
-            self._kept.extend(settings)  # an id is only good while its object lives
+            self._kept.extend(settings)  # an id is valid only while its object lives
             nodes = [nest(s.path.split(".")[1:], s.node, s.key) for s in settings]
             made = functools.reduce(merge, nodes if base is None else [base, *nodes])
             self._made[key] = made
@@ -93,7 +93,7 @@ class Composer:
 
 
 def expand(root: Node, problems: Problems) -> Grid:
-    """Return all points of a sweep file; what is wrong with its axes goes to `problems`."""
+    """Return all points of a sweep file; errors of its axes go to `problems`."""
     reader = _AxesReader(problems)
     groups: list[list[tuple[Setting, ...]]] = []
     axes = root.get("axes")
@@ -145,7 +145,7 @@ def _value(point: Point, path: str) -> Node | None:
 
 
 class _AxesReader:
-    """Reads axes, refusing what cannot be one."""
+    """Reads and checks axes."""
 
     def __init__(self, problems: Problems) -> None:
         self.problems = problems
@@ -161,14 +161,14 @@ class _AxesReader:
             self.problems.add(mark, name, unknown(head, SECTIONS))
         elif not all(rest) or (head == "seed" and rest):
             self.problems.add(
-                mark, name, f"'{path}' is no path; write e.g. model.shape, algorithm.lr or seed"
+                mark, name, f"'{path}' is not a path; write e.g. model.shape, algorithm.lr or seed"
             )
         else:
             return True
         return False
 
     def column(self, at: str, path: str, values: Node, mark: Mark, *, distinct: bool) -> list[Setting]:
-        """Return the settings of one axis; [] where it is wrong."""
+        """Return the settings of one axis; [] if it is wrong."""
         name = f"{at}.{path}"
         before = len(list(self.problems))
         if self.known(name, path, mark):
@@ -200,7 +200,7 @@ class _AxesReader:
                 )
 
     def walk(self, k: int, group: Node) -> list[list[tuple[Setting, ...]]]:
-        """Return the rows of a zip group, as one group of the product; [] where it is wrong."""
+        """Return the rows of a zip group, as one group of the product; [] if it is wrong."""
         at = f"zip[{k}]"
         columns = [
             self.column(at, path, values, group.keys[path], distinct=False) for path, values in group.items()
@@ -251,7 +251,7 @@ def _exclude(root: Node, points: list[Point], problems: Problems) -> list[Point]
 
 
 def _agrees(node: Node | None, value: Any) -> bool:
-    """Return whether what stands somewhere equals `value`; of a mapping, the keys that `value` names."""
+    """Return whether a node equals `value`; of a mapping, only the keys of `value` count."""
     if node is None:
         return False
     if isinstance(value, dict):

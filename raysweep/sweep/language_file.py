@@ -1,4 +1,4 @@
-"""A language alone: that of a sweep file, or of a file that holds nothing else."""
+"""Reads a language alone: from a sweep file, or from a file of its own."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def load_language_config(path: str | os.PathLike[str], overrides: Sequence[str] 
     """Return the base language of a sweep file, or of a YAML file that is one language (`kind: hmm`, ...).
 
     `overrides` are `a.b=c` on the file's own fields.  Raises `ConfigError` with one line
-    `file:line:column: field: message` for everything that is wrong.
+    `file:line:column: field: message` for each error.
     """
     return _read(path, overrides)[0]
 

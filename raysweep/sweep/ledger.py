@@ -1,15 +1,15 @@
-"""The sole truth about what is done: small files, each there whole or not at all.
+"""The only record of finished work: small files, each written whole or not at all.
 
-    <storage>/<sweep>/lock                                who is launching this sweep (see SweepLock)
-    <storage>/<sweep>/runs/<run id>/run.json              which run this is: its identity and what made it
+    <storage>/<sweep>/lock                                the process that launches this sweep (see SweepLock)
+    <storage>/<sweep>/runs/<run id>/run.json              the identity of the run and its configuration
     <storage>/<sweep>/runs/<run id>/records/*.json        one fact a file (raysweep.sweep.records)
     <storage>/<sweep>/runs/<run id>/checkpoints/step-*/   weights and resumable state (raysweep.training)
     <storage>/<sweep>/runs/<run id>/arrays/<evaluation>/  measured shards, per input
-    <storage>/<sweep>/runs/<run id>/quarantine/           what was found torn or altered, for a person to see
+    <storage>/<sweep>/runs/<run id>/quarantine/           damaged files, for a person to see
 
 Every write is idempotent: the first record of a fact stands, so a replay after a kill changes neither values
-nor times.  Any number of processes may read while one writes.  A ledger holds nothing but its path and may
-be sent to other processes.
+nor times.  Any number of processes may read while one writes.  A ledger holds only its path and may be sent
+to other processes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import io
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -52,9 +52,9 @@ _PREFIX = "array:"
 
 @dataclass
 class RunLedger:
-    """The ledger of one run; it is the `Journal` that training writes.
+    """The ledger of one run, and the `Journal` of its training.
 
-    With `limit`, checkpoints behind that step are not offered for resuming (see `rewound`).
+    With `limit`, training does not resume from checkpoints after that step (see `rewound`).
     """
 
     directory: Path
@@ -62,7 +62,7 @@ class RunLedger:
 
     @property
     def run_id(self) -> str:
-        """The run this folder is named after."""
+        """The id of the run, the name of its folder."""
         return self.directory.name
 
     @classmethod
@@ -87,7 +87,7 @@ class RunLedger:
 
     @property
     def identity_path(self) -> Path:
-        """The file that says which run this is, a `RunRecord`."""
+        """The file of the run's identity, a `RunRecord`."""
         return self.directory / "run.json"
 
     @property
@@ -96,7 +96,7 @@ class RunLedger:
         return self.identity_path.is_file()
 
     def identity(self) -> RunRecord | None:
-        """Return the record that names this run, or None if it is absent; a damaged record is quarantined."""
+        """Return the identity of the run, or None if it is absent; a damaged record is quarantined."""
         return read_record(self.identity_path, RunRecord, self._quarantine)
 
     @property
@@ -112,18 +112,18 @@ class RunLedger:
         return self._records / name
 
     def record_names(self) -> list[tuple[str, RecordName]]:
-        """Return file names of all records with what they say, sorted by name."""
+        """Return the file names of all records with their parts, sorted by name."""
         found = ((name, parse_name(name)) for name in names(self._records))
         return [(name, parsed) for name, parsed in found if parsed is not None]
 
     def read(self, name: str, cls: type[R]) -> R | None:
-        """Return a record, or None where it is absent; a damaged one is quarantined and counts as absent."""
+        """Return a record, or None if it is absent; a damaged one is quarantined and counts as absent."""
         return read_record(self.record_path(name), cls, self._quarantine)
 
     # Checkpoints
 
     def checkpoint_directory(self, step: int) -> Path:
-        """Return where the checkpoint of a step lies."""
+        """Return the folder of the checkpoint of a step."""
         return checkpoint_directory(self.directory, step)
 
     def steps_on_disk(self) -> set[int]:
@@ -132,7 +132,7 @@ class RunLedger:
         return {int(step) for step in found if step.isdecimal()}
 
     def checkpoint(self, step: int) -> CheckpointRecord | None:
-        """Return the record of a checkpoint, whether or not its files are still there."""
+        """Return the record of a checkpoint, even if its files are gone."""
         record = self.read(checkpoint_name(step), CheckpointRecord)
         return record if record is not None and record.step == step else None
 
@@ -143,7 +143,7 @@ class RunLedger:
         return [record for record in found if record is not None]
 
     def checkpoints(self) -> list[CheckpointRecord]:
-        """Return committed checkpoints whose files are there, newest first, up to `limit`."""
+        """Return the committed checkpoints that have a folder, newest first, up to `limit`."""
         there = self.steps_on_disk()
         return [
             record
@@ -154,8 +154,8 @@ class RunLedger:
     def commit(self, record: CheckpointRecord) -> None:
         """Record a checkpoint, durably.
 
-        A step recorded before keeps its first curve and times, so a replay draws no second curve; the
-        manifest becomes that of the files now there.
+        A step recorded before keeps its first curve and times, so a replay draws no second curve.  Its
+        manifest becomes that of the new files.
         """
         first = self.checkpoint(record.step)
         if first is not None:
@@ -172,7 +172,7 @@ class RunLedger:
         write_atomic(self._records / checkpoint_name(record.step), encode(record))
 
     def quarantine(self, record: CheckpointRecord, reason: str) -> None:
-        """Move the files of a checkpoint aside; its record stays for its curve and waits for new files."""
+        """Move the files of a checkpoint aside; its record stays, for its curve."""
         moved = move_aside(self.checkpoint_directory(record.step), self._quarantine)
         where = f"; moved to {moved}" if moved else ""
         log.warning("%s: checkpoint of step %d: %s%s", self.run_id, record.step, reason, where)
@@ -180,26 +180,20 @@ class RunLedger:
             write_atomic(moved.with_name(moved.name + ".reason.txt"), (reason + "\n").encode())
 
     def rewound(self, step: int) -> RunLedger:
-        """Return this ledger as it would offer itself to a run that resumes at or before `step`.
+        """Return this ledger for a training that resumes at or before `step`.
 
-        A milestone that lacks its checkpoint is trained again from an older one although newer ones exist.
+        A milestone without a checkpoint is trained again from an older one although newer ones exist.
         """
         return RunLedger(self.directory, limit=step)
 
     def curve(self) -> list[CurvePoint]:
-        """Return the training curve, a point a step; a step recorded twice keeps its first time."""
-        points: dict[int, CurvePoint] = {}
-        for record in self.checkpoint_records():
-            for point in record.curve:
-                known = points.get(point.step)
-                if known is None or point.time_ms < known.time_ms:
-                    points[point.step] = point
-        return [points[step] for step in sorted(points)]
+        """Return the training curve, one point for each step; the first record of a step counts."""
+        return curve_of(self.checkpoint_records())
 
     # Evaluations
 
     def evaluation(self, step: int, evaluation: Evaluation) -> EvaluationRecord | None:
-        """Return the record of an evaluation with these very settings at a step, or None."""
+        """Return the record of an evaluation at a step with exactly these settings, or None."""
         return self._evaluation(step, evaluation.kind, evaluation_identity(evaluation))
 
     def _evaluation(self, step: int, kind: str, identity: str) -> EvaluationRecord | None:
@@ -222,7 +216,7 @@ class RunLedger:
         seconds: float,
         notes: Mapping[str, str] | None = None,
     ) -> EvaluationRecord:
-        """Record an evaluation, durably, and return its record: the first one where there is one already."""
+        """Record an evaluation durably and return its record; an earlier record stands."""
         first = self.evaluation(step, evaluation)
         if first is not None:
             return first
@@ -263,7 +257,7 @@ class RunLedger:
         return record
 
     def retry(self) -> int:
-        """Let the run be tried again: its failures become history; returns how many there were."""
+        """Let the run be tried again: its failures become history.  Returns their number."""
         failed = self._failure_names()
         for name in failed:
             (self._records / name).rename(self._records / name.replace("failure-", "retried-"))
@@ -283,22 +277,22 @@ class RunLedger:
         return self.directory / "arrays"
 
     def arrays_directory(self, step: int, kind: str, identity: str) -> Path:
-        """Return where the shards of an evaluation lie."""
+        """Return the folder of the shards of an evaluation."""
         return self._arrays / f"{step:08d}-{kind}-{identity[:DIGITS]}"
 
     def save_arrays(self, step: int, kind: str, identity: str, shard: int, arrays: Arrays) -> None:
-        """Store what one shard measured, durably; raises `DataError` for arrays of Python objects."""
+        """Store the arrays of one shard durably; raises `DataError` for arrays of Python objects."""
         for name, array in arrays.items():
             if np.asarray(array).dtype.hasobject:
                 raise DataError(f"{kind}: array '{name}' of shard {shard} holds Python objects, not numbers")
         content = io.BytesIO()
-        # The prefix keeps the names of arrays apart from the names of savez's own parameters.
+        # The prefix prevents clashes with the parameters of savez.
         members: dict[str, Any] = {f"{_PREFIX}{name}": array for name, array in arrays.items()}
         np.savez(content, **members)
         write_atomic(self.arrays_directory(step, kind, identity) / f"{shard:06d}.npz", content.getvalue())
 
     def load_arrays(self, step: int, kind: str, identity: str, shard: int) -> Arrays | None:
-        """Return what a shard measured, or None where it is absent or was found damaged."""
+        """Return the arrays of a shard, or None if it is absent or damaged."""
         path = self.arrays_directory(step, kind, identity) / f"{shard:06d}.npz"
         try:
             content = path.read_bytes()
@@ -307,14 +301,14 @@ class RunLedger:
         try:
             with np.load(io.BytesIO(content), allow_pickle=False) as stored:
                 return {name.removeprefix(_PREFIX): stored[name] for name in stored.files}
-        # A torn zip shows itself in many ways (BadZipFile, EOFError, zlib.error, KeyError, ValueError).
+        # A torn zip raises many errors (BadZipFile, EOFError, zlib.error, KeyError, ValueError).
         except Exception as error:
             moved = move_aside(path, self._quarantine)
             log.warning("%s: damaged shard moved to %s (%s)", path, moved, error)
             return None
 
     def saved_shards(self, step: int, kind: str, identity: str) -> list[int]:
-        """Return the numbers of the shards that are stored, ascending."""
+        """Return the numbers of the stored shards, ascending."""
         found = names(self.arrays_directory(step, kind, identity))
         return [int(name[:-4]) for name in found if name.endswith(".npz")]
 
@@ -338,13 +332,13 @@ class Ledger:
         return names(self.runs_directory)
 
     def open(self, run_id: str) -> RunLedger:
-        """Return the ledger of a run for reading; nothing is made or checked."""
+        """Return the ledger of a run for reading, without making or checking anything."""
         return RunLedger(self.runs_directory / run_id)
 
     def run(self, spec: RunSpec) -> RunLedger:
-        """Return the ledger of a run, made where it is new.
+        """Return the ledger of a run, made if it is new.
 
-        Raises `IdentityError` where the folder belongs to another configuration.
+        Raises `IdentityError` if the folder belongs to another configuration.
         """
         run = self.open(spec.run_id)
         if self.check(spec) is None:
@@ -359,7 +353,7 @@ class Ledger:
         return run
 
     def check(self, spec: RunSpec) -> RunRecord | None:
-        """Return the stored identity of a run, None where there is none; another is an `IdentityError`."""
+        """Return the stored identity of a run, or None; raises `IdentityError` if it is another run's."""
         run = self.open(spec.run_id)
         record = run.identity()
         if record is not None and record.identity != spec.training_identity:
@@ -370,9 +364,9 @@ class Ledger:
         return record
 
     def clean(self) -> int:
-        """Remove unfinished writes that a killed process left; only for the one that holds the sweep's lock.
+        """Remove unfinished writes of killed processes; only the holder of the sweep's lock may call it.
 
-        Returns how many there were.
+        Returns their number.
         """
         removed = 0
         for run_id in self.run_ids():
@@ -383,7 +377,7 @@ class Ledger:
 
 
 def read_record(path: Path, cls: type[R], quarantine: Path) -> R | None:
-    """Return a record from its file, or None where it is absent; a damaged one is moved to `quarantine`."""
+    """Return a record from its file, or None if it is absent; a damaged one is moved to `quarantine`."""
     try:
         content = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
@@ -397,6 +391,21 @@ def read_record(path: Path, cls: type[R], quarantine: Path) -> R | None:
     return None
 
 
+def curve_of(checkpoints: Iterable[CheckpointRecord]) -> list[CurvePoint]:
+    """Return the training curve in some checkpoints, one point for each step, in the order of steps.
+
+    Steps that are trained again, for a new milestone, are recorded again with later times.  The first point
+    of a step counts, because it has been shown before.
+    """
+    points: dict[int, CurvePoint] = {}
+    for record in checkpoints:
+        for point in record.curve:
+            known = points.get(point.step)
+            if known is None or point.time_ms < known.time_ms:
+                points[point.step] = point
+    return [points[step] for step in sorted(points)]
+
+
 def heads(evaluations: Mapping[str, Evaluation]) -> dict[str, str]:
-    """Return kind -> head of the identity, as record names carry it."""
+    """Return kind -> head of the identity, as in the names of records."""
     return {kind: evaluation_identity(evaluation)[:DIGITS] for kind, evaluation in evaluations.items()}

@@ -1,4 +1,4 @@
-"""sweep file -> `Sweep`: read, extended, overridden, expanded, decoded and checked before anything starts."""
+"""Reads a sweep file into a `Sweep`: extended, overridden, expanded, decoded and checked."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ def load_sweep(
 ) -> Sweep:
     """Read a sweep file and return its sweep, every run decoded and checked.
 
-    `overrides` are `a.b=c` with a YAML value on the right that takes the place of what the file has there;
+    `overrides` are `a.b=c` with a YAML value on the right, which replaces the value in the file;
     `axes.a.b=[...]` sets an axis.  `storage` is the root of results: by default $RAYSWEEP_STORAGE, else
     `./results`.  `tracking_uri` None means SQLite in the sweep's folder; see `check_tracking_uri`.
 
-    Raises `ConfigError` with one line `file:line:column: field: message` for everything that is wrong.
+    Raises `ConfigError` with one line `file:line:column: field: message` for each error.
     """
     root_directory = storage_root(storage)
     check_tracking_uri(tracking_uri)
@@ -71,7 +71,7 @@ def load_sweep(
     evaluations = checker.evaluations(root.get("evaluate"), root.keys.get("evaluate", root.mark))
     checked = checker.runs(grid.points, evaluations)
     for problem in found:
-        # What an axis was to provide is not missing where the axis itself is what is wrong.
+        # A field that a faulty axis sets is not missing.
         if not (problem.message.startswith("missing") and problem.field in grid.faulty):
             problems.add(problem.mark, problem.field, problem.message)
     problems.raise_any()
@@ -101,7 +101,7 @@ def load_sweep(
 def override(root: Node, overrides: Sequence[str], problems: Problems, *, base: bool = False) -> Node:
     """Return the tree with overrides laid on it, in order.
 
-    With `base` the tree's axes play no part, so a field that is an axis may be overridden.
+    With `base` the tree's axes are ignored, so a field that is an axis may be overridden.
     """
     for text in overrides:
         parsed = parse_override(text, problems)
@@ -125,7 +125,7 @@ def override(root: Node, overrides: Sequence[str], problems: Problems, *, base: 
 
 
 def _top(root: Node, problems: Problems) -> None:
-    """Check the fields that stand at the top and belong to no section."""
+    """Check the fields at the top that belong to no section."""
     for key, _ in root.items():
         if key not in FIELDS:
             problems.add(root.keys[key], key, unknown(key, FIELDS))
@@ -136,7 +136,7 @@ def _top(root: Node, problems: Problems) -> None:
         problems.add(
             name.mark,
             "name",
-            f"{show(name.plain)} names no folder; use at most 100 letters, digits, '.', '_' and '-', "
+            f"{show(name.plain)} is not a folder name; use at most 100 letters, digits, '.', '_' and '-', "
             "the first a letter or digit",
         )
     description = root.get("description")
@@ -162,7 +162,7 @@ def _resources(root: Node, problems: Problems) -> Resources:
 
 @dataclass(frozen=True)
 class _Variants:
-    """Makes runs from the base of a sweep file with settings of one's own; see `Sweep.variant`."""
+    """Makes runs from the base of a sweep file and other settings; see `Sweep.variant`."""
 
     root: Node
     languages: LanguageCache

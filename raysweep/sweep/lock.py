@@ -19,8 +19,8 @@ from raysweep.sweep.storage import open_directory
 class SweepLock:
     """An advisory lock (flock) on a folder, by default a sweep's, from `acquire` to `release` or process end.
 
-    The kernel drops it when its process dies, however it dies, so nothing stale is ever in the way; the file
-    `lock` stays and only says who holds it.  Usable as a context manager.
+    The kernel drops the lock when the process dies, so a stale lock cannot exist.  The file `lock` stays; it
+    only names the holder.  Usable as a context manager.
     """
 
     def __init__(
@@ -35,10 +35,10 @@ class SweepLock:
         self._handle: int | None = None
 
     def acquire(self) -> SweepLock:
-        """Take the lock, making the folder where it is new.
+        """Take the lock, making the folder if it is new.
 
-        Raises `LockedError` naming process, host and start of the one that holds it, and `StorageError` where
-        the folder cannot be made, written or locked.
+        Raises `LockedError` naming process, host and start of the holder, and `StorageError` if the folder
+        cannot be made, written or locked.
         """
         open_directory(self.path.parent)
         try:
@@ -59,7 +59,7 @@ class SweepLock:
                     f"wait for it, stop it, or {self.remedy}"
                 ) from None
             raise StorageError(
-                f"{self.path} cannot be locked: {error}; use storage that knows flock"
+                f"{self.path} cannot be locked: {error}; use storage that supports flock"
             ) from error
         self._handle = handle
         content = {"pid": os.getpid(), "host": socket.gethostname(), "started": time.time()}
@@ -68,7 +68,7 @@ class SweepLock:
         return self
 
     def release(self) -> None:
-        """Give the lock back; nothing happens when it is not held."""
+        """Release the lock, if it is held."""
         if self._handle is not None:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._handle, 0)
@@ -85,9 +85,9 @@ class SweepLock:
 
 
 def holder(directory: Path) -> str | None:
-    """Return who holds the lock of a sweep's folder, None where nobody does.
+    """Return who holds the lock of a sweep's folder, None if nobody does.
 
-    For people to read: a moment later it may be otherwise.
+    This is for people to read: it may change at any moment.
     """
     try:
         handle = os.open(Path(directory) / "lock", os.O_RDONLY | os.O_CLOEXEC)
@@ -103,7 +103,7 @@ def holder(directory: Path) -> str | None:
 
 
 def _describe(content: bytes) -> str:
-    """Return who holds a lock, from what it wrote; it may be in the middle of writing."""
+    """Return the holder of a lock from the content of its file, which may be incomplete."""
     try:
         holder = json.loads(content)
         started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder["started"]))

@@ -1,9 +1,9 @@
-"""One model, wherever it lies, with its language: what `raysweep evaluate` measures.
+"""Opens a model for `raysweep evaluate`: its configuration, language and weights.
 
-.../runs/<run id>/checkpoints/step-00000500    a checkpoint; its run's configuration is found above it
+.../runs/<run id>/checkpoints/step-00000500    a checkpoint; the folders above hold its configuration
 .../runs/<run id>                              the run's last checkpoint
 RUN@STEP                                       a checkpoint of the storage (raysweep.sweep.checkpoints)
-a folder with config.json                      a Hugging Face model, whose language has to be named
+a folder with config.json                      a Hugging Face model; its language must be given
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from raysweep.training.checkpoint import STATE, load_model
 
 @dataclass(frozen=True, kw_only=True)
 class Opened:
-    """A model that can be loaded, with its language; `evaluations` are those of its run, by kind."""
+    """A model that can be loaded, with its language; `evaluations` are its run's, by kind."""
 
     name: str
     language: Language
@@ -53,16 +53,16 @@ def open_model(
 ) -> Opened:
     """Find a model and its language; its weights are read by `load`.
 
-    `place` is one of those above.  `language` is a sweep file, or one that holds a language alone, with
-    `overrides` a.b=c; a checkpoint of a run is then measured on that language in the place of its own.
-    Raises `ConfigError` or `DataError` naming what is missing, and for a model that cannot read the language.
+    `place` is one of the places above.  `language` is a sweep file or the file of a language, with
+    `overrides` a.b=c; a checkpoint of a run is then measured on that language instead of its own.  Raises
+    `ConfigError` or `DataError` naming what is missing, and for a model that cannot read the language.
     """
     path = Path(place)
     if overrides and language is None:
-        raise ConfigError("--set: changes the file of --language, and there is none; name it")
+        raise ConfigError("--set: changes the file of --language, which is missing; add --language FILE")
     if not path.is_dir():
         if path.exists() or os.sep in place:
-            raise ConfigError(f"{place}: is no folder; name that of a checkpoint, or RUN@STEP")
+            raise ConfigError(f"{place}: is not a folder; name the folder of a checkpoint, or RUN@STEP")
         found = find_checkpoint(storage, place)
         path = found.directory
     if (path / STATE).is_file():
@@ -71,7 +71,7 @@ def open_model(
     if run.visible:
         steps = [record.step for record in run.checkpoints()]
         if not steps:
-            raise ConfigError(f"{place}: a run without a checkpoint; launch its sweep")
+            raise ConfigError(f"{place}: this run has no checkpoint; launch its sweep")
         return _checkpoint(run.checkpoint_directory(max(steps)), language, overrides)
     if (path / "config.json").is_file():
         return _from_elsewhere(path, language, overrides)
@@ -85,7 +85,7 @@ def _checkpoint(directory: Path, language: str | os.PathLike[str] | None, overri
     run, step = RunLedger.of_checkpoint(directory)
     spec = _spec(run)
     model, config = _recorded(run, directory) if spec is None else (spec.model, spec.language)
-    # Its tensors have the shapes of its own language, whatever it is measured on.
+    # The tensors have the shapes of its own language, even if another is measured.
     own = config.build()
     built = own if language is None else load_language(language, overrides)
     return Opened(
@@ -129,8 +129,8 @@ def _recorded(run: RunLedger, directory: Path) -> tuple[ModelConfig, LanguageCon
 def _from_elsewhere(path: Path, language: str | os.PathLike[str] | None, overrides: Sequence[str]) -> Opened:
     if language is None:
         raise ConfigError(
-            f"{path}: a Hugging Face model does not say what its language is; name a file with it: "
-            "--language FILE (a sweep file, or one with `kind: ...`)"
+            f"{path}: a Hugging Face model does not say its language; add --language FILE "
+            "(a sweep file, or one with `kind: ...`)"
         )
     built = load_language(language, overrides)
     try:
@@ -145,11 +145,11 @@ def _from_elsewhere(path: Path, language: str | os.PathLike[str] | None, overrid
 
 
 def choose_evaluations(texts: Sequence[str], opened: Opened) -> tuple[dict[str, Evaluation], list[str]]:
-    """Return the evaluations that `texts` ask for, by kind, and what a person should know of the choice.
+    """Return the evaluations that `texts` ask for, by kind, and notes on the choice.
 
-    A text is KIND or KIND.FIELD=VALUE; a field that none sets is as the run's own evaluation of that kind has
-    it, or else the default.  Without texts they are the run's own, or those that fit of excess loss (or
-    held-out loss), trace and probe.  Raises `ConfigError` with all that is wrong.
+    A text is KIND or KIND.FIELD=VALUE.  A field that no text sets comes from the run's own evaluation of that
+    kind, or else from the defaults.  Without texts, the evaluations are the run's own, or else excess loss
+    (or held-out loss), trace and probe as far as they fit.  Raises `ConfigError` with all errors.
     """
     if not texts:
         return _fitting(opened, opened.evaluations or _usual(opened.language))
@@ -187,8 +187,8 @@ def _misfits(evaluation: Evaluation, opened: Opened) -> list[tuple[str, str]]:
 
 
 def _usual(language: Language) -> dict[str, Evaluation]:
-    """Return what is measured of a model for which nobody has said it: loss, trace and probe."""
-    # Exact conditionals that are worth storing are too dear to be computed unasked.
+    """Return the default evaluations: loss, trace and probe."""
+    # Exact conditionals that are worth storing cost too much to compute by default.
     exact = language.exact and not language.stores_conditionals
     kinds = ["excess_loss" if exact else "held_out_loss", "trace", *(["probe"] if language.tasks else [])]
     return {kind: registry.evaluations.decode({"kind": kind}) for kind in kinds}
@@ -197,7 +197,7 @@ def _usual(language: Language) -> dict[str, Evaluation]:
 def _fitting(
     opened: Opened, evaluations: Mapping[str, Evaluation]
 ) -> tuple[dict[str, Evaluation], list[str]]:
-    """Return the evaluations that can measure the model, and why others are left out."""
+    """Return the evaluations that can measure the model, and a note for each other one."""
     found, notes = {}, []
     for kind, evaluation in evaluations.items():
         misfits = _misfits(evaluation, opened)

@@ -1,4 +1,4 @@
-"""The sizes of a sweep's models."""
+"""Sizes of the models of a sweep."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Counts = Mapping[Vocabulary, int]
 
 
 def parameters(sweep: Sweep) -> dict[str, Counts]:
-    """Return the parameters of the models that are trained, by label; a language tells equal labels apart."""
+    """Return the parameters of the trained models by label; equal labels get their language added."""
     found: dict[tuple[str, str], Counts] = {}
     for spec in sweep.runs:
         key = (spec.model.label, spec.language_fingerprint)

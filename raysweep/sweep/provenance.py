@@ -1,4 +1,4 @@
-"""The provenance of results: recorded beside them, never part of their identity."""
+"""Provenance of results: recorded beside them, never part of their identity."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PACKAGES = ("raysweep", "torch", "numpy", "ray", "mlflow", "transformers", "pyda
 
 
 def _git(*arguments: str) -> str | None:
-    """Return what git says in this package's folder, None where it fails or is absent."""
+    """Return the output of git in this package's folder, None if git fails or is absent."""
     try:
         answer = subprocess.run(
             ["git", "-C", str(Path(raysweep.__file__).parent), *arguments],
@@ -36,10 +36,10 @@ def _git(*arguments: str) -> str | None:
 
 
 def _checkout() -> tuple[str | None, bool | None]:
-    """Return commit and dirty flag of the checkout that this package belongs to, None where unknown.
+    """Return commit and dirty flag of the checkout that this package belongs to, None if unknown.
 
-    A package that is installed inside some repository, such as in a `.venv` there, is no part of it: what
-    counts is whether git tracks the package's own files.
+    A package that is installed inside a repository, such as in its `.venv`, does not belong to it: git must
+    track the package's own files.
     """
     if _git("ls-files", "--error-unmatch", "__init__.py") is None:
         return None, None
@@ -55,8 +55,9 @@ def _version(package: str) -> str | None:
 
 
 def provenance() -> dict[str, Any]:
-    """Return commit and dirty flag of raysweep's checkout (None where there is none), versions, command line,
-    host and time (unix seconds).
+    """Return commit and dirty flag of raysweep's checkout (None without one), versions, command and machine.
+
+    `time` is in unix seconds.
     """
     commit, dirty = _checkout()
     return {
@@ -80,6 +81,6 @@ def save_launch(directory: Path, facts: Mapping[str, Any]) -> None:
 
 
 def last_launch(directory: Path) -> dict[str, Any] | None:
-    """Return the provenance of the latest launch, None where there was none."""
+    """Return the provenance of the latest launch, None if there was none."""
     found = sorted((directory / "launches").glob("*.json"))
     return json.loads(found[-1].read_bytes()) if found else None

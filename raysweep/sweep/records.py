@@ -1,8 +1,8 @@
 """The records of a run's ledger: one small JSON file per fact.
 
-records/checkpoint-00000500.json                       a checkpoint, durable, with its manifest
-records/evaluation-00000500-trace-3f9a1c27be.json      an evaluation at a step, its settings' identity
-records/failure-001.json                               the run cannot go on (retried-001.json: was retried)
+records/checkpoint-00000500.json                       a durable checkpoint with its manifest
+records/evaluation-00000500-trace-3f9a1c27be.json      an evaluation at a step, under one identity
+records/failure-001.json                               the run cannot go on (retried-001.json after a retry)
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Record(BaseModel):
 
 
 class RunRecord(Record):
-    """`run.json`: which run a folder belongs to."""
+    """The identity of the run that a folder belongs to."""
 
     run_id: str
     #: sha256 of `content`.
@@ -36,9 +36,9 @@ class RunRecord(Record):
 
 
 class EvaluationRecord(Record):
-    """One evaluation of one checkpoint: `time` in unix seconds, `seconds` of work spent.
+    """One evaluation of one checkpoint; `time` is in unix seconds, `seconds` is the work spent.
 
-    `notes` say how it was measured (see `Evaluation.notes`).
+    `notes` describe the way of measuring (see `Evaluation.notes`).
     """
 
     kind: str
@@ -52,7 +52,7 @@ class EvaluationRecord(Record):
 
 
 class FailureRecord(Record):
-    """The reason why a run stopped: `error` is the class of the error, `step` its step if that is known."""
+    """The reason why a run stopped: `error` is the class of the error, `step` its step if known."""
 
     message: str
     error: str
@@ -62,7 +62,7 @@ class FailureRecord(Record):
 
 @dataclass(frozen=True)
 class RecordName:
-    """The facts that the name of a record's file holds."""
+    """The content of a record's file name."""
 
     type: Literal["checkpoint", "evaluation", "failure", "retried"]
     #: Step; for failures their number.
@@ -80,7 +80,7 @@ _NAME = re.compile(
 
 
 def parse_name(name: str) -> RecordName | None:
-    """Return what a file name says, or None where it is no record's.
+    """Return the parts of a file name, or None if it does not name a record.
 
     >>> parse_name("evaluation-00000500-trace-0123456789.json")
     RecordName(type='evaluation', step=500, kind='trace', head='0123456789')
@@ -109,5 +109,5 @@ def evaluation_name(step: int, kind: str, identity: str) -> str:
 
 
 def encode(record: BaseModel) -> bytes:
-    """Return the bytes of a record; numbers that are not finite survive (pydantic would write null)."""
+    """Return the bytes of a record; numbers that are not finite are kept (pydantic would write null)."""
     return (json.dumps(record.model_dump(mode="python"), indent=1) + "\n").encode()

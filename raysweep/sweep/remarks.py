@@ -1,4 +1,4 @@
-"""Remarks for the reader on how a sweep was measured, from the notes of its records."""
+"""Remarks for readers on the measurements of a sweep, from the notes of its records."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from raysweep.sweep.config import Sweep
 
 
 def remarks(sweep: Sweep) -> list[str]:
-    """Return a line for each way, slower or less exact than the usual one, in which anything was measured."""
+    """Return a line for each slower or less exact way in which something was measured."""
     ledger, seen, ways = sweep.ledger(), Counter[str](), Counter[tuple[str, str]]()
     for spec in sweep.runs:
         run = ledger.open(spec.run_id)

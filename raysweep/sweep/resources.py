@@ -20,5 +20,5 @@ class Resources(Config):
     per_worker: dict[str, Amount] = Field(default_factory=lambda: {"CPU": 1.0})
     #: Ray resources of each evaluation task.
     evaluate: dict[str, Amount] = Field(default_factory=lambda: {"CPU": 1.0})
-    #: Runs trained at once; "auto" asks the cluster.
+    #: Number of runs trained at once; "auto" depends on the cluster.
     max_concurrent: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSpec:
-    """One run: what is trained, how, from which seed, and what is measured at which steps.
+    """One run: language, model, algorithm, pre-training and seed, and the evaluations at its milestones.
 
-    `evaluations` is keyed by kind and holds only those that make sense for the algorithm; `axes` maps the
-    dotted paths of the sweep's axes to this run's values, for display.
+    `evaluations` is keyed by kind and holds only those that apply to the algorithm; `axes` maps the dotted
+    paths of the sweep's axes to this run's values, for display.
     """
 
     language: LanguageConfig
@@ -42,19 +42,19 @@ class RunSpec:
 
     @property
     def trains(self) -> bool:
-        """False for the look-up table, which has nothing to train."""
+        """False if there is nothing to train, as for the look-up table."""
         return bool(self.algorithm.trains)
 
     @property
     def milestones(self) -> tuple[int, ...]:
-        """Steps at which a checkpoint is kept and evaluated, ascending; (0,) where nothing is trained."""
+        """Steps at which a checkpoint is kept and evaluated, ascending; (0,) if nothing is trained."""
         if not self.trains:
             return (0,)
         return tuple(self.pretrain.milestones or (self.pretrain.steps,))
 
     @cached_property
     def identity_content(self) -> dict[str, Any]:
-        """Return the content that `training_identity` hashes."""
+        """The plain data that `training_identity` is computed from."""
         return training_content(
             fingerprint=self.language_fingerprint,
             model=self.model.content(),
@@ -67,12 +67,12 @@ class RunSpec:
 
     @cached_property
     def training_identity(self) -> str:
-        """sha256 (hexadecimal) of everything that determines the weights."""
+        """The sha256 (hexadecimal) of everything that determines the weights."""
         return digest(self.identity_content)
 
     @cached_property
     def run_id(self) -> str:
-        """Readable, durable name, e.g. `64-1-2-256-adamw-s0-3f9a1c27be`."""
+        """The readable, durable name, e.g. `64-1-2-256-adamw-s0-3f9a1c27be`."""
         return run_name(
             model=self.model.label if self.trains else "",
             algorithm=self.algorithm.label,
@@ -82,7 +82,7 @@ class RunSpec:
         )
 
     def encode(self) -> dict[str, Any]:
-        """Return plain JSON data from which `decode` makes an equal spec."""
+        """Return plain JSON data that `decode` turns into an equal spec."""
         return {
             "language": self.language.encode(),
             "model": self.model.encode(),
@@ -96,7 +96,7 @@ class RunSpec:
 
     @classmethod
     def decode(cls, data: Mapping[str, Any]) -> RunSpec:
-        """Make a spec from what `encode` returned."""
+        """Make a spec from the result of `encode`."""
         from raysweep.training.config import PretrainConfig
 
         evaluations = [registry.evaluations.decode(item) for item in data["evaluations"]]

@@ -15,7 +15,7 @@ _INFINITE = re.compile(r"[-+]?\.(inf|Inf|INF)\Z")
 
 
 def resolve(text: str) -> Scalar:
-    """Return what a plain scalar means in the core schema of YAML 1.2.
+    """Return the value of a plain scalar in the core schema of YAML 1.2.
 
     >>> [resolve(t) for t in ("1e-3", "on", "0o17", "~", "12:30", "True")]
     [0.001, 'on', 15, None, '12:30', True]

@@ -1,11 +1,11 @@
 """A folder of numbered shards of arrays, each there whole or not at all.
 
-    <folder>/identity.json        what the shards are shards of
+    <folder>/identity.json        the identity of the set
     <folder>/000000.safetensors   one shard: named arrays, and the sha256 of their content in its header
-    <folder>/quarantine/          what was found torn or altered, for a person to see
+    <folder>/quarantine/          damaged files, for a person to see
 
-A shard is a pure function of the identity and its number, so any process may write any shard, and write it
-again: what a killed process has finished stays, and the rest is made by whoever comes next.
+A shard is a pure function of the identity and its number, so any process may write any shard, once or again.
+Shards that a killed process has finished stay, and the next process makes the others.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SUFFIX = ".safetensors"
 
 
 class ShardStore:
-    """The shards in `directory`; made by `make` or found by `find`.  Holds nothing but its path."""
+    """The shards in `directory`, made by `make` or found by `find`; holds only its path."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -44,10 +44,10 @@ class ShardStore:
 
     @classmethod
     def make(cls, directory: Path, identity: Mapping[str, Any]) -> ShardStore:
-        """Return the store of `identity` (plain data) in a folder, which is made where it is new.
+        """Return the store of `identity` (plain data) in a folder, which is made if it is new.
 
-        Raises `IdentityError` where the folder belongs to another identity, `DataError` where it holds
-        something else, and `StorageError` where it cannot be made.
+        Raises `IdentityError` if the folder belongs to another identity, `DataError` if it holds something
+        else, and `StorageError` if it cannot be made.
         """
         path = directory / _IDENTITY
         content = {"digest": digest(identity), "identity": dict(identity)}
@@ -86,17 +86,17 @@ class ShardStore:
         return self.directory / f"{shard:06d}{_SUFFIX}"
 
     def stored(self) -> list[int]:
-        """Return the numbers of the shards that are there, ascending; their content is not looked at."""
+        """Return the numbers of the stored shards, ascending, without reading them."""
         found = (name.removesuffix(_SUFFIX) for name in names(self.directory) if name.endswith(_SUFFIX))
         return sorted(int(number) for number in found if number.isdecimal())
 
     def missing(self, shards: int) -> list[int]:
-        """Return which of the shards `0 .. shards-1` are not there, ascending."""
+        """Return which of the shards `0 .. shards-1` are not stored, ascending."""
         there = set(self.stored())
         return [shard for shard in range(shards) if shard not in there]
 
     def write(self, shard: int, arrays: Mapping[str, np.ndarray]) -> None:
-        """Store a shard, durably; the arrays are in memory about three times meanwhile.
+        """Store a shard durably; this takes about three times the memory of the arrays.
 
         Raises `DataError` for arrays of anything but numbers.
         """
@@ -107,9 +107,9 @@ class ShardStore:
         write_atomic(self.path(shard), save(flat, metadata={"sha256": _sha256(flat)}))
 
     def read(self, shard: int) -> dict[str, np.ndarray] | None:
-        """Return the arrays of a shard, or None where it is absent or was found damaged.
+        """Return the arrays of a shard, or None if it is absent or damaged.
 
-        A damaged one is moved aside, so that it is made again.
+        A damaged shard is moved aside, so that it is made again.
         """
         path = self.path(shard)
         if not path.is_file():
@@ -129,9 +129,9 @@ class ShardStore:
         return arrays
 
     def clean(self) -> int:
-        """Remove unfinished writes that killed processes left; only while nobody writes.
+        """Remove unfinished writes of killed processes; call it only while nobody writes.
 
-        Returns how many there were.
+        Returns their number.
         """
         left = list(self.directory.glob(f"{TEMPORARY}*"))
         for path in left:
@@ -154,7 +154,7 @@ def _sha256(arrays: Mapping[str, np.ndarray]) -> str:
 
 
 def _difference(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
-    """Return in words where two identities differ: "seed 1 (digest …), not seed 0 (digest …)"."""
+    """Return the difference of two identities in words: "seed 1 (digest …), not seed 0 (digest …)"."""
     keys = [key for key in {**theirs, **ours} if theirs.get(key) != ours.get(key)]
     there, asked = (
         ", ".join(f"{key} {_short(identity.get(key))}" for key in keys) for identity in (theirs, ours)

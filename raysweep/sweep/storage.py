@@ -12,7 +12,7 @@ from raysweep.files import make_directory
 
 
 def open_directory(directory: Path) -> None:
-    """Make a directory as `make_directory` does; raises `StorageError` where it cannot be made."""
+    """Make a directory as `make_directory` does; raises `StorageError` if that fails."""
     try:
         make_directory(directory)
     except OSError as error:
@@ -25,7 +25,7 @@ def open_directory(directory: Path) -> None:
 def storage_root(storage: str | os.PathLike[str] | None) -> Path:
     """Return the absolute root of results: the argument, else $RAYSWEEP_STORAGE, else ./results.
 
-    Raises `ConfigError` for a URL: records are made durable by rename and fsync, which object stores lack.
+    Raises `ConfigError` for a URL, because records need rename and fsync, which object stores lack.
     """
     chosen = os.fspath(storage) if storage is not None else os.environ.get("RAYSWEEP_STORAGE") or "results"
     if "://" in chosen:
@@ -37,12 +37,12 @@ def storage_root(storage: str | os.PathLike[str] | None) -> Path:
 
 
 def storage_flag(root: Path) -> str:
-    """Return what a printed command needs so that it finds this root: " --storage DIR", "" for the default.
+    """Return the option that a printed command needs for this root: " --storage DIR", "" for the default.
 
     >>> storage_flag(Path("/shared/our sweeps"))
     " --storage '/shared/our sweeps'"
     """
-    with suppress(ConfigError):  # $RAYSWEEP_STORAGE may be what no command would accept
+    with suppress(ConfigError):  # $RAYSWEEP_STORAGE may hold a URL
         if root.resolve() == storage_root(None).resolve():
             return ""
     return f" --storage {shlex.quote(str(root))}"

@@ -52,7 +52,7 @@ def save_sweep(sweep: Sweep) -> None:
 def load_stored(directory: Path, *, tracking_uri: str | None = None) -> Sweep:
     """Return the sweep that was last launched in a folder.
 
-    It has its runs, so it can be looked at and reported; it has no file's base, so it cannot be varied.
+    It has its runs, so it can be reported, but not the base of its file, so it cannot be varied.
     Raises `DataError` if the folder holds no sweep, a damaged one or one of another format, and `ConfigError`
     for a `tracking_uri` that cannot be used.
     """
@@ -105,9 +105,9 @@ def stored_names(storage: Path) -> list[str]:
 
 
 def select(sweep: Sweep, only: Sequence[str] | None) -> Sweep:
-    """Return the sweep with the runs whose id matches one of the patterns (`*` and `?`); all without any.
+    """Return the sweep with the runs that match one of the patterns (`*` and `?`); without any, all runs.
 
-    Raises `ConfigError` where nothing matches.
+    Raises `ConfigError` if nothing matches.
     """
     if not only:
         return sweep

@@ -17,11 +17,11 @@ _AFTER = ("parameters", "step", "metric", "value", "standard_error", "n", "unit"
 
 
 def tidy(ledger: Ledger, sweep: Sweep) -> pd.DataFrame:
-    """Return what the ledger holds of a sweep's runs, with the sweep's own evaluation settings.
+    """Return the results of a sweep's runs under the sweep's own evaluation settings.
 
     Columns: sweep, run_id, model, algorithm, seed, one for each other axis (its dotted path; sections as
-    JSON), parameters (trainable, tied ones once), step, metric, value, standard_error, n, unit.  Where
-    nothing is trained (the look-up table) model, its axes, seed and parameters are missing and step is 0.
+    JSON), parameters (trainable, tied ones once), step, metric, value, standard_error, n, unit.  If nothing
+    is trained (the look-up table), model, its axes, seed and parameters are missing and step is 0.
     Rows are sorted by run, step and metric and hold no times, so equal results give equal tables.
     """
     import pandas as pd  # takes a third of a second, which workers need not wait for
@@ -79,7 +79,7 @@ def _head(sweep: Sweep, spec: RunSpec, axes: list[str], counts: dict[tuple[str, 
 
 
 def _applies(axis: str, spec: RunSpec) -> bool:
-    """Return whether an axis says something of a run: without training, its model and steps mean nothing."""
+    """Return whether an axis applies to a run: without training, its model and steps mean nothing."""
     return spec.trains or axis.partition(".")[0] not in ("model", "pretrain")
 
 

@@ -1,6 +1,6 @@
-"""The place where a sweep is tracked: a server, or a database that MLflow opens in the process.
+"""Checks the tracking URI of a sweep: a server, or a database that MLflow opens in the process.
 
-Checked when a sweep is loaded, so that what could never work is said before anything starts.
+Loading a sweep checks it, so that an impossible URI is reported before anything starts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ACCEPTED = (
 
 
 def is_server(uri: str) -> bool:
-    """Return whether a tracking URI names a server, which keeps artifacts and serves its pages itself.
+    """Return whether a tracking URI names a server, which keeps artifacts and serves pages.
 
     >>> [is_server(uri) for uri in ("https://mlflow.example.org", "databricks", "sqlite:////a.db")]
     [True, True, False]
@@ -27,10 +27,10 @@ def is_server(uri: str) -> bool:
 
 
 def check_tracking_uri(uri: str | None) -> str | None:
-    """Return a tracking URI that can be used; None means SQLite in the sweep's folder.
+    """Return a usable tracking URI; None means SQLite in the sweep's folder.
 
-    Raises `ConfigError` for a relative SQLite file, which every process would find elsewhere, and for
-    folders of files, which MLflow no longer accepts.
+    Raises `ConfigError` for a relative SQLite file, which each process would look for elsewhere, and for a
+    folder of files, which MLflow no longer accepts.
     """
     if uri is None or is_server(uri):
         return uri
@@ -47,5 +47,9 @@ def check_tracking_uri(uri: str | None) -> str | None:
             f"write {_SQLITE}{os.path.abspath(inside)} (four slashes)"
         )
     folder = "://" not in uri or scheme == "file"
-    what = "is a folder of files, in which MLflow keeps no runs any more" if folder else "is of no known kind"
+    what = (
+        "is a folder of files, and MLflow keeps no runs in files any more"
+        if folder
+        else "is of no known kind"
+    )
     raise ConfigError(f"tracking_uri: '{uri}' {what}; name {_ACCEPTED}")

@@ -1,6 +1,6 @@
 """MLflow, written by one writer in the driver: a view of the ledger that can be rebuilt from it.
 
-The only room that imports mlflow, and only when a store is opened: importing this package does not.
+Only this room imports mlflow, and only when a store is opened, not when the room is imported.
 """
 
 from raysweep.tracking.server import serve

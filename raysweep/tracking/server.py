@@ -1,7 +1,7 @@
-"""Serving a store until somebody ends it, leaving nothing behind.
+"""Serves a store until somebody ends it, and leaves no process behind.
 
-MLflow's server is a process with processes of its own.  They are a group, so that all of them end together
-when this process is asked to end, by Ctrl-C, SIGTERM or a terminal that closes.
+MLflow's server is a process with child processes.  They form a group, so that all of them end together when
+this process is asked to end, by Ctrl-C, SIGTERM or a terminal that closes.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import Any
 
 from raysweep.errors import ConfigError, StorageError
 
-#: Seconds that a server gets to end before it is killed.
+#: Seconds that a server gets to end when asked.
 GRACE = 10.0
 
 
 def serve(command: Sequence[str], port: int, *, on_start: Callable[[], object] | None = None) -> None:
     """Run a server on a port of 127.0.0.1 until Ctrl-C, SIGTERM or SIGHUP, then end all of it and return.
 
-    `on_start` is called once the port was found free.  Raises `ConfigError` where it is in use, and
-    `StorageError` where the server ends with an error of its own.
+    `on_start` is called when the port has been found free.  Raises `ConfigError` if the port is in use, and
+    `StorageError` if the server ends with an error.
     """
     _check_free(port)
     if on_start is not None:
@@ -42,12 +42,12 @@ def serve(command: Sequence[str], port: int, *, on_start: Callable[[], object] |
             if server is not None:
                 _end(server)
     if code:
-        raise StorageError(f"the MLflow server ended with exit code {code}; what it said is above")
+        raise StorageError(f"the MLflow server ended with exit code {code}; its messages are above")
 
 
 def _check_free(port: int) -> None:
     with socket.socket() as probe:
-        # As servers do: a port whose last connections are fading out is free.
+        # As for servers: a port is free although its last connections are still closing.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
@@ -77,15 +77,15 @@ def _ends_as_interrupt() -> Iterator[None]:
 
 
 def _end(server: subprocess.Popen[bytes]) -> None:
-    """End a server and whatever it has started: first asked, after `GRACE` seconds made to."""
+    """End a server and all its processes: first by SIGTERM, after `GRACE` seconds by SIGKILL."""
     try:
         with suppress(ProcessLookupError):
             os.killpg(server.pid, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
             server.wait(GRACE)
     finally:
-        # Also where somebody asks a second time: its own processes may outlive it, and the group is there
-        # as long as one of them is.
+        # This also runs on a second Ctrl-C: child processes may outlive the server, and the group exists as
+        # long as one of them does.
         with suppress(ProcessLookupError):
             os.killpg(server.pid, signal.SIGKILL)
         server.wait()

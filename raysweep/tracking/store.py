@@ -1,10 +1,12 @@
-"""Views into MLflow: a sweep is an experiment's parent run, a run is a child run.  Synchronous; may raise.
+"""Writes views into MLflow: a sweep is an experiment's parent run, a run is a child run.
+
+Calls are synchronous and may raise.
 
 Writing is idempotent.  A run is found by its tag `raysweep.run_id`, never by name; a point that the store
-already holds (same metric, step and timestamp) is not sent again, and a run whose view is the one written
-last is not read at all (tag `raysweep.digest`).  MLflow cannot alter a point or a param, so a run whose
-records now say something else at a place already written is deleted (MLflow keeps it in its bin) and
-written anew: the store never shows two values for one measurement.
+already holds (same metric, step and timestamp) is not sent again, and a run with an unchanged view is not
+read at all (tag `raysweep.digest`).  MLflow cannot alter a point or a param.  A run with records that
+contradict written points is therefore deleted (MLflow keeps it in its bin) and written anew, so the store
+never shows two values for one measurement.
 """
 
 from __future__ import annotations
@@ -41,10 +43,10 @@ _OLDEST_FIRST = ["attributes.start_time ASC", "attributes.run_id ASC"]
 
 
 def quiet() -> None:
-    """Set the process up for MLflow before it is imported: no telemetry, no chatter, short timeouts.
+    """Set the process up before MLflow is imported: no telemetry, no chatter, short timeouts.
 
-    Retrying is the writer's own business, so a request that fails does so within seconds.  Values that the
-    user has set in the environment stand.
+    The writer retries, so a request should fail within seconds.  Values that the user has set in the
+    environment stand.
     """
     for name, value in {
         "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -61,25 +63,25 @@ def quiet() -> None:
 
 @dataclass
 class _Written:
-    """The content that the store is known to hold for one run."""
+    """The known content of the store for one run."""
 
     mlflow_id: str
     digest: str | None
     status: str
     params: dict[str, str]
     note: str
-    #: Names of metrics that the store holds and whose points have not been read back.
+    #: Names of stored metrics with points that have not been read back.
     unread: set[str] = field(default_factory=set)
     #: (metric, step) -> timestamp in ms, of the points written or read back by this process.
     points: dict[tuple[str, int], int] = field(default_factory=dict)
 
 
 class Store:
-    """One sweep's corner of a tracking store, connected on construction.
+    """One sweep's part of a tracking store, connected on construction.
 
     `tracking_uri` is any MLflow URI; a `sqlite:///` one must be absolute and is created or migrated here.
-    `artifact_location` is where a new experiment keeps its artifacts (None: the server decides).
-    Every method raises what MLflow raises when the store cannot be reached.
+    `artifact_location` is the place of a new experiment's artifacts (None: the server decides).
+    Every method raises MLflow's errors if the store cannot be reached.
     """
 
     def __init__(self, sweep: SweepView, tracking_uri: str, artifact_location: str | None) -> None:
@@ -143,7 +145,7 @@ class Store:
             if name is None:
                 continue
             if name in self._runs:
-                # A request that was carried out but not answered can leave a second run; the first stands.
+                # A request that was executed but not answered can leave a second run; the first stands.
                 self.client.delete_run(run.info.run_id)
                 continue
             self._runs[name] = _Written(
@@ -155,11 +157,11 @@ class Store:
                 unread=set(run.data.metrics),
             )
             if run.info.status == "RUNNING":
-                # This writer is the only one, so whoever was running it has died.
+                # This writer is the only one, so the process that ran it has died.
                 self._terminate(self._runs[name], "KILLED", end_ms=None)
 
     def write(self, view: RunView) -> bool:
-        """Bring the store up to `view`; False where it was so already."""
+        """Bring the store up to date with `view`; return False if it was already."""
         digest = view.digest
         known = self._runs.get(view.run_id)
         if known is not None and known.digest == digest and known.status == view.status:
@@ -181,7 +183,7 @@ class Store:
         return any(stored.get((p.key, p.step), p.time_ms) != p.time_ms for p in view.points)
 
     def _stored(self, known: _Written, points: Iterable[Point]) -> dict[tuple[str, int], int]:
-        """Return what the store holds of these points, read back once and remembered from then on."""
+        """Return the stored points of these metrics, read back once and then remembered."""
         for key in sorted({p.key for p in points} & known.unread):
             for metric in self.client.get_metric_history(known.mlflow_id, key):
                 known.points[key, metric.step] = metric.timestamp
@@ -217,7 +219,7 @@ class Store:
         else:
             self._terminate(known, view.status, view.end_ms)
         note = view.note[:_TAG_LENGTH]
-        # Last of all: this tag says that everything above has arrived.
+        # This tag comes last, because it says that everything above has arrived.
         self._tag(known.mlflow_id, {"mlflow.note.content": note} if note != known.note else {})
         self._tag(known.mlflow_id, {DIGEST: view.digest})
         known.note, known.digest = note, view.digest
@@ -233,7 +235,7 @@ class Store:
             self.client.log_batch(mlflow_id, tags=[RunTag(key, value) for key, value in tags.items()])
 
     def finish(self, status: Status) -> None:
-        """End the parent run, and any child still RUNNING as KILLED: nobody works on it any more."""
+        """End the parent run, and every child that is still RUNNING as KILLED."""
         for known in self._runs.values():
             if known.status == "RUNNING":
                 self._terminate(known, "KILLED", end_ms=None)
@@ -241,7 +243,7 @@ class Store:
 
 
 def locate(sweep_name: str, tracking_uri: str, directory: str = "") -> tuple[str, str] | None:
-    """Return (experiment id, parent run id) of a sweep, reading only; None where it is not in the store."""
+    """Return (experiment id, parent run id) of a sweep, reading only; None if it is not in the store."""
     quiet()
     from mlflow import MlflowClient
 
@@ -275,7 +277,7 @@ def children(tracking_uri: str, experiment_id: str, parent_run_id: str, limit: i
 
 
 def _prepare_sqlite(uri: str) -> None:
-    """Create or migrate the store, once, before anyone else opens it: concurrent first openings fail."""
+    """Create or migrate the store once, before others open it, because concurrent first openings fail."""
     from mlflow import MlflowClient
     from mlflow.db import upgrade
 
@@ -286,7 +288,7 @@ def _prepare_sqlite(uri: str) -> None:
         # `mlflow db upgrade`, in this process; it does nothing to a store that is up to date.
         upgrade.main([uri], standalone_mode=False)
         return
-    # Creating the tables takes seconds; a store cut off half-way could never be opened again.
+    # Creating the tables takes seconds, and an incomplete store could never be opened again.
     with replacing(path) as fresh:
         MlflowClient(tracking_uri=f"sqlite:///{fresh}").search_experiments(max_results=1)
 

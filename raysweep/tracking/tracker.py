@@ -1,8 +1,8 @@
 """Follows the ledger of a sweep and keeps MLflow up to date with it, in the background.
 
-The ledger is read, never asked to tell: whatever process wrote a record, it is found by its name.  A run is
-FINISHED when every milestone has every evaluation, FAILED when a failure stands, RUNNING when this launch
-has added to it, and KILLED when it was left unfinished before.
+The tracker finds records by their file names, so any process may write them.  A run is FINISHED if nothing of
+it is missing, FAILED if it has a failure, RUNNING if this launch has added to it, and KILLED if an earlier
+launch left it unfinished.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ Names = tuple[tuple[str, RecordName], ...]
 
 
 def tracking_uri(sweep: Sweep) -> str:
-    """Return where a sweep is tracked: its own setting, or SQLite in its folder."""
+    """Return the tracking URI of a sweep: its own setting, or SQLite in its folder."""
     return sweep.tracking_uri or default_tracking_uri(sweep.directory)
 
 
 def shared_directory(sweep: Sweep) -> str:
-    """Return what tells a sweep from others of its name in its store: its folder, "" in its own store."""
+    """Return the folder that distinguishes a sweep from others of its name, "" in a store of its own."""
     own = tracking_uri(sweep) == default_tracking_uri(sweep.directory)
     return "" if own else str(sweep.directory.resolve())
 
@@ -45,8 +45,8 @@ def shared_directory(sweep: Sweep) -> str:
 class Tracker:
     """Writes a sweep to MLflow while it runs: `start`, then `close`.
 
-    Nothing here raises into the sweep.  `commit` is the git commit to show.  A tracker that is sent to
-    another process (Tune pickles its callbacks) arrives there not started.
+    It never raises into the sweep.  `commit` is the git commit to show.  A tracker that is sent to another
+    process (Tune pickles its callbacks) is not started there.
     """
 
     def __init__(self, sweep: Sweep, *, commit: str | None = None) -> None:
@@ -78,7 +78,7 @@ class Tracker:
 
     @property
     def location(self) -> Location | None:
-        """The sweep's place in MLflow; None until the store has been reached."""
+        """The place of the sweep in MLflow; None until the store has been reached."""
         return self._writer.location
 
     def start(self) -> None:
@@ -91,9 +91,9 @@ class Tracker:
         self._thread.start()
 
     def close(self, *, timeout: float = 30.0) -> bool:
-        """Write what is left and say whether everything has arrived; a second call says the same again.
+        """Write the rest and return whether everything has arrived; a second call returns the same.
 
-        Takes about `timeout` seconds at most.  What has not arrived is written by the next launch.
+        Takes about `timeout` seconds at most.  The next launch writes what has not arrived.
         """
         self.start()
         if self._flushed is None and self._thread is not None:
@@ -125,8 +125,8 @@ class Tracker:
         names = self._names(run_id)
         spec = self._specs.get(run_id)
         active = names != self._before.get(run_id, ())
-        # A folder that belongs to no run of this sweep is an older sweep's, unless this launch works on it:
-        # then a search algorithm has made it.
+        # A folder of another run belongs to an older sweep, unless this launch works on it: then a search
+        # algorithm has made it.
         if not names or names == self._seen.get(run_id) or (spec is None and not active):
             return
         view = self._view(self._ledger.open(run_id), names, spec, active)
@@ -169,7 +169,7 @@ class Tracker:
         )
 
     def _read(self, run: RunLedger, names: list[tuple[str, RecordName]]) -> dict[str, Any]:
-        """Return name -> record, each read once; a retried failure is history and not shown."""
+        """Return name -> record, each read once; retried failures are not shown."""
         known = self._records.setdefault(run.run_id, {})
         classes: dict[str, Any] = {
             "checkpoint": CheckpointRecord,

@@ -1,4 +1,4 @@
-"""Looking at a sweep in MLflow's own pages: the link to its comparison and the command that serves it."""
+"""Links to a sweep in MLflow's own pages, and the command that serves them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from raysweep.sweep import Sweep
 
 
-#: Runs that one comparison shows: an address has its limits, and so has a page.
+#: Most runs of one comparison, because addresses and pages have limits.
 COMPARED = 100
 
 
 def compare_link(base_url: str, experiment_id: str, run_ids: Sequence[str]) -> str:
-    """Return the address at which MLflow compares runs side by side.
+    """Return the address of MLflow's comparison of runs side by side.
 
     >>> compare_link("http://127.0.0.1:5000", "1", ["ab", "cd"])
     'http://127.0.0.1:5000/#/compare-runs?runs=%5B%22ab%22%2C%22cd%22%5D&experiments=%5B%221%22%5D'
@@ -33,7 +33,7 @@ def compare_link(base_url: str, experiment_id: str, run_ids: Sequence[str]) -> s
 
 
 def deep_link(base_url: str, experiment_id: str, parent_run_id: str) -> str:
-    """Return the address at which MLflow opens the charts of all runs of one sweep.
+    """Return the address of MLflow's charts of all runs of one sweep.
 
     Without these parameters the page hides nested runs and opens in another mode.
 
@@ -54,17 +54,17 @@ def deep_link(base_url: str, experiment_id: str, parent_run_id: str) -> str:
 def comparison_links(sweep: Sweep, base_url: str) -> list[str]:
     """Return links into MLflow's pages, on `base_url` or on the server that tracks the sweep.
 
-    First the comparison of the sweep's runs side by side, where there are any (the oldest hundred of them),
-    then the experiment's charts, in which the runs are folded under the sweep's own.  Only reads the store.
-    Raises `ConfigError` where the sweep is not in it yet, and `StorageError` where it cannot be reached.
+    The first link compares the sweep's runs side by side, if there are any (the oldest hundred).  The last
+    leads to the experiment's charts, in which the runs are folded under the sweep's own.  This only reads the
+    store.  Raises `ConfigError` if the sweep is not in it yet, and `StorageError` if it cannot be reached.
     """
     uri = tracking_uri(sweep)
     try:
         found = locate(sweep.name, uri, shared_directory(sweep))
-        # Databricks has pages of its own, at addresses that are not made here.
+        # Databricks has pages of its own, at other addresses.
         linked = found is not None and not uri.startswith("databricks")
         runs = children(uri, *found, COMPARED) if found is not None and linked else []
-    # Clients, drivers and databases each raise errors of their own.
+    # Clients, drivers and databases each raise their own errors.
     except Exception as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise StorageError(f"MLflow at {uri} cannot be read: {reason}") from error
@@ -78,14 +78,14 @@ def comparison_links(sweep: Sweep, base_url: str) -> list[str]:
 
 
 def served(sweep: Sweep) -> bool:
-    """Return whether a server tracks a sweep, so that its pages are there already."""
+    """Return whether a server tracks a sweep and so serves its pages already."""
     return is_server(tracking_uri(sweep))
 
 
 def serve_command(sweep: Sweep, port: int = 5000) -> list[str]:
     """Return the command that serves a sweep's store on 127.0.0.1, as a list of arguments.
 
-    Raises `ConfigError` where the sweep is tracked by a server: that one is to be opened instead.
+    Raises `ConfigError` if a server tracks the sweep; open that server instead.
     """
     uri = tracking_uri(sweep)
     if is_server(uri):

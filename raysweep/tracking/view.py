@@ -1,7 +1,7 @@
-"""The view of a sweep that MLflow receives: plain values, made from ledger records alone.
+"""The view of a sweep in MLflow: plain values, made from ledger records alone.
 
 A view is a pure function of durable records, so the same records always give the same points with the same
-timestamps: replaying them after a kill writes nothing twice, and a store that was lost can be rebuilt.
+timestamps: replaying them after a kill writes nothing twice, and a lost store can be rebuilt.
 """
 
 from __future__ import annotations
@@ -11,52 +11,17 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
-from raysweep.evaluation.metric import Metric
+from raysweep.sweep.ledger import curve_of
+from raysweep.sweep.records import EvaluationRecord
+from raysweep.training.checkpoint import CheckpointRecord
 
-#: MLflow's own names for the state of a run; a run that is neither done nor failed nor under way is KILLED.
+#: MLflow's names for the state of a run; KILLED is a run that is neither done, failed nor under way.
 Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
 
 # MLflow accepts these characters in the names of metrics and params, and no others.
 _FORBIDDEN = re.compile(r"[^\w\-. :/]")
-
-
-class CurvePoint(Protocol):
-    """Mean training loss (nats) since the previous point, and how fast its steps were, where known."""
-
-    @property
-    def step(self) -> int: ...
-    @property
-    def loss(self) -> float: ...
-    @property
-    def time_ms(self) -> int: ...
-    @property
-    def tokens_per_second(self) -> float | None: ...
-    @property
-    def mfu(self) -> float | None: ...
-
-
-class Checkpoint(Protocol):
-    """The part of a checkpoint record that is shown: its curve and when it became durable (unix seconds)."""
-
-    @property
-    def step(self) -> int: ...
-    @property
-    def curve(self) -> Iterable[CurvePoint]: ...
-    @property
-    def time(self) -> float: ...
-
-
-class Measured(Protocol):
-    """The part of an evaluation record that is shown: its metrics, and when they were recorded."""
-
-    @property
-    def step(self) -> int: ...
-    @property
-    def metrics(self) -> Iterable[Metric]: ...
-    @property
-    def time(self) -> float: ...
 
 
 @dataclass(frozen=True, order=True)
@@ -73,8 +38,8 @@ class Point:
 class SweepView:
     """A sweep as MLflow shows it: an experiment with one parent run.
 
-    On a server that several people share, `directory` tells sweeps of one name apart; it is empty for a
-    store of the sweep's own, whose folder may be moved.
+    On a shared server, `directory` distinguishes sweeps of one name.  It is empty for a store of the sweep's
+    own, because its folder may be moved.
     """
 
     name: str
@@ -104,7 +69,7 @@ class RunView:
 
     @property
     def digest(self) -> str:
-        """Return a hash of everything shown: two views with one digest need no second write."""
+        """Return a hash of everything shown; a view with the digest of the last one need not be written."""
         shown = [
             self.run_id,
             self.identity,
@@ -131,18 +96,16 @@ def run_view(
     identity: str,
     axes: Mapping[str, Any],
     config: Mapping[str, Any],
-    checkpoints: Iterable[Checkpoint],
-    evaluations: Iterable[Measured],
+    checkpoints: Iterable[CheckpointRecord],
+    evaluations: Iterable[EvaluationRecord],
     status: Status,
-    started: float | None = None,
     note: str = "",
 ) -> RunView:
     """Return the view of one run.
 
-    The training curve becomes `train_loss`, and where they are known `tokens_per_second` and `mfu`, at its
+    The training curve becomes `train_loss`, and if known `tokens_per_second` and `mfu`, at its
     own steps and times; every metric of an evaluation becomes a point at the evaluated step, its standard
-    error another named `<metric>_se`.  `started` is unix seconds and defaults to the time of the first
-    point.
+    error another named `<metric>_se`.
     """
     checkpoints, evaluations = list(checkpoints), list(evaluations)
     points: dict[tuple[str, int], Point] = {}
@@ -151,15 +114,11 @@ def run_view(
         key = metric_name(key)
         points[key, step] = Point(key, step, time_ms, float(value))
 
-    # A stretch trained again, for a milestone asked for later, is recorded again with later times.  The first
-    # times stand, as in `RunLedger.curve`: they are what has been written before.
-    curve = [point for checkpoint in checkpoints for point in checkpoint.curve]
-    for point in sorted(curve, key=lambda point: (point.step, point.time_ms)):
-        if ("train_loss", point.step) not in points:
-            add("train_loss", point.step, point.time_ms, point.loss)
-            for key, speed in (("tokens_per_second", point.tokens_per_second), ("mfu", point.mfu)):
-                if speed is not None:
-                    add(key, point.step, point.time_ms, speed)
+    for point in curve_of(checkpoints):
+        add("train_loss", point.step, point.time_ms, point.loss)
+        for key, speed in (("tokens_per_second", point.tokens_per_second), ("mfu", point.mfu)):
+            if speed is not None:
+                add(key, point.step, point.time_ms, speed)
     for record in sorted(evaluations, key=lambda record: record.time):
         time_ms = round(record.time * 1000)
         for metric in record.metrics:
@@ -168,7 +127,7 @@ def run_view(
                 add(f"{metric.name}_se", record.step, time_ms, metric.standard_error)
 
     times = [p.time_ms for p in points.values()] + [round(c.time * 1000) for c in checkpoints]
-    start_ms = round(started * 1000) if started is not None else min(times, default=0)
+    start_ms = min(times, default=0)
     return RunView(
         run_id=run_id,
         identity=identity,

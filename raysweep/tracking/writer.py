@@ -1,8 +1,8 @@
-"""The one writer of a sweep: a background thread that brings MLflow up to date with the ledger's views.
+"""The only writer of a sweep: a background thread that brings MLflow up to date with the ledger's views.
 
-MLflow is a view.  Nothing here raises into a sweep or waits for a server: `submit` only notes the newest
-view of a run; an outage is logged once, retried with growing pauses and logged once more when it is over.
-What could not be written before `close` is written by the next sync, from the same records.
+The writer never raises into a sweep and never makes it wait for a server: `submit` only notes the newest view
+of a run.  An outage is logged once, retried with growing pauses, and logged again when it is over.  The next
+launch writes, from the same records, what could not be written before `close`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class MLflowWriter:
     def __init__(self, sweep: SweepView, *, directory: Path, tracking_uri: str | None = None) -> None:
         self.sweep = sweep
         self.tracking_uri = tracking_uri or default_tracking_uri(directory)
-        # A database keeps no files, and MLflow's own choice then is ./mlruns, wherever one happens to be.
+        # A database keeps no files, and MLflow would put them into ./mlruns of the current folder.
         self._artifacts = (
             None if is_server(self.tracking_uri) else (directory.resolve() / "artifacts").as_uri()
         )
@@ -69,12 +69,12 @@ class MLflowWriter:
 
     @property
     def location(self) -> Location | None:
-        """The sweep's place in MLflow; None until the store has been reached."""
+        """The place of the sweep in MLflow; None until the store has been reached."""
         return self._location
 
     @property
     def refused(self) -> dict[str, str]:
-        """Runs that MLflow refuses for what they say (not for an outage), and its message."""
+        """Runs with content that MLflow refuses, and its messages; an outage is not a refusal."""
         with self._lock:
             return dict(self._refused)
 
@@ -87,7 +87,7 @@ class MLflowWriter:
         self._thread.start()
 
     def wait(self, timeout: float) -> Location | None:
-        """Wait up to `timeout` seconds for the store to be reached; None where it was not."""
+        """Wait up to `timeout` seconds until the store has been reached; None if it has not."""
         self._connected.wait(timeout)
         return self._location
 
@@ -99,9 +99,9 @@ class MLflowWriter:
             self._lock.notify()
 
     def close(self, status: Status, *, timeout: float = 30.0) -> bool:
-        """Write what is left, end the parent run with `status`, and say whether everything has arrived.
+        """Write the rest, end the parent run with `status`, and return whether everything has arrived.
 
-        Takes at most about `timeout` seconds, and no longer than one attempt where the store is down.
+        This takes at most about `timeout` seconds, and one attempt if the store is down.
         Children that are still RUNNING are ended as KILLED.
         """
         if self._thread is None:
@@ -112,7 +112,7 @@ class MLflowWriter:
         self._thread.join(timeout)
         if self._thread.is_alive():
             _log.warning(
-                "MLflow at %s is still busy after %g s; the next sync writes the rest",
+                "MLflow at %s is still busy after %g s; the next launch writes the rest",
                 self.tracking_uri,
                 timeout,
             )
@@ -127,7 +127,7 @@ class MLflowWriter:
                 if closing is not None:
                     store.finish(closing)
                     self._flushed = not self._pending and not self._refused
-            # Whatever the client, its server or its database raise, the sweep goes on.
+            # The sweep goes on, whatever error the client, its server or its database raises.
             except Exception as error:
                 self._store = None
                 self._report(error)
@@ -146,12 +146,12 @@ class MLflowWriter:
                     self._lock.wait()
 
     def _drain(self) -> Store:
-        """Write everything pending; what arrives meanwhile is left for the next turn."""
+        """Write everything pending; views that arrive meanwhile wait for the next turn."""
         if self._store is None:
             self._store = Store(self.sweep, self.tracking_uri, self._artifacts)
             self._location = Location(self.tracking_uri, self._store.experiment_id, self._store.parent_id)
             self._connected.set()
-            # Connecting has ended whatever was left RUNNING, ours included; unchanged runs cost nothing.
+            # Connecting has ended all runs that were RUNNING, ours included; unchanged runs cost nothing.
             with self._lock:
                 self._pending = dict(self._views)
         store = self._store
@@ -186,7 +186,7 @@ class MLflowWriter:
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Tell a value that MLflow will never take from an outage that passes."""
+    """Return whether MLflow will never accept a value, as opposed to an outage that passes."""
     from mlflow.exceptions import MlflowException
 
     return isinstance(error, MlflowException) and error.error_code == "INVALID_PARAMETER_VALUE"

@@ -200,18 +200,18 @@ def test_errors_name_the_remedy(
     other = ["--language", str(language_file)]
     for arguments, message in (
         (["empty"], "empty: holds no model; name a checkpoint"),
-        (["nowhere/at/all"], "nowhere/at/all: is no folder; name that of a checkpoint, or RUN@STEP"),
+        (["nowhere/at/all"], "nowhere/at/all: is not a folder; name the folder of a checkpoint, or RUN@STEP"),
         (["nothing"], "'nothing': no such run in"),
-        (["model"], "model: a Hugging Face model does not say what its language is"),
+        (["model"], "model: a Hugging Face model does not say its language"),
         (["model", *other, "--set", "vocabulary=12"], "the model has 8 words, the language 12"),
         ([here, *other, "--set", "vocabulary=12"], "the model has vocabulary_size 8, its language 12"),
-        ([here, "--set", "seed=1"], "--set: changes the file of --language, and there is none"),
+        ([here, "--set", "seed=1"], "--set: changes the file of --language, which is missing"),
         (
             [here, "-e", "trase"],
             "--evaluate trase: evaluate.trase: unknown evaluation — did you mean",
         ),
         ([here, "-e", "trace.inptus=4"], "evaluate.trace.inptus: unknown field — did you mean 'inputs'?"),
-        ([here, "-e", "trace.inputs=none"], "evaluate.trace.inputs: 'none' will not do; it must be a whole"),
+        ([here, "-e", "trace.inputs=none"], "evaluate.trace.inputs: 'none' is not valid; it must be a whole"),
         ([here, "-e", "trace="], "--evaluate trace=: not of the form KIND or KIND.FIELD=VALUE"),
         ([here, "-e", "trace.inputs"], "not of the form KIND or KIND.FIELD=VALUE"),
         ([here, "-e", "probe.tasks=[Z]"], "evaluate.probe.tasks"),

@@ -114,19 +114,19 @@ MALFORMED = [
         "wrong type",
         "batch_size: 8",
         "batch_size: eight",
-        "5:36: pretrain.batch_size: 'eight' will not do; it must be a whole number",
+        "5:36: pretrain.batch_size: 'eight' is not valid; it must be a whole number",
     ),
     (
         "fraction",
         "steps: 100",
         "steps: 100.5",
-        "5:19: pretrain.steps: 100.5 will not do; it must be a whole number",
+        "5:19: pretrain.steps: 100.5 is not valid; it must be a whole number",
     ),
     (
         "out of range",
         "batch_size: 8",
         "batch_size: 0",
-        "5:36: pretrain.batch_size: 0 will not do; it must be greater than 0",
+        "5:36: pretrain.batch_size: 0 is not valid; it must be greater than 0",
     ),
     ("missing field", "batch_size: 8, ", "", "5:1: pretrain.batch_size: missing — add 'batch_size: ...'"),
     (
@@ -164,7 +164,7 @@ MALFORMED = [
     ),
     ("heads", "16/1/1/32", "16/3/1/32", "3:31: model.shape: '16/3/1/32': 3 heads do not divide the width 16"),
     ("milestone", "[50, 100]", "[50, 200]", "5:51: pretrain.milestones: 200 lies past the last step, 100"),
-    ("bad name", "name: tiny", "name: ../up", "1:7: name: '../up' names no folder"),
+    ("bad name", "name: tiny", "name: ../up", "1:7: name: '../up' is not a folder name"),
     ("no name", "name: tiny\n", "", "1:1: name: missing"),
     (
         "missing base",
@@ -178,8 +178,13 @@ MALFORMED = [
         "blocks: 9",
         "2:68: language.blocks: 9 blocks need at least as many states, not 4",
     ),
-    ("seed", "name: tiny", "name: tiny\nseed: -1", "2:7: seed: -1 is not a whole number from 0 on"),
-    ("seed bool", "name: tiny", "name: tiny\nseed: true", "2:7: seed: true is not a whole number from 0 on"),
+    ("seed", "name: tiny", "name: tiny\nseed: -1", "2:7: seed: -1 is not a whole number of at least 0"),
+    (
+        "seed bool",
+        "name: tiny",
+        "name: tiny\nseed: true",
+        "2:7: seed: true is not a whole number of at least 0",
+    ),
     (
         "resources",
         "name: tiny",
@@ -190,7 +195,7 @@ MALFORMED = [
         "resources value",
         "name: tiny",
         "name: tiny\nresources: {max_concurrent: some}",
-        "2:29: resources.max_concurrent: 'some' will not do; it must be 'auto' or a whole number",
+        "2:29: resources.max_concurrent: 'some' is not valid; it must be 'auto' or a whole number",
     ),
 ]
 
@@ -209,7 +214,7 @@ def test_one_mistake_is_named_where_it_stands(load: Any, old: str, new: str, mes
         ("axes: {seed: []}", "7:14: axes.seed: an axis without values makes no runs"),
         ("axes: {seed: 3}", "7:14: axes.seed: 3 is not a list of values"),
         ("axes: {sed: [1]}", "7:8: axes.sed: unknown field — did you mean 'seed'?"),
-        ("axes: {seed.x: [1]}", "7:8: axes.seed.x: 'seed.x' is no path"),
+        ("axes: {seed.x: [1]}", "7:8: axes.seed.x: 'seed.x' is not a path"),
         (
             "axes: {evaluate.counted.n: [1]}",
             "7:8: axes.evaluate.counted.n: 'evaluate' is the same for all runs",
@@ -230,7 +235,7 @@ def test_one_mistake_is_named_where_it_stands(load: Any, old: str, new: str, mes
         ("exclude: [{sede: 5}]", "7:12: exclude[0].sede: unknown field — did you mean 'seed'?"),
         ("seed: 5\nexclude: [{seed: 5}]", "8:1: exclude: drops every run"),
         ("include: [{modl: {}}]", "7:12: include[0].modl: unknown field — did you mean 'model'?"),
-        ("include: [{model: {dropout: 2}}]", "7:29: model.dropout: 2 will not do; it must be less than 1"),
+        ("include: [{model: {dropout: 2}}]", "7:29: model.dropout: 2 is not valid; it must be less than 1"),
     ],
 )
 def test_a_mistake_in_the_grid(load: Any, axes: str, message: str) -> None:
@@ -348,7 +353,7 @@ def test_files_that_extend_one_another_are_refused(load: Any, tmp_path: Path) ->
         ("pretrain..steps=3", "not of the form a.b=c"),
         ("pretrain.steps=", "pretrain.steps: no value"),
         ("pretrain.steps=[1", "pretrain.steps: not valid YAML"),
-        ("pretrain.batch_size=many", "pretrain.batch_size: 'many' will not do"),
+        ("pretrain.batch_size=many", "pretrain.batch_size: 'many' is not valid"),
         ("pretrain.steps=80", "pretrain.milestones: 100 lies past the last step, 80"),
     ],
 )

@@ -14,33 +14,46 @@ from pathlib import Path
 import pytest
 
 from raysweep.evaluation.metric import Metric
+from raysweep.sweep import EvaluationRecord
 from raysweep.tracking import MLflowWriter, RunView, SweepView, default_tracking_uri, run_view
 from raysweep.tracking.store import Store, locate
+from raysweep.training import CheckpointRecord, CurvePoint
 
 START = 1_700_000_000.0
 
 
-class _Curve:
-    def __init__(self, step: int) -> None:
-        self.step, self.loss, self.time_ms = step, 3.0 / step, round(1000 * (START + step))
-        # As of runs that are older than these figures for half of the points.
-        known = step % 20 == 0
-        self.tokens_per_second, self.mfu = (1e5 + step, 0.25) if known else (None, None)
+def point(step: int) -> CurvePoint:
+    # The speed of a step need not be known.
+    known = step % 20 == 0
+    return CurvePoint(
+        step=step,
+        loss=3.0 / step,
+        time_ms=round(1000 * (START + step)),
+        tokens_per_second=1e5 + step if known else None,
+        mfu=0.25 if known else None,
+    )
 
 
-class _Checkpoint:
-    def __init__(self, step: int, previous: int = 0) -> None:
-        self.step, self.time = step, START + step
-        self.curve = [_Curve(s) for s in range(previous + 10, step + 1, 10)]
+def checkpoint(step: int, previous: int = 0) -> CheckpointRecord:
+    curve = tuple(point(s) for s in range(previous + 10, step + 1, 10))
+    return CheckpointRecord(
+        step=step, milestone=True, files={}, curve=curve, time=START + step, train_seconds=1.0
+    )
 
 
-class _Evaluation:
-    def __init__(self, step: int, value: float, time: float | None = None) -> None:
-        self.step, self.time = step, time if time is not None else START + step + 0.5
-        self.metrics = [
+def evaluation(step: int, value: float, time: float | None = None) -> EvaluationRecord:
+    return EvaluationRecord(
+        kind="excess_loss",
+        step=step,
+        config={},
+        identity="0" * 64,
+        metrics=(
             Metric(name="excess_loss", value=value, standard_error=0.01, n=64, unit="nats"),
             Metric(name="trace/layers.0", value=2 * value, standard_error=None, n=64, unit="nats"),
-        ]
+        ),
+        time=time if time is not None else START + step + 0.5,
+        seconds=1.0,
+    )
 
 
 def view(run_id: str = "a", steps: tuple[int, ...] = (100,), status: str = "RUNNING", **changes) -> RunView:
@@ -50,8 +63,8 @@ def view(run_id: str = "a", steps: tuple[int, ...] = (100,), status: str = "RUNN
         identity=f"identity of {run_id}",
         axes={"model.shape": "64/1/1/256", "seed": 0},
         config={"model": {"kind": "encoder"}},
-        checkpoints=[_Checkpoint(step, before) for step, before in zip(steps, previous, strict=False)],
-        evaluations=[_Evaluation(step, 1.0 / step) for step in steps],
+        checkpoints=[checkpoint(step, before) for step, before in zip(steps, previous, strict=False)],
+        evaluations=[evaluation(step, 1.0 / step) for step in steps],
         status=status,
     )
     return replace(made, **changes)
@@ -219,7 +232,7 @@ def test_records_that_contradict_the_store_replace_the_run(folder: Path) -> None
         axes={"seed": 0},
         config={},
         checkpoints=[],
-        evaluations=[_Evaluation(100, 0.5, START + 900)],
+        evaluations=[evaluation(100, 0.5, START + 900)],
         status="FINISHED",
     )
     write(folder, again)
