@@ -161,8 +161,8 @@ def run_table(measured: Measurements, milestones: Mapping[str, Sequence[int]], f
     note = "The last measured checkpoint of each run, ± standard error of the measurement."
     if _TRUSTED in checkpoints and checkpoints[_TRUSTED].eq(0).any():
         note += (
-            " The standard error of a trace that is not trusted comes from few inputs, or from values of "
-            "which a few are very large."
+            " The standard error of a trace that is not trusted comes from few inputs, or "
+            "a few of its values are very large."
         )
     return f'<p class="note">{note}</p>' + table([*headings, *map(escape, names)], rows, text=1 + varied)
 
