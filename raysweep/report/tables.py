@@ -162,7 +162,7 @@ def run_table(measured: Measurements, milestones: Mapping[str, Sequence[int]], f
     if _TRUSTED in checkpoints and checkpoints[_TRUSTED].eq(0).any():
         note += (
             " The standard error of a trace that is not trusted comes from few inputs, or "
-            "a few of its values are very large."
+            "from a few very large values."
         )
     return f'<p class="note">{note}</p>' + table([*headings, *map(escape, names)], rows, text=1 + varied)
 

@@ -1,4 +1,4 @@
-"""What the commands say of storage, outputs, tracking and plans; nothing here starts Ray."""
+"""Messages of the commands on storage, outputs, tracking and plans; nothing here starts Ray."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a launch shows, on states made by hand."""
+"""The live view of a launch, on states made by hand."""
 
 from __future__ import annotations
 

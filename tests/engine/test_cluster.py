@@ -1,4 +1,4 @@
-"""How many runs train at once, and what fits nowhere."""
+"""Runs that train at once, and requests that fit nowhere."""
 
 from __future__ import annotations
 

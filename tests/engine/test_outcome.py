@@ -1,4 +1,4 @@
-"""A run's own failures are told from trouble around it."""
+"""A run's own failures are kept separate from trouble around it."""
 
 from __future__ import annotations
 

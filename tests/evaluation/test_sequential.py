@@ -1,4 +1,4 @@
-"""How many inputs a trace takes: the rule of `fisher_trace`, whoever measures what, and when."""
+"""The number of inputs of a trace follows the rule of `fisher_trace`, whatever the order of the shards."""
 
 from itertools import pairwise
 

@@ -1,4 +1,4 @@
-"""What the theory's evaluations report, beside what they should."""
+"""Reports of the theory's evaluations beside the values they should have."""
 
 import math
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the oracles of fused training share: keyed dropout in plain Python, and gradients in float64."""
+"""Oracles of fused training: keyed dropout in plain Python, and gradients in float64."""
 
 import math
 from types import ModuleType

@@ -40,7 +40,7 @@ def cluster() -> Iterator[None]:
 
 
 def facts(found: Generated) -> dict[str, Any]:
-    """What was found, without what differs between two ways to find it."""
+    """Return the findings without what differs between two ways to them."""
     return {key: value for key, value in found.to_dict().items() if key not in ("out", "shards", "seconds")}
 
 
@@ -52,7 +52,7 @@ def files(out: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, str]]:
-    """What one worker makes, undisturbed."""
+    """The findings and files of one worker, undisturbed."""
     out = tmp_path_factory.mktemp("one") / "out"
     seen: list[tuple[int, int]] = []
     told: Callable[[int, int], None] = lambda done, total: seen.append((done, total))  # noqa: E731
@@ -128,7 +128,7 @@ def workers() -> list[int]:
 
 
 def test_references_of_a_costly_language_are_stored_and_found_again(tmp_path: Path) -> None:
-    """Where there is no room to share them, shards find them on disk."""
+    """Shards find them on disk where there is no room to share them."""
     config = CausalLMConfig(model=str(local_models.random_opt()), keep=8, length=5)
     evaluation = ExcessLossConfig(sentences=20, shard_size=8, positions="random")
     expected = [evaluation.reference(config.build(), shard) for shard in range(3)]

@@ -140,7 +140,7 @@ def mamba() -> Any:
 def test_other_architectures(
     make: Callable[[], Any], slow: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What cannot be read in the fast way is read in the slow one, and the log says so."""
+    """A model that cannot be read in the fast way is read in the slow one, and the log says so."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         folder = saved(make(), tmp_path)

@@ -149,7 +149,7 @@ def test_float32_on_the_papers_preset(blocks: int) -> None:
 
 @pytest.mark.parametrize("rate", [None, 0.2, 0.9])
 def test_results_do_not_depend_on_the_batch(rate: float | None) -> None:
-    """Where a visible word tells the block, bit by bit: alone, in parts, and in another order."""
+    """Results agree bit by bit where a visible word gives the block away: alone, in parts, reordered."""
     language = HMM.random(seed=0)
     ids = language.sample(300, seed=4)
     generator = torch.Generator().manual_seed(0)

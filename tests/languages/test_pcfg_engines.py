@@ -302,7 +302,7 @@ def test_choice_is_a_function_of_the_grammar() -> None:
 
 
 def test_flops_of_a_dense_grammar_are_the_formula() -> None:
-    """Where every rule exists nothing can be left out, and all engines count the same work."""
+    """Nothing can be left out where every rule exists, and all engines count the same work."""
     language = PCFG.random(seed=0, structure="dense", nonterminals=4, vocabulary=3, max_length=7)
     for n in range(2, 8):
         counts = {engine: language.using(engine)._engine(CPU).flops(n) for engine in ENGINES}

@@ -44,7 +44,7 @@ def test_probabilities_of_sentences(language: PCFG) -> None:
 def test_all_strings_of_three_words(language: PCFG) -> None:
     parser = parser_of(FILE.read_text())
     log_kept = torch.tensor(language.grammar.lengths(9) @ language.grammar.root).sum().log()
-    # Six words, so 216 strings, most of which are not sentences.
+    # Six words, so 216 strings; most are no sentences.
     ids = torch.tensor(list(itertools.product(range(language.vocabulary_size), repeat=3)))
     found = (language.log_prob(ids) + log_kept).exp()
     truth = torch.tensor(

@@ -1,4 +1,4 @@
-"""What a run lacks: one answer for plan, trial, status and tracker."""
+"""The list of what a run lacks: one answer for plan, trial, status and tracker."""
 
 from __future__ import annotations
 

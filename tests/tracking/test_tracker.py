@@ -37,7 +37,7 @@ def sweep(tmp_path: Path, make_store: Callable[[Path], None]) -> Sweep:
 
 
 def record(run: RunLedger, spec: RunSpec, step: int, value: float = 0.5) -> None:
-    """What training and evaluation leave of one milestone."""
+    """Record what training and evaluation leave of one milestone."""
     run.checkpoint_directory(step).mkdir(parents=True, exist_ok=True)
     curve = tuple(
         CurvePoint(step=s, loss=1.0 / s, time_ms=1_000_000 + s) for s in range(step - 40, step + 1, 10)

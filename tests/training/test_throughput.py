@@ -19,7 +19,7 @@ OPTIONS = {"steps": 100, "milestones": (100,), "checkpoint_every": None}
 
 
 class Clock:
-    """Time that passes only where it is told to."""
+    """A clock that moves only when a test moves it."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -95,7 +95,7 @@ def known_at(values, control):
 
 
 def test_what_is_doubted_is_what_is_averaged():
-    """What the regression takes off is no reason for doubt."""
+    """Variance that the regression takes off is no reason for doubt."""
     generator = torch.Generator().manual_seed(0)
     even = 10 + torch.rand(600, generator=generator, dtype=torch.float64)
     heavy = (2 * torch.randn(600, 1, generator=generator, dtype=torch.float64)).exp()
