@@ -21,7 +21,7 @@ import raysweep
 from raysweep.cli import bench, evaluate, export_model, inspect, language, launch, results
 from raysweep.errors import RaysweepError, StorageError
 
-#: Answers of a file system that are no defect of ours: no permission, no space, a broken path.
+#: Errors of a file system that are no defect of raysweep: no permission, disk full, folder gone, disk broken.
 TROUBLE = frozenset(
     {
         *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG),
@@ -67,15 +67,15 @@ app.add_typer(bench.app, name="bench")
 
 
 def _is_usage_error(error: Any) -> bool:
-    """Tell a wrong command line from a defect.
+    """Return whether an error is a wrong command line, and not a defect.
 
-    Its class is click's own or typer's copy of it, depending on typer's version.
+    Its class is click's or typer's copy of it, depending on the version of typer.
     """
     return hasattr(error, "show") and hasattr(error, "exit_code")
 
 
 def _defect() -> int:
-    """Report the exception being handled as what it is: a defect."""
+    """Print the exception that is being handled as a defect."""
     traceback.print_exc()
     print("raysweep: internal error (this is a defect: please report it)", file=sys.stderr)
     return 1
@@ -83,7 +83,7 @@ def _defect() -> int:
 
 @contextmanager
 def _saying(logger: str) -> Iterator[None]:
-    """Show on standard error what work that takes long logs of its progress."""
+    """Show on standard error the progress that long work writes to a log."""
     handler, log = logging.StreamHandler(sys.stderr), logging.getLogger(logger)
     handler.setFormatter(logging.Formatter("%(message)s"))
     before = log.level
@@ -110,7 +110,7 @@ def run(arguments: list[str] | None = None) -> int:
         print("raysweep: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # The reader of a pipe has left, as `| head` does: that is no error of ours.
+        # The reader of a pipe has left, as `| head` does.  That is no error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:

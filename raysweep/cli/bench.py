@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from raysweep.cli.options import JsonOption, check_output, print_json, writing
+from raysweep.cli.output import console
 
 app = typer.Typer(no_args_is_help=True, help="Measure raysweep beside its peers: same work, one run, ratios.")
 
@@ -67,8 +68,6 @@ def _command(suite: str) -> Callable[..., None]:
         ] = None,
         json: JsonOption = False,
     ) -> None:
-        from rich.console import Console
-
         from raysweep.bench.record import save
         from raysweep.bench.suites import judge, measure
         from raysweep.bench.table import terminal
@@ -82,7 +81,7 @@ def _command(suite: str) -> Callable[..., None]:
         if json:
             print_json(record.encode())
         else:
-            Console().print(terminal(record))
+            console().print(terminal(record))
         judge(record, strict=strict)
 
     return command

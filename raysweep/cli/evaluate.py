@@ -1,9 +1,8 @@
-"""`raysweep evaluate`: what is measured at milestones, of any checkpoint or model folder."""
+"""`raysweep evaluate`: the evaluations of a milestone, for any checkpoint or model folder."""
 
 from __future__ import annotations
 
 import json as json_format
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from rich.table import Table
 
 from raysweep.cli.live import duration
 from raysweep.cli.options import JsonOption, StorageOption, check_output, print_json, writing
+from raysweep.cli.output import console, say
 from raysweep.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ def evaluate(
             "--evaluate",
             "-e",
             metavar="KIND[.FIELD=VALUE]",
-            help="What to measure, and with which settings; may be repeated.",
-            show_default="what the run's sweep measures; else loss, trace and probe",
+            help="Evaluation to make, with its settings; may be repeated.",
+            show_default="the evaluations of the run's sweep; else loss, trace and probe",
         ),
     ] = None,
     language: Annotated[
@@ -67,9 +67,9 @@ def evaluate(
     storage: StorageOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Measure a checkpoint, ours or a Hugging Face folder: loss, trace, Hessian, probe and so on.
+    """Measure a checkpoint of raysweep or a Hugging Face folder: loss, trace, Hessian, probe and so on.
 
-    Runs in this process, without Ray.  Examples:
+    The work is done in this process, without Ray.  Examples:
 
         raysweep evaluate results/scaling/runs/64-1-1-256-.../checkpoints/step-00002000
 
@@ -88,11 +88,10 @@ def evaluate(
     _check_device(device)
     opened = open_model(model, storage=storage_root(storage), language=language, overrides=set_ or ())
     evaluations, notes = choose_evaluations(evaluate_ or (), opened)
-    errors = Console(stderr=True)
     for note in notes:
-        errors.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
+        say(f"note: {note}")
     subject = ModelSubject(opened.language, opened.load().to(device))
-    measured = list(_measure(evaluations, subject, errors))
+    measured = list(_measure(evaluations, subject, console(stderr=True)))
     facts = {
         "model": opened.name,
         "language": opened.language.fingerprint,
@@ -114,38 +113,36 @@ def evaluate(
     if json:
         print_json(facts)
         return
-    # Where nobody looks at columns, none is cut off.
-    console = Console() if sys.stdout.isatty() else Console(width=160)
-    console.print(opened.name, markup=False, highlight=False, soft_wrap=True)
-    console.print(_table([metric for _, found, _ in measured for metric in found.metrics]))
+    typer.echo(opened.name)
+    # In a pipe, the columns must not be cut off.
+    console(pipe_width=160).print(_table([metric for _, found, _ in measured for metric in found.metrics]))
     for evaluation, found, _ in measured:
         if "reason" in found.notes:
-            text = slower(evaluation.kind, found.notes)
-            console.print(f"note: {text}", markup=False, highlight=False, soft_wrap=True)
+            typer.echo(f"note: {slower(evaluation.kind, found.notes)}")
     if output is not None:
         typer.echo(f"{output}: written")
 
 
 def _measure(
-    evaluations: Mapping[str, Evaluation], subject: Any, console: Console
+    evaluations: Mapping[str, Evaluation], subject: Any, errors: Console
 ) -> Iterator[tuple[Evaluation, Measured, float]]:
-    """Yield every evaluation with what it found and the seconds it took; say on `console` how far it is."""
+    """Yield every evaluation with its results and its seconds; show the progress on `errors`."""
     from raysweep.evaluation.run import run_evaluation
 
     for kind, evaluation in evaluations.items():
         start = time.monotonic()
-        with _progress(kind, console) as progress:
+        with _progress(kind, errors) as progress:
             found = run_evaluation(evaluation, subject, progress=progress)
         seconds = time.monotonic() - start
-        if not console.is_terminal:
-            console.print(f"{kind}: {duration(seconds)}", markup=False, highlight=False, soft_wrap=True)
+        if not errors.is_terminal:
+            say(f"{kind}: {duration(seconds)}")
         yield evaluation, found, seconds
 
 
 @contextmanager
-def _progress(kind: str, console: Console) -> Iterator[Any]:
-    """A bar on a terminal, gone when its evaluation is done; nothing in a pipe."""
-    if not console.is_terminal:
+def _progress(kind: str, errors: Console) -> Iterator[Any]:
+    """Show a bar on a terminal until the evaluation is done; show nothing in a pipe."""
+    if not errors.is_terminal:
         yield None
         return
     bar = Progress(
@@ -153,7 +150,7 @@ def _progress(kind: str, console: Console) -> Iterator[Any]:
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
-        console=console,
+        console=errors,
         transient=True,
     )
     with bar:
@@ -175,7 +172,7 @@ def _table(metrics: list[Metric]) -> Table:
 
 
 def _check_device(name: str) -> None:
-    """Raise `ConfigError` for a device that is not there."""
+    """Raise `ConfigError` for a device that this machine does not have."""
     import torch
 
     try:

@@ -1,11 +1,9 @@
-"""`raysweep language`: looking at a language before training on it, and generating from it."""
+"""`raysweep language`: statistics of a language before training on it, and generation from it."""
 
 from __future__ import annotations
 
 import os
 import time
-from contextlib import redirect_stdout
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,11 +11,12 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from raysweep.cli.live import HEARTBEAT, duration
-from raysweep.cli.options import FileArgument, JsonOption, SetOption, print_json
+from raysweep.cli.live import duration
+from raysweep.cli.options import AddressOption, FileArgument, JsonOption, SetOption, print_json
+from raysweep.cli.output import Lines, console, remarks_of_ray, say
 from raysweep.errors import ConfigError
 
-app = typer.Typer(no_args_is_help=True, help="Look at a language before training on it; generate from it.")
+app = typer.Typer(no_args_is_help=True, help="Show a language before training on it; generate from it.")
 
 
 @app.callback()
@@ -26,7 +25,7 @@ def _group() -> None:
 
 
 def whole(text: str | int) -> int:
-    """Return a whole number as people write large ones.
+    """Return a whole number; large ones may be written as people write them.
 
     >>> whole("1e6"), whole("2_000"), whole("12")
     (1000000, 2000, 12)
@@ -44,16 +43,16 @@ def whole(text: str | int) -> int:
 def show(
     file: FileArgument,
     set_: SetOption = None,
-    sentences: Annotated[int, typer.Option(help="How many sentences to measure on.", min=2)] = 4096,
+    sentences: Annotated[int, typer.Option(help="Number of sentences to measure on.", min=2)] = 4096,
     entropy_sentences: Annotated[
         int | None,
         typer.Option(
-            help="How many of them for the entropy; 0 leaves it out.",
+            help="Number of them to compute the entropy on; 0 leaves it out.",
             show_default="all; 16 where a conditional costs seconds",
             min=0,
         ),
     ] = None,
-    examples: Annotated[int, typer.Option(help="How many sentences to print.", min=0)] = 3,
+    examples: Annotated[int, typer.Option(help="Number of sentences to print.", min=0)] = 3,
     seed: Annotated[int, typer.Option(help="Seed of the sentences.", min=0)] = 0,
     probe: Annotated[
         bool, typer.Option("--probe", help="Also train linear probes on the exact conditionals themselves.")
@@ -64,8 +63,8 @@ def show(
 ) -> None:
     """Show lengths, entropy, task label counts and a few sentences of a language.
 
-    FILE is a sweep file, or a YAML file that holds one language (`kind: pcfg`, ...).  Nothing is trained, but
-    for `--probe`: linear probes on the look-up table, the model that knows the language exactly.
+    FILE is a sweep file, or a YAML file that holds one language (`kind: pcfg`, ...).  Nothing is trained,
+    except with `--probe`: linear probes on the look-up table, the model that knows the language exactly.
     """
     from raysweep.languages.describe import as_text, describe
     from raysweep.sweep.language_file import load_language
@@ -92,14 +91,15 @@ def show(
 
 
 def _probe(language: Any, train: int, test: int) -> Any:
-    """Return a function that probes the look-up table; raises `ConfigError` where that makes no sense."""
+    """Return a function that probes the look-up table; raises `ConfigError` if that is impossible."""
     from raysweep.evaluation import LookupTable
     from raysweep.evaluation.probe import ProbeConfig
+    from raysweep.evaluation.run import run_evaluation
 
     evaluation = ProbeConfig(train=train, test=test)
     for _, message in evaluation.problems(language):
         raise ConfigError(f"--probe: {message}")
-    return lambda: evaluation.combine([evaluation.measure(LookupTable(language), 0)])
+    return lambda: run_evaluation(evaluation, LookupTable(language)).metrics
 
 
 @app.command("generate")
@@ -123,7 +123,7 @@ def generate(
             "--what",
             metavar="WHAT",
             help="statistics, entropy, conditionals, tasks or tasks:A,B; may be repeated.",
-            show_default="all the language has, but for conditionals",
+            show_default="all that the language has, except conditionals",
         ),
     ] = None,
     sentences: Annotated[int, typer.Option(help="Sentences.", parser=whole, metavar="N")] = 1_000_000,
@@ -138,29 +138,27 @@ def generate(
         str | None,
         typer.Option(
             metavar="all|random",
-            help="Look at all positions of a sentence, or at one drawn.",
+            help="Mask all positions of a sentence, or one drawn position.",
             show_default="all; random where a conditional costs seconds",
         ),
     ] = None,
     shard_size: Annotated[
-        int | None, typer.Option(help="Sentences a shard.", show_default="16384, or what 64 MiB hold", min=1)
+        int | None,
+        typer.Option(
+            help="Sentences in each shard.", show_default="16384, or as many as fit into 64 MiB", min=1
+        ),
     ] = None,
     workers: Annotated[
         int | None, typer.Option(help="Tasks at once.", show_default="as many as there is room for", min=1)
     ] = None,
-    gpus: Annotated[float, typer.Option(help="GPUs a task.", min=0.0)] = 0.0,
-    address: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT", help="Ray cluster.", show_default="RAY_ADDRESS, else Ray on this machine"
-        ),
-    ] = None,
+    gpus: Annotated[float, typer.Option(help="GPUs of each task.", min=0.0)] = 0.0,
+    address: AddressOption = None,
     json: JsonOption = False,
 ) -> None:
     """Generate entropies, exact conditionals, statistics and labelled task sets, on Ray.
 
-    What is stored comes in shards, safetensors of float32 and integers, and a generation that was stopped or
-    killed goes on with those that are missing when it is started again.
+    Results are stored in shards, safetensors of float32 and integers.  A generation that was stopped or
+    killed makes the missing shards when it is started again.
 
     Examples:
 
@@ -176,12 +174,10 @@ def generate(
         open_directory(output)
     from raysweep.engine.generate import generate as start
 
-    console = Console(stderr=True)
-    view = BarView(console) if console.is_terminal else LineView(console)
-    chatter = Path(os.devnull) if output is None else output / "ray.log"
+    errors = console(stderr=True)
+    view = BarView(errors) if errors.is_terminal else LineView(errors)
     try:
-        # Ray prints remarks of its own to standard output, which belongs to our results.
-        with view, chatter.open("a") as log, redirect_stdout(log):
+        with view, remarks_of_ray(Path(os.devnull) if output is None else output / "ray.log"):
             found = start(
                 config,
                 what=what,
@@ -198,8 +194,8 @@ def generate(
                 progress=view,
             )
     except KeyboardInterrupt:
-        again = "" if output is None else f"; finished shards are in {output}, and the same command goes on"
-        console.print(f"interrupted{again}", markup=False, highlight=False, soft_wrap=True)
+        again = "" if output is None else f"; finished shards are in {output}, and the same command continues"
+        say(f"interrupted{again}")
         raise typer.Exit(130) from None
     if json:
         print_json(found.to_dict())
@@ -210,11 +206,11 @@ def generate(
 
 
 class BarView:
-    """On a terminal: a bar with the time that is left."""
+    """A view for a terminal: a bar with the time that is left."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, target: Console) -> None:
         self._progress = Progress(
-            BarColumn(), MofNCompleteColumn(), TextColumn("sentences"), TimeRemainingColumn(), console=console
+            BarColumn(), MofNCompleteColumn(), TextColumn("sentences"), TimeRemainingColumn(), console=target
         )
         self._task = self._progress.add_task("", total=None)
 
@@ -226,33 +222,27 @@ class BarView:
         self._progress.stop()
 
     def __call__(self, done: int, total: int) -> None:
-        """Show how many sentences are done."""
+        """Show the number of sentences that are done."""
         self._progress.update(self._task, completed=done, total=total)
 
 
-class LineView:
-    """In a pipe: a plain line for every tenth, and a sign of life a minute."""
+class LineView(Lines):
+    """A view for a pipe: a plain line for every tenth of the sentences, and a sign of life once a minute."""
 
-    def __init__(self, console: Console) -> None:
-        self._say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
-        self._start = self._spoke = time.monotonic()
+    def __init__(self, target: Console) -> None:
+        super().__init__(target)
+        self._start = time.monotonic()
         self._tenth = -1
 
-    def __enter__(self) -> LineView:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        return
-
     def __call__(self, done: int, total: int) -> None:
-        """Say how many sentences are done, where that is news."""
+        """Print the number of sentences that are done, if another tenth is done or a minute has passed."""
         now = time.monotonic()
         if done == 0:
             self._start = now
         tenth = 10 * done // total
-        if tenth == self._tenth and now - self._spoke < HEARTBEAT:
+        if tenth == self._tenth and not self.silent:
             return
-        self._tenth, self._spoke = tenth, now
+        self._tenth = tenth
         spent = now - self._start
         left = f", about {duration(spent * (total - done) / done)} left" if 0 < done < total else ""
-        self._say(f"{done:,} of {total:,} sentences, {duration(spent)} so far{left}")
+        self.say(f"{done:,} of {total:,} sentences, {duration(spent)} so far{left}")

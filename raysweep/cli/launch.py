@@ -15,6 +15,7 @@ from rich.console import Console
 
 from raysweep.cli.live import LineView, LiveView
 from raysweep.cli.options import (
+    AddressOption,
     FileArgument,
     JsonOption,
     OnlyOption,
@@ -41,12 +42,7 @@ def launch(
     file: FileArgument,
     set_: SetOption = None,
     dry_run: Annotated[bool, typer.Option("-n", "--dry-run", help="Print the plan and stop.")] = False,
-    address: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT", help="Ray cluster.", show_default="RAY_ADDRESS, else Ray on this machine"
-        ),
-    ] = None,
+    address: AddressOption = None,
     only: OnlyOption = None,
     retry_failed: RetryOption = False,
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask before a large sweep.")] = False,

@@ -37,7 +37,7 @@ StorageOption = Annotated[
         "--storage",
         metavar="DIR",
         envvar="RAYSWEEP_STORAGE",
-        help="Folder of all sweeps, seen by every node.",
+        help="Folder of all sweeps; every node must see it.",
         show_default="results",
     ),
 ]
@@ -51,6 +51,15 @@ TrackingOption = Annotated[
         show_default="SQLite in the sweep's folder",
     ),
 ]
+AddressOption = Annotated[
+    str | None,
+    typer.Option(
+        "--address",
+        metavar="HOST:PORT",
+        help="Ray cluster.",
+        show_default="RAY_ADDRESS, else Ray on this machine",
+    ),
+]
 OnlyOption = Annotated[
     list[str] | None,
     typer.Option("--only", metavar="PATTERN", help="Only runs whose id matches (* and ?); may be repeated."),
@@ -62,9 +71,9 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on standard
 def find(
     name: str, storage: Path | None, overrides: list[str] | None = None, tracking: str | None = None
 ) -> Sweep:
-    """Return the sweep of a file, or the one that was launched under a name.
+    """Return the sweep of a file, or the sweep that was launched under a name.
 
-    Raises `ConfigError` where neither is there, and for overrides of what is not a file.
+    Raises `ConfigError` if there is neither, and for overrides without a file.
     """
     path = Path(name)
     if path.suffix in (".yaml", ".yml") or path.is_file():
@@ -82,10 +91,7 @@ def find(
 
 
 def check_output(path: Path) -> None:
-    """Check, before anything is computed, that a file can be written where `--output` says.
-
-    Raises `ConfigError`.
-    """
+    """Check that the file of `--output` can be written, before anything is computed; raises `ConfigError`."""
     if not path.absolute().parent.is_dir():
         raise ConfigError(f"--output {path}: there is no folder {path.parent}; make it first")
     if path.is_dir():
@@ -94,7 +100,7 @@ def check_output(path: Path) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn the failure to write what `--output` names into a `ConfigError`."""
+    """Turn a failure to write the file of `--output` into a `ConfigError`."""
     try:
         yield
     except OSError as error:
@@ -107,6 +113,6 @@ def print_json(data: Any) -> None:
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the rows of a table as plain data; what is missing or not a number becomes null."""
+    """Return the rows of a table as plain data; missing values and NaN become null."""
     rows: list[dict[str, Any]] = json.loads(frame.to_json(orient="records", double_precision=15))
     return rows

@@ -1,14 +1,12 @@
-"""`raysweep report`, `export`, `ui`: reading what a sweep has measured."""
+"""`raysweep report`, `export`, `ui`: the results of a sweep."""
 
 from __future__ import annotations
 
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from raysweep.cli.options import (
@@ -19,6 +17,7 @@ from raysweep.cli.options import (
     find,
     writing,
 )
+from raysweep.cli.output import console
 from raysweep.errors import ConfigError
 from raysweep.sweep import Sweep, tidy
 from raysweep.sweep.storage import storage_flag
@@ -27,25 +26,24 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-#: Columns that a narrow terminal does without.
+#: Columns that a narrow terminal leaves out.
 _SPARED = ("parameters", "seeds", "step")
 
 
 def make_report(sweep: Sweep, frame: pd.DataFrame, path: Path | None = None) -> Path:
-    """Write the report of a sweep and return where it is."""
+    """Write the report of a sweep and return its path."""
     from raysweep.report import write_report
 
     return write_report(sweep, frame, path or sweep.directory / "report.html")
 
 
 def print_summary(sweep: Sweep, frame: pd.DataFrame, page: Path) -> None:
-    """Print the small table at the end of a launch, and where the rest is."""
+    """Print the small table at the end of a launch, the path of the report and the command for MLflow."""
     from raysweep.report import summary_rows
 
-    # A pipe has no width of its own.
-    console = Console() if sys.stdout.isatty() else Console(width=120)
+    out = console(pipe_width=120)
     headings, rows = summary_rows(frame)
-    kept = [k for k, name in enumerate(headings) if console.width >= 100 or name not in _SPARED]
+    kept = [k for k, name in enumerate(headings) if out.width >= 100 or name not in _SPARED]
     table = Table(box=None, pad_edge=False, header_style="bold")
     for k in kept:
         heading = headings[k].replace("accuracy ", "").replace(" (nats)", "")
@@ -54,11 +52,10 @@ def print_summary(sweep: Sweep, frame: pd.DataFrame, page: Path) -> None:
         table.add_row(*[row[k].replace(" ± ", "±") for k in kept])
     if rows:
         seeds = "mean ± standard error over seeds; the last columns are probe accuracies by task"
-        console.print(f"At the last milestone, {seeds}:", highlight=False, soft_wrap=True)
-        console.print(table)
-    console.print(f"report: {page}", markup=False, highlight=False, soft_wrap=True)
-    command = f"raysweep ui {shlex.quote(sweep.name)}{storage_flag(sweep.storage)}"
-    console.print(f"MLflow: {command}", markup=False, highlight=False, soft_wrap=True)
+        typer.echo(f"At the last milestone, {seeds}:")
+        out.print(table)
+    typer.echo(f"report: {page}")
+    typer.echo(f"MLflow: raysweep ui {shlex.quote(sweep.name)}{storage_flag(sweep.storage)}")
 
 
 def report(
@@ -74,7 +71,7 @@ def report(
     ] = None,
     storage: StorageOption = None,
 ) -> None:
-    """Write the report: one HTML file that needs no network.  Also while the sweep runs."""
+    """Write the report: one HTML file that needs no network.  The sweep may still be running."""
     sweep = find(name, storage)
     if output is None:
         typer.echo(make_report(sweep, tidy(sweep.ledger(), sweep)))
@@ -116,7 +113,7 @@ def ui(
 ) -> None:
     """Serve MLflow on 127.0.0.1 and print links to this sweep's comparison and charts; Ctrl-C ends it.
 
-    For a sweep that a server tracks there is nothing to serve: the links are printed, and that is all.
+    If a server tracks the sweep, there is nothing to serve, and only the links are printed.
     """
     from raysweep.tracking import comparison_links, serve, serve_command, served
 

@@ -1,0 +1,64 @@
+"""The help of every command shows all of its text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer
+from rich.table import Table
+
+from raysweep.cli.app import app, run
+from raysweep.cli.output import console
+
+
+def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the words of every command, and the command, those of groups included."""
+    yield path, command
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from commands(inner, (*path, name))
+
+
+COMMANDS = dict(commands(typer.main.get_command(app)))
+
+
+def squeezed(text: str) -> str:
+    """Return text without white space and the borders of tables."""
+    return re.sub(r"[\s─-╿]", "", text)
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_help_loses_no_text_to_markup(
+    path: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Wide enough that no text is wrapped among other columns.
+    monkeypatch.setenv("COLUMNS", "1000")
+    monkeypatch.setenv("NO_COLOR", "1")
+    command = COMMANDS[path]
+    assert run([*path, "--help"]) == 0
+    shown = squeezed(capsys.readouterr().out)
+    texts = [command.help, command.epilog]
+    for parameter in command.params:
+        texts += [getattr(parameter, "help", None), parameter.metavar]
+        if isinstance(getattr(parameter, "show_default", None), str):
+            texts.append(parameter.show_default)
+    written = [text for text in texts if text]
+    assert written
+    for text in written:
+        # A backslash keeps a bracket from being markup; it is not shown itself.
+        assert squeezed(text.replace("\\[", "[")) in shown
+
+
+def test_printed_text_is_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    console().print("failed: [bold]no[/bold] such thing, see raysweep[bench]")
+    table = Table("[heading]", box=None, pad_edge=False)
+    table.add_row("pip install 'raysweep[bench]'")
+    console().print(table)
+    printed = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert printed == [
+        "failed: [bold]no[/bold] such thing, see raysweep[bench]",
+        "[heading]",
+        "pip install 'raysweep[bench]'",
+    ]
