@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import shlex
 import sys
-from collections.abc import Sequence
-from contextlib import redirect_stdout
-from functools import partial
-from typing import Annotated, Any
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from raysweep.cli.live import LineView, LiveView
 from raysweep.cli.options import (
@@ -27,14 +22,18 @@ from raysweep.cli.options import (
     print_json,
     records,
 )
+from raysweep.cli.output import console, remarks_of_ray, say
 from raysweep.cli.results import make_report, print_summary
-from raysweep.sweep import Sweep
-from raysweep.sweep.storage import open_directory, storage_flag
+from raysweep.sweep import Plan, Sweep
+from raysweep.sweep.command import launch_command
+from raysweep.sweep.storage import open_directory
 from raysweep.sweep.stored import select
-from raysweep.sweep.timing import measure
 from raysweep.tracking import tracking_uri as tracked_at
 
-#: Runs above which a person at a terminal is asked first.
+if TYPE_CHECKING:
+    from raysweep.engine import Cluster, Results
+
+#: Number of runs above which a person at a terminal is asked first.
 MANY = 100
 
 
@@ -50,10 +49,10 @@ def launch(
     tracking_uri: TrackingOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Train and evaluate what is missing of a sweep.
+    """Train and evaluate the missing part of a sweep.
 
-    What is done is not done again; a launch that was stopped, killed or failed in part goes on when it is
-    launched again.
+    Finished work is not repeated.  A launch that was stopped or killed, or that failed in part, continues
+    when the sweep is launched again.
 
     Examples:
 
@@ -74,69 +73,59 @@ def launch(
         return
     if len(chosen.runs) > MANY and sys.stdin.isatty() and not yes:
         typer.confirm(f"{len(chosen.runs)} runs: go on?", abort=True)
-    # The command that launches this sweep once more, as it is now, from this folder.
-    words = ["raysweep", "launch", str(file)]
-    for text in set_ or ():
-        words += ["--set", text]
-    if address is not None:
-        words += ["--address", address]
-    if tracking_uri is not None and tracking_uri != os.environ.get("MLFLOW_TRACKING_URI"):
-        words += ["--tracking-uri", tracking_uri]
-    again = shlex.join(words) + storage_flag(sweep.storage)
-    raise typer.Exit(_launch(sweep, only, address, retry_failed, json, again))
-
-
-def _launch(
-    sweep: Sweep, only: Sequence[str] | None, address: str | None, retry: bool, json: bool, again: str
-) -> int:
-    """Launch and show; `again` is the command that launches this sweep once more."""
-    from raysweep.engine import launch as start
-
-    chosen = select(sweep, only)
-    plan = chosen.plan(retry_failed=retry, verify=False)
-    if not plan.finished:
-        # What takes long is done before a live view covers what is said about it.
-        chosen.prepare()
-    console = Console(stderr=True)
-    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
-    footer = [
-        f"records and logs: {sweep.directory}",
-        f"MLflow: {tracked_at(sweep)}",
-        "Ctrl-C stops after a checkpoint; the same command goes on from there",
-    ]
-    view = LiveView(console, footer) if console.is_terminal else LineView(console)
-
-    def started(plan: Any, cluster: Any) -> None:
-        for line in plan.lines(limit=12):
-            say(line)
-        if cluster is not None:
-            where = "Ray on this machine" if cluster.embedded else f"Ray cluster {cluster.address}"
-            cpus, gpus = cluster.resources.get("CPU", 0), cluster.resources.get("GPU", 0)
-            say(f"{where}: {len(cluster.nodes)} node(s), {cpus:g} CPU, {gpus:g} GPU")
-            for line in footer if not console.is_terminal else ():
-                say(line)
-
-    open_directory(sweep.directory)
-    chatter = sweep.directory / "ray.log"
+    again = launch_command(sweep, file=str(file), overrides=set_ or (), address=address)
     try:
-        # Ray prints remarks of its own to standard output, which belongs to our results.
-        with view, chatter.open("a") as log, redirect_stdout(log):
-            results = start(
-                sweep,
-                address=address,
-                only=only,
-                step_seconds=measure(chosen, (run.spec for run in plan.runs if run.state == "new")),
-                retry_failed=retry,
-                observer=view,
-                on_start=started,
-            )
+        results = _launch(sweep, address=address, only=only, retry_failed=retry_failed)
     except KeyboardInterrupt:
         say(
             f"interrupted; everything up to the last checkpoint is in {sweep.directory}, "
-            "and the same command goes on from there"
+            "and the same command continues from there"
         )
-        return 130
-    frame = results.to_frame()
+        raise typer.Exit(130) from None
+    _show(results, again, json=json)
+    if results.failures:
+        raise typer.Exit(3)
+    if results.unfinished:
+        raise typer.Exit(4)
+
+
+def _launch(sweep: Sweep, *, address: str | None, only: list[str] | None, retry_failed: bool) -> Results:
+    """Launch with a view on standard error."""
+    from raysweep.engine import launch as start
+
+    footer = [
+        f"records and logs: {sweep.directory}",
+        f"MLflow: {tracked_at(sweep)}",
+        "Ctrl-C stops after a checkpoint; the same command continues from there",
+    ]
+    errors = console(stderr=True)
+    view = LiveView(errors, footer) if errors.is_terminal else LineView(errors)
+    open_directory(sweep.directory)
+    with ExitStack() as stack, remarks_of_ray(sweep.directory / "ray.log"):
+
+        def started(plan: Plan, cluster: Cluster | None) -> None:
+            for line in plan.lines(limit=12):
+                say(line)
+            if cluster is not None:
+                say(str(cluster))
+                for line in footer if not errors.is_terminal else ():
+                    say(line)
+                # From here on the view owns the terminal.
+                stack.enter_context(view)
+
+        return start(
+            sweep,
+            address=address,
+            only=only,
+            retry_failed=retry_failed,
+            observer=view,
+            on_start=started,
+        )
+
+
+def _show(results: Results, again: str, *, json: bool) -> None:
+    """Print the results, and the runs that failed or are not finished; `again` is the command."""
+    sweep, frame = results.sweep, results.to_frame()
     page = make_report(sweep, frame)
     failures = {run_id: failure.message for run_id, failure in results.failures.items()}
     if json:
@@ -162,7 +151,4 @@ def _launch(
         say(f"MLflow at {tracked_at(sweep)} could not be reached; nothing is lost: launch again to fill it")
     for run_id in results.unfinished:
         logs = sweep.ledger().open(run_id).logs
-        say(f"not finished: {run_id}: launch again to go on; logs in {logs}")
-    if failures:
-        return 3
-    return 4 if results.unfinished else 0
+        say(f"not finished: {run_id}: launch again to continue; logs in {logs}")

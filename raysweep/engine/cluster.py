@@ -39,10 +39,15 @@ class Cluster:
 
     address: str
     embedded: bool
-    #: Resources of each node that is there now.
+    #: Resources of each node that is alive.
     nodes: tuple[Mapping[str, float], ...]
     #: The same, all nodes together.
     resources: Mapping[str, float]
+
+    def __str__(self) -> str:
+        where = "Ray on this machine" if self.embedded else f"Ray cluster {self.address}"
+        cpus, gpus = self.resources.get("CPU", 0), self.resources.get("GPU", 0)
+        return f"{where}: {len(self.nodes)} node(s), {cpus:g} CPU, {gpus:g} GPU"
 
 
 def _describe(embedded: bool) -> Cluster:

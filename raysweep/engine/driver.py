@@ -1,16 +1,16 @@
-"""Launching a sweep: the gap between the plan and the ledger, scheduled by Tune, until it is closed.
+"""The launch of a sweep: Tune schedules the runs that the ledger lacks until none is missing.
 
-    lock -> plan -> (nothing missing: done) -> Ray -> Tuner over the missing runs -> results
+    lock -> prepare -> plan -> (nothing missing: done) -> Ray -> Tuner over the missing runs -> results
 
-Nothing but the ledger carries over from one launch to the next, so a launch that was killed anywhere is
-continued by launching again.
+Only the ledger carries over from one launch to the next.  A launch that was killed at any point therefore
+continues when the sweep is launched again.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -43,16 +43,16 @@ OnStart = Callable[[Plan, Cluster | None], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """The results of a sweep."""
+    """The results of a launch."""
 
     sweep: Sweep
-    #: By run id, the last failure of each run that failed.
+    #: The last failure of each failed run, by run id.
     failures: dict[str, FailureRecord]
-    #: Runs that neither finished nor failed, because Ray gave them up; the next launch goes on with them.
+    #: Runs that neither finished nor failed, because Ray gave them up; the next launch continues them.
     unfinished: tuple[str, ...]
-    #: Runs that this launch trained or evaluated; empty where everything was there already.
+    #: Runs that this launch trained or evaluated; empty if everything was there already.
     worked_on: tuple[str, ...]
-    #: False where the tracking server could not take everything; the next launch fills the gap.
+    #: False if the tracking server could not take everything; the next launch fills the gap.
     tracked: bool
 
     def to_frame(self) -> pd.DataFrame:
@@ -61,7 +61,7 @@ class Results:
 
 
 def _wind_down(board: Board) -> None:
-    """Ask the workers for a last checkpoint and wait until they have left, `GRACE` seconds at most."""
+    """Ask the workers for a last checkpoint and wait until they have left, at most `GRACE` seconds."""
     deadline = time.monotonic() + GRACE
     with suppress(ray.exceptions.RayError):
         board.request_stop()
@@ -77,19 +77,19 @@ def launch(
     address: str | None = None,
     only: Sequence[str] | None = None,
     retry_failed: bool = False,
-    step_seconds: Mapping[str, float] | None = None,
     observer: Observer | None = None,
     on_start: OnStart | None = None,
 ) -> Results:
-    """Train and evaluate what is missing of a sweep, and return what it has come to.
+    """Train and evaluate the missing part of a sweep, and return the results.
 
-    `only` restricts the work to runs whose id matches one of the patterns (`*` and `?`); `retry_failed`
-    tries failed runs again; `step_seconds` are timed steps by run id, for the plan's estimate; `observer` is
-    called twice a second with the state of all runs, from a thread; `on_start` once, with the plan and the
-    cluster (None where nothing is missing and Ray is not started).
+    `only` restricts the work to runs with an id that matches one of the patterns (`*` and `?`).
+    `retry_failed` tries failed runs again.  `on_start` is called once, with the plan and the cluster; if
+    nothing is missing, Ray is not started and the cluster is None.  Steps are timed only if there
+    is an `on_start`.  Afterwards `observer` is called twice a second with the state of all runs, from a
+    thread.
 
-    One failed run does not stop the rest: look at `Results.failures`.  Raises `LockedError` where another
-    launch of the same sweep is at work, `StorageError` where cluster or storage cannot be reached, and
+    A failed run does not stop the others; see `Results.failures`.  Raises `LockedError` if another launch of
+    the same sweep is at work, `StorageError` if the cluster or the storage cannot be reached, and
     `KeyboardInterrupt` on Ctrl-C or SIGTERM, after the workers have written a checkpoint.
     """
     chosen = select(sweep, only)
@@ -102,15 +102,17 @@ def launch(
                 ledger.open(spec.run_id).retry()
         save_sweep(sweep)
         save_launch(sweep.directory, facts)
-        plan = chosen.plan()
+        if unfinished(chosen):
+            # Steps can be timed only on languages that are prepared.
+            chosen.prepare()
+        plan = chosen.plan(timed=on_start is not None)
         tracker = Tracker(sweep, commit=facts["git_commit"])
         if plan.finished:
             if on_start is not None:
                 on_start(plan, None)
             tracker.start()
         else:
-            chosen.prepare()
-            _work(chosen, plan, tracker, address, step_seconds, observer, on_start)
+            _work(chosen, plan, tracker, address, observer, on_start)
         tracked = tracker.close()
     failures = {s.run_id: found[-1] for s in chosen.runs if (found := ledger.open(s.run_id).failures())}
     return Results(
@@ -127,7 +129,6 @@ def _work(
     plan: Plan,
     tracker: Tracker,
     address: str | None,
-    step_seconds: Mapping[str, float] | None,
     observer: Observer | None,
     on_start: OnStart | None,
 ) -> None:
@@ -135,7 +136,7 @@ def _work(
         check_storage(sweep.directory)
         slots = concurrency(sweep.resources, cluster)
         if on_start is not None:
-            on_start(sweep.plan(step_seconds=step_seconds, concurrency=slots), cluster)
+            on_start(plan.at(slots), cluster)
         shared = start_services(sweep)
         monitor = Monitor(sweep, shared.board, observer, slots=slots) if observer is not None else None
         built = build(

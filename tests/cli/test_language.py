@@ -122,7 +122,7 @@ def test_an_interrupted_generation_can_be_gone_on_with(
 ) -> None:
     start.error = KeyboardInterrupt()
     assert run(["language", "generate", str(file), "-o", "data"]) == 130
-    assert "finished shards are in data, and the same command goes on" in capsys.readouterr().err
+    assert "finished shards are in data, and the same command continues" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,7 @@ def test_interrupted_then_launched_again(
     driver.send_signal(signal.SIGINT)
     out, err = driver.communicate(timeout=120)
     assert driver.returncode == 130, out + err
-    assert "same command goes on" in err
+    assert "same command continues" in err
     checkpoints = sorted(path.name for path in (storage / "tiny" / "runs").glob("*/checkpoints/step-*"))
     assert len(checkpoints) == 2
     assert "step-00000300" < checkpoints[-1] < "step-00003000"
