@@ -1,7 +1,7 @@
-"""Running sweeps on Ray: the only room that imports it.
+"""Sweeps on Ray: the only room that imports Ray.
 
-Names are imported when first used: every task and actor of a sweep is a process that imports its own module
-of this room, and should not import the rest with it.
+Names are imported when they are first used.  Every task and actor of a sweep is a process that imports its
+own module of this room, and it should not import the others.
 """
 
 from __future__ import annotations

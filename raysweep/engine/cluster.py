@@ -1,6 +1,6 @@
-"""Connecting to Ray: embedded on this machine by default, or a cluster by address.
+"""The connection to Ray: embedded on this machine by default, or a cluster by address.
 
-Everything that must be said to Ray before it starts is said here, once.
+All settings that Ray must have before it starts stand here.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from raysweep.errors import ConfigError, StorageError
 from raysweep.sweep import Resources
 
-#: The Train controller polls its workers every two seconds by default, which delays the end of every short
-#: run; there is no preemption notice to watch for outside a managed cloud; the loggers that Tune adds
-#: write files that the ledger already covers; Tune's own Ctrl-C handling would swallow ours.
+#: By default the Train controller polls its workers every two seconds, which delays the end of every short
+#: run.  Outside a managed cloud there is no notice of preemption to watch for.  The loggers of Tune write
+#: files that the ledger makes superfluous.  Tune's handling of Ctrl-C would swallow ours.
 ENVIRONMENT = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
@@ -35,13 +35,13 @@ ENVIRONMENT = {
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """The resources that a connected cluster offers."""
+    """The resources of a connected cluster."""
 
     address: str
     embedded: bool
     #: Resources of each node that is alive.
     nodes: tuple[Mapping[str, float], ...]
-    #: The same, all nodes together.
+    #: Resources of all nodes together.
     resources: Mapping[str, float]
 
     def __str__(self) -> str:
@@ -69,8 +69,8 @@ def _quiet() -> None:
 def connect(address: str | None = None) -> Cluster:
     """Connect to Ray, unless the caller is connected already, and stay connected.
 
-    `address` (or RAY_ADDRESS) names a running cluster; without one an embedded Ray is started on this
-    machine, its dashboard on 127.0.0.1.  Raises `StorageError` where no cluster answers.
+    `address` (or RAY_ADDRESS) names a running cluster.  Without one, an embedded Ray is started on this
+    machine, with its dashboard on 127.0.0.1.  Raises `StorageError` if no cluster answers.
     """
     if ray.is_initialized():
         return _describe(embedded=False)
@@ -78,7 +78,7 @@ def connect(address: str | None = None) -> Cluster:
     os.environ.update({key: value for key, value in ENVIRONMENT.items() if key not in os.environ})
     try:
         if address is None:
-            # "local" rather than None: None would join whatever cluster was last started on this machine.
+            # "local" and not None: None would join any cluster that was last started on this machine.
             # The dashboard stays on: without its state API, placement groups of stopped trials leak.
             ray.init(
                 address="local",
@@ -122,7 +122,7 @@ def _sees(path: str) -> bool:
 
 
 def check_storage(directory: Path) -> None:
-    """Check that every node sees the sweep's folder; raises `StorageError` naming a node that does not."""
+    """Check that every node sees the folder; raises `StorageError` with the name of a node that does not."""
     nodes = [node for node in ray.nodes() if node["Alive"]]
     if len(nodes) < 2:
         return
@@ -141,23 +141,23 @@ def check_storage(directory: Path) -> None:
 
 
 def concurrency(resources: Resources, cluster: Cluster, *, spare: bool = False) -> int:
-    """Return how many runs train at once: as many as fit, or `resources.max_concurrent` if it is a number.
+    """Return the number of runs at once: as many as fit, or `resources.max_concurrent` if it is a number.
 
-    The run's driver takes no CPU, so without a cap every run would start and wait for workers that never
-    find room.  Where two runs or more are left, one evaluation's room is kept free, so that evaluations go
-    on beside training; with `spare` it is kept free even if one run is left, as schedulers that decide by
-    evaluations need it.
+    The driver of a run takes no CPU.  Without a limit, every run would start and wait for workers that never
+    find room.  If two runs still fit beside one evaluation, room for that evaluation is kept free, so that
+    evaluations continue during training.  With `spare`, the room is kept free even if only one run fits
+    beside it: schedulers that decide by evaluations need them early.
 
-    Raises `ConfigError` for workers or evaluations that fit on no node.  A cluster that adds nodes on
-    demand may fit them later: there, a number for `resources.max_concurrent` says so.
+    Raises `ConfigError` for workers or evaluations that fit on no node.  A cluster that adds nodes on demand
+    may have room for them later; a number for `resources.max_concurrent` allows that.
     """
     needs = {"per_worker": resources.per_worker, "evaluate": resources.evaluate}
     growing = isinstance(resources.max_concurrent, int) and not cluster.embedded
     for field, need in needs.items():
         if not growing and not any(_fits(need, node) for node in cluster.nodes):
             raise ConfigError(
-                f"resources.{field}: {_show(need)} fits on none of the {len(cluster.nodes)} node(s) there "
-                f"are (the largest: {_show(_largest(cluster, need))}); lower it, or, where nodes are added "
+                f"resources.{field}: {_show(need)} fits on none of the {len(cluster.nodes)} node(s) "
+                f"(the largest: {_show(_largest(cluster, need))}); lower it, or, where nodes are added "
                 "on demand, set resources.max_concurrent to a number"
             )
     if isinstance(resources.max_concurrent, int):
@@ -176,7 +176,7 @@ def concurrency(resources: Resources, cluster: Cluster, *, spare: bool = False) 
 
 
 def _times(offer: Mapping[str, float], need: Mapping[str, float]) -> int:
-    """Return the number of times that a need fits into an offer: 1 where nothing is needed."""
+    """Return the number of times that `need` fits into `offer`; 1 if `need` is empty."""
     return min((int(offer.get(name, 0.0) / n + 1e-9) for name, n in need.items() if n > 0), default=1)
 
 
@@ -197,5 +197,5 @@ def _show(resources: Mapping[str, float]) -> str:
 
 
 def per_run(resources: Resources) -> dict[str, float]:
-    """Return what all workers of one run take together."""
+    """Return the resources of all workers of one run together."""
     return {name: amount * resources.workers for name, amount in resources.per_worker.items()}

@@ -1,8 +1,8 @@
-"""The evaluations of one run: which are missing, in flight, done.
+"""The evaluations of one run: missing, in flight or done.
 
-Every shard is a task that writes its arrays into the ledger under a name of its own.  When all shards that
-an evaluation has asked for are there, it looks at them and asks for more, or they are combined and the
-evaluation is recorded.
+Every shard is a task that writes its arrays into the ledger under a name of its own.  When all shards that an
+evaluation has asked for are there, it either asks for more, or the shards are combined and the evaluation is
+recorded.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ log = logging.getLogger("raysweep.trial")
 Cell = tuple[int, str]  # (step, evaluation kind)
 Shard = tuple[int, str, int]
 
-#: Attempts at a shard whose inputs or process were lost, beyond those that Ray itself makes.
+#: Attempts at a shard that lost its inputs or its process, beyond those that Ray itself makes.
 ATTEMPTS = 3
 
 
 class Evaluations:
-    """Fans out what is missing at the milestones of a run and records what comes back."""
+    """Starts a task for each missing shard of a run's evaluations and records the results."""
 
     def __init__(
         self, spec: RunSpec, run: RunLedger, services: Services, resources: Mapping[str, float]
@@ -49,7 +49,7 @@ class Evaluations:
         self.submitted: set[int] = set()
 
     def submit(self, step: int) -> None:
-        """Queue what is missing at a milestone."""
+        """Queue the missing evaluations of a milestone."""
         self.submitted.add(step)
         for kind, evaluation in self._spec.evaluations.items():
             if self._run.evaluation(step, evaluation) is not None:
@@ -81,13 +81,13 @@ class Evaluations:
         return submit
 
     def advance(self, timeout: float) -> None:
-        """Collect what has ended, waiting up to `timeout` seconds; raises what a shard raised."""
+        """Collect the tasks that have ended, waiting up to `timeout` seconds; raises the error of a shard."""
         for shard, reference in self._window.ready(timeout):
             cell = shard[:2]
             try:
                 self._seconds[cell] += ray.get(reference)
             except ray.exceptions.RayError as error:
-                # A lost process or object, such as exact conditionals whose holder died, is made again.
+                # A lost process or object is made again, such as exact conditionals on a node that died.
                 self._attempts[shard] = self._attempts.get(shard, 0) + 1
                 if not is_trouble(error) or self._attempts[shard] >= ATTEMPTS:
                     raise
@@ -100,11 +100,11 @@ class Evaluations:
                 self._go_on(cell)
 
     def _go_on(self, cell: Cell) -> None:
-        """Queue what is missing of the shards that are wanted, or record the evaluation."""
+        """Queue the missing shards, or record the evaluation."""
         step, kind = cell
         evaluation = self._spec.evaluations[kind]
         identity = evaluation_identity(evaluation)
-        # Those torn by a crash of a machine are moved aside by reading them, and measured again.
+        # Reading moves shards aside that a crash of a machine has torn; they are measured again.
         shards, missing = stored_shards(evaluation, partial(self._run.load_arrays, step, kind, identity))
         if missing:
             self._queue(cell, missing)
@@ -131,5 +131,5 @@ class Evaluations:
         return len(self._left)
 
     def cancel(self) -> None:
-        """Drop what is not done."""
+        """Drop the shards that are not done."""
         self._window.cancel()

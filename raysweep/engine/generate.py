@@ -1,17 +1,17 @@
-"""Generating from a language on Ray: entropies, exact conditionals, statistics and labelled task sets.
+"""Generation from a language on Ray: entropies, exact conditionals, statistics and labelled task sets.
 
-Work comes in parts (`sentences`, and the task splits `train` and `test`), parts in shards of consecutive
-sentences.  A shard is a pure function of (language, seed, number), a task computes it on one CPU, and the
-driver combines what the shards report in their order, so results are bitwise the same for any number of
-workers.  With a folder, every finished shard is on disk: a killed generation goes on where it was.
+The work has parts (`sentences`, and the task splits `train` and `test`), and a part has shards of consecutive
+sentences.  A shard is a pure function of (language, seed, number).  A task computes it on one CPU, and the
+driver adds up the reports of the shards in their order, so results are bitwise the same for any number of
+workers.  With a folder, every finished shard is on disk, and a killed generation continues from there.
 
-    <out>/sentences/   entropy [n] of each sentence; conditionals too, where they are asked for or stored
+    <out>/sentences/   entropy [n] of each sentence; also conditionals, if they are asked for or stored
     <out>/train/, <out>/test/   ids [n, T] and labels.<task> [n] of the task splits
-    <out>/summary.json    what `Generated.to_dict` says
+    <out>/summary.json    the content of `Generated.to_dict`
 
-Memory: a worker holds its language, one block of conditionals (64 MiB at most, a few times that while
-entropies are taken in float64) and one shard of what is stored (64 MiB at most by default, about three times
-that while it is written); the driver holds counts.  Neither grows with the number of sentences.
+Memory: a worker holds its language, one block of conditionals (at most 64 MiB, a few times that while
+entropies are computed in float64) and one shard to store (by default at most 64 MiB, about three times that
+while it is written).  The driver holds counts.  Neither grows with the number of sentences.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from raysweep.sweep.shards import ShardStore
 
 log = logging.getLogger("raysweep.generate")
 
-#: Told how many sentences are done, of how many.
+#: Called with the number of sentences that are done, and the number of all.
 Progress = Callable[[int, int], None]
 
-#: Attempts at a shard whose process was lost, beyond those that Ray itself makes.
+#: Attempts at a shard that lost its process, beyond those that Ray itself makes.
 ATTEMPTS = 3
 
 
@@ -64,30 +64,33 @@ def generate(
     address: str | None = None,
     progress: Progress | None = None,
 ) -> Generated:
-    """Generate from a language in Ray tasks, and return what was found.
+    """Generate from a language in Ray tasks, and return the results.
 
-    `what` holds (by default all that the language has, but for the conditionals)
+    `what` holds any of these (by default all that the language has, except the conditionals):
 
     - `statistics`: counts of lengths and words over `sentences` sentences (part of the next two as well);
     - `entropy`: the entropy of the exact conditionals, mean and standard error over sentences, in nats;
-    - `conditionals`: the exact conditionals themselves, stored in `out`, float32: [n, T, V] with NaN behind
+    - `conditionals`: the exact conditionals themselves, stored in `out`, float32: [n, T, V] with NaN after
       the words, or [n, V] and their positions [n] for `positions="random"`;
     - `tasks`, or `tasks:A,B` for some of them: labelled sentences of the splits `train` and `test`.
 
-    `positions="random"` looks at one drawn position a sentence instead of all; the default is that for
-    languages that `stores_conditionals`, whose conditionals are also stored wherever there is an `out`.
-    `shard_size` sentences make one task (by default as many as `SHARD` and `SHARD_BYTES` allow).  At most
-    `workers` tasks run at once (by default as many as the cluster has room for), each with `resources` (one
-    CPU); a task with a GPU uses it.  `out` must be seen by every node.
+    `positions="random"` masks one drawn position of each sentence, and `"all"` masks all in turn.  The
+    default is "random" for languages that `stores_conditionals`, and "all" for others.  With an `out`, the
+    conditionals of languages that `stores_conditionals` are always stored.  A task makes `shard_size`
+    sentences (by default as many as `SHARD` and `SHARD_BYTES` allow).  `workers` tasks run at once (by
+    default as many as the cluster has room for), each with `resources` (one CPU); a task with a GPU uses it.
+    Every node must see `out`.
 
-    A generation that was stopped or killed goes on when it is asked for again with the same `out`.  A task
-    whose process dies is tried again.  Raises `ConfigError` for arguments that make no sense, `DataError`
-    where the language has no such task or is another one on some node, `IdentityError` where `out` holds
-    shards of something else, `LockedError` where another generation is writing there, `StorageError` where
-    cluster or storage cannot be reached, and `KeyboardInterrupt` on Ctrl-C or SIGTERM.
+    A generation that was stopped or killed continues when it is started again with the same `out`.  A task is
+    tried again if its process dies.
+
+    Raises `ConfigError` for arguments that do not fit, `DataError` if the language lacks a task or is a
+    different one on some node, `IdentityError` if `out` holds other shards, `LockedError` if another
+    generation is writing there, `StorageError` if the cluster or the storage cannot be reached, and
+    `KeyboardInterrupt` on Ctrl-C or SIGTERM.
     """
     started = time.monotonic()
-    built.cache_clear()  # what a config's files hold may have changed since
+    built.cache_clear()  # the files of a config may have changed since
     known = built(language)
     work = plan(
         language,
@@ -128,7 +131,7 @@ def generate(
 
 
 def _room(cluster: Cluster, need: Mapping[str, float]) -> int:
-    """Return how many tasks to have in flight: twice what fits now, so that none waits for the next."""
+    """Return the number of tasks in flight: twice what fits now, so that no CPU waits for its next task."""
     fits = min((int(cluster.resources.get(name, 0.0) / n) for name, n in need.items() if n > 0), default=1)
     if fits < 1 and cluster.embedded:
         raise ConfigError(f"resources: {dict(need)} are more than this machine has")
@@ -138,7 +141,7 @@ def _room(cluster: Cluster, need: Mapping[str, float]) -> int:
 def _collect(
     work: Work, tally: Tally, window_size: int, need: dict[str, float], progress: Progress | None
 ) -> None:
-    """Have all shards made, and add what they report to the tally in order."""
+    """Have all shards made, and add their reports to the tally in order."""
     order = work.shards()
     place = {key: k for k, key in enumerate(order)}
     total = sum(work.sizes.values())
@@ -185,13 +188,13 @@ def _collect(
 
 
 def _store_shard(work: Work, part: Part, shard: int) -> dict[str, Any]:
-    """Make a shard, or find it made, and return what is to be counted of it."""
+    """Make and store a shard unless it is stored already, and return its counts."""
     one_thread()
     language = built(work.language)
     if language.fingerprint != work.fingerprint:
         raise DataError(
-            f"the language of node {socket.gethostname()} is another one than the driver's: are its files "
-            "the same there?"
+            f"the language of node {socket.gethostname()} is another one than the driver's: give the node "
+            "the same files"
         )
     folder = work.folder(part)
     store = None if folder is None else ShardStore.find(folder)
@@ -204,6 +207,6 @@ def _store_shard(work: Work, part: Part, shard: int) -> dict[str, Any]:
     return {**counts_of(arrays), "reused": reused}
 
 
-#: Ray tries a task again when its process dies, or the storage is away for a moment.
+#: Ray tries a task again if its process dies, or if the storage is briefly out of reach.
 _AS_TASK: Any = ray.remote(**RETRIES)
 store_shard = _AS_TASK(_store_shard)

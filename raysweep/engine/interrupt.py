@@ -1,4 +1,4 @@
-"""Ending work in order when a batch system asks for it."""
+"""An orderly end when a batch system asks for it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 @contextmanager
 def terminate_as_interrupt() -> Iterator[None]:
-    """Let SIGTERM, as a batch system sends it, raise `KeyboardInterrupt` as Ctrl-C does."""
+    """Let SIGTERM, which a batch system sends, raise `KeyboardInterrupt` as Ctrl-C does."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

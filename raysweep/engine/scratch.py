@@ -1,7 +1,7 @@
-"""The folder of Ray's own bookkeeping: one a driver, removed with it or by the next driver.
+"""The folder of Ray's own bookkeeping: one for each driver, removed by this driver or by the next one.
 
-Nothing in it is needed again, because the ledger says what is done.  Its own process locks
-each folder, so a folder without a lock was left behind by a killed driver.
+Nothing in it is needed again, because the ledger holds the results.  The driver locks its folder.  A folder
+without a lock was left behind by a killed driver and can be removed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LOCKS: dict[Path, SweepLock] = {}
 
 
 def make_scratch(directory: Path) -> Path:
-    """Make a folder in `directory`/scratch for this process, after removing those that nobody holds."""
+    """Remove the folders in `directory`/scratch that nobody holds, and make one for this process."""
     root = directory / "scratch"
     for left in root.glob("*"):
         if holder(left) is None:

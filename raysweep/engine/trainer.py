@@ -1,4 +1,4 @@
-"""Pre-training one run on 1..n Ray Train workers."""
+"""Pre-training of one run on 1..n Ray Train workers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ log = logging.getLogger("raysweep")
 
 @contextmanager
 def run_log(run: RunLedger, name: str) -> Iterator[Path]:
-    """Send what this process logs about raysweep to `logs/<name>.log` of the run."""
+    """Write the log of raysweep in this process to `logs/<name>.log` of the run."""
     path = run.logs / f"{name}.log"
     path.parent.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(path, encoding="utf-8")
@@ -53,10 +53,10 @@ class _Job:
 
 
 def train_worker(config: Mapping[str, _Job]) -> None:
-    """Train on this worker until the last milestone; what is done already is not done again.
+    """Train on this worker from the newest checkpoint to the last milestone.
 
-    A failure of the run's own is recorded, so that the controller, which restarts workers, does not try it
-    again.  What comes from around the run, or from another worker, is raised: the controller decides.
+    A failure of the run itself is recorded, so that the controller, which restarts workers, does not try
+    again.  Trouble around the run, or an error of another worker, is raised, and the controller decides.
     """
     job = config["job"]
     spec, run, board = job.spec, job.run, job.board
@@ -98,8 +98,8 @@ def train_worker(config: Mapping[str, _Job]) -> None:
                 board.post(spec.run_id, News(state="unfinished"))
         except Exception as error:
             log.exception("training ends here")
-            # With other workers, an error of no class of ours is mostly what the death of one looks like to
-            # the rest; a defect shows itself by coming again until the controller gives up.
+            # With several workers, an error that is not raysweep's is mostly the sign that another worker
+            # died.  A defect comes again until the controller gives up.
             own = isinstance(error, RaysweepError) or world.size == 1
             if is_trouble(error) or not own:
                 raise
@@ -115,8 +115,8 @@ def trainer(
 ) -> ray.train.torch.TorchTrainer:
     """Return the Ray Train job of one run, named by its run id.
 
-    Ray's own bookkeeping goes to a fresh folder each time: the ledger says where to resume, and a
-    bookkeeping file torn by a crash must not be able to stop a run.
+    Ray's own bookkeeping goes to a new folder each time.  The ledger says where to resume, and a bookkeeping
+    file that a crash has torn must not stop a run.
     """
     per_worker = dict(resources.per_worker)
     job = _Job(spec=spec, run=run, board=board, threads=max(1, int(per_worker.get("CPU", 1))))

@@ -1,9 +1,9 @@
 """One Tune trial: one run, trained by Ray Train and evaluated by Ray tasks while training goes on.
 
-The trial itself needs no CPU.  It watches the run's ledger; for every milestone that appears there it fans
-out the missing evaluation shards, and reports complete milestones to Tune, in the order of their steps.
-Killed anywhere and started again, it finds in the ledger what is done and does the rest.  However it ends,
-it does not leave its training behind.
+The trial itself needs no CPU.  It watches the run's ledger.  For every milestone that appears there, it
+starts a task for each missing evaluation shard.  It reports complete milestones to Tune, in the order of
+their steps.  A trial that was killed and started again reads the ledger and does the rest.  A trial ends its
+training when it ends.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ from raysweep.sweep.run_state import State
 
 log = logging.getLogger("raysweep.trial")
 
-#: Seconds that workers get to write a checkpoint and leave when their trial ends before them.
+#: Seconds that workers have to write a checkpoint and leave if their trial ends before them.
 GRACE = 20.0
 
 
 def resolve(sweep: Sweep, config: Mapping[str, Any]) -> RunSpec:
     """Return the run that a trial's config names.
 
-    `{"run": run id}` is a run of the sweep; anything else are dotted paths with values, laid over the
-    sweep's base (`{"algorithm.lr": 3e-4}`).  Raises `ConfigError` for what makes no sense.
+    `{"run": run id}` is a run of the sweep.  Any other config maps dotted paths to values, which replace
+    those of the sweep's base (`{"algorithm.lr": 3e-4}`).  Raises `ConfigError` for paths or values that do
+    not fit.
     """
     if set(config) == {"run"}:
         return sweep.run(config["run"])
@@ -63,8 +64,8 @@ class _Training(threading.Thread):
 def run_trial(config: dict[str, Any], *, sweep: Sweep, services: Services, strict: bool) -> None:
     """Train and evaluate the run that `config` names; the function that Ray Tune schedules.
 
-    How a run ends, the ledger says.  With `strict` an end other than success is an error of the trial as
-    well, as search algorithms want to know it; Tune then starts it again, mostly in vain.
+    The ledger says how a run ended.  With `strict`, an end other than success is also an error of the trial,
+    because search algorithms need to know it.  Tune then starts the trial again, mostly in vain.
     """
     spec = resolve(sweep, config)
     run = Ledger(sweep.directory).run(spec)
@@ -89,7 +90,7 @@ class _Trial:
         self._services.board.post(self._spec.run_id, News(state=state))
 
     def run(self) -> None:
-        """Do what the run lacks; raises `RunFailedError` or `RunUnfinishedError`."""
+        """Do the missing work; raises `RunFailedError` or `RunUnfinishedError`."""
         failed = self._run.failures()
         if failed:
             raise RunFailedError(f"{self._spec.run_id} failed before: {failed[-1].message}")
@@ -111,10 +112,10 @@ class _Trial:
             shutil.rmtree(self._services.scratch / run_id, ignore_errors=True)
 
     def _start_training(self) -> None:
-        """Start to train towards the milestones that lack a checkpoint.
+        """Start training towards the milestones that lack a checkpoint.
 
-        Training resumes at or before the first such milestone, even where later checkpoints exist, and ends
-        at the last.
+        Training resumes at or before the first of them, even if later checkpoints exist, and ends at the
+        last.
         """
         lacking = missing_now(self._run, self._spec, check_files=True).checkpoints
         if not lacking:
@@ -151,7 +152,7 @@ class _Trial:
                 time.sleep(0.25)
 
     def _report(self) -> None:
-        """Report complete milestones to Tune; one that is missing holds back those behind it."""
+        """Report complete milestones to Tune, up to the first incomplete one."""
         for step in self._spec.milestones:
             if step in self._reported:
                 continue
@@ -162,7 +163,7 @@ class _Trial:
             tune.report({"run_id": self._spec.run_id, "step": step, **metrics})
 
     def _check(self) -> None:
-        """Raise where training has ended with an error."""
+        """Raise an error if training has ended with one."""
         failed = self._run.failures()
         if failed:
             raise RunFailedError(failed[-1].message)
@@ -171,14 +172,14 @@ class _Trial:
             raise RunUnfinishedError(f"training was given up: {in_a_line(error)}") from error
 
     def _leave(self) -> None:
-        """Drop evaluations, and have training write a checkpoint and end, before the trial does."""
+        """Drop the evaluations, and let training write a checkpoint and end before the trial ends."""
         self._evaluations.cancel()
         if self._training is not None and self._training.is_alive():
             self._services.board.request_stop(self._spec.run_id)
             self._training.join(GRACE)
 
     def _ended(self, error: Exception) -> Exception:
-        """Record a failure of the run's own, and return what the trial is to raise."""
+        """Record a failure of the run itself, and return the error that the trial raises."""
         message = f"{self._spec.run_id}: {in_a_line(error)}"
         if is_trouble(error):
             self._post("unfinished")

@@ -22,9 +22,9 @@ log = logging.getLogger("raysweep.tuner")
 
 
 class Bookkeeping(tune.Callback):
-    """The bookkeeping of a Tuner's run: MLflow and, where nobody else keeps them, the lock and the records.
+    """Keeps MLflow up to date while a Tuner runs and, given a sweep, holds its lock and records the launch.
 
-    The driver of a launch holds the lock itself and passes its tracker alone.
+    The driver of a launch holds the lock itself and passes only its tracker.
     """
 
     def __init__(self, tracker: Tracker, sweep: Sweep | None = None) -> None:
@@ -46,7 +46,7 @@ class Bookkeeping(tune.Callback):
 
 
 def _check_space(sweep: Sweep, space: Mapping[str, Any]) -> None:
-    """Resolve one sample of the space, so that a wrong path or value is said before anything starts."""
+    """Resolve one sample of the space, so that a wrong path or value is reported before anything starts."""
     grids = {key: value["grid_search"] for key, value in space.items() if _is_grid(value)}
     base = {
         key: value.sample() if isinstance(value, Domain) else value
@@ -88,7 +88,7 @@ def build(
         space = {"run": tune.grid_search(list(runs) if runs is not None else [r.run_id for r in sweep.runs])}
     else:
         space = dict(param_space)
-    # A trial that takes no CPU leaves all of them to the workers; Tune refuses a bundle of nothing, so it
+    # A trial that takes no CPU leaves all CPUs to the workers.  Tune refuses an empty bundle, so the trial
     # takes one byte of memory.
     trainable = tune.with_resources(
         tune.with_parameters(run_trial, sweep=sweep, services=shared, strict=strict), {"CPU": 0, "memory": 1}
@@ -103,7 +103,7 @@ def build(
             max_concurrent_trials=max_concurrent,
             metric=metric,
             mode=mode,
-            # An actor whose trial a scheduler has stopped goes, and its training with it.
+            # If a scheduler stops a trial, its actor must end, and the training with it.
             reuse_actors=scheduler is None and search_alg is None,
         ),
         run_config=tune.RunConfig(
@@ -130,17 +130,17 @@ def tuner(
 ) -> tune.Tuner:
     """Return a real `ray.tune.Tuner` over a sweep; call `.fit()` on it.
 
-    Every milestone is one report to Tune: `step` (the training step, to be used as a scheduler's
-    `time_attr`), `run_id`, and every metric of the evaluations (`excess_loss`, `trace`, `probe/A`, ...).
+    Every milestone is one report to Tune: `step` (the training step, for a scheduler's `time_attr`),
+    `run_id`, and every metric of the evaluations (`excess_loss`, `trace`, `probe/A`, ...).
 
     `param_space` maps dotted paths of the sweep file to values, `tune.grid_search` or search domains
-    (`{"algorithm.lr": tune.loguniform(1e-4, 1e-2)}`), laid over the sweep's base; the default is the
-    sweep's own grid.  Runs done before, in this or any other way, are not trained again.
+    (`{"algorithm.lr": tune.loguniform(1e-4, 1e-2)}`), which replace those of the sweep's base.  The default
+    is the sweep's own grid.  Runs that are done already are not trained again.
 
-    Connects to Ray (as `raysweep.launch` does) if the caller has not, and then leaves it connected:
-    `ray.shutdown()` when done.  While it runs, `fit` holds the sweep's lock as a launch does.
+    Connects to Ray (as `raysweep.launch` does) if the caller has not, and leaves it connected; call
+    `ray.shutdown()` at the end.  `fit` holds the sweep's lock, as a launch does.
 
-    Raises `ConfigError` where the space does not fit the sweep.
+    Raises `ConfigError` if the space does not fit the sweep.
     """
     if param_space is not None:
         _check_space(sweep, param_space)

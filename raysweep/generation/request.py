@@ -1,4 +1,4 @@
-"""The request of a generation: checked before anything starts, and handed to every task."""
+"""The request of a generation: checked before anything starts, and passed to every task."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from raysweep.registry import suggest
 WHAT = ("statistics", "entropy", "conditionals", "tasks")
 Part = Literal["sentences", "train", "test"]
 Positions = Literal["all", "random"]
-#: Sentences a shard, unless what is stored of them would exceed `SHARD_BYTES`.
+#: Sentences of a shard, unless their stored arrays would exceed `SHARD_BYTES`.
 SHARD = 16_384
 SHARD_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """The order that every task of a generation receives: all that determines a shard, and its place."""
+    """The work of one generation, as every task receives it: all that determines a shard, and its folder."""
 
     language: LanguageConfig
     fingerprint: str
     seed: int
-    #: Sentences of each part; parts that are not asked for have none.
+    #: Number of sentences of each part; only the parts that are asked for.
     sizes: Mapping[Part, int]
     shard_size: int
     entropy: bool
@@ -45,7 +45,7 @@ class Work:
         return range(start, min(start + self.shard_size, self.sizes[part]))
 
     def identity(self, part: Part) -> dict[str, Any]:
-        """Return what determines the stored shards of a part."""
+        """Return the settings that determine the stored shards of a part."""
         what: dict[str, Any] = {"labels": list(self.tasks)}
         if part == "sentences":
             positions = self.positions if self.entropy or self.store_conditionals else None
@@ -60,7 +60,7 @@ class Work:
         }
 
     def folder(self, part: Part) -> Path | None:
-        """Return where the shards of a part are stored."""
+        """Return the folder of the shards of a part, None if nothing is stored."""
         return None if self.out is None else self.out / part
 
 
@@ -84,14 +84,14 @@ def plan(
             f"what: {', '.join(sorted(exact))}: nobody knows the exact conditionals of a {name}"
         )
     if "conditionals" in kinds and out is None:
-        raise ConfigError("what: conditionals are of use only where they are stored; name a folder (out)")
+        raise ConfigError("what: conditionals are of use only if they are stored; name a folder (out)")
     if positions not in (None, "all", "random"):
         raise ConfigError(f"positions: '{positions}'; choose all or random")
     asked: dict[Part, int] = {}
     for part, n in sizes.items():
         if kinds - {"tasks"} if part == "sentences" else tasks:
             if n < 1:
-                raise ConfigError(f"{part}: {n} is less than 1; leave what needs them out of what")
+                raise ConfigError(f"{part}: {n} is less than 1; leave items that need it out of what")
             asked[part] = n
     stores = out is not None and ("conditionals" in kinds or (bool(exact) and language.stores_conditionals))
     chosen: Positions = positions or ("random" if language.stores_conditionals else "all")
@@ -115,7 +115,7 @@ def plan(
 
 
 def everything(language: Language) -> tuple[str, ...]:
-    """Return all that a language can be asked for, but for storing conditionals that need not be stored."""
+    """Return all that a language can be asked for, except conditionals that it need not store."""
     return ("statistics", *(["entropy"] if language.exact else []), *(["tasks"] if language.tasks else []))
 
 
@@ -139,5 +139,5 @@ def _parse(what: Sequence[str], language: Language) -> tuple[set[str], tuple[str
             if not tasks:
                 raise ConfigError("what: the language has no tasks; leave them out")
     if not kinds:
-        raise ConfigError(f"what: asks for nothing; choose of {', '.join(WHAT)}")
+        raise ConfigError(f"what: asks for nothing; choose from {', '.join(WHAT)}")
     return kinds, tasks

@@ -31,7 +31,7 @@ def make_shard(
 
 
 def _sentences(language: Language, work: Work, numbers: range, device: str) -> dict[str, np.ndarray]:
-    """Return the shard of the sentences `numbers`: counts, and what is asked for of their conditionals."""
+    """Return the shard of the sentences `numbers`: counts, and the entropies and conditionals asked for."""
     each = 4 * language.vocabulary_size * (language.max_length if work.positions == "all" else 1)
     block = max(1, min(BLOCK, BLOCK_BYTES // each))
     words, lengths = language.vocabulary_size, language.max_length + 1
@@ -52,13 +52,13 @@ def _sentences(language: Language, work: Work, numbers: range, device: str) -> d
             kept["ids"] = ids.to(torch.int32)
         for name, values in kept.items():
             found.setdefault(name, []).append(values.cpu())
-    counts["word_counts"] = counts["word_counts"][:words]  # what is left out is padding
+    counts["word_counts"] = counts["word_counts"][:words]  # the last count is that of padding
     joined = {name: torch.cat(parts) for name, parts in found.items()}
     return {name: values.numpy() for name, values in {**counts, **joined}.items()}
 
 
 def _of_conditionals(language: Language, work: Work, ids: Tensor, start: int) -> dict[str, Tensor]:
-    """Return the entropy [n] of sentences, float64, and their conditionals where those are stored."""
+    """Return the entropy [n] of sentences, float64, and their conditionals if those are stored."""
     if work.positions == "random":
         positions = language.drawn_positions(ids, seed=work.seed, start=start)
         log_probs = language.conditionals_at(ids, positions)
@@ -72,7 +72,7 @@ def _of_conditionals(language: Language, work: Work, ids: Tensor, start: int) ->
 
 
 def _labelled(language: Language, work: Work, split: Split, numbers: range) -> dict[str, np.ndarray]:
-    """Return the shard of the sentences `numbers` of a split: ids, labels, and how often each occurs."""
+    """Return the shard of the sentences `numbers` of a split: ids, labels, and label counts."""
     sample = draw_split(language, split, len(numbers), seed=work.seed, start=numbers.start)
     arrays = {"ids": sample.ids.to(torch.int32).cpu().numpy()}
     for name in work.tasks:

@@ -1,6 +1,6 @@
 """The sums over the shards of a generation: entropy, lengths, words and labels.
 
-Shards are added in their order, so the sums are the same whoever made them.
+Shards are added in their order, so the sums do not depend on which worker made which shard.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from raysweep.languages.splits import Split, TaskFacts
 
 @dataclass(frozen=True, kw_only=True)
 class Generated:
-    """The findings of a generation; None or empty where they were not asked for."""
+    """The results of a generation; None or empty for those that were not asked for."""
 
     language: str
     fingerprint: str
     seed: int
-    #: Sentences that were looked at, without those of the task splits.
+    #: Number of sentences, without those of the task splits.
     sentences: int
-    #: Words a sentence.
+    #: Words per sentence.
     length: Estimate | None
-    #: How many sentences have 0, 1, ... words.
+    #: Number of sentences with 0, 1, ... words.
     length_counts: tuple[int, ...]
-    #: How often each word occurs.
+    #: Number of occurrences of each word.
     word_counts: tuple[int, ...]
-    #: Nats a masked word; over sentences, `positions` of each.
+    #: Nats per masked word, over `positions` of each sentence.
     entropy: Estimate | None
     positions: str
-    #: By task and split.
+    #: Label counts by task and split.
     tasks: Mapping[str, Mapping[Split, TaskFacts]]
     out: Path | None
-    #: Shards made by this call, and shards found made.
+    #: Number of shards that this call made, and of those that were stored before.
     made: int
     reused: int
     seconds: float
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data; `tasks` holds the counts of the labels that occur, by split."""
+        """Return plain data; `tasks` holds the counts of the labels that occur, by task and split."""
 
         def estimate(value: Estimate | None, unit: str) -> dict[str, Any] | None:
             if value is None:
@@ -72,7 +72,7 @@ class Generated:
         }
 
     def lines(self) -> list[str]:
-        """Return what was found, as lines for a terminal."""
+        """Return the results as lines for a terminal."""
         lines = [f"{self.language}  {self.fingerprint[:12]}, seed {self.seed}"]
         if self.length is not None:
             seen = [n for n, count in enumerate(self.length_counts) if count]
@@ -133,12 +133,12 @@ def merged(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def counted(split: Split, task: str) -> str:
-    """Return under which name a shard reports the label counts of a task."""
+    """Return the name under which a shard reports the label counts of a task."""
     return f"{split}.{task}_counts"
 
 
 def counts_of(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Return what a shard reports: its counts, and the moments of its entropies."""
+    """Return the report of a shard: its counts, and the moments of its entropies."""
     report: dict[str, Any] = {name: value for name, value in arrays.items() if name.endswith("_counts")}
     if "entropy" in arrays:
         report["entropy"] = moments(arrays["entropy"])
@@ -146,7 +146,7 @@ def counts_of(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
 
 
 class Tally:
-    """Adds up what shards report."""
+    """Adds up the reports of shards."""
 
     def __init__(self, language: Language, tasks: tuple[str, ...]) -> None:
         self._language = language
@@ -167,7 +167,7 @@ class Tally:
                 self._counts[name] = self._counts.get(name, 0) + value
 
     def result(self, *, seed: int, positions: str, out: Path | None, seconds: float) -> Generated:
-        """Return what the shards have added up to."""
+        """Return the results so far."""
         lengths = self._counts.get("length_counts", np.zeros(0, dtype=np.int64))
         tasks: dict[str, dict[Split, TaskFacts]] = {
             name: {
