@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from raysweep.cli.live import duration
 from raysweep.cli.options import JsonOption, StorageOption, check_output, print_json, writing
 from raysweep.cli.output import console, say
 from raysweep.errors import ConfigError
+from raysweep.sweep.units import duration
 
 if TYPE_CHECKING:
     from raysweep.evaluation.base import Evaluation

@@ -1,9 +1,8 @@
-"""`raysweep plan`, `validate`, `status`: what would happen, and what has."""
+"""`raysweep plan`, `validate`, `status`: the work that is left, and the state of every run."""
 
 from __future__ import annotations
 
 import typer
-from rich.console import Console
 
 from raysweep.cli.live import runs_table
 from raysweep.cli.options import (
@@ -17,6 +16,7 @@ from raysweep.cli.options import (
     find,
     print_json,
 )
+from raysweep.cli.output import console
 from raysweep.sweep.lock import holder
 from raysweep.sweep.remarks import remarks
 from raysweep.sweep.run_state import run_states
@@ -31,7 +31,7 @@ def plan(
     storage: StorageOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Print the runs of a sweep: done, to resume, new and why; with time and storage.  Starts nothing."""
+    """Print the runs of a sweep, done, to resume or new, and why; with time and storage.  Starts nothing."""
     chosen = select(find(str(file), storage, set_), only)
     found = chosen.plan(retry_failed=retry_failed, timed=True)
     if json:
@@ -41,7 +41,7 @@ def plan(
 
 
 def validate(file: FileArgument, set_: SetOption = None, json: JsonOption = False) -> None:
-    """Check a sweep file: every error at once, with file, line and column."""
+    """Check a sweep file and print every error, with file, line and column."""
     sweep = find(str(file), None, set_)
     milestones = sum(len(run.milestones) for run in sweep.runs)
     if json:
@@ -51,7 +51,7 @@ def validate(file: FileArgument, set_: SetOption = None, json: JsonOption = Fals
 
 
 def status(name: NameArgument, storage: StorageOption = None, json: JsonOption = False) -> None:
-    """Print where every run of a sweep stands, from its records; also while it runs."""
+    """Print the state of every run of a sweep, from its records; the sweep may still be running."""
     sweep = find(name, storage)
     states = run_states(sweep)
     at_work = holder(sweep.directory)
@@ -80,11 +80,11 @@ def status(name: NameArgument, storage: StorageOption = None, json: JsonOption =
             }
         )
         return
-    console = Console()
     if at_work is not None:
-        console.print(f"being launched by {at_work}", markup=False, highlight=False)
-    console.print(runs_table(states, width=console.width))
+        typer.echo(f"being launched by {at_work}")
+    out = console()
+    out.print(runs_table(states, width=out.width))
     for run_id, failure in failures.items():
-        console.print(f"failed: {run_id}: {failure.message}", markup=False)
+        typer.echo(f"failed: {run_id}: {failure.message}")
     for line in remarks(sweep):
-        console.print(f"note: {line}", markup=False, highlight=False)
+        typer.echo(f"note: {line}")

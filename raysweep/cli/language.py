@@ -11,10 +11,10 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from raysweep.cli.live import duration
 from raysweep.cli.options import AddressOption, FileArgument, JsonOption, SetOption, print_json
 from raysweep.cli.output import Lines, console, remarks_of_ray, say
 from raysweep.errors import ConfigError
+from raysweep.sweep.units import duration
 
 app = typer.Typer(no_args_is_help=True, help="Show a language before training on it; generate from it.")
 

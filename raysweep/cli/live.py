@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
@@ -10,6 +9,9 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
+
+from raysweep.cli.output import Lines
+from raysweep.sweep.units import duration
 
 if TYPE_CHECKING:
     from raysweep.sweep.run_state import LaunchState, RunState
@@ -23,24 +25,6 @@ STYLES = {
 }
 #: Columns of what tells how near a run is to its data, and what they are called.
 LOSSES = {"excess_loss": "excess", "held_out_loss": "loss"}
-#: Seconds between signs of life in a pipe.
-HEARTBEAT = 60.0
-
-
-def duration(seconds: float | None) -> str:
-    """Return seconds for people.
-
-    >>> duration(3.2), duration(75), duration(7300), duration(None)
-    ('3s', '1m15s', '2h01m', '')
-    """
-    if seconds is None:
-        return ""
-    whole = int(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
 
 
 def _number(value: float | None, spec: str) -> str:
@@ -100,7 +84,7 @@ def runs_table(states: list[RunState], *, width: int, limit: int | None = None) 
             row += [_number(state.tokens_per_second, ",.0f"), _number(state.mfu, ".0%")]
         active = state.state in ("queued", "starting", "training")
         if timed:
-            row.append(duration(state.eta) if active else "")
+            row.append(duration(state.eta) if active and state.eta is not None else "")
         table.add_row(*row)
     if len(shown) < len(states):
         table.add_row(f"... {len(states) - len(shown)} more")
@@ -136,23 +120,12 @@ class LiveView:
         self._live.update(Group(runs_table(state.runs, width=self._console.width, limit=room), bar, *notes))
 
 
-class LineView:
-    """In a pipe: a plain line for every change of state or milestone, and a sign of life a minute."""
+class LineView(Lines):
+    """A view for a pipe: a line for every change of state or milestone, and a sign of life once a minute."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, target: Console) -> None:
+        super().__init__(target)
         self._seen: dict[str, tuple[str, tuple[str, ...]]] = {}
-        self._spoke = time.monotonic()
-
-    def __enter__(self) -> LineView:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        return
-
-    def _say(self, line: str) -> None:
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
-        self._spoke = time.monotonic()
 
     def __call__(self, state: LaunchState) -> None:
         """Say what has changed since the last state."""
@@ -168,8 +141,8 @@ class LineView:
             if now == before or (run.state == "queued" and not measured):
                 continue
             where = f"{run.state}, step {run.step}/{run.steps}" if run.steps else run.state
-            self._say(f"{run.label}: {', '.join([where, *measured])}")
-        if time.monotonic() - self._spoke >= HEARTBEAT:
+            self.say(f"{run.label}: {', '.join([where, *measured])}")
+        if self.silent:
             share = state.done / state.total if state.total else 1.0
             left = f", about {duration(state.eta)} left" if state.eta is not None else ""
-            self._say(f"{share:.0%} of {state.total} steps, {duration(state.elapsed)} so far{left}")
+            self.say(f"{share:.0%} of {state.total} steps, {duration(state.elapsed)} so far{left}")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from raysweep.cli import live
+from raysweep.cli import output
 from raysweep.cli.live import LineView, LiveView, runs_table
 from raysweep.sweep.run_state import LaunchState, RunState
 
@@ -48,10 +48,10 @@ def test_a_sign_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
     target, out = console()
     view = LineView(target)
     view(state(run(state="training", step=10)))
-    now = live.time.monotonic()
-    monkeypatch.setattr(live.time, "monotonic", lambda: now + live.HEARTBEAT)
+    now = output.time.monotonic()
+    monkeypatch.setattr(output.time, "monotonic", lambda: now + output.HEARTBEAT)
     view(state(run(state="training", step=20)))
-    assert out.getvalue().splitlines()[-1] == "20% of 100 steps, 10s so far, about 1m15s left"
+    assert out.getvalue().splitlines()[-1] == "20% of 100 steps, 10 s so far, about 75 s left"
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -60,7 +60,7 @@ def test_a_table_names_runs_and_fits(width: int) -> None:
     metrics = {"excess_loss": 0.0123, "trace": 45.6, "trace_se": 1.2, "probe/A": 0.91, "probe/A_se": 0.01}
     target.print(runs_table([run(state="training", step=50, metrics=metrics, eta=75.0)], width=width))
     text = out.getvalue()
-    for part in ("run a", "training", "50/100", "0.0123", "45.6", "0.910", "1m15s"):
+    for part in ("run a", "training", "50/100", "0.0123", "45.6", "0.910", "75 s"):
         assert part in text
     assert ("±1.2" in text) == (width >= 100)
     assert max(map(len, text.splitlines())) <= width
