@@ -147,10 +147,10 @@ def _collect(
     total = sum(work.sizes.values())
     window: Window[tuple[Part, int]] = Window(window_size)
     task = store_shard.options(name="generate", **task_options(need))
-    told = ray.put(work)
+    stored = ray.put(work)
 
     def submit(part: Part, shard: int) -> None:
-        window.add((part, shard), lambda: task.remote(told, part, shard))
+        window.add((part, shard), lambda: task.remote(stored, part, shard))
 
     for part, shard in order:
         submit(part, shard)

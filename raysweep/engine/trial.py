@@ -1,4 +1,4 @@
-"""One Tune trial: one run, trained by Ray Train and evaluated by Ray tasks while training goes on.
+"""One Tune trial: one run, trained by Ray Train and evaluated by Ray tasks during training.
 
 The trial itself needs no CPU.  It watches the run's ledger.  For every milestone that appears there, it
 starts a task for each missing evaluation shard.  It reports complete milestones to Tune, in the order of

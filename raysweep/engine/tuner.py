@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,8 +16,6 @@ from raysweep.sweep import Sweep, SweepLock
 from raysweep.sweep.provenance import provenance, save_launch
 from raysweep.sweep.stored import save_sweep
 from raysweep.tracking import Tracker
-
-log = logging.getLogger("raysweep.tuner")
 
 
 class Bookkeeping(tune.Callback):
