@@ -172,11 +172,11 @@ def test_dry_run_and_plan_honour_retry_failed(file: Path, capsys: pytest.Capture
 def test_the_time_of_a_plan_is_for_this_machine_unless_the_sweep_says_otherwise(
     file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from raysweep.cli import inspect
+    from raysweep.sweep import plan
 
     sweep = load_sweep(file)
     timed = {spec.run_id: 10.0 for spec in sweep.runs}
-    monkeypatch.setattr(inspect, "measure", lambda _: timed)
+    monkeypatch.setattr(plan, "measure", lambda *_: timed)
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
     assert run(["plan", str(file)]) == 0
     said = capsys.readouterr().out
@@ -214,7 +214,6 @@ def test_a_disk_that_fails_later_is_storage_and_a_defect_stays_one(
 
         monkeypatch.setattr(Sweep, "plan", plan)
 
-    monkeypatch.setattr("raysweep.cli.inspect.measure", lambda _: {})
     fail(OSError(28, "No space left on device"))
     assert run(["plan", str(file)]) == 4
     assert capsys.readouterr().err == "raysweep: storage: No space left on device\n"
