@@ -36,6 +36,7 @@ MAY = {
     "downstream": KINDS,
     "flatness": KINDS,
     "evaluation": MEASURES,
+    "testing": {"evaluation"} | MEASURES,
     "sweep": SWEEP,
     "tracking": SWEEP,
     "report": SWEEP,
