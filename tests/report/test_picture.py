@@ -11,7 +11,9 @@ import pandas as pd
 import pytest
 
 from raysweep.errors import DataError
+from raysweep.report import write_report
 from raysweep.report.picture import picture
+from raysweep.sweep import load_sweep
 
 COMMITTED = Path(__file__).parents[2] / "sweeps" / "scaling.svg"
 
@@ -41,6 +43,12 @@ def test_both_panels_and_the_legend(table: Callable[..., pd.DataFrame]) -> None:
 def test_nothing_is_drawn_of_nothing(table: Callable[..., pd.DataFrame]) -> None:
     with pytest.raises(DataError, match="there is nothing to draw"):
         picture(table(tasks=(), lookup=False), tolerance=0.02)
+
+
+def test_a_report_that_ends_in_svg_is_the_picture(table: Callable[..., pd.DataFrame], tmp_path: Path) -> None:
+    sweep = load_sweep(COMMITTED.with_suffix(".yaml"), storage=tmp_path)
+    path = write_report(sweep, table(), tmp_path / "headline.svg")
+    assert path.read_text() == picture(table(), tolerance=0.02)
 
 
 def test_the_picture_of_readme_is_whole() -> None:
