@@ -17,6 +17,7 @@ from raysweep.cli.options import (
     print_json,
 )
 from raysweep.cli.output import console
+from raysweep.evaluation.metric import numbers
 from raysweep.sweep.lock import holder
 from raysweep.sweep.remarks import remarks
 from raysweep.sweep.run_state import run_states
@@ -71,7 +72,7 @@ def status(name: NameArgument, storage: StorageOption = None, json: JsonOption =
                         "steps": state.steps,
                         "tokens_per_second": state.tokens_per_second,
                         "mfu": state.mfu,
-                        "metrics": state.metrics,
+                        "metrics": numbers(state.metrics),
                         "failure": failures[state.run_id].message if state.run_id in failures else None,
                     }
                     for state in states

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from raysweep.cli.output import Lines
+from raysweep.evaluation.metric import Kind, Metric, in_order
 from raysweep.sweep.units import duration
 
 if TYPE_CHECKING:
@@ -23,24 +24,36 @@ STYLES = {
     "evaluating": "cyan",
     "unfinished": "yellow",
 }
-#: Columns of what tells how near a run is to its data, and what they are called.
-LOSSES = {"excess_loss": "excess", "held_out_loss": "loss"}
+#: Formats of the kinds of metrics that need few digits.
+_FORMATS: dict[Kind, str] = {"loss": ".4f", "accuracy": ".3f"}
 
 
 def _number(value: float | None, spec: str) -> str:
     return "" if value is None else format(value, spec)
 
 
-def _probes(states: list[RunState]) -> list[str]:
-    names = {name for state in states for name in state.metrics if name.startswith("probe/")}
-    return sorted(name for name in names if not name.endswith("_se"))
+def _live(states: list[RunState]) -> list[Metric]:
+    """Return one metric of each name that asks to be shown live."""
+    named = {metric.name: metric for state in states for metric in state.metrics if metric.live}
+    return in_order(named.values())
+
+
+def _measured(metric: Metric | None, *, wide: bool) -> str:
+    """Return a number in the format of its kind; without such a format, a wide table adds the error."""
+    if metric is None:
+        return ""
+    text = format(metric.value, _FORMATS.get(metric.kind, ".4g"))
+    if wide and metric.kind not in _FORMATS and metric.standard_error is not None:
+        text += f" ±{metric.standard_error:.2g}"
+    return text
 
 
 def runs_table(states: list[RunState], *, width: int, limit: int | None = None) -> Table:
-    """Return the table of runs; the busiest first where there are more than `limit`.
+    """Return the table of runs, the busiest first where there are more than `limit`.
 
-    Below 100 columns the speed and the standard error of the trace are left out, below 120 columns tokens a
-    second and the share of the peak, which are those of the newest point of the training curve.
+    There is a column for every metric that asks to be shown live.  A table of less than 100 columns leaves
+    out speed and standard errors, one of less than 120 tokens a second and the share of the peak, which are
+    those of the newest point of the training curve.
     """
     order = {"training": 0, "evaluating": 0, "starting": 1, "failed": 2, "done": 4}
     shown = states
@@ -50,12 +63,10 @@ def runs_table(states: list[RunState], *, width: int, limit: int | None = None) 
     table = Table(show_edge=False, pad_edge=False, box=None, header_style="bold")
     table.add_column("run", overflow="fold", min_width=8)
     table.add_column("state", no_wrap=True, min_width=10)
-    losses = [name for name in LOSSES if any(name in state.metrics for state in states)] or [*LOSSES][:1]
-    for heading in ("step", *(LOSSES[name] for name in losses), "trace"):
+    metrics = _live(states)
+    headings = [metric.narrow if wide else metric.place or metric.narrow for metric in metrics]
+    for heading in ("step", *headings):
         table.add_column(heading, justify="right", no_wrap=True)
-    probes = _probes(states)
-    for name in probes:
-        table.add_column(name.replace("probe/", "probe " if wide else ""), justify="right", no_wrap=True)
     if wide:
         table.add_column("steps/s", justify="right", no_wrap=True)
     counted = width >= 120 and any(state.tokens_per_second for state in shown)
@@ -66,17 +77,12 @@ def runs_table(states: list[RunState], *, width: int, limit: int | None = None) 
     if timed:
         table.add_column("left", justify="right", no_wrap=True)
     for state in shown:
-        metrics = state.metrics
-        trace = _number(metrics.get("trace"), ".4g")
-        if wide and "trace_se" in metrics:
-            trace += f" ±{metrics['trace_se']:.2g}"
+        found = {metric.name: metric for metric in state.metrics}
         row: list[Text | str] = [
             Text(state.label),
             Text(state.state, style=STYLES.get(state.state, "")),
             f"{state.step}/{state.steps}" if state.steps else "",
-            *[_number(metrics.get(name), ".4f") for name in losses],
-            trace,
-            *[_number(metrics.get(name), ".3f") for name in probes],
+            *[_measured(found.get(metric.name), wide=wide) for metric in metrics],
         ]
         if wide:
             row.append(_number(state.steps_per_second, ".0f") if state.state == "training" else "")
@@ -92,7 +98,7 @@ def runs_table(states: list[RunState], *, width: int, limit: int | None = None) 
 
 
 class LiveView:
-    """On a terminal: the table, redrawn in place, with a bar for the whole sweep."""
+    """The view on a terminal: the table, redrawn in place, with a bar for the whole sweep."""
 
     def __init__(self, console: Console, footer: list[str]) -> None:
         self._console = console
@@ -128,13 +134,9 @@ class LineView(Lines):
         self._seen: dict[str, tuple[str, tuple[str, ...]]] = {}
 
     def __call__(self, state: LaunchState) -> None:
-        """Say what has changed since the last state."""
+        """Print the changes since the last state."""
         for run in state.runs:
-            measured = tuple(
-                f"{name.replace('probe/', 'probe ')} {run.metrics[name]:.4g}"
-                for name in (*LOSSES, "trace", *_probes([run]))
-                if name in run.metrics
-            )
+            measured = tuple(f"{metric.narrow} {metric.value:.4g}" for metric in _live([run]))
             now = (run.state, measured)
             before = self._seen.get(run.run_id, ("queued", ()))
             self._seen[run.run_id] = now

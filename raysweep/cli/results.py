@@ -39,20 +39,18 @@ def make_report(sweep: Sweep, frame: pd.DataFrame, path: Path | None = None) -> 
 
 def print_summary(sweep: Sweep, frame: pd.DataFrame, page: Path) -> None:
     """Print the small table at the end of a launch, the path of the report and the command for MLflow."""
-    from raysweep.report import summary_rows
+    from raysweep.report import summary
 
     out = console(pipe_width=120)
-    headings, rows = summary_rows(frame)
-    kept = [k for k, name in enumerate(headings) if out.width >= 100 or name not in _SPARED]
+    found = summary(frame)
+    kept = [k for k, name in enumerate(found.headings) if out.width >= 100 or name not in _SPARED]
     table = Table(box=None, pad_edge=False, header_style="bold")
     for k in kept:
-        heading = headings[k].replace("accuracy ", "").replace(" (nats)", "")
-        table.add_column(heading, justify="right" if k else "left", no_wrap=True)
-    for row in rows:
+        table.add_column(found.headings[k], justify="right" if k else "left", no_wrap=True)
+    for row in found.rows:
         table.add_row(*[row[k].replace(" ± ", "±") for k in kept])
-    if rows:
-        seeds = "mean ± standard error over seeds; the last columns are probe accuracies by task"
-        typer.echo(f"At the last milestone, {seeds}:")
+    if found.rows:
+        typer.echo(f"{found.title}:")
         out.print(table)
     typer.echo(f"report: {page}")
     typer.echo(f"MLflow: raysweep ui {shlex.quote(sweep.name)}{storage_flag(sweep.storage)}")

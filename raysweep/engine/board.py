@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import ray
 
+from raysweep.evaluation.metric import Metric
 from raysweep.sweep.run_state import State
 
 
@@ -27,7 +28,7 @@ class News:
     mfu: float | None = None
     #: The newest milestone that was evaluated, and its metrics.
     evaluated: int | None = None
-    metrics: Mapping[str, float] | None = None
+    metrics: Sequence[Metric] | None = None
 
     def updated(self, later: News) -> News:
         """Return this news with later news laid over it.

@@ -24,6 +24,7 @@ from raysweep.engine.outcome import RunUnfinishedError, cause_of, in_a_line, is_
 from raysweep.engine.services import Services
 from raysweep.engine.trainer import run_log, trainer
 from raysweep.errors import RunFailedError
+from raysweep.evaluation.metric import numbers
 from raysweep.sweep import Ledger, RunLedger, RunSpec, Sweep
 from raysweep.sweep.missing import metrics_at, missing_now
 from raysweep.sweep.run_state import State
@@ -159,8 +160,8 @@ class _Trial:
             if not self._evaluations.complete(step):
                 return
             self._reported.add(step)
-            metrics = metrics_at(self._run, self._spec, step)
-            tune.report({"run_id": self._spec.run_id, "step": step, **metrics})
+            measured = numbers(metrics_at(self._run, self._spec, step))
+            tune.report({"run_id": self._spec.run_id, "step": step, **measured})
 
     def _check(self) -> None:
         """Raise an error if training has ended with one."""

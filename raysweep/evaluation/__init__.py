@@ -1,4 +1,4 @@
-"""Evaluations of a milestone: excess loss, Fisher trace, linear probe and others."""
+"""Evaluations: the measurements at a milestone, such as excess loss, Fisher trace and linear probe."""
 
 from raysweep.algorithms.lookup_table import LookupTable
 from raysweep.evaluation.base import Arrays, Evaluation

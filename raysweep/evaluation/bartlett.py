@@ -41,7 +41,7 @@ EXCESS_LOSS = Quantity(
 )
 LOSS = Quantity(name="bartlett/loss", heading="loss", unit="nats", kind="loss", better="less")
 
-#: Words times width in a batch: small models take few batches, large ones no more memory.
+#: Words times width in a batch: small models take few batches, and large ones no more memory.
 _BATCH = 1 << 17
 
 
@@ -53,7 +53,7 @@ class BartlettConfig(LabelledEvaluation):
     - `bartlett/covariance` and `bartlett/hessian`: Tr Σ and Tr ∇²L;
     - `bartlett/difference` and `bartlett/ratio` of the first to the second, paired;
     - `bartlett/gauss_newton` and `bartlett/residual`, the parts of the Hessian;
-    - `bartlett/squared_gradient`: ‖∇L‖², by which the covariance is less than the second moment;
+    - `bartlett/squared_gradient`: ‖∇L‖², the second moment less the covariance;
     - `bartlett/excess_loss` on the same inputs, or `bartlett/loss` where the labels are hard.
     """
 

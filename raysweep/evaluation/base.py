@@ -1,12 +1,12 @@
-"""The contract of every evaluation of a milestone.
+"""The contract of every evaluation: a measurement at a milestone.
 
 An evaluation is a config that can measure a `Subject` in independent shards and combine them.  A shard is a
-pure function of (config, subject, shard number), so shards run anywhere, in any order, and may be repeated;
+pure function of (config, subject, shard number), so shards run anywhere, in any order, and may be repeated.
 `combine` sees them in order, so the result does not depend on the number of workers.
 
-How many shards are wanted may depend on what the first ones measured (`next_shards`): they are then looked at
-at places that the rule itself sets, each time all that it has asked for, so that the same shards count
-wherever, in whatever order and however often interrupted they are measured.
+The number of shards may depend on the values of the first ones (`next_shards`).  The rule always looks at all
+shards that it has asked for so far, so the same shards count in whatever order they are measured and however
+often the work is interrupted.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Evaluation(KindConfig):
         return algorithm.gives_masked_lm and (algorithm.gives_parameters or not self.needs_parameters)
 
     def model_problems(self, model: ModelConfig, language: Language) -> list[tuple[str, str]]:
-        """Return (field, message) for what keeps this evaluation from measuring a model; [] for nothing.
+        """Return (field, message) for every obstacle to measuring a model; [] where there is none.
 
         The field "" is the evaluation itself.
         """
@@ -64,13 +64,13 @@ class Evaluation(KindConfig):
 
     @abstractmethod
     def shards(self) -> int:
-        """Return the number of independent pieces of work, at most where `next_shards` tells."""
+        """Return the number of independent pieces of work, or their limit where `next_shards` decides."""
 
     def next_shards(self, done: Sequence[Mapping[str, np.ndarray]]) -> int:
-        """Return how many shards are wanted in all, given all that were asked for before, in order.
+        """Return the number of shards that are wanted in all.
 
-        `done` is [] at first.  The answer is `len(done)` where these are enough, else more, up to `shards()`;
-        it is a pure function of the shards' arrays.
+        `done` are all shards that were asked for before, in order; [] at first.  The answer is `len(done)`
+        where these are enough, else more, up to `shards()`.  It is a pure function of the shards' arrays.
         """
         return self.shards()
 
@@ -98,7 +98,7 @@ class Evaluation(KindConfig):
         """Combine all shards that are wanted, in order, into metrics."""
 
     def notes(self, shards: Sequence[Mapping[str, np.ndarray]]) -> dict[str, str]:
-        """Return how it was measured where there are several ways, as text for the record.
+        """Return text for the record on the way of measuring, where there are several ways.
 
         A note `reason` says why the way taken was slower or less exact than the usual one.
         """

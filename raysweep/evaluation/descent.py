@@ -63,18 +63,19 @@ log = logging.getLogger("raysweep.evaluation")
 class DescentConfig(Evaluation):
     """SGD from the saturated model at all `lrs` and `batches`, `replicates` times each, for a `time`.
 
-    Time is steps · lr², the same for all, and is looked at `points` times.  Traces and losses are in nats:
+    Time is steps · lr², the same for all, and traces are measured `points` times.  Traces and losses are in
+    nats:
 
     - `descent/start`: the trace of the saturated model; `descent/rank`, `descent/largest_eigenvalue` and
       `descent/smallest_eigenvalue` of its Hessian where it is not zero;
     - `descent/observed/lr-<η>/batch-<B>/time-<t>` and `descent/predicted/batch-<B>/time-<t>`: the trace;
-    - `descent/ratio/lr-<η>/batch-<B>`: the observed fall at the end, as a share of the predicted; not given,
-      which the log and the record's notes say, where no fall to speak of is predicted;
+    - `descent/ratio/lr-<η>/batch-<B>`: the observed fall at the end as a share of the predicted one; left out
+      where the predicted fall is too small, and the log and the record's notes then say so;
     - `descent/excess_loss/lr-<η>/batch-<B>` at the end, and `descent/stationary_loss/...`, the η Tr H/(4B)
       that the noise should hold up.
 
     Standard errors are over replicates.  The ratios tend to one as rates and lr/batch fall.  The defaults
-    suit the small encoders of `sweeps/theory_descent.yaml`: rates are to be small against 2 over the largest
+    suit the small encoders of `sweeps/theory_descent.yaml`: rates should be small against 2 over the largest
     eigenvalue, and the time long against lr over twice the smallest.
     """
 
@@ -97,7 +98,7 @@ class DescentConfig(Evaluation):
     @model_validator(mode="after")
     def _steps_are_whole(self) -> DescentConfig:
         for name in ("lrs", "batches"):
-            # As they stand in the names of metrics.
+            # As the names of metrics give them.
             values = [f"{value:g}" for value in getattr(self, name)]
             if len(set(values)) < len(values):
                 raise ValueError(f"{name}: {', '.join(values)} holds a value twice; leave one out")
@@ -127,7 +128,7 @@ class DescentConfig(Evaluation):
 
     @property
     def times(self) -> Tensor:
-        """The times [points + 1] that are looked at, from 0 on."""
+        """The times [points + 1] of the measurements, from 0 on."""
         return torch.linspace(0, self.time, self.points + 1, dtype=torch.float64)
 
     def shards(self) -> int:
@@ -145,7 +146,7 @@ class DescentConfig(Evaluation):
         eigenvalues = valley.spectrum(theta)
         facts = [valley.trace(theta), len(eigenvalues), eigenvalues[0], eigenvalues[-1]]
         found = {"spectrum": torch.tensor(facts, dtype=torch.float64)}
-        # The ODE knows the batch size only as a factor of time: all are on one solution.
+        # The batch size enters the ODE only as a factor of time, so one solution serves all.
         asked = torch.cat([self.times / batch for batch in self.batches])
         moments, place = asked.unique(return_inverse=True)
         predicted = descend(valley, theta, moments)[place].split(len(self.times))
@@ -192,7 +193,7 @@ class DescentConfig(Evaluation):
         return metrics
 
     def notes(self, shards: Sequence[Mapping[str, np.ndarray]]) -> dict[str, str]:
-        """Return why a ratio is not given, {} where all are."""
+        """Return the reason for which a ratio is left out, {} where none is."""
         flat = [batch for batch in self.batches if _predicted_fall(shards[0], batch) is None]
         if not flat:
             return {}
@@ -200,13 +201,13 @@ class DescentConfig(Evaluation):
         batches = ", ".join(map(str, flat))
         return {
             "no_ratio": f"descent: no ratio for batches of {batches}: in a time of {self.time:g} the trace "
-            f"of {start:.4g} nats is predicted to fall by no more than {RESOLUTION:g} of it, which is not "
-            "told from none; take a longer time (as many steps at a larger rate) or smaller batches"
+            f"of {start:.4g} nats is predicted to fall by no more than {RESOLUTION:g} of it, which is too "
+            "little to measure; take a longer time (as many steps at a larger rate) or smaller batches"
         }
 
 
 def _predicted_fall(found: Mapping[str, np.ndarray], batch: int) -> float | None:
-    """Return the predicted fall of the trace over the whole time, None where it is not told from none."""
+    """Return the predicted fall of the trace over the whole time, None where it is too small to measure."""
     traces = found[f"predicted-{batch}"][0]
     fall = float(traces[0] - traces[-1])
     return fall if fall > RESOLUTION * float(traces[0]) else None

@@ -1,9 +1,9 @@
-"""Solutions of the bracket task: their trace beside the least there is, and how far few examples take them.
+"""Solutions of the bracket task: their trace beside the least possible one, and their use of few examples.
 
 Downstream, as in theorem 5.1 of the paper (see `raysweep.models.dyck`), the features σ(V h(x)) stay and the
-output weights are the least that fit n examples of (x, g*(x)), x of independent fair brackets.  What is
-measured is exact: over all masked sentences, and over all 2^T strings downstream; only the n examples are
-drawn.  A string counts as right where g*, which takes every second value, is the nearest to f.
+output weights are the least that fit n examples of (x, g*(x)), x of independent fair brackets.  The measures
+are exact: over all masked sentences, and over all 2^T strings downstream; only the n examples are drawn.  A
+string counts as right where g*, which takes every second value, is the nearest to f.
 
 The two neurons are right as soon as both signs of g* have been seen, so their expected accuracy is known:
 
@@ -11,11 +11,11 @@ The two neurons are right as soon as both signs of g* have been seen, so their e
 
 (`raysweep.models.dyck.expected_accuracy`).
 
-The paper has them fail with probability at most 2^−n, which forgets the strings with g* = 0: these say
-nothing, and only (1 − p_0)/2 < 1/2 of all strings have a given sign.
+According to the paper they fail with probability at most 2^−n.  That forgets the strings with g* = 0, which
+say nothing: only (1 − p_0)/2 < 1/2 of all strings have a given sign.
 
-What random features lack is transfer of the features: their number of examples grows with T.  With the output
-weights of pre-training, which are fitted to many more sentences, they too are right downstream.
+Random features lack transfer of the features: their number of examples grows with T.  With the output weights
+of pre-training, which are fitted to many more sentences, they too are right downstream.
 """
 
 from __future__ import annotations

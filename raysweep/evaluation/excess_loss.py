@@ -1,4 +1,4 @@
-"""Excess loss: how far a model's conditionals are from the language's own.
+"""Excess loss: the distance of a model's conditionals from the language's own.
 
     loss        = E_{x,t} −log f(x_t | x_-t) = entropy + excess loss
     entropy     = E_{x,t} H(Pr(x_t = · | x_-t))
@@ -6,7 +6,7 @@
 
 over sentences x of the language and one uniformly drawn masked position t each.  Because the conditionals are
 exact, the mean over the word at the masked position is taken exactly: the noise of a sampled loss is gone,
-and what is left is the spread over sentences.  All sums are in float64.
+and only the spread over sentences is left.  All sums are in float64.
 
 Source: Liu, Xie, Li and Ma, "Same pre-training loss, better downstream", ICML 2023, section 3.
 """

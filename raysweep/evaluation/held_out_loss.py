@@ -6,7 +6,7 @@ With m_i masked words in sentence i whose losses sum to l_i, the estimate is the
 standard error that of a ratio of means over sentences (Cochran, "Sampling techniques", 1977, section 6.3):
 the residuals l_i − loss · m_i take the place of the values.
 
-It is the loss of languages whose truth nobody knows; where it is known, the excess loss is far less noisy.
+It serves languages without a known truth.  Where the truth is known, the excess loss is far less noisy.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class HeldOutLossConfig(Evaluation):
         return check_mask(value)
 
     def problems(self, language: Language) -> list[tuple[str, str]]:
-        """A language that holds fewer sentences, where that is known by now."""
+        """Return the problem of a language with too few held-out sentences, where that is known by now."""
         held = language.held_out.distinct
         if held is not None and held < self.sentences:
             return [("sentences", f"{self.sentences} are asked for, {held} are held out; ask for no more")]
@@ -71,7 +71,7 @@ class HeldOutLossConfig(Evaluation):
     def measure(self, subject: Subject, shard: int, reference: np.ndarray | None = None) -> Arrays:
         """Return the sum of losses and the number of masked words of each sentence [n], float64.
 
-        Raises `DataError` for a language that holds fewer sentences out.
+        Raises `DataError` for a language with fewer held-out sentences.
         """
         language = subject.language
         numbers = shard_range(self.sentences, self.shard_size, shard)

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from raysweep.evaluation.base import Arrays, Subject
 from raysweep.evaluation.labels import LabelledEvaluation, model_of
-from raysweep.evaluation.metric import Metric, Quantity
+from raysweep.evaluation.metric import NOT_TRUSTED, Metric, Quantity
 from raysweep.evaluation.notes import method_arrays, method_notes
 from raysweep.evaluation.sharding import shard_count, shard_range
-from raysweep.evaluation.trace import NOT_TRUSTED, TraceConfig
+from raysweep.evaluation.trace import TraceConfig
 from raysweep.flatness.trace.estimate import doubt, largest_share
 from raysweep.flatness.trace.fisher import input_traces
 from raysweep.flatness.trace.hessian import residual_traces
@@ -57,7 +57,7 @@ class HessianConfig(LabelledEvaluation):
     - `hessian/trace`: Tr H, its standard error over inputs, each with both its parts;
     - `hessian/gauss_newton`: the part that is the Fisher trace;
     - `hessian/residual`: the rest, zero for a model that has reached its language;
-    - `hessian/largest_share` (a fraction): what the largest |value| of an input is of the sum of all, for the
+    - `hessian/largest_share` (a fraction): the largest |value| of an input as a share of the sum of all; the
       residual's values have long tails;
     - `hessian/interval_trusted`: 1 where nothing speaks against the normal interval of the trace, else 0.
     """
@@ -107,16 +107,16 @@ class HessianConfig(LabelledEvaluation):
         gauss_newton = adjusted(joined("gauss_newton"), torch.ones_like(residual), control)
         # Of the sums, not of the parts: both parts of an input go together.
         both = gauss_newton + residual
-        told = doubt(both, torch.ones_like(both))
-        if told is not None:
-            log.warning("the interval of this Hessian trace is not to be trusted: %s", told)
+        doubtful = doubt(both, torch.ones_like(both))
+        if doubtful is not None:
+            log.warning("the interval of this Hessian trace is not to be trusted: %s", doubtful)
         n = len(both)
         return [
-            TRACE.mean(both.numpy(), reservations=[] if told is None else [NOT_TRUSTED]),
+            TRACE.mean(both.numpy(), reservations=[] if doubtful is None else [NOT_TRUSTED]),
             GAUSS_NEWTON.mean(gauss_newton.numpy()),
             RESIDUAL.mean(residual.numpy()),
             LARGEST_SHARE.number(largest_share(both), n=n),
-            INTERVAL_TRUSTED.number(float(told is None), n=n),
+            INTERVAL_TRUSTED.number(float(doubtful is None), n=n),
         ]
 
     def notes(self, shards: Sequence[Mapping[str, np.ndarray]]) -> dict[str, str]:

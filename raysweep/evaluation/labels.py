@@ -1,4 +1,4 @@
-"""Labels for evaluations of the loss's shape: soft or hard.
+"""The labels of evaluations of the loss's shape: soft or hard knowledge of the word behind the mask.
 
 See `raysweep.flatness.pool`.  Sentences and positions are those of the Fisher trace with the same seed, so
 that an evaluation's values and the trace's belong to the same inputs.
@@ -27,7 +27,7 @@ class LabelledEvaluation(Evaluation):
     """Base of evaluations whose inputs carry labels.
 
     `labels: soft` are the exact conditionals of the masked words, which have far less noise near saturation;
-    `hard` are the words themselves, for languages whose conditionals nobody knows.
+    `hard` are the words themselves, for languages without known conditionals.
     """
 
     labels: Literal["soft", "hard"] = "soft"
@@ -35,11 +35,11 @@ class LabelledEvaluation(Evaluation):
 
     @property
     def needs_reference(self) -> bool:  # type: ignore[override]  # of the setting, not of the class
-        """Whether `measure` wants exact conditionals."""
+        """True where `measure` wants exact conditionals."""
         return self.labels == "soft" and self.uses_labels()
 
     def uses_labels(self) -> bool:
-        """Return whether anything that is measured depends on labels."""
+        """Return whether any of the measurements depends on labels."""
         return True
 
     def problems(self, language: Language) -> list[tuple[str, str]]:
@@ -76,7 +76,7 @@ class LabelledEvaluation(Evaluation):
     def pool(self, subject: Subject, numbers: range, reference: np.ndarray | None) -> Pool:
         """Return the inputs `numbers` with their labels; `reference` holds their conditionals where given.
 
-        Raises `ConfigError` for a subject without parameters, and for labels that the language has not.
+        Raises `ConfigError` for a subject without parameters, and for labels that the language does not have.
         """
         language, model = subject.language, model_of(self.kind, subject)
         for _, message in self.problems(language):

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
@@ -27,11 +27,14 @@ Kind = Literal["loss", "flatness", "accuracy", "diagnostic"]
 #: The order in which people see metrics: by kind, then by name.
 KINDS: tuple[Kind, ...] = ("loss", "flatness", "accuracy", "diagnostic")
 
+#: The reservation on a number whose interval comes from few inputs, or from a few very large values.
+NOT_TRUSTED = "not trusted"
+
 Coordinates = Mapping[str, str | int | float]
 
 
 class _Facts(BaseModel):
-    """The facts of a quantity that hold wherever it is measured."""
+    """The facts about a quantity that hold wherever it is measured."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -124,10 +127,16 @@ class Description(_Facts):
         return " ".join(map(_text, self.of.values()))
 
     @property
+    def narrow(self) -> str:
+        """The short heading with the values of its coordinates, for a narrow column."""
+        return f"{self.short or self.heading or self.name} {self.place}".strip()
+
+    @property
     def title(self) -> str:
         """The heading with its coordinates, for a sentence."""
-        parts = [self.heading or self.name, *(f"{key} {_text(value)}" for key, value in self.of.items())]
-        return ", ".join(parts)
+        if not self.heading:
+            return self.name
+        return ", ".join([self.heading, *(f"{key} {_text(value)}" for key, value in self.of.items())])
 
     @property
     def label(self) -> str:
@@ -137,10 +146,10 @@ class Description(_Facts):
     @property
     def column(self) -> str:
         """The heading with the values of its coordinates and its unit, for a column of a table."""
-        return f"{self.heading or self.name} {self.place}".strip() + self._in_unit()
+        return (f"{self.heading} {self.place}".strip() if self.heading else self.name) + self._in_unit()
 
     def _in_unit(self) -> str:
-        return "" if self.unit in ("", self.heading) else f" ({self.unit})"
+        return "" if self.heading.endswith(self.unit) else f" ({self.unit})"
 
 
 class Metric(Description):
@@ -154,6 +163,9 @@ class Metric(Description):
     standard_error: float | None
     n: int
     reservations: tuple[str, ...] = ()
+
+
+_Described = TypeVar("_Described", bound=Description)
 
 
 def error_key(name: str) -> str:
@@ -175,7 +187,7 @@ def numbers(metrics: Iterable[Metric]) -> dict[str, float]:
     return found
 
 
-def in_order(metrics: Iterable[Any]) -> list[Any]:
+def in_order(metrics: Iterable[_Described]) -> list[_Described]:
     """Return descriptions, or metrics, in the order in which people see them."""
     return sorted(metrics, key=lambda metric: (KINDS.index(metric.kind), metric.name))
 

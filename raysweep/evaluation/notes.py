@@ -1,4 +1,4 @@
-"""Notes on the way that gradient norms were computed, carried in the shards' arrays as text."""
+"""Notes on the computation of gradient norms, carried in the shards' arrays as text."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import numpy as np
 from raysweep.evaluation.base import Arrays
 from raysweep.flatness.trace.fisher import InputTraces
 
-#: What the arrays' names begin with.
+#: The beginning of these arrays' names.
 PREFIX = "note/"
 _USUAL = "ghost norms"
 
 
 def method_arrays(traces: InputTraces) -> Arrays:
-    """Return what tells how gradient norms were computed, UTF-8 bytes; {} for ghost norms."""
+    """Return the method of gradient norms and its reason as UTF-8 bytes; {} for ghost norms."""
     if traces.reason is None:
         return {}
     texts = {"method": traces.method, "reason": traces.reason}
@@ -36,7 +36,7 @@ def method_notes(shards: Sequence[Mapping[str, np.ndarray]]) -> dict[str, str]:
 
 
 def slower(kind: str, notes: Mapping[str, str]) -> str:
-    """Return, for a reader, why an evaluation whose notes hold a `reason` was not measured the usual way.
+    """Return, for a reader, why an evaluation was not measured the usual way; its notes hold a `reason`.
 
     >>> slower("trace", {"method": "vmap", "reason": "Conv1d is unknown"})
     'trace was measured by vmap: Conv1d is unknown'

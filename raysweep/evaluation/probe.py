@@ -1,4 +1,4 @@
-"""The linear probe at a milestone: see `raysweep.downstream.probe` for what it is.
+"""The linear probe at a milestone (`raysweep.downstream.probe` defines it).
 
 Training and test sentences are the two task splits of `raysweep.languages.splits`, which share no sentence.
 They, projections and orders are keyed by the evaluation's seed alone, so all runs and milestones are probed
@@ -24,8 +24,8 @@ from raysweep.registry import suggest
 from raysweep.seeding import derive
 
 PROBE = Quantity(
-    name="probe/{task}", heading="accuracy", short="probe", unit="accuracy", kind="accuracy", better="more",
-    baseline="majority/{task}", live=True, report=True,
+    name="probe/{task}", heading="probe accuracy", short="probe", unit="accuracy", kind="accuracy",
+    better="more", baseline="majority/{task}", live=True, report=True,
 )  # fmt: skip
 PROBE_STD = Quantity(
     name="probe_std/{task}", heading="standard deviation of accuracy between seeds", unit="accuracy"
@@ -36,7 +36,7 @@ _CHUNK = 4096  # sentences whose features are in memory at once; the first chunk
 
 
 def _as_name(value: Any) -> Any:
-    """Take a whole number for a name: tasks of hidden Markov models are called "6", "10"."""
+    """Return a whole number as a name: tasks of hidden Markov models are called "6", "10"."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 

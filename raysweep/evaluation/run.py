@@ -1,4 +1,4 @@
-"""Running an evaluation whole, in this process, and finding its shards where they are stored."""
+"""Runs a whole evaluation in this process, and finds stored shards."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from raysweep.evaluation.metric import Metric
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """The result of an evaluation: its metrics and its notes on how they were measured."""
+    """The result of an evaluation: its metrics, and its notes on the way of measuring."""
 
     metrics: list[Metric]
     notes: dict[str, str]
@@ -22,7 +22,7 @@ def run_evaluation(
 ) -> Measured:
     """Measure all shards that are wanted, in order, and combine them.
 
-    `progress` receives the number of shards that are done and of those that are known to be wanted.
+    `progress` receives the number of shards that are done, and the number that is known to be wanted.
     """
     shards: list[Arrays] = []
     while (wanted := evaluation.next_shards(shards)) > len(shards):
@@ -36,11 +36,11 @@ def run_evaluation(
 def stored_shards(
     evaluation: Evaluation, load: Callable[[int], Arrays | None]
 ) -> tuple[list[Arrays], list[int]]:
-    """Return the shards that count, in order, and the numbers of those still to be measured.
+    """Return the shards that count, in order, and the numbers of the shards still to be measured.
 
-    `load` gives what a shard measured, None where that is not there.  Where the second list is empty the
-    first is all that the evaluation wants.  Shards stored beyond what is wanted do not matter, so the answer
-    does not depend on which were measured first.
+    `load` gives the arrays of a shard, None where they are not there.  Where the second list is empty, the
+    first is all that the evaluation wants.  Stored shards that are not wanted do not matter, so the answer
+    does not depend on the order of measuring.
     """
     shards: list[Arrays] = []
     while (wanted := evaluation.next_shards(shards)) > len(shards):

@@ -18,7 +18,7 @@ def shard_count(total: int, size: int) -> int:
 
 
 def shard_range(total: int, size: int, shard: int) -> range:
-    """Return the numbers of the sentences of one shard; raises `IndexError` for one that is not there.
+    """Return the numbers of the sentences of one shard; raises `IndexError` for a shard that is not there.
 
     >>> shard_range(10, 4, 2)
     range(8, 10)

@@ -61,8 +61,8 @@ class SharpnessConfig(LabelledEvaluation):
     Of the loss of the first `pool_size` of these sentences, with `labels`:
 
     - `sharpness/sam` (nats): its largest rise within `radius`, found in `steps` steps, with the standard
-      error over the pool at the point found, and `sharpness/sam_first_order` what the gradient alone says of
-      it; `sharpness/asam` and `sharpness/asam_first_order` likewise within `adaptive_radius`, every parameter
+      error over the pool at the point found, and `sharpness/sam_first_order` the rise by the gradient alone;
+      `sharpness/asam` and `sharpness/asam_first_order` likewise within `adaptive_radius`, every parameter
       measured by its own size (raysweep.flatness.curvature.sharpness);
     - `sharpness/gradient_norm` (nats a unit of ‖θ‖) and `sharpness/weight_norm` ‖θ‖
       (raysweep.flatness.curvature.loss).

@@ -41,8 +41,8 @@ _BASIS = 4 << 30
 class SpectrumConfig(LabelledEvaluation):
     """Largest eigenvalues and spectral density of the loss's curvature over a fixed pool of `inputs`.
 
-    `eigenvalues` of the largest are found to a relative `tolerance`, and the smallest of the Hessian to one
-    of 1 %; the density takes `steps` of the Lanczos method from each of `vectors` random vectors, none with
+    It finds `eigenvalues` of the largest to a relative `tolerance`, and the smallest of the Hessian to 1 %.
+    The density takes `steps` of the Lanczos method from each of `vectors` random vectors; there is none with
     `vectors: 0`.  Metrics, for each of `matrices`, in nats where nothing else is said:
 
     - `spectrum/<matrix>/1`, `.../2`, ...: the largest eigenvalues, descending;

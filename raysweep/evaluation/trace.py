@@ -1,11 +1,11 @@
-"""The Fisher trace at a milestone: see `raysweep.flatness.trace.fisher` for what it is.
+"""The Fisher trace at a milestone (`raysweep.flatness.trace.fisher` defines it).
 
 Sentences, masked positions and test vectors are keyed by the evaluation's seed and the input's number, so all
 runs and milestones are measured on common random numbers, and the stored values of their inputs make paired
 differences (`raysweep.report.contrasts`).
 
 With `target_rse` the number of inputs follows the sequential rule of
-`raysweep.flatness.trace.fisher.fisher_trace`, looked at when whole shards are there.
+`raysweep.flatness.trace.fisher.fisher_trace`, applied when whole shards are there.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from raysweep.errors import ConfigError, RunFailedError
 from raysweep.evaluation.base import Arrays, Evaluation, Subject
-from raysweep.evaluation.metric import Metric, Quantity
+from raysweep.evaluation.metric import NOT_TRUSTED, Metric, Quantity
 from raysweep.evaluation.notes import PREFIX, method_arrays, method_notes
 from raysweep.evaluation.sharding import draw_sentences, shard_count, shard_range
 from raysweep.flatness.trace.contrast import Measured
@@ -73,16 +73,16 @@ POOL_STANDARD_ERROR = Quantity(
 )
 STD = Quantity(name="trace_std", heading="standard deviation between repeats", unit="nats", better="less")
 EXCLUDED = Quantity(name="trace_excluded/{parameter}", heading="left out of the trace", unit="parameters")
-#: Reservations on a trace.
-NOT_TRUSTED, NOT_REACHED = "not trusted", "target not reached"
+#: The reservation on a trace that ran out of inputs before its target.
+NOT_REACHED = "target not reached"
 
 log = logging.getLogger("raysweep.evaluation")
 
-#: What a preset stands for, where a sweep does not say otherwise.
+#: The settings of a preset, where a sweep does not say otherwise.
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"inputs": 10_000, "vectors": "label", "draws": 50, "repeats": 5},
 }
-#: Arrays of a shard that are no parameter group.
+#: Arrays of a shard that are not parameter groups.
 _OWN = ("weights", "control", "spread", "enlarged", "repeat/", "excluded/", PREFIX)
 
 
@@ -184,10 +184,10 @@ class TraceConfig(Evaluation):
     def measure(self, subject: Subject, shard: int, reference: np.ndarray | None = None) -> Arrays:
         """Return the shard's values [n], float64, of each parameter group, sums over masked positions.
 
-        Beside them stand `weights`, the numbers of masked positions; `control` [n, K], statistics of mean
+        Further arrays are `weights`, the numbers of masked positions; `control` [n, K], statistics of mean
         zero, where there are some; `spread` [n, 1+K, 1+K], the covariance of value and statistics by test
-        vectors, where draws or repeats tell; `enlarged`; `repeat/<k>` [n, 1+K], value and statistics of a
-        repeat; and the size of each parameter left out.
+        vectors, where there are draws or repeats; `enlarged`; `repeat/<k>` [n, 1+K], value and statistics of
+        a repeat; and the size of each parameter left out.
         """
         if not isinstance(subject, ModelSubject):
             raise ConfigError(f"trace: {type(subject).__name__} has no parameters, so it has no Fisher trace")
@@ -240,7 +240,7 @@ class TraceConfig(Evaluation):
         )
 
     def combine(self, shards: Sequence[Mapping[str, np.ndarray]]) -> list[Metric]:
-        """Return `trace`, its parts `trace/<group>`, and how far its standard error is to be trusted.
+        """Return `trace`, its parts `trace/<group>`, and what its standard error rests on.
 
         `trace_effective_inputs` is (Σx)²/Σx² of the inputs' values, `trace_largest_share` the share of Σ|x|
         that the largest has, and `trace_interval_trusted` 1 where `raysweep.flatness.trace.estimate.doubt`
@@ -308,7 +308,7 @@ class TraceConfig(Evaluation):
 
 @dataclass(frozen=True, kw_only=True)
 class _Look:
-    """A look of the sequential rule: the trace of the first inputs and the doubts about its interval."""
+    """A look of the sequential rule: the trace of the first inputs, and the doubt about its interval."""
 
     whole: Estimate
     doubt: str | None
@@ -326,7 +326,7 @@ class _Look:
 
 
 def inputs_of(shards: Sequence[Mapping[str, np.ndarray]]) -> Measured:
-    """Return what was measured at all inputs of an evaluation's shards, in order, with nothing taken off.
+    """Return the values of all inputs of an evaluation's shards, in order, without any adjustment.
 
     There is no control where a shard has none.  Raises `RunFailedError` for values that are not finite.
     """
@@ -350,13 +350,13 @@ def _whole_and_control(traces: InputTraces) -> Tensor:
 
 
 def _spread(found: Sequence[InputTraces]) -> Tensor | None:
-    """Return the covariance [n, 1+K, 1+K] by test vectors of what repeats come to; None for one vector."""
+    """Return the covariance [n, 1+K, 1+K] by test vectors of the mean over repeats; None for one vector."""
     known = [traces.spread for traces in found if traces.spread is not None]
     if known:
         return torch.stack(known).mean(dim=0) / len(found)
     if len(found) == 1:
         return None
-    # Without draws to tell, the repeats do: they are draws on the same inputs.
+    # Without draws the repeats show the spread: they are draws on the same inputs.
     repeats = torch.stack([_whole_and_control(traces) for traces in found])
     apart = repeats - repeats.mean(dim=0)
     return torch.einsum("rni,rnj->nij", apart, apart) / (len(found) - 1) / len(found)

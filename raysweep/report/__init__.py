@@ -1,21 +1,22 @@
-"""The report of a sweep: tidy tables, statistics, figures, and one HTML page.
+"""The report of a sweep: statistics, tables and figures on one HTML page.
 
-Reads what was measured and measures nothing; needs neither Ray nor MLflow.
+This room reads measurements and measures nothing.  It needs neither Ray nor MLflow.
 """
 
 from raysweep.report.page import Content, Failure, render
 from raysweep.report.statistics import Interval, cluster_bootstrap, partial_spearman, spearman
-from raysweep.report.summary import summary_rows
+from raysweep.report.summary import Summary, summary
 from raysweep.report.write import write_report
 
 __all__ = [
     "Content",
     "Failure",
     "Interval",
+    "Summary",
     "cluster_bootstrap",
     "partial_spearman",
     "render",
     "spearman",
-    "summary_rows",
+    "summary",
     "write_report",
 ]

@@ -1,9 +1,10 @@
-"""Changes of the trace between the milestones of a run, by paired differences.
+"""The change of the trace between the milestones of a run, by paired differences.
 
 All milestones are measured on the same inputs with the same test vectors, and the ledger keeps each input's
-value, so that a difference has the standard error of the inputs' own differences: the smaller beside that
-of two independent traces, the more the milestones resemble each other.  Where one took more inputs than the
-other (`trace.target_rse`), the inputs that both have are compared: the first ones.
+value.  A difference therefore has the standard error of the inputs' own differences.  The more two milestones
+resemble each other, the smaller it is beside the standard error of two independent traces.  Where one
+milestone took more inputs than the other (`trace.target_rse`), the first inputs, which both have, are
+compared.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from raysweep.sweep import evaluation_identity
 if TYPE_CHECKING:
     from raysweep.sweep import RunLedger, Sweep
 
-#: How probable it may be that any change is said to fall or rise that does not.
+#: The permitted probability that the report calls any change a fall or a rise that is none.
 LEVEL = 0.05
 
 
@@ -31,14 +32,14 @@ LEVEL = 0.05
 class Change(Difference):
     """The trace at step `after` minus that at step `before` of a run.
 
-    `told` is whether the change differs significantly from zero: by a trusted interval, and at `LEVEL` for
-    all changes of the sweep together (Holm, "A simple sequentially rejective multiple test procedure", 1979).
+    `significant` is whether the change differs from zero: by a trusted interval, and at `LEVEL` for all
+    changes of the sweep together (Holm, "A simple sequentially rejective multiple test procedure", 1979).
     """
 
     run_id: str
     before: int
     after: int
-    told: bool = False
+    significant: bool = False
 
 
 def changes(sweep: Sweep) -> list[Change]:
@@ -61,13 +62,13 @@ def changes(sweep: Sweep) -> list[Change]:
 
 
 def _judged(found: Sequence[Change]) -> list[Change]:
-    """Return the changes with `told`; a doubtful one counts among those tested, and is never told."""
+    """Return the changes with `significant`; a doubtful one counts as tested and is never significant."""
     p = [1.0 if c.warning is not None else normal_p(c.difference, c.standard_error) for c in found]
-    return [replace(c, told=level <= LEVEL) for c, level in zip(found, holm(p), strict=True)]
+    return [replace(c, significant=level <= LEVEL) for c, level in zip(found, holm(p), strict=True)]
 
 
 def _values(run: RunLedger, step: int, evaluation: TraceConfig) -> Measured | None:
-    """Return what was measured at the inputs of a milestone; None where they are not all there."""
+    """Return the values of a milestone's inputs; None where they are not all there."""
     load = partial(run.load_arrays, step, "trace", evaluation_identity(evaluation))
     shards, missing = stored_shards(evaluation, load)
     return None if missing else inputs_of(shards)

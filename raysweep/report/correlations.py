@@ -1,18 +1,20 @@
-"""Predictors of accuracy: rank correlations of trace and of excess loss with probe accuracy.
+"""Predictors of accuracy: rank correlations of flatness and of loss with downstream accuracy.
 
-Over all checkpoints, and within the saturated band, where excess loss can say little and the claim is that
-flatness still does.  The partial correlation asks the same at equal excess loss.
+They are taken over all checkpoints, and within the saturated band, where loss can say little and the claim is
+that flatness still does.  The partial correlation asks the same at equal loss.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 from scipy import stats
 
-from raysweep.report.data import PROBE, Measurements
+from raysweep.evaluation.metric import Description
+from raysweep.report.data import Measurements
 from raysweep.report.format import signed
 from raysweep.report.statistics import Interval, cluster_bootstrap, partial
 
@@ -24,43 +26,56 @@ LEAST_RUNS_INTERVAL = 5
 
 @dataclass(frozen=True)
 class Correlations:
-    """Correlations with one task's accuracy over one set of checkpoints; None: not enough data."""
+    """Correlations of one accuracy with a loss and a measure of flatness over one set of checkpoints.
+
+    `task` is what the page calls the accuracy.  An interval is None where there is not enough data.
+    """
 
     task: str
+    loss: Description
+    flatness: Description
     band: str
     checkpoints: int
     runs: int
-    excess_loss: Interval | None
-    trace: Interval | None
-    trace_given_loss: Interval | None
+    of_loss: Interval | None
+    of_flatness: Interval | None
+    of_flatness_given_loss: Interval | None
 
 
 def correlations(measured: Measurements, *, tolerance: float, seed: int = 0) -> list[Correlations]:
-    """Return a row for each task and band, "all" and "saturated" (excess loss at most `tolerance` nats)."""
+    """Return a row for each loss, flatness, accuracy and band.
+
+    The bands are "all" and, for a loss whose least possible value is known, "saturated": at most `tolerance`
+    above that value.
+    """
     rows = []
-    for task in measured.tasks:
-        columns = ["excess_loss", "trace", PROBE + task]
+    triples = product(measured.shown("loss"), measured.shown("flatness"), measured.shown("accuracy"))
+    for loss, flatness, accuracy in triples:
+        columns = [loss.name, flatness.name, accuracy.name]
         table = measured.has(*columns)
         values, runs = table[columns].to_numpy(dtype=float), table["run_id"].to_numpy(dtype=str)
-        for band in ("all", "saturated"):
-            chosen = values[:, 0] <= (tolerance if band == "saturated" else math.inf)
-            rows.append(_row(task, band, runs[chosen], values[chosen], seed=seed))
+        bands = {"all": np.full(len(values), True)}
+        if loss.least is not None:
+            bands["saturated"] = values[:, 0] <= loss.least + tolerance
+        for band, chosen in bands.items():
+            known = runs[chosen]
+            intervals = _intervals(known, values[chosen], seed=seed)
+            counts = len(known), len(np.unique(known))
+            rows.append(Correlations(measured.named(accuracy), loss, flatness, band, *counts, *intervals))
     return rows
 
 
-def _row(task: str, band: str, runs: np.ndarray, values: np.ndarray, *, seed: int) -> Correlations:
-    """Correlate the columns excess loss, trace, accuracy of `values` [n, 3]."""
-    count = len(np.unique(runs))
-    if len(runs) < LEAST_CHECKPOINTS or count < LEAST_RUNS:
-        return Correlations(task, band, len(runs), count, None, None, None)
+def _intervals(runs: np.ndarray, values: np.ndarray, *, seed: int) -> list[Interval | None]:
+    """Correlate the columns loss, flatness, accuracy of `values` [n, 3]."""
+    if len(runs) < LEAST_CHECKPOINTS or len(np.unique(runs)) < LEAST_RUNS:
+        return [None, None, None]
     found = cluster_bootstrap(_with_accuracy, [values], runs, seed=seed, least_clusters=LEAST_RUNS_INTERVAL)
-    known = [interval if not math.isnan(interval.value) else None for interval in found]
-    return Correlations(task, band, len(runs), count, *known)
+    return [interval if not math.isnan(interval.value) else None for interval in found]
 
 
 def _with_accuracy(values: np.ndarray) -> tuple[float, float, float]:
-    """Return Spearman's rho of loss and accuracy, of trace and accuracy, and of these given loss."""
-    # The ranks of each column once: this is called thousands of times.
+    """Return Spearman's rho of accuracy with loss, with flatness, and with flatness given loss."""
+    # Each column is ranked once: the bootstrap calls this thousands of times.
     centred = stats.rankdata(values, axis=0) - (len(values) + 1) / 2
     products = centred.T @ centred
     scale = np.sqrt(np.diag(products))
@@ -71,13 +86,14 @@ def _with_accuracy(values: np.ndarray) -> tuple[float, float, float]:
 
 
 def _of_all(row: Correlations | None) -> str:
-    """Return a sentence on all checkpoints of a task, "" where they too are not enough."""
+    """Return a sentence on all checkpoints of a task, "" where they are not enough either."""
     if row is None:
         return ""
+    loss, flatness = row.loss.title, row.flatness.title
     named = (
-        (row.excess_loss, "for excess loss"),
-        (row.trace, "for trace"),
-        (row.trace_given_loss, "for trace at given excess loss"),
+        (row.of_loss, f"for {loss}"),
+        (row.of_flatness, f"for {flatness}"),
+        (row.of_flatness_given_loss, f"for {flatness} at given {loss}"),
     )
     parts = [
         f"{signed(found.value)} [{signed(found.low)}, {signed(found.high)}] {what}"
@@ -93,28 +109,32 @@ def _of_all(row: Correlations | None) -> str:
 
 
 def findings(rows: list[Correlations]) -> list[str]:
-    """Say what the saturated checkpoints show, a sentence a task, in words that follow from the intervals.
+    """Return a sentence on the saturated checkpoints of each task, in words that follow from the intervals.
 
-    Where these are too few, the text covers all checkpoints, with excess loss beside the trace: there the
-    two fall together, and neither alone says which one matters.
+    Where these are too few, the sentence covers all checkpoints, with loss beside flatness: there the two
+    fall together, and neither alone says which one matters.
     """
     sentences = []
-    everything = {row.task: row for row in rows if row.band == "all"}
+    everything = {(row.task, row.loss.name, row.flatness.name): row for row in rows if row.band == "all"}
     for row in rows:
         if row.band != "saturated":
             continue
         head = f"Task {row.task}, {row.checkpoints} saturated checkpoints of {row.runs} runs: "
-        trace = row.trace
-        if trace is None or trace.low is None or trace.high is None:
-            sentences.append(f"{head}not enough data for an interval.{_of_all(everything.get(row.task))}")
+        found, flatness = row.of_flatness, row.flatness.title
+        if found is None or found.low is None or found.high is None:
+            whole = _of_all(everything.get((row.task, row.loss.name, row.flatness.name)))
+            sentences.append(f"{head}not enough data for an interval.{whole}")
             continue
-        verdict = "no clear relation between trace and accuracy"
-        if trace.high < 0:
-            verdict = "flatter goes with better"
-        elif trace.low > 0:
-            verdict = "flatter goes with worse"
         sentences.append(
-            f"{head}{verdict} (Spearman ρ of trace and accuracy {signed(trace.value)}, "
-            f"95 % interval {signed(trace.low)} to {signed(trace.high)})."
+            f"{head}{_verdict(found.low, found.high, row.flatness)} (Spearman ρ of {flatness} and accuracy "
+            f"{signed(found.value)}, 95 % interval {signed(found.low)} to {signed(found.high)})."
         )
     return sentences
+
+
+def _verdict(low: float, high: float, flatness: Description) -> str:
+    """Return what an interval of the correlation of flatness and accuracy says."""
+    if low <= 0 <= high or flatness.better is None:
+        return f"no clear relation between {flatness.title} and accuracy"
+    flatter_is_better = high < 0 if flatness.better == "less" else low > 0
+    return "flatter goes with better" if flatter_is_better else "flatter goes with worse"

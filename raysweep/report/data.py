@@ -1,81 +1,108 @@
 """The tidy table as the report uses it: one row per checkpoint, and the look-up table beside it.
 
-A checkpoint is a run at a step.  Rows without a model are the look-up table's: the exact conditionals
+A checkpoint is a run at a step.  Rows without a model belong to the look-up table: the exact conditionals
 themselves, a reference and not a checkpoint.
 """
 
 from __future__ import annotations
 
-import math
+import json
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-#: Columns that every tidy table has; all others are axes of the sweep.
-FIXED = (
-    *("sweep", "run_id", "model", "algorithm", "seed", "parameters"),
-    *("step", "metric", "value", "standard_error", "n", "unit"),
-)
-PROBE = "probe/"
-#: How near a model is to its data: to a language whose truth is known, or to a corpus.
-LOSSES = ("excess_loss", "held_out_loss")
-#: What tables call a metric, where not by its own name.
-HEADINGS = {"excess_loss": "excess loss (nats)", "held_out_loss": "held-out loss (nats)"}
+from raysweep.evaluation.metric import Description, Kind, Quantity, error_key
+from raysweep.report.format import short
+from raysweep.sweep.tidy import FIXED, descriptions
 
 
 @dataclass(frozen=True)
 class Measurements:
     """The measurements of a sweep so far.
 
-    `checkpoints` has a row per run and step: run_id, model, algorithm, seed, parameters, the axes, size,
-    variant, step, a column per metric and `<metric>_se` for its standard error (nan where not measured).
-    `sizes` are the model labels from small to large, `variants` what else tells runs apart (algorithm and
-    further axes, not the seed), `reference` the look-up table's metrics.
+    `checkpoints` has a row per run and step: run_id, model, algorithm, seed, parameters, the axes, variant,
+    step, a column per metric, and one for its standard error (`error_key`); nan where nothing was measured.
+    `sizes` are the model labels from small to large, `variants` what else distinguishes runs (algorithm and
+    further axes, not the seed).  `metrics` describes every metric, losses first.  `means` are means over all
+    rows, `reference` means over the rows without a model.  `reservations` are by run, step and metric.
     """
 
     checkpoints: pd.DataFrame
     sizes: tuple[str, ...]
     variants: tuple[str, ...]
-    tasks: tuple[str, ...]
+    metrics: dict[str, Description]
+    means: dict[str, float]
     reference: dict[str, float]
-    majority: dict[str, float]
-    entropy: float | None
+    reservations: dict[tuple[str, int, str], str]
+
+    def shown(self, *kinds: Kind) -> list[Description]:
+        """Return the metrics that the report shows, of these kinds or of all."""
+        return [m for m in self.metrics.values() if m.report and (not kinds or m.kind in kinds)]
+
+    @cached_property
+    def saturating(self) -> Description | None:
+        """The loss whose least possible value is known: a checkpoint near to that value is saturated."""
+        return next((m for m in self.shown("loss") if m.least is not None), None)
+
+    def saturated(self, table: pd.DataFrame, tolerance: float) -> pd.Series:
+        """Return which rows of `table` have a loss of at most `tolerance` above the least possible value."""
+        loss = self.saturating
+        if loss is None or loss.least is None or loss.name not in table:
+            return pd.Series(False, index=table.index)
+        return table[loss.name].le(loss.least + tolerance)
+
+    def named(self, accuracy: Description) -> str:
+        """Return what the columns and sentences of a page call an accuracy, such as its task."""
+        quantities = {metric.quantity for metric in self.shown("accuracy")}
+        return accuracy.place if accuracy.place and len(quantities) == 1 else accuracy.title
 
     def has(self, *metrics: str) -> pd.DataFrame:
         """Return the checkpoints at which all of these metrics were measured; their columns exist."""
-        wanted = [name for metric in metrics for name in (metric, f"{metric}_se")]
-        missing = dict.fromkeys((name for name in wanted if name not in self.checkpoints), math.nan)
+        wanted = [name for metric in metrics for name in (metric, error_key(metric))]
+        missing = dict.fromkeys((name for name in wanted if name not in self.checkpoints), np.nan)
         return self.checkpoints.assign(**missing).dropna(subset=list(metrics))
 
     @property
     def runs(self) -> int:
-        """Number of runs with any measurement, without the look-up table."""
+        """Number of runs with a measurement, the look-up table not among them."""
         return int(self.checkpoints["run_id"].nunique()) if len(self.checkpoints) else 0
 
 
 def measurements(frame: pd.DataFrame) -> Measurements:
     """Arrange a tidy table (see `raysweep.sweep.tidy`); an empty one gives empty measurements."""
-    metrics = sorted(frame["metric"].unique())
-    tasks = tuple(m.removeprefix(PROBE) for m in metrics if m.startswith(PROBE))
+    metrics = {metric.name: metric for metric in descriptions(frame)}
     trained = frame[frame["model"].notna()]
-    table = _wide(trained, metrics)
-    reference = frame[frame["model"].isna()].groupby("metric")["value"].mean()
+    table = _wide(trained, sorted(metrics))
     sizes = table.drop_duplicates("model").sort_values(["parameters", "model"], kind="stable")["model"]
+    doubtful = trained[trained["reservations"].fillna("") != ""]
+    cells = zip(doubtful["run_id"], doubtful["step"], doubtful["metric"], strict=True)
     return Measurements(
         checkpoints=table,
         sizes=tuple(sizes),
         variants=tuple(sorted(table["variant"].unique())),
-        tasks=tasks,
-        reference={str(name): float(value) for name, value in reference.items()},
-        majority={task: _mean(frame, f"majority/{task}") for task in tasks},
-        entropy=_mean(frame, "entropy") if "entropy" in metrics else None,
+        metrics=metrics,
+        means=_means(frame),
+        reference=_means(frame[frame["model"].isna()]),
+        reservations=dict(zip(cells, doubtful["reservations"], strict=True)),
     )
 
 
-def _mean(frame: pd.DataFrame, metric: str) -> float:
-    return float(frame.loc[frame["metric"] == metric, "value"].mean())
+def threshold(loss: Description, tolerance: float) -> str:
+    """Return, for a reader, the largest loss of a saturated checkpoint."""
+    return f"{short((loss.least or 0.0) + tolerance)} {loss.unit}"
+
+
+def at(frame: pd.DataFrame, *quantities: Quantity) -> pd.DataFrame:
+    """Return the rows of some quantities, with a column for each of their coordinates."""
+    rows = frame[frame["quantity"].isin([quantity.name for quantity in quantities])]
+    return rows.join(pd.DataFrame([json.loads(of) for of in rows["of"]], index=rows.index))
+
+
+def _means(frame: pd.DataFrame) -> dict[str, float]:
+    return {str(name): float(value) for name, value in frame.groupby("metric")["value"].mean().items()}
 
 
 def _wide(frame: pd.DataFrame, metrics: list[str]) -> pd.DataFrame:
@@ -86,8 +113,8 @@ def _wide(frame: pd.DataFrame, metrics: list[str]) -> pd.DataFrame:
         cell = cells.setdefault((row["run_id"], int(row["step"])), {name: row[name] for name in heads})
         cell["step"] = int(row["step"])
         cell[row["metric"]] = row["value"]
-        cell[row["metric"] + "_se"] = row["standard_error"]
-    columns = [*heads, "step", *(name for m in metrics for name in (m, f"{m}_se"))]
+        cell[error_key(row["metric"])] = row["standard_error"]
+    columns = [*heads, "step", *(name for m in metrics for name in (m, error_key(m)))]
     table = pd.DataFrame(list(cells.values()), columns=list(dict.fromkeys(columns)))
     table = table.astype(dict.fromkeys([*columns[len(heads) :], "parameters"], float) | {"step": int})
     # A number that is not finite was measured and cannot be drawn or ranked.
@@ -96,17 +123,17 @@ def _wide(frame: pd.DataFrame, metrics: list[str]) -> pd.DataFrame:
     table = table.sort_values(
         ["parameters", "model", "variant", "run_id", "step"], kind="stable", ignore_index=True
     )
-    # Columns that each were given their type lie apart; a copy lays them together.
+    # Columns that were converted one by one lie apart in memory; a copy lays them together.
     return table.copy()
 
 
 def _variants(table: pd.DataFrame, axes: list[str]) -> pd.Series:
-    """Return what tells runs of one size and seed apart, as readable text; "" where nothing does."""
+    """Return the values that distinguish runs of one size and seed, as readable text; "" where none do."""
     parts = []
     for name in ["algorithm", *axes]:
         if name == "seed" or name.startswith(("model.shape", "pretrain.milestones")):
             continue
-        # An axis that follows from the model's label, such as its width, tells nothing more.
+        # An axis that follows from the model's label, such as its width, adds nothing.
         if table.groupby("model")[name].nunique(dropna=False).le(1).all() and name != "algorithm":
             continue
         if table[name].nunique(dropna=False) > 1:
@@ -116,7 +143,7 @@ def _variants(table: pd.DataFrame, axes: list[str]) -> pd.Series:
 
 
 def _part(name: str, value: Any) -> str:
-    """Return an axis's value for a reader, "" for a run that the axis says nothing of."""
+    """Return an axis's value for a reader, "" for a run without a value on it."""
     if name == "algorithm":
         return str(value)
     if pd.isna(value):

@@ -1,7 +1,7 @@
 """The figure of the descent: the trace under SGD's noise at several rates and batch sizes, and the ODE.
 
-Seeds are put together: every trace as a share of that of its own saturated model at the start, mean over
-seeds with the standard error over them; of a single seed, over its replicates.
+Seeds are put together: every trace is a share of the trace of its own saturated model at the start.  Dots are
+means over seeds with their standard error, which for a single seed is over its replicates.
 """
 
 from __future__ import annotations
@@ -14,13 +14,18 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from raysweep.evaluation.descent import OBSERVED, PREDICTED, RATIO
+from raysweep.evaluation.metric import error_key
 from raysweep.report.axes import linear_axis, log_axis, plain
-from raysweep.report.data import FIXED
+from raysweep.report.data import at
 from raysweep.report.figures import RC, WIDTH, Drawn, embedded
 from raysweep.report.statistics import mean_and_error
 from raysweep.report.style import CATEGORIES, INK, MARKERS, category
+from raysweep.sweep.tidy import FIXED
 
 _SETTING = ["lr", "batch"]
+_WHAT = {OBSERVED.name: "observed", PREDICTED.name: "predicted", RATIO.name: "ratio"}
+_SHARE_ERROR = error_key("share")
 
 
 def descent(frame: pd.DataFrame) -> tuple[Drawn, str] | None:
@@ -29,14 +34,14 @@ def descent(frame: pd.DataFrame) -> tuple[Drawn, str] | None:
     A colour is a rate, a marker a batch size.  Where a table holds several models, steps or other
     axes, the first is drawn and the others are in the table.
     """
-    rows = frame[frame["metric"].str.match("descent/(observed|predicted|ratio)/")]
-    if rows.empty:
+    table = at(frame, OBSERVED, PREDICTED, RATIO)
+    if table.empty:
         return None
-    table = pd.concat([rows, _fields(rows["metric"])], axis=1).reindex(columns=[*rows, *_SETTING, "time"])
-    table["what"] = table["metric"].str.split("/").str[1]
+    table = table.reindex(columns=list(dict.fromkeys([*table, *_SETTING, "time"])))
+    table["what"] = table["quantity"].map(_WHAT)
     table["time_per_batch"] = table["time"] / table["batch"]
     table = _relative(table)
-    # Seeds of one setting belong together, runs that an axis tells apart do not.
+    # Seeds of one setting belong together; runs that differ in an axis do not.
     apart = [column for column in frame.columns if column not in FIXED]
     groups = list(table.groupby(["model", "algorithm", *apart, "step"], sort=False, dropna=False))
     part = groups[0][1]
@@ -66,7 +71,7 @@ def descent(frame: pd.DataFrame) -> tuple[Drawn, str] | None:
     of = f"{part['model'].iloc[0]}, step {part['step'].iloc[0]:,}"
     caption = _caption(of, seeds, len(ratios), len(look) - len(ratios), hidden, len(groups) - 1)
     keep = ["run_id", "seed", "step", "what", *_SETTING, "time", "time_per_batch", "value", "standard_error"]
-    return Drawn(svg, text, table[[*keep, "n", "share", "share_se"]]), caption
+    return Drawn(svg, text, table[[*keep, "n", "share", _SHARE_ERROR]]), caption
 
 
 def _caption(model: str, seeds: int, ratios: int, without: int, hidden: int, others: int) -> str:
@@ -81,14 +86,14 @@ def _caption(model: str, seeds: int, ratios: int, without: int, hidden: int, oth
         parts.append("There bars are as long as the seeds' own descents differ, dots and line alike.")
     if ratios:
         parts.append(
-            "Bottom: the observed fall at the end as a share of the predicted one, seed by seed, which "
-            "the theorem has tend to 1 as the rate goes to 0."
+            "Bottom: the observed fall at the end as a share of the predicted one, seed by seed. By the "
+            "theorem it tends to 1 as the rate goes to 0."
         )
         if without:
-            parts.append(f"{without} of the settings have none: no fall to speak of is predicted of them.")
+            parts.append(f"{without} of the settings have none: their predicted fall is too small.")
     else:
         parts.append(
-            "The ratio of both falls is not given: none is predicted to speak of; take a longer time, or "
+            "The ratio of both falls is left out: the predicted fall is too small; take a longer time, or "
             "smaller batches."
         )
     if hidden:
@@ -101,20 +106,20 @@ def _caption(model: str, seeds: int, ratios: int, without: int, hidden: int, oth
 
 
 def _relative(table: pd.DataFrame) -> pd.DataFrame:
-    """Add every trace as a share of that at time 0, and its standard error over replicates."""
+    """Add every trace as a share of the trace at time 0, and its standard error over replicates."""
     first = table[(table["what"] == "predicted") & (table["time"] == 0)]
     start = first.groupby(["run_id", "step"])["value"].first()
     of = pd.MultiIndex.from_frame(table[["run_id", "step"]])
     start = start.reindex(of).to_numpy()
     traces = table["what"] != "ratio"
     share = (table["value"] / start).where(traces)
-    return table.assign(share=share, share_se=(table["standard_error"] / start).where(traces))
+    return table.assign(**{"share": share, _SHARE_ERROR: (table["standard_error"] / start).where(traces)})
 
 
 def _over_seeds(rows: pd.DataFrame, column: str, keys: list[str]) -> pd.DataFrame:
-    """Return mean and standard error over seeds; of one seed its own error."""
+    """Return mean and standard error over seeds; a single seed keeps its own error."""
     found = []
-    own = "share_se" if column == "share" else "standard_error"
+    own = _SHARE_ERROR if column == "share" else "standard_error"
     for values, group in rows.groupby(keys, sort=True):
         mean, error = mean_and_error(group[column].to_numpy(dtype=float))
         if len(group) == 1:
@@ -130,7 +135,7 @@ def _looks(seen: pd.DataFrame) -> dict[tuple[float, float], dict[str, Any]]:
     return {
         (lr, batch): {
             "color": category(i),
-            # Colours come again after some rates: other markers tell these apart.
+            # Colours come again after some rates: other markers then distinguish the rates.
             "marker": MARKERS[(j + i // len(CATEGORIES) * len(batches)) % len(MARKERS)],
             "label": f"lr {lr:g}, batch {batch:g}",
         }
@@ -195,16 +200,3 @@ def _by_ratio(axes: Axes, ratios: pd.DataFrame, look: dict[Any, dict[str, Any]])
     # The theorem is about the left end.
     linear_axis(axes.xaxis, [0.0, *rates])
     axes.set(xlabel="learning rate", ylabel="observed / predicted")
-
-
-def _fields(names: pd.Series) -> pd.DataFrame:
-    """Return the numbers in metric names such as `descent/observed/lr-0.1/batch-16/time-2`, a column each."""
-    found = [
-        {
-            key: float(value)
-            for key, dash, value in (part.partition("-") for part in name.split("/")[2:])
-            if dash
-        }
-        for name in names
-    ]
-    return pd.DataFrame(found, index=names.index)

@@ -18,8 +18,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from raysweep.evaluation.metric import error_key
 from raysweep.report.axes import linear_axis, log_axis, measured_axis, plain
-from raysweep.report.data import HEADINGS, PROBE, Measurements
+from raysweep.report.data import Measurements
 from raysweep.report.statistics import mean_and_error
 from raysweep.report.style import BAND, DASHES, INK, MARKERS, MUTED, series, to_variables
 
@@ -38,30 +39,23 @@ RC: Any = {
 }
 WIDTH = 4.6
 
-LABELS = {**HEADINGS, "trace": "Fisher trace"}
-
 
 @dataclass(frozen=True)
 class Drawn:
-    """A figure: inline SVG, a sentence for those who do not see it, and its data."""
+    """A figure: inline SVG, a sentence for readers who do not see it, and its data."""
 
     svg: str
     alternative: str
     data: pd.DataFrame
 
 
-def label(metric: str) -> str:
-    """Return what an axis calls a metric."""
-    return f"accuracy, task {metric.removeprefix(PROBE)}" if metric.startswith(PROBE) else LABELS[metric]
+def scatter(measured: Measurements, x: str, y: str, *, tolerance: float, name: str) -> Drawn | None:
+    """Draw the accuracy `y` against the loss or flatness `x`, a dot per checkpoint coloured by size.
 
-
-def scatter(measured: Measurements, x: str, task: str, *, tolerance: float, name: str) -> Drawn | None:
-    """Draw accuracy against `x` ("excess_loss" or "trace"), a dot per checkpoint coloured by size.
-
-    Dots are filled where the checkpoint is saturated (excess loss at most `tolerance` nats), and the
-    saturated band is shaded where excess loss is the axis.  Bars are one standard error of the measurement.
+    Dots are filled where the checkpoint is saturated (a loss of at most `tolerance` above the least possible
+    one), and the saturated band is shaded where that loss is the axis.  Bars are one standard error of the
+    measurement.
     """
-    y = PROBE + task
     table = measured.has(x, y)
     table = table[table[x] > 0]
     if table.empty:
@@ -71,22 +65,26 @@ def scatter(measured: Measurements, x: str, task: str, *, tolerance: float, name
         figure = Figure(figsize=(WIDTH, 3.2), layout="constrained")
         axes = figure.subplots()
         plain(axes)
-        log_axis(axes.xaxis, _reach(table[x], table[f"{x}_se"], log=True))
+        log_axis(axes.xaxis, _reach(table[x], table[error_key(x)], log=True))
         # Both figures of a task get one scale, although one may lack a checkpoint that the other has.
         both = measured.has(y)
-        heights = _reach(both[y], both[f"{y}_se"]) + ([reference] if reference is not None else [])
+        heights = _reach(both[y], both[error_key(y)]) + ([reference] if reference is not None else [])
         linear_axis(axes.yaxis, heights)
         low, high = axes.get_xlim()
-        if x == "excess_loss" and tolerance > low:
-            axes.axvspan(low, min(tolerance, high), color=BAND, alpha=0.45, linewidth=0, zorder=0)
+        loss = measured.saturating
+        if loss is not None and loss.name == x and (loss.least or 0.0) + tolerance > low:
+            edge = min((loss.least or 0.0) + tolerance, high)
+            axes.axvspan(low, edge, color=BAND, alpha=0.45, linewidth=0, zorder=0)
         if reference is not None:
             axes.axhline(reference, color=MUTED, linestyle=(0, (4, 3)), linewidth=1.1)
         for index, size in enumerate(measured.sizes):
-            _dots(axes, table[table["model"] == size], x, y, index, tolerance)
-        axes.set(xlabel=label(x), ylabel=label(y))
+            part = table[table["model"] == size]
+            _dots(axes, part, x, y, index, filled=measured.saturated(part, tolerance))
+        labels = {metric: measured.metrics[metric].label for metric in (x, y)}
+        axes.set(xlabel=labels[x], ylabel=labels[y])
         svg = embedded(figure, name)
-    text = f"{label(y)} against {label(x)} on a log axis, {len(table)} checkpoints"
-    return Drawn(svg, text, _columns(table, [x, f"{x}_se", y, f"{y}_se"]))
+    text = f"{labels[y]} against {labels[x]} on a log axis, {len(table)} checkpoints"
+    return Drawn(svg, text, _columns(measured, table, [x, error_key(x), y, error_key(y)]))
 
 
 def _reach(values: pd.Series, errors: pd.Series, *, log: bool = False) -> list[float]:
@@ -96,20 +94,19 @@ def _reach(values: pd.Series, errors: pd.Series, *, log: bool = False) -> list[f
     return [*(np.maximum(low, values / 3) if log else low), *(values + errors)]
 
 
-def _dots(axes: Axes, table: pd.DataFrame, x: str, y: str, index: int, tolerance: float) -> None:
+def _dots(axes: Axes, table: pd.DataFrame, x: str, y: str, index: int, *, filled: pd.Series) -> None:
     colour, marker = series(index), MARKERS[index % len(MARKERS)]
     axes.errorbar(
         table[x],
         table[y],
-        xerr=table[f"{x}_se"].fillna(0),
-        yerr=table[f"{y}_se"].fillna(0),
+        xerr=table[error_key(x)].fillna(0),
+        yerr=table[error_key(y)].fillna(0),
         fmt="none",
         ecolor=colour,
         elinewidth=0.8,
         alpha=0.5,
     )
-    loss = table["excess_loss"] if "excess_loss" in table else pd.Series(np.nan, index=table.index)
-    for chosen, fill in ((table[loss <= tolerance], colour), (table[~(loss <= tolerance)], "none")):
+    for chosen, fill in ((table[filled], colour), (table[~filled], "none")):
         axes.plot(
             chosen[x],
             chosen[y],
@@ -179,8 +176,9 @@ def _stack(
         for axes, metric in zip(panels, shown, strict=True):
             plain(axes)
             part = cells[cells["metric"] == metric]
-            reference = measured.reference.get(metric) if metric.startswith(PROBE) else None
-            if metric.startswith(PROBE):
+            accuracy = measured.metrics[metric].kind == "accuracy"
+            reference = measured.reference.get(metric) if accuracy else None
+            if accuracy:
                 heights = _reach(part["mean"], part["standard_error"])
                 linear_axis(axes.yaxis, heights + ([reference] if reference is not None else []))
             else:
@@ -190,12 +188,13 @@ def _stack(
             if reference is not None:
                 axes.axhline(reference, color=MUTED, linestyle=(0, (4, 3)), linewidth=1.1)
             lines(axes, measured, part)
-            axes.set_ylabel(label(metric))
+            axes.set_ylabel(measured.metrics[metric].label)
         measured_axis(panels[-1].xaxis, [float(v) for v in cells[x]])
         panels[-1].set_xlabel(x_label)
         figure.align_ylabels(panels)
         svg = embedded(figure, name)
-    return Drawn(svg, f"{', '.join(label(m) for m in shown)} over {x_label}, stacked", cells)
+    labels = ", ".join(measured.metrics[metric].label for metric in shown)
+    return Drawn(svg, f"{labels} over {x_label}, stacked", cells)
 
 
 def _lines_along_training(axes: Axes, measured: Measurements, part: pd.DataFrame) -> None:
@@ -229,9 +228,11 @@ def _line(axes: Axes, x: pd.Series, line: pd.DataFrame, colour: str, marker: str
     )
 
 
-def _columns(table: pd.DataFrame, metrics: list[str]) -> pd.DataFrame:
+def _columns(measured: Measurements, table: pd.DataFrame, metrics: list[str]) -> pd.DataFrame:
     keys = ["run_id", "model", "variant", "seed", "parameters", "step"]
-    extra = ["excess_loss"] if "excess_loss" in table and "excess_loss" not in metrics else []
+    # The loss says which dots are filled.
+    loss = measured.saturating
+    extra = [loss.name] if loss is not None and loss.name in table and loss.name not in metrics else []
     return table[[*keys, *extra, *metrics]]
 
 

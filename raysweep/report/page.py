@@ -12,12 +12,13 @@ from html import escape
 
 import pandas as pd
 
+from raysweep.evaluation.excess_loss import ENTROPY
 from raysweep.report import tables
 from raysweep.report.contrasts import Change
 from raysweep.report.correlations import Correlations, correlations, findings
-from raysweep.report.data import LOSSES, PROBE, Measurements, measurements
+from raysweep.report.data import Measurements, measurements, threshold
 from raysweep.report.figures import Drawn, across_sizes, along_training, marker_svg, scatter
-from raysweep.report.format import count, number, short
+from raysweep.report.format import count, number
 from raysweep.report.style import style_sheet
 from raysweep.report.theory import theory_figures
 
@@ -37,10 +38,10 @@ class Failure:
 class Content:
     """The content of a report.
 
-    `frame` is the tidy table, `milestones` the steps that each run is to be measured at (for a report in
-    mid-sweep), `changes` those of the trace between them, `remarks` are lines on how it was measured,
-    `tolerance` the excess loss in nats up to which a checkpoint counts as saturated, `provenance` and
-    `commands` are shown as they are, name beside value.
+    `frame` is the tidy table, `milestones` are the steps at which each run is measured (for a report in
+    mid-sweep), `changes` the changes of the trace between them.  `remarks` are lines on the way of measuring.
+    A checkpoint counts as saturated up to `tolerance` above the least possible loss, in nats.  `provenance`
+    and `commands` are shown as they are, name beside value.
     """
 
     name: str
@@ -59,7 +60,7 @@ def render(content: Content) -> str:
     """Return the page."""
     measured = measurements(content.frame)
     rows = correlations(measured, tolerance=content.tolerance)
-    metrics = [*LOSSES, "trace", *(PROBE + task for task in measured.tasks)]
+    metrics = [metric.name for metric in measured.shown()]
     theory = _theory(content, measured)
     accuracy = [
         _headline(content, measured),
@@ -71,7 +72,7 @@ def render(content: Content) -> str:
         tables.task_table(measured),
     ]
     # A sweep of the theory alone asks nothing about accuracy.
-    asked = bool(measured.tasks) or not theory
+    asked = bool(measured.shown("accuracy")) or not theory
     parts = [
         f"<h1>{escape(content.name)}</h1>",
         f'<p class="lead">{escape(content.description)}</p>' if content.description else "",
@@ -107,11 +108,13 @@ def _facts(content: Content, measured: Measurements) -> str:
         (f"{measured.runs}{of_runs}", "runs measured"),
         (f"{len(table)}{of_checkpoints}", "checkpoints measured"),
     ]
-    if _has_excess_loss(measured):
-        saturated = int(table["excess_loss"].le(content.tolerance).sum())
-        facts.append((str(saturated), f"saturated: excess loss ≤ {short(content.tolerance)} nats"))
-    if measured.entropy is not None:
-        facts.append((f"{number(measured.entropy, 4)} nats", "entropy: the least possible loss"))
+    if measured.saturating is not None:
+        saturated = int(measured.saturated(table, content.tolerance).sum())
+        most = threshold(measured.saturating, content.tolerance)
+        facts.append((str(saturated), f"saturated: {measured.saturating.title} ≤ {most}"))
+    entropy = measured.means.get(ENTROPY.name)
+    if entropy is not None:
+        facts.append((f"{number(entropy, 4)} {ENTROPY.unit}", "entropy: the least possible loss"))
     failed = sum(not failure.retried for failure in content.failures)
     if failed:
         facts.append((str(failed), "failed runs" if failed > 1 else "failed run"))
@@ -119,15 +122,9 @@ def _facts(content: Content, measured: Measurements) -> str:
     return f'<ul class="facts">{items}</ul>'
 
 
-def _has_excess_loss(measured: Measurements) -> bool:
-    """Return whether any checkpoint has an excess loss, which decides saturation."""
-    table = measured.checkpoints
-    return "excess_loss" in table and bool(table["excess_loss"].notna().any())
-
-
 def _findings(rows: list[Correlations]) -> str:
     if not rows:
-        return '<p class="note">Not enough data yet for what trace and excess loss say about accuracy.</p>'
+        return '<p class="note">Not enough data yet for what flatness and loss say about accuracy.</p>'
     return f'<ul class="findings">{"".join(f"<li>{escape(line)}</li>" for line in findings(rows))}</ul>'
 
 
@@ -144,10 +141,12 @@ def _legend(measured: Measurements, tolerance: float) -> str:
             f"<li>{marker_svg(None, dash=dash)}{escape(variant)}</li>"
             for dash, variant in enumerate(measured.variants)
         ]
-    if any(PROBE + task in measured.reference for task in measured.tasks):
+    if any(metric.name in measured.reference for metric in measured.shown("accuracy")):
         items.append(f"<li>{marker_svg(None)}look-up table: the exact conditionals themselves</li>")
-    if _has_excess_loss(measured):
-        items.append(f"<li>filled: saturated, hollow: excess loss above {short(tolerance)} nats</li>")
+    loss = measured.saturating
+    if loss is not None:
+        above = f"{loss.title} above {threshold(loss, tolerance)}"
+        items.append(f"<li>filled: saturated, hollow: {escape(above)}</li>")
     return f'<ul class="legend">{"".join(items)}</ul>'
 
 
@@ -160,23 +159,34 @@ def _theory(content: Content, measured: Measurements) -> str:
 
 
 def _headline(content: Content, measured: Measurements) -> str:
-    head = "<h2>Excess loss, trace and accuracy</h2>"
+    titles = [metric.title for metric in measured.shown("loss", "flatness")] or ["loss", "flatness"]
+    head = f"<h2>{escape(_capital(', '.join(titles)))} and accuracy</h2>"
     figures = []
-    for place, task in enumerate(measured.tasks):
-        for x, what in (("excess_loss", "excess loss"), ("trace", "trace")):
-            drawn = scatter(measured, x, task, tolerance=content.tolerance, name=f"headline-{place}-{x}")
-            if drawn is None:
-                figures.append(_missing(f"Accuracy of task {task} against {what}: not enough data."))
-            else:
-                figures.append(_figure(drawn, f"{content.name}-{task}-{x}.csv", ""))
+    for place, accuracy in enumerate(measured.shown("accuracy")):
+        named = measured.named(accuracy)
+        for kind in ("loss", "flatness"):
+            against = measured.shown(kind)
+            if not against:
+                figures.append(_missing(_capital(f"{accuracy.title}, against {kind}: not enough data.")))
+            for x in against:
+                name = f"headline-{place}-{x.name}"
+                drawn = scatter(measured, x.name, accuracy.name, tolerance=content.tolerance, name=name)
+                if drawn is None:
+                    against_x = f"{accuracy.title}, against {x.title}: not enough data."
+                    figures.append(_missing(_capital(against_x)))
+                else:
+                    figures.append(_figure(drawn, f"{content.name}-{named}-{x.name}.csv", ""))
     if not figures:
-        return head + _missing("Not enough data: no probe accuracy has been measured.")
-    note = (
-        "A dot is a checkpoint. The shaded band is where excess loss is at most "
-        f"{short(content.tolerance)} nats. Bars are one standard error of the measurement: over the "
-        "evaluation sentences for excess loss, over the inputs for the trace, over probe seeds for accuracy. "
-        "The trace is that of each model in its own parameters; models of different size are not viewed as "
-        "one architecture."
+        return head + _missing("Not enough data: no accuracy has been measured.")
+    note = "A dot is a checkpoint."
+    loss = measured.saturating
+    if loss is not None:
+        most = threshold(loss, content.tolerance)
+        note += f" The shaded band is where {loss.title} is at most {most}."
+    note += (
+        " Bars are one standard error of the measurement: over the evaluation sentences for a loss, over the "
+        "inputs for a trace, over seeds for the accuracy of a probe. The trace is that of each model in its "
+        "own parameters; models of different size are not viewed as one architecture."
     )
     return f'{head}<p class="note">{note}</p><div class="pair">{"".join(figures)}</div>'
 
@@ -209,6 +219,10 @@ def _figure(drawn: Drawn, file: str, caption: str) -> str:
     svg = drawn.svg.replace("<svg", f'<svg role="img" aria-label="{escape(drawn.alternative)}"', 1)
     text = f"{escape(caption)} " if caption else ""
     return f"<figure>{svg}<figcaption>{text}{download(drawn.data, file)}</figcaption></figure>"
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _missing(text: str) -> str:

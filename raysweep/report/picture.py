@@ -8,9 +8,9 @@ from html import escape
 import pandas as pd
 
 from raysweep.errors import DataError
-from raysweep.report.data import PROBE, measurements
+from raysweep.report.data import measurements, threshold
 from raysweep.report.figures import marker_svg, scatter
-from raysweep.report.format import count, short
+from raysweep.report.format import count
 from raysweep.report.style import declarations
 
 #: Units of the drawing: width and height of a panel, and height of a line of the legend.
@@ -18,28 +18,30 @@ WIDTH, HEIGHT, LINE = 460, 320, 22
 
 
 def picture(frame: pd.DataFrame, *, tolerance: float) -> str:
-    """Return the accuracy of the first task against excess loss and trace, side by side, with a legend.
+    """Return the first accuracy against every loss and measure of flatness, side by side, with a legend.
 
-    `frame` is a tidy table; checkpoints of at most `tolerance` nats of excess loss count as saturated.
+    `frame` is a tidy table; checkpoints of at most `tolerance` nats above the least loss count as saturated.
     Colours are those of the light scheme on white.  Raises `DataError` where there is nothing to draw.
     """
     measured = measurements(frame)
     panels = [
         drawn
-        for task in measured.tasks[:1]
-        for x in ("excess_loss", "trace")
-        if (drawn := scatter(measured, x, task, tolerance=tolerance, name=x)) is not None
+        for accuracy in measured.shown("accuracy")[:1]
+        for x in measured.shown("loss", "flatness")
+        if (drawn := scatter(measured, x.name, accuracy.name, tolerance=tolerance, name=x.name)) is not None
     ]
     if not panels:
-        raise DataError("there is nothing to draw: a picture needs probe accuracies and excess loss or trace")
+        raise DataError("there is nothing to draw: a picture needs accuracies and a loss or flatness")
     parameters = measured.checkpoints.groupby("model")["parameters"].first()
     keys = [
         (marker_svg(index), f"{size} ({count(parameters[size])} parameters)")
         for index, size in enumerate(measured.sizes)
     ]
-    if PROBE + measured.tasks[0] in measured.reference:
+    if measured.shown("accuracy")[0].name in measured.reference:
         keys.append((marker_svg(None), "look-up table"))
-    keys.append(("", f"filled, and shaded band: excess loss of at most {short(tolerance)} nats"))
+    loss = measured.saturating
+    if loss is not None:
+        keys.append(("", f"filled, and shaded band: {loss.title} of at most {threshold(loss, tolerance)}"))
     width, height = WIDTH * len(panels), HEIGHT + LINE * (1 + (len(keys) - 1) // 3)
     parts = [f'<rect width="{width}" height="{height}" fill="var(--surface)"/>']
     for place, drawn in enumerate(panels):

@@ -9,7 +9,7 @@ out (Kendall, "Partial rank correlation", Biometrika 1942, in its product-moment
 
     rho(x, y | z) = (rho_xy - rho_xz rho_yz) / sqrt((1 - rho_xz^2)(1 - rho_yz^2))
 
-Checkpoints of a run share weights, so they are no independent draws.  Intervals come from the cluster
+Checkpoints of a run share weights, so they are not independent draws.  Intervals come from the cluster
 bootstrap (Davison and Hinkley, "Bootstrap Methods and their Application", 1997, section 3.8): whole runs are
 drawn with replacement, and the interval is between percentiles of the statistic over the draws.
 

@@ -20,8 +20,8 @@ DASHES: tuple[str | tuple[int, tuple[int, ...]], ...] = (
     *((0, (7, 2, 1, 2)), (0, (3, 1, 1, 1, 1, 1))),
 )
 
-# Colours of kinds, light and dark scheme: those of Okabe and Ito, "Color universal design" (2008), distinct
-# with any colour vision, darker where they stand on white.
+# Colours of kinds, light and dark scheme, by Okabe and Ito, "Color universal design" (2008): distinct with
+# any colour vision, and darker on white.
 CATEGORIES = (
     *(("#0072b2", "#56b4e9"), ("#d55e00", "#ff8a3d"), ("#009e73", "#2fd0a2")),
     *(("#a6508a", "#e39ac6"), ("#8a7300", "#f0e442"), ("#5b6470", "#b9c1cb")),

@@ -2,33 +2,43 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pandas as pd
 
-from raysweep.report.data import HEADINGS, LOSSES, PROBE, measurements
+from raysweep.report.data import measurements
 from raysweep.report.format import count, plus_minus
 from raysweep.report.statistics import mean_and_error
 
 
-def summary_rows(frame: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
-    """Return headings and rows of plain text: one row per model and variant at its last milestone.
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """Headings and rows of plain text, and a sentence that says what they are."""
+
+    headings: list[str]
+    rows: list[list[str]]
+    title: str
+
+
+def summary(frame: pd.DataFrame) -> Summary:
+    """Return a row per model and variant at its last milestone, with a column per metric of the report.
 
     Numbers are means over seeds, with the standard error over seeds where there are two or more.  The
-    look-up table closes the list.  Without measurements of loss, trace or tasks there are no rows: a sweep
-    that tests a theory has its results in its figure.
+    look-up table closes the list.  Without such metrics there are no rows: a sweep that tests a theory has
+    its results in its figure.
     """
     measured = measurements(frame)
-    tasks = [PROBE + task for task in measured.tasks]
-    names = [name for name in (*LOSSES, "trace", *tasks) if name in set(frame["metric"])]
-    headings = [
-        "model",
-        "parameters",
-        "step",
-        "seeds",
-        *(HEADINGS.get(name, name.replace(PROBE, "accuracy ")) for name in names),
-    ]
+    shown = measured.shown()
+    names = [metric.name for metric in shown]
+    columns = [measured.named(m) if m.kind == "accuracy" else m.title for m in shown]
+    headings = ["model", "parameters", "step", "seeds", *columns]
+    title = "At the last milestone, mean ± standard error over seeds"
+    by_task = dict.fromkeys(m.heading for m in measured.shown("accuracy") if m.of)
+    if by_task:
+        title += f"; the last columns are {' and '.join(by_task)} by task"
     rows: list[list[str]] = []
     if not names:
-        return headings, rows
+        return Summary(headings=headings, rows=rows, title=title)
     table = measured.checkpoints
     shared = _shared_ending([str(model) for model in table["model"].unique()])
     for (model, variant), group in table.groupby(["model", "variant"], sort=False):
@@ -44,11 +54,11 @@ def summary_rows(frame: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
         rows.append(
             ["look-up table", "–", "–", "–", *("–" if v is None else plus_minus(v, None) for v in values)]
         )
-    return headings, rows
+    return Summary(headings=headings, rows=rows, title=title)
 
 
 def _shared_ending(labels: list[str]) -> str:
-    """Return the settings, such as `-dropout0`, that end every label and so tell nothing apart.
+    """Return the settings, such as `-dropout0`, that end every label and so distinguish none.
 
     >>> _shared_ending(["16/1/1/64-post-dropout0", "32/1/1/128-dropout0"])
     '-dropout0'

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
+from raysweep.evaluation.metric import NOT_TRUSTED, error_key
 from raysweep.report.correlations import LEAST_CHECKPOINTS, LEAST_RUNS, LEAST_RUNS_INTERVAL, Correlations
-from raysweep.report.data import HEADINGS, LOSSES, PROBE, Measurements
+from raysweep.report.data import Measurements
 from raysweep.report.format import count, number, plus_minus, short, signed
 from raysweep.report.statistics import Interval
 
@@ -39,22 +40,26 @@ def table(
 def correlation_table(rows: Sequence[Correlations], tolerance: float) -> str:
     """Return the rank correlations with accuracy, with their intervals."""
     note = (
-        "Spearman rank correlation with probe accuracy and its 95 % interval from 2,000 draws of whole runs "
-        f"(cluster bootstrap). Saturated: excess loss at most {short(tolerance)} nats. A correlation takes "
-        f"at least {LEAST_CHECKPOINTS} checkpoints of {LEAST_RUNS} runs, an interval {LEAST_RUNS_INTERVAL} "
-        "runs; with few runs such intervals are somewhat too narrow."
+        "Spearman rank correlation with accuracy and its 95 % interval from 2,000 draws of whole runs "
+        f"(cluster bootstrap). Saturated: at most {short(tolerance)} nats above the least possible loss. A "
+        f"correlation takes at least {LEAST_CHECKPOINTS} checkpoints of {LEAST_RUNS} runs, an interval "
+        f"{LEAST_RUNS_INTERVAL} runs; with few runs such intervals are somewhat too narrow."
     )
     if not rows:
-        return '<p class="note">Not enough data: no probe accuracy has been measured.</p>'
-    headings = ["task", "checkpoints", "n", "runs", "excess loss", "trace", "trace, given excess loss"]
-    cells = [
-        [
-            *(escape(row.task), row.band, str(row.checkpoints), str(row.runs)),
-            *(_interval(i) for i in (row.excess_loss, row.trace, row.trace_given_loss)),
+        return '<p class="note">Not enough data: loss, flatness and accuracy have not all been measured.</p>'
+    tables = []
+    for loss, flatness in dict.fromkeys((row.loss.title, row.flatness.title) for row in rows):
+        headings = ["task", "checkpoints", "n", "runs", loss, flatness, f"{flatness}, given {loss}"]
+        cells = [
+            [
+                *(escape(row.task), row.band, str(row.checkpoints), str(row.runs)),
+                *(_interval(i) for i in (row.of_loss, row.of_flatness, row.of_flatness_given_loss)),
+            ]
+            for row in rows
+            if (row.loss.title, row.flatness.title) == (loss, flatness)
         ]
-        for row in rows
-    ]
-    return table(headings, cells, text=2) + f'<p class="note">{note}</p>'
+        tables.append(table([*map(escape, headings)], cells, text=2))
+    return "".join(tables) + f'<p class="note">{note}</p>'
 
 
 def _interval(interval: Interval | None) -> str:
@@ -67,16 +72,16 @@ def _interval(interval: Interval | None) -> str:
 
 
 def change_table(changes: Sequence[Change]) -> str:
-    """Return how the trace changes between milestones, with the intervals of paired differences."""
+    """Return the changes of the trace between milestones, with the intervals of paired differences."""
     note = (
         "Difference of the trace in nats between milestones of a run, and its 95 % interval. Both are "
         "measured on the same inputs with the same test vectors, so the interval is that of the inputs' own "
-        "differences, over the inputs that both milestones have; the last column says how many times as many "
-        "inputs it would take without the pairing. Intervals are single ones: about one in twenty "
-        "misses; “falls” and “rises” are corrected for the number of rows (Holm): with a probability of "
-        "95 % none of them is wrong, so a row may say “no clear change” though its interval leaves out zero. "
-        "Where single inputs or a long tail make up a difference its interval is not trusted, and nothing is "
-        "said of its direction."
+        "differences, over the inputs that both milestones have. The last column says how many times as many "
+        "inputs it would take without the pairing. Each interval stands alone: about one in twenty misses. "
+        "“falls” and “rises” are corrected for the number of rows (Holm): with a probability of 95 % none of "
+        "them is wrong, so a row may be “no clear change” although its interval leaves out zero. Where "
+        "single inputs or a long tail make up a difference, its interval is not trusted, and the table gives "
+        "no direction."
     )
     rows = []
     for change in changes:
@@ -92,48 +97,49 @@ def change_table(changes: Sequence[Change]) -> str:
                 number(gain),
             ]
         )
-    headings = ["run", "steps", "change of the trace", "which", "inputs", "gain by pairing"]
+    headings = ["run", "steps", "change of the trace", "direction", "inputs", "gain by pairing"]
     return f'<p class="note">{note}</p>' + table(headings, rows, text=2, wrap=3)
 
 
 def _direction(change: Change) -> str:
     if change.warning is not None:
         return f'<span class="warn">not trusted</span>: {escape(change.warning)}'
-    if not change.told:
+    if not change.significant:
         return '<span class="note">no clear change</span>'
     return "falls" if change.difference < 0 else "rises"
 
 
 def task_table(measured: Measurements) -> str:
-    """Return what each probe task amounts to: majority's share, look-up table, best checkpoint."""
-    if not measured.tasks:
-        return '<p class="note">Not enough data: no probe accuracy has been measured.</p>'
+    """Return each accuracy's references: majority's share, look-up table, best checkpoint."""
+    accuracies = measured.shown("accuracy")
+    if not accuracies:
+        return '<p class="note">Not enough data: no accuracy has been measured.</p>'
     rows = []
-    for task in measured.tasks:
-        known = measured.has(PROBE + task)
-        best = known.loc[known[PROBE + task].idxmax()] if len(known) else None
+    for accuracy in accuracies:
+        name = accuracy.name
+        known = measured.has(name)
+        best = known.loc[known[name].idxmax()] if len(known) else None
         rows.append(
             [
-                escape(task),
-                number(measured.majority.get(task)),
-                number(measured.reference.get(PROBE + task)),
-                "–" if best is None else plus_minus(best[PROBE + task], best[f"{PROBE}{task}_se"]),
+                escape(measured.named(accuracy)),
+                number(measured.means.get(accuracy.baseline or "")),
+                number(measured.reference.get(name)),
+                "–" if best is None else plus_minus(best[name], best[error_key(name)]),
                 "–" if best is None else f"{escape(str(best['run_id']))} at step {best['step']:,}",
             ]
         )
-    headings = ["task", "majority label", "look-up table", "best checkpoint", "which"]
+    headings = ["task", "majority label", "look-up table", "best checkpoint", "at"]
     return table(headings, rows, wrap=4)
 
 
 def run_table(measured: Measurements, milestones: Mapping[str, Sequence[int]], failed: set[str]) -> str:
-    """Return a row per run: its last measured checkpoint, value ± standard error, and how far it has come."""
+    """Return a row per run: its last measured checkpoint, value ± standard error, and its progress."""
     checkpoints = measured.checkpoints
     known = set(checkpoints["run_id"])
     waiting = [run for run, steps in milestones.items() if run not in known and tuple(steps) != (0,)]
     if not known and not waiting:
         return '<p class="note">Not enough data: nothing has been measured yet.</p>'
-    metrics = [m for m in (*LOSSES, "trace") if m in checkpoints]
-    metrics += [PROBE + task for task in measured.tasks if PROBE + task in checkpoints]
+    metrics = [metric for metric in measured.shown() if metric.name in checkpoints]
     varied = len(measured.variants) > 1
     rows = []
     for run_id, group in checkpoints.groupby("run_id", sort=False):
@@ -147,7 +153,7 @@ def run_table(measured: Measurements, milestones: Mapping[str, Sequence[int]], f
                 *([escape(str(last["variant"]))] if varied else []),
                 *(count(last["parameters"]), state),
                 f"{last['step']:,}",
-                *(plus_minus(last[m], last[f"{m}_se"]) + _reserve(last, m) for m in metrics),
+                *(_measured(measured, last, metric.name) for metric in metrics),
             ]
         )
     blank = ["–"] * (2 + varied + len(metrics))
@@ -156,31 +162,28 @@ def run_table(measured: Measurements, milestones: Mapping[str, Sequence[int]], f
         cells = [f"<code>{escape(run_id)}</code>", *blank]
         cells.insert(2 + varied, state)
         rows.append(cells)
-    names = [HEADINGS.get(m, m.replace(PROBE, "accuracy ")) for m in metrics]
+    names = [metric.column for metric in metrics]
     headings = ["run", *(["variant"] if varied else []), "parameters", "milestones", "step"]
     note = "The last measured checkpoint of each run, ± standard error of the measurement."
-    if _TRUSTED in checkpoints and checkpoints[_TRUSTED].eq(0).any():
+    shown = {metric.name for metric in metrics}
+    reservations = [text for (_, _, name), text in measured.reservations.items() if name in shown]
+    if any(NOT_TRUSTED in text for text in reservations):
         note += (
-            " The standard error of a trace that is not trusted comes from few inputs, or "
-            "from a few very large values."
+            " A standard error that is not trusted comes from few inputs, or from values with a few very "
+            "large ones."
         )
     return f'<p class="note">{note}</p>' + table([*headings, *map(escape, names)], rows, text=1 + varied)
 
 
-_TRUSTED, _REACHED = "trace_interval_trusted", "trace_target_reached"
-
-
-def _reserve(checkpoint: pd.Series, metric: str) -> str:
-    """Return what a reader is to know of a trace's standard error, as HTML; "" where there is nothing."""
-    if metric != "trace":
-        return ""
-    found = [(_TRUSTED, "not trusted"), (_REACHED, "target not reached")]
-    said = [text for name, text in found if name in checkpoint and checkpoint[name] == 0]
-    return f' <span class="warn">{", ".join(said)}</span>' if said else ""
+def _measured(measured: Measurements, checkpoint: pd.Series, metric: str) -> str:
+    """Return a number with its standard error and the reservations on it, as HTML."""
+    text = plus_minus(checkpoint[metric], checkpoint[error_key(metric)])
+    found = measured.reservations.get((str(checkpoint["run_id"]), int(checkpoint["step"]), metric))
+    return text if found is None else f'{text} <span class="warn">{escape(found.replace("; ", ", "))}</span>'
 
 
 def failure_table(failures: Sequence[Failure]) -> str:
-    """Return what went wrong, run by run."""
+    """Return a row per failure."""
     rows = [
         [
             f"<code>{escape(failure.run_id)}</code>",

@@ -1,7 +1,7 @@
 """The figures of the theory: gradient covariance against Hessian, SGD against its ODE, brackets.
 
-Each is drawn from the tidy table by the names that its evaluation gives its metrics, and is None where there
-are none of them.  What an axis cannot show is counted in the caption.
+Each is drawn from the quantities of one evaluation, and is None where the tidy table has none of them.  The
+caption counts what an axis cannot show.
 """
 
 from __future__ import annotations
@@ -15,15 +15,24 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from raysweep.evaluation import bartlett as identity
+from raysweep.evaluation import dyck as bracket_task
+from raysweep.evaluation.metric import error_key
 from raysweep.models.dyck import expected_accuracy
 from raysweep.report.axes import linear_axis, log_axis, plain
-from raysweep.report.data import Measurements
+from raysweep.report.data import Measurements, at
 from raysweep.report.descent import descent
 from raysweep.report.figures import RC, WIDTH, Drawn, embedded
 from raysweep.report.style import DASHES, INK, MARKERS, MUTED, category, series
 
 #: Lengths of brackets in a figure; further ones are in its table.
 _MOST_PANELS = 4
+
+#: The quantities of the bracket task that its figure's table holds.
+_BRACKETS = (
+    *(bracket_task.LOSS, bracket_task.TRACE, bracket_task.BOUND, bracket_task.TRACE_OVER_BOUND),
+    *(bracket_task.ACCURACY, bracket_task.ERROR),
+)
 
 Figured = tuple[Drawn, str]
 
@@ -40,13 +49,16 @@ def theory_figures(frame: pd.DataFrame, measured: Measurements) -> list[tuple[st
 
 def bartlett(measured: Measurements) -> Figured | None:
     """Draw the ratio of both traces, and the traces, against excess loss: a line per run."""
-    names = ("bartlett/excess_loss", "bartlett/ratio", "bartlett/covariance", "bartlett/hessian")
+    loss, ratio, covariance, hessian = names = [
+        quantity.name
+        for quantity in (identity.EXCESS_LOSS, identity.RATIO, identity.COVARIANCE, identity.HESSIAN)
+    ]
     table = measured.has(*names)
     everything = len(table)
-    table = table[table[names[0]] > 0]
+    table = table[table[loss] > 0]
     if table.empty:
         return None
-    traces = table[list(names[2:])].to_numpy()
+    traces = table[[covariance, hessian]].to_numpy()
     with matplotlib.rc_context(RC):
         figure = Figure(figsize=(WIDTH, 5.4), layout="constrained")
         upper, lower = figure.subplots(2, 1, sharex=True)
@@ -60,13 +72,13 @@ def bartlett(measured: Measurements) -> Figured | None:
             look: dict[str, Any] = {"color": series(index), "marker": MARKERS[index % len(MARKERS)]}
             label = None if model in named else str(model)
             named.add(str(model))
-            _line(upper, run[names[0]], run[names[1]], run[f"{names[1]}_se"], label=label, **look)
-            for dash, name in enumerate(names[2:]):
+            _line(upper, run[loss], run[ratio], run[error_key(ratio)], label=label, **look)
+            for dash, name in enumerate((covariance, hessian)):
                 shown = run[run[name] > 0]
                 fill = "none" if dash else None
-                _line(lower, shown[names[0]], shown[name], shown[f"{name}_se"], dash=dash, fill=fill, **look)
-        log_axis(upper.xaxis, list(table[names[0]]))
-        linear_axis(upper.yaxis, [*table[names[1]], 1.0])
+                _line(lower, shown[loss], shown[name], shown[error_key(name)], dash=dash, fill=fill, **look)
+        log_axis(upper.xaxis, list(table[loss]))
+        linear_axis(upper.yaxis, [*table[ratio], 1.0])
         if (traces > 0).any():
             log_axis(lower.yaxis, list(traces[traces > 0]))
         for dash, name in enumerate(("gradient covariance Tr Σ", "Hessian Tr ∇²L")):
@@ -83,18 +95,19 @@ def bartlett(measured: Measurements) -> Figured | None:
         f"ratio of gradient covariance to Hessian against excess loss on a log axis, {len(table)} checkpoints"
     )
     caption = (
-        "Trace of the covariance Σ of the gradient's noise against that of the Hessian, on the same inputs. "
-        "Bartlett's identity has them equal at saturation, to the left. A dot is a checkpoint, lines follow "
-        "training, bars are ± one standard error over the inputs, which both traces of a ratio share."
+        "Trace of the covariance Σ of the gradient's noise against the trace of the Hessian, on the same "
+        "inputs. By Bartlett's identity they are equal at saturation, to the left. A dot is a checkpoint, "
+        "lines follow training, bars are ± one standard error over the inputs, which both traces of a ratio "
+        "share."
         + _left_out(everything - len(table), "checkpoint", "an excess loss of zero or less")
         + _left_out(int((traces <= 0).sum()), "trace", "a value of zero or less")
     )
-    columns = [column for name in names for column in (name, f"{name}_se")]
+    columns = [column for name in names for column in (name, error_key(name))]
     return Drawn(svg, text, table[["run_id", "model", "seed", "step", *columns]]), caption
 
 
 def _left_out(count: int, what: str, why: str) -> str:
-    """Return what a caption says of points that a log axis cannot show; "" for none."""
+    """Return a caption's sentence on points that a log axis cannot show; "" for none."""
     if not count:
         return ""
     return (
@@ -104,10 +117,9 @@ def _left_out(count: int, what: str, why: str) -> str:
 
 def brackets(frame: pd.DataFrame) -> Figured | None:
     """Draw accuracy against examples, and the trace beside its bound: a panel a length, a line a solution."""
-    rows = frame[frame["metric"].str.startswith("dyck/")]
-    if rows.empty:
+    table = at(frame, *_BRACKETS)
+    if table.empty:
         return None
-    table = rows.copy()
     table["length"] = table.get("language.length", pd.Series(np.nan, index=table.index))
     lengths = sorted(set(table["length"].fillna(0)))[:_MOST_PANELS]
     solutions = list(dict.fromkeys(table["algorithm"]))
@@ -133,7 +145,7 @@ def brackets(frame: pd.DataFrame) -> Figured | None:
     caption = (
         "Left: share of all strings that are right once the output has been fitted to so many downstream "
         "examples, mean over training sets, bars ± one standard error; two neurons have the same in a model "
-        "of any size m. The line is what the theory says of them, the dotted one a model that always says 0. "
+        "of any size m. The line is the theory for them, the dotted line a model that always says 0. "
         "Right: trace of the Hessian as a multiple of the least that m neurons can have without loss, "
         "4/(m√T), which for two is the √(4/T) of theorem 5.1; these values are exact."
     )
@@ -144,8 +156,7 @@ def brackets(frame: pd.DataFrame) -> Figured | None:
 
 def _transfer(axes: Axes, part: pd.DataFrame, solutions: Sequence[str], length: int) -> None:
     plain(axes)
-    rows = part[part["metric"].str.startswith("dyck/accuracy/")]
-    rows = rows.assign(examples=rows["metric"].str.rpartition("-")[2].astype(float)).query("examples > 0")
+    rows = part[(part["quantity"] == bracket_task.ACCURACY.name) & (part["examples"] > 0)]
     if rows.empty:
         return
     if length:
@@ -168,8 +179,8 @@ def _transfer(axes: Axes, part: pd.DataFrame, solutions: Sequence[str], length: 
 
 def _beside_the_bound(axes: Axes, part: pd.DataFrame, solutions: Sequence[str]) -> None:
     plain(axes)
-    values = part.pivot_table(index="algorithm", columns="metric", values="value")
-    over = values["dyck/trace"] / values["dyck/bound"]
+    values = part.pivot_table(index="algorithm", columns="quantity", values="value")
+    over = values[bracket_task.TRACE.name] / values[bracket_task.BOUND.name]
     axes.axhline(1, color=INK, linewidth=1.1, linestyle=(0, (4, 3)), label="least possible trace")
     for place, solution in enumerate(solutions):
         if solution in over.index:

@@ -1,4 +1,4 @@
-"""From a sweep and its ledger to the report's file."""
+"""Writes the report's file from a sweep and its ledger."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from raysweep.errors import CheckpointError
+from raysweep.evaluation.metric import Metric
 from raysweep.sweep.config import Sweep
 from raysweep.sweep.ledger import RunLedger, heads
 from raysweep.sweep.run import RunSpec
@@ -101,13 +102,10 @@ def _unfinished(spec: RunSpec, held: RunRecords) -> bool:
     return held.failure is None and not missing(spec, held).finished
 
 
-def metrics_at(run: RunLedger, spec: RunSpec, step: int) -> dict[str, float]:
-    """Return all metrics that are recorded for a step, standard errors as `<metric>_se`."""
-    found: dict[str, float] = {}
+def metrics_at(run: RunLedger, spec: RunSpec, step: int) -> list[Metric]:
+    """Return all metrics that are recorded for a step."""
+    found: list[Metric] = []
     for evaluation in spec.evaluations.values():
         record = run.evaluation(step, evaluation)
-        for metric in record.metrics if record is not None else ():
-            found[metric.name] = metric.value
-            if metric.standard_error is not None:
-                found[f"{metric.name}_se"] = metric.standard_error
+        found += record.metrics if record is not None else ()
     return found

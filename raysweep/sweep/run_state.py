@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
+from raysweep.evaluation.metric import Metric
 from raysweep.sweep.config import Sweep
 from raysweep.sweep.missing import metrics_at, missing
 from raysweep.sweep.survey import survey_run
@@ -36,7 +37,7 @@ class RunState:
     steps_per_second: float | None = None
     tokens_per_second: float | None = None
     mfu: float | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Sequence[Metric] = ()
     eta: float | None = None
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
+from raysweep.evaluation.metric import Description, Metric, in_order
 from raysweep.sweep.config import Sweep
 from raysweep.sweep.identity import canonical
 from raysweep.sweep.ledger import Ledger
@@ -13,18 +15,34 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _BEFORE = ("sweep", "run_id", "model", "algorithm", "seed")
-_AFTER = ("parameters", "step", "metric", "value", "standard_error", "n", "unit")
+_AFTER = (
+    *("parameters", "step", "metric", "value", "standard_error", "n", "unit"),
+    *("quantity", "of", "heading", "kind", "better", "least", "baseline", "report", "reservations"),
+)
+#: Columns that every tidy table has; all others are axes of the sweep.
+FIXED = (*_BEFORE, *_AFTER)
 
 
 def tidy(ledger: Ledger, sweep: Sweep) -> pd.DataFrame:
     """Return the results of a sweep's runs under the sweep's own evaluation settings.
 
-    Columns: sweep, run_id, model, algorithm, seed, one for each other axis (its dotted path; sections as
-    JSON), parameters (trainable, tied ones once), step, metric, value, standard_error, n, unit.  If nothing
-    is trained (the look-up table), model, its axes, seed and parameters are missing and step is 0.
-    Rows are sorted by run, step and metric and hold no times, so equal results give equal tables.
+    Its columns are
+
+    - sweep, run_id, model, algorithm, seed;
+    - one for each other axis: its dotted path, sections as JSON;
+    - parameters (trainable, tied ones once) and step;
+    - metric (its name, such as probe/A), value, standard_error, n, unit;
+    - quantity and of: what is measured (probe/{task}) and at which coordinates, as JSON ({"task":"A"});
+    - heading, kind (loss, flatness, accuracy or diagnostic) and better (less or more);
+    - least: the least possible value, where it is known; baseline: the metric that holds a guess's value;
+    - report: whether the report shows the metric;
+    - reservations: why a reader should not trust the number, several joined by "; ".
+
+    See `raysweep.evaluation.metric` for what describes a metric.  Where nothing is trained (the look-up
+    table) model, its axes, seed and parameters are missing and step is 0.  Rows are sorted by run, step and
+    metric and hold no times, so equal results give equal tables.
     """
-    import pandas as pd  # takes a third of a second, which workers need not wait for
+    import pandas as pd  # takes a third of a second, and workers do without it
 
     axes = [name for name in sweep.axes if name not in _BEFORE]
     rows: list[dict[str, Any]] = []
@@ -38,25 +56,41 @@ def tidy(ledger: Ledger, sweep: Sweep) -> pd.DataFrame:
                 if record is None:
                     continue
                 head = head or _head(sweep, spec, axes, counts)
-                rows.extend(head | {"step": step} | _measured(metric) for metric in record.metrics)
+                rows.extend(head | {"step": step} | cells(metric) for metric in record.metrics)
     frame = pd.DataFrame(rows, columns=[*_BEFORE, *axes, *_AFTER])
     frame = frame.sort_values(["run_id", "step", "metric"], kind="stable", ignore_index=True)
     whole = ("seed", "parameters", "step", "n")
-    real = ("value", "standard_error")
-    text = ("sweep", "run_id", "model", "algorithm", "metric", "unit")
+    real = ("value", "standard_error", "least")
+    text = (
+        *("sweep", "run_id", "model", "algorithm", "metric", "unit"),
+        *("quantity", "of", "heading", "kind", "better", "baseline", "reservations"),
+    )
     # An empty table has the types of a full one.
     kinds = dict.fromkeys(whole, "Int64") | dict.fromkeys(real, "float64") | dict.fromkeys(text, "object")
+    kinds["report"] = "bool"
     return frame.astype(kinds)
 
 
-def _measured(metric: Any) -> dict[str, Any]:
-    return {
+def cells(metric: Metric) -> dict[str, Any]:
+    """Return what a metric's row of the table says of it."""
+    facts = metric.model_dump(exclude={"name", "short", "live"})
+    return facts | {
         "metric": metric.name,
-        "value": metric.value,
-        "standard_error": metric.standard_error,
-        "n": metric.n,
-        "unit": metric.unit,
+        "of": canonical(metric.of),
+        "reservations": "; ".join(metric.reservations),
     }
+
+
+def descriptions(frame: pd.DataFrame) -> list[Description]:
+    """Return the description of every metric of a tidy table, in the order in which people see them."""
+    named = {"metric": "name"}
+    columns = [*named, *(field for field in Description.model_fields if field in frame)]
+    rows = frame.drop_duplicates("metric")[columns].rename(columns=named).to_dict(orient="records")
+    found = []
+    for row in rows:
+        known = {field: value for field, value in row.items() if value is not None and value == value}
+        found.append(Description.model_validate(known | {"of": json.loads(known["of"])}))
+    return in_order(found)
 
 
 def _head(sweep: Sweep, spec: RunSpec, axes: list[str], counts: dict[tuple[str, str], int]) -> dict[str, Any]:

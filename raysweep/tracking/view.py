@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from raysweep.evaluation.metric import numbers
 from raysweep.sweep.ledger import curve_of
 from raysweep.sweep.records import EvaluationRecord
 from raysweep.training.checkpoint import CheckpointRecord
@@ -104,8 +105,8 @@ def run_view(
     """Return the view of one run.
 
     The training curve becomes `train_loss`, and if known `tokens_per_second` and `mfu`, at its
-    own steps and times; every metric of an evaluation becomes a point at the evaluated step, its standard
-    error another named `<metric>_se`.
+    own steps and times.  Every metric of an evaluation becomes a point at the evaluated step, and so does
+    its standard error (`raysweep.evaluation.metric.numbers`).
     """
     checkpoints, evaluations = list(checkpoints), list(evaluations)
     points: dict[tuple[str, int], Point] = {}
@@ -121,10 +122,8 @@ def run_view(
                 add(key, point.step, point.time_ms, speed)
     for record in sorted(evaluations, key=lambda record: record.time):
         time_ms = round(record.time * 1000)
-        for metric in record.metrics:
-            add(metric.name, record.step, time_ms, metric.value)
-            if metric.standard_error is not None:
-                add(f"{metric.name}_se", record.step, time_ms, metric.standard_error)
+        for key, value in numbers(record.metrics).items():
+            add(key, record.step, time_ms, value)
 
     times = [p.time_ms for p in points.values()] + [round(c.time * 1000) for c in checkpoints]
     start_ms = min(times, default=0)

@@ -54,7 +54,9 @@ def measured(finished: Sweep, checkpoint: Path, evaluation: Any) -> dict[str, An
     spec = finished.runs[1]
     language = finished.language(spec)
     subject = ModelSubject(language, load_model(checkpoint, spec.model, language))
-    return {m.name: m.model_dump(mode="json") for m in evaluation_run.run_evaluation(evaluation, subject).metrics}
+    return {
+        m.name: m.model_dump(mode="json") for m in evaluation_run.run_evaluation(evaluation, subject).metrics
+    }
 
 
 def evaluate(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:

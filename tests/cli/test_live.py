@@ -10,6 +10,11 @@ from rich.console import Console
 
 from raysweep.cli import output
 from raysweep.cli.live import LineView, LiveView, runs_table
+from raysweep.evaluation.excess_loss import ENTROPY, EXCESS_LOSS
+from raysweep.evaluation.held_out_loss import HELD_OUT_LOSS
+from raysweep.evaluation.metric import Quantity
+from raysweep.evaluation.probe import PROBE
+from raysweep.evaluation.trace import TRACE
 from raysweep.sweep.run_state import LaunchState, RunState
 
 
@@ -21,6 +26,14 @@ def run(run_id: str = "a", **values: Any) -> RunState:
 def state(*runs: RunState, eta: float | None = 75.0) -> LaunchState:
     done, total = sum(r.step for r in runs), sum(r.steps for r in runs)
     return LaunchState(runs=list(runs), done=done, total=total, elapsed=10.0, eta=eta)
+
+
+MEASURED = [
+    PROBE.number(0.75, standard_error=0.01, n=5, of={"task": "A"}),
+    TRACE.number(12.0, standard_error=1.2, n=64),
+    EXCESS_LOSS.number(0.5, n=64),
+    ENTROPY.number(2.0, n=64),
+]
 
 
 def console(width: int = 120) -> tuple[Console, io.StringIO]:
@@ -35,12 +48,12 @@ def test_a_line_for_every_change_and_none_without() -> None:
     assert out.getvalue() == ""
     view(state(run(state="training", step=10)))
     view(state(run(state="training", step=20)))
-    view(state(run(state="training", step=30, metrics={"excess_loss": 0.5, "trace": 12.0, "probe/A": 0.75})))
-    view(state(run(state="done", step=100, metrics={"excess_loss": 0.5, "trace": 12.0, "probe/A": 0.75})))
+    view(state(run(state="training", step=30, metrics=MEASURED)))
+    view(state(run(state="done", step=100, metrics=MEASURED)))
     assert out.getvalue().splitlines() == [
         "run a: training, step 10/100",
-        "run a: training, step 30/100, excess_loss 0.5, trace 12, probe A 0.75",
-        "run a: done, step 100/100, excess_loss 0.5, trace 12, probe A 0.75",
+        "run a: training, step 30/100, excess 0.5, trace 12, probe A 0.75",
+        "run a: done, step 100/100, excess 0.5, trace 12, probe A 0.75",
     ]
 
 
@@ -57,10 +70,9 @@ def test_a_sign_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("width", [80, 120])
 def test_a_table_names_runs_and_fits(width: int) -> None:
     target, out = console(width)
-    metrics = {"excess_loss": 0.0123, "trace": 45.6, "trace_se": 1.2, "probe/A": 0.91, "probe/A_se": 0.01}
-    target.print(runs_table([run(state="training", step=50, metrics=metrics, eta=75.0)], width=width))
+    target.print(runs_table([run(state="training", step=50, metrics=MEASURED, eta=75.0)], width=width))
     text = out.getvalue()
-    for part in ("run a", "training", "50/100", "0.0123", "45.6", "0.910", "75 s"):
+    for part in ("run a", "training", "50/100", "0.5000", "12", "0.750", "75 s"):
         assert part in text
     assert ("±1.2" in text) == (width >= 100)
     assert max(map(len, text.splitlines())) <= width
@@ -101,8 +113,24 @@ def test_the_live_view_takes_any_state() -> None:
 
 
 def test_the_table_shows_the_losses_that_were_measured() -> None:
-    for metric, heading in (("excess_loss", "excess"), ("held_out_loss", "loss")):
+    for quantity, heading in ((EXCESS_LOSS, "excess"), (HELD_OUT_LOSS, "loss")):
         out, text = console()
-        out.print(runs_table([run(metrics={metric: 1.25})], width=120))
+        out.print(runs_table([run(metrics=[quantity.number(1.25, n=64)])], width=120))
         assert heading in text.getvalue().split("\n")[0].split()
         assert "1.2500" in text.getvalue()
+
+
+def test_a_new_metric_that_asks_for_it_has_a_column_of_its_own() -> None:
+    barrier = Quantity(name="barrier/{pair}", heading="loss barrier", unit="nats", live=True)
+    hidden = Quantity(name="hidden", unit="nats").number(7.5, n=8)
+    metrics = [barrier.number(0.123456, n=8, standard_error=0.01, of={"pair": "0-1"}), hidden]
+    out, text = console()
+    out.print(runs_table([run(metrics=[*metrics, *MEASURED]), run("b")], width=120))
+    headings, first, second = text.getvalue().splitlines()
+    assert headings.split()[2:] == [
+        "step",
+        *["excess", "trace", "probe", "A", "loss", "barrier", "0-1", "steps/s"],
+    ]
+    assert first.split()[-2:] == ["0.1235", "±0.01"]
+    assert "7.5" not in text.getvalue()
+    assert second.split() == ["run", "b", "queued", "0/100"]

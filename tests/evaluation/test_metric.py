@@ -41,7 +41,7 @@ def test_headings_for_a_figure_a_table_and_a_sentence():
     right = RIGHT.number(0.9, n=3, of={"task": "A"})
     assert (right.label, right.column, right.place) == ("accuracy, task A", "accuracy A", "A")
     fall = FALL.number(0.5, n=3, of={"lr": 0.01, "batch": 8})
-    assert fall.label == "fall/lr-0.01/batch-8, lr 0.01, batch 8 (nats)"
+    assert fall.label == fall.column == "fall/lr-0.01/batch-8 (nats)"
     loss = Quantity(name="loss", heading="held-out loss", unit="nats").number(1.0, n=1)
     assert (loss.label, loss.title) == ("held-out loss (nats)", "held-out loss")
 

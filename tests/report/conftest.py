@@ -8,10 +8,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-COLUMNS = (
-    *("sweep", "run_id", "model", "algorithm", "seed", "algorithm.lr", "parameters"),
-    *("step", "metric", "value", "standard_error", "n", "unit"),
-)
+from helpers.tables import arranged
+from raysweep.evaluation.excess_loss import ENTROPY, EXCESS_LOSS
+from raysweep.evaluation.probe import MAJORITY, PROBE
+from raysweep.evaluation.trace import TRACE
+from raysweep.sweep.tidy import cells
+
+HEAD = ("sweep", "run_id", "model", "algorithm", "seed", "algorithm.lr", "parameters", "step")
 
 
 def tidy_table(
@@ -44,25 +47,21 @@ def tidy_table(
                     loss = loss_scale * (40 / step / (1 + size) + abs(generator.normal(0, 0.001)))
                     flatness = 100 * np.exp(-0.3 * place - 0.2 * size + generator.normal(0, 0.05))
                     found = [
-                        ("excess_loss", loss, 0.02 * loss, 4096, "nats"),
-                        ("entropy", 2.3, 0.004, 4096, "nats"),
+                        EXCESS_LOSS.number(loss, standard_error=0.02 * loss, n=4096),
+                        ENTROPY.number(2.3, standard_error=0.004, n=4096),
                     ]
                     if trace:
-                        found += [("trace", flatness, 0.03 * flatness, 1024, "nats")]
+                        found += [TRACE.number(flatness, standard_error=0.03 * flatness, n=1024)]
                     for task in tasks:
                         accuracy = 0.9 - 0.0008 * flatness + generator.normal(0, 0.001)
-                        found += [(f"probe/{task}", accuracy, 0.001, 5, "accuracy")]
-                        found += [(f"majority/{task}", 0.31, None, 20_000, "accuracy")]
-                    rows += [head | {"step": step} | dict(zip(COLUMNS[-5:], f, strict=True)) for f in found]
+                        found += [PROBE.number(accuracy, standard_error=0.001, n=5, of={"task": task})]
+                        found += [MAJORITY.number(0.31, n=20_000, of={"task": task})]
+                    rows += [head | {"step": step} | cells(metric) for metric in found]
     if lookup:
         head = {"sweep": "demo", "run_id": "lookup_table-0", "algorithm": "lookup_table", "step": 0}
         for task in tasks:
-            rows.append(
-                head | dict(zip(COLUMNS[-5:], (f"probe/{task}", 0.86, 0.001, 5, "accuracy"), strict=True))
-            )
-    frame = pd.DataFrame(rows, columns=list(COLUMNS))
-    whole, real = ("seed", "parameters", "step", "n"), ("value", "standard_error")
-    return frame.astype(dict.fromkeys(whole, "Int64") | dict.fromkeys(real, "float64"))
+            rows.append(head | cells(PROBE.number(0.86, standard_error=0.001, n=5, of={"task": task})))
+    return arranged(rows, HEAD)
 
 
 @pytest.fixture(scope="session")

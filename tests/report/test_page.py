@@ -13,12 +13,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from raysweep.report import Content, Failure, partial_spearman, render, spearman, summary_rows
+from raysweep.evaluation.held_out_loss import HELD_OUT_LOSS
+from raysweep.evaluation.metric import NOT_TRUSTED
+from raysweep.evaluation.trace import NOT_REACHED
+from raysweep.report import Content, Failure, partial_spearman, render, spearman, summary
 from raysweep.report.axes import log_ticks
 from raysweep.report.correlations import correlations, findings
 from raysweep.report.data import measurements
 from raysweep.report.figures import across_sizes, along_training, scatter
 from raysweep.report.format import signed
+from raysweep.sweep.tidy import cells
 
 Table = Callable[..., pd.DataFrame]
 
@@ -104,19 +108,17 @@ def test_the_same_content_gives_the_same_bytes(table: Table, page: str) -> None:
 
 def test_a_standard_error_that_is_not_trusted_is_marked(table: Table, page: str) -> None:
     frame = table(steps=(400, 800))
-    traces = frame[frame.metric == "trace"].assign(standard_error=None, unit="1 or 0")
-    last = traces[traces.step == 800]
-    doubtful = last.run_id.eq(last.run_id.iloc[0])
-    trusted = traces.assign(metric="trace_interval_trusted", value=1.0)
-    trusted.loc[last[doubtful].index, "value"] = 0.0
+    traces = frame[frame.metric == "trace"]
+    last = traces[traces.step == 800].index
+    frame.loc[last[0], "reservations"] = f"{NOT_TRUSTED}; {NOT_REACHED}"
+    frame.loc[last[1], "reservations"] = NOT_REACHED
     # At an earlier milestone, which the table does not show.
-    trusted.loc[traces[traces.step == 400].index[1], "value"] = 0.0
-    reached = last.assign(metric="trace_target_reached", value=[0.0, 0.0, *[1.0] * (len(last) - 2)])
-    marked = render(Content(name="demo", frame=pd.concat([frame, trusted, reached], ignore_index=True)))
+    frame.loc[traces[traces.step == 400].index[1], "reservations"] = NOT_TRUSTED
+    marked = render(Content(name="demo", frame=frame))
     assert marked.count('<span class="warn">not trusted, target not reached</span>') == 1
     assert marked.count('<span class="warn">target not reached</span>') == 1
     assert marked.count('class="warn"') == 2
-    assert "a trace that is not trusted comes from few inputs" in marked
+    assert "A standard error that is not trusted comes from few inputs" in marked
     assert 'class="warn"' not in page
     assert "that is not trusted" not in page
 
@@ -166,7 +168,7 @@ def test_a_run_that_is_behind_ends_where_its_measurements_end(table: Table) -> N
     drawn, step = across_sizes(measured, ["excess_loss", "trace", "probe/A"], name="z")
     assert step == 800
     assert set(drawn.data["step"]) == {800}
-    dots = scatter(measured, "trace", "A", tolerance=0.02, name="t")
+    dots = scatter(measured, "trace", "probe/A", tolerance=0.02, name="t")
     assert len(dots.data) == 3 * 3 + 3 * 2
 
 
@@ -190,7 +192,7 @@ def test_numbers_that_are_not_finite_or_not_positive_do_not_break_a_log_axis(tab
     frame.loc[losses[1], "value"] = np.inf
     frame.loc[losses[2], "value"] = 0.0
     measured = measurements(frame)
-    dots = scatter(measured, "excess_loss", "A", tolerance=0.02, name="t")
+    dots = scatter(measured, "excess_loss", "probe/A", tolerance=0.02, name="t")
     assert len(dots.data) == 24 - 3
     along_training(measured, ["excess_loss"], name="s")
 
@@ -202,7 +204,7 @@ def test_bars_stay_inside_the_axes(table: Table) -> None:
     wide.loc[accuracies, "standard_error"] = 0.2
 
     def lowest(tidy: pd.DataFrame) -> float:
-        drawn = scatter(measurements(tidy), "trace", "A", tolerance=0.02, name="t")
+        drawn = scatter(measurements(tidy), "trace", "probe/A", tolerance=0.02, name="t")
         return min(float(t) for t in re.findall(r"<text[^>]*>(0\.\d+)</text>", drawn.svg))
 
     smallest = frame.loc[accuracies, "value"].min()
@@ -239,15 +241,15 @@ def test_correlations_find_what_is_there_and_say_when_they_cannot(table: Table) 
     assert set(rows) == {("A", "all"), ("A", "saturated"), ("B", "all"), ("B", "saturated")}
     found = rows["A", "all"]
     assert (found.checkpoints, found.runs) == (24, 6)
-    assert found.trace.value < -0.95
-    assert found.trace.low <= found.trace.value <= found.trace.high < -0.8
-    assert found.trace_given_loss.value < 0
+    assert found.of_flatness.value < -0.95
+    assert found.of_flatness.low <= found.of_flatness.value <= found.of_flatness.high < -0.8
+    assert found.of_flatness_given_loss.value < 0
     unsaturated = {(r.task, r.band): r for r in correlations(measurements(table()), tolerance=1e-9)}
     assert unsaturated["A", "saturated"].checkpoints == 0
-    assert unsaturated["A", "saturated"].trace is None
+    assert unsaturated["A", "saturated"].of_flatness is None
     few = correlations(measurements(table(seeds=(0, 1))), tolerance=10)
-    assert few[0].trace is not None
-    assert few[0].trace.low is None
+    assert few[0].of_flatness is not None
+    assert few[0].of_flatness.low is None
 
 
 def test_the_findings_follow_from_the_intervals(table: Table) -> None:
@@ -266,7 +268,7 @@ def test_the_findings_follow_from_the_intervals(table: Table) -> None:
     unsaturated = first(frame, tolerance=1e-9)
     assert "not enough data for an interval" in unsaturated
     whole = correlations(measurements(frame), tolerance=1e-9)[0]
-    assert f"{signed(whole.trace.value)} [{signed(whole.trace.low)}, " in unsaturated
+    assert f"{signed(whole.of_flatness.value)} [{signed(whole.of_flatness.low)}, " in unsaturated
     assert "Over all" not in first(table(seeds=(0,), loss_scale=0.01), tolerance=1e-9)
 
 
@@ -275,9 +277,9 @@ def test_the_correlations_are_those_of_the_statistics_room(table: Table) -> None
     found = correlations(measured, tolerance=0.02)[0]
     rows = measured.has("excess_loss", "trace", "probe/A")
     loss, trace, accuracy = (rows[c].to_numpy() for c in ("excess_loss", "trace", "probe/A"))
-    assert found.excess_loss.value == pytest.approx(spearman(loss, accuracy))
-    assert found.trace.value == pytest.approx(spearman(trace, accuracy))
-    assert found.trace_given_loss.value == pytest.approx(partial_spearman(trace, accuracy, loss))
+    assert found.of_loss.value == pytest.approx(spearman(loss, accuracy))
+    assert found.of_flatness.value == pytest.approx(spearman(trace, accuracy))
+    assert found.of_flatness_given_loss.value == pytest.approx(partial_spearman(trace, accuracy, loss))
 
 
 def test_progress_failures_and_provenance_are_told(table: Table) -> None:
@@ -317,7 +319,8 @@ def test_progress_failures_and_provenance_are_told(table: Table) -> None:
 
 
 def test_summary_is_the_last_milestone_of_each_size(table: Table) -> None:
-    headings, rows = summary_rows(table())
+    found = summary(table())
+    headings, rows = found.headings, found.rows
     assert headings[:4] == ["model", "parameters", "step", "seeds"]
     assert [row[:4] for row in rows[:2]] == [
         ["32/1/2/128", "14k", "3,200", "3"],
@@ -326,13 +329,14 @@ def test_summary_is_the_last_milestone_of_each_size(table: Table) -> None:
     assert rows[2][0] == "look-up table"
     assert all(len(row) == len(headings) for row in rows)
     assert "±" in rows[0][4]
-    headings, rows = summary_rows(table().iloc[:0])
-    assert rows == []
+    assert headings[4:] == ["excess loss", "trace", "A", "B"]
+    assert found.title.endswith("the last columns are probe accuracy by task")
+    assert summary(table().iloc[:0]).rows == []
     # A sweep that tests a theory measures nothing of what the table holds.
-    theory = table().assign(metric="sharpness/sam")
-    assert summary_rows(theory)[1] == []
+    theory = table().assign(metric="sharpness/sam", report=False)
+    assert summary(theory).rows == []
     assert "saturated" not in render(Content(name="theory", frame=theory))
-    assert "±" not in "".join(map(str, summary_rows(table(seeds=(0,), lookup=False))[1]))
+    assert "±" not in "".join(map(str, summary(table(seeds=(0,), lookup=False)).rows))
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.011, 0.013), (0.5, 0.9), (0.01, 0.3), (3, 5e4), (1e-6, 1e3)])
@@ -346,10 +350,12 @@ def test_ticks_are_few_round_and_inside(low: float, high: float) -> None:
 def test_a_corpus_shows_its_held_out_loss(table: Table) -> None:
     frame = table()
     frame = frame[frame["metric"].isin(["excess_loss", "trace"]) & frame["model"].notna()]
-    frame = frame.assign(metric=frame["metric"].replace("excess_loss", "held_out_loss"))
-    headings, rows = summary_rows(frame)
-    assert headings[4:] == ["held-out loss (nats)", "trace"]
-    assert all(row[4] != "–" for row in rows)
+    for place in frame.index[frame["metric"] == "excess_loss"]:
+        held_out = cells(HELD_OUT_LOSS.number(frame.loc[place, "value"], n=4096))
+        frame.loc[place, list(held_out)] = pd.Series(held_out)
+    found = summary(frame)
+    assert found.headings[4:] == ["held-out loss", "trace"]
+    assert all(row[4] != "–" for row in found.rows)
     page = render(Content(name="corpus", frame=frame))
     assert "held-out loss (nats) over" in page or "held-out loss (nats), " in page
     assert "<th>held-out loss (nats)" in page or "held-out loss (nats)</th>" in page

@@ -8,29 +8,37 @@ from collections.abc import Callable
 import pandas as pd
 import pytest
 
+from helpers.tables import arranged
+from raysweep.evaluation import bartlett as identity
+from raysweep.evaluation import dyck
+from raysweep.evaluation.descent import OBSERVED, PREDICTED, RATIO
+from raysweep.evaluation.metric import Quantity
 from raysweep.report import Content, render
 from raysweep.report.data import measurements
 from raysweep.report.descent import descent
 from raysweep.report.style import CATEGORIES
 from raysweep.report.theory import bartlett, brackets, theory_figures
+from raysweep.sweep.tidy import cells
 
 Table = Callable[..., pd.DataFrame]
-HEAD = {"sweep": "demo", "seed": 0, "parameters": 264, "n": 32, "unit": "nats", "standard_error": 0.01}
+HEAD = {"sweep": "demo", "seed": 0, "parameters": 264}
 
 
 def tidy(rows: list[dict[str, object]]) -> pd.DataFrame:
-    columns = ("sweep", "run_id", "model", "algorithm", "seed", "language.length", "parameters")
-    columns += ("step", "metric", "value", "standard_error", "n", "unit")
-    frame = pd.DataFrame([HEAD | row for row in rows], columns=list(columns))
-    return frame.astype({"seed": "Int64", "parameters": "Int64", "step": "Int64", "n": "Int64"})
+    columns = ("sweep", "run_id", "model", "algorithm", "seed", "language.length", "parameters", "step")
+    return arranged([HEAD | row for row in rows], columns)
+
+
+def measured(quantity: Quantity, value: float, **of: float) -> dict[str, object]:
+    return cells(quantity.number(value, n=32, standard_error=0.01, of=of))
 
 
 def bartlett_rows() -> list[dict[str, object]]:
     head = {"run_id": "a", "model": "8/1/1/32", "algorithm": "adamw"}
     rows = []
     for step, loss, ratio in ((100, 0.3, 0.7), (200, 0.03, 0.95), (400, 0.003, 1.01)):
-        found = {"excess_loss": loss, "ratio": ratio, "covariance": 5 * ratio, "hessian": 5.0}
-        rows += [head | {"step": step, "metric": f"bartlett/{name}", "value": v} for name, v in found.items()]
+        found = {"EXCESS_LOSS": loss, "RATIO": ratio, "COVARIANCE": 5 * ratio, "HESSIAN": 5.0}
+        rows += [head | {"step": step} | measured(getattr(identity, k), v) for k, v in found.items()]
     return rows
 
 
@@ -40,10 +48,9 @@ def descent_rows() -> list[dict[str, object]]:
     for batch in (16, 64):
         for time in (0, 8, 16):
             trace = 3 - time / batch
-            rows.append(head | {"metric": f"descent/predicted/batch-{batch}/time-{time}", "value": trace})
-            for lr in ("0.05", "1e-05"):
-                name = f"descent/observed/lr-{lr}/batch-{batch}/time-{time}"
-                rows.append(head | {"metric": name, "value": trace + 0.01})
+            rows.append(head | measured(PREDICTED, trace, batch=batch, time=time))
+            for lr in (0.05, 1e-5):
+                rows.append(head | measured(OBSERVED, trace + 0.01, lr=lr, batch=batch, time=time))
     return rows
 
 
@@ -55,8 +62,8 @@ def bracket_rows() -> list[dict[str, object]]:
                 ("model", "seed", "parameters")
             )
             head["language.length"] = length
-            found = {"trace": 0.8, "bound": 0.7} | {f"accuracy/examples-{n}": n / 8 for n in (0, 2, 8)}
-            rows += [head | {"metric": f"dyck/{name}", "value": value} for name, value in found.items()]
+            rows += [head | measured(dyck.TRACE, 0.8), head | measured(dyck.BOUND, 0.7)]
+            rows += [head | measured(dyck.ACCURACY, n / 8, examples=n) for n in (0, 2, 8)]
     return rows
 
 
@@ -124,14 +131,14 @@ def settings_rows(rates: int, batches: int, seeds: int = 1, *, ratio: bool = Tru
         for j in range(batches):
             for time in (0, 4, 8):
                 fall = time / 2 ** (j + 3)
-                name = f"descent/predicted/batch-{2**j}/time-{time}"
-                rows.append(head | {"metric": name, "value": (4 + seed) * (1 - 0.5 * fall)})
+                of = {"batch": 2**j, "time": time}
+                rows.append(head | measured(PREDICTED, (4 + seed) * (1 - 0.5 * fall), **of))
                 for i in range(rates):
-                    name = f"descent/observed/lr-{0.1 * (i + 1):g}/batch-{2**j}/time-{time}"
-                    rows.append(head | {"metric": name, "value": (4 + seed) * (1 - (0.5 - i / 50) * fall)})
+                    trace = (4 + seed) * (1 - (0.5 - i / 50) * fall)
+                    rows.append(head | measured(OBSERVED, trace, lr=0.1 * (i + 1), **of))
             for i in range(rates if ratio else 0):
-                name = f"descent/ratio/lr-{0.1 * (i + 1):g}/batch-{2**j}"
-                rows.append(head | {"metric": name, "value": 1 - i / 25 + seed / 100})
+                share = 1 - i / 25 + seed / 100
+                rows.append(head | measured(RATIO, share, lr=0.1 * (i + 1), batch=2**j))
     return rows
 
 
@@ -163,7 +170,7 @@ def test_runs_that_an_axis_tells_apart_are_no_seeds_of_one() -> None:
 
 def test_without_a_ratio_the_caption_says_why() -> None:
     drawn, caption = descent(tidy(settings_rows(2, 2, ratio=False))) or pytest.fail("no figure")
-    assert "ratio of both falls is not given" in caption
+    assert "ratio of both falls is left out" in caption
     assert "longer time" in caption
     assert "observed / predicted" not in drawn.svg
 

@@ -149,7 +149,7 @@ def test_milestones_of_different_length_are_compared_on_the_inputs_of_both(
     assert change.standard_error == pytest.approx(apart.std(ddof=1) / n**0.5)
     assert change.independent == pytest.approx(np.hypot(x.std(ddof=1), y.std(ddof=1)) / n**0.5)
     assert change.warning is None
-    assert change.told
+    assert change.significant
     # Where a shard that counts is gone, nothing is compared.
     (run.arrays_directory(100, "trace", evaluation_identity(evaluation)) / "000000.npz").unlink()
     assert changes(sweep) == []
@@ -182,10 +182,10 @@ def test_one_input_that_makes_a_change_is_doubted(tmp_path: Path) -> None:
             values = values + 1.0 + 0.1 * generator.normal(size=64)
             values[3] += last
     sure, doubtful = changes(sweep)
-    assert (sure.warning, sure.told) == (None, True)
+    assert (sure.warning, sure.significant) == (None, True)
     assert doubtful.warning is not None
     assert doubtful.warning.startswith("one of 64 inputs makes 3")
-    assert not doubtful.told
+    assert not doubtful.significant
     page = write_report(sweep, tidy(sweep.ledger(), sweep), tmp_path / "report.html").read_text()
     assert page.count(">not trusted</span>: one of 64 inputs makes 3") == 1
     assert page.count(">rises<") == 1
@@ -198,12 +198,12 @@ def test_more_changes_take_more_to_be_told(count: int) -> None:
     small = [_deviation(0.1)] * (count - 1)
     [first, *others] = _judged([_deviation(-2.5), *small])
     # A deviation of 2.5 standard errors has probability 0.0124: told alone, not one of 20.
-    assert first.told == (count == 1)
-    assert not any(change.told for change in others)
+    assert first.significant == (count == 1)
+    assert not any(change.significant for change in others)
     [sure, *_] = _judged([_deviation(5.0), *small])
-    assert sure.told
+    assert sure.significant
     [doubtful, *_] = _judged([replace(_deviation(5.0), warning="few inputs"), *small])
-    assert not doubtful.told
+    assert not doubtful.significant
 
 
 def _deviation(size: float) -> Change:
