@@ -5,9 +5,9 @@ Importing this module imports numba, so it is imported where it is first used.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from raysweep.compiled import kernel
 from raysweep.seeding import derive
 
 #: Sentences whose words are made in one go: enough for full vector registers, few enough for the cache.
@@ -24,7 +24,7 @@ def key(seed: int, purpose: str) -> np.uint64:
     return np.uint64(derive(seed, purpose))
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@kernel(inline="always")
 def rounds(c0, c1, c2, c3, key):  # type: ignore[no-untyped-def]
     """Return the four words uint32 of Philox-4x32-10 of a counter of four, as `seeding.philox` does."""
     r0, r1 = np.uint32(key & _MASK), np.uint32(key >> _HALF)
@@ -40,7 +40,7 @@ def rounds(c0, c1, c2, c3, key):  # type: ignore[no-untyped-def]
     return c0, c1, c2, c3
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def fill(key, first, blocks, out):  # type: ignore[no-untyped-def]
     """Write the words of sentences `first` .. `first + TILE - 1` into `out` uint32 [4, TILE * blocks].
 

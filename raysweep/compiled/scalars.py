@@ -10,18 +10,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.extending import overload
 
+from raysweep.compiled import kernel
 from raysweep.compiled.simd import intrinsic, peek, poke
 
 #: How kernels are compiled: sums may be regrouped, but infinities and NaN stay what they are.
 COMPILED: dict[str, Any] = {
-    "cache": True,
-    "nogil": True,
     "error_model": "numpy",
     "fastmath": {"contract", "reassoc", "nsz", "arcp"},
 }
@@ -87,7 +85,7 @@ _F0, _F05, _F1 = np.float32(0.0), np.float32(0.5), np.float32(1.0)
 _MANTISSA = np.int32(23)
 
 
-@numba.njit(**INLINE)
+@kernel(**INLINE)
 def exponential(x):  # type: ignore[no-untyped-def]
     """Return e^x of a float32 x ≤ 0, to 4e-7 of itself; what is below e^-87 becomes that, and NaN stays."""
     x = _LOWEST if x < _LOWEST else x
@@ -99,6 +97,28 @@ def exponential(x):  # type: ignore[no-untyped-def]
     return float_of(np.uint32(np.int32(bits_of(p)) + (n << _MANTISSA)))
 
 
+_TINY, _UP, _UPPED = np.float32(2.0**-126), np.float32(2.0**24), np.int32(24)
+_ROOT_HALF = np.float32(np.sqrt(0.5)).view(np.int32)
+# (log(1 + r) - r + r² / 2) / r³ interpolated at Chebyshev points of [√½ - 1, √2 - 1].
+_C0, _C1, _C2 = np.float32(0.33333331346), np.float32(-0.24999997020), np.float32(0.20000715554)
+_C3, _C4, _C5 = np.float32(-0.16667802632), np.float32(0.14249058068), np.float32(-0.12425687164)
+_C6, _C7, _C8 = np.float32(0.11685419828), np.float32(-0.11479733884), np.float32(0.06971611828)
+
+
+@kernel(inline="always", error_model="numpy", fastmath={"contract"})
+def logarithm(x):  # type: ignore[no-untyped-def]
+    """Return ln x of a float32 x ≥ 0 to its last place; a finite number for 0."""
+    small = x < _TINY
+    bits = np.int32(bits_of(x * _UP if small else x))
+    exponent = np.int32(np.int32(bits - _ROOT_HALF) >> _MANTISSA)
+    r = float_of(np.uint32(bits - np.int32(exponent << _MANTISSA))) - _F1
+    e = np.float32(exponent - (_UPPED if small else np.int32(0)))
+    p = (
+        (((((((_C8 * r + _C7) * r + _C6) * r + _C5) * r + _C4) * r + _C3) * r + _C2) * r + _C1) * r + _C0
+    ) * r
+    return e * _LN2_HIGH + (r + (r * r * (p - _F05) + e * _LN2_LOW))
+
+
 # Abramowitz and Stegun, "Handbook of mathematical functions" (1964), 7.1.26, with erf(u / √2) in mind.
 _P = np.float32(0.3275911 * np.sqrt(0.5))
 _A1, _A2, _A3, _A4, _A5 = (
@@ -107,7 +127,7 @@ _A1, _A2, _A3, _A4, _A5 = (
 _DENSITY = np.float32(1.0 / np.sqrt(2.0 * np.pi))
 
 
-@numba.njit(**INLINE)
+@kernel(**INLINE)
 def normal(u):  # type: ignore[no-untyped-def]
     """Return Φ(u) and φ(u), distribution and density of the standard normal, within 3e-7."""
     e = exponential(-_F05 * u * u)
@@ -121,7 +141,7 @@ _M1, _M2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _S30, _S27, _S31 = np.uint64(30), np.uint64(27), np.uint64(31)
 
 
-@numba.njit(**INLINE)
+@kernel(**INLINE)
 def mixed(x):  # type: ignore[no-untyped-def]
     """Return the output of SplitMix64 at state x (Steele, Lea and Flood, OOPSLA 2014)."""
     x = (x ^ (x >> _S30)) * _M1
@@ -129,7 +149,7 @@ def mixed(x):  # type: ignore[no-untyped-def]
     return x ^ (x >> _S31)
 
 
-@numba.njit(**INLINE)
+@kernel(**INLINE)
 def draw(key, first, words):  # type: ignore[no-untyped-def]
     """Fill uint64 `words` with those from number `first` of the stream `key`: four levels of 16 bits each."""
     first = np.uint64(first) + np.uint64(1)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 
+from raysweep.compiled import kernel
 from raysweep.languages.draw import Categories
 
 
@@ -57,7 +57,7 @@ def guide(categories: Categories) -> Guide:
     )
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@kernel(inline="always")
 def pick(table, group, word):  # type: ignore[no-untyped-def]
     """Return the place in `table.entry` that a 32-bit word draws from distribution `group`."""
     group = np.uint64(group)

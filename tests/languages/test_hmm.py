@@ -232,7 +232,7 @@ def test_entropy_is_that_of_the_conditionals(fields: dict[str, Any]) -> None:
     torch.testing.assert_close(found, by_definition, rtol=0, atol=1e-6)
 
 
-def test_logarithms_are_right_to_two_units_in_the_last_place() -> None:
+def test_logarithms_are_right_to_one_unit_in_the_last_place() -> None:
     generator = torch.Generator().manual_seed(0)
     spread = 10 ** (-45 + 45 * torch.rand(100_001, generator=generator, dtype=torch.float64))
     near = 1 - 1e-3 * torch.rand(50_000, generator=generator, dtype=torch.float64)
@@ -244,7 +244,7 @@ def test_logarithms_are_right_to_two_units_in_the_last_place() -> None:
     assert torch.equal(out == -torch.inf, values == 0)
     kept = values > 0
     unit = torch.from_numpy(np.spacing(truth[kept].abs().float().numpy())).double()
-    assert ((out[kept].double() - truth[kept]).abs() / unit).max() <= 2
+    assert ((out[kept].double() - truth[kept]).abs() / unit).max() <= 1
     # An element's logarithm does not depend on its place.
     again = torch.empty_like(out[13:])
     passes.log(values[13:].contiguous(), again)

@@ -19,7 +19,8 @@ from raysweep.errors import ConfigError, DataError
 from raysweep.languages import PCFG
 from raysweep.languages.base import Sample
 from raysweep.languages.pcfg import Grammar
-from raysweep.languages.pcfg.engine import choose, dense_flops, make_engine
+from raysweep.languages.pcfg.engine import dense_flops
+from raysweep.languages.pcfg.engines import choose, make_engine
 
 ENGINES = ("sparse", "torch", "dense")
 GRAMMARS = Path(__file__).parent / "grammars"

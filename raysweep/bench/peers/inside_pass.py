@@ -12,12 +12,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from raysweep.compiled import kernel
 from raysweep.languages.pcfg import Grammar
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _conditionals(
     words: Any, root: Any, parent: Any, left: Any, right: Any, probability: Any, emission: Any
 ) -> Any:

@@ -9,10 +9,10 @@ up to the last sum (`_folded`).  Every pair of words is taken once, and counted 
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
-from raysweep.compiled.scalars import COMPILED
+from raysweep.compiled import kernel
+from raysweep.compiled.scalars import COMPILED, INLINE
 from raysweep.compiled.simd import fetch, peek, plus, poke, splat, total
 
 _F0, _F1, _F2 = np.float32(0.0), np.float32(1.0), np.float32(2.0)
@@ -21,7 +21,7 @@ _F0, _F1, _F2 = np.float32(0.0), np.float32(1.0), np.float32(2.0)
 _LANES = 16
 
 
-@numba.njit(**{**COMPILED, "inline": "always"})
+@kernel(**INLINE)
 def _dot(x, y):  # type: ignore[no-untyped-def]
     total = _F0
     for k in range(len(x)):
@@ -29,7 +29,7 @@ def _dot(x, y):  # type: ignore[no-untyped-def]
     return total
 
 
-@numba.njit(**COMPILED)
+@kernel(**COMPILED)
 def _gram(x, at, first, words, width, g, row):  # type: ignore[no-untyped-def]
     """Write inner products of rows of x into g, in rows `row` apart; row i of x begins at `at[i] + first`.
 
@@ -90,7 +90,7 @@ def _gram(x, at, first, words, width, g, row):  # type: ignore[no-untyped-def]
             poke(g, i * row + j, factor * peek(g, i * row + j))
 
 
-@numba.njit(**COMPILED)
+@kernel(**COMPILED)
 def _folded(x, at, first, words, width, g, row):  # type: ignore[no-untyped-def]
     """Return Σ g_ij x_i·x_j over rows of x, which begin as in `_gram`; g is by `_gram`."""
     t0 = t1 = t2 = t3 = splat(_F0)
@@ -152,7 +152,7 @@ def _folded(x, at, first, words, width, g, row):  # type: ignore[no-untyped-def]
     return found
 
 
-@numba.njit(**COMPILED)
+@kernel(**COMPILED)
 def _summed(x, at, first, words, width):  # type: ignore[no-untyped-def]
     """Return ‖Σ x_i‖² over rows of x, which begin as in `_gram`."""
     t = splat(_F0)
@@ -173,7 +173,7 @@ def _summed(x, at, first, words, width):  # type: ignore[no-untyped-def]
     return found
 
 
-@numba.njit(**COMPILED)
+@kernel(**COMPILED)
 def _spread(starts):  # type: ignore[no-untyped-def]
     """Return the length of the longest sentence up to a multiple of four."""
     longest = 1
@@ -182,7 +182,7 @@ def _spread(starts):  # type: ignore[no-untyped-def]
     return (longest + 3) // 4 * 4
 
 
-@numba.njit(**COMPILED)
+@kernel(**COMPILED)
 def matrix(a, d, starts, weight, bias):  # type: ignore[no-untyped-def]
     """weight[c, s] = ‖Σ d aᵀ‖², bias[c, s] = ‖Σ d‖², of a [N, I] and part c of the columns of d [N, O]."""
     parts, inputs = len(weight), a.shape[1]
@@ -213,7 +213,7 @@ def matrix(a, d, starts, weight, bias):  # type: ignore[no-untyped-def]
             weight[c, s] = _folded(wide, wide_at, c * step, words, length, g, row)
 
 
-@numba.njit(**COMPILED)
+@kernel(**COMPILED)
 def recurrence(z, d, rows, starts, inputs, norms):  # type: ignore[no-untyped-def]
     """norms[:, s] = ‖Σ d xᵀ‖², ‖Σ d hᵀ‖², ‖Σ d‖², of rows [x; h] of z and d [R, 4H].
 
@@ -237,7 +237,7 @@ def recurrence(z, d, rows, starts, inputs, norms):  # type: ignore[no-untyped-de
             norms[2, s] = _summed(d, d_at, 0, words, width)
 
 
-@numba.njit(**COMPILED)
+@kernel(**COMPILED)
 def scale(d, d_y, s, stats, through, starts, weight, bias):  # type: ignore[no-untyped-def]
     """weight[i] = ‖Σ x ⊙ e‖², bias[i] = ‖Σ e‖², of a LayerNorm with inputs s, x being s normalised.
 
@@ -263,7 +263,7 @@ def scale(d, d_y, s, stats, through, starts, weight, bias):  # type: ignore[no-u
         bias[sentence] = second
 
 
-@numba.njit(**COMPILED)
+@kernel(**COMPILED)
 def tables(ids, d, starts, t, v, asking, tokens, positions):  # type: ignore[no-untyped-def]
     """Add squared norms of both embeddings to `tokens` and `positions` [S], beside the tied decoder's own.
 

@@ -5,11 +5,11 @@ Importing this module imports numba, so it is imported where it is first used.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor
 
+from raysweep.compiled import kernel
 from raysweep.compiled.philox import rounds
 from raysweep.compiled.scalars import COMPILED, exponential
 from raysweep.compiled.simd import peek, poke
@@ -33,7 +33,7 @@ def sign_vectors(logits: Tensor, index: Tensor, *, seed: int) -> Tensor:
     return v
 
 
-@numba.njit(**COMPILED)
+@kernel(**COMPILED)
 def _signs(key, number, out):  # type: ignore[no-untyped-def]
     """Fill out [..] with an input's signs, as `raysweep.seeding.signs` draws them."""
     words = np.empty(4, dtype=np.uint32)
@@ -47,7 +47,7 @@ def _signs(key, number, out):  # type: ignore[no-untyped-def]
                 poke(out, first + j, _F2 * np.float32(bit) - _F1)
 
 
-@numba.njit(**COMPILED)
+@kernel(**COMPILED)
 def _sign_vectors(logits, index, key, v):  # type: ignore[no-untyped-def]
     rows, classes = logits.shape
     p, r = np.empty(classes, dtype=np.float32), np.empty(classes, dtype=np.float32)

@@ -1,32 +1,20 @@
-"""The configuration of a corpus: its source, its tokenizer, and how documents become rows."""
+"""Configuration of a corpus."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from string import ascii_lowercase
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
-from pydantic import Field, ValidationError, field_validator
 
-from raysweep.languages.base import LanguageConfig
-from raysweep.registry import Config
+from raysweep.languages.corpus.fields import CorpusFields, TrainedTokenizer
 
 if TYPE_CHECKING:
     from raysweep.languages.corpus.language import Corpus
 
 
-class TrainedTokenizer(Config):
-    """A lower-casing WordPiece tokenizer, as BERT's, trained on the corpus."""
-
-    train: Literal["wordpiece"]
-    #: Word pieces, special ones included.
-    vocabulary: int = Field(default=30522, ge=100)
-    #: It is trained on so many of the first training documents; held-out ones have no part in it.
-    documents: int = Field(default=100_000, ge=1)
-
-
-class CorpusConfig(LanguageConfig):
+class CorpusConfig(CorpusFields):
     """Text of a hub data set or of local files, in rows of `length` tokens.
 
     `source` is the name of a data set on the Hugging Face hub, or a local file, folder or pattern of .txt,
@@ -35,30 +23,6 @@ class CorpusConfig(LanguageConfig):
     """
 
     kind: Literal["corpus"] = "corpus"
-    hub_or_path: ClassVar[frozenset[str]] = frozenset({"source", "tokenizer"})
-
-    source: str = Field(min_length=1)
-    #: Of a hub data set: its configuration, its split, and its branch, tag or commit (None: `main`).
-    subset: str | None = None
-    split: str = "train"
-    revision: str | None = None
-    #: The column or key that holds the text; .txt files have none.
-    text_field: str = "text"
-    #: What is one document in a .txt file: what stands between blank lines, a line, or the file.
-    document: Literal["paragraph", "line", "file"] = "paragraph"
-    #: Rows of the source joined into one document, where a row is less than that (BookCorpus: a sentence).
-    rows_per_document: int = Field(default=1, ge=1)
-    #: Only so many documents are used; None: all.
-    documents: int | None = Field(default=None, ge=2)
-    tokenizer: str | TrainedTokenizer = "google-bert/bert-base-uncased"
-    #: Token put behind every document; None: the tokenizer's own, such as [SEP] or </s>.
-    separator: str | None = None
-    #: Tokens of a row.
-    length: int = Field(default=128, ge=2, le=8192)
-    #: Share of the documents that training never sees.
-    held_out: float = Field(default=0.01, gt=0, lt=1, allow_inf_nan=False)
-    #: Decides which documents these are.
-    seed: int = Field(default=0, ge=0)
 
     @classmethod
     def example(cls, folder: Path) -> Self:
@@ -73,23 +37,6 @@ class CorpusConfig(LanguageConfig):
             length=16,
             held_out=0.2,
             seed=0,
-        )
-
-    @field_validator("tokenizer", mode="before")
-    @classmethod
-    def _tokenizer_is_named_or_trained(cls, value: object) -> object:
-        if isinstance(value, dict):
-            try:
-                return TrainedTokenizer.decode(value)
-            except ValidationError as error:
-                problem = error.errors()[0]
-                field = ".".join(map(str, problem["loc"]))
-                raise ValueError(f"{field}: {problem['msg']}") from None
-        if isinstance(value, TrainedTokenizer) or (isinstance(value, str) and value):
-            return value
-        raise ValueError(
-            f"{value!r} is neither a hub name nor a folder nor a mapping such as "
-            "{train: wordpiece, vocabulary: 30522}"
         )
 
     def build(self) -> Corpus:

@@ -23,7 +23,8 @@ from raysweep.languages.base import Estimate, Language, Sample, Task
 from raysweep.languages.cache import cache_directory
 from raysweep.languages.checks import decoded
 from raysweep.languages.corpus import prepare, tokenizer
-from raysweep.languages.corpus.config import CorpusConfig, TrainedTokenizer
+from raysweep.languages.corpus.config import CorpusConfig
+from raysweep.languages.corpus.fields import TrainedTokenizer
 from raysweep.languages.corpus.permutation import permuted
 from raysweep.languages.corpus.source import Source, resolve
 from raysweep.languages.corpus.store import Manifest, Rows, Split, Store, dump

@@ -24,7 +24,7 @@ import numpy as np
 from raysweep.errors import DataError
 from raysweep.files import write_atomic
 from raysweep.languages.corpus import tokenizer
-from raysweep.languages.corpus.config import TrainedTokenizer
+from raysweep.languages.corpus.fields import TrainedTokenizer
 from raysweep.languages.corpus.source import Source
 from raysweep.languages.corpus.split import is_held_out
 from raysweep.languages.corpus.store import SPLITS, Manifest, Part, Split, Store

@@ -18,7 +18,7 @@ from typing import Any
 from raysweep.errors import ConfigError, DataError
 from raysweep.files import write_atomic
 from raysweep.languages.cache import cache_directory
-from raysweep.languages.corpus.config import CorpusConfig
+from raysweep.languages.corpus.fields import CorpusFields
 
 #: Ending -> the loader of `datasets` that reads it.
 FORMATS = {".txt": "text", ".jsonl": "json", ".parquet": "parquet"}
@@ -33,7 +33,7 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?\Z")
 class Source:
     """A source that is there: its loader and files, or its name and commit on the hub."""
 
-    config: CorpusConfig
+    config: CorpusFields
     loader: str
     files: tuple[str, ...]
     #: What determines the rows, whatever they are called: plain data.
@@ -118,7 +118,7 @@ class Source:
             raise DataError(f"source: {self.config.source} cannot be read: {brief(error)}") from error
 
 
-def resolve(config: CorpusConfig) -> Source:
+def resolve(config: CorpusFields) -> Source:
     """Find the source of a corpus; nothing of it is read but what identifies it.
 
     Local files are identified by their content, a hub data set by its commit.  Raises `ConfigError` for one
@@ -159,7 +159,7 @@ def _local_files(source: str) -> list[str]:
     return sorted(found)
 
 
-def _on_the_hub(config: CorpusConfig) -> Source:
+def _on_the_hub(config: CorpusFields) -> Source:
     name = config.source
     if not _HUB_NAME.match(name) or Path(name).suffix in FORMATS:
         raise ConfigError(

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import numba
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
+from raysweep.compiled import kernel
 from raysweep.compiled.philox import TILE, fill
+from raysweep.compiled.scalars import logarithm
 from raysweep.languages.guide import pick
 
 #: Sentences side by side, the innermost axis of all arrays: every sentence is computed alike.  A constant,
 #: and large, for the compiler to make full vector loops of what runs over it.
 LANES = 64
 
-_ZERO, _ONE, _TWO = np.float32(0.0), np.float32(1.0), np.float32(2.0)
+_ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 _TINY, _LOWEST = np.float32(np.finfo(np.float32).tiny), np.float32(np.finfo(np.float32).min)
 _NONE = np.float32(-np.inf)
-_SMALL, _LIFT, _LIFTED = np.float32(2.0**-94), np.float32(2.0**32), np.float32(32.0)
-_MANTISSA, _INT, _FLOAT = np.int32(23), ir.IntType(32), ir.FloatType()
-# ln 2 in two parts, the first short enough that its product with an exponent is exact.
-_LN2_HIGH = np.float32(355.0 / 512.0)
-_LN2_LOW = np.float32(np.log(2.0) - 355.0 / 512.0)
-_ROOT_HALF = np.float32(np.sqrt(0.5)).view(np.int32)
-_C3, _C5, _C7, _C9 = (np.float32(1.0 / k) for k in (3, 5, 7, 9))
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@kernel(error_model="numpy")
 def paths(first, step, word, vocabulary, key, start, ids, states):  # type: ignore[no-untyped-def]
     """Write sentences `start ..` into `ids` int64 [n, T] and their states into `states`, [n, T] or [0, T].
 
@@ -58,42 +49,16 @@ def paths(first, step, word, vocabulary, key, start, ids, states):  # type: igno
                     states[tile + i, t] = state[i]
 
 
-@intrinsic
-def bits_of(context, x):  # type: ignore[no-untyped-def]
-    """Return the bits of a float32 as an int32."""
-    return types.int32(types.float32), lambda _, builder, signature, args: builder.bitcast(args[0], _INT)
-
-
-@intrinsic
-def float_of(context, bits):  # type: ignore[no-untyped-def]
-    """Return the float32 of an int32's bits."""
-    return types.float32(types.int32), lambda _, builder, signature, args: builder.bitcast(args[0], _FLOAT)
-
-
 # No contraction here: an element's logarithm is the same in a vector loop and in the rest behind it.
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@kernel(error_model="numpy")
 def logarithms(p, out):  # type: ignore[no-untyped-def]
-    """Write ln p of float32 [n] into `out`, -inf for 0, to two units in the last place.
-
-    With p = 2^e m and m next to 1, ln m = 2 artanh(s), s = (m - 1) / (m + 1), |s| < 0.172.  Vectorised, for
-    which `out` must not be `p`.
-    """
+    """Write ln p of float32 [n] into `out`, -inf for 0.  Vectorised, for which `out` must not be `p`."""
     for k in range(len(p)):
-        # Subnormal numbers have no leading one to find the exponent by.
-        small = p[k] < _SMALL
-        x = p[k] * _LIFT if small else p[k]
-        bits = bits_of(x)  # type: ignore[call-arg, var-annotated]
-        e = np.int32(np.int32(bits - _ROOT_HALF) >> _MANTISSA)
-        m = float_of(np.int32(bits - np.int32(e << _MANTISSA)))
-        power = np.float32(e) - (_LIFTED if small else _ZERO)
-        s = (m - _ONE) / (m + _ONE)
-        q = s * s
-        series = q * (_C3 + q * (_C5 + q * (_C7 + q * _C9)))
-        value = power * _LN2_HIGH + (_TWO * (s + s * series) + power * _LN2_LOW)
-        out[k] = value if x > _ZERO else _NONE
+        value = logarithm(p[k])
+        out[k] = value if p[k] > _ZERO else _NONE
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
+@kernel(error_model="numpy", fastmath={"contract"})
 def product(a, x, out):  # type: ignore[no-untyped-def]
     """Write sum_i a[i, j] x[i, lane] into out[j, lane]."""
     n = len(a)
@@ -113,7 +78,7 @@ def product(a, x, out):  # type: ignore[no-untyped-def]
                 out[j, lane] += a[i, j] * x[i, lane]
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
+@kernel(error_model="numpy", fastmath={"contract"})
 def multiply(a, b, out, total):  # type: ignore[no-untyped-def]
     """Write a * b [s, LANES] into `out` and its sums over s into `total` [LANES]."""
     for lane in range(LANES):
@@ -124,7 +89,7 @@ def multiply(a, b, out, total):  # type: ignore[no-untyped-def]
             total[lane] += out[i, lane]
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
+@kernel(error_model="numpy", fastmath={"contract"})
 def add(x, total):  # type: ignore[no-untyped-def]
     """Write the sums over s of x [s, LANES] into `total` [LANES]."""
     for lane in range(LANES):
@@ -134,7 +99,7 @@ def add(x, total):  # type: ignore[no-untyped-def]
             total[lane] += x[i, lane]
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
+@kernel(error_model="numpy", fastmath={"contract"})
 def normalise(x, total, least):  # type: ignore[no-untyped-def]
     """Divide x [s, LANES] by its `total` and keep the `least` total met; both [LANES]."""
     inverse = np.empty(LANES, dtype=np.float32)
@@ -146,7 +111,7 @@ def normalise(x, total, least):  # type: ignore[no-untyped-def]
             x[i, lane] *= inverse[lane]
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
+@kernel(error_model="numpy", fastmath={"contract"})
 def conditionals(  # type: ignore[no-untyped-def]
     ids, hidden, rows, initial, transition, emission, leaves, words, place, out, entropy, least_total, sound
 ):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 
+from raysweep.compiled import kernel
 from raysweep.compiled.philox import TILE, fill
 from raysweep.languages.guide import Guide, pick
 
@@ -31,13 +31,13 @@ class Choices(NamedTuple):
     vocabulary: int
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@kernel(inline="always")
 def push(nodes, at, row, slot, symbol, width):  # type: ignore[no-untyped-def]
     """Write a node: its sentence in the tile, its slot in the two planes, its symbol and its width."""
     nodes[at, 0], nodes[at, 1], nodes[at, 2], nodes[at, 3] = row, slot, symbol, width
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def derivations(choices, key, start, ids, symbol, width):  # type: ignore[no-untyped-def]
     """Write sentences `start ..` into `ids` int64 [n, L], padded before, and their derivations.
 

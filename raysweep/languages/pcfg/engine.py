@@ -1,4 +1,4 @@
-"""The engines that compute charts: three, with the same answers.
+"""The base of the engines that compute charts: three engines with one set of answers.
 
 - `sparse`: the grammar's plan as instructions for compiled kernels, many sentences side by side (a CPU);
 - `torch`: the same plan as torch operations (any device);
@@ -20,16 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raysweep.errors import ConfigError
 from raysweep.languages.checks import floor
 from raysweep.languages.pcfg.grammar import Grammar
 from raysweep.languages.pcfg.plan import Plan, feasible, make_plan
 
 Name = Literal["sparse", "torch", "dense"]
-
-#: Matrix products do so many more multiply-adds a second than instructions on single cells; on a GPU, where
-#: small operations wait for each other, more.
-_ADVANTAGE = {"cpu": 3.0, "cuda": 12.0}
 
 #: Bytes of charts in one pass; about what a core's cache holds, and what fills a GPU.
 _PASS_BYTES = {"cpu": 8 << 20, "cuda": 1 << 30}
@@ -169,42 +164,3 @@ def dense_flops(symbols: int, n: int) -> tuple[int, int]:
     spans, splits = n * (n - 1) // 2, n * (n * n - 1) // 6
     products, rules = splits * symbols**2, spans * symbols**3
     return 2 * (products + rules), 2 * (3 * products + 2 * rules)
-
-
-def choose(grammar: Grammar, longest: int, device: torch.device) -> Name:
-    """Return the engine for a grammar on a device, by the multiply-adds at the longest length alone.
-
-    Dense where the plan's, over all starts, are so many that matrix products over all symbols are cheaper;
-    else the plan.
-    """
-    if longest < 2:
-        return "sparse" if device.type == "cpu" else "torch"
-    symbols = len(grammar.symbols)
-    live = grammar.probability > 0
-    rules = int(live.sum())
-    pairs = len(np.unique(grammar.left[live] * symbols + grammar.right[live]))
-    spans, splits = longest * (longest - 1) // 2, longest * (longest**2 - 1) // 6
-    sparse = 2 * (3 * pairs * splits + 2 * rules * spans)
-    if sparse * _ADVANTAGE["cpu" if device.type == "cpu" else "cuda"] > dense_flops(symbols, longest)[1]:
-        return "dense"
-    return "sparse" if device.type == "cpu" else "torch"
-
-
-def make_engine(grammar: Grammar, longest: int, device: torch.device, name: Name | None) -> Engine:
-    """Make an engine, the one that `choose` gives where `name` is None.  Raises `ConfigError`."""
-    name = name or choose(grammar, longest, device)
-    if name == "dense":
-        from raysweep.languages.pcfg.dense import DenseEngine
-
-        return DenseEngine(grammar, longest, device)
-    if name == "torch":
-        from raysweep.languages.pcfg.chart import PlanEngine
-
-        return PlanEngine(grammar, longest, device)
-    if name != "sparse":
-        raise ConfigError(f"engine: there is no '{name}'; there are sparse, torch, dense")
-    if device.type != "cpu":
-        raise ConfigError(f"engine: 'sparse' runs on a CPU, not on {device}; use torch or dense")
-    from raysweep.languages.pcfg.sparse import SparseEngine
-
-    return SparseEngine(grammar, longest, device)

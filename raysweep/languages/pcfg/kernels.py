@@ -11,15 +11,15 @@ It is compiled once per dtype when it is first used, and kept on disk.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from raysweep.compiled import kernel
 from raysweep.compiled.simd import BYTES, LANES, load, plus, splat, store, times
 from raysweep.languages.pcfg.instructions import Code
 
 _ONE = np.uint32(1)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@kernel(error_model="numpy")
 def charts(
     words: np.ndarray,
     leaves: np.ndarray,
@@ -80,7 +80,7 @@ def charts(
                     outside[g + j, k] = cell[j]
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@kernel(error_model="numpy")
 def _block_inside(code, b, i, inner, products):  # type: ignore[no-untyped-def]
     step = BYTES // inner.itemsize
     first = np.int64(code.pairs_of[b])
@@ -122,7 +122,7 @@ def _block_inside(code, b, i, inner, products):  # type: ignore[no-untyped-def]
             store(inner, cell, j + 3 * step, c3)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@kernel(error_model="numpy")
 def _block_outside(code, b, i, inner, outer):  # type: ignore[no-untyped-def]
     step = BYTES // inner.itemsize
     for q in range(code.pairs_of[b], code.pairs_of[b + 1]):
@@ -147,7 +147,7 @@ def _block_outside(code, b, i, inner, outer):  # type: ignore[no-untyped-def]
                 _give(p3, x, y, j + 3 * step, inner, outer)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@kernel(error_model="numpy")
 def _give(p, x, y, j, inner, outer):  # type: ignore[no-untyped-def]
     """Add to the outside weight of each of two cells what a pair above hands it through the other."""
     store(outer, x, j, plus(p, load(inner, y, j), load(outer, x, j)))

@@ -27,7 +27,8 @@ from raysweep.languages.base import Language, Sample, Task
 from raysweep.languages.checks import check_conditionals, check_sentences, decoded, impossible
 from raysweep.languages.pcfg import tree
 from raysweep.languages.pcfg.config import LONGEST, PCFGConfig
-from raysweep.languages.pcfg.engine import Engine, Name, empty, make_engine
+from raysweep.languages.pcfg.engine import Engine, Name, empty
+from raysweep.languages.pcfg.engines import make_engine
 from raysweep.languages.pcfg.grammar import Grammar, length_probabilities
 from raysweep.languages.pcfg.sampler import Sampler
 

@@ -10,10 +10,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from llvmlite import ir
-from numba import njit, types
 
-from raysweep.compiled.simd import intrinsic
+from raysweep.compiled import kernel
+from raysweep.compiled.scalars import logarithm
 
 
 class Mixture(NamedTuple):
@@ -33,52 +32,7 @@ class Mixture(NamedTuple):
     value: np.ndarray
 
 
-@intrinsic
-def _as_int(context, value):  # type: ignore[no-untyped-def]
-    """Return the bits of a float32."""
-
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        return builder.bitcast(arguments[0], ir.IntType(32))
-
-    return types.int32(types.float32), generate
-
-
-@intrinsic
-def _as_float(context, value):  # type: ignore[no-untyped-def]
-    """Return the float32 of 32 bits."""
-
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        return builder.bitcast(arguments[0], ir.FloatType())
-
-    return types.float32(types.int32), generate
-
-
-_TINY, _UP, _LOGARITHM_UP = np.float32(2.0**-126), np.float32(2.0**24), np.int32(24)
-_ROOT_HALF, _MANTISSA = np.int32(0x3F3504F3), np.int32(23)
-#: ln 2 as a number of few bits, whose multiples are exact, and the rest.
-_LN2, _LN2_REST = np.float32(0.693359375), np.float32(-2.12194440054690583e-4)
-#: (log(1 + r) - r + r^2 / 2) / r^3 interpolated at Chebyshev points of [sqrt(1/2) - 1, sqrt(2) - 1].
-_C0, _C1, _C2 = np.float32(0.33333331346), np.float32(-0.24999997020), np.float32(0.20000715554)
-_C3, _C4, _C5 = np.float32(-0.16667802632), np.float32(0.14249058068), np.float32(-0.12425687164)
-_C6, _C7, _C8 = np.float32(0.11685419828), np.float32(-0.11479733884), np.float32(0.06971611828)
-_HALF, _UNIT = np.float32(0.5), np.float32(1.0)
-
-
-@njit(cache=True, nogil=True, fastmath={"contract"}, inline="always")
-def _log(x):  # type: ignore[no-untyped-def]
-    """Return log x of a float32 >= 0 to its last place, without branches; a finite number for 0."""
-    small = x < _TINY
-    bits = _as_int(x * _UP if small else x)
-    exponent = (bits - _ROOT_HALF) >> _MANTISSA
-    r = _as_float(bits - (exponent << _MANTISSA)) - _UNIT
-    e = np.float32(exponent - (_LOGARITHM_UP if small else np.int32(0)))
-    p = (
-        (((((((_C8 * r + _C7) * r + _C6) * r + _C5) * r + _C4) * r + _C3) * r + _C2) * r + _C1) * r + _C0
-    ) * r
-    return e * _LN2 + (r + (r * r * (p - _HALF) + e * _LN2_REST))
-
-
-@njit(cache=True, nogil=True, fastmath={"reassoc", "nsz"})
+@kernel(fastmath={"reassoc", "nsz"})
 def _sum(row):  # type: ignore[no-untyped-def]
     """Return the sum of `row` in float64.
 
@@ -90,7 +44,7 @@ def _sum(row):  # type: ignore[no-untyped-def]
     return total
 
 
-@njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy", inline="always")
+@kernel(fastmath={"contract"}, error_model="numpy", inline="always")
 def _mix(outside, mixture, t, row):  # type: ignore[no-untyped-def]
     """Fill `row` [V] with sum_A outside[A] emission[A, c] over position t's leaves and return its sum."""
     V, emission, symbols = row.shape[0], mixture.emission, mixture.symbols
@@ -123,7 +77,7 @@ def _mix(outside, mixture, t, row):  # type: ignore[no-untyped-def]
     return _sum(row)
 
 
-@njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy")
+@kernel(fastmath={"contract"}, error_model="numpy")
 def normalised(
     outside: np.ndarray,
     mixture: Mixture,
@@ -149,7 +103,7 @@ def normalised(
                     row[c] *= scale
 
 
-@njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy")
+@kernel(fastmath={"contract"}, error_model="numpy")
 def log_normalised(
     outside: np.ndarray,
     mixture: Mixture,
@@ -170,10 +124,10 @@ def log_normalised(
                 scale = np.float32(1 / total)
                 for c in range(row.shape[0]):
                     p = mixed[c] * scale
-                    row[c] = _log(p) if p > 0 else np.float32(-np.inf)
+                    row[c] = logarithm(p) if p > 0 else np.float32(-np.inf)
 
 
-@njit(cache=True, nogil=True, fastmath={"contract", "reassoc", "nsz"}, error_model="numpy")
+@kernel(fastmath={"contract", "reassoc", "nsz"}, error_model="numpy")
 def entropies(
     outside: np.ndarray,
     mixture: Mixture,
@@ -197,6 +151,6 @@ def entropies(
             entropy = np.float32(0)
             for c in range(mixed.shape[0]):
                 p = mixed[c] * scale
-                entropy -= p * _log(p)
+                entropy -= p * logarithm(p)
             mean += np.float64(entropy)
         out[b] = mean / n

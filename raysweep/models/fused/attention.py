@@ -9,9 +9,9 @@ columns of zeros up to whole vectors; nearly all of the cost is in products of t
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from raysweep.compiled import kernel
 from raysweep.compiled.scalars import COMPILED, INLINE, draw, exponential, load, save
 from raysweep.compiled.simd import fetch, peek, plus, poke, put, splat
 from raysweep.models.dropout import LEVELS
@@ -22,13 +22,13 @@ _F0, _F1 = np.float32(0.0), np.float32(1.0)
 LANES, ROWS = 16, 8
 
 
-@numba.njit(**INLINE)
+@kernel(**INLINE)
 def _wide(n):  # type: ignore[no-untyped-def]
     """Return n rounded up to whole vectors."""
     return (n + LANES - 1) // LANES * LANES
 
 
-@numba.njit(**COMPILED)
+@kernel(**COMPILED)
 def _product(a, row, column, b, b_row, c, c_row, rows, inner, columns):  # type: ignore[no-untyped-def]
     """c = a b, all in flat arrays: a's entry (i, k) is at i·row + k·column, b's at k·b_row + j, c's alike.
 
@@ -61,7 +61,7 @@ def _product(a, row, column, b, b_row, c, c_row, rows, inner, columns):  # type:
             put(c, r + 7 * c_row, c7)
 
 
-@numba.njit(**COMPILED)
+@kernel(**COMPILED)
 def _take(matrix, shift, first, column, count, width, out, row):  # type: ignore[no-untyped-def]
     """Write rows of the columns from `column` on, biases added, into a flat array of rows `row` apart."""
     for i in range(count):
@@ -69,7 +69,7 @@ def _take(matrix, shift, first, column, count, width, out, row):  # type: ignore
             poke(out, i * row + c, load(matrix, first + i, column + c) + peek(shift, column + c))
 
 
-@numba.njit(**COMPILED)
+@kernel(**COMPILED)
 def _hand(x, row, count, width, matrix, first, column, shift):  # type: ignore[no-untyped-def]
     """Write a flat array's rows, `row` apart, to the places of `_take`; add their sum to the biases."""
     for i in range(count):
@@ -89,7 +89,7 @@ def _hand(x, row, count, width, matrix, first, column, shift):  # type: ignore[n
                 poke(shift, column + j, peek(shift, column + j) + own)
 
 
-@numba.njit(**COMPILED)
+@kernel(**COMPILED)
 def _turn(x, x_row, rows, columns, out, row):  # type: ignore[no-untyped-def]
     """out = the transpose of x."""
     for i in range(rows):
@@ -97,7 +97,7 @@ def _turn(x, x_row, rows, columns, out, row):  # type: ignore[no-untyped-def]
             poke(out, c * row + i, peek(x, i * x_row + c))
 
 
-@numba.njit(**INLINE)
+@kernel(**INLINE)
 def _softmax(x, first, count, scale):  # type: ignore[no-untyped-def]
     """Replace x[first : first + count] by the softmax of `scale` times it."""
     top = np.float32(-np.inf)
@@ -113,7 +113,7 @@ def _softmax(x, first, count, scale):  # type: ignore[no-untyped-def]
         poke(x, j, peek(x, j) * share)
 
 
-@numba.njit(**INLINE)
+@kernel(**INLINE)
 def _drop(key, number, stride, cut, words, x, first, count, out):  # type: ignore[no-untyped-def]
     """out = x[first : first + count] with dropout's factors, at the same places."""
     draw(key, number * stride, words[: (count + 3) // 4])
@@ -123,13 +123,13 @@ def _drop(key, number, stride, cut, words, x, first, count, out):  # type: ignor
         poke(out, first + j, peek(x, first + j) * (scale if levels[j] >= cut else _F0))
 
 
-@numba.njit(**INLINE)
+@kernel(**INLINE)
 def _space(rows, columns):  # type: ignore[no-untyped-def]
     """Return a flat array of zeros for a matrix with rows and columns filled up."""
     return np.zeros((rows + ROWS) * _wide(columns), dtype=np.float32)
 
 
-@numba.njit(**COMPILED)
+@kernel(**COMPILED)
 def attend(  # type: ignore[no-untyped-def]
     queries, q_shift, keys, k_shift, k_column, starts, asking, longest, heads, place, key, cut, stride, out
 ):
@@ -168,7 +168,7 @@ def attend(  # type: ignore[no-untyped-def]
                     save(out, asked + i, column + c, peek(mixed, i * W + c))
 
 
-@numba.njit(**COMPILED)
+@kernel(**COMPILED)
 def attend_backward(  # type: ignore[no-untyped-def]
     queries, q_shift, keys, k_shift, k_column, starts, asking, longest, heads, place, key, cut, stride,
     d_out, nothing, d_queries, d_keys, d_q_shift, d_k_shift,

@@ -9,16 +9,16 @@ word's `place`, its number in the batch.  `cut` levels of 2^16 drop an element; 
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from raysweep.compiled import kernel
 from raysweep.compiled.scalars import COMPILED, INLINE, draw, exponential, load, normal, save
 from raysweep.models.dropout import LEVELS
 
 _F0, _F1 = np.float32(0.0), np.float32(1.0)
 
 
-@numba.njit(**INLINE)
+@kernel(**INLINE)
 def _statistics(row, eps):  # type: ignore[no-untyped-def]
     """Return mean and reciprocal standard deviation of a row [D]."""
     D = len(row)
@@ -33,7 +33,7 @@ def _statistics(row, eps):  # type: ignore[no-untyped-def]
     return mean, _F1 / np.sqrt(spread / np.float32(D) + eps)
 
 
-@numba.njit(**INLINE)
+@kernel(**INLINE)
 def _learn(j, z, e, weight, d_weight, d_bias, row):  # type: ignore[no-untyped-def]
     """Do entry j of the first loop of a LayerNorm's backward pass; return w e and w e z.
 
@@ -48,13 +48,13 @@ def _learn(j, z, e, weight, d_weight, d_bias, row):  # type: ignore[no-untyped-d
     return e, e * z
 
 
-@numba.njit(**INLINE)
+@kernel(**INLINE)
 def _entry(j, z, scale, row, first, second):  # type: ignore[no-untyped-def]
     """Return entry j of the gradient of a LayerNorm's input; `first` and `second` are means of `_learn`'s."""
     return scale * (row[j] - first - z * second)
 
 
-@numba.njit(**INLINE)
+@kernel(**INLINE)
 def masks(key, place, cut, words, keep):  # type: ignore[no-untyped-def]
     """Write into `keep` float32 [D] the factors of dropout: 0, or what keeps the mean."""
     draw(key, place * len(words), words)
@@ -64,7 +64,7 @@ def masks(key, place, cut, words, keep):  # type: ignore[no-untyped-def]
         keep[j] = scale if levels[j] >= cut else _F0
 
 
-@numba.njit(**COMPILED)
+@kernel(**COMPILED)
 def embed(ids, at, place, tokens, positions, weight, bias, eps, key, cut, stats, out, low):  # type: ignore[no-untyped-def]
     """out = dropout(LN(tokens[ids] + positions[at])), and `low` the same rounded."""
     N, D = out.shape
@@ -85,7 +85,7 @@ def embed(ids, at, place, tokens, positions, weight, bias, eps, key, cut, stats,
             save(low, n, j, y)
 
 
-@numba.njit(**COMPILED)
+@kernel(**COMPILED)
 def embed_backward(  # type: ignore[no-untyped-def]
     ids, at, place, tokens, positions, weight, key, cut, stats, d, d_tokens, d_positions, d_weight, d_bias
 ):
@@ -114,7 +114,7 @@ def embed_backward(  # type: ignore[no-untyped-def]
             d_positions[t, j] += x
 
 
-@numba.njit(**COMPILED)
+@kernel(**COMPILED)
 def norm(x, weight, bias, eps, stats, low):  # type: ignore[no-untyped-def]
     """low = LN(x)."""
     N, D = x.shape
@@ -125,7 +125,7 @@ def norm(x, weight, bias, eps, stats, low):  # type: ignore[no-untyped-def]
             save(low, n, j, (x[n, j] - mean) * scale * weight[j] + bias[j])
 
 
-@numba.njit(**COMPILED)
+@kernel(**COMPILED)
 def norm_backward(x, weight, stats, d_low, d, d_weight, d_bias):  # type: ignore[no-untyped-def]
     """Add the gradient of x to d, given `d_low` [N, D], that of LN(x); add to the parameters' gradients."""
     N, D = x.shape
@@ -145,7 +145,7 @@ def norm_backward(x, weight, stats, d_low, d, d_weight, d_bias):  # type: ignore
             d[n, j] += _entry(j, z, scale, row, first, second)
 
 
-@numba.njit(**COMPILED)
+@kernel(**COMPILED)
 def junction(r, o, shift, place, key, cut, weight, bias, eps, s, stats, out, low):  # type: ignore[no-untyped-def]
     """s = r + dropout(o + shift);  low = LN(s), and `out` the same in float32 where it has rows."""
     N, D = r.shape
@@ -166,7 +166,7 @@ def junction(r, o, shift, place, key, cut, weight, bias, eps, s, stats, out, low
                 out[n, j] = (s[n, j] - mean) * scale * weight[j] + bias[j]
 
 
-@numba.njit(**COMPILED)
+@kernel(**COMPILED)
 def junction_backward(  # type: ignore[no-untyped-def]
     post, d, d_low, place, key, cut, weight, s, stats, d_o, d_shift, d_weight, d_bias
 ):
@@ -203,7 +203,7 @@ def junction_backward(  # type: ignore[no-untyped-def]
             save(d_o, n, j, e)
 
 
-@numba.njit(**COMPILED)
+@kernel(**COMPILED)
 def gelu(u, shift, out):  # type: ignore[no-untyped-def]
     """out = gelu(u + shift), low [N, F]."""
     N, F = u.shape
@@ -213,7 +213,7 @@ def gelu(u, shift, out):  # type: ignore[no-untyped-def]
             save(out, n, j, x * normal(x)[0])
 
 
-@numba.njit(**COMPILED)
+@kernel(**COMPILED)
 def gelu_backward(u, shift, d, d_shift):  # type: ignore[no-untyped-def]
     """Turn d, the gradient of gelu(u + shift), into that of u."""
     N, F = u.shape
@@ -226,7 +226,7 @@ def gelu_backward(u, shift, d, d_shift):  # type: ignore[no-untyped-def]
             save(d, n, j, e)
 
 
-@numba.njit(**COMPILED)
+@kernel(**COMPILED)
 def transform(z, shift, weight, bias, eps, stats, low):  # type: ignore[no-untyped-def]
     """low = LN(gelu(z + shift)): the head's rows before the decoder, [M, D]."""
     M, D = z.shape
@@ -241,7 +241,7 @@ def transform(z, shift, weight, bias, eps, stats, low):  # type: ignore[no-untyp
             save(low, m, j, (row[j] - mean) * scale * weight[j] + bias[j])
 
 
-@numba.njit(**COMPILED)
+@kernel(**COMPILED)
 def transform_backward(z, shift, weight, stats, d, d_shift, d_weight, d_bias):  # type: ignore[no-untyped-def]
     """Turn d, the gradient of LN(gelu(z + shift)), into that of z."""
     M, D = z.shape
@@ -265,7 +265,7 @@ def transform_backward(z, shift, weight, stats, d, d_shift, d_weight, d_bias):  
             save(d, m, j, e)
 
 
-@numba.njit(**COMPILED)
+@kernel(**COMPILED)
 def cross_entropy(logits, shift, targets, factor, d_shift):  # type: ignore[no-untyped-def]
     """Return Σ -log softmax(logits + shift)[target], float64; `logits` become factor times its gradient."""
     M, V = logits.shape

@@ -7,12 +7,12 @@ take at most half of the libraries' time here; elsewhere torch's product is call
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 import torch
 from llvmlite import binding
 from torch import Tensor
 
+from raysweep.compiled import kernel
 from raysweep.compiled.scalars import COMPILED
 from raysweep.compiled.simd import fetch, peek, plus, poke, put, splat
 
@@ -50,7 +50,7 @@ def panels(matrix: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(wide.reshape(rows, count, _COLUMNS).transpose(1, 0, 2))
 
 
-@numba.njit(**COMPILED)
+@kernel(**COMPILED)
 def product(x, panels, out):  # type: ignore[no-untyped-def]
     """out [N, O] = x [N, I] B, of a matrix B in `panels`."""
     rows, inner, columns = x.shape[0], x.shape[1], out.shape[1]

@@ -11,9 +11,9 @@ word before.  Low arrays and masks of dropout are as in `raysweep.models.fused.k
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from raysweep.compiled import kernel
 from raysweep.compiled.scalars import COMPILED, INLINE, exponential, load, save
 from raysweep.compiled.simd import peek, poke
 from raysweep.models.fused.kernels import masks
@@ -21,7 +21,7 @@ from raysweep.models.fused.kernels import masks
 _F0, _F1, _F2 = np.float32(0.0), np.float32(1.0), np.float32(2.0)
 
 
-@numba.njit(**INLINE)
+@kernel(**INLINE)
 def sigmoid(x):  # type: ignore[no-untyped-def]
     """Return 1 / (1 + e^-x) of a float32, within 4e-7 of itself above e^-87."""
     e = exponential(-abs(x))
@@ -29,7 +29,7 @@ def sigmoid(x):  # type: ignore[no-untyped-def]
     return share if x >= _F0 else e * share
 
 
-@numba.njit(**INLINE)
+@kernel(**INLINE)
 def tanh(x):  # type: ignore[no-untyped-def]
     """Return tanh x of a float32, within 2e-7."""
     e = exponential(-_F2 * abs(x))
@@ -37,7 +37,7 @@ def tanh(x):  # type: ignore[no-untyped-def]
     return size if x >= _F0 else -size
 
 
-@numba.njit(**COMPILED)
+@kernel(**COMPILED)
 def enter(ids, place, tokens, key, cut, left_row, right_row, left, right):  # type: ignore[no-untyped-def]
     """Write dropout(tokens[ids]) to where either direction reads it: a row of its z, or none if negative."""
     D = tokens.shape[1]
@@ -54,7 +54,7 @@ def enter(ids, place, tokens, key, cut, left_row, right_row, left, right):  # ty
         _give(row, right, right_row[n], 0)
 
 
-@numba.njit(**COMPILED)
+@kernel(**COMPILED)
 def enter_backward(ids, place, key, cut, left_row, right_row, left, right, d_tokens):  # type: ignore[no-untyped-def]
     """Add to the gradient of the tokens, given those of both directions' z."""
     D = d_tokens.shape[1]
@@ -72,7 +72,7 @@ def enter_backward(ids, place, key, cut, left_row, right_row, left, right, d_tok
             poke(d_tokens, first + j, peek(d_tokens, first + j) + peek(row, j) * peek(keep, j))
 
 
-@numba.njit(**INLINE)
+@kernel(**INLINE)
 def _give(row, matrix, at, column):  # type: ignore[no-untyped-def]
     """Store `row` in row `at` of a low matrix, from a column on."""
     if at >= 0:
@@ -80,7 +80,7 @@ def _give(row, matrix, at, column):  # type: ignore[no-untyped-def]
             save(matrix, at, column + j, peek(row, j))
 
 
-@numba.njit(**INLINE)
+@kernel(**INLINE)
 def _take(row, matrix, at, column):  # type: ignore[no-untyped-def]
     """Add the entries at which `_give` stores to `row`."""
     if at >= 0:
@@ -88,7 +88,7 @@ def _take(row, matrix, at, column):  # type: ignore[no-untyped-def]
             poke(row, j, peek(row, j) + load(matrix, at, column + j))
 
 
-@numba.njit(**COMPILED)
+@kernel(**COMPILED)
 def advance(  # type: ignore[no-untyped-def]
     pre, bias, first, before, after, following, gates, cells, z, word, place, key, cut,
     left_row, right_row, left, right, column,
@@ -140,7 +140,7 @@ def advance(  # type: ignore[no-untyped-def]
         _give(out, right, right_row[w], column)
 
 
-@numba.njit(**COMPILED)
+@kernel(**COMPILED)
 def retreat(  # type: ignore[no-untyped-def]
     n, first, before, after, following, gates, cells, d_z, d_cells, word, place, key, cut,
     left_row, right_row, left, right, column, d_bias,

@@ -1,0 +1,159 @@
+"""The decorator of all kernels, and its cache of machine code.
+
+numba compiles into a kernel the helpers, intrinsics and constants that it takes from other modules, but its
+own cache looks only at the kernel's file, so an edit elsewhere leaves stale machine code.  Here the entries
+of a kernel carry a stamp over the sources of its module and of all modules that this one imports, directly or
+not, from raysweep or from its own package.  Imports within functions, `if` and `try` do not count: a kernel
+takes no code from there.
+
+Each entry is one file, written whole under a name of its own, so that any number of processes may compile at
+once.  (numba's index, written by two processes at a time, can name the machine code of another signature.)
+Entries lie where numba would put them: beside the sources, or in the user's cache folder where the
+installation is read-only, or in `NUMBA_CACHE_DIR`.
+
+This module relies on these parts of numba (0.62 to 0.68) that are not public: `Dispatcher._cache`; the class
+`FunctionCache`, which chooses the folder (`cache_path`), knows numba's own stamp (`_impl.locator`), and calls
+`load(key)`, `save(key, data)` and `flush()` of its `_cache_file`; and `numba.core.serialize.dumps`.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import pickle
+import sys
+from collections.abc import Iterator
+from functools import cache
+from importlib.util import resolve_name
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import numba
+from numba.core.caching import FunctionCache
+from numba.core.serialize import dumps
+
+from raysweep.files import write_atomic
+
+
+def kernel(function: Any = None, /, **options: Any) -> Any:
+    """Compile a function at its first call, release Python's lock in it, and keep its machine code on disk.
+
+    `options` are those of `numba.njit`.  Used as `@kernel` or as `@kernel(inline="always", ...)`.
+    """
+    if function is None:
+        return lambda function: kernel(function, **options)
+    compiled = numba.njit(nogil=True, **options)(function)
+    if not numba.config.DISABLE_JIT:
+        compiled._cache = _Cache(function)
+    return compiled
+
+
+@cache
+def stamp(module: str) -> str:
+    """Return a digest of the sources that the compiled code of a module depends on."""
+    packages = {"raysweep", module.partition(".")[0]}
+    found, ahead = {module}, [module]
+    while ahead:
+        for name in _source(ahead.pop())[1]:
+            if name not in found and name.partition(".")[0] in packages:
+                found.add(name)
+                ahead.append(name)
+    return hashlib.sha256(b"".join(_source(name)[0] for name in sorted(found))).hexdigest()
+
+
+@cache
+def _source(module: str) -> tuple[bytes, tuple[str, ...]]:
+    """Return the digest of a module's source and the modules that it imports.
+
+    It is read once in a process, when the first kernel that depends on it is made: later edits do not belong
+    to the code that this process runs.
+    """
+    path = _file(module)
+    content = path.read_bytes() if path else b""
+    names = tuple(_imported(ast.parse(content), module, path is not None and path.name == "__init__.py"))
+    return hashlib.sha256(module.encode() + b"\0" + content).digest(), names
+
+
+def _imported(tree: ast.Module, module: str, is_package: bool) -> Iterator[str]:
+    """Yield the modules that the top level of a module imports."""
+    package = module if is_package else module.rpartition(".")[0]
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            name = resolve_name("." * node.level + (node.module or ""), package)
+            for alias in node.names:
+                inner = f"{name}.{alias.name}"
+                yield inner if _file(inner) else name
+
+
+def _file(module: str) -> Path | None:
+    """Return the source file of a module whose package is loaded, None where there is none."""
+    head, *rest = module.split(".")
+    package = sys.modules.get(head)
+    for folder in getattr(package, "__path__", ()):
+        base = Path(folder, *rest)
+        for path in (base / "__init__.py", base.with_name(f"{base.name}.py")):
+            if path.is_file():
+                return path
+    path = getattr(package, "__file__", None)
+    return Path(path) if path and path.endswith(".py") and not rest else None
+
+
+class _Cache(FunctionCache):
+    """The cache of one kernel: numba's, with other files and another stamp."""
+
+    def __init__(self, function: FunctionType) -> None:
+        super().__init__(function)
+        module = function.__module__
+        name = "".join(c for c in f"{module.rpartition('.')[2]}.{function.__qualname__}" if c not in "<>")
+        # numba's own stamp covers functions that stand in no file, such as those of a notebook.
+        own = self._impl.locator.get_source_stamp()
+        self._cache_file = _Entries(
+            Path(self.cache_path),
+            f"{name}.{sys.implementation.cache_tag}",
+            _short(repr((stamp(module), own, numba.__version__))),
+            function.__code__.co_firstlineno,
+        )
+
+
+class _Entries:
+    """The files of one kernel, `<name>-<stamp>-<key>.kernel`: one for each signature and processor.
+
+    `line` distinguishes functions of the same name in one module.
+    """
+
+    def __init__(self, folder: Path, name: str, stamp: str, line: int) -> None:
+        self._folder, self._name, self._stamp, self._line = folder, name, stamp, line
+
+    def load(self, key: Any) -> Any:
+        """Return the data of a key, None where there are none."""
+        try:
+            content = self._path(key).read_bytes()
+        except FileNotFoundError:
+            return None
+        kept, data = pickle.loads(content)  # noqa: S301 -- numba reads its own entries so
+        return data if kept == (self._line, key) else None
+
+    def save(self, key: Any, data: Any) -> None:
+        """Keep the data of a key, and remove the kernel's entries of other sources."""
+        write_atomic(self._path(key), dumps(((self._line, key), data)))
+        for path in self._entries():
+            if not path.name.startswith(f"{self._name}-{self._stamp}-"):
+                path.unlink(missing_ok=True)
+
+    def flush(self) -> None:
+        """Remove all entries of the kernel."""
+        for path in self._entries():
+            path.unlink(missing_ok=True)
+
+    def _entries(self) -> Iterator[Path]:
+        return self._folder.glob(f"{self._name}-*.kernel")
+
+    def _path(self, key: Any) -> Path:
+        return self._folder / f"{self._name}-{self._stamp}-{_short(repr((self._line, key)))}.kernel"
+
+
+def _short(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
