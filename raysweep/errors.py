@@ -1,4 +1,4 @@
-"""Every error that raysweep raises on purpose.
+"""The errors that raysweep raises on purpose.
 
 A message names the field, the value and the remedy, on one line where it can: the command line prints it
 as it is and exits with the class's `exit_code`.  Anything that is not a `RaysweepError` is a defect and
@@ -7,7 +7,7 @@ keeps its traceback.
 
 
 class RaysweepError(Exception):
-    """Base of all known errors; `exit_code` is what the command line ends with."""
+    """Base of all known errors; the command line exits with `exit_code`."""
 
     exit_code = 1
 
@@ -25,7 +25,7 @@ class DataError(RaysweepError):
 
 
 class IdentityError(RaysweepError):
-    """Stored results that belong to another configuration than the one that asks for them."""
+    """Stored results that belong to another configuration than the one given."""
 
     exit_code = 2
 

@@ -1,4 +1,4 @@
-"""kind -> config class, for languages, models, algorithms and evaluations; built in or plugged in.
+"""Registries from kind to config class: languages, models, algorithms, evaluations; built in or plugged in.
 
 A config is a frozen, keyword-only pydantic model that lives beside the thing it configures, carries a
 `kind`, and is decoded strictly: an unknown key or a wrong type is an error.  Adding a kind is one new file,

@@ -44,7 +44,7 @@ def kernel(function: Any = None, /, **options: Any) -> Any:
     if function is None:
         return lambda function: kernel(function, **options)
     compiled = numba.njit(nogil=True, **options)(function)
-    if not numba.config.DISABLE_JIT:
+    if compiled is not function:  # as it is with NUMBA_DISABLE_JIT
         compiled._cache = _Cache(function)
     return compiled
 
@@ -97,8 +97,8 @@ def _file(module: str) -> Path | None:
         for path in (base / "__init__.py", base.with_name(f"{base.name}.py")):
             if path.is_file():
                 return path
-    path = getattr(package, "__file__", None)
-    return Path(path) if path and path.endswith(".py") and not rest else None
+    alone = getattr(package, "__file__", None)
+    return Path(alone) if alone and alone.endswith(".py") and not rest else None
 
 
 class _Cache(FunctionCache):
@@ -110,7 +110,7 @@ class _Cache(FunctionCache):
         name = "".join(c for c in f"{module.rpartition('.')[2]}.{function.__qualname__}" if c not in "<>")
         # numba's own stamp covers functions that stand in no file, such as those of a notebook.
         own = self._impl.locator.get_source_stamp()
-        self._cache_file = _Entries(
+        self._cache_file = _Entries(  # type: ignore[assignment]
             Path(self.cache_path),
             f"{name}.{sys.implementation.cache_tag}",
             _short(repr((stamp(module), own, numba.__version__))),

@@ -10,7 +10,7 @@ import numpy as np
 from raysweep.compiled import kernel
 from raysweep.seeding import derive
 
-#: Sentences whose words are made in one go: enough for full vector registers, few enough for the cache.
+#: Sentences whose words are made at once: enough for full vector registers, few enough for the cache.
 TILE = 16
 
 _MASK = np.uint64(0xFFFFFFFF)
@@ -26,7 +26,7 @@ def key(seed: int, purpose: str) -> np.uint64:
 
 @kernel(inline="always")
 def rounds(c0, c1, c2, c3, key):  # type: ignore[no-untyped-def]
-    """Return the four words uint32 of Philox-4x32-10 of a counter of four, as `seeding.philox` does."""
+    """Return the four words uint32 of Philox-4x32-10 at a counter of four words, as `seeding.philox` does."""
     r0, r1 = np.uint32(key & _MASK), np.uint32(key >> _HALF)
     for _ in range(10):
         p0, p1 = np.uint64(c0) * _M0, np.uint64(c2) * _M1

@@ -1,9 +1,8 @@
-"""Building blocks of the kernels: bfloat16 as stored, exp, the normal distribution, and dropout's levels.
+"""Building blocks of the kernels: stored bfloat16, exp, log, the normal distribution, and dropout's levels.
 
 Arrays of low precision are uint16 holding the upper halves of float32 numbers (bfloat16), or plain float32:
-`load` and `save` take either, so every kernel is written once.  Everything is free of branches, for the
-compiler to make vector loops of it.  Importing this module imports numba, so it is imported where it is first
-used.
+`load` and `save` take either, so every kernel is written once.  Nothing branches, so that the compiler can
+make vector loops.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from numba.extending import overload
 from raysweep.compiled import kernel
 from raysweep.compiled.simd import intrinsic, peek, poke
 
-#: How kernels are compiled: sums may be regrouped, but infinities and NaN stay what they are.
+#: Options of most kernels: sums may be regrouped, but infinities and NaN are kept.
 COMPILED: dict[str, Any] = {
     "error_model": "numpy",
     "fastmath": {"contract", "reassoc", "nsz", "arcp"},
@@ -87,7 +86,7 @@ _MANTISSA = np.int32(23)
 
 @kernel(**INLINE)
 def exponential(x):  # type: ignore[no-untyped-def]
-    """Return e^x of a float32 x ≤ 0, to 4e-7 of itself; what is below e^-87 becomes that, and NaN stays."""
+    """Return e^x of a float32 x ≤ 0 within 4e-7 of itself, e^-87 for any x below -87, and NaN for NaN."""
     x = _LOWEST if x < _LOWEST else x
     n = np.int32(x * _LOG2E - _F05)
     f = np.float32(n)
@@ -151,7 +150,7 @@ def mixed(x):  # type: ignore[no-untyped-def]
 
 @kernel(**INLINE)
 def draw(key, first, words):  # type: ignore[no-untyped-def]
-    """Fill uint64 `words` with those from number `first` of the stream `key`: four levels of 16 bits each."""
+    """Fill uint64 `words` with words `first` .. of the stream `key`; each holds four levels of 16 bits."""
     first = np.uint64(first) + np.uint64(1)
     for w in range(len(words)):
         words[w] = mixed(key + (first + np.uint64(w)) * _GOLDEN)

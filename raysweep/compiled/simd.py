@@ -5,8 +5,8 @@
     fetch(array, place)                 the vector from element `place` of an array [n] on
     put(array, place, vector)
     peek(array, place)                  the element at `place`, counted over all axes, and
-    poke(array, place, number)          storing one: without numba's test for negative indices, which
-                                        keeps loops from being made vector loops
+    poke(array, place, number)          its store, both without numba's test for negative indices, which
+                                        prevents vector loops
     splat(number)                       the vector that holds a number everywhere
     times(x, y), plus(x, y, z)          x y and x y + z, contracted into one operation where there is one
     total(x)                            the sum of a vector's numbers
@@ -25,10 +25,10 @@ from numba.core import cgutils
 from numba.extending import intrinsic as _intrinsic
 from numba.extending import models, register_model
 
-#: Its own types know nothing of the context argument that callers leave out.
+#: Typed Any, because numba types it with the context argument, which callers leave out.
 intrinsic: Any = _intrinsic
 
-#: Numbers in a row of an array: of float32, four vectors.
+#: Numbers in a row of an array; in float32, four vectors.
 LANES = 64
 
 BYTES = 64
@@ -161,7 +161,7 @@ def total(context, x):  # type: ignore[no-untyped-def]
         kind = ir.FunctionType(shape.element, (shape.element, shape))
         name = f"llvm.vector.reduce.fadd.v{shape.count}f{x.dtype.bitwidth}"
         reduce = cgutils.get_or_insert_function(builder.module, kind, name)
-        # May be regrouped, into sums of halves: one by one takes the longest.
+        # Regrouped into sums of halves, because adding one by one is the slowest order.
         return builder.call(reduce, (ir.Constant(shape.element, 0.0), arguments[0]), fastmath=("reassoc",))
 
     return x.dtype(x), generate

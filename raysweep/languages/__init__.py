@@ -1,4 +1,4 @@
-"""Languages: sampling, exact conditionals, entropy and labels."""
+"""Languages, the text that models learn: sampling, exact conditionals, entropy and labels."""
 
 from raysweep.languages.base import Estimate, Language, LanguageConfig, Sample, Task
 from raysweep.languages.causal_lm import CausalLM, CausalLMConfig

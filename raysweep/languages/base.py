@@ -1,4 +1,4 @@
-"""The protocol of every language: sentences, exact conditionals, entropy and labelled tasks.
+"""The base of all languages: sentences, exact conditionals, entropy and labelled tasks.
 
 A language is a distribution over sentences x = (x_1, ..., x_T), T at most `max_length`, of words
 0 .. V-1.  Token ids above the words are special, the same for every language: `pad_id` = V, `mask_id` = V+1,
@@ -86,21 +86,21 @@ class LanguageConfig(KindConfig):
 
 
 class Language(ABC):
-    """A distribution over sentences, whose truth is known exactly where `exact` says so."""
+    """A distribution over sentences; its conditionals are known exactly where `exact` is true."""
 
     vocabulary_size: int
     max_length: int
-    #: False where nobody knows the truth (a corpus): `conditionals` and `log_prob` then raise `DataError`.
+    #: False where the distribution is unknown (a corpus): `conditionals` and `log_prob` raise `DataError`.
     exact: ClassVar[bool] = True
     #: True where every sentence has `max_length` words.
     fixed_length: ClassVar[bool] = False
     #: Positions of a sentence that `conditionals` can hide at once; None: any number.
     most_hidden: ClassVar[int | None] = None
-    #: True where exact conditionals cost more than reading them back from disk, and so are stored.
+    #: True where exact conditionals are stored, because they cost more than reading them back from disk.
     stores_conditionals: ClassVar[bool] = False
-    #: Sentences that training draws in one go: fewer where each takes long, for they are waited for.
+    #: Sentences that training draws at once; it waits for them, so fewer where each takes long.
     drawn_at_once: ClassVar[int] = 16384
-    #: What a person should know of this language, a line each, e.g. symbols that occur in no sentence.
+    #: Remarks for the user, a line each, e.g. on symbols that occur in no sentence.
     notes: tuple[str, ...] = ()
     #: Pr(a sentence has n words), float64 [max_length+1]; None where it is not known exactly.
     length_probabilities: np.ndarray | None = None
@@ -118,14 +118,14 @@ class Language(ABC):
     def distinct(self) -> int | None:
         """Number of different sentences that a seed gives before they repeat.
 
-        None where there is no end, and where it is not known before `prepare`.
+        None where they never repeat, and where the number is unknown before `prepare`.
         """
         return None
 
     def prepare(self) -> None:  # noqa: B027 -- most languages have nothing to make
-        """Make what sampling reads, such as the token shards of a corpus; sampling itself does so at need.
+        """Make what sampling reads, such as the token shards of a corpus; without it, the first sample does.
 
-        Raises `DataError` where it cannot be made.
+        Raises `DataError` where that fails.
         """
 
     @property
@@ -154,7 +154,7 @@ class Language(ABC):
 
     @abstractmethod
     def labels(self, task: str, sample: Sample) -> Tensor:
-        """Return the labels [B] of a task, int64; raises `DataError` for a task that is not there."""
+        """Return the labels [B] of a task, int64; raises `DataError` for an unknown task."""
 
     @abstractmethod
     def conditionals(
@@ -178,11 +178,11 @@ class Language(ABC):
 
     @abstractmethod
     def content(self) -> bytes:
-        """Return bytes that determine distribution and tasks, whatever file or seed they came from."""
+        """Return bytes that determine distribution and tasks, independent of file names and seeds."""
 
     @cached_property
     def fingerprint(self) -> str:
-        """sha256 of `content`: the language's identity in a run."""
+        """The sha256 of `content`: the identity of the language in a run."""
         return hashlib.sha256(type(self).__name__.encode() + b"\0" + self.content()).hexdigest()
 
     def sample(self, n: int, *, seed: int, start: int = 0) -> Tensor:
@@ -194,7 +194,7 @@ class Language(ABC):
         return (ids != self.pad_id).sum(dim=1)
 
     def text(self, ids: Tensor) -> str:
-        """Return a sentence [T] as text: its words where they have names, their numbers otherwise."""
+        """Return a sentence [T] as text: the names of its words, or their numbers where they have none."""
         return " ".join(map(str, ids[ids != self.pad_id].tolist()))
 
     def sentence_entropy(self, ids: Tensor) -> Tensor:
@@ -202,7 +202,7 @@ class Language(ABC):
         return self.entropy_of(self.conditionals(ids), ids)
 
     def entropy_of(self, log_probs: Tensor, ids: Tensor) -> Tensor:
-        """Return `sentence_entropy` [B] of `ids` [B, T] whose conditionals [B, T, V] are there already."""
+        """Return `sentence_entropy` [B] of `ids` [B, T] from their conditionals [B, T, V]."""
         terms = torch.cat(
             [torch.special.entr(part.double().exp()).sum(-1) for part in log_probs.split(_ROWS)]
         )
@@ -232,7 +232,7 @@ class Language(ABC):
         return torch.zeros_like(ids, dtype=torch.bool).scatter_(1, positions[:, None].long(), True)
 
     def drawn_positions(self, ids: Tensor, *, seed: int, start: int = 0) -> Tensor:
-        """Return the position [B] that `entropy` draws in each of the sentences `start ..` of `seed`."""
+        """Return the position [B] that `entropy` draws in sentences `start ..` of `seed`."""
         number = torch.arange(start, start + len(ids))
         return one_position(seed, number, self.lengths(ids), purpose="entropy")
 
@@ -244,11 +244,11 @@ class Language(ABC):
         batch: int = 1024,
         positions: Literal["all", "random"] = "all",
     ) -> Estimate:
-        """Estimate the least possible masked-LM loss: one uniformly drawn masked position a sentence.
+        """Estimate the least possible masked-LM loss, with one uniformly drawn masked position per sentence.
 
         Each of `n` sampled sentences gives the entropy of its exact conditionals, averaged over its
-        positions (`all`) or of one drawn position (`random`: as unbiased, noisier, and cheaper where every
-        position costs); the standard error is over sentences.
+        positions (`all`) or of one drawn position (`random`).  Both are unbiased; `random` is noisier, and
+        cheaper where the cost grows with the number of positions.  The standard error is over sentences.
         """
         parts = []
         for k in range(0, n, batch):

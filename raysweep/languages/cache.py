@@ -1,4 +1,4 @@
-"""The folder of what languages prepare once: tokens of corpora, hashes of large files, kept tokens."""
+"""The folder for work that languages do once: tokens of corpora, hashes of large files, kept tokens."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from pathlib import Path
 
 
 def cache_directory() -> Path:
-    """Return the folder of everything that can be made again: `$RAYSWEEP_CACHE` or `~/.cache/raysweep`."""
+    """Return `$RAYSWEEP_CACHE` or `~/.cache/raysweep`, the folder of files that can be made again."""
     given = os.environ.get("RAYSWEEP_CACHE")
     return Path(given or "~/.cache/raysweep").expanduser().absolute()

@@ -1,4 +1,4 @@
-"""Checks of the input that all languages share: well-formed batches and configurations."""
+"""Checks of the input of all languages: well-formed batches and well-formed configurations."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def check_sentences(language: Language, ids: Tensor, mask: Tensor | None = None)
     Raises `DataError` naming the first sentence that holds an id outside the vocabulary at a position that
     `mask` does not hide, or a word behind padding.
     """
-    # Of shorter integers, many cannot hold the id of padding, and torch takes some for masks.
+    # Shorter integers cannot always hold the id of padding, and torch takes some for masks.
     if ids.dim() != 2 or ids.dtype not in (torch.int32, torch.int64):
         raise DataError(f"ids must be integers [B, T], int64 or int32, not {ids.dtype} {list(ids.shape)}")
     if mask is not None and (mask.shape != ids.shape or mask.dtype != torch.bool):
@@ -89,5 +89,5 @@ def impossible(row: int) -> DataError:
 
 
 def floor(dtype: torch.dtype) -> float:
-    """Return the least normaliser that has not lost digits: a float32 one below it is redone in float64."""
+    """Return the least normaliser without lost digits; below it, float32 results are redone in float64."""
     return 1e-300 if dtype == torch.float64 else 1e-30

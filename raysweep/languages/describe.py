@@ -1,7 +1,7 @@
-"""A language at a glance: lengths, entropy, how its tasks' labels are distributed, and some sentences.
+"""A language at a glance: lengths, entropy, the distribution of its tasks' labels, and some sentences.
 
-Lengths are exact where the language knows them; everything else but the name and the sizes is measured on a
-sample, and says on how many sentences.
+Lengths are exact where the language knows them.  Everything else but the name and the sizes is measured on a
+sample, whose size is given with it.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ def describe(
     """Return plain data (numbers, strings, lists, dictionaries) about a language, from `sentences` of `seed`.
 
     `lengths`: min, max, mean and counts by length, and the exact `probabilities` by length, None where they
-    are not known.  `entropy`: nats per masked word, its standard error, n and positions, None where nobody
-    knows it; over `entropy_sentences`, 0 for none of it.  These are all sentences and all positions, unless
-    conditionals are so costly that the language stores them: then `FEW`, with one drawn position each.
-    `tasks`: for each, its description, the counts of the labels that occur, the most frequent label and its
-    share, which is what a classifier reaches that sees nothing.  `notes`: what the language says of itself.
+    are unknown.  `entropy`: nats per masked word, its standard error, n and positions; None where it is
+    unknown.  It is measured on `entropy_sentences` sentences (0: not at all).  By default these are all
+    sentences at all positions, or, where the language stores its costly conditionals, `FEW` sentences with
+    one drawn position each.  `tasks`: for each task, its description, the counts of the labels that occur,
+    the most frequent label and its share, which is the accuracy of a constant answer.  `notes`: the
+    remarks of the language.
     `examples`: ids, text, drawing (None where there is none) and labels of the first sentences.
     """
     sample = language.sample_latent(sentences, seed=seed)
@@ -108,7 +109,7 @@ def _entropy(language: Language, sentences: int, few: int | None, seed: int) -> 
 
 
 def as_text(facts: dict[str, Any]) -> str:
-    """Return what `describe` found as text for a terminal."""
+    """Return the result of `describe` as text for a terminal."""
     lines = [
         f"{facts['language']}  {facts['fingerprint'][:12]}",
         f"{facts['vocabulary_size']} words, sentences of at most {facts['max_length']}",

@@ -45,8 +45,8 @@ class Categories:
     Entry k belongs to distribution `group[k]` with weight `weight[k]`.  A draw is a function of its uniform
     alone and costs one binary search; it is exact to the resolution of the uniforms.
 
-    Kept are the entries of positive weight, distribution by distribution: `entry`, their `group`, the upper
-    `edges` of their intervals (distribution k divides [k, k+1)), and each distribution's `count` of them.
+    The entries of positive weight are kept, distribution by distribution: `entry`, their `group`, the upper
+    `edges` of their intervals (distribution k divides [k, k+1)), and the `count` of each distribution.
     """
 
     def __init__(self, group: np.ndarray, weight: np.ndarray, groups: int) -> None:
@@ -75,7 +75,7 @@ class Categories:
     def draw(self, group: Tensor, uniform: Tensor) -> Tensor:
         """Return the entries drawn, int64, from distributions `group` with `uniform` in (0, 1).
 
-        Both are of one shape.  Drawing from a distribution without entries is the caller's defect.
+        Both have the same shape.  The caller must not draw from a distribution without entries.
         """
         place = torch.searchsorted(self.edges, group + uniform, right=True)
         # Rounding may put a group's last edge just below the whole number where the group ends.

@@ -16,7 +16,7 @@ strings of T independent fair brackets without a mask.  Both have the target
     g*(x) = number of > in x - number of < in x,
 
 which is 1 where a < is masked, -1 where a > is masked, and 0 for a sentence of the language alone: the
-downstream strings are not of the language, and the language itself has no task of its own.
+downstream strings do not belong to the language, and the language has no task.
 
 A string is encoded as x_1, ..., x_T in R^2T (e_i the unit vectors): x_t = e_t for <, -e_t for >, and a mask
 at t is e_(t+T) or -e_(t+T) with probability 1/2 each.  Thus g*(x) = -<1_T, [sum_t x_t]_(1:T)>.
@@ -50,7 +50,7 @@ from raysweep.seeding import signs, words
 #: The words of the language.
 OPEN, CLOSE = 0, 1
 
-#: Rows that an enumeration may have.
+#: Most rows of an enumeration.
 MOST_ROWS = 1 << 20
 
 
@@ -104,7 +104,7 @@ class Dyck(Language):
 
     @property
     def tasks(self) -> Mapping[str, Task]:
-        """None: g* is zero on every sentence; see `downstream_population` for the regression."""
+        """No tasks: g* is zero on every sentence; `downstream_population` has the regression."""
         return {}
 
     def content(self) -> bytes:
@@ -112,7 +112,7 @@ class Dyck(Language):
         return repr(self.max_length).encode()
 
     def sample_latent(self, n: int, *, seed: int, start: int = 0) -> Sample:
-        """Draw sentences bracket by bracket: < with the share that the missing brackets have of it."""
+        """Draw sentences bracket by bracket: each is < with the share of < among the missing brackets."""
         T = self.max_length
         draw = words(seed, "dyck", torch.arange(start, start + n), T).T.contiguous()
         ids = torch.empty(n, T, dtype=torch.int64)

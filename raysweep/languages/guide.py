@@ -14,11 +14,12 @@ from raysweep.languages.draw import Categories
 
 
 class Guide(NamedTuple):
-    """`Categories` for 32-bit words as they come, with an index into each distribution.
+    """`Categories` for random 32-bit words, with an index into each distribution.
 
-    A word w draws the first entry k of its distribution with w <= `top[k]`.  The word's top bits
-    (w >> `shift`) say in `jump`, from `start` on, where the search begins, so that a draw costs a few
-    comparisons however many entries there are.  Unsigned, for numba tests a signed index for being negative.
+    A word w draws the first entry k of its distribution with w <= `top[k]`.  The search begins at the place
+    that `jump`, from `start` on, has for the top bits of the word (w >> `shift`), so a draw costs a few
+    comparisons, however many entries there are.  Indices are unsigned, because numba tests whether a signed
+    one is negative.
     """
 
     start: np.ndarray
@@ -29,10 +30,10 @@ class Guide(NamedTuple):
 
 
 def guide(categories: Categories) -> Guide:
-    """Return the tables by which `pick` draws what `categories.draw` draws from the word's uniform."""
+    """Return tables with which `pick` draws what `categories.draw` draws from the uniform of the word."""
     edges, group, count = categories.edges.numpy(), categories.group.numpy(), categories.count.numpy()
-    # ceiling[k] is the number of words whose uniform lies below edge k, in the very sums of `draw`: an
-    # estimate, and whether each word near it is below.
+    # ceiling[k] is the number of words whose uniform lies below edge k, in exactly the sums of `draw`: an
+    # estimate first, then a test of each word near it.
     near = np.clip(np.ceil((edges - group) * 2.0**32).astype(np.int64) - 4, 0, 1 << 32)
     ceiling = near.copy()
     for step in range(8):
@@ -51,7 +52,7 @@ def guide(categories: Categories) -> Guide:
         start=start.astype(np.uint64),
         shift=(32 - bits).astype(np.uint64),
         jump=jump.astype(np.uint32),
-        # An entry that no word draws is never where a search begins, and is passed over as its neighbour is.
+        # No search begins at an entry that no word draws, and the search passes over it.
         top=(np.maximum(ceiling, 1) - 1).astype(np.uint32),
         entry=categories.entry.numpy(),
     )
@@ -62,7 +63,7 @@ def pick(table, group, word):  # type: ignore[no-untyped-def]
     """Return the place in `table.entry` that a 32-bit word draws from distribution `group`."""
     group = np.uint64(group)
     place = np.uint64(table.jump[table.start[group] + (np.uint64(word) >> table.shift[group])])
-    # The one step that is often needed is taken without a branch to mispredict.
+    # One step is often needed; taken without a branch, it cannot be mispredicted.
     place += np.uint64(word > table.top[place])
     while word > table.top[place]:
         place += np.uint64(1)

@@ -1,4 +1,4 @@
-"""Keeping the Hugging Face libraries' notices off the terminal."""
+"""Silence of the Hugging Face libraries on the terminal."""
 
 from __future__ import annotations
 

@@ -6,11 +6,11 @@ whatever seeds and sizes are used.  Each split is the language conditioned on it
 
 **Tasks against everything else.**  Task sentences are drawn from streams of their own, so they are never the
 numbered sentences that a model is pre-trained or evaluated on.  Evaluation sentences (excess loss, trace) are
-not restricted by their words, because that would bend their distribution away from the language's: a short
-sentence that is probable enough to be drawn twice may occur in an evaluation and in a split.
+not restricted by their words, because that would change their distribution: a short sentence that is
+probable enough to be drawn twice may occur in an evaluation and in a split.
 
-Sentence i of a split is a function of (seed, split, i) alone: sentences come in blocks, and a block takes
-those of its own range of candidates that fall into its split, in order.
+Sentence i of a split is a function of (seed, split, i) alone: sentences come in blocks, and each block has
+its own range of candidates, from which it takes those of its split, in order.
 
 >>> from raysweep.languages.hmm import HMM
 >>> language = HMM.random(states=4, vocabulary=6, length=5, blocks=2, tasks=(2,))
@@ -53,21 +53,21 @@ def sentence_hash(ids: Tensor, pad_id: int) -> Tensor:
     Every word is hashed with its position, the sum over positions is hashed again.
     """
     position = torch.arange(1, ids.shape[1] + 1, device=ids.device)
-    # Both stay far below 2^31, so every pair of word and position has a number of its own.
+    # Both stay far below 2^31, so every pair of word and position has its own number.
     code = _mixed(((ids.to(torch.int64) + 1) << 32) + position)
     return _mixed(torch.where(ids != pad_id, code, 0).sum(dim=1))
 
 
 def in_test(ids: Tensor, pad_id: int) -> Tensor:
-    """Return which sentences [B] of `ids` [B, T] belong to the split `test`; the others are `train`'s."""
+    """Return which sentences [B] of `ids` [B, T] belong to the split `test`; the others belong to `train`."""
     return sentence_hash(ids, pad_id) < 0
 
 
 def draw_split(language: Language, split: Split, n: int, *, seed: int, start: int = 0) -> Sample:
     """Draw sentences `start .. start+n-1` of a split, with their latents; any slicing gives the same ones.
 
-    Cost: about two sampled sentences for each, and up to 1,024 more where `start` is no multiple of that.
-    Raises `DataError` where next to no sentence of the language falls into the split.
+    Cost: about two sampled sentences per sentence, and up to 1,024 more where `start` is not a multiple of
+    1,024.  Raises `DataError` where hardly any sentence of the language falls into the split.
     """
     if split not in ("train", "test"):
         raise DataError(f"split: no '{split}'; choose train or test")
@@ -77,13 +77,13 @@ def draw_split(language: Language, split: Split, n: int, *, seed: int, start: in
         for block in range(start // BLOCK, (stop + BLOCK - 1) // BLOCK)
         if (first := max(start - block * BLOCK, 0)) < (last := min(stop - block * BLOCK, BLOCK))
     ]
-    # Not every sampler takes a batch without sentences, so that one is cut from a sentence.
+    # Not every sampler accepts an empty batch, so an empty one is cut from one sentence.
     return _joined(parts) if parts else _picked(language.sample_latent(1, seed=seed), torch.arange(0))
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskFacts:
-    """The distribution of some sentences' labels over the classes of a task.
+    """The distribution of the labels of some sentences over the classes of a task.
 
     `counts` has one entry per class, zero for a class that did not occur.  Facts about different sentences of
     one task can be added.
@@ -121,7 +121,7 @@ class TaskFacts:
 
     @property
     def majority_rate(self) -> float:
-        """Share of the most frequent class: what a classifier reaches that sees nothing.  NaN if n is 0."""
+        """Share of the most frequent class, the accuracy of a constant answer; NaN if n is 0."""
         return self.counts[self.majority] / self.n if self.n else math.nan
 
     @property
@@ -135,7 +135,7 @@ def task_facts(
 ) -> dict[str, TaskFacts]:
     """Return the facts about the labels of `sample` for `tasks`, or for all tasks of the language.
 
-    Raises `DataError` for a task that is not there.
+    Raises `DataError` for an unknown task.
     """
     names = list(language.tasks) if tasks is None else list(tasks)
     labels = {name: language.labels(name, sample) for name in names}
@@ -162,7 +162,7 @@ def _draw_block(language: Language, split: Split, block: int, stream: int, first
                 "train and test, so give it more words or longer sentences"
             )
         missing = last - found
-        # Half of the candidates, and three standard deviations; each round at least doubles.
+        # About half of the candidates fit; three standard deviations more.  Each round at least doubles.
         size = min(max(2 * missing + 6 * math.isqrt(missing), drawn), CANDIDATES - drawn)
         sample = language.sample_latent(size, seed=stream, start=block * CANDIDATES + drawn)
         wanted = in_test(sample.ids, language.pad_id) == (split == "test")

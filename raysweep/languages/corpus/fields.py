@@ -1,4 +1,4 @@
-"""What a corpus is made of: its source, its tokenizer, and how documents become rows."""
+"""The fields of a corpus: its source, its tokenizer, and the making of rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class TrainedTokenizer(Config):
     train: Literal["wordpiece"]
     #: Word pieces, special ones included.
     vocabulary: int = Field(default=30522, ge=100)
-    #: It is trained on so many of the first training documents; held-out ones have no part in it.
+    #: Number of training documents, the first ones, that it is trained on; held-out ones are never used.
     documents: int = Field(default=100_000, ge=1)
 
 
@@ -26,17 +26,17 @@ class CorpusFields(LanguageConfig):
     hub_or_path: ClassVar[frozenset[str]] = frozenset({"source", "tokenizer"})
 
     source: str = Field(min_length=1)
-    #: Of a hub data set: its configuration, its split, and its branch, tag or commit (None: `main`).
+    #: Configuration, split, and branch, tag or commit (None: `main`) of a hub data set.
     subset: str | None = None
     split: str = "train"
     revision: str | None = None
     #: The column or key that holds the text; .txt files have none.
     text_field: str = "text"
-    #: What is one document in a .txt file: what stands between blank lines, a line, or the file.
+    #: A document of a .txt file: the text between blank lines, a line, or the file.
     document: Literal["paragraph", "line", "file"] = "paragraph"
-    #: Rows of the source joined into one document, where a row is less than that (BookCorpus: a sentence).
+    #: Rows of the source per document, for sources with shorter rows (BookCorpus: a sentence).
     rows_per_document: int = Field(default=1, ge=1)
-    #: Only so many documents are used; None: all.
+    #: Number of documents used, the first ones; None: all.
     documents: int | None = Field(default=None, ge=2)
     tokenizer: str | TrainedTokenizer = "google-bert/bert-base-uncased"
     #: Token put behind every document; None: the tokenizer's own, such as [SEP] or </s>.
@@ -45,7 +45,7 @@ class CorpusFields(LanguageConfig):
     length: int = Field(default=128, ge=2, le=8192)
     #: Share of the documents that training never sees.
     held_out: float = Field(default=0.01, gt=0, lt=1, allow_inf_nan=False)
-    #: Decides which documents these are.
+    #: Decides which documents are held out.
     seed: int = Field(default=0, ge=0)
 
     @field_validator("tokenizer", mode="before")

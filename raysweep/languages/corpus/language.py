@@ -1,11 +1,11 @@
-"""Real text as a language: rows of a corpus, whose conditionals nobody knows.
+"""Real text as a language: rows of a corpus, with unknown conditionals.
 
 Documents are divided into training and held-out ones by a hash of their text, tokenised, and packed into rows
-of `length` tokens.  A sentence is a row.  Each seed runs through all training rows in an order of its own,
-then through all of them in another, and so on: with R rows, sentence i is row p(i mod R), p the permutation
-of (seed, i div R).  `held_out` is the same over the held-out rows.
+of `length` tokens.  A sentence is a row.  Each seed runs through all training rows in its own order, then
+through all of them in another order, and so on: with R rows, sentence i is row p(i mod R), where p is the
+permutation of (seed, i div R).  `held_out` does the same with the held-out rows.
 
-Loss is measured on held-out rows (`held_out_loss`): there is no entropy to compare it with.
+The loss is measured on held-out rows (`held_out_loss`); there is no entropy to compare it with.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from raysweep.languages.corpus.source import Source, resolve
 from raysweep.languages.corpus.store import Manifest, Rows, Split, Store, dump
 from raysweep.languages.corpus.tokenizer import Words
 
-_FORMAT = 1  # of what is stored; another one is another folder
+_FORMAT = 1  # of the stored form; another version uses another folder
 
 
 class Corpus(Language):
-    """The training rows of a corpus; `held_out` has the others.  Latents: `row` [B], its number.
+    """The training rows of a corpus; `held_out` has the others.  Latents: `row` [B], the number of the row.
 
-    Making the object reads no more than identifies source and tokenizer.  Tokens are made by `prepare`, or
-    when they are first asked for, and kept in `$RAYSWEEP_CACHE` or `~/.cache/raysweep` for all who ask.
+    The constructor reads only what identifies source and tokenizer.  `prepare`, or the first sample, makes
+    the tokens, which are kept in `$RAYSWEEP_CACHE` or `~/.cache/raysweep` for later processes.
     """
 
     exact: ClassVar[bool] = False
@@ -88,7 +88,7 @@ class Corpus(Language):
 
     @property
     def store(self) -> Store:
-        """The folder of its tokens."""
+        """The folder of the tokens."""
         return Store(cache_directory() / "corpus" / hashlib.sha256(dump(self.recipe)).hexdigest()[:32])
 
     @cached_property
@@ -101,7 +101,7 @@ class Corpus(Language):
         return prepare.prepare(self.store, self._source, self.recipe, self._given)
 
     def prepare(self) -> None:
-        """Tokenise the corpus, where that has not been done; may take hours, and goes on when interrupted.
+        """Tokenise the corpus unless that is done; this may take hours, and continues after an interruption.
 
         Progress is logged as `raysweep.corpus`.
         """
@@ -116,7 +116,7 @@ class Corpus(Language):
 
     @property
     def words(self) -> Words:
-        """The tokenizer; one that is trained is there when the corpus is prepared."""
+        """The tokenizer; one that is trained on the corpus exists once the corpus is prepared."""
         if self._given is not None:
             return self._given
         return self._trained
@@ -128,11 +128,11 @@ class Corpus(Language):
 
     @property
     def tasks(self) -> Mapping[str, Task]:
-        """None: a corpus has no labels."""
+        """No tasks: a corpus has no labels."""
         return {}
 
     def sample_latent(self, n: int, *, seed: int, start: int = 0) -> Sample:
-        """Draw rows without replacement, epoch after epoch: latents `row` int64 [n]."""
+        """Draw rows without replacement, epoch by epoch: latents `row` int64 [n]."""
         number = torch.arange(start, start + n)
         rows = len(self._rows)
         row = permuted(number % rows, rows, seed=seed, purpose="corpus", epoch=number // rows)
@@ -146,11 +146,11 @@ class Corpus(Language):
     def conditionals(
         self, ids: Tensor, mask: Tensor | None = None, *, dtype: torch.dtype = torch.float32
     ) -> Tensor:
-        """Raise `DataError`: nobody knows them."""
+        """Raise `DataError`: they are unknown."""
         raise self._unknown("conditionals")
 
     def log_prob(self, ids: Tensor) -> Tensor:
-        """Raise `DataError`: nobody knows it."""
+        """Raise `DataError`: it is unknown."""
         raise self._unknown("probabilities of sentences")
 
     def entropy(
@@ -161,7 +161,7 @@ class Corpus(Language):
         batch: int = 1024,
         positions: Literal["all", "random"] = "all",
     ) -> Estimate:
-        """Raise `DataError`: nobody knows it."""
+        """Raise `DataError`: it is unknown."""
         raise self._unknown("entropy")
 
     def _unknown(self, what: str) -> DataError:
@@ -170,7 +170,7 @@ class Corpus(Language):
         )
 
     def content(self) -> bytes:
-        """Return what determines the rows, as bytes."""
+        """Return bytes that determine the rows."""
         return dump([self.split, self.recipe])
 
     def text(self, ids: Tensor) -> str:

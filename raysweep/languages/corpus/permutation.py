@@ -1,7 +1,7 @@
-"""A permutation of 0 .. n-1 that is computed, not stored: any of its values, in any order, on any process.
+"""A permutation of 0 .. n-1 that is computed, not stored: any value, in any order, in any process.
 
-A Feistel network over the b bits of the smallest power of two that holds n is a bijection of 0 .. 2^b - 1,
-whatever its round function; here that is Philox.  Applied again and again until the value is below n
+A Feistel network over the b bits of the smallest power of two that holds n is a bijection of 0 .. 2^b - 1
+for every round function, here Philox.  Applied repeatedly until the value is below n
 ("cycle walking"; Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002) it is a bijection
 of 0 .. n-1, in fewer than two applications on average.
 """
@@ -26,7 +26,7 @@ def permuted(index: Tensor, n: int, *, seed: int, purpose: str, epoch: Tensor) -
     >>> sorted(places.tolist())
     [0, 1, 2, 3, 4]
     """
-    # Halves of one or two bits would make few of all permutations.
+    # Halves of one or two bits would reach only few of all permutations.
     bits = max(6, (n - 1).bit_length())
     key = derive(seed, purpose)
     value = _round_trip(index, bits, key, epoch)

@@ -1,9 +1,9 @@
-"""documents -> rows of tokens: split, tokenised, packed and stored, part by part.
+"""Preparation of a corpus: documents become rows of tokens, split, tokenised, packed and stored in parts.
 
-The documents of a split, each with a separator behind it, are written one after another, and cut into rows of
-`length` tokens; so a row may hold the end of one document and the beginning of the next, and there is no
-padding.  A part is some of the source's documents in order; what is left of it behind its last whole row,
-less than a row a split, is dropped, so that a part depends on its own documents alone.
+The documents of a split, each followed by a separator, are concatenated and cut into rows of `length` tokens.
+A row may therefore hold the end of one document and the beginning of the next, and there is no padding.  A
+part is a run of documents of the source.  The tokens after its last whole row, less than a row per split, are
+dropped, so that a part depends on its own documents alone.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from raysweep.languages.corpus.tokenizer import Words
 
 log = logging.getLogger("raysweep.corpus")
 
-#: A part ends with the document that reaches either: about 30 MB of tokens, a minute of work at most.
+#: A part ends with the document that reaches either limit: about 30 MB of tokens, at most a minute of work.
 PART_DOCUMENTS = 1 << 18
 PART_CHARACTERS = 1 << 26
 
-_BATCH_DOCUMENTS = 1024  # tokenised at once, so that all cores have work,
-_BATCH_CHARACTERS = 1 << 20  # and as much as this, for a token takes a hundred bytes on its way
+_BATCH_DOCUMENTS = 1024  # tokenised at once: enough for all cores,
+_BATCH_CHARACTERS = 1 << 20  # and not more text than this, because a token takes a hundred bytes meanwhile
 _REPORT_SECONDS = 10.0
 
 
 def prepare(store: Store, source: Source, recipe: dict[str, Any], words: Words | None) -> Manifest:
-    """Return the manifest of a corpus, making what of it is missing.
+    """Return the manifest of a corpus after making its missing parts.
 
-    Parts that stand are not made again.  Processes that prepare the same corpus at once take turns: the
-    first makes it, the others wait and find it made.  `words` None means that the tokenizer is trained.
+    Finished parts are not made again.  Of several processes that prepare the same corpus, one makes it, and
+    the others wait for it.  With `words` None, the tokenizer is trained.
     """
     found = store.manifest()
     if found is not None:
@@ -58,7 +58,7 @@ def prepare(store: Store, source: Source, recipe: dict[str, Any], words: Words |
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock, which the system takes back when its process ends, however that happens."""
+    """Hold the lock of the folder; the system releases it when the process ends, even if it is killed."""
     handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         try:
@@ -116,7 +116,7 @@ def _from(document: int) -> str:
 
 
 def trained(store: Store, source: Source) -> Words:
-    """Return the tokenizer trained on the corpus, training it where the store has none yet."""
+    """Return the tokenizer trained on the corpus; train it where the store has none yet."""
     config = source.config
     wanted = config.tokenizer
     if not isinstance(wanted, TrainedTokenizer):
@@ -177,7 +177,7 @@ def _one_part(documents: Iterator[str]) -> Iterator[str]:
 
 
 def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Yield texts in lists that are worth tokenising at once."""
+    """Yield texts in lists large enough to be tokenised efficiently."""
     batch: list[str] = []
     characters = 0
     for text in texts:
@@ -191,7 +191,7 @@ def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
 
 
 class _Progress:
-    """Says now and then how far the preparation is, and how long it will take where that can be told."""
+    """Logs the progress of the preparation now and then, with the time left where the size is known."""
 
     def __init__(self, source: Source, start: int) -> None:
         config = source.config
@@ -202,7 +202,7 @@ class _Progress:
         self._began = self._said = time.monotonic()
 
     def add(self, documents: int, characters: int) -> None:
-        """Count documents that are tokenised."""
+        """Count tokenised documents."""
         self._documents += documents
         self._characters += characters
         now = time.monotonic()

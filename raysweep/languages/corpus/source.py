@@ -1,6 +1,6 @@
-"""The source of the documents: a hub data set or local files, streamed through `datasets`.
+"""Sources of documents: a hub data set or local files, streamed through `datasets`.
 
-The order of documents is that of the source; local files come in the order of their sorted paths.
+Documents keep the order of the source; local files are read in the order of their sorted paths.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?\Z")
 
 @dataclass(frozen=True)
 class Source:
-    """A source that is there: its loader and files, or its name and commit on the hub."""
+    """A source that was found: its loader and files, or its name and commit on the hub."""
 
     config: CorpusFields
     loader: str
     files: tuple[str, ...]
-    #: What determines the rows, whatever they are called: plain data.
+    #: Plain data that determines the rows, independent of file names.
     identity: dict[str, Any]
 
     def documents(self, start: int = 0) -> Iterator[str]:
@@ -70,7 +70,7 @@ class Source:
         return None
 
     def text_bytes(self) -> int | None:
-        """Return about how many bytes of text there are, None where that is not known."""
+        """Return the approximate number of bytes of text, None where it is unknown."""
         return sum(map(os.path.getsize, self.files)) if self.loader in ("text", "json") else None
 
     def _open(self) -> Any:
@@ -112,17 +112,17 @@ class Source:
                     yield text or ""
         except DataError:
             raise
-        except Exception as error:  # the classes of what `datasets` raises are those of all its readers
+        except Exception as error:  # the readers of `datasets` raise errors of many classes
             if isinstance(error, OSError) and self.loader != "hub":
                 raise
             raise DataError(f"source: {self.config.source} cannot be read: {brief(error)}") from error
 
 
 def resolve(config: CorpusFields) -> Source:
-    """Find the source of a corpus; nothing of it is read but what identifies it.
+    """Find the source of a corpus and read only what identifies it.
 
-    Local files are identified by their content, a hub data set by its commit.  Raises `ConfigError` for one
-    that is not there, `DataError` where the hub cannot be asked.
+    The content identifies local files, the commit a hub data set.  Raises `ConfigError` for a source that
+    does not exist, `DataError` where the hub cannot be asked.
     """
     files = _local_files(config.source)
     if not files:
@@ -146,7 +146,7 @@ def resolve(config: CorpusFields) -> Source:
 
 
 def _local_files(source: str) -> list[str]:
-    """Return the local files that a source names, sorted; [] where it names none."""
+    """Return the local files of a source, sorted; [] where it names none."""
     path = os.path.abspath(os.path.expanduser(source))
     if os.path.isfile(path):
         return [path]
@@ -193,7 +193,7 @@ def brief(error: Exception) -> str:
 
 
 def content_digest(path: str) -> str:
-    """Return the sha256 of a file; computed once for a path, size and time of change, then remembered."""
+    """Return the sha256 of a file, computed once for a path, size and time of change, then kept."""
     state = os.stat(path)
     stamp = {"path": path, "size": state.st_size, "changed_ns": state.st_mtime_ns}
     record = cache_directory() / "files" / f"{hashlib.sha256(path.encode()).hexdigest()[:32]}.json"
@@ -202,7 +202,7 @@ def content_digest(path: str) -> str:
         if {key: known[key] for key in stamp} == stamp:
             return str(known["sha256"])
     except (OSError, ValueError, KeyError):
-        pass  # never seen, or seen by a process that was killed: what it says is found out again
+        pass  # no record, or a damaged one: the digest is computed
     with open(path, "rb") as file:
         value = hashlib.sha256()
         while block := file.read(_HASH_BYTES):

@@ -1,7 +1,7 @@
-"""The documents that are held out, by a keyed hash of their text alone.
+"""The split of documents into training and held-out ones, by a keyed hash of their text.
 
-A document's side depends neither on its place in the source nor on the other documents, and copies of a
-document, also those that differ in case, spaces or Unicode form, are on the same side.
+The side of a document depends neither on its place in the source nor on other documents.  Copies of a
+document, even if they differ in case, spaces or Unicode form, are on the same side.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import unicodedata
 
 
 def normalised(text: str) -> str:
-    """Return text as it is compared: Unicode form NFKC, case folded, one space for any white space.
+    """Return text in the form that is compared: Unicode NFKC, case folded, one space for any white space.
 
     >>> normalised(" The\\n CAT ") == normalised("the cat")
     True
@@ -22,7 +22,7 @@ def normalised(text: str) -> str:
 
 
 def is_held_out(text: str, share: float, seed: int) -> bool:
-    """Return whether a document is among the `share` that training never sees."""
+    """Return whether a document is in the `share` that training never sees."""
     key = seed.to_bytes(32, "little")
     digest = hashlib.blake2b(normalised(text).encode(), digest_size=8, key=key).digest()
     return int.from_bytes(digest, "little") < share * 2.0**64

@@ -1,9 +1,9 @@
-"""The folders of prepared corpora, and the writing and reading of their token shards.
+"""The folder of a prepared corpus: token shards and their records.
 
-A corpus has a folder under the cache, `$RAYSWEEP_CACHE` or `~/.cache/raysweep`, named by what determines it.
+The folder lies in the cache, `$RAYSWEEP_CACHE` or `~/.cache/raysweep`; its name is a digest of the recipe.
 Part k of the documents gives `train-k.npy` and `held_out-k.npy`, token ids [rows, length], and `part-k.json`,
-written last, which says what they hold; `manifest.json` is written when all parts stand.  Every file appears
-whole or not at all.
+written last, which describes them; `manifest.json` is written when all parts are there.  Every file is
+written whole or not at all.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Part(_Record):
 
 
 class Manifest(_Record):
-    """All parts of a corpus, with what it was made by; written when everything else stands."""
+    """All parts of a corpus and its making; written last."""
 
     recipe: dict[str, Any]
     versions: dict[str, str]
@@ -88,7 +88,7 @@ class Store:
         return part
 
     def parts(self) -> list[Part]:
-        """Return the parts that stand, from the first on without a gap."""
+        """Return the finished parts, from the first on without a gap."""
         found: list[Part] = []
         while True:
             try:
@@ -108,18 +108,18 @@ class Store:
             raise DataError(f"{path} is damaged; remove {self.folder} and it is made again") from error
 
     def remove_leftovers(self) -> None:
-        """Remove the half-written files of processes that are gone; only for who holds the lock."""
+        """Remove the unfinished files of killed processes; the caller must hold the lock."""
         for path in self.folder.glob(f"{TEMPORARY}*"):
             path.unlink(missing_ok=True)
 
 
 class Rows:
-    """The rows of one split, read from mapped files: the system keeps in memory what is used."""
+    """The rows of one split, read from mapped files; the system keeps used pages in memory."""
 
     def __init__(self, store: Store, manifest: Manifest, split: Split, length: int) -> None:
         self._store, self._split, self._length = store, split, length
         counts = [part.shards[split].rows for part in manifest.parts]
-        #: The number of the first row of each shard, and behind the last that of all rows.
+        #: The number of the first row of each shard, and at the end the number of all rows.
         self._starts = np.concatenate([[0], np.cumsum(counts)])
 
     def __len__(self) -> int:
@@ -156,5 +156,5 @@ class Rows:
 
 
 def dump(data: Any) -> bytes:
-    """Return plain data as the one JSON text that it has."""
+    """Return the canonical JSON text of plain data."""
     return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()

@@ -1,8 +1,7 @@
 """Tokenizers of the `tokenizers` library: from the hub, from a folder, or trained on a corpus.
 
-A tokenizer turns text into words 0 .. V-1.  Its own special tokens are words like all others, which occur
-only where the corpus puts them: one separator behind every document.  What looks like a special token in the
-text ("[MASK]") is text.
+A tokenizer turns text into words 0 .. V-1.  Its own special tokens are words too, but occur only where the
+corpus puts them: one separator after every document.  "[MASK]" in the text is ordinary text.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 def fetch(name: str) -> bytes:
     """Return the `tokenizer.json` of a local folder or file, or of a hub model.
 
-    Raises `ConfigError` for a folder that has none, `DataError` where the hub does not give one.
+    Raises `ConfigError` for a folder that has none, `DataError` where the hub has none or cannot be reached.
     """
     path = Path(name).expanduser()
     if path.is_dir():
@@ -53,15 +52,15 @@ def fetch(name: str) -> bytes:
 def train(texts: Callable[[], Iterable[str]], vocabulary: int) -> bytes:
     """Train a WordPiece tokenizer with BERT's lower-casing normaliser; return its `tokenizer.json`.
 
-    `texts` is called twice and gives the same texts each time.  The same texts give the same bytes.  Memory
-    grows with the number of different words, not with the text.  Raises `DataError` where the texts do not
-    give `vocabulary` word pieces.
+    `texts` is called twice and must return the same texts both times.  The same texts give the same bytes.
+    Memory grows with the number of different words, not with the length of the text.  Raises `DataError`
+    where the texts give fewer than `vocabulary` word pieces.
     """
     letters: Counter[str] = Counter()
     first = _untrained()
     first.train_from_iterator(_counted(texts(), letters), _trainer(len(_SPECIAL), _SPECIAL))
-    # Letters within words get their numbers in the order of a hash table, and ties between merges go by
-    # numbers: a second training that is given them in order is the same every time.
+    # The first training numbers letters within words in the order of a hash table, and numbers decide ties
+    # between merges.  A second training, with the letters in sorted order, gives the same result every time.
     most = sorted(letters, key=lambda c: (-letters[c], c))[: min(1000, vocabulary // 4)]
     within = sorted(f"##{c}" for c in most if first.token_to_id(f"##{c}") is not None)
     second = _untrained()
@@ -98,8 +97,8 @@ def _trainer(
 
 
 def _counted(texts: Iterable[str], letters: Counter[str]) -> Iterator[str]:
-    """Yield texts, counting their letters as the tokenizer sees them."""
-    # One of its own: that of a tokenizer in training is locked.
+    """Yield texts and count their letters after normalisation."""
+    # A normaliser of its own, because that of a tokenizer in training is locked.
     normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
     for text in texts:
         letters.update(normalizer.normalize_str(text))
@@ -112,7 +111,7 @@ class Words:
     """A tokenizer as a map from text to word ids."""
 
     def __init__(self, content: bytes, separator: str | None = None) -> None:
-        """Read a `tokenizer.json`; raises `ConfigError` for a separator that it has not."""
+        """Read a `tokenizer.json`; raises `ConfigError` for a separator that it does not have."""
         self.digest = hashlib.sha256(content).hexdigest()
         try:
             self._tokenizer = tokenizers.Tokenizer.from_str(content.decode())
@@ -133,10 +132,10 @@ class Words:
         self.dtype = np.dtype(np.uint16 if self.size <= 1 << 16 else np.int32)
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return the word ids of each text, its separator last."""
+        """Return the word ids of each text, with the separator at the end."""
         found = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array([*one.ids, self.separator], dtype=self.dtype) for one in found]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of word ids, special tokens shown."""
+        """Return the text of word ids, including special tokens."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))

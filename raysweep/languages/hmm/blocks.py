@@ -1,8 +1,8 @@
-"""Blocks: sets of states that move only among themselves and whose words nobody else emits.
+"""Blocks: sets of states that move only among themselves and emit words that no other state emits.
 
-Where one visible word tells a sentence's block, all of its states, seen or hidden, are of that block, and
-the forward-backward pass over the block's tables is exact.  Sentences are grouped by block and answered by a
-compiled kernel in float32, each in the same way whatever else is in its batch.
+One visible word determines the block of a sentence.  All its states are then in that block, and the
+forward-backward pass over the tables of the block is exact.  Sentences are grouped by block, and a compiled
+kernel answers them in float32; an answer does not depend on the rest of the batch.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from torch import Tensor
 
 from raysweep.languages.checks import floor
 
-#: Above so many states in a block that are more than half of all, the products of `passes` are faster.
+#: The products of `passes` are faster for a block of more states than this, where it has most of all states.
 WIDE = 32
 
 
 @dataclass(frozen=True)
 class Block:
-    """A block's tables in float32: `leaves` [w+1, s] by word, the last row that of a hidden word."""
+    """The tables of a block in float32; the last row of `leaves` [w+1, s] belongs to a hidden word."""
 
     initial: np.ndarray
     transition: np.ndarray
@@ -33,7 +33,7 @@ class Block:
 
 
 class Blocks:
-    """The blocks of a model; `of_word` and `place` [V] are each word's block and its number in it."""
+    """The blocks of a model; `of_word` and `place` [V] give the block of each word and its number there."""
 
     def __init__(self, blocks: list[Block], of_word: np.ndarray, place: np.ndarray) -> None:
         self.blocks = blocks
@@ -42,7 +42,7 @@ class Blocks:
 
     @classmethod
     def find(cls, initial: np.ndarray, transition: np.ndarray, emission: np.ndarray) -> Blocks | None:
-        """Return the blocks, or None where a kernel would not be the faster way."""
+        """Return the blocks, or None where a kernel would not be faster."""
         S, V = emission.shape
         a, b = np.nonzero(transition)
         s, c = np.nonzero(emission)
@@ -72,9 +72,10 @@ class Blocks:
     ) -> Tensor:
         """Answer the sentences whose visible words are of one block, and return the other rows, ascending.
 
-        `words` int64 [B, T] and `hidden` as everywhere.  Log-probabilities are written to `out` float32
-        [B, >= T, V], at the hidden positions or, without `hidden`, at all; without it also the mean entropy
-        over positions to `entropy` float64 [B].  A sentence with a normaliser that lost digits is returned.
+        `words` is int64 [B, T], `hidden` boolean [B, T] or None.  Log-probabilities are written to `out`
+        float32 [B, >= T, V], at hidden positions, or at all positions without `hidden`; then the mean entropy
+        over positions is written to `entropy` float64 [B] too.  The rows returned include sentences with a
+        normaliser that lost digits.
         """
         from raysweep.languages.hmm import kernels
 
@@ -105,9 +106,9 @@ class Blocks:
         return (~sound).nonzero()[:, 0]
 
     def _told(self, words: Tensor, hidden: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the block of each sentence [B] and whether its visible words tell it [B]."""
+        """Return the block of each sentence [B], and whether its visible words determine it [B]."""
         if hidden is None:
-            # Each position is hidden in turn: one word alone tells nothing about itself.
+            # Each position is hidden in turn, so one word alone determines no block.
             block = self.of_word[words]
             return block[:, 0], (block == block[:, :1]).all(dim=1) & (words.shape[1] > 1)
         block = self.of_word[torch.where(hidden, 0, words)]

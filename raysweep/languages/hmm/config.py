@@ -26,7 +26,7 @@ class HMMConfig(LanguageConfig):
     length: int = Field(default=16, ge=1, le=1024)
     #: Number of diagonal blocks; 1 is a dense model.
     blocks: int = Field(default=10, ge=1)
-    #: Of the symmetric Dirichlet distribution that every row is drawn from; small is peaked.
+    #: Parameter of the symmetric Dirichlet distribution of every row; small values give peaked rows.
     concentration: float = Field(default=1.0, ge=0.05, le=1000.0)
     #: Positions, counted from 1, whose hidden states are downstream tasks.
     tasks: tuple[int, ...] = (6, 10)

@@ -1,4 +1,4 @@
-"""Compiled: sampling of paths, and the forward-backward pass within a block."""
+"""Compiled kernels: sampling of paths, and the forward-backward pass within a block."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from raysweep.compiled.philox import TILE, fill
 from raysweep.compiled.scalars import logarithm
 from raysweep.languages.guide import pick
 
-#: Sentences side by side, the innermost axis of all arrays: every sentence is computed alike.  A constant,
-#: and large, for the compiler to make full vector loops of what runs over it.
+#: Sentences side by side, the innermost axis of all arrays.  It is a large constant, so that the compiler
+#: makes full vector loops over it.
 LANES = 64
 
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
@@ -32,7 +32,7 @@ def paths(first, step, word, vocabulary, key, start, ids, states):  # type: igno
     for tile in range(0, n, TILE):
         fill(key, start + tile, blocks, drawn)
         size = min(TILE, n - tile)
-        # Position by position: the draws of a tile's sentences do not wait for each other.
+        # Position by position, because the draws of different sentences do not wait for each other.
         for t in range(T):
             u, v = t, T + t
             for i in range(size):
@@ -52,7 +52,7 @@ def paths(first, step, word, vocabulary, key, start, ids, states):  # type: igno
 # No contraction here: an element's logarithm is the same in a vector loop and in the rest behind it.
 @kernel(error_model="numpy")
 def logarithms(p, out):  # type: ignore[no-untyped-def]
-    """Write ln p of float32 [n] into `out`, -inf for 0.  Vectorised, for which `out` must not be `p`."""
+    """Write ln p of float32 [n] into `out`, -inf for 0.  `out` must not be `p`: the loop is vectorised."""
     for k in range(len(p)):
         value = logarithm(p[k])
         out[k] = value if p[k] > _ZERO else _NONE
@@ -118,8 +118,8 @@ def conditionals(  # type: ignore[no-untyped-def]
     """Answer the sentences `rows` of one block; see `blocks.Blocks.answer`.
 
     `ids` [B, T]; `hidden` [B, T], or [0, T] for each position in turn; tables of s states and w words;
-    `words` [w] their ids, `place` [V] the way back.  Writes to `out` [B, >= T, V] and `entropy` [B] unless
-    they are empty, and `sound` [B]: whether all normalisers are at least `least_total`.
+    `words` [w] are their ids, and `place` [V] maps ids back to words.  Writes to `out` [B, >= T, V] and
+    `entropy` [B] unless they are empty, and `sound` [B]: whether all normalisers are at least `least_total`.
     """
     T = ids.shape[1]
     s, w = emission.shape

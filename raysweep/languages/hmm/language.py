@@ -70,7 +70,7 @@ class HMM(Language):
 
     @property
     def tasks(self) -> Mapping[str, Task]:
-        """One task per chosen position, named by it: which hidden state is there."""
+        """One task per chosen position, named by its number: the hidden state there."""
         classes = tuple(str(state) for state in range(self.states))
         truth = "generated state" if self.label == "state" else "most probable state given the sentence"
         return {
@@ -97,7 +97,7 @@ class HMM(Language):
     ) -> Sample:
         """Draw sentences with their states: latents `states` int64 [n, T].
 
-        They are made on `device`, and are the same on every device.
+        They are made on `device` and are the same on every device.
         """
         ids, states = self._sampler.draw(n, seed=seed, start=start, device=torch.device(device))
         return Sample(ids=ids, latents={"states": states})
@@ -121,7 +121,7 @@ class HMM(Language):
         """Return exact log-probabilities [B, T, V] of `dtype`, as `Language.conditionals` says.
 
         Memory beside the result: a few MB.  Cost: 2 T S (S + V) multiply-adds a sentence, with S and V those
-        of a block where the blocks are small; those sentences' results do not depend on their batch.
+        of a block where the blocks are small.  Then results do not depend on the batch.
         """
         check_conditionals(self, ids, mask, dtype)
         shape, T = (*ids.shape, self.vocabulary_size), self.max_length
@@ -156,7 +156,7 @@ class HMM(Language):
         return out
 
     def log_prob(self, ids: Tensor) -> Tensor:
-        """Return log Pr(x) [B] in nats, float64; -inf outside the language, such as other lengths."""
+        """Return log Pr(x) [B] in nats, float64; -inf outside the language, e.g. for another length."""
         lengths = check_sentences(self, ids)
         out = torch.full((len(ids),), -torch.inf, dtype=torch.float64, device=ids.device)
         tables = self._on(ids.device, torch.float64)
@@ -200,7 +200,7 @@ class HMM(Language):
         out: Tensor | None = None,
         entropy: Tensor | None = None,
     ) -> Iterator[slice | Tensor]:
-        """Answer what the blocks answer, and yield the other sentences' rows, a pass at a time."""
+        """Let the blocks answer what they can, and yield the other rows, a pass at a time."""
         if dtype != torch.float32 or words.device.type != "cpu" or self._blocks is None:
             yield from (slice(k, k + _PASS) for k in range(0, len(words), _PASS))
             return
@@ -210,7 +210,7 @@ class HMM(Language):
     def _joint(
         self, words: Tensor, hidden: Tensor | None, rows: slice | Tensor, dtype: torch.dtype
     ) -> Tensor:
-        """Return Pr(x_t = c | visible words but x_t) [b, T, V] of some rows; float32 is redone if unsound."""
+        """Return Pr(x_t = c | visible words but x_t) [b, T, V]; unsound float32 is redone in float64."""
         words, hidden = words[rows], None if hidden is None else hidden[rows]
         context, good = passes.contexts(self._on(words.device, dtype), words, hidden)
         if not good.all() and dtype != torch.float64:

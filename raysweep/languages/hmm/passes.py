@@ -52,7 +52,7 @@ def leaves(tables: Tables, words: Tensor, hidden: Tensor | None) -> Tensor:
 
 
 def forward(tables: Tables, leaves: Tensor) -> tuple[Tensor, Tensor]:
-    """Return Pr(z_t | x_<t) [T, B, S] and Pr(x_t | x_<t) [T, B]; zeros behind an impossible prefix."""
+    """Return Pr(z_t | x_<t) [T, B, S] and Pr(x_t | x_<t) [T, B]; zeros after an impossible prefix."""
     T = len(leaves)
     ahead, total = torch.empty_like(leaves), torch.empty_like(leaves[:, :, 0])
     joint, tiny = torch.empty_like(leaves[0]), torch.finfo(leaves.dtype).tiny
@@ -83,14 +83,14 @@ def backward(tables: Tables, leaves: Tensor) -> tuple[Tensor, Tensor]:
 def contexts(tables: Tables, words: Tensor, hidden: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return Pr(z_t | visible words but x_t) [B, T, S], and which sentences are sound [B].
 
-    Sound: every normaliser on the way is large enough for the precision; in float64, positive.
+    A sentence is sound where every normaliser is large enough for the precision; in float64, positive.
     """
     leaf = leaves(tables, words, hidden)
     (ahead, before), (behind, after) = forward(tables, leaf), backward(tables, leaf)
     context = torch.mul(ahead, behind, out=leaf).transpose(0, 1).contiguous()
     total = context.sum(dim=-1)
     if hidden is None:
-        # No context holds all words, so the last one may be impossible behind the others.
+        # No context holds all words, so the last one may be impossible after the others.
         before = before[:-1]
     least = torch.cat([total.T, before, after]).amin(dim=0)
     return context.div_(total[:, :, None]), least >= floor(leaf.dtype)

@@ -1,4 +1,4 @@
-"""Sampling hidden states and words: the same numbers on every device."""
+"""Samples of hidden states and words, the same on every device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 
 class Sampler:
-    """Draws sentences of T = `length` words, its states by T uniforms and its words by the next T."""
+    """Draws sentences of T = `length` words: the states from T uniforms, the words from the next T."""
 
     def __init__(
         self, initial: np.ndarray, transition: np.ndarray, emission: np.ndarray, length: int
@@ -35,7 +35,7 @@ class Sampler:
     ) -> tuple[Tensor, Tensor]:
         """Return ids [n, T] and states [n, T], or [0, T] without `states`; int64.
 
-        Compiled on a CPU, all sentences together on others.
+        A compiled kernel draws on a CPU; other devices draw all sentences together.
         """
         if device.type != "cpu":
             ids, path = self.walk(n, seed=seed, start=start, device=device)
@@ -57,7 +57,7 @@ class Sampler:
         return guide(first), guide(step), guide(word)
 
     def walk(self, n: int, *, seed: int, start: int, device: torch.device = CPU) -> tuple[Tensor, Tensor]:
-        """Return what `draw` returns, each step of all sentences in a few tensor operations."""
+        """Return the result of `draw`, with a few tensor operations per step for all sentences."""
         if device not in self._tables:
             self._tables[device] = tuple(table.to(device) for table in self._tables[CPU])
         first, step, word = self._tables[device]
