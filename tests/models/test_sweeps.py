@@ -30,6 +30,7 @@ def load(folder: Path, text: str) -> Sweep:
 def test_fields_with_no_say_in_the_weights_leave_the_identity_alone() -> None:
     assert EncoderConfig(shape="table3-128", checkpointing=True).content() == {
         "kind": "encoder",
+        "vocabulary": "own",
         "shape": "128/2/4/512",
         "norm": "pre",
         "dropout": 0.1,
