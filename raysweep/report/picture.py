@@ -12,6 +12,7 @@ from raysweep.report.data import measurements, threshold
 from raysweep.report.figures import marker_svg, scatter
 from raysweep.report.format import count
 from raysweep.report.style import declarations
+from raysweep.report.summary import shared_ending
 
 #: Units of the drawing: width and height of a panel, and height of a line of the legend.
 WIDTH, HEIGHT, LINE = 460, 320, 22
@@ -33,8 +34,9 @@ def picture(frame: pd.DataFrame, *, tolerance: float) -> str:
     if not panels:
         raise DataError("there is nothing to draw: a picture needs accuracies and a loss or flatness")
     parameters = measured.checkpoints.groupby("model")["parameters"].first()
+    shared = shared_ending(list(measured.sizes))
     keys = [
-        (marker_svg(index), f"{size} ({count(parameters[size])} parameters)")
+        (marker_svg(index), f"{size.removesuffix(shared)} ({count(parameters[size])} parameters)")
         for index, size in enumerate(measured.sizes)
     ]
     if measured.shown("accuracy")[0].name in measured.reference:

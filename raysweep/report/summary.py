@@ -40,7 +40,7 @@ def summary(frame: pd.DataFrame) -> Summary:
     if not names:
         return Summary(headings=headings, rows=rows, title=title)
     table = measured.checkpoints
-    shared = _shared_ending([str(model) for model in table["model"].unique()])
+    shared = shared_ending([str(model) for model in table["model"].unique()])
     for (model, variant), group in table.groupby(["model", "variant"], sort=False):
         last = group[group["step"] == group["step"].max()]
         label = f"{str(model).removesuffix(shared)} {variant}".strip()
@@ -57,10 +57,10 @@ def summary(frame: pd.DataFrame) -> Summary:
     return Summary(headings=headings, rows=rows, title=title)
 
 
-def _shared_ending(labels: list[str]) -> str:
+def shared_ending(labels: list[str]) -> str:
     """Return the settings, such as `-dropout0`, that end every label and so distinguish none.
 
-    >>> _shared_ending(["16/1/1/64-post-dropout0", "32/1/1/128-dropout0"])
+    >>> shared_ending(["16/1/1/64-post-dropout0", "32/1/1/128-dropout0"])
     '-dropout0'
     """
     endings = [label.partition("-")[2].split("-") for label in labels]
