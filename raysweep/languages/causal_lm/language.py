@@ -8,9 +8,8 @@ weighs every kept token by the whole sentence that it makes:
 
     Pr(x_t = c | x_-t)  is proportional to  prod_{s>=t} p(x_s | bos, x_<s)  with x_t = c
 
-which takes K (T - t) token passes of the model, t counted from 1, and no fewer: all that bounds the rest of a
-product that is cut short is that factors are at most 1, which spares next to nothing.  What comes before t is
-read once.
+which takes K (T - t) token passes of the model, t counted from 1.  Stopping a product early saves almost
+nothing, because the only bound on its remaining factors is 1.  The words before t are read once.
 
 The weights define the language.  Arithmetic is float32 unless said otherwise, sums over a sentence are
 float64.
@@ -79,7 +78,7 @@ class CausalLM(Language):
 
     @property
     def tasks(self) -> Mapping[str, Task]:
-        """None: the model's sentences carry no labels."""
+        """No tasks: the sentences of the model have no labels."""
         return {}
 
     def labels(self, task: str, sample: Sample) -> Tensor:
@@ -166,7 +165,7 @@ class CausalLM(Language):
     ) -> Tensor:
         """Return log Pr(x_t = . | all other words) [B, K] of `dtype`, t the one of `positions` [B].
 
-        Cost and errors as of `conditionals`; a position behind the sentence is a `DataError`.
+        Cost and errors as of `conditionals`; a position outside the sentence is a `DataError`.
         """
         check_conditionals(self, ids, self.mask_at(ids, positions), dtype)
         out = torch.empty(len(ids), self.vocabulary_size, dtype=dtype, device=ids.device)

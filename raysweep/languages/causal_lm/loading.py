@@ -1,7 +1,7 @@
-"""A causal LM from the Hugging Face hub or a folder: its weights, its tokenizer, and whether they can serve.
+"""A causal LM from the Hugging Face hub or a folder: its weights, its tokenizer, and checks of both.
 
 Weights come from safetensors files, or, where a model has none, from PyTorch's own files through
-`torch.load(weights_only=True)`, which runs no code of the file.  Code that a repository brings is never run.
+`torch.load(weights_only=True)`, which runs no code of the file.  The code of a repository is never run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from raysweep.languages.quiet import quiet
 _SAFE = "model*.safetensors"
 _TORCH = "pytorch_model*.bin"
 
-#: What a model's configuration says of where it came from and how it was trained, not of what it computes.
+#: Fields of a model's configuration on its origin and training, which do not change what it computes.
 _NO_CONTENT = {
     *("transformers_version", "_name_or_path", "architectures", "dtype", "torch_dtype", "use_cache"),
     *("dropout", "attention_dropout", "activation_dropout", "layerdrop", "init_std", "initializer_range"),

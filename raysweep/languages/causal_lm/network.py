@@ -1,4 +1,4 @@
-"""Reading a causal LM: next-token logits over the kept tokens alone, and many continuations of one prefix.
+"""Passes of a causal LM: next-token logits over the kept tokens, and many continuations of one prefix.
 
 Two savings, each checked against the model's own plain forward pass before it is used:
 
@@ -77,7 +77,7 @@ class Network:
         return Prefix(tokens, logits[:, -1], states)
 
     def extended(self, prefix: Prefix, tokens: Tensor) -> Prefix:
-        """Read on: `tokens` [S, n] behind `prefix`, which is used up."""
+        """Read `tokens` [S, n] after `prefix`, which must not be used again."""
         whole = torch.cat([prefix.tokens, tokens], dim=1)
         if not self.shares_prefix:
             return self.read(whole)

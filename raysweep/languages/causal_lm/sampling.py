@@ -1,4 +1,4 @@
-"""Drawing sentences from a causal LM, in blocks that do not depend on who asks."""
+"""Samples of a causal LM, in blocks that do not depend on the caller."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class PCFGConfig(LanguageConfig):
     kind: Literal["pcfg"] = "pcfg"
     structure: Literal["layered", "dense", "file"] = "layered"
     seed: int = Field(default=0, ge=0)
-    #: Words of the random grammars; a file brings its own.
+    #: Number of words of a random grammar; a file has its own words.
     vocabulary: int = Field(default=200, ge=2)
     #: Symbols in each layer, and layers below the roots.
     symbols: int = Field(default=10, ge=1)
@@ -39,14 +39,14 @@ class PCFGConfig(LanguageConfig):
     stop: float | None = Field(default=None, ge=0.0, lt=1.0)
     #: Words of each symbol of the last layer.
     words: int = Field(default=100, ge=1)
-    #: Of the symmetric Dirichlet distributions that rules and words are drawn from; small is peaked.
+    #: Parameter of the symmetric Dirichlet distributions of rules and words; small values give peaked ones.
     concentration: float = Field(default=1.0, ge=0.05, le=1000.0)
     #: Symbols of a dense grammar (None: 50).
     nonterminals: int | None = Field(default=None, ge=1, le=256)
     #: File of rules, in NLTK's notation or as a table `LHS RHS1 [RHS2] probability`.
     path: str | None = None
-    #: Sentences are conditioned on at most so many words; None: the longest there is, at most 32 where the
-    #: grammar is not layered.
+    #: Most words of a sentence; None: those of the longest sentence, at most 32 where the grammar is not
+    #: layered.
     max_length: int | None = Field(default=None, ge=1, le=LONGEST)
     #: Words of the prefixes labelled in tasks B and C; None: a half and a quarter of the maximal length.
     spans: tuple[int, int] | None = None

@@ -6,8 +6,8 @@
 
 All work on sentences of one length n, int64 [B, n], where V, one above the last word, is a hidden word.  A
 leaf is divided by the largest entry over all symbols, so that the charts of usual sentences stay within
-float32's range and no logarithms are needed; where a normaliser leaves [1e-30, 1e30] the answer says that it
-is not sound, and the caller asks again in float64.
+float32's range and no logarithms are needed.  An answer whose normaliser leaves [1e-30, 1e30] is marked as
+not sound, and the caller asks again in float64.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Engine(ABC):
     def conditionals(self, words: Tensor, place: Tensor, out: Tensor) -> Tensor:
         """Write log Pr(x_t = . | visible words but x_t) into row `place[b, t]` of `out` [rows, V], if not -1.
 
-        Computes in the dtype of `out`; returns which sentences are sound [B].  What is written for others
-        means nothing.  Asks of hidden words that all of them, and only they, have a place.
+        Computes in the dtype of `out` and returns which sentences are sound [B]; rows of other sentences are
+        undefined.  With hidden words, exactly the hidden positions must have a place.
         """
 
     @abstractmethod
@@ -84,7 +84,7 @@ class Engine(ABC):
 
 
 class TorchEngine(Engine):
-    """An engine of torch operations: what follows from the charts' values at leaves, tops and prefixes."""
+    """An engine of torch operations; subclasses give the charts at leaves, tops and prefixes."""
 
     def __init__(self, grammar: Grammar, longest: int, device: torch.device) -> None:
         super().__init__(grammar, longest, device)
@@ -136,7 +136,7 @@ class TorchEngine(Engine):
         least = floor(dtype)
         sound = ((norm >= least) & (norm * least <= 1))[:, :, 0]
         sound |= ~wanted
-        # A sentence that shows a word shows it in every context, so the words shown must be possible.
+        # A visible word is in every context of its sentence, so the visible words must be possible.
         whole = (total >= least) & (total * least <= 1)
         return joint.div_(norm), sound.all(dim=1) & (whole | wanted.all(dim=1))
 

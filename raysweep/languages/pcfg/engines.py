@@ -11,16 +11,16 @@ from raysweep.languages.pcfg.dense import DenseEngine
 from raysweep.languages.pcfg.engine import Engine, Name, dense_flops
 from raysweep.languages.pcfg.grammar import Grammar
 
-#: Matrix products do so many more multiply-adds a second than instructions on single cells; on a GPU, where
-#: small operations wait for each other, more.
+#: Speed of matrix products relative to instructions on single cells, in multiply-adds per second; it is
+#: higher on a GPU, where small operations wait for each other.
 _ADVANTAGE = {"cpu": 3.0, "cuda": 12.0}
 
 
 def choose(grammar: Grammar, longest: int, device: torch.device) -> Name:
     """Return the engine for a grammar on a device, by the multiply-adds at the longest length alone.
 
-    Dense where the plan's, over all starts, are so many that matrix products over all symbols are cheaper;
-    else the plan.
+    The dense engine is chosen where the plan has so many over all starts that matrix products over all
+    symbols are cheaper, and an engine of the plan elsewhere.
     """
     if longest < 2:
         return "sparse" if device.type == "cpu" else "torch"

@@ -4,8 +4,6 @@ Charts are [cells, LANES]: sentences of one length stand in the innermost dimens
 of `instructions.py` is a few vector operations, four vectors at a time.  A lane's numbers depend on that
 lane's words alone, and sums within a lane keep the order of the instructions, so a result does not depend on
 the rest of the batch.  A single sentence costs as much as LANES of them.
-
-It is compiled once per dtype when it is first used, and kept on disk.
 """
 
 from __future__ import annotations

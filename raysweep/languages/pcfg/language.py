@@ -48,7 +48,7 @@ class PCFG(Language):
 
     Tasks: A, the root symbol above the whole sentence; B and C, the symbol above its first `spans[0]` and
     `spans[1]` words (the whole sentence where it is shorter), by default a half and a quarter of
-    `max_length`.  `label` says what is taken for true:
+    `max_length`.  `label` chooses the true label:
 
     - `inside`: argmax_s Pr(prefix | s), over root symbols (A) or all symbols (B, C), as in Liu et al. 2023;
     - `posterior`: the most probable constituent over exactly that prefix given the whole sentence;
@@ -106,7 +106,7 @@ class PCFG(Language):
     def using(self, engine: Name | None) -> PCFG:
         """Return the same language with its charts computed by an engine of `engine.py`, None to choose one.
 
-        How fast answers come, and their last places, depend on the engine; the fingerprint does not.
+        Speed and the last place of answers depend on the engine; the fingerprint does not.
         """
         other = copy(self)
         other.engine = engine
@@ -245,7 +245,7 @@ class PCFG(Language):
         return out
 
     def labels(self, task: str, sample: Sample) -> Tensor:
-        """Return the labels [B] of task A, B or C; see the class for what they mean."""
+        """Return the labels [B] of task A, B or C; the class explains them."""
         if task not in self.tasks:
             raise DataError(f"no task '{task}'; this language has {', '.join(self.tasks)}")
         span = {"A": self.max_length, "B": self.spans[0], "C": self.spans[1]}[task]
@@ -287,7 +287,7 @@ class PCFG(Language):
         def best(words: Tensor) -> Tensor:
             joint, total = engine.prefixes(words, min(span, words.shape[1]))
             value, symbol = joint.max(dim=1)
-            # What is left of the total is the prefix not being a constituent.
+            # The rest of the total is the probability that the prefix is no constituent.
             found = torch.where(value >= total - joint.sum(dim=1), symbol, -1)
             return torch.where(total > 0, found, -2)
 
@@ -312,7 +312,8 @@ class PCFG(Language):
     def _groups(self, lengths: Tensor, strict: bool = True) -> Iterator[tuple[Tensor, int]]:
         """Cut a batch into (rows, n) of sentences of n words.
 
-        Sentences without words or longer than `max_length` are left out, or a `DataError` where `strict`.
+        Sentences without words or longer than `max_length` are left out; with `strict` they raise
+        `DataError`.
         """
         wrong = (lengths < 1) | (lengths > self.max_length)
         if strict and wrong.any():

@@ -1,8 +1,8 @@
 """Compiled kernels that turn outside weights of leaves into conditionals and entropies.
 
-A position's joint weights over words are a mixture of its symbols' emissions, [V] numbers that stay in the
-cache while they are summed, scaled and turned into logarithms; a position's answer depends on its weights
-alone.
+The joint weights of a position over words are a mixture of the emissions of its symbols: [V] numbers that
+stay in the cache while they are summed, scaled and turned into logarithms.  The answer at a position depends
+on its weights alone.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Mixture(NamedTuple):
 def _sum(row):  # type: ignore[no-untyped-def]
     """Return the sum of `row` in float64.
 
-    Not inlined by numba: code that is has its caller's flags, and without `reassoc` a sum is no vector sum.
+    numba must not inline this: inlined code has the flags of its caller, and without `reassoc` the sum is not
+    vectorised.
     """
     total = 0.0
     for c in range(row.shape[0]):
@@ -112,7 +113,7 @@ def log_normalised(
     out: np.ndarray,
     sound: np.ndarray,
 ) -> None:
-    """Do as `normalised` does and write logarithms; float32."""
+    """Write the logarithms of the result of `normalised`; float32."""
     mixed = np.empty(out.shape[1], dtype=np.float32)
     for b in range(place.shape[0]):
         for t in range(place.shape[1]):

@@ -1,4 +1,4 @@
-"""Reading a grammar from a file, in either of two notations.
+"""Grammars from files, in either of two notations.
 
 **NLTK's PCFG text** (a file with `->`): `S -> NP VP [0.9] | 'yes' [0.1]`, words in quotes, `%start S` or the
 first left-hand side, a backslash at a line's end goes on in the next line.
@@ -16,7 +16,7 @@ of three or more is cut into pairs by helper symbols named `A|B-C`, a word besid
 as such rules form no cycle; a cycle is an error.
 
 Symbols that cannot be reached from the start symbol, and symbols that derive no string of words, are no
-errors but seldom meant: they are logged as warnings and kept as the grammar's `notes`.
+errors but seldom intended: they are logged as warnings and kept as the `notes` of the grammar.
 """
 
 from __future__ import annotations

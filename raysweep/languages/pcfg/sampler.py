@@ -1,4 +1,4 @@
-"""Sampling derivations, conditioned on at most so many words, without rejection.
+"""Samples of derivations with at most a given number of words, without rejection.
 
 With g[w, A] the probability that A derives exactly w words (`Grammar.lengths`), a sentence is drawn top down:
 
@@ -106,8 +106,8 @@ class Sampler:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return ids [n, L] padded with `pad`, and the derivations' symbols and widths int16 [n, 2, L].
 
-        Without `derivations`, the latter are [0, 2, L].  The same numbers on every device: compiled on a
-        CPU, all sentences expanded together on others.
+        Without `derivations`, the latter are [0, 2, L].  The result is the same on every device: a compiled
+        kernel draws on a CPU; other devices expand all sentences together.
         """
         if device.type != "cpu":
             ids, symbol, width = self.expand(n, seed=seed, start=start, pad=pad, device=device)
@@ -153,7 +153,7 @@ class Sampler:
     def expand(
         self, n: int, *, seed: int, start: int, pad: int, device: torch.device = CPU
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return what `draw` returns, every level of all derivations in a few tensor operations."""
+        """Return the result of `draw`, with a few tensor operations per level of all derivations."""
         L, N = self.longest, self.symbols
         tables = self._on(device)
         row = torch.arange(n, device=device)
