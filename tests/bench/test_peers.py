@@ -80,7 +80,6 @@ def test_torch_struct(language: PCFG) -> None:
 
 @pytest.mark.parametrize("cumulated", [False, True])
 def test_nltk_samples_the_same_language(cumulated: bool) -> None:
-    pytest.importorskip("nltk")
     language = PCFG.random(seed=4, **LANGUAGES["layered"])
     sampler = NLTKSampler(language.grammar, cumulated=cumulated)
     number = {word: k for k, word in enumerate(language.words)}
@@ -99,7 +98,6 @@ def model(request: pytest.FixtureRequest) -> HMM:
 
 
 def test_hmmlearn(model: HMM) -> None:
-    pytest.importorskip("hmmlearn")
     ids = model.sample(20, seed=1)
     found = HMMLearn(model).conditionals(ids.numpy())
     expected = model.conditionals(ids, dtype=torch.float64).exp().numpy()

@@ -211,7 +211,8 @@ def test_quotes_and_marks_in_a_table(tmp_path: Path) -> None:
 
 
 def test_nltk_reads_the_same(tmp_path: Path) -> None:
-    nltk = pytest.importorskip("nltk")
+    import nltk
+
     text = """
         # remark
         S -> A B [0.5] | B-2 <C> [0.25]|A/x A[0.25]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 
+import hmmlearn.hmm as hmmlearn
 import numpy as np
 import pytest
 import torch
 
 from raysweep.languages import HMM
-
-hmmlearn = pytest.importorskip("hmmlearn.hmm")
 
 
 def peer(language: HMM) -> object:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
+import nltk
 import pytest
 import torch
 
 from raysweep.errors import DataError
 from raysweep.languages import PCFG
-
-nltk = pytest.importorskip("nltk")
 
 FILE = Path(__file__).parents[1] / "languages" / "grammars" / "dogs.pcfg"
 
