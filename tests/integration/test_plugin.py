@@ -16,8 +16,7 @@ import pandas as pd
 import pytest
 
 from helpers import my_kinds
-
-from .conftest import table, write
+from helpers.real_sweeps import table, write
 
 pytestmark = pytest.mark.ray
 
