@@ -61,7 +61,8 @@ def test_a_kind_is_one_file_and_one_line(
     frame = table(installed_raysweep, file, storage)
     rows = frame[frame.metric == "sharpest"]
     assert len(rows) == 4
-    assert rows.value.between(0.25, 1).all()
+    # A model also gives some probability to tokens that are no words, so 1/4 is no lower bound.
+    assert rows.value.between(0, 1, inclusive="neither").all()
     assert (rows.standard_error >= 0).all()
 
     with sqlite3.connect(storage / "plugged" / "mlflow.db") as store:
