@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from raysweep.version import __version__
+
 if TYPE_CHECKING:
     from raysweep.engine import Results, launch
     from raysweep.engine.tuner import tuner
@@ -32,8 +34,6 @@ if TYPE_CHECKING:
     from raysweep.sweep import Sweep, load_sweep
     from raysweep.training import load_model
 
-__version__ = "0.2.0"
-
 __all__ = [
     "HMM",
     "PCFG",
@@ -47,6 +47,7 @@ __all__ = [
     "Results",
     "Sweep",
     "TraceEstimate",
+    "__version__",
     "compare",
     "enlarge",
     "fisher_trace",
@@ -92,4 +93,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, "__version__"])
+    return sorted(__all__)

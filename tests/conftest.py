@@ -1,6 +1,7 @@
-"""Settings that all tests share: one thread a process, no network, and an order for several workers."""
+"""Settings that all tests share: one thread a process, no network, and a plan for several workers."""
 
 import os
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -11,17 +12,26 @@ import torch
 
 torch.set_num_threads(1)
 
+#: The folder of the tests that start Ray.
+RAY = "tests/integration/"
 
-@pytest.hookimpl(tryfirst=True)
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Share the tests out to the workers of pytest-xdist by files, and give one worker all that start Ray.
+    """Run the tests that start Ray first where several workers share the tests, because they take longest."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: not item.nodeid.startswith(RAY))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give each worker of pytest-xdist whole files, and one worker all tests that start Ray.
 
     Two Rays at once would take each other's processors.  The tests of a file share what its fixtures make.
-    The tests that start Ray come first, because they take longest.
     """
-    if not hasattr(config, "workerinput"):
-        return
-    items.sort(key=lambda item: item.get_closest_marker("ray") is None)
-    for item in items:
-        group = "ray" if item.get_closest_marker("ray") else item.nodeid.partition("::")[0]
-        item.add_marker(pytest.mark.xdist_group(group))
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Files(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return RAY if nodeid.startswith(RAY) else nodeid.partition("::")[0]
+
+    return Files(config, log)

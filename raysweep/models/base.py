@@ -12,6 +12,7 @@ normalised over the total vocabulary, as training does.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from importlib import import_module
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -50,6 +51,12 @@ def parameter_count(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
+def mean_loss(logits: Tensor, words: Batch) -> Tensor:
+    """Return Σ -log f(target) / `words.count` of logits [M, total_vocabulary], a scalar, float32 or wider."""
+    logits = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+    return F.cross_entropy(logits, words.targets, reduction="sum") / words.count
+
+
 class MaskedLM(nn.Module, ABC):
     """Base of masked language models.
 
@@ -65,11 +72,16 @@ class MaskedLM(nn.Module, ABC):
 
     #: The width from which bfloat16 products make training on a CPU faster; None if they never do.
     wide: ClassVar[int | None] = None
+    #: The module with a compiled loss for a CPU, `masked_loss(model, words, seed=..., dtype=...)`, which
+    #: computes gradients along with the loss.  It holds for this very class, not for subclasses.
+    compiled: ClassVar[str | None] = None
 
     @property
     def fused(self) -> bool:
         """Whether `masked_loss` computes gradients along with the loss; backward then only returns them."""
-        return False
+        parameter = next(self.parameters())
+        own = vars(type(self)).get("compiled") is not None
+        return own and parameter.device.type == "cpu" and parameter.dtype == torch.float32
 
     @abstractmethod
     def encode(self, ids: Tensor) -> Tensor:
@@ -117,12 +129,14 @@ class MaskedLM(nn.Module, ABC):
         Matrix products are in `dtype`, float32 or bfloat16.  Dropout may be keyed by (`seed`, the sentences'
         `rows`); where it is not, it is drawn from torch's generator.
         """
+        if self.fused:
+            # Imported here because it imports numba.
+            loss: Tensor = import_module(str(self.compiled)).masked_loss(self, words, seed=seed, dtype=dtype)
+            return loss
         with torch.autocast(words.ids.device.type, dtype, enabled=dtype != torch.float32):
             at = self if words.single else self.logits_at
             logits: Tensor = at(words.ids, words.index)
-        if dtype != torch.float32:
-            logits = logits.float()
-        return F.cross_entropy(logits, words.targets, reduction="sum") / words.count
+        return mean_loss(logits, words)
 
     def logits_at(self, ids: Tensor, index: Tensor) -> Tensor:
         """Return logits [M, total_vocabulary] at `index` [M]: row * T + position, any number a row."""

@@ -28,7 +28,7 @@ from torch.utils.checkpoint import checkpoint
 from raysweep.errors import DataError
 from raysweep.languages.base import Language
 from raysweep.models import packed
-from raysweep.models.base import DrawnConfig, MaskedLM, total_vocabulary
+from raysweep.models.base import DrawnConfig, MaskedLM, mean_loss, total_vocabulary
 from raysweep.models.batch import Batch
 from raysweep.models.dropout import Dropout
 from raysweep.models.shapes import Shape
@@ -194,12 +194,14 @@ class Encoder(MaskedLM):
 
     Every parameter belongs to a plain `nn.Linear`, `nn.LayerNorm` or `nn.Embedding` that is called as a
     module, so hooks see the whole computation; `masked_loss` on a CPU calls none of them.  A subclass trains
-    through its own `forward` and `logits_at`, unless it overrides `fused` or `packs`.
+    through its own `forward` and `logits_at`, unless it names a `compiled` loss of its own or overrides
+    `packs`.
 
     Attributes beside those of `MaskedLM`: `shape`, `norm`, and `checkpointing`, which may be set at any time.
     """
 
     wide = 64
+    compiled = "raysweep.models.fused.encoder"
 
     def __init__(
         self,
@@ -248,24 +250,26 @@ class Encoder(MaskedLM):
                     module.bias.zero_()
 
     @property
-    def fused(self) -> bool:
-        weight = self.token_embedding.weight
-        return type(self) is Encoder and weight.device.type == "cpu" and weight.dtype == torch.float32
-
-    @property
     def packs(self) -> bool:
         """Whether `masked_loss` packs sentences into rows (`raysweep.models.packed`)."""
         return type(self) is Encoder and self.token_embedding.weight.is_cuda
 
     def masked_loss(self, words: Batch, *, seed: int, dtype: torch.dtype) -> Tensor:
-        if self.fused:
-            # Importing it imports numba.
-            from raysweep.models.fused.encoder import masked_loss
-
-            return masked_loss(self, words, seed=seed, dtype=dtype)
         if self.packs:
-            return packed.masked_loss(self, words, dtype=dtype)
+            return self.packed_loss(words, dtype=dtype)
         return super().masked_loss(words, seed=seed, dtype=dtype)
+
+    def packed_loss(self, words: Batch, *, dtype: torch.dtype) -> Tensor:
+        """Return the loss of `masked_loss`, computed on packed rows with torch's dropout.
+
+        Raises `DataError` for sentences longer than the model has positions.
+        """
+        lengths = words.lengths.numpy()
+        self.check_length(int(lengths.max()))
+        rows = packed.lay_out(words, packed.pack(lengths, packed.row_width(self.max_length)), self.pad_id)
+        with torch.autocast(words.ids.device.type, dtype, enabled=dtype != torch.float32):
+            logits = self.head(self.encode_rows(rows))
+        return mean_loss(logits, words)
 
     def encode(self, ids: Tensor) -> Tensor:
         return self._encode(ids, None)

@@ -28,7 +28,6 @@ from torch import Tensor, nn
 
 from raysweep.languages.base import Language
 from raysweep.models.base import DrawnConfig, MaskedLM, total_vocabulary
-from raysweep.models.batch import Batch
 from raysweep.models.dropout import Dropout
 
 EMBEDDING_STD = 1.0  # as PyTorch's own; with BERT's 0.02 hardly anything reaches the upper layers
@@ -134,6 +133,7 @@ class LSTM(MaskedLM):
     """The bidirectional LSTM; see the module's docstring for its equations."""
 
     wide = 32
+    compiled = "raysweep.models.fused.lstm"
 
     def __init__(
         self,
@@ -165,19 +165,6 @@ class LSTM(MaskedLM):
         self.decoder.bias.zero_()
         for parameter in self.layers.parameters():
             parameter.uniform_(-bound, bound, generator=generator)
-
-    @property
-    def fused(self) -> bool:
-        weight = self.token_embedding.weight
-        return type(self) is LSTM and weight.device.type == "cpu" and weight.dtype == torch.float32
-
-    def masked_loss(self, words: Batch, *, seed: int, dtype: torch.dtype) -> Tensor:
-        if not self.fused:
-            return super().masked_loss(words, seed=seed, dtype=dtype)
-        # Importing it imports numba.
-        from raysweep.models.fused.lstm import masked_loss
-
-        return masked_loss(self, words, seed=seed, dtype=dtype)
 
     def encode(self, ids: Tensor) -> Tensor:
         backwards = self._backwards(ids)

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -25,9 +24,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from raysweep.models.batch import Batch
-
-if TYPE_CHECKING:
-    from raysweep.models.encoder import Encoder
 
 ROW = 128  # positions of a row
 _STEP = 64  # wider rows, for models of more positions, are multiples of it
@@ -153,18 +149,3 @@ def lay_out(words: Batch, packing: Packing, pad_id: int) -> Rows:
         visible=(sentence[:, :, None] == sentence[:, None, :])[:, None],
         masked=(starts if row is None else starts[row]) + position,
     )
-
-
-def masked_loss(model: Encoder, words: Batch, *, dtype: torch.dtype) -> Tensor:
-    """Return the loss of `MaskedLM.masked_loss`, computed on packed rows with torch's dropout.
-
-    Raises `DataError` for sentences longer than the model has positions.
-    """
-    lengths = words.lengths.numpy()
-    model.check_length(int(lengths.max()))
-    rows = lay_out(words, pack(lengths, row_width(model.max_length)), model.pad_id)
-    with torch.autocast(words.ids.device.type, dtype, enabled=dtype != torch.float32):
-        logits = model.head(model.encode_rows(rows))
-    if dtype != torch.float32:
-        logits = logits.float()
-    return F.cross_entropy(logits, words.targets, reduction="sum") / words.count

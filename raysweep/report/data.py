@@ -19,6 +19,17 @@ from raysweep.report.format import short
 from raysweep.sweep.tidy import FIXED, descriptions
 
 
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """A run that could not go on; `retried` where it has been tried again since."""
+
+    run_id: str
+    error: str
+    message: str
+    step: int | None = None
+    retried: bool = False
+
+
 @dataclass(frozen=True)
 class Measurements:
     """The measurements of a sweep so far.

@@ -16,22 +16,11 @@ from raysweep.evaluation.excess_loss import ENTROPY
 from raysweep.report import tables
 from raysweep.report.contrasts import Change
 from raysweep.report.correlations import Correlations, correlations, findings
-from raysweep.report.data import Measurements, measurements, threshold
+from raysweep.report.data import Failure, Measurements, measurements, threshold
 from raysweep.report.figures import Drawn, across_sizes, along_training, marker_svg, scatter
 from raysweep.report.format import count, number
 from raysweep.report.style import style_sheet
 from raysweep.report.theory import theory_figures
-
-
-@dataclass(frozen=True, kw_only=True)
-class Failure:
-    """A run that could not go on; `retried` where it has been tried again since."""
-
-    run_id: str
-    error: str
-    message: str
-    step: int | None = None
-    retried: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

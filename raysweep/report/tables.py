@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from raysweep.evaluation.metric import NOT_TRUSTED, error_key
 from raysweep.report.correlations import LEAST_CHECKPOINTS, LEAST_RUNS, LEAST_RUNS_INTERVAL, Correlations
-from raysweep.report.data import Measurements
+from raysweep.report.data import Failure, Measurements
 from raysweep.report.format import count, number, plus_minus, short, signed
 from raysweep.report.statistics import Interval
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from raysweep.report.contrasts import Change
-    from raysweep.report.page import Failure
 
 
 def table(

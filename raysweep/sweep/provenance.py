@@ -14,7 +14,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import raysweep
 from raysweep.files import write_atomic
 
 PACKAGES = ("raysweep", "torch", "numpy", "ray", "mlflow", "transformers", "pydantic")
@@ -24,7 +23,7 @@ def _git(*arguments: str) -> str | None:
     """Return the output of git in this package's folder, None if git fails or is absent."""
     try:
         answer = subprocess.run(
-            ["git", "-C", str(Path(raysweep.__file__).parent), *arguments],
+            ["git", "-C", str(Path(__file__).parent), *arguments],
             capture_output=True,
             text=True,
             timeout=10,

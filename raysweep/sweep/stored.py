@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import raysweep
 from raysweep.errors import ConfigError, DataError
 from raysweep.files import write_atomic
 from raysweep.sweep.config import Sweep
 from raysweep.sweep.resources import Resources
 from raysweep.sweep.run import RunSpec
 from raysweep.sweep.tracking_uri import check_tracking_uri
+from raysweep.version import __version__
 
 STORED = "sweep.json"
 
@@ -94,7 +94,7 @@ def check_format(directory: Path) -> None:
         return  # there is no sweep, or a damaged one, which says nothing of its format
     if found != FORMAT:
         raise DataError(
-            f"{directory}: results of raysweep {found}, which raysweep {raysweep.__version__} cannot read; "
+            f"{directory}: results of raysweep {found}, which raysweep {__version__} cannot read; "
             f"open them with raysweep {found}, or name another folder for new results (--storage)"
         )
 

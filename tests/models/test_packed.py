@@ -14,7 +14,6 @@ from helpers import training_fakes
 from raysweep.errors import DataError
 from raysweep.languages import PCFG
 from raysweep.models import EncoderConfig, MaskedLM
-from raysweep.models import packed as packing
 from raysweep.models.batch import Batch
 from raysweep.models.dropout import Dropout
 from raysweep.models.encoder import Encoder
@@ -111,7 +110,7 @@ def assert_equal_to_padded(model: Encoder, batch: Batch) -> dict[str, Tensor]:
     """Compare with the path of every model, one row a sentence, in float64; return its gradients."""
     model.double()
     loss, wanted = gradients(model, MaskedLM.masked_loss(model, batch, seed=0, dtype=torch.float32))
-    again, found = gradients(model, packing.masked_loss(model, batch, dtype=torch.float32))
+    again, found = gradients(model, model.packed_loss(batch, dtype=torch.float32))
     assert again == pytest.approx(loss, rel=1e-12)
     for name, gradient in wanted.items():
         torch.testing.assert_close(found[name], gradient, rtol=0, atol=1e-10, msg=name)
@@ -156,8 +155,8 @@ def test_parts_and_halves_of_a_batch() -> None:
     model = make().double()
     for mask in MASKS:
         batch = draw(mask)
-        whole = packing.masked_loss(model, batch, dtype=torch.float32)
-        parts = [packing.masked_loss(model, part, dtype=torch.float32) for part in batch.split(10)]
+        whole = model.packed_loss(batch, dtype=torch.float32)
+        parts = [model.packed_loss(part, dtype=torch.float32) for part in batch.split(10)]
         assert len(parts) == 4
         torch.testing.assert_close(torch.stack(parts).sum(), whole, rtol=1e-12, atol=0)
     arguments = training_fakes.arguments(model={"dropout": 0.0}, algorithm={"kind": "sam"})
@@ -176,7 +175,7 @@ def test_recomputed_activations_are_the_same() -> None:
     found = []
     for model.checkpointing in (False, True):
         torch.manual_seed(0)
-        found.append(gradients(model, packing.masked_loss(model, batch, dtype=torch.float32)))
+        found.append(gradients(model, model.packed_loss(batch, dtype=torch.float32)))
     assert found[0][0] == found[1][0]
     assert all(torch.equal(found[0][1][name], found[1][1][name]) for name in found[0][1])
 
@@ -186,13 +185,13 @@ def test_dropout_is_that_of_padded_rows_in_the_mean() -> None:
     found, wanted = [], []
     for seed in range(100):
         torch.manual_seed(seed)
-        found.append(packing.masked_loss(model, batch, dtype=torch.float32).item())
+        found.append(model.packed_loss(batch, dtype=torch.float32).item())
         wanted.append(MaskedLM.masked_loss(model, batch, seed=0, dtype=torch.float32).item())
     error = math.sqrt((np.var(found) + np.var(wanted)) / 100)
     assert abs(np.mean(found) - np.mean(wanted)) < 4 * error
     assert np.std(found) == pytest.approx(np.std(wanted), rel=0.3)
     model.eval()
-    assert packing.masked_loss(model, batch, dtype=torch.float32).item() == pytest.approx(
+    assert model.packed_loss(batch, dtype=torch.float32).item() == pytest.approx(
         MaskedLM.masked_loss(model, batch, seed=0, dtype=torch.float32).item(), rel=1e-5
     )
 
@@ -204,7 +203,7 @@ def test_attention_weights_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     losses = set()
     for seed in range(3):
         torch.manual_seed(seed)
-        losses.add(packing.masked_loss(model, batch, dtype=torch.float32).item())
+        losses.add(model.packed_loss(batch, dtype=torch.float32).item())
     assert len(losses) == 3
 
 
@@ -212,14 +211,14 @@ def test_sentences_that_are_too_long_are_refused() -> None:
     model, batch = make(), draw()
     model.max_length = 5
     with pytest.raises(DataError, match="but the model has 5; build it for a language"):
-        packing.masked_loss(model, batch, dtype=torch.float32)
+        model.packed_loss(batch, dtype=torch.float32)
 
 
 def test_a_gpu_packs_and_a_processor_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     model, batch = make().double(), draw()
     asked: list[Batch] = []
     monkeypatch.setattr(
-        packing, "masked_loss", lambda model, words, dtype: asked.append(words) or torch.zeros(())
+        Encoder, "packed_loss", lambda model, words, dtype: asked.append(words) or torch.zeros(())
     )
     assert not model.packs
     model.masked_loss(batch, seed=0, dtype=torch.float32)
