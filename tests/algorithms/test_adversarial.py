@@ -12,6 +12,7 @@ from helpers import training_fakes as fakes
 from raysweep.algorithms import AdversarialConfig
 from raysweep.algorithms.adversarial import AdversarialLoss, representations, ridge_error
 from raysweep.evaluation import ModelSubject
+from raysweep.languages.base import Sample
 from raysweep.languages.splits import in_test
 from raysweep.training import World
 from raysweep.training.data import batches
@@ -114,7 +115,7 @@ def test_the_term_is_the_definition() -> None:
         features = ModelSubject(language, model).features(ids).double()
     total = 0.0
     for name, task in language.tasks.items():
-        labels = F.one_hot(language.labels(name, fakes.Sample(ids=ids)), len(task.classes)).double()
+        labels = F.one_hot(language.labels(name, Sample(ids=ids)), len(task.classes)).double()
         sets = (features[first], features[second], labels[first], labels[second])
         total += explicit(*sets, 0.3).item()
     model.train()
