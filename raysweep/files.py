@@ -56,12 +56,15 @@ def rename(path: Path, target: Path) -> None:
 def replacing(path: Path) -> Iterator[Path]:
     """Give a name beside `path` to write a file under, and put that file in the place of `path` at the end.
 
-    The directory is made when missing.  An exception leaves the old file and no leftover.
+    Its content is on the disk before it gets its name.  The directory is made when missing.  An exception
+    leaves the old file and no leftover.
     """
     make_directory(path.parent)
     temporary = path.parent / f"{TEMPORARY}{path.name}-{os.getpid()}-{secrets.token_hex(4)}"
     try:
         yield temporary
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
         rename(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -74,7 +77,7 @@ def write_atomic(path: Path, content: bytes) -> None:
     The directory is made when missing.  An `OSError` (disk full) leaves the old file and no leftover.
     """
     with replacing(path) as temporary:
-        write_new(temporary, content)
+        temporary.write_bytes(content)
 
 
 def move_aside(path: Path, quarantine: Path) -> Path | None:

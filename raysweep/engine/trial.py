@@ -139,7 +139,7 @@ class _Trial:
         evaluations = self._evaluations
         while True:
             alive = self._training is not None and self._training.is_alive()
-            lacking = missing_now(self._run, self._spec).checkpoints
+            lacking = missing_now(self._run, self._spec).checkpoints if self._spec.trains else ()
             for step in self._spec.milestones:
                 if step not in evaluations.submitted and step not in lacking:
                     evaluations.submit(step)

@@ -40,7 +40,7 @@ from raysweep.flatness.trace.estimate import (
 )
 from raysweep.flatness.trace.fisher import FIRST_LOOK, InputTraces, draw_positions, input_traces, next_look
 from raysweep.flatness.trace.regression import adjusted, coefficients, pool_variance
-from raysweep.flatness.trace.vectors import Vectors
+from raysweep.flatness.vectors import Vectors
 from raysweep.languages.base import Estimate, Language
 from raysweep.models.base import ModelConfig
 from raysweep.models.subject import ModelSubject

@@ -235,8 +235,7 @@ def make_plan(
     ledger = sweep.ledger()
     records = survey(ledger, sweep.runs, verify=verify)
     if timed:
-        unknown = (s for s in sweep.runs if records.get(s.run_id, _NOTHING).step_seconds is None)
-        step_seconds = measure(sweep, unknown)
+        step_seconds = measure(sweep, (s for s in sweep.runs if _untimed(s, records, retry_failed)))
     history = History(sweep, records, step_seconds or {})
     keyed: dict[tuple[str, ...], dict[str, str]] = {}
     runs = []
@@ -282,6 +281,14 @@ def _here(resources: Resources) -> int | None:
         return None
     cpus = resources.per_worker.get("CPU", 0) * resources.workers
     return max(1, int((os.cpu_count() or 1) / cpus)) if cpus > 0 else None
+
+
+def _untimed(spec: RunSpec, records: Mapping[str, RunRecords], retry_failed: bool) -> bool:
+    """Return whether a run is to train and no record says how long its steps take."""
+    held = records.get(spec.run_id, _NOTHING)
+    if held.step_seconds is not None or (held.failure is not None and not retry_failed):
+        return False
+    return missing(spec, held).train_steps > 0
 
 
 def _plan_run(

@@ -18,6 +18,7 @@ from raysweep.cli.results import print_summary
 from raysweep.errors import RunFailedError
 from raysweep.sweep import Sweep, load_sweep
 from raysweep.sweep.stored import load_stored, save_sweep
+from raysweep.sweep.tidy import FIXED
 
 FILE = """\
 name: small
@@ -139,7 +140,7 @@ def test_the_default_storage_is_not_named(
     file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     def said(**options: Any) -> str:
-        print_summary(load_sweep(file, **options), pd.DataFrame(columns=COLUMNS), Path("r.html"))
+        print_summary(load_sweep(file, **options), pd.DataFrame(columns=FIXED), Path("r.html"))
         return capsys.readouterr().out
 
     assert "raysweep ui small\n" in said()
@@ -148,12 +149,6 @@ def test_the_default_storage_is_not_named(
     assert f"raysweep ui small --storage {tmp_path / 'results'}\n" in said(storage="results")
     monkeypatch.setenv("RAYSWEEP_STORAGE", "s3://bucket")
     assert f"raysweep ui small --storage {tmp_path / 'results'}\n" in said(storage="results")
-
-
-COLUMNS = (
-    *("sweep", "run_id", "model", "algorithm", "seed", "parameters"),
-    *("step", "metric", "value", "standard_error", "n", "unit"),
-)
 
 
 def test_dry_run_and_plan_honour_retry_failed(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

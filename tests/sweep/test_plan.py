@@ -203,6 +203,13 @@ def test_a_timed_plan_is_for_this_machine_until_it_knows_the_cluster(
     # The same plan for a cluster needs no second look at the ledger.
     wide = plan.at(3)
     assert (wide.wall_seconds, wide.notes) == (pytest.approx(plan.work_seconds / 3), ())
+    # A failed run is timed only if it is to be tried again.
+    failed = sweep.runs[1]
+    sweep.ledger().run(failed).record_failure("loss is nan at step 1", error="RunFailedError", step=1)
+    for retry in (False, True):
+        timed.clear()
+        sweep.plan(timed=True, retry_failed=retry)
+        assert (failed.run_id in timed) == retry
     # A number of the sweep's own stands.
     alone = load(tiny.BASE + tiny.AXES, "resources.max_concurrent=1").plan(timed=True)
     assert (alone.wall_seconds, alone.notes, alone.at(3).wall_seconds) == (

@@ -15,7 +15,7 @@ from torch import Tensor
 from raysweep.bench.trace.subject import Subject
 from raysweep.flatness.trace.estimate import TraceEstimate, summarise
 from raysweep.flatness.trace.fisher import input_traces
-from raysweep.flatness.trace.vectors import Vectors
+from raysweep.flatness.vectors import Vectors
 from raysweep.models.base import MaskedLM
 
 #: The relative standard error of a trace that is one unit of work.

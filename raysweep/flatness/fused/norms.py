@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from raysweep.flatness.norms.base import Forward
 from raysweep.flatness.norms.ghost import TOLERANCE, own_norms, require_finite, some_signs, split_parameters
-from raysweep.flatness.trace.vectors import Drawing, draw_seed
+from raysweep.flatness.vectors import Drawing, draw_seed
 from raysweep.models.batch import Batch
 from raysweep.models.encoder import Encoder
 from raysweep.models.lstm import LSTM

@@ -1,4 +1,4 @@
-"""The random signs of `raysweep.flatness.trace.vectors`, made in one compiled pass over the logits.
+"""The random signs of `raysweep.flatness.vectors`, made in one compiled pass over the logits.
 
 Importing this module imports numba, so it is imported where it is first used.
 """

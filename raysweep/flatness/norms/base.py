@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from raysweep.flatness.inputs import batch_rows, padding_id
 
 if TYPE_CHECKING:
-    from raysweep.flatness.trace.vectors import Drawing
+    from raysweep.flatness.vectors import Drawing
 
 
 @dataclass(frozen=True, kw_only=True)

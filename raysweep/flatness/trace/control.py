@@ -1,6 +1,6 @@
 """Control variates of the Fisher trace: quadratic forms of a test vector in the head, less their means.
 
-A random test vector v (raysweep.flatness.trace.vectors) has E vvᵀ = diag p − ppᵀ at every input, so any
+A random test vector v (raysweep.flatness.vectors) has E vvᵀ = diag p − ppᵀ at every input, so any
 quadratic form of it has a mean that is known.  Forms in what reaches the head's modules go much the way that
 ‖Jᵀv‖² goes, and each less its mean is a statistic f of the input with E f = 0 whatever the model: values with
 β·f taken off have the same mean and, for the β of least squares (`raysweep.flatness.trace.regression`), a
@@ -37,7 +37,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from raysweep.flatness.trace.vectors import Vectors
+from raysweep.flatness.vectors import Vectors
 from raysweep.models.encoder import Encoder
 from raysweep.models.lstm import LSTM
 

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from raysweep.flatness.trace.regression import adjusted, coefficients, pool_variance
-from raysweep.flatness.trace.vectors import Drawing
+from raysweep.flatness.vectors import Drawing
 from raysweep.languages.base import Estimate
 
 _HEAD = {"final_norm", "head_dense", "head_norm", "decoder", "cls", "lm_head"}

@@ -11,7 +11,7 @@ With several masked positions M(x) in a sentence, as in training that masks 15 %
 all masked positions, and so is the trace:  Tr F = E Σ_{t∈M(x)} E_{y ~ f_t(x)} ‖∇_θ log f_{t,y}(x)‖² / E
 |M(x)|.
 
-Each input gives one unbiased value from one backward pass (raysweep.flatness.trace.vectors) by ghost norms
+Each input gives one unbiased value from one backward pass (raysweep.flatness.vectors) by ghost norms
 (raysweep.flatness.norms.ghost), or slower, and said, for models that these do not know
 (raysweep.flatness.norms.fallback).  Of models whose head is known, what the head alone tells of a test vector
 is taken off the values, by statistics of mean zero (raysweep.flatness.trace.control).  Inputs are
@@ -58,7 +58,7 @@ from raysweep.flatness.trace.estimate import (
     reaches,
     summarise,
 )
-from raysweep.flatness.trace.vectors import Drawing, Vectors, check_vectors
+from raysweep.flatness.vectors import Drawing, Vectors, check_vectors
 
 __all__ = [
     "InputTraces",

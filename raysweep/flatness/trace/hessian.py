@@ -41,7 +41,7 @@ from raysweep.flatness.pool import Pool
 from raysweep.flatness.trace.estimate import Z95, doubt
 from raysweep.flatness.trace.fisher import input_traces
 from raysweep.flatness.trace.regression import adjusted
-from raysweep.flatness.trace.vectors import Vectors
+from raysweep.flatness.vectors import Vectors
 from raysweep.languages.base import Estimate
 from raysweep.models.base import MaskedLM
 from raysweep.seeding import derive

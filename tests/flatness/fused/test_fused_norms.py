@@ -15,7 +15,7 @@ from raysweep.flatness.fused.vectors import sign_vectors
 from raysweep.flatness.norms.ghost import some_signs
 from raysweep.flatness.trace.draws import Draws
 from raysweep.flatness.trace.fisher import input_traces
-from raysweep.flatness.trace.vectors import cotangents
+from raysweep.flatness.vectors import cotangents
 from raysweep.models.lstm import LSTMConfig
 
 

@@ -12,7 +12,7 @@ from raysweep.flatness.trace.control import Control
 from raysweep.flatness.trace.estimate import summarise
 from raysweep.flatness.trace.fisher import fisher_trace, input_traces
 from raysweep.flatness.trace.regression import CONTROL_INPUTS, adjusted, coefficients
-from raysweep.flatness.trace.vectors import cotangents
+from raysweep.flatness.vectors import cotangents
 from raysweep.models.encoder import EncoderConfig
 from raysweep.models.lstm import LSTMConfig
 

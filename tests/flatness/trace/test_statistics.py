@@ -21,7 +21,7 @@ from raysweep.flatness.trace.estimate import (
 )
 from raysweep.flatness.trace.fisher import FIRST_LOOK, input_traces, next_look
 from raysweep.flatness.trace.regression import adjusted
-from raysweep.flatness.trace.vectors import Drawing
+from raysweep.flatness.vectors import Drawing
 
 ONES = torch.ones(1000, dtype=torch.float64)
 
