@@ -17,7 +17,7 @@ LIGHT = [
     *("evaluation", "sweep", "report"),
 ]
 
-BASE = {"seeding", "registry", "errors", "files", "compiled"}
+BASE = {"seeding", "registry", "errors", "files", "compiled", "version"}
 KINDS = {"languages", "models", "algorithms"} | BASE
 MEASURES = {"training", "downstream", "flatness"} | KINDS
 SWEEP = {"sweep", "evaluation"} | MEASURES
@@ -27,6 +27,7 @@ MAY = {
     "registry": {"errors"},
     "seeding": {"errors"},
     "files": set(),
+    "version": set(),
     "compiled": {"errors", "files", "seeding"},
     "languages": BASE,
     "generation": {"languages"} | BASE,

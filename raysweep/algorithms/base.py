@@ -112,7 +112,7 @@ class AlgorithmConfig(KindConfig):
         It is a `raysweep.models.subject.Subject`, unless `gives_masked_lm` is False.  Raises `ConfigError`
         for a language that it does not fit.
         """
-        raise TypeError(f"{type(self).__name__} does not say what is evaluated of it")
+        raise TypeError(f"{type(self).__name__} does not define `subject`")
 
     def build(self, model: nn.Module) -> Optimizer:
         """Return the optimizer of the model's trainable parameters; its state consists of tensors.

@@ -64,7 +64,7 @@ class TrainedConfig(AlgorithmConfig):
     def _there_is_one_warm_up(self) -> TrainedConfig:
         if self.warmup is not None and self.warmup_steps:
             raise ValueError(
-                f"warmup: {self.warmup:g} of all steps stands beside warmup_steps {self.warmup_steps}; "
+                f"warmup: {self.warmup:g} of all steps and warmup_steps {self.warmup_steps} are both given; "
                 "give one of them"
             )
         return self

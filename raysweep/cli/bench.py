@@ -12,7 +12,7 @@ import typer
 from raysweep.cli.options import JsonOption, check_output, print_json, writing
 from raysweep.cli.output import console
 
-app = typer.Typer(no_args_is_help=True, help="Measure raysweep beside its peers: same work, one run, ratios.")
+app = typer.Typer(no_args_is_help=True, help="Compare raysweep with other libraries on the same work.")
 
 #: Help of the suites, by name.  A paragraph has no line breaks of its own: the help would keep them.
 SUITES = {

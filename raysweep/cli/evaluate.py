@@ -71,9 +71,9 @@ def evaluate(
 
     The work is done in this process, without Ray.  Examples:
 
-        raysweep evaluate results/scaling/runs/64-1-1-256-.../checkpoints/step-00002000
+        raysweep evaluate results/scaling/runs/64-1-2-256-.../checkpoints/step-00002000
 
-        raysweep evaluate '64-1-1-256-*-s0-*@2000' -e hessian.inputs=4096 -e sharpness
+        raysweep evaluate '64-*-s0-*@2000' -e hessian.inputs=4096 -e sharpness
 
         raysweep evaluate my-model --language sweeps/scaling.yaml -e trace -o trace.json
     """

@@ -29,7 +29,7 @@ def export_model(
 
     Example:
 
-        raysweep export-model '64-1-2-256-adamw-s0-*@4000' -o my-model
+        raysweep export-model '64-*-s0-*@8000' -o my-model
     """
     from raysweep.models.huggingface import to_huggingface, word_names
     from raysweep.sweep.checkpoints import find_checkpoint
@@ -37,7 +37,7 @@ def export_model(
     from raysweep.training import load_model
 
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise ConfigError(f"--output {output}: is there already; name a new folder")
+        raise ConfigError(f"--output {output}: already exists; name a new folder")
     found = find_checkpoint(storage_root(storage), checkpoint)
     language = found.sweep.language(found.run)
     model = load_model(found.directory, found.run.model, language)

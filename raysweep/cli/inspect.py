@@ -22,6 +22,7 @@ from raysweep.sweep.lock import holder
 from raysweep.sweep.remarks import remarks
 from raysweep.sweep.run_state import run_states
 from raysweep.sweep.stored import select
+from raysweep.sweep.units import count
 
 
 def plan(
@@ -48,7 +49,7 @@ def validate(file: FileArgument, set_: SetOption = None, json: JsonOption = Fals
     if json:
         print_json({"name": sweep.name, "runs": len(sweep.runs), "milestones": milestones})
     else:
-        typer.echo(f"{file}: ok, {len(sweep.runs)} runs with {milestones} milestones")
+        typer.echo(f"{file}: ok, {count(len(sweep.runs), 'run')} with {count(milestones, 'milestone')}")
 
 
 def status(name: NameArgument, storage: StorageOption = None, json: JsonOption = False) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -56,6 +57,13 @@ def print_summary(sweep: Sweep, frame: pd.DataFrame, page: Path) -> None:
     typer.echo(f"MLflow: raysweep ui {shlex.quote(sweep.name)}{storage_flag(sweep.storage)}")
 
 
+def check_format(output: Path, known: Sequence[str]) -> None:
+    """Raise `ConfigError` unless a file to write has one of the `known` endings."""
+    if output.suffix not in known:
+        choice = f"{', '.join(known[:-1])} or {known[-1]}"
+        raise ConfigError(f"--output {output}: '{output.suffix}' is no known format; use {choice}")
+
+
 def report(
     name: NameArgument,
     output: Annotated[
@@ -74,6 +82,7 @@ def report(
     if output is None:
         typer.echo(make_report(sweep, tidy(sweep.ledger(), sweep)))
         return
+    check_format(output, (".html", ".svg"))
     check_output(output)
     frame = tidy(sweep.ledger(), sweep)
     with writing(output):
@@ -86,9 +95,7 @@ def export(
     storage: StorageOption = None,
 ) -> None:
     """Write the tidy table: one row per run x milestone x metric."""
-    if output.suffix not in (".parquet", ".csv", ".json"):
-        known = "use .parquet, .csv or .json"
-        raise ConfigError(f"--output {output}: '{output.suffix}' is no known format; {known}")
+    check_format(output, (".parquet", ".csv", ".json"))
     check_output(output)
     sweep = find(name, storage)
     frame = tidy(sweep.ledger(), sweep)

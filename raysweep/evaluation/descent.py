@@ -116,7 +116,9 @@ class DescentConfig(Evaluation):
         except ConfigError as error:
             return [("", str(error))]
         if bool((population.truth == 0).any()):
-            return [("", "some words are impossible in their place, so no finite weights are saturated")]
+            return [
+                ("", "some words have probability zero in their place, so no finite weights are saturated")
+            ]
         return []
 
     def model_problems(self, model: ModelConfig, language: Language) -> list[tuple[str, str]]:

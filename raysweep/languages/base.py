@@ -96,7 +96,7 @@ class Language(ABC):
     fixed_length: ClassVar[bool] = False
     #: Positions of a sentence that `conditionals` can hide at once; None: any number.
     most_hidden: ClassVar[int | None] = None
-    #: True where exact conditionals are stored, because they cost more than reading them back from disk.
+    #: True where exact conditionals are stored, because computing them costs more than reading them.
     stores_conditionals: ClassVar[bool] = False
     #: Sentences that training draws at once; it waits for them, so fewer where each takes long.
     drawn_at_once: ClassVar[int] = 16384

@@ -83,7 +83,7 @@ def _caption(model: str, seeds: int, ratios: int, without: int, hidden: int, oth
         "times as many. Middle: the trace over steps · lr² / batch size, where all should lie on one line."
     ]
     if seeds > 1:
-        parts.append("There bars are as long as the seeds' own descents differ, dots and line alike.")
+        parts.append("There, bars show the spread over seeds, for dots and line.")
     if ratios:
         parts.append(
             "Bottom: the observed fall at the end as a share of the predicted one, seed by seed. By the "
@@ -97,9 +97,7 @@ def _caption(model: str, seeds: int, ratios: int, without: int, hidden: int, oth
             "smaller batches."
         )
     if hidden:
-        parts.append(
-            f"Not shown at the top: {hidden} dots without a fall, for which a log axis has no place."
-        )
+        parts.append(f"Not shown at the top: {hidden} dots without a fall, which a log axis cannot show.")
     if others:
         parts.append(f"Further settings of model, language or step, {others} in all, are in the table.")
     return " ".join(parts)

@@ -78,7 +78,7 @@ def change_table(changes: Sequence[Change]) -> str:
         "differences, over the inputs that both milestones have. The last column says how many times as many "
         "inputs it would take without the pairing. Each interval stands alone: about one in twenty misses. "
         "“falls” and “rises” are corrected for the number of rows (Holm): with a probability of 95 % none of "
-        "them is wrong, so a row may be “no clear change” although its interval leaves out zero. Where "
+        "them is wrong, so a row may be “no clear change” although its interval does not contain zero. Where "
         "single inputs or a long tail make up a difference, its interval is not trusted, and the table gives "
         "no direction."
     )

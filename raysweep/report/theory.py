@@ -1,7 +1,7 @@
 """The figures of the theory: gradient covariance against Hessian, SGD against its ODE, brackets.
 
-Each is drawn from the quantities of one evaluation, and is None where the tidy table has none of them.  The
-caption counts what an axis cannot show.
+Each is drawn from the quantities of one evaluation, and is None where the tidy table has no such quantities.
+The caption counts what an axis cannot show.
 """
 
 from __future__ import annotations
@@ -110,9 +110,7 @@ def _left_out(count: int, what: str, why: str) -> str:
     """Return a caption's sentence on points that a log axis cannot show; "" for none."""
     if not count:
         return ""
-    return (
-        f" Not shown: {count} {what}{'s' if count > 1 else ''} with {why}, for which a log axis has no place."
-    )
+    return f" Not shown: {count} {what}{'s' if count > 1 else ''} with {why}, which a log axis cannot show."
 
 
 def brackets(frame: pd.DataFrame) -> Figured | None:

@@ -21,7 +21,7 @@ from raysweep.sweep.resources import Resources
 from raysweep.sweep.run import RunSpec
 from raysweep.sweep.survey import RunRecords, stored_lengths, survey
 from raysweep.sweep.timing import measure
-from raysweep.sweep.units import duration, size
+from raysweep.sweep.units import count, duration, size
 
 State = Literal["done", "evaluate", "resume", "new", "failed"]
 
@@ -158,7 +158,7 @@ class Plan:
         """Remarks on the sweep, and the machine that the time is for if that is an assumption."""
         if not self.assumed or self.concurrency is None or self.finished or self.wall_seconds is None:
             return self.remarks
-        runs = f"{_count(self.concurrency, 'run')} at once"
+        runs = f"{count(self.concurrency, 'run')} at once"
         return (*self.remarks, f"the time is for this machine, with {os.cpu_count()} CPUs and {runs}")
 
     def at(self, concurrency: int | None) -> Plan:
@@ -183,21 +183,21 @@ class Plan:
 
     def lines(self, *, limit: int | None = 40) -> list[str]:
         """Return the plan as lines of text, with at most `limit` runs (None: all)."""
-        out = [f"sweep {self.name}: {_count(len(self.runs), 'run')}"]
+        out = [f"sweep {self.name}: {count(len(self.runs), 'run')}"]
         out += [f"  {n:>6} {state:<9} {_MEANING[state]}" for state, n in self.counts.items() if n]
         if self.trainings_saved:
-            out.append(f"  {_count(self.trainings_saved, 'training')} saved by sharing steps between runs")
+            out.append(f"  {count(self.trainings_saved, 'training')} saved by sharing steps between runs")
         steps, evaluations = sum(r.train_steps for r in self.to_do), sum(len(r.missing) for r in self.to_do)
         if self.finished:
             out.append("  nothing to train or evaluate")
         else:
-            out.append(f"  to do: {_count(steps, 'step')}, {_count(evaluations, 'evaluation')}")
+            out.append(f"  to do: {count(steps, 'step')}, {count(evaluations, 'evaluation')}")
             out.append(f"  estimate: {self._estimate()}")
         models = list(self.parameters.items())
         shown_models = models if limit is None else models[:limit]
         out += [f"  model {label}: {describe(counts)}" for label, counts in shown_models]
         if len(shown_models) < len(models):
-            out.append(f"  ... and {_count(len(models) - len(shown_models), 'more model')}")
+            out.append(f"  ... and {count(len(models) - len(shown_models), 'more model')}")
         out += [f"  note: {note}" for note in self.notes]
         width = max((len(run.run_id) for run in self.runs), default=0)
         # Runs that need work or attention come first.
@@ -205,7 +205,7 @@ class Plan:
         shown = ordered if limit is None else ordered[:limit]
         out += [f"  {run.run_id:<{width}}  {run.state:<9} {run.reason}".rstrip() for run in shown]
         if len(shown) < len(ordered):
-            out.append(f"  ... and {_count(len(ordered) - len(shown), 'more run')}")
+            out.append(f"  ... and {count(len(ordered) - len(shown), 'more run')}")
         return out
 
     def __str__(self) -> str:
@@ -372,7 +372,3 @@ def _total(values: Iterable[float | None]) -> float | None:
             return None
         total += value
     return total
-
-
-def _count(n: int, what: str) -> str:
-    return f"{n:,} {what}{'' if n == 1 else 's'}"

@@ -1,6 +1,15 @@
-"""Seconds and bytes as text."""
+"""Counts, seconds and bytes as text."""
 
 from __future__ import annotations
+
+
+def count(n: int, what: str) -> str:
+    """Return a number of things for a reader.
+
+    >>> count(1, "run"), count(2000, "run")
+    ('1 run', '2,000 runs')
+    """
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
 def duration(seconds: float) -> str:

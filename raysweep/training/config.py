@@ -59,7 +59,10 @@ class PretrainConfig(Config):
             return (steps,)
         text = list(milestones)
         if milestones[0] < 1 or any(a >= b for a, b in pairwise(milestones)):
-            raise ValueError(f"{text}: must be positive and ascending, each step once")
+            raise ValueError(
+                f"{text}: must be positive and ascending, each step once; "
+                f"write {sorted({m for m in text if m > 0})}"
+            )
         if milestones[-1] > steps:
             raise ValueError(
                 f"{milestones[-1]} lies past the last step, {steps}; "

@@ -51,7 +51,7 @@ def test_giving_one_warm_up_replaces_the_default_of_the_other() -> None:
     adamw, sgd = AdamWConfig(warmup=0.06), SGDConfig(warmup_steps=5)
     assert (adamw.warmup_steps, sgd.warmup) == (0, None)
     assert algorithms.decode({"kind": "sgd", "warmup": None}).learning_rate(1, 100) == 1e-3
-    with pytest.raises(ValidationError, match=r"warmup: 0\.06 of all steps stands beside warmup_steps 20"):
+    with pytest.raises(ValidationError, match=r"0\.06 of all steps and warmup_steps 20 are both given"):
         AdamWConfig(warmup=0.06, warmup_steps=20)
 
 

@@ -145,7 +145,7 @@ def test_descent_says_what_it_cannot_measure(hmm) -> None:
     language = HMM.random(states=3, vocabulary=2, length=2, blocks=1, tasks=(1,))
     impossible = HMM.random(states=2, vocabulary=2, length=2, blocks=2, tasks=(1,))
     assert "4096 strings" in DescentConfig().problems(hmm)[0][1]
-    assert "impossible in their place" in DescentConfig().problems(impossible)[0][1]
+    assert "probability zero in their place" in DescentConfig().problems(impossible)[0][1]
     assert DescentConfig().problems(language) == []
     assert DescentConfig().model_problems(EncoderConfig(shape="4/1/1/8"), language) == []
     assert "recurrent" in DescentConfig().model_problems(LSTMConfig(shape="4/1"), language)[0][1]

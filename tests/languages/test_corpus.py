@@ -342,7 +342,7 @@ def test_a_hub_data_set_is_known_by_its_commit(monkeypatch: pytest.MonkeyPatch) 
     pinned = Corpus.open("someone/text", **fields, revision=commit)
     assert len(asked) == 1
     assert pinned.fingerprint == corpus.fingerprint
-    with pytest.raises(DataError, match="the hub gives no data set of that name: OfflineModeIsEnabled"):
+    with pytest.raises(DataError, match="hub did not name its data set: OfflineModeIsEnabled"):
         Corpus.open("someone/nothing", **fields)
 
 

@@ -114,5 +114,5 @@ def test_tasks_that_are_not_there_are_refused_where_they_stand(load: Any, text: 
 
 def test_an_algorithm_option_names_its_line(load: Any, text: str) -> None:
     wrong = text.replace("{kind: adamw, lr: 1e-3}", "{kind: adamw, warmup_steps: 20, warmup: 0.1}")
-    with pytest.raises(Exception, match=r"s\.yaml:4:\d+: algorithm\.warmup: 0\.1 of all steps stands beside"):
+    with pytest.raises(Exception, match=r"s\.yaml:4:\d+: algorithm\.warmup: 0\.1 of all steps and"):
         load(wrong)

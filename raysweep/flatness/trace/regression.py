@@ -45,7 +45,7 @@ def adjusted(values: Tensor, weights: Tensor, control: Tensor | None) -> Tensor:
 
     The regression is that of x_i on m_i and f_i, m_i being `weights` [n].  Input i is in fold i mod `FOLDS`,
     and its β is that of the other folds' inputs: so β is independent of f_i, the mean keeps its expectation
-    whatever the number of inputs, and the spread of the values is that of inputs which β has not seen.  It is
+    whatever the number of inputs, and β was not fitted to the inputs whose spread is taken.  It is
     linear in the values, so that parts add up to the whole as they did.  Single values may become negative.
     Without a control, or with fewer than `CONTROL_INPUTS` inputs for each coefficient, values are returned as
     they are.

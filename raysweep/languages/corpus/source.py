@@ -173,8 +173,9 @@ def _on_the_hub(config: CorpusFields) -> Source:
             commit = huggingface_hub.HfApi().dataset_info(name, revision=config.revision).sha
         except Exception as error:  # network, name, login and server each have errors of their own
             raise DataError(
-                f"source: '{name}' is no local file, and the hub gives no data set of that name: "
-                f"{brief(error)}; correct the name; a commit as revision needs no asking"
+                f"source: '{name}' is no local file, and the Hugging Face hub did not name its data set: "
+                f"{brief(error)}; correct the name, or download the data and name its files as source; with "
+                "a commit as revision the hub is not asked"
             ) from error
     identity = {
         "format": "hub",

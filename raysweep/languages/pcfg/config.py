@@ -63,7 +63,7 @@ class PCFGConfig(LanguageConfig):
     def _layers_fit(cls, layers: int, info: ValidationInfo) -> int:
         if info.data.get("structure") == "layered" and 2**layers > LONGEST:
             raise ValueError(
-                f"{layers} layers make sentences of {2**layers} words; at most {LONGEST} are held"
+                f"{layers} layers make sentences of {2**layers} words; at most {LONGEST} are supported"
             )
         return layers
 

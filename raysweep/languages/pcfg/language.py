@@ -106,7 +106,7 @@ class PCFG(Language):
     def using(self, engine: Name | None) -> PCFG:
         """Return the same language with its charts computed by an engine of `engine.py`, None to choose one.
 
-        Speed and the last place of answers depend on the engine; the fingerprint does not.
+        Speed and the last digit of results depend on the engine; the fingerprint does not.
         """
         other = copy(self)
         other.engine = engine

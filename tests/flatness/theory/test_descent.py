@@ -199,7 +199,7 @@ def test_the_encoder_descends_as_the_ode_says(encoder) -> None:
 
 def test_what_the_theory_does_not_hold_for_is_refused(language) -> None:
     impossible = HMM.random(states=2, vocabulary=2, length=2, blocks=2, tasks=(1,))
-    with pytest.raises(ConfigError, match="impossible in their place"):
+    with pytest.raises(ConfigError, match="probability zero in their place"):
         Valley.of(EncoderConfig(shape="4/1/1/8").build(impossible, seed=0), Population.of(impossible))
     with pytest.raises(ConfigError, match="choose a smaller model"):
         Valley.of(EncoderConfig(shape="64/1/2/256").build(language, seed=0), Population.of(language))
