@@ -64,8 +64,8 @@ class Valley:
         """
         if bool((population.truth == 0).any()):
             raise ConfigError(
-                "some words have probability zero in their place, which finite weights cannot express; choose "
-                "a language in which every word is possible everywhere"
+                "some words have probability zero in their place, which finite weights cannot express; "
+                "choose a language in which every word is possible everywhere"
             )
         if any(isinstance(module, nn.RNNBase) for module in model.modules()):
             raise ConfigError("recurrent layers cannot be differentiated twice here; take an encoder")
