@@ -133,6 +133,10 @@ class MaskedLM(nn.Module, ABC):
             # Imported here because it imports numba.
             loss: Tensor = import_module(str(self.compiled)).masked_loss(self, words, seed=seed, dtype=dtype)
             return loss
+        return self.plain_loss(words, dtype=dtype)
+
+    def plain_loss(self, words: Batch, *, dtype: torch.dtype) -> Tensor:
+        """Return the loss of `masked_loss` by the modules of the model, with dropout from torch's generator."""
         with torch.autocast(words.ids.device.type, dtype, enabled=dtype != torch.float32):
             at = self if words.single else self.logits_at
             logits: Tensor = at(words.ids, words.index)

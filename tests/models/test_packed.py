@@ -13,7 +13,7 @@ from torch import Tensor
 from helpers import training_fakes
 from raysweep.errors import DataError
 from raysweep.languages import PCFG
-from raysweep.models import EncoderConfig, MaskedLM
+from raysweep.models import EncoderConfig
 from raysweep.models.batch import Batch
 from raysweep.models.dropout import Dropout
 from raysweep.models.encoder import Encoder
@@ -109,7 +109,7 @@ def gradients(model: Encoder, loss: Tensor) -> tuple[float, dict[str, Tensor]]:
 def assert_equal_to_padded(model: Encoder, batch: Batch) -> dict[str, Tensor]:
     """Compare with the path of every model, one row a sentence, in float64; return its gradients."""
     model.double()
-    loss, wanted = gradients(model, MaskedLM.masked_loss(model, batch, seed=0, dtype=torch.float32))
+    loss, wanted = gradients(model, model.plain_loss(batch, dtype=torch.float32))
     again, found = gradients(model, model.packed_loss(batch, dtype=torch.float32))
     assert again == pytest.approx(loss, rel=1e-12)
     for name, gradient in wanted.items():
@@ -186,13 +186,13 @@ def test_dropout_is_that_of_padded_rows_in_the_mean() -> None:
     for seed in range(100):
         torch.manual_seed(seed)
         found.append(model.packed_loss(batch, dtype=torch.float32).item())
-        wanted.append(MaskedLM.masked_loss(model, batch, seed=0, dtype=torch.float32).item())
+        wanted.append(model.plain_loss(batch, dtype=torch.float32).item())
     error = math.sqrt((np.var(found) + np.var(wanted)) / 100)
     assert abs(np.mean(found) - np.mean(wanted)) < 4 * error
     assert np.std(found) == pytest.approx(np.std(wanted), rel=0.3)
     model.eval()
     assert model.packed_loss(batch, dtype=torch.float32).item() == pytest.approx(
-        MaskedLM.masked_loss(model, batch, seed=0, dtype=torch.float32).item(), rel=1e-5
+        model.plain_loss(batch, dtype=torch.float32).item(), rel=1e-5
     )
 
 
@@ -246,7 +246,7 @@ def assert_gradients_on(device: str, norm: str, mask: Any) -> None:
     found = model.to(device).masked_loss(on(device, batch), seed=0, dtype=torch.float32)
     loss, slopes = gradients(model, found)
     model.to("cpu").double()
-    wanted, expected = gradients(model, MaskedLM.masked_loss(model, batch, seed=0, dtype=torch.float32))
+    wanted, expected = gradients(model, model.plain_loss(batch, dtype=torch.float32))
     assert loss == pytest.approx(wanted, rel=1e-5)
     whole = math.sqrt(sum(float(g.square().sum()) for g in expected.values()))
     for name, gradient in expected.items():
