@@ -136,7 +136,7 @@ class MaskedLM(nn.Module, ABC):
         return self.plain_loss(words, dtype=dtype)
 
     def plain_loss(self, words: Batch, *, dtype: torch.dtype) -> Tensor:
-        """Return the loss of `masked_loss` by the modules of the model, with dropout from torch's generator."""
+        """Return the loss of `masked_loss` by the model's own modules; torch's generator draws dropout."""
         with torch.autocast(words.ids.device.type, dtype, enabled=dtype != torch.float32):
             at = self if words.single else self.logits_at
             logits: Tensor = at(words.ids, words.index)

@@ -14,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import raysweep.version
 from raysweep.files import write_atomic
 
 PACKAGES = ("raysweep", "torch", "numpy", "ray", "mlflow", "transformers", "pydantic")
@@ -23,7 +24,7 @@ def _git(*arguments: str) -> str | None:
     """Return the output of git in this package's folder, None if git fails or is absent."""
     try:
         answer = subprocess.run(
-            ["git", "-C", str(Path(__file__).parent), *arguments],
+            ["git", "-C", str(Path(raysweep.version.__file__).parent), *arguments],
             capture_output=True,
             text=True,
             timeout=10,
@@ -40,7 +41,7 @@ def _checkout() -> tuple[str | None, bool | None]:
     A package that is installed inside a repository, such as in its `.venv`, does not belong to it: git must
     track the package's own files.
     """
-    if _git("ls-files", "--error-unmatch", "__init__.py") is None:
+    if _git("ls-files", "--error-unmatch", "version.py") is None:
         return None, None
     changes = _git("status", "--porcelain")
     return _git("rev-parse", "HEAD"), None if changes is None else bool(changes)

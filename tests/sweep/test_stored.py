@@ -144,11 +144,11 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     home = tmp_path / "somebody's"
     package = home / ".venv" / "site-packages" / "raysweep"
     package.mkdir(parents=True)
-    shutil.copy(raysweep.__file__, package / "__init__.py")
+    shutil.copy(raysweep.version.__file__, package / "version.py")
     (home / ".gitignore").write_text(".venv\n")
     for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "theirs"]):
         git(home, *command)
-    monkeypatch.setattr(raysweep, "__file__", str(package / "__init__.py"))
+    monkeypatch.setattr(raysweep.version, "__file__", str(package / "version.py"))
     return home
 
 
