@@ -50,7 +50,7 @@ def command(tmp_path: Path) -> Iterator[Command]:
 def raysweep(command: Command) -> Callable[..., tuple[int, str, str]]:
     """Run `raysweep ...` to its end; returns exit code, standard output, standard error."""
 
-    def run(*arguments: str | Path, timeout: float = 300, **kwargs: Any) -> tuple[int, str, str]:
+    def run(*arguments: str | Path, timeout: float = 900, **kwargs: Any) -> tuple[int, str, str]:
         process = command(*arguments, **kwargs)
         out, err = process.communicate(timeout=timeout)
         return process.returncode, out, err

@@ -141,4 +141,4 @@ def test_a_second_launch_is_refused(command: Callable, raysweep: Run, tmp_path: 
     code, _, err = raysweep("launch", file, "--storage", storage)
     assert code == 2
     assert str(first.pid) in err
-    assert first.wait(timeout=300) == 0
+    assert first.wait(timeout=900) == 0
