@@ -127,7 +127,8 @@ def write_checkpoint(
         for leftover in (unfinished, place):
             if leftover.exists():
                 shutil.rmtree(leftover)
-        make_directory(unfinished)
+        make_directory(unfinished.parent)
+        unfinished.mkdir()
         for name, data in contents.items():
             write_new(unfinished / name, data)
         sync_directory(unfinished)

@@ -13,7 +13,7 @@ from torch import distributed
 from raysweep.models import EncoderConfig
 from raysweep.registry import algorithms
 from raysweep.testing.training import FolderJournal, Walk, small_run
-from raysweep.training import World, pretrain
+from raysweep.training import World, checkpoint, pretrain
 from raysweep.training.step import Stepper
 
 __all__ = ["FolderJournal", "Walk", "arguments", "work"]
@@ -64,12 +64,13 @@ def arrange(fate: str) -> None:
     """
     owner, name, count, after = {
         "in a step": (Stepper, "update", 33, False),
-        "between two files": (os, "fsync", 12, True),
-        "before the renaming": (os, "rename", 3, False),
-        "after the renaming": (os, "rename", 3, True),
+        # A checkpoint writes three files.
+        "between two files": (checkpoint, "write_new", 8, True),
+        "before the renaming": (checkpoint, "rename", 3, False),
+        "after the renaming": (checkpoint, "rename", 3, True),
         "before the record": (FolderJournal, "commit", 3, False),
         "after the record": (FolderJournal, "commit", 3, True),
-        "disk full": (os, "fsync", 12, False),
+        "disk full": (checkpoint, "write_new", 8, False),
         "record refused": (FolderJournal, "commit", 3, False),
     }[fate]
     real, calls = getattr(owner, name), []
