@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from raysweep.languages.pcfg import PCFG
     from raysweep.models import from_huggingface, to_huggingface
     from raysweep.models.enlarge import enlarge
-    from raysweep.sweep import Sweep, load_sweep
+    from raysweep.sweep import Sweep, load_sweep, make_plan
     from raysweep.training import load_model
 
 __all__ = [
@@ -56,6 +56,7 @@ __all__ = [
     "launch",
     "load_model",
     "load_sweep",
+    "make_plan",
     "to_huggingface",
     "tuner",
 ]
@@ -81,6 +82,7 @@ _HOMES = {
     "launch": "raysweep.engine",
     "load_model": "raysweep.training",
     "load_sweep": "raysweep.sweep",
+    "make_plan": "raysweep.sweep",
     "to_huggingface": "raysweep.models",
     "tuner": "raysweep.engine.tuner",
 }

@@ -18,6 +18,7 @@ from raysweep.cli.options import (
 )
 from raysweep.cli.output import console
 from raysweep.evaluation.metric import numbers
+from raysweep.sweep import make_plan
 from raysweep.sweep.lock import holder
 from raysweep.sweep.remarks import remarks
 from raysweep.sweep.run_state import run_states
@@ -35,7 +36,7 @@ def plan(
 ) -> None:
     """Print the runs of a sweep, done, to resume or new, and why; with time and storage.  Starts nothing."""
     chosen = select(find(str(file), storage, set_), only)
-    found = chosen.plan(retry_failed=retry_failed, timed=True)
+    found = make_plan(chosen, retry_failed=retry_failed, timed=True)
     if json:
         print_json(found.to_dict())
     else:

@@ -24,7 +24,7 @@ from raysweep.cli.options import (
 )
 from raysweep.cli.output import console, remarks_of_ray, say
 from raysweep.cli.results import make_report, print_summary
-from raysweep.sweep import Plan, Sweep
+from raysweep.sweep import Plan, Sweep, make_plan
 from raysweep.sweep.command import launch_command
 from raysweep.sweep.storage import open_directory
 from raysweep.sweep.stored import select
@@ -65,7 +65,7 @@ def launch(
     sweep = find(str(file), storage, set_, tracking_uri)
     chosen = select(sweep, only)
     if dry_run:
-        plan = chosen.plan(retry_failed=retry_failed, timed=True)
+        plan = make_plan(chosen, retry_failed=retry_failed, timed=True)
         if json:
             print_json(plan.to_dict())
         else:

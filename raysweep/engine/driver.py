@@ -24,7 +24,7 @@ from raysweep.engine.monitor import Monitor, Observer
 from raysweep.engine.scratch import remove_scratch
 from raysweep.engine.services import start_services
 from raysweep.engine.tuner import Bookkeeping, build
-from raysweep.sweep import FailureRecord, Plan, Sweep, SweepLock, tidy
+from raysweep.sweep import FailureRecord, Plan, Sweep, SweepLock, make_plan, tidy
 from raysweep.sweep.missing import unfinished
 from raysweep.sweep.provenance import provenance, save_launch
 from raysweep.sweep.stored import save_sweep, select
@@ -105,7 +105,7 @@ def launch(
         if unfinished(chosen):
             # Steps can be timed only on languages that are prepared.
             chosen.prepare()
-        plan = chosen.plan(timed=on_start is not None)
+        plan = make_plan(chosen, timed=on_start is not None)
         tracker = Tracker(sweep, commit=facts["git_commit"])
         if plan.finished:
             if on_start is not None:

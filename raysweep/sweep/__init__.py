@@ -3,7 +3,7 @@
 Pure: no Ray, no MLflow.
 
     sweep = load_sweep("sweeps/scaling.yaml", overrides=["pretrain.steps=2000"])
-    plan = sweep.plan()                        # runs: done / evaluate / resume / new / failed, and why
+    plan = make_plan(sweep)                    # runs: done / evaluate / resume / new / failed, and why
     ledger = sweep.ledger()
     journal = ledger.run(sweep.runs[0])        # the run's records, to which training writes its checkpoints
     frame = tidy(ledger, sweep)                # one row per run x milestone x metric
@@ -15,7 +15,7 @@ from raysweep.sweep.ledger import Ledger, RunLedger
 from raysweep.sweep.load import load_sweep
 from raysweep.sweep.lock import SweepLock
 from raysweep.sweep.missing import Missing, missing, missing_now, unfinished
-from raysweep.sweep.plan import Item, Plan, RunPlan
+from raysweep.sweep.plan import Item, Plan, RunPlan, make_plan
 from raysweep.sweep.records import EvaluationRecord, FailureRecord, RunRecord
 from raysweep.sweep.resources import Resources
 from raysweep.sweep.run import RunSpec
@@ -38,6 +38,7 @@ __all__ = [
     "SweepLock",
     "evaluation_identity",
     "load_sweep",
+    "make_plan",
     "missing",
     "missing_now",
     "tidy",

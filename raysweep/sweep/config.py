@@ -6,18 +6,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from raysweep import registry
 from raysweep.errors import ConfigError
 from raysweep.languages.base import Language, LanguageConfig
+from raysweep.sweep.format import check_format
 from raysweep.sweep.identity import canonical
+from raysweep.sweep.ledger import Ledger
 from raysweep.sweep.resources import Resources
 from raysweep.sweep.run import RunSpec
-
-if TYPE_CHECKING:
-    from raysweep.sweep.ledger import Ledger
-    from raysweep.sweep.plan import Plan
 
 
 class LanguageCache:
@@ -72,9 +70,6 @@ class Sweep:
 
     def ledger(self) -> Ledger:
         """Return the ledger of this sweep; raises `DataError` if it is of another version of raysweep."""
-        from raysweep.sweep.ledger import Ledger
-        from raysweep.sweep.stored import check_format
-
         check_format(self.directory)
         return Ledger(self.directory)
 
@@ -119,32 +114,3 @@ class Sweep:
         if self.make_variant is None:
             raise ConfigError(f"sweep '{self.name}' was not loaded from a file and has no base to vary")
         return self.make_variant(settings)
-
-    def plan(
-        self,
-        *,
-        retry_failed: bool = False,
-        verify: bool = True,
-        timed: bool = False,
-        step_seconds: Mapping[str, float] | None = None,
-        concurrency: int | None = None,
-    ) -> Plan:
-        """Compare the runs with the ledger: what is done, what is missing and why, with time and storage.
-
-        With `verify`, every record is read and must be whole; otherwise file names suffice.  Times come from
-        the ledger.  With `timed`, a few training steps are timed here for every model without a record, and
-        the plan is for this machine until `Plan.at` names the number of runs at once; `step_seconds` gives
-        such times by run id instead.  `concurrency` is the number of runs at once, if it is known.
-
-        Raises `IdentityError` if a run's folder belongs to another configuration.
-        """
-        from raysweep.sweep.plan import make_plan
-
-        return make_plan(
-            self,
-            retry_failed=retry_failed,
-            verify=verify,
-            timed=timed,
-            step_seconds=step_seconds,
-            concurrency=concurrency,
-        )

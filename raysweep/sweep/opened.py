@@ -26,10 +26,11 @@ from raysweep.sweep.check import Checker
 from raysweep.sweep.checkpoints import find_checkpoint
 from raysweep.sweep.config import LanguageCache
 from raysweep.sweep.document import Mark, Problems, node_of, parse, put
+from raysweep.sweep.format import check_format
 from raysweep.sweep.language_file import load_language
 from raysweep.sweep.ledger import RunLedger
 from raysweep.sweep.run import RunSpec
-from raysweep.sweep.stored import check_format, load_stored
+from raysweep.sweep.stored import load_stored
 from raysweep.training.checkpoint import STATE, load_model
 
 

@@ -231,7 +231,15 @@ def make_plan(
     step_seconds: Mapping[str, float] | None = None,
     concurrency: int | None = None,
 ) -> Plan:
-    """Compare the runs of a sweep with its ledger; see `Sweep.plan`."""
+    """Compare the runs with the ledger: what is done, what is missing and why, with time and storage.
+
+    With `verify`, every record is read and must be whole; otherwise file names suffice.  Times come from
+    the ledger.  With `timed`, a few training steps are timed here for every model without a record, and
+    the plan is for this machine until `Plan.at` names the number of runs at once; `step_seconds` gives
+    such times by run id instead.  `concurrency` is the number of runs at once, if it is known.
+
+    Raises `IdentityError` if a run's folder belongs to another configuration.
+    """
     ledger = sweep.ledger()
     records = survey(ledger, sweep.runs, verify=verify)
     if timed:

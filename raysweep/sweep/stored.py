@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,20 +11,10 @@ from pathlib import Path
 from raysweep.errors import ConfigError, DataError
 from raysweep.files import write_atomic
 from raysweep.sweep.config import Sweep
+from raysweep.sweep.format import FORMAT, STORED, check_format
 from raysweep.sweep.resources import Resources
 from raysweep.sweep.run import RunSpec
 from raysweep.sweep.tracking_uri import check_tracking_uri
-from raysweep.version import __version__
-
-STORED = "sweep.json"
-
-#: The first version of raysweep that writes results as this one does; raise it when their format changes.
-FORMAT = "0.2"
-
-#: Results of 0.1 do not say their format.
-_FIRST = "0.1"
-
-_HEAD = re.compile(rb'\{\s*"format"\s*:\s*"([^"]*)"')
 
 
 def save_sweep(sweep: Sweep) -> None:
@@ -77,26 +66,6 @@ def load_stored(directory: Path, *, tracking_uri: str | None = None) -> Sweep:
         raise DataError(f"{directory}: no sweep has been launched here (there is no {STORED})") from None
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path}: damaged ({error}); launch the sweep file again to renew it") from error
-
-
-def check_format(directory: Path) -> None:
-    """Raise `DataError` if the folder of a sweep holds results that this version cannot read."""
-    path = directory / STORED
-    try:
-        with open(path, "rb") as file:
-            head = _HEAD.match(file.read(256))
-        if head is not None:
-            found = head[1].decode(errors="replace")
-        else:
-            content = json.loads(path.read_bytes())
-            found = content.get("format", _FIRST) if isinstance(content, dict) else FORMAT
-    except (FileNotFoundError, NotADirectoryError, ValueError):
-        return  # there is no sweep, or a damaged one, which says nothing of its format
-    if found != FORMAT:
-        raise DataError(
-            f"{directory}: results of raysweep {found}, which raysweep {__version__} cannot read; "
-            f"open them with raysweep {found}, or name another folder for new results (--storage)"
-        )
 
 
 def stored_names(storage: Path) -> list[str]:

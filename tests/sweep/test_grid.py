@@ -12,7 +12,7 @@ import pytest
 from helpers import tiny_sweeps as tiny
 from raysweep.errors import ConfigError
 from raysweep.languages.hmm import HMMConfig
-from raysweep.sweep import RunSpec
+from raysweep.sweep import RunSpec, make_plan
 
 
 def ids(sweep: Any) -> list[str]:
@@ -91,7 +91,7 @@ def test_steps_are_milestones_of_one_run(load: Any) -> None:
     assert sweep.runs[0].pretrain.steps == 60
     assert sweep.runs[0].axes == {"seed": 0}
     assert sweep.axes == ("seed",)
-    assert sweep.plan().trainings_saved == 4
+    assert make_plan(sweep).trainings_saved == 4
     assert sweep.notes == ()
 
 

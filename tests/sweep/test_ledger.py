@@ -19,7 +19,7 @@ from helpers import tiny_sweeps as tiny
 from helpers.processes import forked
 from raysweep.errors import DataError, IdentityError, LockedError
 from raysweep.evaluation.metric import Metric
-from raysweep.sweep import Ledger, RunLedger, SweepLock, tidy
+from raysweep.sweep import Ledger, RunLedger, SweepLock, make_plan, tidy
 from raysweep.training.checkpoint import CurvePoint, verify
 from raysweep.training.loop import pretrain
 
@@ -117,7 +117,7 @@ def test_a_damaged_record_is_set_aside_and_counts_as_absent(
     (path,) = run.directory.glob("records/evaluation-00000050-*.json")
     path.write_bytes(damage)
     with caplog.at_level(logging.WARNING):
-        plan = sweep.plan()
+        plan = make_plan(sweep)
     assert plan.runs[0].missing == ((50, "counted"),)
     assert "damaged record moved to" in caplog.text
     assert not path.exists()
@@ -125,7 +125,7 @@ def test_a_damaged_record_is_set_aside_and_counts_as_absent(
     (evaluation,) = sweep.runs[0].evaluations.values()
     assert run.evaluation(50, evaluation) is None
     run.record_evaluation(50, evaluation, tiny.measured(), seconds=1.0)
-    assert sweep.plan().runs[0].state == "done"
+    assert make_plan(sweep).runs[0].state == "done"
 
 
 def test_a_damaged_checkpoint_record_is_trained_again(run: RunLedger, sweep: Any) -> None:
@@ -133,7 +133,7 @@ def test_a_damaged_checkpoint_record_is_trained_again(run: RunLedger, sweep: Any
     tiny.checkpoint(run, 100)
     path = run.directory / "records" / "checkpoint-00000100.json"
     path.write_bytes(path.read_bytes()[:-20])
-    assert sweep.plan().runs[0].resume_step == 50
+    assert make_plan(sweep).runs[0].resume_step == 50
     assert [record.step for record in run.checkpoints()] == [50]
 
 
@@ -141,7 +141,7 @@ def test_a_record_under_another_name_does_not_count(run: RunLedger, sweep: Any) 
     tiny.finish(run, sweep.runs[0])
     (path,) = run.directory.glob("records/evaluation-00000050-*.json")
     path.write_bytes(next(run.directory.glob("records/evaluation-00000100-*.json")).read_bytes())
-    assert sweep.plan().runs[0].missing == ((50, "counted"),)
+    assert make_plan(sweep).runs[0].missing == ((50, "counted"),)
 
 
 def test_a_folder_of_another_run_is_refused(run: RunLedger, sweep: Any) -> None:
@@ -149,7 +149,7 @@ def test_a_folder_of_another_run_is_refused(run: RunLedger, sweep: Any) -> None:
     (run.directory / "run.json").rename(run.directory / "kept.json")
     theirs = sweep.ledger().run(other).directory
     (run.directory / "run.json").write_bytes((theirs / "run.json").read_bytes())
-    for attempt in (lambda: sweep.ledger().run(mine), sweep.plan):
+    for attempt in (lambda: sweep.ledger().run(mine), lambda: make_plan(sweep)):
         with pytest.raises(IdentityError) as caught:
             attempt()
         for text in (mine.run_id, other.run_id, mine.training_identity, other.training_identity):
@@ -216,7 +216,7 @@ def test_unfinished_writes_are_passed_over_and_cleaned(run: RunLedger, sweep: An
     assert run.record_names() == names
     assert sweep.ledger().clean() == 2
     assert sweep.ledger().clean() == 0
-    assert sweep.plan().runs[0].state == "done"
+    assert make_plan(sweep).runs[0].state == "done"
 
 
 def test_a_ledger_is_only_a_path(run: RunLedger) -> None:
@@ -266,11 +266,11 @@ def test_training_writes_into_it_and_repairs_what_is_lost(load: Any, monkeypatch
     weights, curve = train(run), run.curve()
     assert [point.step for point in curve] == [4, 8, 12, 16, 20, 24]
     records = {record.step: record for record in run.checkpoint_records()}
-    assert sweep.plan().runs[0].state == "evaluate"
+    assert make_plan(sweep).runs[0].state == "evaluate"
     shutil.rmtree(run.checkpoint_directory(16))
     path = run.checkpoint_directory(24) / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
-    assert (sweep.plan().runs[0].resume_step, sweep.plan().runs[0].train_to) == (8, 16)
+    assert (make_plan(sweep).runs[0].resume_step, make_plan(sweep).runs[0].train_to) == (8, 16)
     assert train(run) == weights
     assert run.curve() == curve
     again = {record.step: record for record in run.checkpoint_records()}

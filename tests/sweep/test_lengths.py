@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from helpers import tiny_sweeps as tiny
+from raysweep.sweep import make_plan
 
 COSINE = "algorithm.schedule=cosine"
 STEPS = "axes: {seed: [0, 1], pretrain.steps: [30, 60, 10]}"
@@ -27,7 +28,7 @@ def test_an_axis_of_steps_makes_runs_of_its_own(load: Any, text: str, override: 
     assert len({run.run_id for run in sweep.runs}) == 6
     assert sweep.axes == ("seed", "pretrain.steps")
     assert sweep.runs[1].axes == {"seed": 0, "pretrain.steps": 60}
-    assert sweep.plan().trainings_saved == 0
+    assert make_plan(sweep).trainings_saved == 0
     [note] = sweep.notes
     label = sweep.runs[0].algorithm.label
     assert note == (
@@ -79,29 +80,29 @@ def test_raising_steps_starts_a_new_run_and_says_why(load: Any, text: str) -> No
     [spec] = load(text, COSINE).runs
     ledger = load(text, COSINE).ledger()
     tiny.finish(ledger.run(spec), spec)
-    assert load(text, COSINE).plan().finished
-    [longer] = load(text, COSINE, "pretrain.steps=300").plan().runs
+    assert make_plan(load(text, COSINE)).finished
+    [longer] = make_plan(load(text, COSINE, "pretrain.steps=300")).runs
     assert (longer.state, longer.resume_step, longer.train_to) == ("new", 0, 300)
     assert longer.reason == (
         "no record; the stored run of 100 steps cannot be extended or cut, because the learning rate "
         "depends on the number of steps"
     )
     # Another seed was never there at all.
-    [other] = load(text, COSINE, "pretrain.steps=300", "seed=1").plan().runs
+    [other] = make_plan(load(text, COSINE, "pretrain.steps=300", "seed=1")).runs
     assert other.reason == "no record"
 
 
 def test_raising_steps_under_a_constant_rate_extends(load: Any, text: str) -> None:
     [spec] = load(text).runs
     tiny.finish(load(text).ledger().run(spec), spec)
-    [longer] = load(text, "pretrain.steps=300", "pretrain.milestones=[100, 300]").plan().runs
+    [longer] = make_plan(load(text, "pretrain.steps=300", "pretrain.milestones=[100, 300]")).runs
     assert (longer.state, longer.resume_step, longer.train_to) == ("resume", 100, 300)
 
 
 def test_a_run_that_is_unlike_in_more_than_its_length_is_not_mentioned(load: Any, text: str) -> None:
     [spec] = load(text, COSINE, "pretrain.batch_size=9").runs
     tiny.finish(load(text, COSINE).ledger().run(spec), spec)
-    [run] = load(text, COSINE).plan().runs
+    [run] = make_plan(load(text, COSINE)).runs
     assert run.reason == "no record"
 
 

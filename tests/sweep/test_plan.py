@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from helpers import tiny_sweeps as tiny
-from raysweep.sweep import evaluation_identity
+from raysweep.sweep import evaluation_identity, make_plan
 
 
 def why(plan: Any, k: int = 0) -> dict[tuple[int, str | None], tuple[str, str]]:
@@ -26,7 +26,7 @@ def sweep(load: Any) -> Any:
 
 
 def test_everything_is_new_at_first(sweep: Any) -> None:
-    plan = sweep.plan()
+    plan = make_plan(sweep)
     assert plan.counts == {"done": 0, "evaluate": 0, "resume": 0, "new": 4, "failed": 0}
     assert not plan.finished
     assert why(plan) == {
@@ -41,18 +41,18 @@ def test_everything_is_new_at_first(sweep: Any) -> None:
 def test_a_finished_sweep_has_nothing_to_do_and_a_new_value_only_its_own_runs(load: Any, sweep: Any) -> None:
     for spec in sweep.runs:
         tiny.finish(sweep.ledger().run(spec), spec)
-    plan = sweep.plan()
+    plan = make_plan(sweep)
     assert plan.finished
     assert plan.counts["done"] == 4
     assert "nothing to train or evaluate" in str(plan)
-    wider = load(tiny.BASE + tiny.AXES, "axes.seed=[0, 1, 2]").plan()
+    wider = make_plan(load(tiny.BASE + tiny.AXES, "axes.seed=[0, 1, 2]"))
     assert [(run.spec.seed, run.state) for run in wider.runs] == [(0, "done"), (1, "done"), (2, "new")] * 2
 
 
 def test_more_steps_resume(load: Any, sweep: Any) -> None:
     spec = sweep.runs[0]
     tiny.finish(sweep.ledger().run(spec), spec)
-    plan = load(tiny.BASE + tiny.AXES, "pretrain.steps=300", "pretrain.milestones=[50, 100, 300]").plan()
+    plan = make_plan(load(tiny.BASE + tiny.AXES, "pretrain.steps=300", "pretrain.milestones=[50, 100, 300]"))
     assert plan.runs[0].run_id == spec.run_id
     assert plan.runs[0].state == "resume"
     assert (plan.runs[0].resume_step, plan.runs[0].train_to) == (100, 300)
@@ -64,7 +64,7 @@ def test_more_steps_resume(load: Any, sweep: Any) -> None:
 def test_a_milestone_between_goes_back(load: Any, sweep: Any) -> None:
     spec = sweep.runs[0]
     tiny.finish(sweep.ledger().run(spec), spec)
-    plan = load(tiny.BASE + tiny.AXES, "pretrain.milestones=[50, 70, 100]").plan().runs[0]
+    plan = make_plan(load(tiny.BASE + tiny.AXES, "pretrain.milestones=[50, 70, 100]")).runs[0]
     assert (plan.state, plan.resume_step, plan.train_to, plan.missing) == (
         "resume",
         50,
@@ -76,14 +76,14 @@ def test_a_milestone_between_goes_back(load: Any, sweep: Any) -> None:
 def test_rolling_checkpoints_are_resumed_from(sweep: Any) -> None:
     run = sweep.ledger().run(sweep.runs[0])
     tiny.checkpoint(run, 20, milestone=False)
-    plan = sweep.plan().runs[0]
+    plan = make_plan(sweep).runs[0]
     assert (plan.state, plan.resume_step, plan.train_to) == ("resume", 20, 100)
 
 
 def test_changed_evaluation_settings_need_no_training(load: Any, sweep: Any) -> None:
     for spec in sweep.runs:
         tiny.finish(sweep.ledger().run(spec), spec)
-    plan = load(tiny.BASE + tiny.AXES, "evaluate.counted.n=4", "evaluate.weighted={}").plan()
+    plan = make_plan(load(tiny.BASE + tiny.AXES, "evaluate.counted.n=4", "evaluate.weighted={}"))
     assert plan.counts["evaluate"] == 4
     assert plan.runs[0].train_steps == 0
     assert why(plan)[50, "counted"] == ("new", "evaluation settings changed")
@@ -102,10 +102,10 @@ def test_another_version_of_an_evaluation_is_measured_anew_beside_the_first(
     run, evaluation = sweep.ledger().run(spec), spec.evaluations["counted"]
     former = evaluation_identity(evaluation)
     run.save_arrays(50, "counted", former, 0, {"count": np.ones(3)})
-    assert sweep.plan().finished
+    assert make_plan(sweep).finished
 
     monkeypatch.setattr(type(evaluation), "version", 2)
-    plan = sweep.plan()
+    plan = make_plan(sweep)
     assert plan.counts == {"done": 0, "evaluate": 4, "resume": 0, "new": 0, "failed": 0}
     assert plan.runs[0].train_steps == 0
     assert why(plan)[50, "counted"][0] == "new"
@@ -114,7 +114,7 @@ def test_another_version_of_an_evaluation_is_measured_anew_beside_the_first(
     assert run.saved_shards(50, "counted", former) == [0]
     assert run.saved_shards(50, "counted", current) == []
     run.record_evaluation(50, evaluation, tiny.measured(7.0), seconds=2.0)
-    assert why(sweep.plan())[50, "counted"] == ("done", "")
+    assert why(make_plan(sweep))[50, "counted"] == ("done", "")
     at = [record for record in run.evaluations() if record.step == 50]
     assert {record.identity: record.metrics[0].value for record in at} == {former: 50.0, current: 7.0}
 
@@ -124,12 +124,12 @@ def test_a_lost_checkpoint_matters_only_where_something_is_to_be_measured(load: 
     run = sweep.ledger().run(spec)
     tiny.finish(run, spec)
     shutil.rmtree(run.checkpoint_directory(100))
-    assert sweep.plan().runs[0].state == "done"
-    plan = load(tiny.BASE + tiny.AXES, "evaluate.counted.n=4").plan()
+    assert make_plan(sweep).runs[0].state == "done"
+    plan = make_plan(load(tiny.BASE + tiny.AXES, "evaluate.counted.n=4"))
     assert why(plan)[100, None] == ("resume", "checkpoint missing; from step 50")
     assert (plan.runs[0].state, plan.runs[0].resume_step) == ("resume", 50)
     shutil.rmtree(run.checkpoint_directory(50))
-    plan = load(tiny.BASE + tiny.AXES, "evaluate.counted.n=4").plan()
+    plan = make_plan(load(tiny.BASE + tiny.AXES, "evaluate.counted.n=4"))
     assert (plan.runs[0].state, plan.runs[0].reason) == ("new", "checkpoint missing")
 
 
@@ -137,42 +137,42 @@ def test_failed_runs_wait_to_be_asked_for(sweep: Any) -> None:
     run = sweep.ledger().run(sweep.runs[0])
     tiny.checkpoint(run, 50)
     run.record_failure("loss is nan at step 60", error="RunFailedError", step=60)
-    plan = sweep.plan()
+    plan = make_plan(sweep)
     assert plan.counts["failed"] == 1
     assert plan.runs[0].reason == "failed: loss is nan at step 60; --retry-failed runs it again"
     assert why(plan)[50, None] == ("done", "")
     assert why(plan)[100, None][0] == "failed"
     assert plan.runs[0] not in plan.to_do
     assert plan.runs[0].missing == ()
-    again = sweep.plan(retry_failed=True).runs[0]
+    again = make_plan(sweep, retry_failed=True).runs[0]
     assert (again.state, again.resume_step) == ("resume", 50)
     run.retry()
-    assert sweep.plan().runs[0].state == "resume"
+    assert make_plan(sweep).runs[0].state == "resume"
 
 
 def test_the_look_up_table_is_measured_without_training(load: Any) -> None:
     sweep = load(tiny.BASE, "algorithm={kind: lookup_table}")
-    plan = sweep.plan()
+    plan = make_plan(sweep)
     assert plan.runs[0].state == "evaluate"
     assert plan.runs[0].missing == ((0, "counted"),)
     tiny.finish(sweep.ledger().run(sweep.runs[0]), sweep.runs[0])
-    assert sweep.plan().finished
+    assert make_plan(sweep).finished
 
 
 def test_time_and_storage_come_from_what_was_measured(load: Any, sweep: Any) -> None:
-    plan = sweep.plan()
+    plan = make_plan(sweep)
     assert plan.work_seconds is None
     assert "time unknown" in str(plan)
     # Three float32 numbers a parameter, two checkpoints a run.
     counts = [spec.model.parameters(sweep.language(spec)) for spec in sweep.runs]
     assert plan.new_bytes == 12 * 2 * sum(counts)
-    timed = sweep.plan(step_seconds={spec.run_id: 0.25 for spec in sweep.runs}, concurrency=2)
+    timed = make_plan(sweep, step_seconds={spec.run_id: 0.25 for spec in sweep.runs}, concurrency=2)
     assert timed.work_seconds == pytest.approx(4 * 100 * 0.25)
     assert timed.wall_seconds == pytest.approx(50.0)
     # One run is finished: 0.5 s a step, 2 s an evaluation, 7 bytes a checkpoint, for its model.
     tiny.finish(sweep.ledger().run(sweep.runs[0]), sweep.runs[0])
     shape = load(tiny.BASE + tiny.AXES, "axes.model.shape=[16/1/1/32]", "resources.max_concurrent=1")
-    plan = shape.plan()
+    plan = make_plan(shape)
     assert [run.state for run in plan.runs] == ["done", "new"]
     assert plan.work_seconds == pytest.approx(100 * 0.5 + 2 * 2.0)
     assert plan.wall_seconds == pytest.approx(54.0)
@@ -193,7 +193,7 @@ def test_a_timed_plan_is_for_this_machine_until_it_knows_the_cluster(
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     sweep = load()
     tiny.finish(sweep.ledger().run(sweep.runs[0]), sweep.runs[0])
-    plan = sweep.plan(timed=True)
+    plan = make_plan(sweep, timed=True)
     # A run with records has its own history.
     assert timed == [spec.run_id for spec in sweep.runs[1:]]
     assert plan.work_seconds == pytest.approx(3 * 100 * 0.25 + 2 * 2.0)
@@ -208,10 +208,10 @@ def test_a_timed_plan_is_for_this_machine_until_it_knows_the_cluster(
     sweep.ledger().run(failed).record_failure("loss is nan at step 1", error="RunFailedError", step=1)
     for retry in (False, True):
         timed.clear()
-        sweep.plan(timed=True, retry_failed=retry)
+        make_plan(sweep, timed=True, retry_failed=retry)
         assert (failed.run_id in timed) == retry
     # A number of the sweep's own stands.
-    alone = load(tiny.BASE + tiny.AXES, "resources.max_concurrent=1").plan(timed=True)
+    alone = make_plan(load(tiny.BASE + tiny.AXES, "resources.max_concurrent=1"), timed=True)
     assert (alone.wall_seconds, alone.notes, alone.at(3).wall_seconds) == (
         alone.work_seconds,
         (),
@@ -220,7 +220,7 @@ def test_a_timed_plan_is_for_this_machine_until_it_knows_the_cluster(
 
 
 def test_a_plan_is_plain_data_and_plain_text(sweep: Any) -> None:
-    plan = sweep.plan()
+    plan = make_plan(sweep)
     data = json.loads(json.dumps(plan.to_dict()))
     assert data["counts"]["new"] == 4
     assert data["train_steps"] == 400
@@ -243,15 +243,15 @@ def test_names_alone_are_believed_where_nothing_is_verified(sweep: Any) -> None:
     tiny.finish(run, spec)
     (path,) = run.directory.glob("records/evaluation-00000050-*.json")
     path.write_bytes(b"")
-    assert sweep.plan(verify=False).runs[0].state == "done"
-    assert sweep.plan().runs[0].state == "evaluate"
+    assert make_plan(sweep, verify=False).runs[0].state == "done"
+    assert make_plan(sweep).runs[0].state == "evaluate"
 
 
 def test_ten_thousand_runs_are_planned_in_moments(load: Any, tmp_path: Path) -> None:
     seeds, rates = ", ".join(map(str, range(500))), ", ".join(f"{k}e-4" for k in range(1, 21))
     text = tiny.BASE + f"axes:\n  seed: [{seeds}]\n  algorithm.lr: [{rates}]\n"
     start = time.process_time()
-    plan = load(text).plan()
+    plan = make_plan(load(text))
     spent = time.process_time() - start
     assert plan.counts["new"] == 10_000
     # Two seconds on two quiet cores; the rest is room for slow machines.
@@ -260,7 +260,7 @@ def test_ten_thousand_runs_are_planned_in_moments(load: Any, tmp_path: Path) -> 
 
 def test_a_plan_counts_parameters_for_either_vocabulary(load: Any) -> None:
     sweep = load(tiny.BASE + tiny.AXES)
-    plan = sweep.plan()
+    plan = make_plan(sweep)
     own = sweep.runs[0].model.parameters(sweep.language(sweep.runs[0]))
     # Rows of 16 weights and a bias, for 30,522 words rounded up in the place of 6 and 3 special tokens.
     faithful = own + (30_528 - 16) * 17

@@ -14,7 +14,7 @@ import raysweep
 from raysweep.engine import launch
 from raysweep.errors import ConfigError, DataError, StorageError
 from raysweep.evaluation.metric import Metric
-from raysweep.sweep import SweepLock, load_sweep, tidy
+from raysweep.sweep import SweepLock, load_sweep, make_plan, tidy
 from raysweep.sweep.checkpoints import find_checkpoint
 from raysweep.sweep.language_file import load_language
 from raysweep.sweep.lock import holder
@@ -89,7 +89,7 @@ def test_results_of_another_version_are_refused_and_left_as_they_are(
         lambda: load_stored(sweep.directory),
         lambda: save_sweep(sweep),
         sweep.ledger,
-        sweep.plan,
+        lambda: make_plan(sweep),
         lambda: find_checkpoint(sweep.storage, spec.run_id),
         lambda: open_model(str(run.checkpoint_directory(20)), storage=sweep.storage),
         lambda: launch(sweep, retry_failed=True),
@@ -256,7 +256,9 @@ def test_step_times_of_runs_without_a_record(file: Path, tmp_path: Path) -> None
     assert set(timed) == {run.run_id for run in sweep.runs if run.trains}
     assert len(set(timed.values())) == 1  # the seeds share one timing
     assert all(0 < seconds < 1 for seconds in timed.values())
-    assert sweep.plan(step_seconds=timed).work_seconds == pytest.approx(120 * next(iter(timed.values())))
+    assert make_plan(sweep, step_seconds=timed).work_seconds == pytest.approx(
+        120 * next(iter(timed.values()))
+    )
 
 
 def test_the_look_up_table_has_no_model_axis(file: Path, tmp_path: Path) -> None:
