@@ -36,16 +36,13 @@ _TINY = 1e-12
 class Interval:
     """An estimate with its bootstrap interval; `low` and `high` are None where there is too little data.
 
-    `n` counts observations, `clusters` the independent groups they come from; `confidence` is the nominal
-    coverage of the interval.
+    `n` counts observations.
     """
 
     value: float
     low: float | None
     high: float | None
     n: int
-    clusters: int
-    confidence: float = 0.95
 
 
 def spearman(x: Array, y: Array) -> float:
@@ -102,7 +99,7 @@ def cluster_bootstrap(
     _, inverse = np.unique(np.asarray(clusters), return_inverse=True)
     count = int(inverse.max()) + 1 if len(inverse) else 0
     if count < least_clusters:
-        return [Interval(float(v), None, None, len(inverse), count, confidence) for v in values]
+        return [Interval(float(v), None, None, len(inverse)) for v in values]
     members = [np.flatnonzero(inverse == c) for c in range(count)]
     generator = np.random.default_rng(seed)
     draws = np.empty((replicates, len(values)))
@@ -116,7 +113,7 @@ def cluster_bootstrap(
         low = high = None
         if len(defined) >= least_defined * replicates and not math.isnan(value):
             low, high = (float(q) for q in np.quantile(defined, [tail, 1 - tail]))
-        intervals.append(Interval(float(value), low, high, len(inverse), count, confidence))
+        intervals.append(Interval(float(value), low, high, len(inverse)))
     return intervals
 
 

@@ -307,11 +307,6 @@ class RunLedger:
             log.warning("%s: damaged shard moved to %s (%s)", path, moved, error)
             return None
 
-    def saved_shards(self, step: int, kind: str, identity: str) -> list[int]:
-        """Return the numbers of the stored shards, ascending."""
-        found = names(self.arrays_directory(step, kind, identity))
-        return [int(name[:-4]) for name in found if name.endswith(".npz")]
-
 
 class Ledger:
     """The ledger of a sweep: the folder `directory` (storage/name)."""

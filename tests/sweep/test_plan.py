@@ -111,8 +111,8 @@ def test_another_version_of_an_evaluation_is_measured_anew_beside_the_first(
     assert why(plan)[50, "counted"][0] == "new"
     # No shard of the first version is taken for one of the second, and its record stays.
     current = evaluation_identity(evaluation)
-    assert run.saved_shards(50, "counted", former) == [0]
-    assert run.saved_shards(50, "counted", current) == []
+    assert run.load_arrays(50, "counted", former, 0) is not None
+    assert run.load_arrays(50, "counted", current, 0) is None
     run.record_evaluation(50, evaluation, tiny.measured(7.0), seconds=2.0)
     assert why(make_plan(sweep))[50, "counted"] == ("done", "")
     at = [record for record in run.evaluations() if record.step == 50]
