@@ -4,11 +4,24 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from raysweep.registry import Config
 
+#: Ray takes these from a node; any other name is a resource that the cluster's owner gave it.
+_OF_RAY = {"cpu": "CPU", "gpu": "GPU", "memory": "memory"}
+
+
+def _own_name(name: str) -> str:
+    """Refuse another spelling of a name of Ray's: no node has such a resource."""
+    meant = _OF_RAY.get(name.lower().removesuffix("s"), name)
+    if meant != name:
+        raise ValueError(f"no resource of Ray has the name '{name}'; did you mean '{meant}'?")
+    return name
+
+
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Amounts = dict[Annotated[str, AfterValidator(_own_name)], Amount]
 
 
 class Resources(Config):
@@ -17,8 +30,8 @@ class Resources(Config):
     #: Training processes of one run (data parallel).
     workers: int = Field(default=1, ge=1)
     #: Ray resources of each training process, e.g. {CPU: 1} or {GPU: 1}.
-    per_worker: dict[str, Amount] = Field(default_factory=lambda: {"CPU": 1.0})
+    per_worker: Amounts = Field(default_factory=lambda: {"CPU": 1.0})
     #: Ray resources of each evaluation task.
-    evaluate: dict[str, Amount] = Field(default_factory=lambda: {"CPU": 1.0})
+    evaluate: Amounts = Field(default_factory=lambda: {"CPU": 1.0})
     #: Number of runs trained at once; "auto" depends on the cluster.
     max_concurrent: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"

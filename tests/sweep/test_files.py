@@ -197,6 +197,12 @@ MALFORMED = [
         "name: tiny\nresources: {max_concurrent: some}",
         "2:29: resources.max_concurrent: 'some' is not valid; it must be 'auto' or a whole number",
     ),
+    (
+        "resource that no node has",
+        "name: tiny",
+        "name: tiny\nresources: {per_worker: {gpus: 1}}",
+        "2:32: resources.per_worker.gpus: no resource of Ray has the name 'gpus'; did you mean 'GPU'?",
+    ),
 ]
 
 
