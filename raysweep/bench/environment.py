@@ -18,7 +18,7 @@ from raysweep.sweep.provenance import provenance
 from raysweep.training.throughput import best_seconds, product_flops
 
 PACKAGES = (
-    *("raysweep", "torch", "numpy", "numba", "transformers"),
+    *("raysweep", "torch", "numpy", "numba", "transformers", "ray", "mlflow"),
     *("hmmlearn", "nltk", "torch-struct", "dynamax", "jax"),
     *("opacus", "curvlinops-for-pytorch"),
 )

@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +21,17 @@ from raysweep.errors import RunFailedError
 VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 
 
-def call(module: str, request: Mapping[str, Any], *, threads: int) -> bytes:
+def call(module: str, request: Mapping[str, Any], *, threads: int, wrapper: Sequence[str] = ()) -> bytes:
     """Run `python -m module REQUEST FILE`, pass its standard error on, and return the content of FILE.
 
-    Raises `RunFailedError` where the process fails.
+    `wrapper` is a command that runs the command after it.  Raises `RunFailedError` where the process fails.
     """
     environment = {**os.environ, **{name: str(threads) for name in VARIABLES}}
     # Peers use no network and print nothing about the processor.
     environment |= {"HF_HUB_OFFLINE": "1", "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "2"}
     with tempfile.TemporaryDirectory(prefix="raysweep-bench-") as folder:
         file = Path(folder) / "answer"
-        command = [sys.executable, "-m", module, json.dumps(dict(request)), str(file)]
+        command = [*wrapper, sys.executable, "-m", module, json.dumps(dict(request)), str(file)]
         code = subprocess.run(command, env=environment, stdout=sys.stderr, check=False).returncode
         if code != 0 or not file.exists():
             raise RunFailedError(f"bench: the process of {module} ended with code {code}; see above")

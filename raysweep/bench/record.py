@@ -166,6 +166,41 @@ class Environment(Config):
     dirty: bool | None
 
 
+class Applied(Config):
+    """A fault that hit a launch, or the files between two launches."""
+
+    kind: str
+    #: What was hit.
+    hit: str
+    #: Seconds after the start of the launch; None between launches.
+    after: float | None
+
+
+class Launch(Config):
+    """A launch of a sweep under faults, with those that came between it and the launch before."""
+
+    code: int
+    seconds: float
+    #: Seconds from its end to the end of its last process.
+    leaving: float
+    faults: tuple[Applied, ...]
+    #: Its last lines.
+    words: str
+    #: The ways in which it ended badly; empty if it ended well.
+    trouble: tuple[str, ...]
+
+
+class Pass(Config):
+    """A sweep that was launched under faults until it was done."""
+
+    engine: str
+    launches: tuple[Launch, ...]
+    #: Whether the tidy table has the bytes of an undisturbed launch's.
+    equal: bool
+    #: Points of MLflow that are missing, superfluous, of another value, or there twice.
+    points_unlike: int
+
+
 class Record(Config):
     """A run of a suite."""
 
@@ -174,6 +209,13 @@ class Record(Config):
     environment: Environment
     peak: Peak
     cases: tuple[CaseRecord, ...]
+    #: The sweeps under faults, of `bench chaos` alone.
+    passes: tuple[Pass, ...] = ()
+
+    @property
+    def compares(self) -> bool:
+        """Whether any case has peers."""
+        return any(case.comparisons for case in self.cases)
 
     def of_status(self, status: Status) -> list[str]:
         """Return the peers with a status, each after the key of its case."""

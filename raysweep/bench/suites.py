@@ -18,6 +18,9 @@ SUITES = {
     "trace": "raysweep.bench.trace",
 }
 
+#: The modules of the benchmarks of whole sweeps, which have runners of their own.
+OF_SWEEPS = {"engine": "raysweep.bench.engine", "chaos": "raysweep.bench.chaos"}
+
 
 def entries(suite: str, only: Sequence[str] = (), device: Device = "cpu") -> list[Entry]:
     """Return the cases of a suite on a device, or those of them that `only` names.

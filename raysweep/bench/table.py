@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from raysweep.bench.record import CaseRecord, Comparison, Figure, Goal, Record, Spread
-from raysweep.bench.suites import SUITES
+from raysweep.bench.suites import OF_SWEEPS, SUITES
 from raysweep.errors import ConfigError
 
 HEADINGS = ("work", "raysweep", "beside", "found", "goal")
@@ -99,9 +99,12 @@ def caption(record: Record) -> str:
     if peak.gemm_bfloat16_gflops is not None:
         half = f", {number(peak.gemm_bfloat16_gflops)} in bfloat16"
     quick = "A quick run on small sizes, which compares nothing. " if record.quick else ""
+    ratios = (
+        f"Ratios are of {clock} for the same work, {threads}, all contestants taking turns in one run: "
+        "median and, in brackets, quartiles over the rounds. "
+    )
     return (
-        f"{quick}Ratios are of {clock} for the same work, {threads}, all contestants taking turns in one "
-        f"run: median and, in brackets, quartiles over the rounds. "
+        f"{quick}{ratios if record.compares else ''}"
         f"{gpu}{place.cpu} ({place.cpu_capability}), "
         f"{place.cores} cores; its peak in the same run: matrix products "
         f"{number(peak.gemm_float32_gflops)} GF/s in float32, {number(peak.gemm_float64_gflops)} in float64"
@@ -141,7 +144,8 @@ def markdown(record: Record) -> str:
     rows.insert(1, tuple("---" for _ in rows[0]))
     table = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
     remarks = "\n".join(f"- {note}" for note in said)
-    introduction = getattr(importlib.import_module(SUITES[record.suite]), "introduction", None)
+    module = importlib.import_module((SUITES | OF_SWEEPS)[record.suite])
+    introduction = getattr(module, "introduction", None)
     above = "" if introduction is None else introduction(record)
     return "\n\n".join(part for part in (above, table, remarks, caption(record)) if part) + "\n"
 
@@ -244,9 +248,11 @@ def _compared(row: Comparison) -> tuple[str, str, str, bool | None]:
 
 def _figure(figure: Figure) -> tuple[str, str, str, bool | None]:
     unit = figure.unit if figure.unit in ("", "×") else f" {figure.unit}"
+    # A count has all its digits.
+    count = not figure.unit and figure.value.is_integer()
     return (
         figure.name,
-        f"{number(figure.value)}{unit}",
+        f"{figure.value:,.0f}" if count else f"{number(figure.value)}{unit}",
         _goal(figure.goal, unit),
         figure.met,
     )

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from raysweep.cli.options import JsonOption, check_output, print_json, writing
-from raysweep.cli.output import console
+from raysweep.cli.output import console, say
+
+if TYPE_CHECKING:
+    from raysweep.bench.record import Record
 
 app = typer.Typer(no_args_is_help=True, help="Compare raysweep with other libraries on the same work.")
 
@@ -30,6 +33,10 @@ SUITES = {
     "not timed, and the exit code is 3.  A peer that is not installed is listed with the command that "
     "installs it.",
 }
+
+OutputOption = Annotated[
+    Path | None, typer.Option("--output", metavar="FILE", help="Write the record to FILE, as JSON.")
+]
 
 
 class DeviceName(StrEnum):
@@ -63,33 +70,88 @@ def _command(suite: str) -> Callable[..., None]:
         strict: Annotated[
             bool, typer.Option("--strict", help="End with exit code 3 where a peer is absent, too.")
         ] = False,
-        output: Annotated[
-            Path | None, typer.Option("--output", metavar="FILE", help="Write the record to FILE, as JSON.")
-        ] = None,
+        output: OutputOption = None,
         json: JsonOption = False,
     ) -> None:
-        from raysweep.bench.record import save
         from raysweep.bench.suites import judge, measure
-        from raysweep.bench.table import terminal
 
         if output is not None:
             check_output(output)
         record = measure(suite, only or [], quick=quick, threads=threads, device=device.value)
-        if output is not None:
-            with writing(output):
-                save(record, output)
-        if json:
-            print_json(record.encode())
-        else:
-            console().print(terminal(record))
+        _show(record, output, json=json)
         judge(record, strict=strict)
 
     return command
 
 
+def _show(record: Record, output: Path | None, *, json: bool) -> None:
+    """Write a record to its file, if there is one, and print it."""
+    from raysweep.bench.record import save
+    from raysweep.bench.table import terminal
+
+    if output is not None:
+        with writing(output):
+            save(record, output)
+    if json:
+        print_json(record.encode())
+    else:
+        console().print(terminal(record))
+
+
 for _suite, _help in SUITES.items():
     _example = f"Example: raysweep bench {_suite} --output {_suite}.json"
     app.command(_suite, help=_help, epilog=_example)(_command(_suite))
+
+
+@app.command("engine", epilog="Example: raysweep bench engine --output engine.json")
+def engine(
+    runs: Annotated[
+        int | None,
+        typer.Option(
+            "--runs", min=4, help="Runs of the sweep; time must be linear in them.", show_default="8"
+        ),
+    ] = None,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Launches of every engine.")] = 3,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A small sweep in one round: shows that it works, not how fast.")
+    ] = False,
+    output: OutputOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Measure the cost of short runs in a sweep, beside a bare loop of pre-training in one process.
+
+    Every engine launches the same small sweep in turn.  Their tidy tables and weights are compared first.
+    Where they differ, the exit code is 3.
+    """
+    from raysweep.bench.engine import measure
+    from raysweep.bench.suites import judge
+
+    if output is not None:
+        check_output(output)
+    record = measure(runs=runs, rounds=rounds, quick=quick, say=say)
+    _show(record, output, json=json)
+    judge(record, strict=True)
+
+
+@app.command("chaos", epilog="Example: raysweep bench chaos --kills 20 --seed 1 --output chaos.json")
+def chaos(
+    kills: Annotated[int, typer.Option("--kills", min=1, help="Faults to apply.")] = 20,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the faults and their moments.")] = 0,
+    output: OutputOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Apply random faults to a small sweep, and compare its results with those of an undisturbed launch.
+
+    The sweep is launched again after each end until it is done.  Signals hit its processes, its disk fills,
+    and its files are torn.  Where the tidy table or the points of MLflow differ, the exit code is 3.
+    """
+    from raysweep.bench.chaos import judge, measure
+
+    if output is not None:
+        check_output(output)
+    record = measure(kills=kills, seed=seed)
+    _show(record, output, json=json)
+    judge(record)
 
 
 @app.command("table", epilog="Example: raysweep bench table --suite train --write")

@@ -1,0 +1,39 @@
+"""`raysweep bench chaos`: random faults on a small sweep, until it is done with the results of a quiet one.
+
+A sweep is launched, and seeded random faults hit its processes, its disk and, between launches, its files.
+It is launched again after each end until it is done.  Then its tidy table must have the bytes of an
+undisturbed launch's, and MLflow must hold each point once.  More sweeps follow until enough faults have been
+applied.  The record also tells which launches ended badly: without a word, with a trace, or with processes
+left behind.
+
+The results lie on a small file system of their own, so that a fault can fill it.  It is mounted in a
+namespace, which needs no rights of an administrator.  Where the system allows no namespaces, this kind of
+fault is left out.
+"""
+
+from __future__ import annotations
+
+from raysweep.bench.chaos.volume import WRAPPER, possible
+from raysweep.bench.process import call
+from raysweep.bench.record import Record
+from raysweep.errors import RunFailedError
+
+
+def measure(*, kills: int, seed: int) -> Record:
+    """Apply `kills` faults, drawn with `seed`, in a process of its own; raises `RunFailedError`."""
+    small = possible()
+    request = {"kills": kills, "seed": seed, "small_volume": small}
+    return Record.model_validate_json(
+        call("raysweep.bench.chaos", request, threads=1, wrapper=WRAPPER if small else ())
+    )
+
+
+def judge(record: Record) -> None:
+    """Raise `RunFailedError` where the results of a sweep differ from an undisturbed one's."""
+    tables = sum(not found.equal for found in record.passes)
+    points = sum(found.points_unlike for found in record.passes)
+    if tables or points:
+        raise RunFailedError(
+            f"bench chaos: {tables} of {len(record.passes)} tidy tables and {points} points of MLflow are "
+            "unlike those of an undisturbed launch"
+        )

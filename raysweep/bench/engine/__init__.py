@@ -1,0 +1,32 @@
+"""`raysweep bench engine`: the cost of short runs in a sweep, beside a bare loop of `pretrain`.
+
+A small sweep is launched again and again, each time as a process of its own in a new folder, with every
+engine in turn.  The peer is one process that trains and evaluates the same runs one after another.  A unit is
+a run after warm-up: the first run of each lane pays for imports and is left out.  CPU time is that of all
+processes of the launch.  Wall time is that of a lane, so that two lanes at work count twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from raysweep.bench.engine.cases import short_runs
+from raysweep.bench.environment import environment, measure_peak
+from raysweep.bench.harness import Entry, Say, run_case
+from raysweep.bench.record import Record
+
+ENTRIES = (Entry(key="short-runs", work="a sweep of runs of about 1.5 s of training", build=short_runs),)
+
+
+def measure(
+    *, runs: int | None = None, rounds: int = 3, quick: bool = False, say: Say = lambda line: None
+) -> Record:
+    """Launch a sweep of `runs` runs in `rounds` rounds with every engine, and return the record."""
+    torch.set_num_threads(1)
+    peak = measure_peak(quick)
+    entry = replace(ENTRIES[0], build=partial(short_runs, runs=runs, rounds=rounds, say=say))
+    cases = (run_case(entry, peak, quick=quick, say=say),)
+    return Record(suite="engine", quick=quick, environment=environment(1), peak=peak, cases=cases)

@@ -1,0 +1,53 @@
+"""The least that a sweep can cost: `python -m raysweep.bench.engine.bare FILE STORAGE`.
+
+One process trains and evaluates all runs of a sweep file, one after another, and records them in the same
+ledger as a launch does.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from raysweep.evaluation.run import run_evaluation
+from raysweep.models.subject import ModelSubject
+from raysweep.sweep import RunSpec, Sweep, load_sweep
+from raysweep.training import load_model, pretrain
+
+
+def run_all(sweep: Sweep) -> None:
+    """Train and evaluate the runs of a sweep in this process."""
+    for spec in sweep.runs:
+        _run(sweep, spec)
+
+
+def _run(sweep: Sweep, spec: RunSpec) -> None:
+    run, language = sweep.ledger().run(spec), sweep.language(spec)
+    pretrain(
+        language=language,
+        model=spec.model,
+        algorithm=spec.algorithm,
+        pretrain=spec.pretrain,
+        seed=spec.seed,
+        journal=run,
+    )
+    for step in spec.milestones:
+        subject = ModelSubject(language, load_model(run.checkpoint_directory(step), spec.model, language))
+        for evaluation in spec.evaluations.values():
+            started = time.perf_counter()
+            found = run_evaluation(evaluation, subject)
+            run.record_evaluation(
+                step,
+                evaluation,
+                found.metrics,
+                seconds=time.perf_counter() - started,
+                notes=found.notes,
+            )
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    run_all(load_sweep(Path(sys.argv[1]), storage=sys.argv[2]))
