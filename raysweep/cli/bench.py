@@ -137,6 +137,10 @@ def engine(
 def chaos(
     kills: Annotated[int, typer.Option("--kills", min=1, help="Faults to apply.")] = 20,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the faults and their moments.")] = 0,
+    minutes: Annotated[
+        float,
+        typer.Option("--minutes", min=0, help="Apply no fault later than this; finish the sweep at hand."),
+    ] = 1440.0,
     output: OutputOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -149,7 +153,7 @@ def chaos(
 
     if output is not None:
         check_output(output)
-    record = measure(kills=kills, seed=seed)
+    record = measure(kills=kills, seed=seed, seconds=60.0 * minutes)
     _show(record, output, json=json)
     judge(record)
 

@@ -29,7 +29,7 @@ from raysweep.bench.chaos.faults import (
     Scene,
     TornFile,
 )
-from raysweep.bench.chaos.monkey import TARGET_PATIENCE, Ambush
+from raysweep.bench.chaos.monkey import TARGET_PATIENCE, Ambush, Monkey
 from raysweep.bench.chaos.summary import summary
 from raysweep.bench.chaos.verdict import trouble
 from raysweep.bench.launching import points, unlike
@@ -101,6 +101,21 @@ def test_an_ambush_waits_for_its_target_and_then_for_a_moment(tmp_path: Path) ->
     # A target that was gone at that moment is hit as soon as it is there again.
     ambush.missed()
     assert ambush.due(scene, moment + 1)
+
+
+@pytest.mark.parametrize(("seconds", "left"), [(3600.0, 4), (0.0, 0)])
+def test_no_fault_comes_after_the_time(seconds: float, left: int) -> None:
+    draws = random.Random(0)
+    monkey = Monkey(
+        4,
+        seconds=seconds,
+        running=Deck(RUNNING, draws),
+        between=Deck(BETWEEN, draws),
+        draws=draws,
+        volume=None,
+        say=lambda line: None,
+    )
+    assert monkey.left == left
 
 
 def test_signals_hit_the_driver(sleeper: subprocess.Popen[bytes], tmp_path: Path) -> None:

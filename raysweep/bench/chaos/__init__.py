@@ -19,10 +19,13 @@ from raysweep.bench.record import Record
 from raysweep.errors import RunFailedError
 
 
-def measure(*, kills: int, seed: int) -> Record:
-    """Apply `kills` faults, drawn with `seed`, in a process of its own; raises `RunFailedError`."""
+def measure(*, kills: int, seed: int, seconds: float) -> Record:
+    """Apply `kills` faults, drawn with `seed`, in a process of its own; raises `RunFailedError`.
+
+    No fault is applied after `seconds`.
+    """
     small = possible()
-    request = {"kills": kills, "seed": seed, "small_volume": small}
+    request = {"kills": kills, "seconds": seconds, "seed": seed, "small_volume": small}
     return Record.model_validate_json(
         call("raysweep.bench.chaos", request, threads=1, wrapper=WRAPPER if small else ())
     )

@@ -16,7 +16,7 @@ from raysweep.bench.environment import environment, measure_peak
 from raysweep.bench.record import Record, save
 
 
-def main(kills: int, seed: int, small_volume: bool) -> Record:
+def main(kills: int, seconds: float, seed: int, small_volume: bool) -> Record:
     """Run a campaign and return its record."""
 
     def say(line: str) -> None:
@@ -25,7 +25,7 @@ def main(kills: int, seed: int, small_volume: bool) -> Record:
     torch.set_num_threads(1)
     peak = measure_peak(quick=True)
     with volume.folder(small_volume=small_volume) as folder:
-        passes = run(folder, kills=kills, seed=seed, small_volume=small_volume, say=say)
+        passes = run(folder, kills=kills, seconds=seconds, seed=seed, small_volume=small_volume, say=say)
     return Record(
         suite="chaos",
         quick=False,

@@ -64,8 +64,11 @@ class Outcome:
     points: list[Point]
 
 
-def run(folder: Path, *, kills: int, seed: int, small_volume: bool, say: Say) -> list[Pass]:
-    """Launch sweeps in a folder under `kills` faults, and return what happened; raises `RunFailedError`."""
+def run(folder: Path, *, kills: int, seconds: float, seed: int, small_volume: bool, say: Say) -> list[Pass]:
+    """Launch sweeps in a folder under faults, and return what happened; raises `RunFailedError`.
+
+    After `kills` faults, or `seconds`, the sweep at hand is finished without any.
+    """
     files = {}
     for engine in engines():
         (folder / engine).mkdir()
@@ -76,6 +79,7 @@ def run(folder: Path, *, kills: int, seed: int, small_volume: bool, say: Say) ->
     kinds = [kind for kind in RUNNING if small_volume or not isinstance(kind, FullDisk)]
     monkey = Monkey(
         kills,
+        seconds=seconds,
         running=Deck(kinds, draws),
         between=Deck(BETWEEN, draws),
         draws=draws,

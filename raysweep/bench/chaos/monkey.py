@@ -58,21 +58,27 @@ class Ambush:
 
 
 class Monkey:
-    """Launches sweeps and applies faults to them, `left` more."""
+    """Launches sweeps and applies faults to them: `kills`, or fewer if these take longer than `seconds`."""
 
     def __init__(
         self,
-        left: int,
+        kills: int,
         *,
+        seconds: float,
         running: Deck,
         between: Deck,
         draws: random.Random,
         volume: Path | None,
         say: Say,
     ) -> None:
-        self.left = left
+        self._kills, self._until = kills, time.monotonic() + seconds
         self._running, self._between, self._random = running, between, draws
         self._volume, self._say = volume, say
+
+    @property
+    def left(self) -> int:
+        """The number of faults to come."""
+        return self._kills if time.monotonic() < self._until else 0
 
     def torment(self, file: Path, directory: Path) -> list[Launch]:
         """Launch a sweep, with its results in `directory`, until it is done and no fault follows.
@@ -99,7 +105,7 @@ class Monkey:
         if hit is None:
             self._between.put_back(fault)
             return []
-        self.left -= 1
+        self._kills -= 1
         self._say(f"  {fault.name}: {hit}")
         return [Applied(kind=fault.name, hit=hit, after=None)]
 
@@ -161,7 +167,7 @@ class Monkey:
                 if hit is None:
                     ambush.missed()
                     continue
-                self.left -= 1
+                self._kills -= 1
                 applied.append(Applied(kind=ambush.fault.name, hit=hit, after=now - began))
                 self._say(f"  {ambush.fault.name} after {now - began:.1f} s: {hit}")
                 ambush, quiet_since = None, time.monotonic()
