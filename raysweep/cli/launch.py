@@ -44,7 +44,18 @@ def launch(
     address: AddressOption = None,
     only: OnlyOption = None,
     retry_failed: RetryOption = False,
-    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask before a large sweep.")] = False,
+    reconnect: Annotated[
+        float,
+        typer.Option(
+            "--reconnect",
+            metavar="MINUTES",
+            min=0,
+            help="Wait for a cluster whose head has died, and go on when it is back.",
+        ),
+    ] = 10.0,
+    yes: Annotated[
+        bool, typer.Option("-y", "--yes", envvar="RAYSWEEP_YES", help="Do not ask before a large sweep.")
+    ] = False,
     storage: StorageOption = None,
     tracking_uri: TrackingOption = None,
     json: JsonOption = False,
@@ -75,7 +86,9 @@ def launch(
         typer.confirm(f"{len(chosen.runs)} runs: go on?", abort=True)
     again = launch_command(sweep, file=str(file), overrides=set_ or (), address=address)
     try:
-        results = _launch(sweep, address=address, only=only, retry_failed=retry_failed)
+        results = _launch(
+            sweep, address=address, only=only, retry_failed=retry_failed, reconnect=60 * reconnect
+        )
     except KeyboardInterrupt:
         say(
             f"interrupted; everything up to the last checkpoint is in {sweep.directory}, "
@@ -89,7 +102,9 @@ def launch(
         raise typer.Exit(4)
 
 
-def _launch(sweep: Sweep, *, address: str | None, only: list[str] | None, retry_failed: bool) -> Results:
+def _launch(
+    sweep: Sweep, *, address: str | None, only: list[str] | None, retry_failed: bool, reconnect: float
+) -> Results:
     """Launch with a view on standard error."""
     from raysweep.engine import launch as start
 
@@ -120,6 +135,7 @@ def _launch(sweep: Sweep, *, address: str | None, only: list[str] | None, retry_
             retry_failed=retry_failed,
             observer=view,
             on_start=started,
+            reconnect=reconnect,
         )
 
 
@@ -137,7 +153,7 @@ def _show(results: Results, again: str, *, json: bool) -> None:
                 "tracking_uri": tracked_at(sweep),
                 "worked_on": list(results.worked_on),
                 "failures": failures,
-                "unfinished": list(results.unfinished),
+                "unfinished": results.unfinished,
                 "metrics": records(frame),
             }
         )
@@ -149,6 +165,7 @@ def _show(results: Results, again: str, *, json: bool) -> None:
         say(f"to try them again: {again} --retry-failed")
     if not results.tracked:
         say(f"MLflow at {tracked_at(sweep)} could not be reached; nothing is lost: launch again to fill it")
-    for run_id in results.unfinished:
+    for run_id, trouble in results.unfinished.items():
         logs = sweep.ledger().open(run_id).logs
-        say(f"not finished: {run_id}: launch again to continue; logs in {logs}")
+        because = f" ({trouble})" if trouble else ""
+        say(f"not finished: {run_id}{because}: launch again to continue; logs in {logs}")

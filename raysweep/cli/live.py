@@ -28,6 +28,10 @@ STYLES = {
 _FORMATS: dict[Kind, str] = {"loss": ".4f", "accuracy": ".3f"}
 
 
+#: Most runs with trouble that the view on a terminal explains.
+_MOST_TROUBLES = 3
+
+
 def _number(value: float | None, spec: str) -> str:
     return "" if value is None else format(value, spec)
 
@@ -97,6 +101,10 @@ def runs_table(states: list[RunState], *, width: int, limit: int | None = None) 
     return table
 
 
+def _because(run: RunState) -> str:
+    return f": {run.trouble}" if run.trouble else ""
+
+
 class LiveView:
     """The view on a terminal: the table, redrawn in place, with a bar for the whole sweep."""
 
@@ -122,8 +130,11 @@ class LiveView:
             ProgressBar(total=max(state.total, 1), completed=state.done, width=40),
             f"{share:.0%} of {state.total:,} steps, {duration(state.elapsed)} so far, {left}",
         )
+        troubled = [run for run in state.runs if run.trouble][:_MOST_TROUBLES]
+        troubles = [Text(f"{run.label}: unfinished{_because(run)}", style="yellow") for run in troubled]
         notes = [Text(line, style="dim") for line in self._footer]
-        self._live.update(Group(runs_table(state.runs, width=self._console.width, limit=room), bar, *notes))
+        table = runs_table(state.runs, width=self._console.width, limit=room - len(troubles))
+        self._live.update(Group(table, bar, *troubles, *notes))
 
 
 class LineView(Lines):
@@ -137,13 +148,13 @@ class LineView(Lines):
         """Print the changes since the last state."""
         for run in state.runs:
             measured = tuple(f"{metric.narrow} {metric.value:.4g}" for metric in _live([run]))
-            now = (run.state, measured)
-            before = self._seen.get(run.run_id, ("queued", ()))
+            now = (run.state, (*measured, run.trouble))
+            before = self._seen.get(run.run_id, ("queued", ("",)))
             self._seen[run.run_id] = now
             if now == before or (run.state == "queued" and not measured):
                 continue
             where = f"{run.state}, step {run.step}/{run.steps}" if run.steps else run.state
-            self.say(f"{run.label}: {', '.join([where, *measured])}")
+            self.say(f"{run.label}: {', '.join([where, *measured])}{_because(run)}")
         if self.silent:
             share = state.done / state.total if state.total else 1.0
             left = f", about {duration(state.eta)} left" if state.eta is not None else ""

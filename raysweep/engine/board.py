@@ -13,6 +13,7 @@ from typing import Any
 
 import ray
 
+from raysweep.engine.outcome import Trouble
 from raysweep.evaluation.metric import Metric
 from raysweep.sweep.run_state import State
 
@@ -29,12 +30,15 @@ class News:
     #: The newest milestone that was evaluated, and its metrics.
     evaluated: int | None = None
     metrics: Sequence[Metric] | None = None
+    #: The trouble that ended the latest attempt.
+    trouble: Trouble | None = None
 
     def updated(self, later: News) -> News:
         """Return this news with later news laid over it.
 
-        >>> News(state="training", step=3).updated(News(step=4))
-        News(state='training', step=4, tokens_per_second=None, mfu=None, evaluated=None, metrics=None)
+        >>> both = News(state="training", step=3).updated(News(step=4))
+        >>> both.state, both.step
+        ('training', 4)
         """
         known = {field.name: getattr(later, field.name) for field in fields(later)}
         return replace(self, **{name: value for name, value in known.items() if value is not None})
@@ -50,7 +54,7 @@ class _Board:
 
     def begin(self, run_id: str) -> None:
         self._stop.discard(run_id)
-        self.post(run_id, News(state="starting"))
+        self._news[run_id] = replace(self._news.get(run_id, News()), state="starting", trouble=None)
 
     def post(self, run_id: str, news: News) -> None:
         self._news[run_id] = self._news.get(run_id, News()).updated(news)

@@ -9,13 +9,15 @@ import logging
 import os
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from raysweep.engine.scratch import claim, remove_left, remove_scratch
 from raysweep.errors import ConfigError, StorageError
 from raysweep.sweep import Resources
 
@@ -32,17 +34,26 @@ ENVIRONMENT = {
     "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
 }
 
+#: Of the Ray that is started here: its default of 15 starves workers beside anything else on the machine.
+EMBEDDED = {"RAY_worker_niceness": "0"}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
     """The resources of a connected cluster."""
 
     address: str
-    embedded: bool
+    #: The folder of a Ray that was started here; None for a cluster.
+    session: Path | None = None
     #: Resources of each node that is alive.
     nodes: tuple[Mapping[str, float], ...]
     #: Resources of all nodes together.
     resources: Mapping[str, float]
+
+    @property
+    def embedded(self) -> bool:
+        """True for a Ray that was started here."""
+        return self.session is not None
 
     def __str__(self) -> str:
         where = "Ray on this machine" if self.embedded else f"Ray cluster {self.address}"
@@ -50,12 +61,12 @@ class Cluster:
         return f"{where}: {len(self.nodes)} node(s), {cpus:g} CPU, {gpus:g} GPU"
 
 
-def _describe(embedded: bool) -> Cluster:
+def _describe(session: Path | None = None) -> Cluster:
     context = ray.get_runtime_context()
     alive = [node for node in ray.nodes() if node["Alive"]]
     return Cluster(
         address=context.gcs_address,
-        embedded=embedded,
+        session=session,
         nodes=tuple(node["Resources"] for node in alive),
         resources=ray.cluster_resources(),
     )
@@ -66,27 +77,38 @@ def _quiet() -> None:
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
-def connect(address: str | None = None) -> Cluster:
+def connect(address: str | None = None, *, patience: float = 0.0) -> Cluster:
     """Connect to Ray, unless the caller is connected already, and stay connected.
 
     `address` (or RAY_ADDRESS) names a running cluster.  Without one, an embedded Ray is started on this
-    machine, with its dashboard on 127.0.0.1.  Raises `StorageError` if no cluster answers.
+    machine, with its dashboard on 127.0.0.1.  Ray ends this process if a cluster's control store does not
+    answer for `patience` seconds, but not before its own limit of 60.  Raises `StorageError` if no cluster
+    answers.
     """
     if ray.is_initialized():
-        return _describe(embedded=False)
+        return _describe()
     address = address or os.environ.get("RAY_ADDRESS") or None
-    os.environ.update({key: value for key, value in ENVIRONMENT.items() if key not in os.environ})
+    settings, session = dict(ENVIRONMENT), None
+    if address is None:
+        settings |= EMBEDDED
+    elif patience > 60:
+        settings["RAY_gcs_rpc_server_reconnect_timeout_s"] = f"{patience:.0f}"
+    os.environ.update({key: value for key, value in settings.items() if key not in os.environ})
     try:
         if address is None:
             # "local" and not None: None would join any cluster that was last started on this machine.
             # The dashboard stays on: without its state API, placement groups of stopped trials leak.
-            ray.init(
+            # Ray's types do not know what an embedded Ray tells.
+            started: Any = ray.init(
                 address="local",
                 include_dashboard=True,
                 dashboard_host="127.0.0.1",
                 logging_level=logging.ERROR,
                 log_to_driver=False,
             )
+            session = Path(started.address_info["session_dir"])
+            claim(session)
+            remove_left(lock.parent for lock in session.parent.glob("session_*/lock"))
         else:
             ray.init(
                 address=address,
@@ -94,26 +116,31 @@ def connect(address: str | None = None) -> Cluster:
                 log_to_driver=False,
                 runtime_env={"env_vars": dict(ENVIRONMENT)},
             )
-    except (ConnectionError, ValueError, RuntimeError, TimeoutError, AssertionError) as error:
+    # Ray raises a bare `Exception` for a start that takes too long and for a dashboard that fails.
+    except Exception as error:
         where = f"the Ray cluster at {address}" if address else "an embedded Ray"
+        with suppress(Exception):
+            ray.shutdown()
         raise StorageError(
-            f"{where} cannot be reached or started: {error} "
+            f"{where} cannot be reached or started: {' '.join(str(error).split())} "
             "(check --address / RAY_ADDRESS, or leave both out to run on this machine)"
         ) from error
     _quiet()
-    return _describe(embedded=address is None)
+    return _describe(session)
 
 
 @contextmanager
-def connected(address: str | None = None) -> Iterator[Cluster]:
+def connected(address: str | None = None, *, patience: float = 0.0) -> Iterator[Cluster]:
     """Connect as `connect` does, and disconnect at the end if the connection was made here."""
     ours = not ray.is_initialized()
-    cluster = connect(address)
+    cluster = connect(address, patience=patience)
     try:
         yield cluster
     finally:
         if ours:
             ray.shutdown()
+            if cluster.session is not None:
+                remove_scratch(cluster.session)
 
 
 @ray.remote(num_cpus=0, max_retries=2)

@@ -1,7 +1,7 @@
 """The launch of a sweep: Tune schedules the runs that the ledger lacks until none is missing.
 
     lock -> prepare -> plan -> (nothing missing: done) -> Ray -> Tuner over the missing runs -> results
-
+                                                                   ^--- runs that trouble left unfinished
 Only the ledger carries over from one launch to the next.  A launch that was killed at any point therefore
 continues when the sweep is launched again.
 """
@@ -10,20 +10,24 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import ray
+from ray import tune
 
 from raysweep.engine.board import Board
 from raysweep.engine.cluster import Cluster, check_storage, concurrency, connected
-from raysweep.engine.interrupt import terminate_as_interrupt
+from raysweep.engine.interrupt import Interrupts
+from raysweep.engine.lifeline import end, parts, relaunch, watched
 from raysweep.engine.monitor import Monitor, Observer
+from raysweep.engine.outcome import Trouble
 from raysweep.engine.scratch import remove_scratch
-from raysweep.engine.services import start_services
-from raysweep.engine.tuner import Bookkeeping, build
+from raysweep.engine.services import Services, start_services
+from raysweep.engine.tuner import build
+from raysweep.errors import StorageError
 from raysweep.sweep import FailureRecord, Plan, Sweep, SweepLock, make_plan, tidy
 from raysweep.sweep.missing import unfinished
 from raysweep.sweep.provenance import provenance, save_launch
@@ -36,7 +40,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("raysweep.launch")
 
 #: Seconds that workers get to write a checkpoint after Ctrl-C.
-GRACE = 20.0
+GRACE = 10.0
+
+#: Seconds before each further attempt at the runs that trouble has left unfinished.
+PAUSES = (2.0, 10.0, 30.0)
+
+#: Seconds between two looks at the board for trouble that concerns the whole launch.
+_LOOK = 1.0
 
 OnStart = Callable[[Plan, Cluster | None], None]
 
@@ -48,8 +58,9 @@ class Results:
     sweep: Sweep
     #: The last failure of each failed run, by run id.
     failures: dict[str, FailureRecord]
-    #: Runs that neither finished nor failed, because Ray gave them up; the next launch continues them.
-    unfinished: tuple[str, ...]
+    #: Runs that neither finished nor failed, and the trouble that left them so, as far as it is known; the
+    #: next launch continues them.
+    unfinished: dict[str, str]
     #: Runs that this launch trained or evaluated; empty if everything was there already.
     worked_on: tuple[str, ...]
     #: False if the tracking server could not take everything; the next launch fills the gap.
@@ -60,17 +71,6 @@ class Results:
         return tidy(self.sweep.ledger(), self.sweep)
 
 
-def _wind_down(board: Board) -> None:
-    """Ask the workers for a last checkpoint and wait until they have left, at most `GRACE` seconds."""
-    deadline = time.monotonic() + GRACE
-    with suppress(ray.exceptions.RayError):
-        board.request_stop()
-        while time.monotonic() < deadline:
-            if all(news.state != "training" for news in board.read().values()):
-                return
-            time.sleep(0.2)
-
-
 def launch(
     sweep: Sweep,
     *,
@@ -79,6 +79,7 @@ def launch(
     retry_failed: bool = False,
     observer: Observer | None = None,
     on_start: OnStart | None = None,
+    reconnect: float = 0.0,
 ) -> Results:
     """Train and evaluate the missing part of a sweep, and return the results.
 
@@ -88,14 +89,21 @@ def launch(
     is an `on_start`.  Afterwards `observer` is called twice a second with the state of all runs, from a
     thread.
 
-    A failed run does not stop the others; see `Results.failures`.  Raises `LockedError` if another launch of
-    the same sweep is at work, `StorageError` if the cluster or the storage cannot be reached, and
-    `KeyboardInterrupt` on Ctrl-C or SIGTERM, after the workers have written a checkpoint.
+    A failed run does not stop the others; see `Results.failures`.  A run that trouble ends, such as a process
+    that dies, is tried again after each of `PAUSES`; if memory was short, with one run less at once and a
+    smaller micro-batch.  Raises `LockedError` if another launch of the same sweep is at work, `StorageError`
+    if the cluster or the storage cannot be reached or the storage is full, and `KeyboardInterrupt` on Ctrl-C,
+    SIGTERM or SIGHUP, after the workers have written a checkpoint.
+
+    If Ray itself dies, this process ends with one sentence and exit code 4, because no call to Ray returns
+    then.  With `reconnect`, seconds, it first waits that long for a cluster to answer again and then runs its
+    own command line anew in its place.
     """
     chosen = select(sweep, only)
     ledger = sweep.ledger()
     facts = provenance()
-    with SweepLock(sweep.directory), terminate_as_interrupt():
+    troubles: Mapping[str, Trouble] = {}
+    with SweepLock(sweep.directory), Interrupts() as interrupts:
         ledger.clean()
         if retry_failed:
             for spec in chosen.runs:
@@ -112,13 +120,17 @@ def launch(
                 on_start(plan, None)
             tracker.start()
         else:
-            _work(chosen, plan, tracker, address, observer, on_start)
+            with connected(address, patience=reconnect + 60) as cluster:
+                interrupts.install()
+                on_loss = relaunch(cluster.address, reconnect) if reconnect and not cluster.embedded else end
+                with watched(parts(), on_loss):
+                    troubles = _work(chosen, plan, tracker, cluster, observer, on_start)
         tracked = tracker.close()
     failures = {s.run_id: found[-1] for s in chosen.runs if (found := ledger.open(s.run_id).failures())}
     return Results(
         sweep=sweep,
         failures=failures,
-        unfinished=unfinished(chosen),
+        unfinished={r: troubles[r].message if r in troubles else "" for r in unfinished(chosen)},
         worked_on=tuple(run.run_id for run in plan.to_do),
         tracked=tracked,
     )
@@ -128,38 +140,93 @@ def _work(
     sweep: Sweep,
     plan: Plan,
     tracker: Tracker,
-    address: str | None,
+    cluster: Cluster,
     observer: Observer | None,
     on_start: OnStart | None,
-) -> None:
-    with connected(address) as cluster:
-        check_storage(sweep.directory)
-        slots = concurrency(sweep.resources, cluster)
-        if on_start is not None:
-            on_start(plan.at(slots), cluster)
-        shared = start_services(sweep)
-        monitor = Monitor(sweep, shared.board, observer, slots=slots) if observer is not None else None
-        built = build(
-            sweep,
-            shared,
-            strict=False,
-            runs=[run.run_id for run in plan.to_do],
-            max_concurrent=slots,
-            callbacks=[Bookkeeping(tracker)],
-        )
-        if monitor is not None:
-            monitor.start()
+) -> Mapping[str, Trouble]:
+    """Do the missing work on a cluster; return the trouble of the runs that are still unfinished."""
+    check_storage(sweep.directory)
+    slots = concurrency(sweep.resources, cluster)
+    if on_start is not None:
+        on_start(plan.at(slots), cluster)
+    shared = start_services(sweep)
+    monitor = Monitor(sweep, shared.board, observer, slots=slots) if observer is not None else None
+    tracker.start()
+    if monitor is not None:
+        monitor.start()
+    try:
+        return _attempts(sweep, [run.run_id for run in plan.to_do], shared, slots)
+    except (KeyboardInterrupt, StorageError):
+        _wind_down(shared.board)
+        raise
+    finally:
         try:
-            grid = built.fit()
-            for error in grid.errors:
-                log.warning("a trial ended with an error: %s", error)
-        except KeyboardInterrupt:
-            _wind_down(shared.board)
-            raise
+            if monitor is not None:
+                monitor.close()
         finally:
-            try:
-                if monitor is not None:
-                    monitor.close()
-            finally:
-                tracker.close()
-                remove_scratch(shared.scratch)
+            tracker.close()
+            remove_scratch(shared.scratch)
+
+
+def _attempts(sweep: Sweep, runs: Sequence[str], shared: Services, slots: int) -> Mapping[str, Trouble]:
+    """Work on runs until none is unfinished or `PAUSES` is exhausted; return the last troubles."""
+    for pause in (*PAUSES, None):
+        troubles = _attempt(sweep, runs, shared, slots)
+        runs = unfinished(replace(sweep, runs=tuple(sweep.run(run_id) for run_id in runs)))
+        if not runs or pause is None:
+            break
+        short = [run_id for run_id in runs if run_id in troubles and troubles[run_id].kind == "memory"]
+        if short:
+            slots, shared = max(1, slots - 1), shared.divided(short)
+        time.sleep(pause)
+    return troubles
+
+
+def _attempt(sweep: Sweep, runs: Sequence[str], shared: Services, slots: int) -> dict[str, Trouble]:
+    """Let Tune work on runs once; return the trouble of each run that had some."""
+    built = build(
+        sweep, shared, strict=False, runs=runs, max_concurrent=slots, callbacks=[_Look(shared.board)]
+    )
+    troubles: dict[str, Trouble] = {}
+    grid = built.fit()
+    for result in (grid[k] for k in range(len(grid))):
+        if result.error is not None:
+            log.warning("a trial ended with an error: %s", result.error)
+            troubles[(result.config or {})["run"]] = Trouble.of(result.error)
+    return {**troubles, **_told(shared.board)}
+
+
+def _told(board: Board) -> dict[str, Trouble]:
+    """Return the trouble of runs as told on the board; raises `StorageError` if the storage is full."""
+    troubles: dict[str, Trouble] = {}
+    with suppress(ray.exceptions.RayError):
+        troubles = {r: news.trouble for r, news in board.read().items() if news.trouble is not None}
+    for run_id, trouble in troubles.items():
+        if trouble.kind == "full":
+            raise StorageError(f"{run_id}: {trouble.message}")
+    return troubles
+
+
+class _Look(tune.Callback):
+    """Ends the launch if the storage is full: all runs would find it so, and none would lose anything."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._next = 0.0
+
+    def on_step_begin(self, iteration: int, trials: list[Any], **_: Any) -> None:
+        """Look at the board, at most once a second; Tune calls this in each turn of its loop."""
+        if time.monotonic() >= self._next:
+            _told(self._board)
+            self._next = time.monotonic() + _LOOK
+
+
+def _wind_down(board: Board) -> None:
+    """Ask the workers for a last checkpoint and wait until they have left, at most `GRACE` seconds."""
+    deadline = time.monotonic() + GRACE
+    with suppress(ray.exceptions.RayError):
+        board.request_stop()
+        while time.monotonic() < deadline:
+            if all(news.state != "training" for news in board.read().values()):
+                return
+            time.sleep(0.2)

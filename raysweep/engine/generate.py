@@ -28,7 +28,8 @@ from typing import Any
 import ray
 
 from raysweep.engine.cluster import Cluster, check_storage, connected
-from raysweep.engine.interrupt import terminate_as_interrupt
+from raysweep.engine.interrupt import Interrupts
+from raysweep.engine.lifeline import parts, watched
 from raysweep.engine.outcome import in_a_line, is_trouble
 from raysweep.engine.window import RETRIES, Window, task_options
 from raysweep.engine.worker import built, device, one_thread
@@ -110,13 +111,14 @@ def generate(
         if work.out is None
         else SweepLock(work.out, what="folder", remedy="name another folder")
     )
-    with terminate_as_interrupt(), lock:
+    with Interrupts() as interrupts, lock:
         for part in work.sizes:
             folder = work.folder(part)
             if folder is not None:
                 ShardStore.make(folder, work.identity(part)).clean()
         known.prepare()
-        with connected(address) as cluster:
+        with connected(address) as cluster, watched(parts()):
+            interrupts.install()
             if work.out is not None:
                 check_storage(work.out)
             tally = Tally(known, work.tasks)

@@ -1,26 +1,76 @@
-"""An orderly end when a batch system asks for it."""
+"""An orderly end on request: Ctrl-C, SIGTERM of a batch system, SIGHUP of a closed terminal."""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+import time
+from typing import Any, Self
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+#: Seconds after which a second Ctrl-C is meant as one; wrappers of a command often pass the first on again.
+_AGAIN = 0.5
+
+#: Exit code of a command that was interrupted.
+INTERRUPTED = 130
 
 
-@contextmanager
-def terminate_as_interrupt() -> Iterator[None]:
-    """Let SIGTERM, which a batch system sends, raise `KeyboardInterrupt` as Ctrl-C does."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+class Interrupts:
+    """Lets the first of SIGINT, SIGTERM and SIGHUP raise `KeyboardInterrupt`, for as long as it is entered.
 
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
+    Later signals are ignored while the work is wound down, except that a second Ctrl-C ends the process at
+    once.  A signal that was ignored before, such as SIGHUP under `nohup`, stays ignored.  Outside the main
+    thread, nothing is changed.
+    """
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    def __init__(self) -> None:
+        self._before: dict[int, Any] = {}
+        self._terminals: list[int] = []
+        self._since: float | None = None
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._terminals = [handle for handle in (0, 1, 2) if _is_terminal(handle)]
+            for number in SIGNALS:
+                before = signal.getsignal(number)
+                if before != signal.SIG_IGN:
+                    self._before[number] = before
+            self.install()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, before)
+        self._before.clear()
+
+    def install(self) -> None:
+        """Take the signals again: `ray.init` sets a handler of its own for SIGTERM."""
+        for number in self._before:
+            signal.signal(number, self._interrupt)
+
+    def _interrupt(self, number: int, _: Any) -> None:
+        if number == signal.SIGHUP:
+            self._detach()
+        now = time.monotonic()
+        if self._since is None:
+            self._since = now
+            raise KeyboardInterrupt
+        if number == signal.SIGINT and now - self._since > _AGAIN:
+            # Ray's processes on this machine die with this one.
+            os._exit(INTERRUPTED)
+
+    def _detach(self) -> None:
+        """Send what is written to the closed terminal nowhere: writing to it would be an error."""
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for handle in self._terminals:
+            os.dup2(nowhere, handle)
+        os.close(nowhere)
+
+
+def _is_terminal(handle: int) -> bool:
     try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+        return os.isatty(handle)
+    except OSError:
+        return False

@@ -69,6 +69,7 @@ class Monitor:
                     value = getattr(item, name)
                     if value is not None:
                         setattr(row, name, value)
+                row.trouble = item.trouble.message if item.trouble and row.state == "unfinished" else ""
                 if row.state == "training":
                     row.steps_per_second = self._paces[run_id].see(time.monotonic(), row.step)
                 row.step = max(row.step, item.evaluated or 0)

@@ -7,17 +7,59 @@ full disk, lost objects) leaves no record.  The run is unfinished, and the next 
 
 from __future__ import annotations
 
+import errno
 import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, Self
 
 import ray
 
 from raysweep.errors import RaysweepError, StorageError
+
+#: Room on a storage does not come back while a sweep goes on writing, so another attempt is in vain.
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
+
+#: Errors of Python, torch and Ray; this module does not import torch.
+_SHORT = ("MemoryError", "OutOfMemoryError")
+
+#: Ray's memory monitor says this of a process that it has killed.
+_LOW_ON_MEMORY = "running low on memory"
 
 
 class RunUnfinishedError(RaysweepError):
     """A run that the cluster or its storage gave up; the next launch continues it."""
 
     exit_code = 4
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Trouble around a run: its kind, which decides what the launch does, and one line about it.
+
+    `memory`: the memory of a node or GPU does not suffice.  `full`: the storage takes no more.
+    """
+
+    kind: Literal["memory", "full", "other"]
+    message: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> Self:
+        """Return the trouble that an error tells."""
+        chain = list(_chain(error))
+        if any(isinstance(link, OSError) and link.errno in _FULL for link in chain):
+            return cls("full", in_a_line(error))
+        short = any(type(link).__name__ in _SHORT or _LOW_ON_MEMORY in str(link) for link in chain)
+        return cls("memory" if short else "other", in_a_line(error))
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and its causes; Ray and Ray Train keep causes in attributes of their own."""
+    yield error
+    inner = [error.__cause__, getattr(error, "cause", None), getattr(error, "controller_failure", None)]
+    for cause in [*inner, *getattr(error, "worker_failures", {}).values()]:
+        if isinstance(cause, BaseException) and cause is not error:
+            yield from _chain(cause)
 
 
 def is_trouble(error: BaseException) -> bool:

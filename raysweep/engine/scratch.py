@@ -1,13 +1,14 @@
-"""The folder of Ray's own bookkeeping: one for each driver, removed by this driver or by the next one.
+"""Folders that only one driver needs: Ray's own bookkeeping and the session of an embedded Ray.
 
-Nothing in it is needed again, because the ledger holds the results.  The driver locks its folder.  A folder
-without a lock was left behind by a killed driver and can be removed.
+Nothing in them is needed again, because the ledger holds the results.  The driver locks each.  A folder with
+a lock that nobody holds was left behind by a killed driver and can be removed.
 """
 
 from __future__ import annotations
 
 import shutil
 import uuid
+from collections.abc import Iterable
 from pathlib import Path
 
 from raysweep.sweep import SweepLock
@@ -19,15 +20,25 @@ _LOCKS: dict[Path, SweepLock] = {}
 def make_scratch(directory: Path) -> Path:
     """Remove the folders in `directory`/scratch that nobody holds, and make one for this process."""
     root = directory / "scratch"
-    for left in root.glob("*"):
-        if holder(left) is None:
-            shutil.rmtree(left, ignore_errors=True)
+    remove_left(root.glob("*"))
     scratch = root / uuid.uuid4().hex[:12]
-    _LOCKS[scratch] = SweepLock(scratch).acquire()
+    claim(scratch)
     return scratch
 
 
+def claim(folder: Path) -> None:
+    """Lock a folder for this process, and make it if it is new."""
+    _LOCKS[folder] = SweepLock(folder).acquire()
+
+
+def remove_left(folders: Iterable[Path]) -> None:
+    """Remove the folders that nobody holds."""
+    for left in folders:
+        if holder(left) is None:
+            shutil.rmtree(left, ignore_errors=True)
+
+
 def remove_scratch(scratch: Path) -> None:
-    """Remove a folder that `make_scratch` made."""
+    """Remove a folder that this process has claimed."""
     _LOCKS.pop(scratch).release()
     shutil.rmtree(scratch, ignore_errors=True)

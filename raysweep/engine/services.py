@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import ray
@@ -26,6 +27,12 @@ class Services:
     window: int
     #: The folder of Ray's own bookkeeping.
     scratch: Path
+    #: Parts into which a run's micro-batch is divided, because its memory did not suffice; by run id.
+    parts: Mapping[str, int] = field(default_factory=dict)
+
+    def divided(self, run_ids: Iterable[str]) -> Services:
+        """Return these services with the micro-batches of some runs divided once more."""
+        return replace(self, parts={**self.parts, **{r: 2 * self.parts.get(r, 1) for r in run_ids}})
 
 
 def start_services(sweep: Sweep) -> Services:

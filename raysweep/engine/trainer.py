@@ -16,7 +16,7 @@ import ray.train.torch
 import torch
 
 from raysweep.engine.board import Board, News, StopWatch
-from raysweep.engine.outcome import in_a_line, is_trouble
+from raysweep.engine.outcome import Trouble, in_a_line, is_trouble
 from raysweep.engine.worker import check_visible
 from raysweep.errors import RaysweepError
 from raysweep.sweep import Resources, RunLedger, RunSpec
@@ -102,6 +102,10 @@ def train_worker(config: Mapping[str, _Job]) -> None:
             # died.  A defect comes again until the controller gives up.
             own = isinstance(error, RaysweepError) or world.size == 1
             if is_trouble(error) or not own:
+                trouble = Trouble.of(error)
+                # What another worker's death looks like from here says nothing of its cause.
+                if own or trouble.kind != "other":
+                    board.post(spec.run_id, News(trouble=trouble))
                 raise
             run.record_failure(in_a_line(error), error=type(error).__name__)
             if world.size > 1:

@@ -16,11 +16,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import ray
 from ray import tune
 
 from raysweep.engine.board import News
 from raysweep.engine.evaluations import Evaluations
-from raysweep.engine.outcome import RunUnfinishedError, cause_of, in_a_line, is_trouble
+from raysweep.engine.outcome import RunUnfinishedError, Trouble, cause_of, in_a_line, is_trouble
 from raysweep.engine.services import Services
 from raysweep.engine.trainer import run_log, trainer
 from raysweep.errors import RunFailedError
@@ -122,6 +123,11 @@ class _Trial:
         if not lacking:
             return
         pretrain = self._spec.pretrain.model_copy(update={"steps": lacking[-1], "milestones": lacking})
+        parts = self._services.parts.get(self._spec.run_id, 1)
+        if parts > 1:
+            rows = max(1, (pretrain.micro_batch or pretrain.batch_size) // parts)
+            pretrain = pretrain.model_copy(update={"micro_batch": rows})
+            log.warning("the memory did not suffice: at most %d sentences at a time", rows)
         log.info("training to step %d", lacking[-1])
         self._training = _Training(
             trainer(
@@ -179,11 +185,19 @@ class _Trial:
             self._services.board.request_stop(self._spec.run_id)
             self._training.join(GRACE)
 
+    def _reported_trouble(self) -> Trouble | None:
+        """Return what a worker said of its end: it knows the cause, which Ray Train does not pass on."""
+        try:
+            return self._services.board.read().get(self._spec.run_id, News()).trouble
+        except ray.exceptions.RayError:
+            return None
+
     def _ended(self, error: Exception) -> Exception:
         """Record a failure of the run itself, and return the error that the trial raises."""
         message = f"{self._spec.run_id}: {in_a_line(error)}"
         if is_trouble(error):
-            self._post("unfinished")
+            trouble = self._reported_trouble() or Trouble.of(error)
+            self._services.board.post(self._spec.run_id, News(state="unfinished", trouble=trouble))
             return RunUnfinishedError(message)
         if not self._run.failures():
             self._run.record_failure(in_a_line(error), error=type(cause_of(error)).__name__)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ray import tune
+from ray.tune.schedulers import PopulationBasedTraining, PopulationBasedTrainingReplay
 from ray.tune.search.sample import Domain
 
 from raysweep.engine.cluster import check_storage, concurrency, connect
@@ -16,6 +18,9 @@ from raysweep.sweep import Sweep, SweepLock
 from raysweep.sweep.provenance import provenance, save_launch
 from raysweep.sweep.stored import save_sweep
 from raysweep.tracking import Tracker
+
+#: PB2 is a kind of the first.
+_EXPLOITING = (PopulationBasedTraining, PopulationBasedTrainingReplay)
 
 
 class Bookkeeping(tune.Callback):
@@ -104,7 +109,7 @@ def build(
             reuse_actors=scheduler is None and search_alg is None,
         ),
         run_config=tune.RunConfig(
-            name="tune",
+            name=f"tune-{uuid.uuid4().hex[:8]}",
             storage_path=str(shared.scratch),
             failure_config=tune.FailureConfig(max_failures=3),
             callbacks=list(callbacks),
@@ -137,8 +142,14 @@ def tuner(
     Connects to Ray (as `raysweep.launch` does) if the caller has not, and leaves it connected; call
     `ray.shutdown()` at the end.  `fit` holds the sweep's lock, as a launch does.
 
-    Raises `ConfigError` if the space does not fit the sweep.
+    Raises `ConfigError` if the space does not fit the sweep, and for population based training: it changes
+    the settings of a run on the way, and a run of a sweep has one configuration from start to end.
     """
+    if isinstance(scheduler, _EXPLOITING):
+        raise ConfigError(
+            f"scheduler: {type(scheduler).__name__} changes the settings of a run on the way, and a run of a "
+            "sweep has one configuration from start to end; use ASHAScheduler or a search algorithm"
+        )
     if param_space is not None:
         _check_space(sweep, param_space)
     sweep.prepare()

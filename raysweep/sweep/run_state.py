@@ -39,6 +39,8 @@ class RunState:
     mfu: float | None = None
     metrics: Sequence[Metric] = ()
     eta: float | None = None
+    #: The trouble that left it unfinished.
+    trouble: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

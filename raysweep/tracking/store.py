@@ -13,18 +13,23 @@ from __future__ import annotations
 
 import logging
 import os
+import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import quote
 
-from raysweep.files import replacing
+from raysweep.files import move_aside, replacing
 from raysweep.tracking.view import Point, RunView, Status, SweepView
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
+
+_log = logging.getLogger("raysweep.tracking")
 
 T = TypeVar("T")
 
@@ -80,16 +85,22 @@ class Store:
     """One sweep's part of a tracking store, connected on construction.
 
     `tracking_uri` is any MLflow URI; a `sqlite:///` one must be absolute and is created or migrated here.
-    `artifact_location` is the place of a new experiment's artifacts (None: the server decides).
+    `artifact_location` is the place of a new experiment's artifacts (None: the server decides).  With
+    `rebuild`, a damaged SQLite file is moved to the folder `quarantine` beside it and made anew; only a store
+    whose whole content is in a ledger may be.
     Every method raises MLflow's errors if the store cannot be reached.
     """
 
-    def __init__(self, sweep: SweepView, tracking_uri: str, artifact_location: str | None) -> None:
+    def __init__(
+        self, sweep: SweepView, tracking_uri: str, artifact_location: str | None, *, rebuild: bool = False
+    ) -> None:
         quiet()
         from mlflow import MlflowClient
 
         if tracking_uri.startswith(_SQLITE):
-            _prepare_sqlite(tracking_uri)
+            # A kept connection would go on writing into a damaged file that was moved aside.
+            os.environ.setdefault("MLFLOW_SQLALCHEMYSTORE_POOLCLASS", "NullPool")
+            _prepare_sqlite(tracking_uri, rebuild)
         self.client: MlflowClient = MlflowClient(tracking_uri=tracking_uri)
         self.sweep = sweep
         self.experiment_id = self._experiment(artifact_location)
@@ -276,7 +287,7 @@ def children(tracking_uri: str, experiment_id: str, parent_run_id: str, limit: i
     return [run.info.run_id for run in found]
 
 
-def _prepare_sqlite(uri: str) -> None:
+def _prepare_sqlite(uri: str, rebuild: bool) -> None:
     """Create or migrate the store once, before others open it, because concurrent first openings fail."""
     from mlflow import MlflowClient
     from mlflow.db import upgrade
@@ -284,6 +295,12 @@ def _prepare_sqlite(uri: str) -> None:
     path = Path(uri.removeprefix(_SQLITE))
     if not path.is_absolute():
         raise ValueError(f"tracking_uri: '{uri}' is relative; write sqlite:////absolute/path/mlflow.db")
+    damage = _damage(path) if rebuild and path.exists() else None
+    if damage is not None:
+        moved = move_aside(path, path.parent / "quarantine")
+        for rest in ("-journal", "-wal", "-shm"):
+            path.with_name(path.name + rest).unlink(missing_ok=True)
+        _log.warning("%s is damaged (%s); moved to %s and written anew from the ledger", path, damage, moved)
     if path.exists():
         # `mlflow db upgrade`, in this process; it does nothing to a store that is up to date.
         upgrade.main([uri], standalone_mode=False)
@@ -291,6 +308,22 @@ def _prepare_sqlite(uri: str) -> None:
     # Creating the tables takes seconds, and an incomplete store could never be opened again.
     with replacing(path) as fresh:
         MlflowClient(tracking_uri=f"sqlite:///{fresh}").search_experiments(max_results=1)
+
+
+def _damage(path: Path) -> str | None:
+    """Return what is wrong with an SQLite file; None if it is whole, or cannot be opened now."""
+    try:
+        # With the right to write: a file whose writer was killed is whole only after its journal is applied.
+        with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=rw", uri=True)) as store:
+            [found] = store.execute("PRAGMA quick_check(1)").fetchone()
+            if found != "ok":
+                return str(found)
+            made = store.execute("SELECT 1 FROM sqlite_master WHERE name = 'alembic_version'").fetchone()
+    except sqlite3.OperationalError:
+        return None  # locked, or out of reach
+    except sqlite3.DatabaseError as error:
+        return str(error)
+    return None if made else "it has no tables of MLflow"
 
 
 def _is_parent(sweep_name: str, directory: str) -> str:

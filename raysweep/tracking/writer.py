@@ -40,7 +40,8 @@ class MLflowWriter:
     """Writes one sweep to MLflow, in the background.
 
     `directory` is the sweep's folder; without a `tracking_uri` the store is `directory/mlflow.db`, created
-    on first use.  A server keeps the artifacts itself, for a database they are in `directory/artifacts`.
+    on first use, and made anew where it is damaged.  A server keeps the artifacts itself, for a database they
+    are in `directory/artifacts`.
 
         writer = MLflowWriter(SweepView(name="scaling"), directory=folder)
         writer.open()                    # returns at once
@@ -51,6 +52,7 @@ class MLflowWriter:
     def __init__(self, sweep: SweepView, *, directory: Path, tracking_uri: str | None = None) -> None:
         self.sweep = sweep
         self.tracking_uri = tracking_uri or default_tracking_uri(directory)
+        self._own = self.tracking_uri == default_tracking_uri(directory)
         # A database keeps no files, and MLflow would put them into ./mlruns of the current folder.
         self._artifacts = (
             None if is_server(self.tracking_uri) else (directory.resolve() / "artifacts").as_uri()
@@ -148,7 +150,7 @@ class MLflowWriter:
     def _drain(self) -> Store:
         """Write everything pending; views that arrive meanwhile wait for the next turn."""
         if self._store is None:
-            self._store = Store(self.sweep, self.tracking_uri, self._artifacts)
+            self._store = Store(self.sweep, self.tracking_uri, self._artifacts, rebuild=self._own)
             self._location = Location(self.tracking_uri, self._store.experiment_id, self._store.parent_id)
             self._connected.set()
             # Connecting has ended all runs that were RUNNING, ours included; unchanged runs cost nothing.

@@ -68,7 +68,8 @@ class CheckpointRecord(_Plain):
     """The journal's record of a checkpoint.
 
     `curve` has the points since the previous checkpoint, `time` is in seconds since the epoch,
-    `train_seconds` counts all training up to this step over all attempts.
+    `train_seconds` counts all training up to this step over all attempts, and `micro_batch` is the largest
+    number of sentences in memory at once, None if that is a whole batch.
     """
 
     step: int
@@ -77,6 +78,7 @@ class CheckpointRecord(_Plain):
     curve: tuple[CurvePoint, ...]
     time: float
     train_seconds: float
+    micro_batch: int | None = None
 
 
 class LoopState(_Plain):

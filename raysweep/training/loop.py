@@ -274,6 +274,7 @@ class _Loop:
                 curve=tuple(self.curve),
                 time=time.time(),
                 train_seconds=self.train_seconds,
+                micro_batch=stepper.micro_batch,
             )
             self.journal.commit(record)
             self.curve.clear()

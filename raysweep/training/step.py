@@ -109,6 +109,11 @@ class Stepper:
         #: Called with the name of each part of a step when it is done (`raysweep.training.timing.StepTimes`).
         self.mark: Callable[[str], None] | None = None
 
+    @property
+    def micro_batch(self) -> int | None:
+        """The largest number of sentences in memory at once; None if that is a whole batch."""
+        return self._most if self._most < self.pretrain.batch_size else None
+
     def connect(self, example: Batch) -> None:
         """Join the other workers, after the weights have been set.
 

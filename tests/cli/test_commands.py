@@ -67,7 +67,7 @@ class Engine:
         return SimpleNamespace(
             sweep=sweep,
             failures=failures,
-            unfinished=(),
+            unfinished={},
             worked_on=tuple(failures),
             tracked=True,
             to_frame=lambda: tidy(sweep.ledger(), sweep),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from raysweep.engine.cluster import Cluster, concurrency, per_run
@@ -12,7 +14,8 @@ from raysweep.sweep import Resources
 def cluster(*nodes: dict[str, float], embedded: bool = True) -> Cluster:
     names = {name for node in nodes for name in node}
     total = {name: sum(node.get(name, 0.0) for node in nodes) for name in names}
-    return Cluster(address="", embedded=embedded, nodes=nodes, resources=total)
+    session = Path("session") if embedded else None
+    return Cluster(address="", session=session, nodes=nodes, resources=total)
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 import pytest
 import ray
+import torch
+from ray.train import ControllerError, WorkerGroupError
 
-from raysweep.engine.outcome import RunUnfinishedError, cause_of, in_a_line, is_trouble
+from raysweep.engine.outcome import RunUnfinishedError, Trouble, cause_of, in_a_line, is_trouble
 from raysweep.errors import CheckpointError, RunFailedError, StorageError
 
 
@@ -48,3 +53,37 @@ def test_a_line_says_what_happened() -> None:
     assert in_a_line(in_a_task(ValueError("two\nlines"))) == "ValueError: two lines"
     assert in_a_line(RunFailedError("step 3: the loss is nan")) == "step 3: the loss is nan"
     assert type(cause_of(in_a_task(ValueError("x")))) is ValueError
+
+
+def caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+KILLED = ray.exceptions.RayActorError(
+    None, "The process was killed because the node was running low on memory.", False, False
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (FULL, "full"),
+        (caused(StorageError("checkpoint of step 3 cannot be written"), FULL), "full"),
+        (in_a_task(FULL), "full"),
+        (OSError(errno.EROFS, "read-only"), "full"),
+        (OSError(errno.ESTALE, "stale handle"), "other"),
+        (WorkerGroupError("1 of 2", {0: ValueError("x"), 1: torch.OutOfMemoryError("CUDA")}), "memory"),
+        (WorkerGroupError("1 of 1", {0: KILLED}), "memory"),
+        (ControllerError(KILLED), "memory"),
+        (caused(RunUnfinishedError("training was given up"), WorkerGroupError("", {0: KILLED})), "memory"),
+        (MemoryError(), "memory"),
+        (ray.exceptions.OutOfMemoryError("the node ran out"), "memory"),
+        (ray.exceptions.NodeDiedError("its node died"), "other"),
+        (RunUnfinishedError("a controller died"), "other"),
+    ],
+)
+def test_kinds_of_trouble(error: Exception, kind: str) -> None:
+    assert Trouble.of(error).kind == kind
+    assert Trouble.of(error).message == in_a_line(error)

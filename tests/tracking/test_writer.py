@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -348,3 +349,58 @@ def test_a_relative_sqlite_uri_is_reported(tmp_path: Path, caplog: pytest.LogCap
         assert write(tmp_path, uri="sqlite:///mlflow.db") is False
     assert "relative" in caplog.text
     assert not (Path.cwd() / "mlflow.db").exists()
+
+
+def _truncate(store: Path) -> None:
+    with store.open("r+b") as file:
+        file.truncate(store.stat().st_size // 2 // 4096 * 4096)
+
+
+def _overwrite(store: Path) -> None:
+    with store.open("r+b") as file:
+        file.seek(8192)
+        file.write(b"\xff" * 65536)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        _truncate,
+        _overwrite,
+        lambda store: store.write_bytes(b""),
+        lambda store: store.write_bytes(b"no database at all" * 100),
+    ],
+    ids=["truncated", "overwritten", "empty", "other"],
+)
+def test_a_damaged_store_is_moved_aside_and_written_anew(
+    folder: Path, damage: Callable[[Path], None]
+) -> None:
+    views = view("a", (100, 200), "FINISHED"), view("b", (), "FAILED", note="ValueError: loss is nan")
+    query = "select key, step, value, timestamp from metrics order by key, step"
+    assert write(folder, *views)
+    before = rows(folder, query)
+    assert before
+    damage(folder / "mlflow.db")
+    assert write(folder, *views)
+    assert rows(folder, query) == before
+    assert {name: status for name, (_, status) in children(folder).items()} == {
+        "a": "FINISHED",
+        "b": "FAILED",
+    }
+    assert len(list((folder / "quarantine").iterdir())) == 1
+
+
+def test_a_damaged_store_that_others_share_is_left_to_its_owner(folder: Path) -> None:
+    shared = folder / "shared.db"
+    shared.write_bytes(b"no database at all" * 100)
+    assert not write(folder, view(), uri=f"sqlite:///{shared}")
+    assert shared.read_bytes() == b"no database at all" * 100
+    assert not (folder / "quarantine").exists()
+
+
+def test_a_store_that_is_whole_stays(folder: Path) -> None:
+    assert write(folder, view())
+    inode = (folder / "mlflow.db").stat().st_ino
+    assert write(folder, view("a", (100, 200)))
+    assert (folder / "mlflow.db").stat().st_ino == inode
+    assert not (folder / "quarantine").exists()

@@ -1,0 +1,84 @@
+"""Signals end a launch in order, each way that they come."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+#: Interrupted work that takes `argv[1]` seconds to wind down.
+PROGRAM = """
+import sys, time
+from raysweep.engine.interrupt import Interrupts
+try:
+    with Interrupts() as interrupts:
+        interrupts.install()
+        try:
+            print("ready", flush=True)
+            time.sleep(30)
+        finally:
+            end = time.monotonic() + float(sys.argv[1])
+            while time.monotonic() < end:
+                time.sleep(0.01)
+            print("wound down", flush=True)
+except KeyboardInterrupt:
+    sys.exit(130)
+sys.exit(0)
+"""
+
+
+def start(seconds: float, *before: str, **kwargs: object) -> subprocess.Popen[str]:
+    command = [*before, sys.executable, "-c", PROGRAM, str(seconds)]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, **kwargs}
+    return subprocess.Popen(command, text=True, **streams)  # type: ignore[call-overload,no-any-return]
+
+
+def wait_until_ready(process: subprocess.Popen[str]) -> None:
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_the_first_signal_winds_down_and_others_do_not_disturb(first: signal.Signals) -> None:
+    process = start(1.0)
+    wait_until_ready(process)
+    for number in (first, signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        process.send_signal(number)
+    out, _ = process.communicate(timeout=30)
+    assert (process.returncode, out) == (130, "wound down\n")
+
+
+def test_a_second_ctrl_c_ends_at_once() -> None:
+    process = start(25.0)
+    wait_until_ready(process)
+    process.send_signal(signal.SIGTERM)
+    time.sleep(1.0)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=15)
+    assert (process.returncode, out) == (130, "")
+
+
+def test_nohup_stays_in_force() -> None:
+    process = start(0.0, "nohup", stdin=subprocess.DEVNULL)
+    wait_until_ready(process)
+    process.send_signal(signal.SIGHUP)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(1.0)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 130
+
+
+def test_a_closed_terminal_is_no_error() -> None:
+    terminal, theirs = pty.openpty()
+    process = start(0.5, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
+    os.close(theirs)
+    assert b"ready" in os.read(terminal, 100)
+    os.close(terminal)
+    # A terminal that closes sends this to its foreground group.
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(30) == 130

@@ -1,0 +1,144 @@
+"""Several raylets on this machine: a node that leaves, hangs or comes, and a head that is started again."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+
+from helpers.processes import descendants
+from helpers.real_sweeps import changed, table, write
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+Run = Callable[..., tuple[int, str, str]]
+
+SWEEP = changed(
+    pretrain={"steps": 6000, "batch_size": 64, "milestones": [300, 6000], "checkpoint_every": 200},
+    evaluate={"trace": {"inputs": 48, "shard_size": 32}},
+    axes={"seed": [0]},
+)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("undisturbed")
+
+
+@pytest.fixture
+def expected(undisturbed: Path, raysweep: Run) -> pd.DataFrame:
+    """The tidy table of a launch that nothing disturbed, made once."""
+    made = undisturbed / "table.parquet"
+    if not made.exists():
+        file = write(undisturbed / "tiny.yaml", SWEEP)
+        code, out, err = raysweep("launch", file, "--storage", undisturbed)
+        assert code == 0, out + err
+        return table(raysweep, file, undisturbed)
+    return pd.read_parquet(made)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def start(port: int) -> Cluster:
+    head = {"num_cpus": 0, "gcs_server_port": port, "include_dashboard": True, "dashboard_port": free_port()}
+    return Cluster(initialize_head=True, head_node_args=head)
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    """A head without processors, and one node of one processor."""
+    made = start(free_port())
+    made.add_node(num_cpus=1)
+    yield made
+    made.shutdown()
+    ray.shutdown()
+
+
+def begun(command: Callable[..., Any], cluster: Cluster, folder: Path, *options: str) -> Any:
+    """Return a launch on the cluster that has made its first record."""
+    file = write(folder / "tiny.yaml", SWEEP)
+    storage = folder / "results"
+    driver = command("launch", file, "--storage", storage, "--address", cluster.address, *options)
+    deadline = time.monotonic() + 600
+    while not list((storage / "tiny" / "runs").glob("*/records/*.json")):
+        assert driver.poll() is None, "".join(driver.communicate())
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return driver
+
+
+def ends_as(driver: Any, raysweep: Run, folder: Path, expected: pd.DataFrame) -> str:
+    out, err = driver.communicate(timeout=900)
+    assert driver.returncode == 0, out + err
+    assert "Traceback" not in err
+    pd.testing.assert_frame_equal(table(raysweep, folder / "tiny.yaml", folder / "results"), expected)
+    return str(err)
+
+
+def workers(folder: Path) -> list[int]:
+    [log] = (folder / "results" / "tiny" / "runs").glob("*/logs/train-0.log")
+    return [int(pid) for pid in re.findall(r"pid (\d+)", log.read_text())]
+
+
+def test_a_node_is_replaced(
+    cluster: Cluster, command: Callable[..., Any], raysweep: Run, expected: pd.DataFrame, tmp_path: Path
+) -> None:
+    driver = begun(command, cluster, tmp_path)
+    [node] = cluster.worker_nodes
+    cluster.remove_node(node, allow_graceful=False)
+    cluster.add_node(num_cpus=1)
+    ends_as(driver, raysweep, tmp_path, expected)
+    assert len(workers(tmp_path)) == 2
+
+
+def test_a_node_that_hangs_is_replaced(
+    cluster: Cluster, command: Callable[..., Any], raysweep: Run, expected: pd.DataFrame, tmp_path: Path
+) -> None:
+    """Its raylet and all of its processes stand still for longer than Ray's health check allows."""
+    driver = begun(command, cluster, tmp_path)
+    [node] = cluster.worker_nodes
+    [raylet] = node.all_processes["raylet"]
+    still = [raylet.process.pid, *descendants(raylet.process.pid)]
+    for pid in still:
+        os.kill(pid, signal.SIGSTOP)
+    cluster.add_node(num_cpus=1)
+    deadline = time.monotonic() + 300
+    while len(workers(tmp_path)) < 2 and time.monotonic() < deadline:
+        time.sleep(0.5)
+    for pid in still:
+        os.kill(pid, signal.SIGCONT)
+    ends_as(driver, raysweep, tmp_path, expected)
+    assert len(workers(tmp_path)) == 2
+
+
+def test_a_launch_waits_for_its_head_and_goes_on(
+    command: Callable[..., Any], raysweep: Run, expected: pd.DataFrame, tmp_path: Path
+) -> None:
+    port = free_port()
+    cluster = start(port)
+    try:
+        cluster.add_node(num_cpus=1)
+        driver = begun(command, cluster, tmp_path, "--reconnect", "5")
+        cluster.shutdown()
+        time.sleep(15)
+        assert driver.poll() is None
+        cluster = start(port)
+        cluster.add_node(num_cpus=1)
+        said = ends_as(driver, raysweep, tmp_path, expected)
+        assert "waiting for the cluster for 5 min" in said
+    finally:
+        cluster.shutdown()
+        ray.shutdown()
