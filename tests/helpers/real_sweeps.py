@@ -45,6 +45,15 @@ def changed(**sections: Any) -> dict[str, Any]:
     return data
 
 
+#: Long enough to be disturbed in the middle, with rolling checkpoints to resume from.
+LONG = changed(
+    pretrain={"steps": 3000, "batch_size": 64, "milestones": [300, 3000], "checkpoint_every": 200},
+    # A trace that takes several rounds of shards: 1, 2, 4 and 8.
+    evaluate={"trace": {"inputs": 4000, "shard_size": 512, "target_rse": 0.001}},
+    axes={"seed": [0]},
+)
+
+
 def write(path: Path, data: dict[str, Any]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as handle:
@@ -68,3 +77,18 @@ def points(storage: Path) -> pd.DataFrame:
             "join tags t on t.run_uuid = m.run_uuid and t.key = 'raysweep.run_id'",
             store,
         )
+
+
+def same_points(storage: Path, reference: Path) -> None:
+    """MLflow holds each point once, with the values of the undisturbed launch; speed is the machine's."""
+    mine, theirs = points(storage), points(reference)
+    assert not mine.duplicated(["run_id", "key", "step"]).any()
+    speeds = ["tokens_per_second", "mfu"]
+    assert set(speeds) <= set(mine["key"])
+    mine, theirs = (found[~found["key"].isin(speeds)] for found in (mine, theirs))
+    order = ["run_id", "key", "step"]
+    columns = [*order, "value"]
+    pd.testing.assert_frame_equal(
+        mine[columns].sort_values(order, ignore_index=True),
+        theirs[columns].sort_values(order, ignore_index=True),
+    )

@@ -9,7 +9,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
+
+from helpers.real_sweeps import LONG, table, write
 
 Command = Callable[..., subprocess.Popen[str]]
 
@@ -56,3 +59,21 @@ def raysweep(command: Command) -> Callable[..., tuple[int, str, str]]:
         return process.returncode, out, err
 
     return run
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The storage of a launch of the long sweep that nothing disturbs; `expected` makes it."""
+    return tmp_path_factory.mktemp("undisturbed")
+
+
+@pytest.fixture
+def expected(undisturbed: Path, raysweep: Callable[..., tuple[int, str, str]]) -> pd.DataFrame:
+    """The tidy table of that launch, made once."""
+    made = undisturbed / "table.parquet"
+    if made.exists():
+        return pd.read_parquet(made)
+    file = write(undisturbed / "tiny.yaml", LONG)
+    code, out, err = raysweep("launch", file, "--storage", undisturbed)
+    assert code == 0, out + err
+    return table(raysweep, file, undisturbed)

@@ -17,43 +17,19 @@ import pandas as pd
 import pytest
 
 from helpers.processes import descendants, find
-from helpers.real_sweeps import changed, points, table, write
+from helpers.real_sweeps import LONG, same_points, table, write
 
 pytestmark = pytest.mark.ray
 SLOW = pytest.mark.slow
 
 Run = Callable[..., tuple[int, str, str]]
 
-#: Long enough to be disturbed in the middle, with rolling checkpoints to resume from.
-SWEEP = changed(
-    pretrain={"steps": 3000, "batch_size": 64, "milestones": [300, 3000], "checkpoint_every": 200},
-    evaluate={"trace": {"inputs": 48, "shard_size": 32}},
-    axes={"seed": [0]},
-)
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("undisturbed")
-
-
-@pytest.fixture
-def expected(undisturbed: Path, raysweep: Run) -> pd.DataFrame:
-    """The tidy table of a launch that nothing disturbed, made once."""
-    made = undisturbed / "table.parquet"
-    if not made.exists():
-        file = write(undisturbed / "tiny.yaml", SWEEP)
-        code, out, err = raysweep("launch", file, "--storage", undisturbed)
-        assert code == 0, out + err
-        return table(raysweep, file, undisturbed)
-    return pd.read_parquet(made)
-
 
 class Launch:
     """A launch of the sweep that has made its first record."""
 
     def __init__(self, command: Callable[..., Any], folder: Path, storage: Path, **changes: Any) -> None:
-        self.file, self.storage = write(folder / "tiny.yaml", {**SWEEP, **changes}), storage
+        self.file, self.storage = write(folder / "tiny.yaml", {**LONG, **changes}), storage
         self.driver = command("launch", self.file, "--storage", storage)
         deadline = time.monotonic() + 600
         while self.records() == 0:
@@ -93,7 +69,7 @@ class Launch:
 def test_a_signal_ends_a_launch_after_a_checkpoint(
     command: Callable[..., Any], raysweep: Run, expected: pd.DataFrame, tmp_path: Path, number: signal.Signals
 ) -> None:
-    pretrain = {**SWEEP["pretrain"], "checkpoint_every": None}
+    pretrain = {**LONG["pretrain"], "checkpoint_every": None}
     launch = Launch(command, tmp_path, tmp_path / "results", pretrain=pretrain)
     before = time.monotonic()
     launch.driver.send_signal(number)
@@ -135,14 +111,7 @@ def test_the_end_of_ray_itself_is_said(
     # MLflow's store is damaged too; all of it is in the ledger.
     os.truncate(launch.storage / "tiny" / "mlflow.db", 40960)
     assert "damaged" in launch.goes_on(raysweep, expected)
-    mine, theirs = (
-        frame[~frame["key"].isin(["tokens_per_second", "mfu"])][["run_id", "key", "step", "value"]]
-        for frame in (points(launch.storage), points(undisturbed))
-    )
-    order = ["run_id", "key", "step"]
-    pd.testing.assert_frame_equal(
-        mine.sort_values(order, ignore_index=True), theirs.sort_values(order, ignore_index=True)
-    )
+    same_points(launch.storage, undisturbed)
 
 
 @pytest.fixture

@@ -17,34 +17,11 @@ import ray
 from ray.cluster_utils import Cluster
 
 from helpers.processes import descendants
-from helpers.real_sweeps import changed, table, write
+from helpers.real_sweeps import LONG, table, write
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 Run = Callable[..., tuple[int, str, str]]
-
-SWEEP = changed(
-    pretrain={"steps": 6000, "batch_size": 64, "milestones": [300, 6000], "checkpoint_every": 200},
-    evaluate={"trace": {"inputs": 48, "shard_size": 32}},
-    axes={"seed": [0]},
-)
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("undisturbed")
-
-
-@pytest.fixture
-def expected(undisturbed: Path, raysweep: Run) -> pd.DataFrame:
-    """The tidy table of a launch that nothing disturbed, made once."""
-    made = undisturbed / "table.parquet"
-    if not made.exists():
-        file = write(undisturbed / "tiny.yaml", SWEEP)
-        code, out, err = raysweep("launch", file, "--storage", undisturbed)
-        assert code == 0, out + err
-        return table(raysweep, file, undisturbed)
-    return pd.read_parquet(made)
 
 
 def free_port() -> int:
@@ -69,7 +46,7 @@ def cluster() -> Iterator[Cluster]:
 
 def begun(command: Callable[..., Any], cluster: Cluster, folder: Path, *options: str) -> Any:
     """Return a launch on the cluster that has made its first record."""
-    file = write(folder / "tiny.yaml", SWEEP)
+    file = write(folder / "tiny.yaml", LONG)
     storage = folder / "results"
     driver = command("launch", file, "--storage", storage, "--address", cluster.address, *options)
     deadline = time.monotonic() + 600
