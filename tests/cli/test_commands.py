@@ -207,7 +207,7 @@ def test_a_disk_that_fails_later_is_storage_and_a_defect_stays_one(
         def plan(*_: Any, **__: Any) -> None:
             raise error
 
-        monkeypatch.setattr(Sweep, "plan", plan)
+        monkeypatch.setattr("raysweep.cli.inspect.make_plan", plan)
 
     fail(OSError(28, "No space left on device"))
     assert run(["plan", str(file)]) == 4
