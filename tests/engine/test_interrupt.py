@@ -13,8 +13,10 @@ import pytest
 
 #: Interrupted work that takes `argv[1]` seconds to wind down.
 PROGRAM = """
-import sys, time
+import signal, sys, time
 from raysweep.engine.interrupt import Interrupts
+# A shell ignores Ctrl-C for what it starts in the background.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 try:
     with Interrupts() as interrupts:
         interrupts.install()
