@@ -1,21 +1,24 @@
 """The notice board of a launch: what every run is doing now, and the request to stop.
 
-The board serves the live view alone.  No result depends on it: the ledger is the record.
+The board serves the live view alone.  No result depends on it: the ledger is the record.  Its process imports
+nothing but Ray, so the metrics in the news are bytes there.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 import ray
+import ray.cloudpickle
 
-from raysweep.engine.outcome import Trouble
-from raysweep.evaluation.metric import Metric
-from raysweep.sweep.run_state import State
+if TYPE_CHECKING:
+    from raysweep.engine.outcome import Trouble
+    from raysweep.evaluation.metric import Metric
+    from raysweep.sweep.run_state import State
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,33 +36,43 @@ class News:
     #: The trouble that ended the latest attempt.
     trouble: Trouble | None = None
 
-    def updated(self, later: News) -> News:
-        """Return this news with later news laid over it.
+    def packed(self) -> dict[str, Any]:
+        """Return the fields that say something, with the metrics as bytes.
 
-        >>> both = News(state="training", step=3).updated(News(step=4))
-        >>> both.state, both.step
-        ('training', 4)
+        >>> News(state="training", step=3).packed()
+        {'state': 'training', 'step': 3}
         """
-        known = {field.name: getattr(later, field.name) for field in fields(later)}
-        return replace(self, **{name: value for name, value in known.items() if value is not None})
+        known = {field.name: getattr(self, field.name) for field in fields(self)}
+        if self.metrics is not None:
+            known["metrics"] = ray.cloudpickle.dumps(self.metrics)
+        return {name: value for name, value in known.items() if value is not None}
+
+    @classmethod
+    def unpacked(cls, packed: Mapping[str, Any]) -> News:
+        """Return the news that `packed` made these fields of."""
+        known = dict(packed)
+        if "metrics" in known:
+            known["metrics"] = ray.cloudpickle.loads(known["metrics"])
+        return cls(**known)
 
 
 class _Board:
     """The actor: keeps the latest news of each run, and which runs are asked to stop."""
 
     def __init__(self) -> None:
-        self._news: dict[str, News] = {}
+        self._news: dict[str, dict[str, Any]] = {}
         self._stop_all = False
         self._stop: set[str] = set()
 
     def begin(self, run_id: str) -> None:
         self._stop.discard(run_id)
-        self._news[run_id] = replace(self._news.get(run_id, News()), state="starting", trouble=None)
+        self.post(run_id, {"state": "starting"})
+        self._news[run_id].pop("trouble", None)
 
-    def post(self, run_id: str, news: News) -> None:
-        self._news[run_id] = self._news.get(run_id, News()).updated(news)
+    def post(self, run_id: str, news: dict[str, Any]) -> None:
+        self._news.setdefault(run_id, {}).update(news)
 
-    def read(self) -> dict[str, News]:
+    def read(self) -> dict[str, dict[str, Any]]:
         return self._news
 
     def request_stop(self, run_id: str | None) -> None:
@@ -94,12 +107,12 @@ class Board:
 
     def post(self, run_id: str, news: News) -> None:
         """Add news of one run."""
-        self._actor.post.remote(run_id, news)
+        self._actor.post.remote(run_id, news.packed())
 
     def read(self) -> dict[str, News]:
         """Return the news by run id."""
-        news: dict[str, News] = ray.get(self._actor.read.remote(), timeout=_PATIENCE)
-        return news
+        news: dict[str, dict[str, Any]] = ray.get(self._actor.read.remote(), timeout=_PATIENCE)
+        return {run_id: News.unpacked(packed) for run_id, packed in news.items()}
 
     def request_stop(self, run_id: str | None = None) -> None:
         """Ask the workers of one run, or of all, to write a checkpoint and leave."""

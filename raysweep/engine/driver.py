@@ -19,6 +19,7 @@ import ray
 from ray import tune
 
 from raysweep.engine.board import Board
+from raysweep.engine.choice import choose_engine
 from raysweep.engine.cluster import Cluster, check_storage, concurrency, connected
 from raysweep.engine.interrupt import Interrupts
 from raysweep.engine.lifeline import end, parts, relaunch, watched
@@ -146,10 +147,11 @@ def _work(
 ) -> Mapping[str, Trouble]:
     """Do the missing work on a cluster; return the trouble of the runs that are still unfinished."""
     check_storage(sweep.directory)
-    slots = concurrency(sweep.resources, cluster)
+    engine = choose_engine(sweep.resources, plan)
+    slots = concurrency(sweep.resources, cluster, lanes=engine == "lanes")
     if on_start is not None:
         on_start(plan.at(slots), cluster)
-    shared = start_services(sweep)
+    shared = start_services(sweep, engine, slots)
     monitor = Monitor(sweep, shared.board, observer, slots=slots) if observer is not None else None
     tracker.start()
     if monitor is not None:

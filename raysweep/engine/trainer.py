@@ -1,4 +1,4 @@
-"""Pre-training of one run on 1..n Ray Train workers."""
+"""Pre-training of one run on 1..n Ray Train workers, which are started for this run and end with it."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ import logging
 import os
 import socket
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import ray
 import ray.train
 import ray.train.torch
 import torch
 
 from raysweep.engine.board import Board, News, StopWatch
 from raysweep.engine.outcome import Trouble, in_a_line, is_trouble
-from raysweep.engine.worker import check_visible
+from raysweep.engine.worker import built, check_visible
 from raysweep.errors import RaysweepError
 from raysweep.sweep import Resources, RunLedger, RunSpec
 from raysweep.training import Progress, World, pretrain
@@ -42,27 +44,31 @@ def run_log(run: RunLedger, name: str) -> Iterator[Path]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Job:
-    """Everything that a worker needs to train a run."""
+class Job:
+    """A run to train, and where to train it."""
 
     spec: RunSpec
     run: RunLedger
-    board: Board
-    #: Threads of torch.
-    threads: int
+
+    def stored(self) -> list[ray.ObjectRef]:
+        """Store the job in Ray, so that processes that only pass it on need not import its classes."""
+        return [ray.put(self)]
 
 
-def train_worker(config: Mapping[str, _Job]) -> None:
-    """Train on this worker from the newest checkpoint to the last milestone.
+def stored_job(stored: list[ray.ObjectRef]) -> Job:
+    """Return the job that `Job.stored` has stored."""
+    job: Job = ray.get(stored[0])
+    return job
+
+
+def train(job: Job, world: World, board: Board, threads: int) -> None:
+    """Train on this worker from the newest checkpoint to the last milestone, with `threads` of torch.
 
     A failure of the run itself is recorded, so that the controller, which restarts workers, does not try
     again.  Trouble around the run, or an error of another worker, is raised, and the controller decides.
     """
-    job = config["job"]
-    spec, run, board = job.spec, job.run, job.board
-    context = ray.train.get_context()
-    world = World(rank=context.get_world_rank(), size=context.get_world_size())
-    torch.set_num_threads(job.threads)
+    spec, run = job.spec, job.run
+    torch.set_num_threads(threads)
     check_visible(run)
     if run.failures():
         return
@@ -83,7 +89,7 @@ def train_worker(config: Mapping[str, _Job]) -> None:
         log.info("worker %d of %d, pid %d on %s", world.rank, world.size, os.getpid(), socket.gethostname())
         try:
             pretrain(
-                language=spec.language.build(),
+                language=built(spec.language),
                 model=spec.model,
                 algorithm=spec.algorithm,
                 pretrain=spec.pretrain,
@@ -114,27 +120,69 @@ def train_worker(config: Mapping[str, _Job]) -> None:
             watch.close()
 
 
-def trainer(
-    spec: RunSpec, run: RunLedger, resources: Resources, board: Board, scratch: Path
+def world() -> World:
+    """Return the place of this worker among the workers of its group."""
+    context = ray.train.get_context()
+    return World(rank=context.get_world_rank(), size=context.get_world_size())
+
+
+def _train_worker(config: Mapping[str, Any]) -> None:
+    train(stored_job(config["job"]), world(), config["board"], config["threads"])
+
+
+class _Trainer(ray.train.torch.TorchTrainer):
+    """A TorchTrainer without the actor that serves datasets of Ray Data: no run has any."""
+
+    def _create_default_callbacks(self) -> list[Any]:
+        callbacks = super()._create_default_callbacks()  # type: ignore[misc]  # mypy sees the old trainer
+        return [callback for callback in callbacks if type(callback).__name__ != "DatasetsCallback"]
+
+
+def train_job(
+    loop: Callable[[Any], None],
+    config: dict[str, Any],
+    *,
+    resources: Resources,
+    name: str,
+    storage: Path,
+    max_failures: int,
+    callbacks: Sequence[Any] = (),
 ) -> ray.train.torch.TorchTrainer:
-    """Return the Ray Train job of one run, named by its run id.
+    """Return the Ray Train job that calls `loop` on all workers.
 
     Ray's own bookkeeping goes to a new folder each time.  The ledger says where to resume, and a bookkeeping
     file that a crash has torn must not stop a run.
     """
     per_worker = dict(resources.per_worker)
-    job = _Job(spec=spec, run=run, board=board, threads=max(1, int(per_worker.get("CPU", 1))))
-    return ray.train.torch.TorchTrainer(
-        train_worker,
-        train_loop_config={"job": job},
+    return _Trainer(
+        loop,
+        train_loop_config=config,
         scaling_config=ray.train.ScalingConfig(
             num_workers=resources.workers,
             resources_per_worker=per_worker,
             use_gpu=per_worker.get("GPU", 0) > 0,
         ),
         run_config=ray.train.RunConfig(
-            name=spec.run_id,
-            storage_path=str(scratch / uuid.uuid4().hex[:12]),
-            failure_config=ray.train.FailureConfig(max_failures=3),
+            name=name,
+            storage_path=str(storage / uuid.uuid4().hex[:12]),
+            failure_config=ray.train.FailureConfig(max_failures=max_failures),
+            callbacks=list(callbacks),
         ),
+    )
+
+
+def torch_threads(resources: Resources) -> int:
+    """Return the threads of torch in each worker."""
+    return max(1, int(resources.per_worker.get("CPU", 1)))
+
+
+def trainer(job: Job, resources: Resources, board: Board, scratch: Path) -> ray.train.torch.TorchTrainer:
+    """Return the Ray Train job of one run, named by its run id."""
+    return train_job(
+        _train_worker,
+        {"job": job.stored(), "board": board, "threads": torch_threads(resources)},
+        resources=resources,
+        name=job.spec.run_id,
+        storage=scratch,
+        max_failures=3,
     )

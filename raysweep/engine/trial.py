@@ -9,9 +9,10 @@ training when it ends.
 from __future__ import annotations
 
 import logging
+import os
 import shutil
+import socket
 import threading
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -20,10 +21,12 @@ import ray
 from ray import tune
 
 from raysweep.engine.board import News
+from raysweep.engine.choice import evaluation_need
 from raysweep.engine.evaluations import Evaluations
+from raysweep.engine.lane import LaneTraining, kept_lane
 from raysweep.engine.outcome import RunUnfinishedError, Trouble, cause_of, in_a_line, is_trouble
 from raysweep.engine.services import Services
-from raysweep.engine.trainer import run_log, trainer
+from raysweep.engine.trainer import Job, run_log, trainer
 from raysweep.errors import RunFailedError
 from raysweep.evaluation.metric import numbers
 from raysweep.sweep import Ledger, RunLedger, RunSpec, Sweep
@@ -72,6 +75,7 @@ def run_trial(config: dict[str, Any], *, sweep: Sweep, services: Services, stric
     spec = resolve(sweep, config)
     run = Ledger(sweep.directory).run(spec)
     with run_log(run, "trial"):
+        log.info("trial, pid %d on %s", os.getpid(), socket.gethostname())
         try:
             _Trial(spec, run, sweep, services).run()
         except (RunFailedError, RunUnfinishedError):
@@ -84,8 +88,9 @@ class _Trial:
 
     def __init__(self, spec: RunSpec, run: RunLedger, sweep: Sweep, services: Services) -> None:
         self._spec, self._run, self._sweep, self._services = spec, run, sweep, services
-        self._evaluations = Evaluations(spec, run, services, sweep.resources.evaluate)
-        self._training: _Training | None = None
+        need = evaluation_need(sweep.resources, services.engine)
+        self._evaluations = Evaluations(spec, run, services, need)
+        self._training: _Training | LaneTraining | None = None
         self._reported: set[int] = set()
 
     def _post(self, state: State) -> None:
@@ -129,16 +134,15 @@ class _Trial:
             pretrain = pretrain.model_copy(update={"micro_batch": rows})
             log.warning("the memory did not suffice: at most %d sentences at a time", rows)
         log.info("training to step %d", lacking[-1])
-        self._training = _Training(
-            trainer(
-                replace(self._spec, pretrain=pretrain),
-                self._run.rewound(lacking[0]),
-                self._sweep.resources,
-                self._services.board,
-                self._services.scratch / self._spec.run_id,
-            )
-        )
+        job = Job(spec=replace(self._spec, pretrain=pretrain), run=self._run.rewound(lacking[0]))
+        self._training = self._training_of(job)
         self._training.start()
+
+    def _training_of(self, job: Job) -> _Training | LaneTraining:
+        resources, services = self._sweep.resources, self._services
+        if services.engine == "lanes":
+            return kept_lane(resources, services.board, services.scratch).training(job)
+        return _Training(trainer(job, resources, services.board, services.scratch / self._spec.run_id))
 
     def _follow(self) -> None:
         """Evaluate and report milestones until training has ended and nothing is left to evaluate."""
@@ -155,8 +159,8 @@ class _Trial:
             self._report()
             if not alive and not len(evaluations):
                 return
-            if not len(evaluations):
-                time.sleep(0.25)
+            if self._training is not None and not len(evaluations):
+                self._training.join(0.25)
 
     def _report(self) -> None:
         """Report complete milestones to Tune, up to the first incomplete one."""

@@ -10,6 +10,7 @@ from ray import tune
 from ray.tune.schedulers import PopulationBasedTraining, PopulationBasedTrainingReplay
 from ray.tune.search.sample import Domain
 
+from raysweep.engine.choice import checked
 from raysweep.engine.cluster import check_storage, concurrency, connect
 from raysweep.engine.services import Services, start_services
 from raysweep.engine.trial import resolve, run_trial
@@ -142,23 +143,33 @@ def tuner(
     Connects to Ray (as `raysweep.launch` does) if the caller has not, and leaves it connected; call
     `ray.shutdown()` at the end.  `fit` holds the sweep's lock, as a launch does.
 
-    Raises `ConfigError` if the space does not fit the sweep, and for population based training: it changes
-    the settings of a run on the way, and a run of a sweep has one configuration from start to end.
+    Training is nested unless `resources.engine` is `lanes`.
+
+    Raises `ConfigError` if the space does not fit the sweep, for lanes with a scheduler or a search
+    algorithm, and for population based training: it changes the settings of a run on the way, and a run of a
+    sweep has one configuration from start to end.
     """
     if isinstance(scheduler, _EXPLOITING):
         raise ConfigError(
             f"scheduler: {type(scheduler).__name__} changes the settings of a run on the way, and a run of a "
             "sweep has one configuration from start to end; use ASHAScheduler or a search algorithm"
         )
+    engine = checked(sweep.resources)
+    if engine == "lanes" and (scheduler is not None or search_alg is not None):
+        raise ConfigError(
+            "resources.engine: a scheduler may stop a trial at any time, and then the training must end with "
+            "the trial's process, so lanes are not for schedulers or search algorithms; use auto or nested"
+        )
     if param_space is not None:
         _check_space(sweep, param_space)
     sweep.prepare()
     cluster = connect(address)
     check_storage(sweep.directory)
-    cap = concurrency(sweep.resources, cluster, spare=scheduler is not None)
+    lanes = engine == "lanes"
+    cap = concurrency(sweep.resources, cluster, spare=scheduler is not None, lanes=lanes)
     return build(
         sweep,
-        start_services(sweep),
+        start_services(sweep, engine, cap),
         strict=True,
         scheduler=scheduler,
         search_alg=search_alg,

@@ -35,3 +35,6 @@ class Resources(Config):
     evaluate: Amounts = Field(default_factory=lambda: {"CPU": 1.0})
     #: Number of runs trained at once; "auto" depends on the cluster.
     max_concurrent: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
+    #: `nested` starts new training processes for each run; `lanes` keeps them for the next run; `auto` takes
+    #: lanes for short runs (see `raysweep.engine.choice`).
+    engine: Literal["auto", "nested", "lanes"] = "nested"

@@ -32,12 +32,20 @@ def records(storage: Path) -> int:
     return len(list((storage / "tiny" / "runs").glob("*/records/*.json")))
 
 
-@pytest.mark.parametrize("moment", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("moment", "engine"), [(0, "lanes"), pytest.param(1, "nested", marks=pytest.mark.slow)]
+)
 def test_driver_killed_then_launched_again(
-    command: Callable, raysweep: Run, expected: pd.DataFrame, undisturbed: Path, tmp_path: Path, moment: int
+    command: Callable,
+    raysweep: Run,
+    expected: pd.DataFrame,
+    undisturbed: Path,
+    tmp_path: Path,
+    moment: int,
+    engine: str,
 ) -> None:
     storage = tmp_path / "results"
-    file = write(tmp_path / "tiny.yaml", LONG)
+    file = write(tmp_path / "tiny.yaml", {**LONG, "resources": {"engine": engine}})
     driver = command("launch", file, "--storage", storage)
     # A random moment after the first (or third) record: within training, evaluation or writing.
     wait_for(lambda: records(storage) > 2 * moment, driver)
@@ -50,19 +58,39 @@ def test_driver_killed_then_launched_again(
     same_points(storage, undisturbed)
 
 
-def test_training_worker_killed(
-    command: Callable, raysweep: Run, expected: pd.DataFrame, undisturbed: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("engine", "victim"),
+    [
+        ("nested", "train-0"),
+        ("lanes", "train-0"),
+        pytest.param("lanes", "trial", marks=pytest.mark.slow),
+        pytest.param("nested", "trial", marks=pytest.mark.slow),
+    ],
+)
+def test_a_process_of_a_run_killed(
+    command: Callable,
+    raysweep: Run,
+    expected: pd.DataFrame,
+    undisturbed: Path,
+    tmp_path: Path,
+    engine: str,
+    victim: str,
 ) -> None:
+    """A training worker, or the trial that keeps the lane: the launch itself goes on."""
     storage = tmp_path / "results"
-    file = write(tmp_path / "tiny.yaml", LONG)
+    file = write(tmp_path / "tiny.yaml", {**LONG, "resources": {"engine": engine}})
     driver = command("launch", file, "--storage", storage)
     wait_for(lambda: records(storage) > 0, driver)
-    [log] = (storage / "tiny" / "runs").glob("*/logs/train-0.log")
-    worker = int(re.findall(r"pid (\d+)", log.read_text())[-1])
-    os.kill(worker, signal.SIGKILL)
+    [folder] = (storage / "tiny" / "runs").glob("*/logs")
+
+    def pids(name: str) -> list[str]:
+        return re.findall(r"pid (\d+)", (folder / f"{name}.log").read_text())
+
+    os.kill(int(pids(victim)[-1]), signal.SIGKILL)
     out, err = driver.communicate(timeout=900)
     assert driver.returncode == 0, out + err
-    assert len(re.findall(r"pid (\d+)", log.read_text())) == 2
+    assert len(pids("train-0")) == 2
+    assert len(pids("trial")) == (2 if victim == "trial" else 1)
     pd.testing.assert_frame_equal(table(raysweep, file, storage), expected)
     same_points(storage, undisturbed)
 

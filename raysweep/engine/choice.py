@@ -1,0 +1,71 @@
+"""The choice between nested training and warm lanes, and the CPUs that lanes leave to evaluations.
+
+Nested training starts the processes of a Ray Train job for each run, which takes some ten seconds.  A lane
+(`raysweep.engine.lane`) keeps them for the next run.  `resources.engine` names one of the two, or leaves the
+choice to `auto`.  `auto` takes lanes if the sweep asks for CPUs alone and the runs to train are expected to
+take at most `SHORT` seconds each, in the mean over them.  What was not measured counts as long: steps that
+are too slow to be timed here, or that nobody timed, as when `raysweep.launch` is called from Python on a new
+sweep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from raysweep.errors import ConfigError
+from raysweep.sweep import Plan, Resources
+
+Engine = Literal["nested", "lanes"]
+
+#: Seconds of work of a short run.
+SHORT = 60.0
+
+#: Share of its CPUs that a lane leaves to evaluations, which ask for the same share of theirs.
+#:
+#: A lane holds its CPUs from one run to the next.  Evaluations would wait for them for ever.  With shares,
+#: Ray finds room for as many evaluations as there are CPUs, and the operating system divides the time.  The
+#: share is so small that a node, up to one of 98 CPUs, takes no more lanes than it has CPUs for.
+EVALUATION_SHARE = 0.01
+
+
+def choose_engine(resources: Resources, plan: Plan) -> Engine:
+    """Return the engine for the runs of a plan.
+
+    Raises `ConfigError` for lanes beside evaluations that need more than CPUs.
+    """
+    if resources.engine != "auto":
+        return checked(resources)
+    named = {*resources.per_worker, *resources.evaluate}
+    costs = [run.cost.seconds for run in plan.to_do if run.train_steps]
+    known = [seconds for seconds in costs if seconds is not None]
+    short = bool(known) and len(known) == len(costs) and sum(known) <= SHORT * len(known)
+    return "lanes" if short and named <= {"CPU"} else "nested"
+
+
+def checked(resources: Resources) -> Engine:
+    """Return the engine that `resources` names, nested for `auto`; raises as `choose_engine` does."""
+    if resources.engine != "lanes":
+        return "nested"
+    others = sorted(set(resources.evaluate) - {"CPU"})
+    if others:
+        raise ConfigError(
+            "resources.engine: lanes keep what they hold from one run to the next, so evaluations might wait "
+            f"for {', '.join(others)} for ever; use nested, or let resources.evaluate ask for CPU alone"
+        )
+    return "lanes"
+
+
+def reserved(resources: Resources) -> Resources:
+    """Return the resources that Ray reserves for a lane."""
+    return resources.model_copy(update={"per_worker": _scaled(resources.per_worker, 1 - EVALUATION_SHARE)})
+
+
+def evaluation_need(resources: Resources, engine: Engine) -> dict[str, float]:
+    """Return the resources that Ray reserves for an evaluation task."""
+    return _scaled(resources.evaluate, EVALUATION_SHARE if engine == "lanes" else 1.0)
+
+
+def _scaled(amounts: Mapping[str, float], share: float) -> dict[str, float]:
+    """Return amounts with the CPUs scaled, to the four digits that Ray reads."""
+    return {name: round(n * share, 4) if name == "CPU" else n for name, n in amounts.items()}

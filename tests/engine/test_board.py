@@ -1,0 +1,54 @@
+"""The notice board: later news is laid over earlier news, and its process stays small."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from raysweep.engine.board import News, _Board
+from raysweep.engine.outcome import Trouble
+from raysweep.evaluation.metric import Metric
+
+METRIC = Metric(name="loss", value=1.0, standard_error=0.1, n=3, unit="nats")
+
+
+def test_later_news_is_laid_over_earlier_news() -> None:
+    board = _Board()
+    board.begin("run")
+    board.post("run", News(state="training", step=3, tokens_per_second=10.0).packed())
+    board.post("run", News(step=4).packed())
+    board.post("run", News(metrics=[METRIC], evaluated=2).packed())
+    news = {run_id: News.unpacked(packed) for run_id, packed in board.read().items()}
+    assert news == {
+        "run": News(state="training", step=4, tokens_per_second=10.0, metrics=[METRIC], evaluated=2)
+    }
+
+
+def test_trouble_is_forgotten_when_a_run_begins_again() -> None:
+    board = _Board()
+    board.begin("run")
+    board.post("run", News(state="unfinished", trouble=Trouble("full", "no space left")).packed())
+    board.begin("run")
+    assert News.unpacked(board.read()["run"]) == News(state="starting")
+
+
+def test_a_run_that_begins_again_is_no_longer_asked_to_stop() -> None:
+    board = _Board()
+    board.request_stop("run")
+    assert board.stop_requested("run")
+    assert not board.stop_requested("other")
+    board.begin("run")
+    assert not board.stop_requested("run")
+    board.request_stop(None)
+    board.begin("run")
+    assert board.stop_requested("run")
+
+
+def test_the_processes_that_only_pass_things_on_do_not_import_torch() -> None:
+    heavy = {"torch", "pandas", "ray.train", "ray.data", "raysweep.sweep"}
+    code = (
+        "import sys, raysweep.engine.board, raysweep.engine.mailbox; "
+        f"print(sorted({heavy} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

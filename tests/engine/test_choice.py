@@ -1,0 +1,83 @@
+"""The choice between nested training and lanes, and the CPUs that lanes leave to evaluations."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from helpers import tiny_sweeps as tiny
+from raysweep.engine.choice import SHORT, choose_engine, evaluation_need, reserved
+from raysweep.errors import ConfigError
+from raysweep.sweep import Plan, Resources, load_sweep, make_plan
+from raysweep.sweep.estimate import Cost
+
+AUTO = Resources(engine="auto")
+
+
+def plan(tmp_path, *seconds: float | None) -> Plan:
+    """Return the plan of a new sweep of runs that take so many seconds."""
+    file = tmp_path / "tiny.yaml"
+    file.write_text(tiny.HEAD + f"axes: {{seed: {list(range(len(seconds)))}}}\n")
+    made = make_plan(load_sweep(file, storage=tmp_path))
+    runs = [replace(run, cost=Cost(s, 0.0)) for run, s in zip(made.runs, seconds, strict=True)]
+    return replace(made, runs=tuple(runs))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "engine"),
+    [
+        ([1.0, 2.0], "lanes"),
+        ([SHORT], "lanes"),
+        ([0.5 * SHORT, 1.5 * SHORT], "lanes"),
+        ([SHORT, 1.1 * SHORT], "nested"),
+        # What nobody has timed counts as long.
+        ([1.0, None], "nested"),
+        ([None], "nested"),
+    ],
+)
+def test_auto_takes_lanes_for_short_runs(tmp_path, seconds: list[float | None], engine: str) -> None:
+    assert choose_engine(AUTO, plan(tmp_path, *seconds)) == engine
+
+
+@pytest.mark.parametrize("field", ["per_worker", "evaluate"])
+def test_auto_takes_lanes_on_cpus_alone(tmp_path, field: str) -> None:
+    resources = AUTO.model_copy(update={field: {"CPU": 1.0, "GPU": 0.5}})
+    assert choose_engine(resources, plan(tmp_path, 1.0)) == "nested"
+
+
+def test_auto_is_nested_where_nothing_is_to_be_trained(tmp_path) -> None:
+    short = plan(tmp_path, 1.0)
+    done = replace(short, runs=tuple(replace(run, state="done") for run in short.runs))
+    assert choose_engine(AUTO, done) == "nested"
+
+
+def test_a_named_engine_is_taken(tmp_path) -> None:
+    assert choose_engine(Resources(), plan(tmp_path, 1.0)) == "nested"
+    assert choose_engine(Resources(engine="nested"), plan(tmp_path, 1.0)) == "nested"
+    assert choose_engine(Resources(engine="lanes"), plan(tmp_path, None)) == "lanes"
+    on_gpus = Resources(engine="lanes", per_worker={"GPU": 1.0})
+    assert choose_engine(on_gpus, plan(tmp_path, None)) == "lanes"
+
+
+def test_lanes_that_would_starve_evaluations_are_refused(tmp_path) -> None:
+    resources = Resources(engine="lanes", per_worker={"GPU": 1.0}, evaluate={"CPU": 1.0, "GPU": 0.25})
+    with pytest.raises(ConfigError, match=r"resources\.engine: .*GPU for ever; use nested"):
+        choose_engine(resources, plan(tmp_path, 1.0))
+
+
+@pytest.mark.parametrize("cpus", [1, 2, 4, 64, 98])
+def test_beside_lanes_there_is_room_for_as_many_evaluations_as_cpus(cpus: int) -> None:
+    resources = Resources()
+    lane = reserved(resources).per_worker["CPU"]
+    # The node takes no more lanes than it has CPUs for.
+    assert int(cpus / lane) == cpus
+    left = cpus - cpus * lane
+    assert round(left / evaluation_need(resources, "lanes")["CPU"], 6) == cpus
+
+
+def test_only_cpus_are_shared(tmp_path) -> None:
+    resources = Resources(per_worker={"CPU": 4.0, "GPU": 1.0}, evaluate={"CPU": 2.0})
+    assert reserved(resources).per_worker == {"CPU": 3.96, "GPU": 1.0}
+    assert evaluation_need(resources, "lanes") == {"CPU": 0.02}
+    assert evaluation_need(resources, "nested") == {"CPU": 2.0}
