@@ -135,6 +135,7 @@ def fill(path: Path) -> None:
             file.write(bytes(4096))
 
 
+@SLOW
 def test_a_full_disk_ends_a_launch_and_nothing_is_lost(
     command: Callable[..., Any], raysweep: Run, expected: pd.DataFrame, small_disk: Path, tmp_path: Path
 ) -> None:

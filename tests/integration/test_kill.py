@@ -62,7 +62,7 @@ def test_driver_killed_then_launched_again(
     ("engine", "victim"),
     [
         ("nested", "train-0"),
-        ("lanes", "train-0"),
+        pytest.param("lanes", "train-0", marks=pytest.mark.slow),
         pytest.param("lanes", "trial", marks=pytest.mark.slow),
         pytest.param("nested", "trial", marks=pytest.mark.slow),
     ],

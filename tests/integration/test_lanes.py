@@ -41,8 +41,8 @@ def weights(storage: Path) -> dict[str, bytes]:
 
 
 def test_lanes_and_nested_training_give_the_same_bits(raysweep: Run, tmp_path: Path) -> None:
-    """Two of the six runs fail, one of them on each lane perhaps; no lane ends with them."""
-    axes = {"algorithm.lr": [1e30, 1e-3, 1e-2], "seed": [0, 1]}
+    """One of the three runs fails; its lane does not end with it."""
+    axes = {"algorithm.lr": [1e30, 1e-3, 1e-2], "seed": [0]}
     frames, files = [], []
     for engine in ("nested", "lanes"):
         storage = tmp_path / engine
@@ -50,7 +50,7 @@ def test_lanes_and_nested_training_give_the_same_bits(raysweep: Run, tmp_path: P
         code, out, err = raysweep("launch", file, "--storage", storage, "--json")
         assert code == 3, out + err
         failures = json.loads(out)["failures"]
-        assert len(failures) == 2
+        assert len(failures) == 1
         assert all("the training loss is nan" in message for message in failures.values())
         frames.append(table(raysweep, file, storage))
         files.append(weights(storage))
@@ -59,12 +59,12 @@ def test_lanes_and_nested_training_give_the_same_bits(raysweep: Run, tmp_path: P
     assert files[0] == files[1]
 
     trained = pids(tmp_path / "lanes")
-    assert len(trained) == 6
+    assert len(trained) == 3
     assert all(len(found) == 1 for found in trained.values())
     lanes = Counter(found[0] for found in trained.values())
     assert len(lanes) <= (os.cpu_count() or 1)
     assert all(len(found) == 1 for found in pids(tmp_path / "nested").values())
-    assert len({found[0] for found in pids(tmp_path / "nested").values()}) == 6
+    assert len({found[0] for found in pids(tmp_path / "nested").values()}) == 3
 
 
 @pytest.mark.slow
