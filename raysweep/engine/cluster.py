@@ -17,6 +17,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from raysweep.engine.forkserver import close_fork_server, fork_server
 from raysweep.engine.scratch import claim, remove_left, remove_scratch
 from raysweep.errors import ConfigError, StorageError
 from raysweep.sweep import Resources
@@ -34,8 +35,15 @@ ENVIRONMENT = {
     "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
 }
 
-#: Of the Ray that is started here: its default of 15 starves workers beside anything else on the machine.
-EMBEDDED = {"RAY_worker_niceness": "0"}
+#: Of the Ray that is started here.  Its niceness of 15 starves workers beside anything else on the machine.
+#: The others give all workers one environment, so that all are forked from one template: Ray would start the
+#: first ones before it knows the job, and Tune and Train would set the two variables for some.
+EMBEDDED = {
+    "RAY_worker_niceness": "0",
+    "RAY_prestart_worker_first_driver": "0",
+    "PL_DISABLE_FORK": "1",
+    "RAY_WARN_BLOCKING_GET_INSIDE_ASYNC": "0",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +85,12 @@ def _quiet() -> None:
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
+def warm_up(address: str | None = None) -> None:
+    """Begin to import what the workers of an embedded Ray will need, if `connect` will start one."""
+    if not (ray.is_initialized() or address or os.environ.get("RAY_ADDRESS")):
+        fork_server()
+
+
 def connect(address: str | None = None, *, patience: float = 0.0) -> Cluster:
     """Connect to Ray, unless the caller is connected already, and stay connected.
 
@@ -99,13 +113,14 @@ def connect(address: str | None = None, *, patience: float = 0.0) -> Cluster:
             # "local" and not None: None would join any cluster that was last started on this machine.
             # The dashboard stays on: without its state API, placement groups of stopped trials leak.
             # Ray's types do not know what an embedded Ray tells.
-            started: Any = ray.init(
-                address="local",
-                include_dashboard=True,
-                dashboard_host="127.0.0.1",
-                logging_level=logging.ERROR,
-                log_to_driver=False,
-            )
+            with fork_server().in_place_of_python():
+                started: Any = ray.init(
+                    address="local",
+                    include_dashboard=True,
+                    dashboard_host="127.0.0.1",
+                    logging_level=logging.ERROR,
+                    log_to_driver=False,
+                )
             session = Path(started.address_info["session_dir"])
             claim(session)
             remove_left(lock.parent for lock in session.parent.glob("session_*/lock"))
@@ -139,6 +154,7 @@ def connected(address: str | None = None, *, patience: float = 0.0) -> Iterator[
     finally:
         if ours:
             ray.shutdown()
+            close_fork_server()
             if cluster.session is not None:
                 remove_scratch(cluster.session)
 

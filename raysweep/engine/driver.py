@@ -20,7 +20,7 @@ from ray import tune
 
 from raysweep.engine.board import Board
 from raysweep.engine.choice import choose_engine
-from raysweep.engine.cluster import Cluster, check_storage, concurrency, connected
+from raysweep.engine.cluster import Cluster, check_storage, concurrency, connected, warm_up
 from raysweep.engine.interrupt import Interrupts
 from raysweep.engine.lifeline import end, parts, relaunch, watched
 from raysweep.engine.monitor import Monitor, Observer
@@ -112,6 +112,7 @@ def launch(
         save_sweep(sweep)
         save_launch(sweep.directory, facts)
         if unfinished(chosen):
+            warm_up(address)
             # Steps can be timed only on languages that are prepared.
             chosen.prepare()
         plan = make_plan(chosen, timed=on_start is not None)

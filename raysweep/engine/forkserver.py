@@ -1,0 +1,259 @@
+"""Ray workers by fork: they start in a fraction of a second, with torch, Ray and raysweep imported.
+
+Ray starts each worker as a new Python process, which then imports all that its task or actor needs: seconds
+of CPU time and some hundred MB, for each of a dozen workers of a launch.  A fork takes milliseconds and
+shares the memory.
+
+    raylet --starts--> stub --asks--> server (torch) --forks--> template (Ray) --forks--> worker
+
+The stub stands where Ray expects Python.  The server imports all that does not import Ray.  Ray reads the
+environment when it is imported, so each environment has a template of its own, which imports Ray and forks
+the workers with that environment.  A worker that cannot be forked starts as Ray intends.
+
+A process that forks must have no threads of its own.  Those that numpy, scipy and pyarrow start survive a
+fork.  CUDA does not, so a server that finds a GPU open serves nobody.
+
+This is for a Ray that is started on this machine.  The workers of a cluster start as Ray intends.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy
+
+from raysweep.engine import forkclient
+
+#: Modules that workers import at once or when they compute, and those that Ray imports; none imports Ray.
+SCIENCE = (
+    "fsspec",
+    "numba",
+    "pandas",
+    "pyarrow.fs",
+    "pyarrow.parquet",
+    "requests",
+    "rich.console",
+    "torch._dynamo",
+    "torch.distributed",
+    "raysweep.evaluation.run",
+    "raysweep.models.subject",
+    "raysweep.sweep",
+    "raysweep.training",
+)
+RAY = ("ray.tune", "ray.train.torch", "raysweep.engine.generate", "raysweep.engine.trial")
+
+#: Most bytes of a message; Linux allows about 200 kB.
+_MOST = 1 << 20
+
+_STUB = """#!/bin/sh
+case "$1" in
+    */default_worker.py | */setup_worker.py) exec "{python}" -I -S "{client}" "{socket}" "{python}" "$@" ;;
+    *) exec "{python}" "$@" ;;
+esac
+"""
+
+
+class ForkServer:
+    """The fork server of this process, which ends with it."""
+
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="raysweep-"))
+        self._python, self._stub = sys.executable, self._folder / "python"
+        address = self._folder / "socket"
+        stub = _STUB.format(python=self._python, client=forkclient.__file__, socket=address)
+        self._stub.write_text(stub, encoding="utf-8")
+        self._stub.chmod(0o700)
+        path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
+        # One thread for libraries that start their threads when they are imported.
+        variables = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        with (self._folder / "log").open("wb") as log, _socket() as listener:
+            # Clients that come before the server is ready wait for it.
+            listener.bind(str(address))
+            listener.listen(64)
+            self._process = subprocess.Popen(
+                (self._python, "-m", __name__, str(listener.fileno()), str(self._folder)),
+                env=os.environ | variables,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                pass_fds=[listener.fileno()],
+                start_new_session=True,  # Ctrl-C in the terminal is for the driver alone
+            )
+
+    @contextmanager
+    def in_place_of_python(self) -> Iterator[None]:
+        """Let a Ray that is started inside start its workers here."""
+        sys.executable = str(self._stub)
+        try:
+            yield
+        finally:
+            sys.executable = self._python
+
+    def close(self) -> None:
+        """End the server at once.  The workers that it has forked go on."""
+        self._process.kill()
+        self._process.communicate()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+_SERVERS: list[ForkServer] = []
+
+
+def fork_server() -> ForkServer:
+    """Return the fork server of this process; start it if there is none."""
+    if not _SERVERS:
+        _SERVERS.append(ForkServer())
+    return _SERVERS[0]
+
+
+def close_fork_server() -> None:
+    """End the fork server of this process, if there is one."""
+    while _SERVERS:
+        _SERVERS.pop().close()
+
+
+def main(descriptor: int, folder: Path) -> None:
+    """Serve until standard input ends, and remove the folder; in a fork, run its worker."""
+    here = os.getpid()
+    with _socket(descriptor) as listener:
+        _preload(SCIENCE)
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
+        command = None if _gpu_is_open() else _serve(listener)
+    if command is not None:
+        _run(command)
+    elif os.getpid() == here:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _socket(descriptor: int | None = None) -> socket.socket:
+    """Return a new socket, or that of a descriptor, which passes whole messages."""
+    return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, fileno=descriptor)
+
+
+def _preload(modules: tuple[str, ...]) -> None:
+    for module in modules:
+        importlib.import_module(module)
+    # The garbage collector does not touch what is frozen, so it stays shared.
+    gc.collect()
+    gc.freeze()
+
+
+def _gpu_is_open() -> bool:
+    return any(link.resolve().name.startswith("nvidia") for link in Path("/proc/self/fd").iterdir())
+
+
+def _serve(listener: socket.socket) -> list[str] | None:
+    """Pass requests on to templates; return None at the end, and the command of the worker in a fork."""
+    templates: dict[str, socket.socket] = {}
+    while True:
+        ready, _, _ = select.select([listener, sys.stdin], [], [])
+        if sys.stdin in ready:
+            return None
+        connection, _ = listener.accept()
+        message, streams, _, _ = socket.recv_fds(connection, _MOST, 3)
+        key = json.dumps(json.loads(message)[2], sort_keys=True)
+        if key not in templates:
+            templates[key], requests = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            if os.fork() == 0:
+                for end in (listener, connection, *templates.values()):
+                    end.close()
+                _close(streams)
+                return _fork_workers(requests, json.loads(key))
+            requests.close()
+        try:
+            socket.send_fds(templates[key], [message], [*streams, connection.fileno()])
+        except OSError as error:
+            # The client finds its connection closed and starts the worker itself.
+            print(f"a template is gone: {error}", file=sys.stderr, flush=True)
+        connection.close()
+        _close(streams)
+
+
+def _fork_workers(requests: socket.socket, environment: dict[str, str]) -> list[str] | None:
+    """Import Ray in an environment and fork a worker for each request; return as `_serve` does."""
+    os.environ.clear()
+    os.environ.update(environment)
+    with _ids_from_the_system():
+        _preload(RAY)
+    if len({_id_in_a_fork() for _ in range(2)}) < 2:
+        print("forks would draw the same ids, so Ray starts the workers", file=sys.stderr, flush=True)
+        return None
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(requests, _MOST, 4)
+        if not message:
+            return None
+        *streams, client = descriptors
+        if os.fork() == 0:
+            command, folder, _ = json.loads(message)
+            for number, stream in enumerate(streams):
+                os.dup2(stream, number)
+            os.chdir(folder)
+            # Ray ends a worker together with its process group.
+            os.setpgid(0, 0)
+            requests.close()
+            _close(descriptors)
+            return list(command)
+        os.write(client, b"+")
+        _close(descriptors)
+
+
+@contextmanager
+def _ids_from_the_system() -> Iterator[None]:
+    """Keep Ray's own generator of ids unused, because forks would inherit it and draw the same ids.
+
+    Ray draws one for each actor class that is defined.
+    """
+    home: Any = importlib.import_module("ray.actor")
+    drawn = home.ActorClassID
+    home.ActorClassID = SimpleNamespace(from_random=lambda: drawn(os.urandom(drawn.size())))
+    try:
+        yield
+    finally:
+        home.ActorClassID = drawn
+
+
+def _id_in_a_fork() -> bytes:
+    """Return the first id that a fork of this process would draw."""
+    from ray._raylet import UniqueID
+
+    out, into = os.pipe()
+    if os.fork() == 0:
+        os.write(into, UniqueID.from_random().binary())
+        os._exit(0)
+    os.close(into)
+    with os.fdopen(out, "rb") as stream:
+        return stream.read()
+
+
+def _close(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def _run(command: list[str]) -> None:
+    """Run the script of a worker as Python would run it."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    numpy.random.seed()  # as in a new process, and not as in the other forks
+    sys.argv = command
+    sys.path[0] = str(Path(command[0]).parent)
+    runpy.run_path(command[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]))

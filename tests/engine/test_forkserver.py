@@ -1,0 +1,168 @@
+"""Workers by fork: each like a new process, but for what is imported already."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raysweep.engine import forkserver
+from raysweep.engine.forkserver import ForkServer
+from tests.helpers.processes import descendants
+
+#: A script in place of Ray's worker, which tells about its process.
+WORKER = """
+import json, os, random, signal, sys, threading
+loaded = [name for name in ("torch", "ray", "raysweep.engine.trial") if name in sys.modules]
+import numpy, ray._raylet, torch
+print(json.dumps({
+    "arguments": sys.argv[1:], "folder": os.getcwd(), "variable": os.environ.get("VARIABLE"),
+    "main": __name__, "path": sys.path[0], "loaded": loaded,
+    "pid": os.getpid(), "parent": os.getppid(), "group": os.getpgid(0),
+    "id": ray._raylet.UniqueID.from_random().hex(), "numpy": numpy.random.random(), "random": random.random(),
+    "threads": threading.active_count(), "children": signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL,
+    "sum": torch.ones(10).sum().item(), "job": os.environ.get("RAY_JOB_ID"),
+    "input": sys.stdin.read(),
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    """Yield a server; it takes some seconds to start."""
+    started = ForkServer()
+    yield started
+    started.close()
+
+
+def script(folder: Path, text: str = WORKER) -> Path:
+    """Write a script with the name of Ray's worker."""
+    file = folder / "default_worker.py"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def start(server: ForkServer, file: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+    """Start a script as Ray would start a worker: with `sys.executable`."""
+    with server.in_place_of_python():
+        python = sys.executable
+    return subprocess.Popen(
+        (python, str(file), *arguments),
+        cwd=file.parent,
+        env=os.environ | {"RAY_JOB_ID": "01000000"} | variables,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def told(server: ForkServer, file: Path, *arguments: str, **variables: str) -> dict[str, Any]:
+    """Return what a worker tells about its process."""
+    output, errors = start(server, file, *arguments, **variables).communicate("text", timeout=120)
+    assert errors == ""
+    found: dict[str, Any] = json.loads(output)
+    return found
+
+
+def runs(pid: int) -> bool:
+    """Return whether a process runs; one that has ended may still wait for its parent."""
+    try:
+        return "(zombie)" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def test_a_worker_runs_its_script_as_python_would(server: ForkServer, tmp_path: Path) -> None:
+    found = told(server, script(tmp_path), "--a=b", VARIABLE="x")
+    assert found["arguments"] == ["--a=b"]
+    assert found["main"] == "__main__"
+    assert found["path"] == found["folder"] == str(tmp_path)
+    assert (found["variable"], found["job"], found["input"]) == ("x", "01000000", "text")
+    assert found["loaded"] == ["torch", "ray", "raysweep.engine.trial"]
+    assert found["sum"] == 10
+    # Ray ends a worker together with its process group.
+    assert found["group"] == found["pid"]
+    assert found["threads"] == 1
+    assert found["children"]
+
+
+def test_no_two_workers_draw_the_same_numbers(server: ForkServer, tmp_path: Path) -> None:
+    """Ray names placement groups by a generator of its own; two of one name are one."""
+    file = script(tmp_path)
+    found = [told(server, file) for _ in range(3)]
+    for drawn in ("id", "numpy", "random", "pid"):
+        assert len({each[drawn] for each in found}) == 3, drawn
+
+
+def test_each_environment_has_a_template_of_its_own(server: ForkServer, tmp_path: Path) -> None:
+    file = script(tmp_path)
+    one, same, other = (told(server, file, VARIABLE=value)["parent"] for value in ("1", "1", "2"))
+    assert one == same
+    assert one != other
+
+
+def test_another_command_runs_without_the_server(server: ForkServer, tmp_path: Path) -> None:
+    file = tmp_path / "agent.py"
+    file.write_text("import os, sys; print(os.getpid(), sys.modules.get('torch'))")
+    process = start(server, file)
+    output, _ = process.communicate(timeout=60)
+    assert output == f"{process.pid} None\n"
+
+
+def test_a_template_that_died_is_no_loss(server: ForkServer, tmp_path: Path) -> None:
+    file = script(tmp_path)
+    template = told(server, file, VARIABLE="dying")["parent"]
+    os.kill(template, 9)
+    process = start(server, file, VARIABLE="dying")
+    output, errors = process.communicate("text", timeout=120)
+    assert "no fork server answers" in errors
+    assert json.loads(output)["pid"] == process.pid
+
+
+def test_the_server_ends_with_its_process(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from raysweep.engine.forkserver import fork_server; fork_server(); "
+        "print('started', flush=True); time.sleep(600)"
+    )
+    driver = subprocess.Popen(
+        (sys.executable, "-c", code), stdout=subprocess.PIPE, env=os.environ | {"TMPDIR": str(tmp_path)}
+    )
+    assert driver.stdout is not None
+    driver.stdout.readline()
+    (below,) = descendants(driver.pid)
+    driver.kill()
+    driver.communicate()
+    deadline = time.monotonic() + 60
+    while runs(below) or any(tmp_path.glob("raysweep-*")):
+        assert time.monotonic() < deadline, "the server or its folder is left"
+        time.sleep(0.1)
+
+
+def test_a_closed_server_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    forkserver.fork_server()
+    assert forkserver.fork_server() is forkserver.fork_server()
+    forkserver.close_fork_server()
+    forkserver.close_fork_server()
+    assert list(tmp_path.glob("raysweep-*")) == []
+
+
+def test_python_is_itself_again(server: ForkServer) -> None:
+    python = sys.executable
+    with server.in_place_of_python():
+        assert sys.executable != python
+    assert sys.executable == python
+
+
+def test_an_open_gpu_is_seen(tmp_path: Path) -> None:
+    assert not forkserver._gpu_is_open()
+    with (tmp_path / "nvidia0").open("w"):
+        assert forkserver._gpu_is_open()
