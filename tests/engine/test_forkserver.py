@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from helpers.processes import descendants
 from raysweep.engine import forkserver
 from raysweep.engine.forkserver import ForkServer
-from tests.helpers.processes import descendants
 
 #: A script in place of Ray's worker, which tells about its process.
 WORKER = """
