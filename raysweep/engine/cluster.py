@@ -95,7 +95,7 @@ def connect(address: str | None = None, *, patience: float = 0.0) -> Cluster:
     """Connect to Ray, unless the caller is connected already, and stay connected.
 
     `address` (or RAY_ADDRESS) names a running cluster.  Without one, an embedded Ray is started on this
-    machine, with its dashboard on 127.0.0.1.  Ray ends this process if a cluster's control store does not
+    machine, without its dashboard.  Ray ends this process if a cluster's control store does not
     answer for `patience` seconds, but not before its own limit of 60.  Raises `StorageError` if no cluster
     answers.
     """
@@ -111,13 +111,11 @@ def connect(address: str | None = None, *, patience: float = 0.0) -> Cluster:
     try:
         if address is None:
             # "local" and not None: None would join any cluster that was last started on this machine.
-            # The dashboard stays on: without its state API, placement groups of stopped trials leak.
             # Ray's types do not know what an embedded Ray tells.
             with fork_server().in_place_of_python():
                 started: Any = ray.init(
                     address="local",
-                    include_dashboard=True,
-                    dashboard_host="127.0.0.1",
+                    include_dashboard=False,
                     logging_level=logging.ERROR,
                     log_to_driver=False,
                 )
@@ -131,7 +129,7 @@ def connect(address: str | None = None, *, patience: float = 0.0) -> Cluster:
                 log_to_driver=False,
                 runtime_env={"env_vars": dict(ENVIRONMENT)},
             )
-    # Ray raises a bare `Exception` for a start that takes too long and for a dashboard that fails.
+    # Ray raises a bare `Exception` for a start that takes too long.
     except Exception as error:
         where = f"the Ray cluster at {address}" if address else "an embedded Ray"
         with suppress(Exception):

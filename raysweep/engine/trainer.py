@@ -18,6 +18,7 @@ import ray.train.torch
 import torch
 
 from raysweep.engine.board import Board, News, StopWatch
+from raysweep.engine.cleaner import CleanerCallback
 from raysweep.engine.outcome import Trouble, in_a_line, is_trouble
 from raysweep.engine.worker import built, check_visible
 from raysweep.errors import RaysweepError
@@ -131,11 +132,15 @@ def _train_worker(config: Mapping[str, Any]) -> None:
 
 
 class _Trainer(ray.train.torch.TorchTrainer):
-    """A TorchTrainer without the actor that serves datasets of Ray Data: no run has any."""
+    """A TorchTrainer without the actor that serves datasets of Ray Data, and with a cleaner of ours.
+
+    No run has datasets.
+    """
 
     def _create_default_callbacks(self) -> list[Any]:
         callbacks = super()._create_default_callbacks()  # type: ignore[misc]  # mypy sees the old trainer
-        return [callback for callback in callbacks if type(callback).__name__ != "DatasetsCallback"]
+        left_out = ("DatasetsCallback", "PlacementGroupCleanerCallback")
+        return [*[each for each in callbacks if type(each).__name__ not in left_out], CleanerCallback()]
 
 
 def train_job(

@@ -1,0 +1,24 @@
+"""The death of a controller as Ray's control store tells it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from raysweep.engine import cleaner
+
+
+@pytest.mark.parametrize(
+    ("found", "alive"),
+    [
+        ({"State": "ALIVE"}, True),
+        ({"State": "PENDING_CREATION"}, True),
+        ({"State": "DEAD"}, False),
+        # The store keeps the dead, so one that it does not know is no sign of death.
+        ({}, True),
+    ],
+)
+def test_only_the_dead_are_dead(found: dict[str, Any], alive: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cleaner.state, "actors", lambda actor_id: found if actor_id == "ab" else None)
+    assert cleaner.alive("ab", 1.0) is alive
