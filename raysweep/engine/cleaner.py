@@ -23,7 +23,7 @@ def alive(actor_id: str, timeout: float) -> bool:
     return not found or found["State"] != "DEAD"
 
 
-class Cleaner(cleaners.PlacementGroupCleaner):  # type: ignore[misc]  # Ray gives it no types
+class Cleaner(cleaners.PlacementGroupCleaner):
     """The actor of Ray Train, which asks the control store."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -31,10 +31,10 @@ class Cleaner(cleaners.PlacementGroupCleaner):  # type: ignore[misc]  # Ray give
         super().__init__(*args, **kwargs)
 
 
-class CleanerCallback(callbacks.PlacementGroupCleanerCallback):  # type: ignore[misc]  # as above
+class CleanerCallback(callbacks.PlacementGroupCleanerCallback):
     """The callback of Ray Train, which starts a `Cleaner`."""
 
     def after_controller_start(self, train_run_context: Any) -> None:
         """Start the actor."""
-        callbacks.PlacementGroupCleaner = Cleaner
+        callbacks.PlacementGroupCleaner = Cleaner  # type: ignore[misc]
         super().after_controller_start(train_run_context)
