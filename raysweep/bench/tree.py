@@ -89,14 +89,17 @@ def below(roots: Iterable[int], every: Mapping[int, Process]) -> list[Process]:
 def title(pid: int, proc: Path = PROC) -> str:
     """Return the command line of a process, which Ray sets to the task or actor; "" if it has ended.
 
-    Of a program, it is the file's name alone, without its folder and its arguments.
+    Of a program, it is the file's name alone, without its folder and its arguments; of a module that Python
+    runs, also the module.
     """
     try:
         text = (proc / str(pid) / "cmdline").read_bytes().decode(errors="replace")
     except OSError:
         return ""
-    first = text.partition("\0")[0].strip()
-    return first if first.startswith("ray::") else first.rpartition("/")[2]
+    first, *rest = (word.strip() for word in text.split("\0"))
+    if first.startswith("ray::"):
+        return first
+    return " ".join([first.rpartition("/")[2], *(rest[:2] if rest[:1] == ["-m"] else [])])
 
 
 def shared_memory(pid: int, proc: Path = PROC) -> int:

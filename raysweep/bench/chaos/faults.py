@@ -26,6 +26,8 @@ TRIAL = r"ray::ImplicitFunc"
 CONTROLLER = r"ray::TrainController"
 EVALUATION = r"ray::[\w/-]+@\d+"
 GCS, RAYLET = r"gcs_server$", r"raylet$"
+#: The fork server, its template, and a worker that it has just forked.
+FORK_SERVER = r"python\S* -m raysweep\.engine\.forkserver"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +79,7 @@ class DriverSignal(Fault):
 
     name: str
     signal: signal.Signals
-    within: float = 45.0
+    within: float = 25.0
 
     def ready(self, scene: Scene) -> bool:
         return scene.driver is not None
@@ -147,7 +149,7 @@ class FullDisk(Fault):
 
     name: str = "full disk"
     seconds: tuple[float, float] = (5.0, 30.0)
-    within: float = 45.0
+    within: float = 25.0
 
     def ready(self, scene: Scene) -> bool:
         return scene.volume is not None and scene.driver is not None
@@ -240,12 +242,13 @@ RUNNING: tuple[Fault, ...] = (
     DriverSignal(name="SIGINT to the driver", signal=signal.SIGINT),
     DriverSignal(name="SIGHUP to the driver", signal=signal.SIGHUP),
     Kill(name="SIGKILL of a train worker", title=TRAIN_WORKER, within=8.0),
-    Kill(name="SIGKILL of a trial actor", title=TRIAL, within=20.0),
-    Kill(name="SIGKILL of a TrainController", title=CONTROLLER, within=15.0),
+    Kill(name="SIGKILL of a trial actor", title=TRIAL, within=10.0),
+    Kill(name="SIGKILL of a TrainController", title=CONTROLLER, within=10.0),
     # Evaluations are short.
     Kill(name="SIGKILL of an evaluation's worker", title=EVALUATION, within=0.5),
-    Kill(name="SIGKILL of the GCS", title=GCS, within=40.0),
-    Kill(name="SIGKILL of the raylet", title=RAYLET, within=40.0),
+    Kill(name="SIGKILL of the GCS", title=GCS, within=20.0),
+    Kill(name="SIGKILL of the raylet", title=RAYLET, within=20.0),
+    Kill(name="SIGKILL of the fork server", title=FORK_SERVER, within=15.0),
     Pause(name="SIGSTOP of a train worker", title=TRAIN_WORKER),
     FullDisk(),
     FileLimit(),
