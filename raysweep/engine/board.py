@@ -56,6 +56,10 @@ class News:
         return cls(**known)
 
 
+#: States of a run that a trial has taken up and not left.
+_AT_WORK = ("starting", "training", "evaluating")
+
+
 class _Board:
     """The actor: keeps the latest news of each run, and which runs are asked to stop."""
 
@@ -74,6 +78,9 @@ class _Board:
 
     def read(self) -> dict[str, dict[str, Any]]:
         return self._news
+
+    def at_work(self) -> int:
+        return sum(news.get("state") in _AT_WORK for news in self._news.values())
 
     def request_stop(self, run_id: str | None) -> None:
         if run_id is None:
@@ -113,6 +120,17 @@ class Board:
         """Return the news by run id."""
         news: dict[str, dict[str, Any]] = ray.get(self._actor.read.remote(), timeout=_PATIENCE)
         return {run_id: News.unpacked(packed) for run_id, packed in news.items()}
+
+    def at_work(self) -> int:
+        """Return the number of runs that trials have taken up; 1 while the board is being restarted."""
+        try:
+            return max(1, ray.get(self._actor.at_work.remote(), timeout=_PATIENCE))
+        except ray.exceptions.RayError:
+            return 1
+
+    def close(self) -> None:
+        """End the actor."""
+        ray.kill(self._actor)
 
     def request_stop(self, run_id: str | None = None) -> None:
         """Ask the workers of one run, or of all, to write a checkpoint and leave."""

@@ -1,4 +1,4 @@
-"""The choice between nested training and warm lanes, and the CPUs that lanes leave to evaluations.
+"""The choice between nested training and warm lanes, and the CPUs that training leaves to evaluations.
 
 Nested training starts the processes of a Ray Train job for each run, which takes some ten seconds.  A lane
 (`raysweep.engine.lane`) keeps them for the next run.  `resources.engine` names one of the two, or leaves the
@@ -21,11 +21,11 @@ Engine = Literal["nested", "lanes"]
 #: Seconds of work of a short run.
 SHORT = 60.0
 
-#: Share of its CPUs that a lane leaves to evaluations, which ask for the same share of theirs.
+#: Share of its CPUs that training leaves to evaluations, which ask for the same share of theirs.
 #:
-#: A lane holds its CPUs from one run to the next.  Evaluations would wait for them for ever.  With shares,
-#: Ray finds room for as many evaluations as there are CPUs, and the operating system divides the time.  The
-#: share is so small that a node, up to one of 98 CPUs, takes no more lanes than it has CPUs for.
+#: Evaluations would wait until a run has ended, and beside lanes for ever.  With shares, Ray finds room for
+#: as many evaluations as there are CPUs, and the operating system divides the time.  The share is so small
+#: that a node, up to one of 98 CPUs, takes no more runs than it has CPUs for.
 EVALUATION_SHARE = 0.01
 
 
@@ -56,14 +56,21 @@ def checked(resources: Resources) -> Engine:
     return "lanes"
 
 
-def reserved(resources: Resources) -> Resources:
-    """Return the resources that Ray reserves for a lane."""
+def shares(resources: Resources, engine: Engine) -> bool:
+    """Return whether evaluations share the CPUs of training: with lanes, and where all work is on CPUs."""
+    return engine == "lanes" or {*resources.per_worker, *resources.evaluate} == {"CPU"}
+
+
+def reserved(resources: Resources, engine: Engine) -> Resources:
+    """Return the resources that Ray reserves for training."""
+    if not shares(resources, engine):
+        return resources
     return resources.model_copy(update={"per_worker": _scaled(resources.per_worker, 1 - EVALUATION_SHARE)})
 
 
 def evaluation_need(resources: Resources, engine: Engine) -> dict[str, float]:
     """Return the resources that Ray reserves for an evaluation task."""
-    return _scaled(resources.evaluate, EVALUATION_SHARE if engine == "lanes" else 1.0)
+    return _scaled(resources.evaluate, EVALUATION_SHARE if shares(resources, engine) else 1.0)
 
 
 def _scaled(amounts: Mapping[str, float], share: float) -> dict[str, float]:

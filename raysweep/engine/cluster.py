@@ -181,14 +181,14 @@ def check_storage(directory: Path) -> None:
         marker.unlink(missing_ok=True)
 
 
-def concurrency(resources: Resources, cluster: Cluster, *, spare: bool = False, lanes: bool = False) -> int:
+def concurrency(resources: Resources, cluster: Cluster, *, spare: bool = False, shared: bool = False) -> int:
     """Return the number of runs at once: as many as fit, or `resources.max_concurrent` if it is a number.
 
     The driver of a run takes no CPU.  Without a limit, every run would start and wait for workers that never
     find room.  If two runs still fit beside one evaluation, room for that evaluation is kept free, so that
     evaluations continue during training.  With `spare`, the room is kept free even if only one run fits
-    beside it: schedulers that decide by evaluations need them early.  With `lanes`, as many as fit: they
-    leave room for evaluations themselves.
+    beside it: schedulers that decide by evaluations need them early.  With `shared`, as many as fit:
+    evaluations share the CPUs of training.
 
     Raises `ConfigError` for workers or evaluations that fit on no node.  A cluster that adds nodes on demand
     may have room for them later; a number for `resources.max_concurrent` allows that.
@@ -212,7 +212,7 @@ def concurrency(resources: Resources, cluster: Cluster, *, spare: bool = False, 
             "lower resources.workers or resources.per_worker, or, where nodes are added on demand, set "
             "resources.max_concurrent to a number"
         )
-    if lanes:
+    if shared:
         return fits
     left = {name: total - resources.evaluate.get(name, 0.0) for name, total in cluster.resources.items()}
     beside = _times(left, whole)

@@ -19,7 +19,7 @@ import ray
 from ray import tune
 
 from raysweep.engine.board import Board
-from raysweep.engine.choice import choose_engine
+from raysweep.engine.choice import choose_engine, shares
 from raysweep.engine.cluster import Cluster, check_storage, concurrency, connected, warm_up
 from raysweep.engine.interrupt import Interrupts
 from raysweep.engine.lifeline import end, parts, relaunch, watched
@@ -149,10 +149,10 @@ def _work(
     """Do the missing work on a cluster; return the trouble of the runs that are still unfinished."""
     check_storage(sweep.directory)
     engine = choose_engine(sweep.resources, plan)
-    slots = concurrency(sweep.resources, cluster, lanes=engine == "lanes")
+    slots = concurrency(sweep.resources, cluster, shared=shares(sweep.resources, engine))
     if on_start is not None:
         on_start(plan.at(slots), cluster)
-    shared = start_services(sweep, engine, slots)
+    shared = start_services(sweep, engine)
     monitor = Monitor(sweep, shared.board, observer, slots=slots) if observer is not None else None
     tracker.start()
     if monitor is not None:
@@ -168,6 +168,7 @@ def _work(
                 monitor.close()
         finally:
             tracker.close()
+            shared.close()
             remove_scratch(shared.scratch)
 
 

@@ -8,6 +8,7 @@ recorded.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -30,6 +31,9 @@ Shard = tuple[int, str, int]
 #: Attempts at a shard that lost its inputs or its process, beyond those that Ray itself makes.
 ATTEMPTS = 3
 
+#: Seconds between two looks at the number of tasks that may be in flight.
+_PERIOD = 2.0
+
 
 class Evaluations:
     """Starts a task for each missing shard of a run's evaluations and records the results."""
@@ -41,7 +45,8 @@ class Evaluations:
         self._run = run
         self._services = services
         self._resources = dict(resources)
-        self._window: Window[Shard] = Window(services.window)
+        self._window: Window[Shard] = Window(1)
+        self._look = 0.0
         self._left: dict[Cell, int] = {}
         self._seconds: dict[Cell, float] = {}
         self._attempts: dict[Shard, int] = {}
@@ -82,6 +87,9 @@ class Evaluations:
 
     def advance(self, timeout: float) -> None:
         """Collect the tasks that have ended, waiting up to `timeout` seconds; raises the error of a shard."""
+        if time.monotonic() >= self._look:
+            self._window.size = self._services.window()
+            self._look = time.monotonic() + _PERIOD
         for shard, reference in self._window.ready(timeout):
             cell = shard[:2]
             try:

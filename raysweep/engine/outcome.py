@@ -15,7 +15,7 @@ from typing import Literal, Self
 
 import ray
 
-from raysweep.errors import RaysweepError, StorageError
+from raysweep.errors import CheckpointError, RaysweepError, StorageError
 
 #: Room on a storage does not come back while a sweep goes on writing, so another attempt is in vain.
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
@@ -65,9 +65,9 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 def is_trouble(error: BaseException) -> bool:
     """Return whether an error is trouble around the run, so that another attempt may succeed."""
     if isinstance(error, ray.exceptions.RayTaskError):
-        # Raised by our own code in a task; Ray makes it an instance of its cause if it can.
-        cause = error.cause
-        return isinstance(cause, OSError | StorageError) if isinstance(cause, BaseException) else False
+        # Raised by our own code in a task; Ray makes it an instance of its cause if it can.  The next attempt
+        # makes a checkpoint again that an evaluation finds damaged.
+        return isinstance(error.cause, OSError | StorageError | CheckpointError)
     return isinstance(error, OSError | StorageError | RunUnfinishedError | ray.exceptions.RayError)
 
 

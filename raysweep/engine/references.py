@@ -125,3 +125,7 @@ class References:
         """
         found: list[ray.ObjectRef] = ray.get(self._actor.get.remote(language, evaluation, resources))
         return found
+
+    def close(self) -> None:
+        """End the actor, and forget what it has kept."""
+        ray.kill(self._actor)

@@ -9,7 +9,7 @@ from pathlib import Path
 import ray
 
 from raysweep.engine.board import Board
-from raysweep.engine.choice import Engine
+from raysweep.engine.choice import Engine, shares
 from raysweep.engine.references import References
 from raysweep.engine.scratch import make_scratch
 from raysweep.sweep import Sweep
@@ -24,37 +24,49 @@ class Services:
 
     board: Board
     references: References
-    #: Most evaluation tasks of one run that are in flight.
-    window: int
+    #: Whether evaluations share the CPUs of training.
+    shared: bool
     #: The folder of Ray's own bookkeeping.
     scratch: Path
     engine: Engine
     #: Parts into which a run's micro-batch is divided, because its memory did not suffice; by run id.
     parts: Mapping[str, int] = field(default_factory=dict)
 
+    def window(self) -> int:
+        """Return the most evaluation tasks of one run that are in flight now."""
+        return window(self.shared, ray.cluster_resources().get("CPU", 1), self.board.at_work())
+
+    def close(self) -> None:
+        """End the actors; a caller that has connected to Ray itself goes on with it."""
+        self.board.close()
+        self.references.close()
+
     def divided(self, run_ids: Iterable[str]) -> Services:
         """Return these services with the micro-batches of some runs divided once more."""
         return replace(self, parts={**self.parts, **{r: 2 * self.parts.get(r, 1) for r in run_ids}})
 
 
-def start_services(sweep: Sweep, engine: Engine, slots: int) -> Services:
-    """Start the actors that the trials of a sweep share, `slots` of them at once; needs a connected Ray."""
-    resources = ray.cluster_resources()
-    limit = int(REFERENCE_SHARE * resources.get("object_store_memory", 1e9))
+def start_services(sweep: Sweep, engine: Engine) -> Services:
+    """Start the actors that the trials of a sweep share; needs a connected Ray."""
+    limit = int(REFERENCE_SHARE * ray.cluster_resources().get("object_store_memory", 1e9))
     return Services(
         board=Board(),
         references=References(limit, sweep.storage),
-        window=_window(engine, slots, int(resources.get("CPU", 1))),
+        shared=shares(sweep.resources, engine),
         scratch=make_scratch(sweep.directory),
         engine=engine,
     )
 
 
-def _window(engine: Engine, slots: int, cpus: int) -> int:
-    """Return the most evaluation tasks of one run that are in flight.
+def window(shared: bool, cpus: float, runs: int) -> int:
+    """Return the most evaluation tasks of one run that are in flight, if `runs` are at work on `cpus`.
 
-    Beside lanes, Ray does not count the CPUs of evaluations in full, so all runs together keep to the number
-    of CPUs here, with one task more for each run, so that no CPU waits for the next one.  Otherwise there
-    are plenty: a cluster that adds nodes on demand is small at first, and each run needs tasks to send there.
+    Where evaluations share the CPUs of training, Ray does not count theirs in full, so all runs together keep
+    to the number of CPUs here, with one task more for each run, so that no CPU waits for the next one.
+    Otherwise there are plenty: a cluster that adds nodes on demand is small at first, and each run needs
+    tasks to send there.
+
+    >>> window(True, 64, 64), window(True, 64, 1), window(False, 4, 1)
+    (2, 65, 16)
     """
-    return 1 + max(1, cpus // slots) if engine == "lanes" else max(16, 2 * cpus)
+    return 1 + max(1, int(cpus) // max(1, runs)) if shared else max(16, 2 * int(cpus))

@@ -18,6 +18,7 @@ import ray.train.torch
 import torch
 
 from raysweep.engine.board import Board, News, StopWatch
+from raysweep.engine.choice import reserved
 from raysweep.engine.cleaner import CleanerCallback
 from raysweep.engine.outcome import Trouble, in_a_line, is_trouble
 from raysweep.engine.worker import built, check_visible
@@ -186,7 +187,7 @@ def trainer(job: Job, resources: Resources, board: Board, scratch: Path) -> ray.
     return train_job(
         _train_worker,
         {"job": job.stored(), "board": board, "threads": torch_threads(resources)},
-        resources=resources,
+        resources=reserved(resources, "nested"),
         name=job.spec.run_id,
         storage=scratch,
         max_failures=3,

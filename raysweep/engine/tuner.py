@@ -10,7 +10,7 @@ from ray import tune
 from ray.tune.schedulers import PopulationBasedTraining, PopulationBasedTrainingReplay
 from ray.tune.search.sample import Domain
 
-from raysweep.engine.choice import checked
+from raysweep.engine.choice import checked, shares
 from raysweep.engine.cluster import check_storage, concurrency, connect
 from raysweep.engine.services import Services, start_services
 from raysweep.engine.trial import resolve, run_trial
@@ -165,11 +165,11 @@ def tuner(
     sweep.prepare()
     cluster = connect(address)
     check_storage(sweep.directory)
-    lanes = engine == "lanes"
-    cap = concurrency(sweep.resources, cluster, spare=scheduler is not None, lanes=lanes)
+    shared = shares(sweep.resources, engine)
+    cap = concurrency(sweep.resources, cluster, spare=scheduler is not None, shared=shared)
     return build(
         sweep,
-        start_services(sweep, engine, cap),
+        start_services(sweep, engine),
         strict=True,
         scheduler=scheduler,
         search_alg=search_alg,

@@ -44,6 +44,15 @@ def test_a_run_that_begins_again_is_no_longer_asked_to_stop() -> None:
     assert board.stop_requested("run")
 
 
+def test_runs_at_work_are_those_that_a_trial_holds() -> None:
+    board = _Board()
+    for run_id, state in {"a": "training", "b": "evaluating", "c": "done", "d": "failed"}.items():
+        board.begin(run_id)
+        board.post(run_id, {"state": state})
+    board.begin("e")
+    assert board.at_work() == 3
+
+
 def test_the_processes_that_only_pass_things_on_do_not_import_torch() -> None:
     heavy = {"torch", "pandas", "ray.train", "ray.data", "raysweep.sweep"}
     code = (

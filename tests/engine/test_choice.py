@@ -1,4 +1,4 @@
-"""The choice between nested training and lanes, and the CPUs that lanes leave to evaluations."""
+"""The choice between nested training and lanes, and the CPUs that training leaves to evaluations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from helpers import tiny_sweeps as tiny
-from raysweep.engine.choice import SHORT, choose_engine, evaluation_need, reserved
+from raysweep.engine.choice import SHORT, Engine, choose_engine, evaluation_need, reserved, shares
 from raysweep.errors import ConfigError
 from raysweep.sweep import Plan, Resources, load_sweep, make_plan
 from raysweep.sweep.estimate import Cost
@@ -66,18 +66,32 @@ def test_lanes_that_would_starve_evaluations_are_refused(tmp_path) -> None:
         choose_engine(resources, plan(tmp_path, 1.0))
 
 
+@pytest.mark.parametrize("engine", ["nested", "lanes"])
 @pytest.mark.parametrize("cpus", [1, 2, 4, 64, 98])
-def test_beside_lanes_there_is_room_for_as_many_evaluations_as_cpus(cpus: int) -> None:
+def test_beside_training_there_is_room_for_as_many_evaluations_as_cpus(cpus: int, engine: Engine) -> None:
     resources = Resources()
-    lane = reserved(resources).per_worker["CPU"]
-    # The node takes no more lanes than it has CPUs for.
-    assert int(cpus / lane) == cpus
-    left = cpus - cpus * lane
-    assert round(left / evaluation_need(resources, "lanes")["CPU"], 6) == cpus
+    run = reserved(resources, engine).per_worker["CPU"]
+    # The node takes no more runs than it has CPUs for.
+    assert int(cpus / run) == cpus
+    left = cpus - cpus * run
+    assert round(left / evaluation_need(resources, engine)["CPU"], 6) == cpus
 
 
-def test_only_cpus_are_shared(tmp_path) -> None:
+def test_only_cpus_are_shared() -> None:
     resources = Resources(per_worker={"CPU": 4.0, "GPU": 1.0}, evaluate={"CPU": 2.0})
-    assert reserved(resources).per_worker == {"CPU": 3.96, "GPU": 1.0}
+    assert reserved(resources, "lanes").per_worker == {"CPU": 3.96, "GPU": 1.0}
     assert evaluation_need(resources, "lanes") == {"CPU": 0.02}
-    assert evaluation_need(resources, "nested") == {"CPU": 2.0}
+
+
+@pytest.mark.parametrize(
+    "resources",
+    [
+        Resources(per_worker={"CPU": 4.0, "GPU": 1.0}, evaluate={"CPU": 2.0}),
+        Resources(evaluate={"CPU": 1.0, "GPU": 0.25}),
+        Resources(per_worker={"GPU": 1.0}),
+    ],
+)
+def test_runs_on_gpus_share_nothing_unless_they_are_lanes(resources: Resources) -> None:
+    assert not shares(resources, "nested")
+    assert reserved(resources, "nested") == resources
+    assert evaluation_need(resources, "nested") == resources.evaluate

@@ -45,11 +45,11 @@ def test_a_scheduler_needs_evaluations_beside_training() -> None:
     assert concurrency(Resources(), cluster({"CPU": 1.0}), spare=True) == 1
 
 
-def test_lanes_leave_room_for_evaluations_themselves() -> None:
-    assert concurrency(Resources(), cluster({"CPU": 8.0}), lanes=True) == 8
-    assert concurrency(Resources(workers=2), cluster({"CPU": 5.0}), lanes=True) == 2
+def test_no_room_is_kept_for_evaluations_that_share_the_cpus_of_training() -> None:
+    assert concurrency(Resources(), cluster({"CPU": 8.0}), shared=True) == 8
+    assert concurrency(Resources(workers=2), cluster({"CPU": 5.0}), shared=True) == 2
     with pytest.raises(ConfigError, match="a run needs"):
-        concurrency(Resources(workers=9), cluster({"CPU": 8.0}), lanes=True)
+        concurrency(Resources(workers=9), cluster({"CPU": 8.0}), shared=True)
 
 
 @pytest.mark.parametrize(

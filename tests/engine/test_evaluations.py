@@ -63,7 +63,7 @@ class Launch:
         monkeypatch.setattr(evaluations.ray, "get", lambda reference: reference)
         monkeypatch.setattr(Evaluations, "_task", lambda _, *shard: lambda: self._measure(*shard))
         board = SimpleNamespace(post=lambda *_: None)
-        services: Any = SimpleNamespace(board=board, references=None, window=4)
+        services: Any = SimpleNamespace(board=board, references=None, window=lambda: 4)
         self.evaluations = Evaluations(self.spec, self.run, services, {"CPU": 1})
         for step in self.spec.milestones:
             self.evaluations.submit(step)

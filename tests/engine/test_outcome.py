@@ -29,6 +29,7 @@ def in_a_task(cause: Exception) -> Exception:
         ray.exceptions.OutOfMemoryError("the node ran out of memory"),
         in_a_task(OSError("gone")),
         in_a_task(StorageError("not visible")),
+        in_a_task(CheckpointError("step-00000500/state.json: missing")),
     ],
 )
 def test_trouble(error: Exception) -> None:

@@ -111,7 +111,7 @@ def test_a_launch_waits_for_its_head_and_goes_on(
         driver = begun(command, cluster, tmp_path, "--reconnect", "5")
         cluster.shutdown()
         time.sleep(15)
-        assert driver.poll() is None
+        assert driver.poll() is None, "".join(driver.communicate())
         cluster = start(port)
         cluster.add_node(num_cpus=1)
         said = ends_as(driver, raysweep, tmp_path, expected)
