@@ -20,7 +20,7 @@ from raysweep.errors import RunFailedError
 from raysweep.sweep import Resources
 
 #: The program `raysweep` of this very installation.
-PROGRAM = (sys.executable, "-c", "from raysweep.cli.app import main; main()")
+PROGRAM = (sys.executable, "-m", "raysweep.cli")
 
 #: Settings of the caller that would send a launch elsewhere.
 _OTHERS = ("RAY_ADDRESS", "MLFLOW_TRACKING_URI", "RAYSWEEP_STORAGE")

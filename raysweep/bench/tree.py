@@ -119,7 +119,7 @@ class Sample:
     time: float
     cpu_seconds: float
     processes: int
-    #: Resident bytes of the root alone.
+    #: Resident bytes of the root alone, or of the only process that it guards.
     root: int
     #: Proportional set size of all processes in bytes; 0 where it was not measured.
     memory: int = 0
@@ -152,11 +152,17 @@ class Watch(threading.Thread):
                 time=time.time(),
                 cpu_seconds=sum(process.seconds for process in self._last.values()),
                 processes=len(alive),
-                root=next((process.resident for process in alive if process.pid == self._root), 0),
+                root=self._own(alive),
                 memory=sum(shared_memory(p.pid, self._proc) for p in alive) if self._memory else 0,
             )
         )
         return alive
+
+    def _own(self, alive: list[Process]) -> int:
+        """Return the resident bytes of the root, or of the process that it does nothing but guard."""
+        root = [process.resident for process in alive if process.pid == self._root]
+        children = [process.resident for process in alive if process.parent == self._root]
+        return max([*root, *(children if len(children) == 1 else [])], default=0)
 
     def alive(self) -> list[Process]:
         """Return the processes of the tree that have not ended."""

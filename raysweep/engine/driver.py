@@ -21,8 +21,9 @@ from ray import tune
 from raysweep.engine.board import Board
 from raysweep.engine.choice import choose_engine, shares
 from raysweep.engine.cluster import Cluster, check_storage, concurrency, connected, warm_up
+from raysweep.engine.guard import tell_cluster
 from raysweep.engine.interrupt import Interrupts
-from raysweep.engine.lifeline import end, parts, relaunch, watched
+from raysweep.engine.lifeline import end, hand_over, parts, watched
 from raysweep.engine.monitor import Monitor, Observer
 from raysweep.engine.outcome import Trouble
 from raysweep.engine.scratch import remove_scratch
@@ -97,8 +98,8 @@ def launch(
     SIGTERM or SIGHUP, after the workers have written a checkpoint.
 
     If Ray itself dies, this process ends with one sentence and exit code 4, because no call to Ray returns
-    then.  With `reconnect`, seconds, it first waits that long for a cluster to answer again and then runs its
-    own command line anew in its place.
+    then.  With `reconnect`, seconds, the program `raysweep` waits that long for a cluster to answer again and
+    then goes on (`raysweep.engine.guard`).
     """
     chosen = select(sweep, only)
     ledger = sweep.ledger()
@@ -124,8 +125,8 @@ def launch(
         else:
             with connected(address, patience=reconnect + 60) as cluster:
                 interrupts.install()
-                on_loss = relaunch(cluster.address, reconnect) if reconnect and not cluster.embedded else end
-                with watched(parts(), on_loss):
+                awaited = reconnect and not cluster.embedded and tell_cluster(cluster.address, reconnect)
+                with watched(parts(), hand_over if awaited else end):
                     troubles = _work(chosen, plan, tracker, cluster, observer, on_start)
         tracked = tracker.close()
     failures = {s.run_id: found[-1] for s in chosen.runs if (found := ledger.open(s.run_id).failures())}

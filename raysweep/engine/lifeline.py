@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 
 import ray
 
+from raysweep.engine.guard import LOST
 from raysweep.errors import StorageError
 
 #: Seconds between two looks, and seconds without an answer after which a part counts as lost.
@@ -62,35 +62,10 @@ def end(part: Part) -> None:
     leave(StorageError.exit_code)
 
 
-def relaunch(address: str, patience: float) -> Callable[[Part], None]:
-    """Return the reaction to a loss that waits for a cluster and runs this process's command line again.
-
-    A new process continues from the ledger, as after any other end.  `patience` is the seconds to wait.
-    """
-
-    def on_loss(part: Part) -> None:
-        sys.stderr.write(
-            f"\nraysweep: Ray's {part.name} at {part.host}:{part.port} does not answer; waiting for the "
-            f"cluster for {patience / 60:g} min, then the launch goes on\n"
-        )
-        deadline = time.monotonic() + patience
-        while time.monotonic() < deadline:
-            if _takes_drivers(address):
-                os.environ["RAYSWEEP_YES"] = "1"  # the question was answered at the first start
-                os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
-            time.sleep(PERIOD)
-        end(part)
-
-    return on_loss
-
-
-def _takes_drivers(address: str) -> bool:
-    """Return True if a new process can connect to the cluster; a head answers before its node is ready."""
-    program = f"import ray; ray.init(address={address!r}, logging_level='ERROR', log_to_driver=False)"
-    tried = subprocess.run(
-        [sys.executable, "-c", program], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
-    )
-    return tried.returncode == 0
+def hand_over(part: Part) -> None:
+    """End this process in a way that lets its guard wait for the cluster (`raysweep.engine.guard`)."""
+    sys.stderr.write(f"\nraysweep: Ray's {part.name} at {part.host}:{part.port} does not answer\n")
+    leave(LOST)
 
 
 def leave(code: int) -> None:

@@ -1,0 +1,118 @@
+"""A launch that is ended without a word leaves a guard that says so, or starts it again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from raysweep.engine import guard
+
+#: A program whose child runs the code that a test adds.
+PROGRAM = """
+import os, signal, sys, time
+from raysweep.engine import guard
+guard.cluster_is_back = lambda address, patience: (address, patience) == ("there", 60.0)
+guard.guard()
+assert "ray" not in sys.modules and "torch" not in sys.modules
+"""
+
+
+def start(code: str, *arguments: str) -> subprocess.Popen[str]:
+    """Start a guarded program."""
+    command = [sys.executable, "-c", PROGRAM + code, *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def ends(code: str, *arguments: str) -> tuple[int, str, str]:
+    """Return exit code, standard output and standard error of a guarded program."""
+    process = start(code, *arguments)
+    out, err = process.communicate(timeout=60)
+    return process.returncode, out, err
+
+
+@pytest.mark.parametrize("code", [0, 2, 3, 4, 130])
+def test_a_child_that_ends_in_order_is_passed_on(code: int) -> None:
+    assert ends(f"print('done'); sys.exit({code})") == (code, "done\n", "")
+
+
+def test_a_defect_is_passed_on() -> None:
+    assert ends("guard.tell_in_order(); sys.exit(1)") == (1, "", "")
+
+
+@pytest.mark.parametrize(
+    ("code", "how"), [("os._exit(1)", "exit code 1"), ("os.kill(os.getpid(), signal.SIGABRT)", "signal 6")]
+)
+def test_an_end_without_a_word_is_said(code: str, how: str) -> None:
+    status, _, err = ends(code)
+    assert status == 4
+    assert err == (
+        f"\nraysweep: Ray, or the system, has ended this launch ({how}); nothing is lost: "
+        "launch again to continue\n"
+    )
+
+
+LOSE_TWICE = """
+with open(sys.argv[1], "a") as file:
+    file.write(os.environ.get("RAYSWEEP_YES", "-"))
+tries = len(open(sys.argv[1]).read())
+assert guard.tell_cluster(sys.argv[2], 60.0)
+os._exit(1 if tries < 3 else 0)
+"""
+
+
+def test_a_lost_cluster_is_awaited_and_the_launch_started_again(tmp_path: Path) -> None:
+    status, _, err = ends(LOSE_TWICE, str(tmp_path / "tries"), "there")
+    assert status == 0
+    assert err.count("waiting for the cluster for 1 min, then the launch goes on") == 2
+    # The question before a large sweep was answered at the first start.
+    assert (tmp_path / "tries").read_text() == "-11"
+
+
+def test_a_cluster_that_does_not_come_back(tmp_path: Path) -> None:
+    status, _, err = ends(LOSE_TWICE, str(tmp_path / "tries"), "elsewhere")
+    assert status == 4
+    assert err.endswith("raysweep: the cluster at elsewhere is not back; launch again to continue\n")
+
+
+def test_without_a_guard_nobody_waits() -> None:
+    assert not guard.tell_cluster("there", 1.0)
+    guard.tell_in_order()
+
+
+SLEEP = """
+def handle(number, _):
+    print("signal", number, flush=True)
+    sys.exit(7)
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, handle)
+print(os.getpid(), flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_reach_the_launch(number: signal.Signals) -> None:
+    process = start(SLEEP)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(number)
+    assert process.stdout.read() == f"signal {int(number)}\n"
+    assert process.wait(timeout=10) == 7
+
+
+def test_a_launch_ends_with_its_guard() -> None:
+    process = start(SLEEP)
+    assert process.stdout is not None
+    child = int(process.stdout.readline())
+    process.kill()
+    process.communicate(timeout=10)
+    deadline = time.monotonic() + 10
+    while os.path.exists(f"/proc/{child}") and "(zombie)" not in Path(f"/proc/{child}/status").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
