@@ -30,8 +30,9 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -57,6 +58,9 @@ SCIENCE = (
     "raysweep.training",
 )
 RAY = ("ray.tune", "ray.train.torch", "raysweep.engine.generate", "raysweep.engine.trial")
+
+#: Seconds that workers get to end when their driver has.
+GRACE = 10.0
 
 #: Most bytes of a message; Linux allows about 200 kB.
 _MOST = 1 << 20
@@ -106,9 +110,10 @@ class ForkServer:
             sys.executable = self._python
 
     def close(self) -> None:
-        """End the server at once.  The workers that it has forked go on."""
+        """End the server and all that it has forked."""
         self._process.kill()
         self._process.communicate()
+        _kill(_session(self._process.pid))
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
@@ -139,6 +144,34 @@ def main(descriptor: int, folder: Path) -> None:
         _run(command)
     elif os.getpid() == here:
         shutil.rmtree(folder, ignore_errors=True)
+        _see_off(here)
+
+
+def _session(leader: int) -> list[int]:
+    """Return the processes of the session that a process leads, but itself and those that have ended."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and entry.name != str(leader):
+            # A process may end at any moment.
+            with suppress(OSError):
+                state, _, _, session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+                if int(session) == leader and state not in "ZX":
+                    found.append(int(entry.name))
+    return found
+
+
+def _kill(processes: list[int]) -> None:
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+
+
+def _see_off(leader: int) -> None:
+    """Wait until all forks have ended, as they do when their Ray does, and kill those that hang in it."""
+    deadline = time.monotonic() + GRACE
+    while (left := _session(leader)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    _kill(left)
 
 
 def _socket(descriptor: int | None = None) -> socket.socket:

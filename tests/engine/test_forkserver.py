@@ -146,6 +146,49 @@ def test_the_server_ends_with_its_process(tmp_path: Path) -> None:
         time.sleep(0.1)
 
 
+STUCK = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+
+
+def stuck(server: ForkServer, folder: Path) -> int:
+    """Return a worker that does not end when its Ray does."""
+    process = start(server, script(folder, STUCK))
+    assert process.stdout is not None
+    return int(process.stdout.readline())
+
+
+def test_a_closed_server_ends_its_workers(tmp_path: Path) -> None:
+    server = ForkServer()
+    try:
+        worker = stuck(server, tmp_path)
+        assert runs(worker)
+    finally:
+        server.close()
+    deadline = time.monotonic() + 10
+    while runs(worker):
+        assert time.monotonic() < deadline, "a worker is left"
+        time.sleep(0.1)
+
+
+def test_workers_end_with_the_driver(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[2]); "
+        "from engine.test_forkserver import *; server = forkserver.fork_server(); "
+        "print(stuck(server, Path(sys.argv[1])), flush=True); time.sleep(600)"
+    )
+    tests = str(Path(__file__).parents[1])
+    driver = subprocess.Popen(
+        (sys.executable, "-c", code, str(tmp_path), tests), stdout=subprocess.PIPE, text=True
+    )
+    assert driver.stdout is not None
+    worker = int(driver.stdout.readline())
+    driver.kill()
+    driver.communicate()
+    deadline = time.monotonic() + forkserver.GRACE + 10
+    while runs(worker):
+        assert time.monotonic() < deadline, "a worker is left"
+        time.sleep(0.1)
+
+
 def test_a_closed_server_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     forkserver.fork_server()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -10,13 +11,14 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 
-from helpers.processes import descendants, find
+from helpers.processes import descendants, find, forked
 from helpers.real_sweeps import LONG, same_points, table, write
 
 pytestmark = pytest.mark.ray
@@ -107,11 +109,49 @@ def test_the_end_of_ray_itself_is_said(
     launch = Launch(command, tmp_path, tmp_path / "results")
     launch.kill(process)
     said = launch.end(4, seconds=60)
-    assert re.search(rf"raysweep: Ray's {name} at \S+ has died; nothing is lost: launch again", said), said
+    # Ray may end the process before it can say so; its guard does then.
+    how = rf"(Ray's {name} at \S+ has died|Ray, or the system, has ended this launch \(.*\))"
+    assert re.search(rf"raysweep: {how}; nothing is lost: launch again", said), said
     # MLflow's store is damaged too; all of it is in the ledger.
     os.truncate(launch.storage / "tiny" / "mlflow.db", 40960)
     assert "damaged" in launch.goes_on(raysweep, expected)
     same_points(launch.storage, undisturbed)
+
+
+def used() -> tuple[int, int]:
+    """Return the bytes of memory in use and in all, as Ray's memory monitor sees them."""
+    lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    total, available = (1024 * int(lines[name].split()[0]) for name in ("MemTotal", "MemAvailable"))
+    return total - available, total
+
+
+@SLOW
+def test_short_memory_is_said_and_the_launch_goes_on_with_less(
+    command: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Ray's own monitor kills workers while another process takes memory beyond a threshold."""
+    before, total = used()
+    limit = before + (4 << 30)
+    assert limit < 0.9 * total, "too little memory is free for this test"
+    environment = {"RAY_memory_usage_threshold": f"{limit / total:.4f}"}
+    launch = Launch(partial(command, env=environment), tmp_path, tmp_path / "results")
+
+    def take(ready: Callable[[], None]) -> None:
+        kept = bytearray(limit + (1 << 30) - used()[0])
+        kept[::4096] = b"x" * len(kept[::4096])
+        ready()
+        time.sleep(60)
+
+    with forked(take):
+        deadline = time.monotonic() + 30
+        while find(launch.driver.pid, "RayTrainWorker") is not None:
+            assert time.monotonic() < deadline, "Ray's monitor has killed nobody"
+            time.sleep(0.1)
+    assert "memory" in launch.end(0)
+    runs = list((launch.storage / "tiny" / "runs").glob("*"))
+    records = [json.loads(path.read_text()) for path in sorted(runs[0].glob("records/checkpoint-*.json"))]
+    assert records[0]["micro_batch"] is None
+    assert records[-1]["micro_batch"] == 32
 
 
 @pytest.fixture
