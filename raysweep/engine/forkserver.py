@@ -84,8 +84,14 @@ class ForkServer:
         self._stub.write_text(stub, encoding="utf-8")
         self._stub.chmod(0o700)
         path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
-        # One thread for libraries that start their threads when they are imported.
-        variables = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        variables = {
+            "PYTHONPATH": path,
+            # One thread for libraries that start their threads when they are imported.
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+            # An import that asks for a GPU shall not start CUDA.
+            "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+        }
         with (self._folder / "log").open("wb") as log, _socket() as listener:
             # Clients that come before the server is ready wait for it.
             listener.bind(str(address))
@@ -224,8 +230,8 @@ def _fork_workers(requests: socket.socket, environment: dict[str, str]) -> list[
     os.environ.update(environment)
     with _ids_from_the_system():
         _preload(RAY)
-    if len({_id_in_a_fork() for _ in range(2)}) < 2:
-        print("forks would draw the same ids, so Ray starts the workers", file=sys.stderr, flush=True)
+    if _gpu_is_open() or len({_id_in_a_fork() for _ in range(2)}) < 2:
+        print("forks would share a GPU, or the ids that Ray draws", file=sys.stderr, flush=True)
         return None
     while True:
         message, descriptors, _, _ = socket.recv_fds(requests, _MOST, 4)
