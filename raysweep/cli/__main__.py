@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import sys
 
-from raysweep.engine.guard import guard
+from raysweep.engine.guard import LOST, guard, tell_in_order
 
 
 def main() -> None:
     """Run the command line; a launch runs in a child of a process that guards it."""
     if sys.argv[1:2] == ["launch"]:
         guard()
-    # Imported late: the guard needs nothing of it.
-    from raysweep.cli import app
+    try:
+        # Imported late: the guard needs nothing of it.
+        from raysweep.cli import app
 
-    app.main()
+        app.main()
+    except SystemExit as end:
+        if end.code == LOST:
+            tell_in_order()
+        raise
+    except BaseException:
+        tell_in_order()
+        raise
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ import typer
 
 import raysweep
 from raysweep.cli import bench, evaluate, export_model, inspect, language, launch, results
-from raysweep.engine.guard import tell_in_order
 from raysweep.errors import RaysweepError, StorageError
 
 #: Errors of a file system that are no defect of raysweep: no permission, disk full, folder gone, disk broken.
@@ -77,7 +76,6 @@ def _is_usage_error(error: Any) -> bool:
 
 def _defect() -> int:
     """Print the exception that is being handled as a defect."""
-    tell_in_order()
     traceback.print_exc()
     print("raysweep: internal error (this is a defect: please report it)", file=sys.stderr)
     return 1

@@ -79,6 +79,10 @@ class _Board:
     def read(self) -> dict[str, dict[str, Any]]:
         return self._news
 
+    def leave(self, run_id: str) -> None:
+        if self._news.get(run_id, {}).get("state") in _AT_WORK:
+            self.post(run_id, {"state": "unfinished"})
+
     def at_work(self) -> int:
         return sum(news.get("state") in _AT_WORK for news in self._news.values())
 
@@ -120,6 +124,10 @@ class Board:
         """Return the news by run id."""
         news: dict[str, dict[str, Any]] = ray.get(self._actor.read.remote(), timeout=_PATIENCE)
         return {run_id: News.unpacked(packed) for run_id, packed in news.items()}
+
+    def leave(self, run_id: str) -> None:
+        """Note that a trial has left a run, if it has not said how the run ended."""
+        self._actor.leave.remote(run_id)
 
     def at_work(self) -> int:
         """Return the number of runs that trials have taken up; 1 while the board is being restarted."""

@@ -56,21 +56,25 @@ def checked(resources: Resources) -> Engine:
     return "lanes"
 
 
-def shares(resources: Resources, engine: Engine) -> bool:
-    """Return whether evaluations share the CPUs of training: with lanes, and where all work is on CPUs."""
-    return engine == "lanes" or {*resources.per_worker, *resources.evaluate} == {"CPU"}
+def shares(resources: Resources, engine: Engine, *, embedded: bool) -> bool:
+    """Return whether evaluations share the CPUs of training.
+
+    They do beside lanes, and in a Ray that was started here for work on CPUs alone.  Elsewhere Ray itself
+    spreads evaluations over the nodes, and asks for more of them, by the CPUs that they need.
+    """
+    return engine == "lanes" or (embedded and {*resources.per_worker, *resources.evaluate} == {"CPU"})
 
 
-def reserved(resources: Resources, engine: Engine) -> Resources:
+def reserved(resources: Resources, shared: bool) -> Resources:
     """Return the resources that Ray reserves for training."""
-    if not shares(resources, engine):
+    if not shared:
         return resources
     return resources.model_copy(update={"per_worker": _scaled(resources.per_worker, 1 - EVALUATION_SHARE)})
 
 
-def evaluation_need(resources: Resources, engine: Engine) -> dict[str, float]:
+def evaluation_need(resources: Resources, shared: bool) -> dict[str, float]:
     """Return the resources that Ray reserves for an evaluation task."""
-    return _scaled(resources.evaluate, EVALUATION_SHARE if shares(resources, engine) else 1.0)
+    return _scaled(resources.evaluate, EVALUATION_SHARE if shared else 1.0)
 
 
 def _scaled(amounts: Mapping[str, float], share: float) -> dict[str, float]:

@@ -10,16 +10,26 @@ of the actor.
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from ray._private import state
 from ray.train.v2._internal.callbacks import placement_group_callback as callbacks
 from ray.train.v2._internal.execution.controller import placement_group_cleaner as cleaners
 
+log = logging.getLogger("raysweep")
+
 
 def alive(actor_id: str, timeout: float) -> bool:
-    """Return False for an actor that Ray's control store knows as dead, and True while it does not answer."""
-    found = state.actors(actor_id)
+    """Return False for an actor that Ray's control store knows as dead, and True if it does not answer.
+
+    Ray Train passes a `timeout` for the dashboard, which the control store does not need.
+    """
+    try:
+        found = state.actors(actor_id)
+    except Exception:
+        log.exception("the control store does not answer")
+        return True
     return not found or found["State"] != "DEAD"
 
 

@@ -9,7 +9,7 @@ import logging
 import os
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,10 +85,17 @@ def _quiet() -> None:
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
-def warm_up(address: str | None = None) -> None:
-    """Begin to import what the workers of an embedded Ray will need, if `connect` will start one."""
-    if not (ray.is_initialized() or address or os.environ.get("RAY_ADDRESS")):
+@contextmanager
+def warmed_up(address: str | None = None) -> Iterator[None]:
+    """Begin to import what the workers of an embedded Ray will need, if `connect` will start one inside."""
+    ours = not (ray.is_initialized() or address or os.environ.get("RAY_ADDRESS"))
+    if ours:
         fork_server()
+    try:
+        yield
+    finally:
+        if ours:
+            close_fork_server()
 
 
 def connect(address: str | None = None, *, patience: float = 0.0) -> Cluster:
@@ -112,7 +119,8 @@ def connect(address: str | None = None, *, patience: float = 0.0) -> Cluster:
         if address is None:
             # "local" and not None: None would join any cluster that was last started on this machine.
             # Ray's types do not know what an embedded Ray tells.
-            with fork_server().in_place_of_python():
+            server = fork_server()
+            with server.in_place_of_python() if server else nullcontext():
                 started: Any = ray.init(
                     address="local",
                     include_dashboard=False,
@@ -146,14 +154,15 @@ def connect(address: str | None = None, *, patience: float = 0.0) -> Cluster:
 def connected(address: str | None = None, *, patience: float = 0.0) -> Iterator[Cluster]:
     """Connect as `connect` does, and disconnect at the end if the connection was made here."""
     ours = not ray.is_initialized()
-    cluster = connect(address, patience=patience)
+    cluster: Cluster | None = None
     try:
+        cluster = connect(address, patience=patience)
         yield cluster
     finally:
         if ours:
             ray.shutdown()
             close_fork_server()
-            if cluster.session is not None:
+            if cluster is not None and cluster.session is not None:
                 remove_scratch(cluster.session)
 
 

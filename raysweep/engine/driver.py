@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +20,8 @@ from ray import tune
 
 from raysweep.engine.board import Board
 from raysweep.engine.choice import choose_engine, shares
-from raysweep.engine.cluster import Cluster, check_storage, concurrency, connected, warm_up
-from raysweep.engine.guard import tell_cluster
+from raysweep.engine.cluster import Cluster, check_storage, concurrency, connected, warmed_up
+from raysweep.engine.guard import tell_cluster, tell_done
 from raysweep.engine.interrupt import Interrupts
 from raysweep.engine.lifeline import end, hand_over, parts, watched
 from raysweep.engine.monitor import Monitor, Observer
@@ -105,7 +105,7 @@ def launch(
     ledger = sweep.ledger()
     facts = provenance()
     troubles: Mapping[str, Trouble] = {}
-    with SweepLock(sweep.directory), Interrupts() as interrupts:
+    with SweepLock(sweep.directory), Interrupts() as interrupts, ExitStack() as stack:
         ledger.clean()
         if retry_failed:
             for spec in chosen.runs:
@@ -113,7 +113,7 @@ def launch(
         save_sweep(sweep)
         save_launch(sweep.directory, facts)
         if unfinished(chosen):
-            warm_up(address)
+            stack.enter_context(warmed_up(address))
             # Steps can be timed only on languages that are prepared.
             chosen.prepare()
         plan = make_plan(chosen, timed=on_start is not None)
@@ -128,6 +128,7 @@ def launch(
                 awaited = reconnect and not cluster.embedded and tell_cluster(cluster.address, reconnect)
                 with watched(parts(), hand_over if awaited else end):
                     troubles = _work(chosen, plan, tracker, cluster, observer, on_start)
+            tell_done()
         tracked = tracker.close()
     failures = {s.run_id: found[-1] for s in chosen.runs if (found := ledger.open(s.run_id).failures())}
     return Results(
@@ -150,18 +151,19 @@ def _work(
     """Do the missing work on a cluster; return the trouble of the runs that are still unfinished."""
     check_storage(sweep.directory)
     engine = choose_engine(sweep.resources, plan)
-    slots = concurrency(sweep.resources, cluster, shared=shares(sweep.resources, engine))
+    shared = shares(sweep.resources, engine, embedded=cluster.embedded)
+    slots = concurrency(sweep.resources, cluster, shared=shared)
     if on_start is not None:
         on_start(plan.at(slots), cluster)
-    shared = start_services(sweep, engine)
-    monitor = Monitor(sweep, shared.board, observer, slots=slots) if observer is not None else None
+    services = start_services(sweep, engine, shared)
+    monitor = Monitor(sweep, services.board, observer, slots=slots) if observer is not None else None
     tracker.start()
     if monitor is not None:
         monitor.start()
     try:
-        return _attempts(sweep, [run.run_id for run in plan.to_do], shared, slots)
+        return _attempts(sweep, [run.run_id for run in plan.to_do], services, slots)
     except (KeyboardInterrupt, StorageError):
-        _wind_down(shared.board)
+        _wind_down(services.board)
         raise
     finally:
         try:
@@ -169,8 +171,8 @@ def _work(
                 monitor.close()
         finally:
             tracker.close()
-            shared.close()
-            remove_scratch(shared.scratch)
+            remove_scratch(services.scratch)
+            services.close()
 
 
 def _attempts(sweep: Sweep, runs: Sequence[str], shared: Services, slots: int) -> Mapping[str, Trouble]:

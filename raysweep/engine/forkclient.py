@@ -53,7 +53,9 @@ def main() -> None:
     found = worker(python, arguments)
     if found is not None:
         command, variables = found
-        request = json.dumps([command, os.getcwd(), {**os.environ, **variables}]).encode()
+        with open("/proc/self/oom_score_adj") as file:
+            score = file.read()
+        request = json.dumps([command, os.getcwd(), {**os.environ, **variables}, score]).encode()
         if ask(path, request):
             return
         print(f"raysweep: no fork server answers at {path}; the worker starts anew", file=sys.stderr)

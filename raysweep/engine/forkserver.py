@@ -21,9 +21,13 @@ from __future__ import annotations
 import gc
 import importlib
 import json
+import logging
 import os
+import re
+import resource
 import runpy
 import select
+import shlex
 import shutil
 import signal
 import socket
@@ -40,6 +44,8 @@ from typing import Any
 import numpy
 
 from raysweep.engine import forkclient
+
+log = logging.getLogger("raysweep.launch")
 
 #: Modules that workers import at once or when they compute, and those that Ray imports; none imports Ray.
 SCIENCE = (
@@ -67,8 +73,8 @@ _MOST = 1 << 20
 
 _STUB = """#!/bin/sh
 case "$1" in
-    */default_worker.py | */setup_worker.py) exec "{python}" -I -S "{client}" "{socket}" "{python}" "$@" ;;
-    *) exec "{python}" "$@" ;;
+    */default_worker.py | */setup_worker.py) exec {python} -I -S {client} {socket} {python} "$@" ;;
+    *) exec {python} "$@" ;;
 esac
 """
 
@@ -80,7 +86,8 @@ class ForkServer:
         self._folder = Path(tempfile.mkdtemp(prefix="raysweep-"))
         self._python, self._stub = sys.executable, self._folder / "python"
         address = self._folder / "socket"
-        stub = _STUB.format(python=self._python, client=forkclient.__file__, socket=address)
+        names = {"python": self._python, "client": forkclient.__file__, "socket": str(address)}
+        stub = _STUB.format(**{name: shlex.quote(value) for name, value in names.items()})
         self._stub.write_text(stub, encoding="utf-8")
         self._stub.chmod(0o700)
         path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
@@ -89,27 +96,29 @@ class ForkServer:
             # One thread for libraries that start their threads when they are imported.
             "OMP_NUM_THREADS": "1",
             "OPENBLAS_NUM_THREADS": "1",
-            # An import that asks for a GPU shall not start CUDA.
-            "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
         }
-        with (self._folder / "log").open("wb") as log, _socket() as listener:
+        with (self._folder / "log").open("wb") as output, _socket() as listener:
             # Clients that come before the server is ready wait for it.
             listener.bind(str(address))
             listener.listen(64)
             self._process = subprocess.Popen(
-                (self._python, "-m", __name__, str(listener.fileno()), str(self._folder)),
+                (self._python, "-P", "-m", __name__, str(listener.fileno()), str(self._folder)),
                 env=os.environ | variables,
                 stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
+                stdout=output,
+                stderr=output,
                 pass_fds=[listener.fileno()],
                 start_new_session=True,  # Ctrl-C in the terminal is for the driver alone
             )
 
     @contextmanager
     def in_place_of_python(self) -> Iterator[None]:
-        """Let a Ray that is started inside start its workers here."""
-        sys.executable = str(self._stub)
+        """Let a Ray that is started inside start its workers here.
+
+        A folder of temporary files may forbid programs; Ray then starts its workers itself.
+        """
+        if os.access(self._stub, os.X_OK):
+            sys.executable = str(self._stub)
         try:
             yield
         finally:
@@ -119,18 +128,36 @@ class ForkServer:
         """End the server and all that it has forked."""
         self._process.kill()
         self._process.communicate()
-        _kill(_session(self._process.pid))
+        while left := _session(self._process.pid):
+            _kill(left)
+            time.sleep(0.05)
+        if said := (self._folder / "log").read_text(errors="replace").strip():
+            log.warning("the fork server said: %s", said)
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the server runs."""
+        return self._process.poll() is None
 
 
 _SERVERS: list[ForkServer] = []
 
 
-def fork_server() -> ForkServer:
-    """Return the fork server of this process; start it if there is none."""
-    if not _SERVERS:
-        _SERVERS.append(ForkServer())
-    return _SERVERS[0]
+def fork_server() -> ForkServer | None:
+    """Return the fork server of this process; start it if there is none.
+
+    Return None where the system has no means for it, such as macOS; Ray then starts its workers itself.
+    """
+    if _SERVERS and not _SERVERS[0].alive:
+        close_fork_server()
+    if not _SERVERS and sys.platform == "linux":
+        try:
+            _SERVERS.append(ForkServer())
+        except OSError as error:
+            # Such as a folder of temporary files with a name that is too long for a socket.
+            log.warning("no fork server, so Ray starts its workers itself: %s", error)
+    return _SERVERS[0] if _SERVERS else None
 
 
 def close_fork_server() -> None:
@@ -142,10 +169,11 @@ def close_fork_server() -> None:
 def main(descriptor: int, folder: Path) -> None:
     """Serve until standard input ends, and remove the folder; in a fork, run its worker."""
     here = os.getpid()
+    _more_files()
     with _socket(descriptor) as listener:
         _preload(SCIENCE)
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
-        command = None if _gpu_is_open() else _serve(listener)
+        command = _refuse(listener) if _gpu_is_open() else _serve(listener)
     if command is not None:
         _run(command)
     elif os.getpid() == here:
@@ -154,7 +182,7 @@ def main(descriptor: int, folder: Path) -> None:
 
 
 def _session(leader: int) -> list[int]:
-    """Return the processes of the session that a process leads, but itself and those that have ended."""
+    """Return the living processes of the session that a process leads, all but the leader."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal() and entry.name != str(leader):
@@ -193,8 +221,23 @@ def _preload(modules: tuple[str, ...]) -> None:
     gc.freeze()
 
 
+def _more_files() -> None:
+    """Raise the limit of open files as far as `ray.init` raises that of the workers it starts."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < min(hard, 65536):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 65536), hard))
+
+
 def _gpu_is_open() -> bool:
-    return any(link.resolve().name.startswith("nvidia") for link in Path("/proc/self/fd").iterdir())
+    names = (link.resolve().name for link in Path("/proc/self/fd").iterdir())
+    return any(re.fullmatch(r"nvidia\d+", name) for name in names)
+
+
+def _refuse(listener: socket.socket) -> None:
+    """Let all clients start their workers themselves, and wait for the end."""
+    print("an import has opened a GPU, so nothing can be forked", file=sys.stderr, flush=True)
+    listener.close()
+    sys.stdin.read()
 
 
 def _serve(listener: socket.socket) -> list[str] | None:
@@ -206,6 +249,9 @@ def _serve(listener: socket.socket) -> list[str] | None:
             return None
         connection, _ = listener.accept()
         message, streams, _, _ = socket.recv_fds(connection, _MOST, 3)
+        if not message:  # the client is dead, or its environment does not fit into a message
+            connection.close()
+            continue
         key = json.dumps(json.loads(message)[2], sort_keys=True)
         if key not in templates:
             templates[key], requests = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -239,16 +285,20 @@ def _fork_workers(requests: socket.socket, environment: dict[str, str]) -> list[
             return None
         *streams, client = descriptors
         if os.fork() == 0:
-            command, folder, _ = json.loads(message)
+            command, folder, _, oom_score = json.loads(message)
             for number, stream in enumerate(streams):
                 os.dup2(stream, number)
             os.chdir(folder)
-            # Ray ends a worker together with its process group.
+            # Ray ends a worker together with its process group, and tells the system to end it first where
+            # memory is short.
             os.setpgid(0, 0)
+            with suppress(OSError):
+                Path("/proc/self/oom_score_adj").write_text(oom_score)
             requests.close()
             _close(descriptors)
             return list(command)
-        os.write(client, b"+")
+        with suppress(OSError):  # the client may be dead
+            os.write(client, b"+")
         _close(descriptors)
 
 
@@ -290,7 +340,7 @@ def _run(command: list[str]) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     numpy.random.seed()  # as in a new process, and not as in the other forks
     sys.argv = command
-    sys.path[0] = str(Path(command[0]).parent)
+    sys.path.insert(0, str(Path(command[0]).parent))
     runpy.run_path(command[0], run_name="__main__")
 
 

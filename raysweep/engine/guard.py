@@ -23,7 +23,12 @@ from raysweep.errors import StorageError
 
 #: Signals that are for the launch; those of a terminal reach it without the guard.
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+#: `si_code` of a signal that the terminal sends to all processes in its foreground (Linux, asm/siginfo.h).
+_OF_THE_TERMINAL = 0x80
 _PERIOD = 1.0
+
+#: Starts in a row that each last less than `_SHORT` seconds before a launch is given up.
+_STARTS, _SHORT = 3, 60.0
 
 #: The exit code of a process that Ray has ended.
 LOST = 1
@@ -43,6 +48,11 @@ def tell_cluster(address: str, patience: float) -> bool:
     return _say(json.dumps([address, patience]).encode())
 
 
+def tell_done() -> None:
+    """Tell the guard, if there is one, that this process no longer needs a cluster."""
+    _say(json.dumps(None).encode())
+
+
 def _say(message: bytes) -> bool:
     if _tell is not None:
         os.write(_tell, message + b"\n")
@@ -53,9 +63,12 @@ def guard() -> None:
     """Go on in a child; the parent never returns, and ends with the exit code of the child."""
     global _tell
     if not hasattr(signal, "sigwaitinfo"):
-        return  # on macOS, Ray's word is the last
+        return  # macOS has none, so nothing guards a launch there
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a parent may have ignored it
     signal.pthread_sigmask(signal.SIG_BLOCK, {*_PASSED_ON, signal.SIGCHLD})
+    short = 0
     while True:
+        began = time.monotonic()
         told, into = os.pipe()
         parent, child = os.getpid(), os.fork()
         if child == 0:
@@ -65,13 +78,16 @@ def guard() -> None:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {*_PASSED_ON, signal.SIGCHLD})
             return
         os.close(into)
-        status = _wait(child)
+        status, passed_on = _wait(child)
         with os.fdopen(told, "rb") as stream:
             messages = stream.read().splitlines()
         if _in_order(status, messages):
             sys.exit(status)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {*_PASSED_ON, signal.SIGCHLD})
-        _wait_for_the_cluster(status, messages)
+        if -status in (signal.SIGINT, *passed_on):
+            sys.exit(128 - status)
+        short = short + 1 if time.monotonic() - began < _SHORT else 0
+        again = status in (LOST, -signal.SIGABRT) and not passed_on and short < _STARTS
+        _wait_for_the_cluster(status, messages if again else [])
         os.environ["RAYSWEEP_YES"] = "1"  # the question was answered at the first start
         signal.pthread_sigmask(signal.SIG_BLOCK, {*_PASSED_ON, signal.SIGCHLD})
 
@@ -83,16 +99,27 @@ def _end_with(parent: int) -> None:
         os._exit(1)
 
 
-def _wait(child: int) -> int:
-    """Wait for a child and pass signals on to it; return its exit code, negative for a signal."""
+def _wait(child: int) -> tuple[int, set[int]]:
+    """Wait for a child and pass signals on to it; return its exit code, negative for a signal, and those."""
+    passed_on: set[int] = set()
     while True:
         found = signal.sigwaitinfo({*_PASSED_ON, signal.SIGCHLD})
-        if found.si_signo == signal.SIGCHLD:
-            ended, status = os.waitpid(child, os.WNOHANG)
-            if ended:
-                return os.waitstatus_to_exitcode(status)
-        elif found.si_pid:  # sent by a process, and not by the terminal
-            os.kill(child, found.si_signo)
+        if found.si_signo != signal.SIGCHLD:
+            passed_on.add(found.si_signo)
+            if found.si_code != _OF_THE_TERMINAL:
+                os.kill(child, found.si_signo)
+        # As the first process of a container, the guard is the parent of all orphans.
+        while (ended := _ended())[0]:
+            if ended[0] == child:
+                return os.waitstatus_to_exitcode(ended[1]), passed_on
+
+
+def _ended() -> tuple[int, int]:
+    """Return a child that has ended and its status; 0 for none."""
+    try:
+        return os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        return 0, 0
 
 
 def _in_order(status: int, messages: list[bytes]) -> bool:
@@ -103,7 +130,7 @@ def _wait_for_the_cluster(status: int, messages: list[bytes]) -> None:
     """Say that a launch has ended, and return once its cluster takes drivers again, or end this process."""
     how = f"exit code {status}" if status > 0 else f"signal {-status}"
     clusters = [json.loads(message) for message in messages if message != _IN_ORDER]
-    if not clusters:
+    if not clusters or clusters[-1] is None:
         print(
             f"\nraysweep: Ray, or the system, has ended this launch ({how}); nothing is lost: "
             "launch again to continue",
@@ -117,6 +144,7 @@ def _wait_for_the_cluster(status: int, messages: list[bytes]) -> None:
         file=sys.stderr,
     )
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {*_PASSED_ON, signal.SIGCHLD})
         if cluster_is_back(address, patience):
             return
     except KeyboardInterrupt:

@@ -11,7 +11,7 @@ from typing import Any, Self
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 #: Seconds after which a second Ctrl-C is meant as one; wrappers of a command often pass the first on again.
-_AGAIN = 0.5
+_AGAIN = 1.0
 
 #: Exit code of a command that was interrupted.
 INTERRUPTED = 130

@@ -71,7 +71,7 @@ class Lane:
         self._job = train_job(
             _work,
             {"mailbox": self.mailbox, "board": board, "threads": torch_threads(resources)},
-            resources=reserved(resources, "lanes"),
+            resources=reserved(resources, shared=True),
             name="lane",
             storage=storage,
             max_failures=-1,  # the mailbox counts the failures of each run

@@ -22,9 +22,16 @@ log = logging.getLogger("raysweep.tasks")
 
 
 def _exact_conditionals(
-    language: LanguageConfig, evaluation: Evaluation, shard: int, folder: Path | None, keep: bool
+    language: LanguageConfig,
+    evaluation: Evaluation,
+    shard: int,
+    folder: Path | None,
+    keep: bool,
+    after: Any = None,
 ) -> np.ndarray | None:
     """Return the exact conditionals of one shard of an evaluation; None unless `keep`.
+
+    `after` is the result of another shard, which this one waits for.
 
     With a `folder`, they are read from its `ShardStore`, or computed and stored there.
     """
@@ -94,9 +101,14 @@ class _References:
             identity = {"language": known.fingerprint, "evaluation": evaluation.encode()}
             ShardStore.make(folder, identity)
         task = exact_conditionals.options(**task_options(resources))
-        return [
-            task.remote(language, evaluation, shard, folder, keep) for shard in range(evaluation.shards())
-        ]
+        made: list[ray.ObjectRef] = []
+        # Of tasks that share the CPUs of training, Ray would start any number at once.
+        shared = resources.get("CPU", 1.0) < 1
+        most = max(1, int(ray.cluster_resources().get("CPU", 1))) if shared else evaluation.shards()
+        for shard in range(evaluation.shards()):
+            after = made[shard - most] if shard >= most else None
+            made.append(task.remote(language, evaluation, shard, folder, keep, after))
+        return made
 
 
 _ACTOR: Any = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(_References)

@@ -9,7 +9,7 @@ from pathlib import Path
 import ray
 
 from raysweep.engine.board import Board
-from raysweep.engine.choice import Engine, shares
+from raysweep.engine.choice import Engine
 from raysweep.engine.references import References
 from raysweep.engine.scratch import make_scratch
 from raysweep.sweep import Sweep
@@ -26,6 +26,8 @@ class Services:
     references: References
     #: Whether evaluations share the CPUs of training.
     shared: bool
+    #: CPUs of an evaluation task.
+    each: float
     #: The folder of Ray's own bookkeeping.
     scratch: Path
     engine: Engine
@@ -34,7 +36,8 @@ class Services:
 
     def window(self) -> int:
         """Return the most evaluation tasks of one run that are in flight now."""
-        return window(self.shared, ray.cluster_resources().get("CPU", 1), self.board.at_work())
+        cpus = ray.cluster_resources().get("CPU", 1)
+        return most_in_flight(self.shared, cpus / self.each, self.board.at_work())
 
     def close(self) -> None:
         """End the actors; a caller that has connected to Ray itself goes on with it."""
@@ -46,27 +49,30 @@ class Services:
         return replace(self, parts={**self.parts, **{r: 2 * self.parts.get(r, 1) for r in run_ids}})
 
 
-def start_services(sweep: Sweep, engine: Engine) -> Services:
+def start_services(sweep: Sweep, engine: Engine, shared: bool) -> Services:
     """Start the actors that the trials of a sweep share; needs a connected Ray."""
     limit = int(REFERENCE_SHARE * ray.cluster_resources().get("object_store_memory", 1e9))
     return Services(
         board=Board(),
         references=References(limit, sweep.storage),
-        shared=shares(sweep.resources, engine),
+        shared=shared,
+        each=max(1.0, sweep.resources.evaluate.get("CPU", 1.0)),
         scratch=make_scratch(sweep.directory),
         engine=engine,
     )
 
 
-def window(shared: bool, cpus: float, runs: int) -> int:
-    """Return the most evaluation tasks of one run that are in flight, if `runs` are at work on `cpus`.
+def most_in_flight(shared: bool, cpus: float, runs: int) -> int:
+    """Return the most evaluation tasks of one run that are in flight.
+
+    `runs` are at work, and there are CPUs for `cpus` tasks.
 
     Where evaluations share the CPUs of training, Ray does not count theirs in full, so all runs together keep
     to the number of CPUs here, with one task more for each run, so that no CPU waits for the next one.
     Otherwise there are plenty: a cluster that adds nodes on demand is small at first, and each run needs
     tasks to send there.
 
-    >>> window(True, 64, 64), window(True, 64, 1), window(False, 4, 1)
+    >>> most_in_flight(True, 64, 64), most_in_flight(True, 64, 1), most_in_flight(False, 4, 1)
     (2, 65, 16)
     """
     return 1 + max(1, int(cpus) // max(1, runs)) if shared else max(16, 2 * int(cpus))

@@ -182,12 +182,14 @@ def torch_threads(resources: Resources) -> int:
     return max(1, int(resources.per_worker.get("CPU", 1)))
 
 
-def trainer(job: Job, resources: Resources, board: Board, scratch: Path) -> ray.train.torch.TorchTrainer:
-    """Return the Ray Train job of one run, named by its run id."""
+def trainer(
+    job: Job, resources: Resources, board: Board, scratch: Path, *, shared: bool
+) -> ray.train.torch.TorchTrainer:
+    """Return the Ray Train job of one run, named by its run id; `shared` is as in `Services`."""
     return train_job(
         _train_worker,
         {"job": job.stored(), "board": board, "threads": torch_threads(resources)},
-        resources=reserved(resources, "nested"),
+        resources=reserved(resources, shared),
         name=job.spec.run_id,
         storage=scratch,
         max_failures=3,

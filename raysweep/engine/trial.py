@@ -88,7 +88,7 @@ class _Trial:
 
     def __init__(self, spec: RunSpec, run: RunLedger, sweep: Sweep, services: Services) -> None:
         self._spec, self._run, self._sweep, self._services = spec, run, sweep, services
-        need = evaluation_need(sweep.resources, services.engine)
+        need = evaluation_need(sweep.resources, services.shared)
         self._evaluations = Evaluations(spec, run, services, need)
         self._training: _Training | LaneTraining | None = None
         self._reported: set[int] = set()
@@ -116,6 +116,7 @@ class _Trial:
         finally:
             # Tune ends a trial that its scheduler stops by raising SystemExit in `tune.report`.
             self._leave()
+            self._services.board.leave(run_id)
             shutil.rmtree(self._services.scratch / run_id, ignore_errors=True)
 
     def _start_training(self) -> None:
@@ -142,7 +143,8 @@ class _Trial:
         resources, services = self._sweep.resources, self._services
         if services.engine == "lanes":
             return kept_lane(resources, services.board, services.scratch).training(job)
-        return _Training(trainer(job, resources, services.board, services.scratch / self._spec.run_id))
+        scratch = services.scratch / self._spec.run_id
+        return _Training(trainer(job, resources, services.board, scratch, shared=services.shared))
 
     def _follow(self) -> None:
         """Evaluate and report milestones until training has ended and nothing is left to evaluate."""

@@ -165,11 +165,11 @@ def tuner(
     sweep.prepare()
     cluster = connect(address)
     check_storage(sweep.directory)
-    shared = shares(sweep.resources, engine)
+    shared = shares(sweep.resources, engine, embedded=cluster.embedded)
     cap = concurrency(sweep.resources, cluster, spare=scheduler is not None, shared=shared)
     return build(
         sweep,
-        start_services(sweep, engine),
+        start_services(sweep, engine, shared),
         strict=True,
         scheduler=scheduler,
         search_alg=search_alg,

@@ -51,6 +51,10 @@ def test_runs_at_work_are_those_that_a_trial_holds() -> None:
         board.post(run_id, {"state": state})
     board.begin("e")
     assert board.at_work() == 3
+    for run_id in ("a", "c"):
+        board.leave(run_id)
+    assert board.at_work() == 2
+    assert [board.read()[run_id]["state"] for run_id in ("a", "c")] == ["unfinished", "done"]
 
 
 def test_the_processes_that_only_pass_things_on_do_not_import_torch() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from helpers import tiny_sweeps as tiny
-from raysweep.engine.choice import SHORT, Engine, choose_engine, evaluation_need, reserved, shares
+from raysweep.engine.choice import SHORT, choose_engine, evaluation_need, reserved, shares
 from raysweep.errors import ConfigError
 from raysweep.sweep import Plan, Resources, load_sweep, make_plan
 from raysweep.sweep.estimate import Cost
@@ -66,21 +66,22 @@ def test_lanes_that_would_starve_evaluations_are_refused(tmp_path) -> None:
         choose_engine(resources, plan(tmp_path, 1.0))
 
 
-@pytest.mark.parametrize("engine", ["nested", "lanes"])
 @pytest.mark.parametrize("cpus", [1, 2, 4, 64, 98])
-def test_beside_training_there_is_room_for_as_many_evaluations_as_cpus(cpus: int, engine: Engine) -> None:
+def test_beside_training_there_is_room_for_as_many_evaluations_as_cpus(cpus: int) -> None:
     resources = Resources()
-    run = reserved(resources, engine).per_worker["CPU"]
+    run = reserved(resources, shared=True).per_worker["CPU"]
     # The node takes no more runs than it has CPUs for.
     assert int(cpus / run) == cpus
     left = cpus - cpus * run
-    assert round(left / evaluation_need(resources, engine)["CPU"], 6) == cpus
+    assert round(left / evaluation_need(resources, shared=True)["CPU"], 6) == cpus
 
 
 def test_only_cpus_are_shared() -> None:
     resources = Resources(per_worker={"CPU": 4.0, "GPU": 1.0}, evaluate={"CPU": 2.0})
-    assert reserved(resources, "lanes").per_worker == {"CPU": 3.96, "GPU": 1.0}
-    assert evaluation_need(resources, "lanes") == {"CPU": 0.02}
+    assert reserved(resources, shared=True).per_worker == {"CPU": 3.96, "GPU": 1.0}
+    assert evaluation_need(resources, shared=True) == {"CPU": 0.02}
+    assert reserved(resources, shared=False) == resources
+    assert evaluation_need(resources, shared=False) == resources.evaluate
 
 
 @pytest.mark.parametrize(
@@ -92,6 +93,10 @@ def test_only_cpus_are_shared() -> None:
     ],
 )
 def test_runs_on_gpus_share_nothing_unless_they_are_lanes(resources: Resources) -> None:
-    assert not shares(resources, "nested")
-    assert reserved(resources, "nested") == resources
-    assert evaluation_need(resources, "nested") == resources.evaluate
+    assert not shares(resources, "nested", embedded=True)
+
+
+def test_runs_on_a_cluster_share_nothing_unless_they_are_lanes() -> None:
+    assert shares(Resources(), "nested", embedded=True)
+    assert not shares(Resources(), "nested", embedded=False)
+    assert shares(Resources(), "lanes", embedded=False)

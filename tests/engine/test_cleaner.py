@@ -22,3 +22,11 @@ from raysweep.engine import cleaner
 def test_only_the_dead_are_dead(found: dict[str, Any], alive: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cleaner.state, "actors", lambda actor_id: found if actor_id == "ab" else None)
     assert cleaner.alive("ab", 1.0) is alive
+
+
+def test_a_store_that_does_not_answer_says_nothing_of_death(monkeypatch: pytest.MonkeyPatch) -> None:
+    def actors(actor_id: str) -> None:
+        raise RuntimeError("no connection")
+
+    monkeypatch.setattr(cleaner.state, "actors", actors)
+    assert cleaner.alive("ab", 1.0)

@@ -117,6 +117,42 @@ def test_another_command_runs_without_the_server(server: ForkServer, tmp_path: P
     assert output == f"{process.pid} None\n"
 
 
+def test_a_client_that_says_nothing_does_not_disturb(server: ForkServer, tmp_path: Path) -> None:
+    with forkserver._socket() as client:
+        client.connect(str(server._folder / "socket"))
+    assert told(server, script(tmp_path))["loaded"]
+
+
+def test_a_folder_that_forbids_programs_leaves_python_as_it_is(server: ForkServer) -> None:
+    python, mode = sys.executable, server._stub.stat().st_mode
+    server._stub.chmod(0o600)
+    try:
+        with server.in_place_of_python():
+            assert sys.executable == python
+    finally:
+        server._stub.chmod(mode)
+
+
+def test_a_socket_with_too_long_a_name_means_no_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(long))
+    assert forkserver.fork_server() is None
+
+
+def test_paths_are_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    odd = tmp_path / 'a "b$c'
+    odd.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(odd))
+    server = ForkServer()
+    try:
+        assert told(server, script(odd))["loaded"]
+    finally:
+        server.close()
+
+
 def test_a_template_that_died_is_no_loss(server: ForkServer, tmp_path: Path) -> None:
     file = script(tmp_path)
     template = told(server, file, VARIABLE="dying")["parent"]

@@ -96,6 +96,44 @@ time.sleep(60)
 """
 
 
+def test_a_launch_that_is_lost_at_once_again_and_again_is_given_up(tmp_path: Path) -> None:
+    status, _, err = ends(LOSE_TWICE.replace("tries < 3", "True"), str(tmp_path / "tries"), "there")
+    assert status == 4
+    assert (tmp_path / "tries").read_text() == "-11"
+    assert "has ended this launch (exit code 1); nothing is lost" in err
+
+
+@pytest.mark.parametrize("code", ["signal.SIGKILL", "signal.SIGSEGV"])
+def test_a_launch_that_was_killed_is_not_started_again(code: str) -> None:
+    status, _, err = ends(f"guard.tell_cluster('there', 60.0); os.kill(os.getpid(), {code})")
+    assert status == 4
+    assert "waiting" not in err
+
+
+def test_a_launch_that_needs_no_cluster_any_more_is_not_started_again() -> None:
+    status, _, err = ends("guard.tell_cluster('there', 60.0); guard.tell_done(); os._exit(1)")
+    assert status == 4
+    assert "waiting" not in err
+
+
+def test_a_signal_that_ends_the_launch_at_once_is_no_loss() -> None:
+    process = start("print(1, flush=True); time.sleep(60)")
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=10)
+    assert (process.returncode, err) == (128 + signal.SIGTERM, "")
+
+
+def test_a_parent_that_ignores_its_children_does_not_make_the_guard_deaf() -> None:
+    command = [sys.executable, "-c", PROGRAM + "sys.exit(3)"]
+    ignoring = (
+        "import signal, os; signal.signal(signal.SIGCHLD, signal.SIG_IGN); "
+        f"os.execv({command[0]!r}, {command!r})"
+    )
+    assert subprocess.run([sys.executable, "-c", ignoring], timeout=60, check=False).returncode == 3
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signals_reach_the_launch(number: signal.Signals) -> None:
     process = start(SLEEP)
