@@ -173,7 +173,11 @@ def main(descriptor: int, folder: Path) -> None:
     with _socket(descriptor) as listener:
         _preload(SCIENCE)
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
-        command = _refuse(listener) if _gpu_is_open() else _serve(listener)
+        command = None
+        if _gpu_is_open():
+            _refuse(listener)
+        else:
+            command = _serve(listener)
     if command is not None:
         _run(command)
     elif os.getpid() == here:
