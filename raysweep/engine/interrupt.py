@@ -40,10 +40,13 @@ class Interrupts:
             self.install()
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         for number, before in self._before.items():
             signal.signal(number, before)
         self._before.clear()
+        if isinstance(error, SystemExit) and error.code == signal.SIGTERM:
+            # The handler of `ray.init` was in force for a moment.
+            raise KeyboardInterrupt from error
 
     def install(self) -> None:
         """Take the signals again: `ray.init` sets a handler of its own for SIGTERM."""

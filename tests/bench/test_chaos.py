@@ -83,7 +83,7 @@ def test_a_kind_without_a_target_comes_again() -> None:
 
 def test_names_of_kinds_are_unique() -> None:
     names = [kind.name for kind in (*RUNNING, *BETWEEN)]
-    assert len(names) == len(set(names)) == 18
+    assert len(names) == len(set(names)) == 19
 
 
 def test_an_ambush_waits_for_its_target_and_then_for_a_moment(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ import time
 
 import pytest
 
+from raysweep.engine.interrupt import Interrupts
+
 #: Interrupted work that takes `argv[1]` seconds to wind down.
 PROGRAM = """
 import signal, sys, time
@@ -89,3 +91,11 @@ def test_a_closed_terminal_is_no_error() -> None:
     # A terminal that closes sends this to its foreground group.
     process.send_signal(signal.SIGHUP)
     assert process.wait(30) == 130
+
+
+def test_an_end_by_the_handler_of_ray_is_an_interrupt_too() -> None:
+    # Ray's handler of SIGTERM ends Python with the signal's number.
+    with pytest.raises(KeyboardInterrupt), Interrupts():
+        sys.exit(int(signal.SIGTERM))
+    with pytest.raises(SystemExit, match="2"), Interrupts():
+        sys.exit(2)
