@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import select
 import sys
 import traceback
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ import typer
 
 import raysweep
 from raysweep.cli import bench, evaluate, export_model, inspect, language, launch, results
+from raysweep.engine.interrupt import INTERRUPTED
 from raysweep.errors import RaysweepError, StorageError
 
 #: Errors of a file system that are no defect of raysweep: no permission, disk full, folder gone, disk broken.
@@ -74,13 +76,6 @@ def _is_usage_error(error: Any) -> bool:
     return hasattr(error, "show") and hasattr(error, "exit_code")
 
 
-def _defect() -> int:
-    """Print the exception that is being handled as a defect."""
-    traceback.print_exc()
-    print("raysweep: internal error (this is a defect: please report it)", file=sys.stderr)
-    return 1
-
-
 @contextmanager
 def _saying(logger: str) -> Iterator[None]:
     """Show on standard error the progress that long work writes to a log."""
@@ -101,33 +96,61 @@ def run(arguments: list[str] | None = None) -> int:
     try:
         with _saying("raysweep.corpus"):
             code = app(arguments, standalone_mode=False)
-    except RaysweepError as error:
-        if os.environ.get("RAYSWEEP_TRACEBACK"):
-            traceback.print_exc()
-        print(f"raysweep: {error}", file=sys.stderr)
-        return error.exit_code
-    except (typer.Abort, KeyboardInterrupt):
-        print("raysweep: interrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:
+    except SystemExit as end:
+        # Typer ends the process on each broken pipe.
+        if not isinstance(end.__context__, BrokenPipeError):
+            raise
+        return _explained(end.__context__)
+    except (Exception, KeyboardInterrupt) as error:
+        return _explained(error)
+    return code if isinstance(code, int) else 0
+
+
+def _explained(error: BaseException) -> int:
+    """Say on standard error why a command has ended, and return its exit code."""
+    try:
+        return _explain(error)
+    except OSError:
+        # The words have no place, as in a log on a full disk; the exit code tells all the same.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+        return _explain(error)
+
+
+def _explain(error: BaseException) -> int:
+    if isinstance(error, typer.Abort) and isinstance(error.__cause__, EOFError):
+        # Typer takes every end of a file for that of its standard input.
+        error = StorageError("a file has ended too early, as on a full disk: make room and run this again")
+    if isinstance(error, BrokenPipeError) and _unread(sys.stdout.fileno()):
         # The reader of a pipe has left, as `| head` does.  That is no error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except OSError as error:
-        if error.errno not in TROUBLE:
-            return _defect()
-        if os.environ.get("RAYSWEEP_TRACEBACK"):
-            traceback.print_exc()
+    if _is_usage_error(error):
+        wrong: Any = error
+        wrong.show()
+        return int(wrong.exit_code)
+    trouble = isinstance(error, OSError) and error.errno in TROUBLE
+    if not trouble and not isinstance(error, (RaysweepError, typer.Abort, KeyboardInterrupt)):
+        traceback.print_exception(error)
+        print("raysweep: internal error (this is a defect: please report it)", file=sys.stderr)
+        return 1
+    if os.environ.get("RAYSWEEP_TRACEBACK"):
+        traceback.print_exception(error)
+    if isinstance(error, RaysweepError):
+        print(f"raysweep: {error}", file=sys.stderr)
+        return error.exit_code
+    if isinstance(error, OSError):
         where = f" {error.filename}:" if error.filename else ""
         print(f"raysweep: storage:{where} {error.strerror}", file=sys.stderr)
         return StorageError.exit_code
-    except Exception as problem:
-        wrong: Any = problem
-        if _is_usage_error(wrong):
-            wrong.show()
-            return int(wrong.exit_code)
-        return _defect()
-    return code if isinstance(code, int) else 0
+    print("raysweep: interrupted", file=sys.stderr)
+    return INTERRUPTED
+
+
+def _unread(descriptor: int) -> bool:
+    """Return whether a descriptor is a pipe that nobody reads any more."""
+    look = select.poll()
+    look.register(descriptor, 0)
+    return any(event & select.POLLERR for _, event in look.poll(0))
 
 
 def main() -> None:

@@ -2,7 +2,9 @@
 
 `python -I -S forkclient.py SOCKET PYTHON ARGUMENT...` hands its arguments, environment, folder and standard
 streams to the server, whose child carries on as the worker, and ends.  Where no server answers, this process
-becomes PYTHON with the same arguments.  It imports little, because it delays the start of each worker.
+becomes PYTHON with the same arguments.  So it does for another program than a worker, such as Ray's agents,
+after it has given the server a handle of itself.  It imports little, because it delays the start of each
+worker.
 """
 
 import json
@@ -10,10 +12,15 @@ import os
 import socket
 import sys
 
-#: Ray starts a worker that wants an environment of its own by way of this script, with a context in JSON.
+#: The script of a worker.  Ray starts one that wants an environment of its own by way of the second script,
+#: with a context in JSON.
+_WORKER = "default_worker.py"
 _SETUP = "setup_worker.py"
 _CONTEXT = "--serialized-runtime-env-context="
 _LANGUAGE = "--language=PYTHON"
+
+#: The message with the handle of a program that is no worker.
+HELPER = b"helper"
 
 
 def worker(python: str, arguments: list[str]) -> tuple[list[str], dict[str, str]] | None:
@@ -21,9 +28,11 @@ def worker(python: str, arguments: list[str]) -> tuple[list[str], dict[str, str]
 
     A worker that wants more than variables, such as a container, is another command.
     """
-    script, *rest = arguments
-    if os.path.basename(script) != _SETUP:
+    script, *rest = arguments or [""]
+    if os.path.basename(script) == _WORKER:
         return arguments, {}
+    if os.path.basename(script) != _SETUP:
+        return None
     contexts = [word.removeprefix(_CONTEXT) for word in rest if word.startswith(_CONTEXT)]
     if len(contexts) != 1 or _LANGUAGE not in rest:
         return None
@@ -47,6 +56,17 @@ def ask(path: str, request: bytes) -> bool:
             return False
 
 
+def introduce(path: str) -> None:
+    """Give the server a handle of this process, so that it can end it; do not wait for an answer."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
+        try:
+            handle = os.pidfd_open(os.getpid())
+            server.connect(path)
+            socket.send_fds(server, [HELPER], [handle])
+        except (AttributeError, OSError):  # some builds of Python cannot make a handle
+            return
+
+
 def main() -> None:
     """Hand this process's command over, or run it."""
     path, python, *arguments = sys.argv[1:]
@@ -59,6 +79,8 @@ def main() -> None:
         if ask(path, request):
             return
         print(f"raysweep: no fork server answers at {path}; the worker starts anew", file=sys.stderr)
+    else:
+        introduce(path)
     os.execv(python, [python, *arguments])
 
 

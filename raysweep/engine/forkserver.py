@@ -72,10 +72,7 @@ GRACE = 10.0
 _MOST = 1 << 20
 
 _STUB = """#!/bin/sh
-case "$1" in
-    */default_worker.py | */setup_worker.py) exec {python} -I -S {client} {socket} {python} "$@" ;;
-    *) exec {python} "$@" ;;
-esac
+exec {python} -I -S {client} {socket} {python} "$@"
 """
 
 
@@ -169,6 +166,7 @@ def close_fork_server() -> None:
 def main(descriptor: int, folder: Path) -> None:
     """Serve until standard input ends, and remove the folder; in a fork, run its worker."""
     here = os.getpid()
+    helpers: list[int] = []
     _more_files()
     with _socket(descriptor) as listener:
         _preload(SCIENCE)
@@ -177,12 +175,12 @@ def main(descriptor: int, folder: Path) -> None:
         if _gpu_is_open():
             _refuse(listener)
         else:
-            command = _serve(listener)
+            command = _serve(listener, helpers)
     if command is not None:
         _run(command)
     elif os.getpid() == here:
         shutil.rmtree(folder, ignore_errors=True)
-        _see_off(here)
+        _see_off(here, helpers)
 
 
 def _session(leader: int) -> list[int]:
@@ -204,12 +202,18 @@ def _kill(processes: list[int]) -> None:
             os.kill(process, signal.SIGKILL)
 
 
-def _see_off(leader: int) -> None:
-    """Wait until all forks have ended, as they do when their Ray does, and kill those that hang in it."""
+def _see_off(leader: int, helpers: list[int]) -> None:
+    """Wait until all forks have ended, as they do when their Ray does, and kill those that hang in it.
+
+    The agents of a Ray whose control store is dead would wait for it for a minute.
+    """
     deadline = time.monotonic() + GRACE
     while (left := _session(leader)) and time.monotonic() < deadline:
         time.sleep(0.2)
     _kill(left)
+    for helper in helpers:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(helper, signal.SIGKILL)
 
 
 def _socket(descriptor: int | None = None) -> socket.socket:
@@ -244,16 +248,23 @@ def _refuse(listener: socket.socket) -> None:
     sys.stdin.read()
 
 
-def _serve(listener: socket.socket) -> list[str] | None:
-    """Pass requests on to templates; return None at the end, and the command of the worker in a fork."""
+def _serve(listener: socket.socket, helpers: list[int]) -> list[str] | None:
+    """Pass requests on to templates; return None at the end, and the command of the worker in a fork.
+
+    Handles of other programs are kept in `helpers`.
+    """
     templates: dict[str, socket.socket] = {}
     while True:
         ready, _, _ = select.select([listener, sys.stdin], [], [])
-        if sys.stdin in ready:
+        if listener not in ready:  # whoever has called before the end is heard
             return None
         connection, _ = listener.accept()
         message, streams, _, _ = socket.recv_fds(connection, _MOST, 3)
         if not message:  # the client is dead, or its environment does not fit into a message
+            connection.close()
+            continue
+        if message == forkclient.HELPER:
+            helpers.extend(streams)
             connection.close()
             continue
         key = json.dumps(json.loads(message)[2], sort_keys=True)
@@ -262,7 +273,7 @@ def _serve(listener: socket.socket) -> list[str] | None:
             if os.fork() == 0:
                 for end in (listener, connection, *templates.values()):
                     end.close()
-                _close(streams)
+                _close([*streams, *helpers])
                 return _fork_workers(requests, json.loads(key))
             requests.close()
         try:

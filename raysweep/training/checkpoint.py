@@ -67,9 +67,10 @@ class CurvePoint(_Plain):
 class CheckpointRecord(_Plain):
     """The journal's record of a checkpoint.
 
-    `curve` has the points since the previous checkpoint, `time` is in seconds since the epoch,
-    `train_seconds` counts all training up to this step over all attempts, and `micro_batch` is the largest
-    number of sentences in memory at once, None if that is a whole batch.
+    `curve` has the points since the checkpoint before the previous one, so that one lost record loses none;
+    `time` is in seconds since the epoch, `train_seconds` counts all training up to this step over all
+    attempts, and `micro_batch` is the largest number of sentences in memory at once, None if that is a whole
+    batch.
     """
 
     step: int

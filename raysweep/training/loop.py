@@ -104,7 +104,9 @@ class _Loop:
         self.mfu: float | None = None
         self.step = self.pending = 0
         self.train_seconds = 0.0
+        #: The points since the checkpoint before the last one, which was of step `last`.
         self.curve: list[CurvePoint] = []
+        self.last = 0
         self.known_points: set[int] = set()
 
     def run(
@@ -178,7 +180,12 @@ class _Loop:
                 self.losses[: self.pending] = torch.tensor(state.losses, dtype=torch.float64)
         if self.world.rank == 0:
             # After going back to an older checkpoint, newer records keep the points that they have.
-            self.known_points = {p.step for r in self.journal.checkpoints() for p in r.curve}
+            records = self.journal.checkpoints()
+            self.known_points = {p.step for r in records for p in r.curve}
+            if record is not None:
+                before_it = max((r.step for r in records if r.step < record.step), default=0)
+                self.curve = [p for p in record.curve if p.step > before_it]
+                self.last = record.step
         if self.world.size > 1:
             [[example]] = self._chunks(1, 1)
             self.stepper.connect(example)
@@ -277,7 +284,8 @@ class _Loop:
                 micro_batch=stepper.micro_batch,
             )
             self.journal.commit(record)
-            self.curve.clear()
+            self.curve = [p for p in self.curve if p.step > self.last]
+            self.last = self.step
             for older in self.journal.checkpoints():
                 if older.step < self.step and not older.milestone:
                     disk.remove(run, older.step)

@@ -113,6 +113,7 @@ def test_no_fault_comes_after_the_time(seconds: float, left: int) -> None:
         between=Deck(BETWEEN, draws),
         draws=draws,
         volume=None,
+        log=Path("unused"),
         say=lambda line: None,
     )
     assert monkey.left == left

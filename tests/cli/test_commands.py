@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -219,6 +221,45 @@ def test_a_disk_that_fails_later_is_storage_and_a_defect_stays_one(
     assert run(["plan", str(file)]) == 1
     assert "this is a defect" in capsys.readouterr().err
     assert 2 not in app.TROUBLE
+
+
+def test_words_that_have_no_place_do_not_change_the_exit_code(file: Path) -> None:
+    # Each write to this device fails as on a full disk.
+    with open("/dev/full", "w") as full:
+        for command, code in ((["plan", f"{file}.absent"], 2), (["plan", "--nonsense"], 2)):
+            program = (sys.executable, "-m", "raysweep.cli", *command)
+            assert subprocess.run(program, stderr=full, timeout=120, check=False).returncode == code
+
+
+def test_the_end_of_a_file_is_no_interruption(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def plan(*_: Any, **__: Any) -> None:
+        raise EOFError("Ran out of input")
+
+    monkeypatch.setattr("raysweep.cli.inspect.make_plan", plan)
+    assert run(["plan", str(file)]) == 4
+    assert "raysweep: a file has ended too early" in capsys.readouterr().err
+
+
+def test_a_reader_that_leaves_is_no_error_and_another_broken_pipe_is_one(file: Path) -> None:
+    program = (sys.executable, "-m", "raysweep.cli", "plan", str(file))
+    reader, writer = os.pipe()
+    os.close(reader)
+    left = subprocess.run(program, stdout=writer, stderr=subprocess.PIPE, timeout=120, check=False)
+    os.close(writer)
+    assert (left.returncode, left.stderr) == (0, b"")
+    code = (
+        "import sys, raysweep.cli.app as app, raysweep.cli.inspect as inspect\n"
+        "def plan(*_, **__): raise BrokenPipeError(32, 'Broken pipe')\n"
+        "inspect.make_plan = plan\n"
+        "sys.exit(app.run(sys.argv[1:]))"
+    )
+    other = subprocess.run(
+        (sys.executable, "-c", code, "plan", str(file)), capture_output=True, timeout=120, check=False
+    )
+    assert other.returncode == 1
+    assert b"this is a defect" in other.stderr
 
 
 @pytest.mark.parametrize("command", ["export", "report"])

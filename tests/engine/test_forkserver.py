@@ -185,9 +185,11 @@ def test_the_server_ends_with_its_process(tmp_path: Path) -> None:
 STUCK = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
 
 
-def stuck(server: ForkServer, folder: Path) -> int:
-    """Return a worker that does not end when its Ray does."""
-    process = start(server, script(folder, STUCK))
+def stuck(server: ForkServer, folder: Path, name: str = "default_worker.py") -> int:
+    """Return a worker, or another program of Ray, that does not end when its Ray does."""
+    file = folder / name
+    file.write_text(STUCK, encoding="utf-8")
+    process = start(server, file)
     assert process.stdout is not None
     return int(process.stdout.readline())
 
@@ -205,11 +207,12 @@ def test_a_closed_server_ends_its_workers(tmp_path: Path) -> None:
         time.sleep(0.1)
 
 
-def test_workers_end_with_the_driver(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["default_worker.py", "agent.py"])
+def test_workers_and_agents_end_with_the_driver(name: str, tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[2]); "
         "from engine.test_forkserver import *; server = forkserver.fork_server(); "
-        "print(stuck(server, Path(sys.argv[1])), flush=True); time.sleep(600)"
+        f"print(stuck(server, Path(sys.argv[1]), {name!r}), flush=True); time.sleep(600)"
     )
     tests = str(Path(__file__).parents[1])
     driver = subprocess.Popen(

@@ -82,6 +82,17 @@ def test_training_lowers_the_loss_and_the_curve_has_its_mean(run) -> None:
     assert points[0].time_ms <= points[-1].time_ms
 
 
+def test_one_lost_record_loses_no_point_of_the_curve(run) -> None:
+    options = {"steps": 300, "milestones": (300,), "checkpoint_every": 60}
+    run(pretrain={**options, "steps": 180, "milestones": (180,)})
+    records = run(pretrain=options).checkpoints()
+    assert [r.step for r in records] == [300, 240, 180, 120, 60]
+    for lost in records[1:]:
+        kept = {p for r in records if r is not lost for p in r.curve}
+        assert sorted(p.step for p in kept) == [50, 100, 150, 200, 250, 300], lost.step
+    assert all(len(r.curve) <= 3 for r in records)
+
+
 def test_nothing_is_done_where_nothing_is_missing(run, monkeypatch: pytest.MonkeyPatch) -> None:
     before = weights(run(), 60)
     monkeypatch.setattr(loop, "Stepper", None)  # making one would be an error

@@ -58,7 +58,7 @@ def test_a_point_has_the_words_of_its_steps_by_the_time_they_took(
     arguments = fakes.arguments(pretrain={**OPTIONS, "mask": mask, "checkpoint_every": every})
     journal = fakes.FolderJournal(tmp_path)
     pretrain(journal=journal, **arguments)
-    points = sorted((p for r in journal.checkpoints() for p in r.curve), key=lambda p: p.step)
+    points = sorted({p for r in journal.checkpoints() for p in r.curve}, key=lambda p: p.step)
     assert [p.step for p in points] == [50, 100]
     language, model = arguments["language"], arguments["model"].build(arguments["language"], seed=0)
     drawn = list(batches(language, arguments["pretrain"], seed=5, first=1, last=100))

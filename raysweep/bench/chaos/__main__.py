@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+import tempfile
 from pathlib import Path
 
 import torch
@@ -24,8 +25,16 @@ def main(kills: int, seconds: float, seed: int, small_volume: bool) -> Record:
 
     torch.set_num_threads(1)
     peak = measure_peak(quick=True)
-    with volume.folder(small_volume=small_volume) as folder:
-        passes = run(folder, kills=kills, seconds=seconds, seed=seed, small_volume=small_volume, say=say)
+    with tempfile.TemporaryDirectory() as logs, volume.folder(small_volume=small_volume) as folder:
+        passes = run(
+            folder,
+            kills=kills,
+            seconds=seconds,
+            seed=seed,
+            small_volume=small_volume,
+            log=Path(logs) / "launch.log",
+            say=say,
+        )
     return Record(
         suite="chaos",
         quick=False,

@@ -64,10 +64,13 @@ class Outcome:
     points: list[Point]
 
 
-def run(folder: Path, *, kills: int, seconds: float, seed: int, small_volume: bool, say: Say) -> list[Pass]:
+def run(
+    folder: Path, *, kills: int, seconds: float, seed: int, small_volume: bool, log: Path, say: Say
+) -> list[Pass]:
     """Launch sweeps in a folder under faults, and return what happened; raises `RunFailedError`.
 
-    After `kills` faults, or `seconds`, the sweep at hand is finished without any.
+    After `kills` faults, or `seconds`, the sweep at hand is finished without any.  The words of each launch
+    go to `log`, which is not in the folder if that is a small volume.
     """
     files = {}
     for engine in engines():
@@ -84,6 +87,7 @@ def run(folder: Path, *, kills: int, seconds: float, seed: int, small_volume: bo
         between=Deck(BETWEEN, draws),
         draws=draws,
         volume=folder if small_volume else None,
+        log=log,
         say=say,
     )
     passes: list[Pass] = []

@@ -58,7 +58,10 @@ class Ambush:
 
 
 class Monkey:
-    """Launches sweeps and applies faults to them: `kills`, or fewer if these take longer than `seconds`."""
+    """Launches sweeps and applies faults to them: `kills`, or fewer if these take longer than `seconds`.
+
+    The words of a launch go to `log`, which a full `volume` must not cut.
+    """
 
     def __init__(
         self,
@@ -69,11 +72,12 @@ class Monkey:
         between: Deck,
         draws: random.Random,
         volume: Path | None,
+        log: Path,
         say: Say,
     ) -> None:
         self._kills, self._until = kills, time.monotonic() + seconds
         self._running, self._between, self._random = running, between, draws
-        self._volume, self._say = volume, say
+        self._volume, self._log, self._say = volume, log, say
 
     @property
     def left(self) -> int:
@@ -111,8 +115,7 @@ class Monkey:
 
     def _launch(self, file: Path, directory: Path, torn: Sequence[Applied], options: Sequence[str]) -> Launch:
         """Launch the sweep once, with faults as long as it runs."""
-        storage = directory.parent
-        log = storage.with_name(f"{storage.name}.log")
+        storage, log = directory.parent, self._log
         log.unlink(missing_ok=True)
         process = start_launch(file, storage, log, *options)
         began = time.monotonic()
