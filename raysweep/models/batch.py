@@ -29,6 +29,13 @@ class Batch:
     rows: range
     single: bool
 
+    @property
+    def flat_index(self) -> Tensor:
+        """The masked words as row * T + position [M], also where every sentence has one."""
+        if not self.single:
+            return self.index
+        return self.index + torch.arange(len(self.ids), device=self.index.device) * self.ids.shape[1]
+
     def split(self, sentences: int) -> list[Batch]:
         """Return the fewest parts of at most `sentences` rows each, with sizes that differ by at most one.
 

@@ -28,7 +28,7 @@ from torch.utils.checkpoint import checkpoint
 from raysweep.errors import DataError
 from raysweep.languages.base import Language
 from raysweep.models import packed
-from raysweep.models.base import DrawnConfig, MaskedLM, mean_loss, total_vocabulary
+from raysweep.models.base import DrawnConfig, MaskedLM, mean_loss, total_vocabulary, widened
 from raysweep.models.batch import Batch
 from raysweep.models.dropout import Dropout
 from raysweep.models.shapes import Shape
@@ -249,6 +249,9 @@ class Encoder(MaskedLM):
                 if isinstance(module, nn.Linear):
                     module.bias.zero_()
 
+    def head_parameters(self) -> list[nn.Parameter]:
+        return [*self.head_dense.parameters(), *self.head_norm.parameters(), self.decoder.bias]
+
     @property
     def packs(self) -> bool:
         """Whether `masked_loss` packs sentences into rows (`raysweep.models.packed`)."""
@@ -264,12 +267,21 @@ class Encoder(MaskedLM):
 
         Raises `DataError` for sentences longer than the model has positions.
         """
+        with torch.autocast(words.ids.device.type, dtype, enabled=dtype != torch.float32):
+            logits = self.head(self.encode_rows(self._rows(words)))
+        return mean_loss(logits, words)
+
+    def hidden_at(self, words: Batch, *, seed: int, dtype: torch.dtype) -> Tensor:
+        if not self.packs:
+            return super().hidden_at(words, seed=seed, dtype=dtype)
+        with torch.autocast(words.ids.device.type, dtype, enabled=dtype != torch.float32):
+            return widened(self.encode_rows(self._rows(words)))
+
+    def _rows(self, words: Batch) -> packed.Rows:
+        """Return a batch in rows; raise `DataError` for longer sentences than the model has positions."""
         lengths = words.lengths.numpy()
         self.check_length(int(lengths.max()))
-        rows = packed.lay_out(words, packed.pack(lengths, packed.row_width(self.max_length)), self.pad_id)
-        with torch.autocast(words.ids.device.type, dtype, enabled=dtype != torch.float32):
-            logits = self.head(self.encode_rows(rows))
-        return mean_loss(logits, words)
+        return packed.lay_out(words, packed.pack(lengths, packed.row_width(self.max_length)), self.pad_id)
 
     def encode(self, ids: Tensor) -> Tensor:
         return self._encode(ids, None)

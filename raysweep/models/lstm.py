@@ -166,6 +166,9 @@ class LSTM(MaskedLM):
         for parameter in self.layers.parameters():
             parameter.uniform_(-bound, bound, generator=generator)
 
+    def head_parameters(self) -> list[nn.Parameter]:
+        return [self.decoder.bias]
+
     def encode(self, ids: Tensor) -> Tensor:
         backwards = self._backwards(ids)
         x = self.dropout(self.token_embedding(ids))
