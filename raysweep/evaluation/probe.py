@@ -10,17 +10,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Literal, Self
 
 import numpy as np
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import Field
 
 from raysweep.downstream.probe import Chunk, linear_probe
-from raysweep.evaluation.base import Arrays, Evaluation, Subject
+from raysweep.downstream.tasks import TaskGroup
+from raysweep.evaluation.base import Arrays, Subject
 from raysweep.evaluation.metric import Metric, Quantity
+from raysweep.evaluation.tasks import TaskEvaluation
 from raysweep.languages.base import Language
-from raysweep.languages.splits import Split, draw_split
-from raysweep.registry import suggest
+from raysweep.languages.splits import Split
 from raysweep.seeding import derive
 
 PROBE = Quantity(
@@ -35,17 +36,11 @@ MAJORITY = Quantity(name="majority/{task}", heading="share of the most frequent 
 _CHUNK = 4096  # sentences whose features are in memory at once; the first chunk gives the statistics
 
 
-def _as_name(value: Any) -> Any:
-    """Return a whole number as a name: tasks of hidden Markov models are called "6", "10"."""
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-
-
-class ProbeConfig(Evaluation):
+class ProbeConfig(TaskEvaluation):
     """Accuracy of linear heads on frozen representations, for each of `tasks` (all when None)."""
 
     kind: Literal["probe"] = "probe"
 
-    tasks: tuple[Annotated[str, BeforeValidator(_as_name)], ...] | None = None
     #: Projections and training orders.
     seeds: int = Field(default=5, gt=0)
     #: Sentences trained on, of the task split `train`.
@@ -65,27 +60,12 @@ class ProbeConfig(Evaluation):
     def example(cls, folder: Path) -> Self:
         return cls(train=96, test=64, projection=16, epochs=3, seeds=2)
 
-    @field_validator("tasks")
-    @classmethod
-    def _tasks_are_named_once(cls, tasks: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        if tasks is not None and not tasks:
-            raise ValueError("names no task; leave it out to probe all tasks")
-        if tasks is not None and len(set(tasks)) != len(tasks):
-            raise ValueError(f"a task is named twice in {list(tasks)}")
-        return tasks
-
     def problems(self, language: Language) -> list[tuple[str, str]]:
-        known = list(language.tasks)
-        if not known:
-            return [("tasks", "the language has no downstream tasks; leave the probe out")]
-        return [
-            (
-                f"tasks.{k}",
-                f"unknown task '{task}'{suggest(task, known)}; the language has {', '.join(known)}",
-            )
-            for k, task in enumerate(self.tasks or ())
-            if task not in known
-        ]
+        found = super().problems(language)
+        if not found:
+            found = self.shortage(language, "train", "train", self.train)
+            found += self.shortage(language, "test", "test", self.test)
+        return found
 
     def shards(self) -> int:
         """One: all seeds and tasks share one pass over the features."""
@@ -95,35 +75,30 @@ class ProbeConfig(Evaluation):
         """Return `accuracy.<task>` [seeds] and `majority.<task>` [1], float64."""
         if shard != 0:
             raise IndexError(f"shard {shard} of 1")
-        tasks = tuple(subject.language.tasks) if self.tasks is None else self.tasks
-        results = linear_probe(
-            self._chunks(subject, tasks, "train", self.train),
-            self._chunks(subject, tasks, "test", self.test),
-            {task: len(subject.language.tasks[task].classes) for task in tasks},
-            seeds=self.seeds,
-            seed=derive(self.seed, "probe"),
-            projection=self.projection,
-            epochs=self.epochs,
-            learning_rate=self.lr,
-            batch_size=self.batch_size,
-            weight_decay=self.weight_decay,
-            standardize=self.standardize,
-        )
         arrays: Arrays = {}
-        for task, result in results.items():
-            arrays[f"accuracy.{task}"] = result.accuracy.numpy()
-            arrays[f"majority.{task}"] = np.array([result.majority])
+        for group in self.groups(subject.language):
+            results = linear_probe(
+                self._chunks(subject, group, "train", self.train),
+                self._chunks(subject, group, "test", self.test),
+                {name: len(task.classes) for name, task in group.tasks.items()},
+                seeds=self.seeds,
+                seed=derive(self.seed, "probe"),
+                projection=self.projection,
+                epochs=self.epochs,
+                learning_rate=self.lr,
+                batch_size=self.batch_size,
+                weight_decay=self.weight_decay,
+                standardize=self.standardize,
+            )
+            for name, result in results.items():
+                arrays[f"accuracy.{name}"] = result.accuracy.numpy()
+                arrays[f"majority.{name}"] = np.array([result.majority])
         return arrays
 
-    def _chunks(self, subject: Subject, tasks: Sequence[str], split: Split, n: int) -> Iterator[Chunk]:
-        """Yield features and labels of the first `n` sentences of a split, some thousand at a time."""
-        for start in range(0, n, _CHUNK):
-            size = min(_CHUNK, n - start)
-            sample = draw_split(subject.language, split, size, seed=self.seed, start=start)
-            yield (
-                subject.features(sample.ids),
-                {task: subject.language.labels(task, sample) for task in tasks},
-            )
+    def _chunks(self, subject: Subject, group: TaskGroup, split: Split, n: int) -> Iterator[Chunk]:
+        """Yield features and labels of the first `n` examples of a split, some thousand at a time."""
+        for examples in group.batches(split, n, seed=self.seed, size=_CHUNK):
+            yield subject.features(examples.ids), examples.labels
 
     def combine(self, shards: Sequence[Mapping[str, np.ndarray]]) -> list[Metric]:
         """Return mean and standard deviation over seeds, and the accuracy of always guessing one class.

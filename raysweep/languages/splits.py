@@ -63,6 +63,18 @@ def in_test(ids: Tensor, pad_id: int) -> Tensor:
     return sentence_hash(ids, pad_id) < 0
 
 
+def in_validation(ids: Tensor, pad_id: int, share: float) -> Tensor:
+    """Return which sentences [B] of `ids` [B, T] are in the `share` that choices are judged by.
+
+    This is for training examples: settings are chosen on this share of them, and the test examples stay
+    unseen.  Equal sentences are on the same side, whatever seeds and sizes are used, and a larger share
+    contains a smaller one.
+    """
+    # Mixed once more, because the first bit of the hash has already chosen the split.
+    value = _mixed(sentence_hash(ids, pad_id)) >> 11 & ((1 << 53) - 1)
+    return value.to(torch.float64) < share * 2.0**53
+
+
 def draw_split(language: Language, split: Split, n: int, *, seed: int, start: int = 0) -> Sample:
     """Draw sentences `start .. start+n-1` of a split, with their latents; any slicing gives the same ones.
 
