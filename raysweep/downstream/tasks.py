@@ -44,9 +44,16 @@ class TaskGroup:
     """Tasks that share their sentences: those of a language itself, or the one of a data set."""
 
     language: Language
-    tasks: Mapping[str, Task]
+    names: tuple[str, ...]
     #: Rows of the group's only task; None for the language's own tasks.
     data: LabelledData | None = None
+
+    @property
+    def tasks(self) -> dict[str, Task]:
+        """The tasks by name; prepares those of data sets, because rows may name the classes."""
+        if self.data is not None:
+            return {self.names[0]: self.data.task}
+        return {name: self.language.tasks[name] for name in self.names}
 
     def size(self, split: Split) -> int | None:
         """Return the number of examples of a split; None where it has no end, or is not known yet."""
@@ -60,9 +67,9 @@ class TaskGroup:
         if self.data is None:
             sample = draw_split(self.language, split, n, seed=seed, start=start)
             return Examples(
-                ids=sample.ids, labels={name: self.language.labels(name, sample) for name in self.tasks}
+                ids=sample.ids, labels={name: self.language.labels(name, sample) for name in self.names}
             )
-        (name,) = self.tasks
+        (name,) = self.names
         self.data.prepare()
         size = self.data.size(split) or 0
         if start + n > size:
@@ -80,22 +87,22 @@ class TaskGroup:
             yield self.examples(split, min(size, n - start), seed=seed, start=start)
 
 
-def known_tasks(language: Language) -> dict[str, Task]:
-    """Return all tasks by name: the language's own, then those of data sets."""
-    return {**language.tasks, **{name: data.task for name, data in language.data_tasks.items()}}
+def task_names(language: Language) -> list[str]:
+    """Return the names of all tasks: the language's own, then those of data sets."""
+    return [*language.tasks, *language.data_tasks]
 
 
 def task_groups(language: Language, names: Iterable[str] | None = None) -> list[TaskGroup]:
     """Return the groups of some tasks, all when None.  Raises `DataError` for an unknown task."""
-    known = known_tasks(language)
-    wanted = list(known) if names is None else list(names)
+    known = task_names(language)
+    wanted = known if names is None else list(names)
     for name in wanted:
         if name not in known:
             raise DataError(f"no task '{name}'{suggest(name, known)}; the language has {', '.join(known)}")
-    own = {name: known[name] for name in wanted if name in language.tasks}
-    groups = [TaskGroup(language=language, tasks=own)] if own else []
+    own = tuple(name for name in wanted if name in language.tasks)
+    groups = [TaskGroup(language=language, names=own)] if own else []
     return groups + [
-        TaskGroup(language=language, tasks={name: known[name]}, data=language.data_tasks[name])
+        TaskGroup(language=language, names=(name,), data=language.data_tasks[name])
         for name in wanted
         if name not in own
     ]

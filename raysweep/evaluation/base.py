@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -50,6 +50,14 @@ class Evaluation(KindConfig):
                 ("", f"nobody knows the exact conditionals of a {type(language).__name__}; use held_out_loss")
             ]
         return []
+
+    def content(self) -> dict[str, Any]:
+        """Return the plain data that identify the measurement: settings and version."""
+        return {**self.encode(), "version": self.version}
+
+    def fitted(self, language: Language) -> Self:
+        """Return the evaluation with all that identifies what it takes from the language beside sentences."""
+        return self
 
     def applies_to(self, algorithm: AlgorithmConfig) -> bool:
         """Return whether this evaluation can measure what an algorithm gives."""

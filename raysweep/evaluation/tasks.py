@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, field_validator
 
-from raysweep.downstream.tasks import TaskGroup, known_tasks, task_groups
+from raysweep.downstream.tasks import TaskGroup, task_groups, task_names
 from raysweep.evaluation.base import Evaluation
 from raysweep.languages.base import Language
 from raysweep.languages.splits import Split
@@ -22,6 +22,8 @@ class TaskEvaluation(Evaluation):
     """Base of evaluations of `tasks`: the language's own ones and those of data sets, all when None."""
 
     tasks: tuple[Annotated[str, BeforeValidator(_as_name)], ...] | None = None
+    #: Name and sha256 of each task that comes from a data set; filled in from the language.
+    data: tuple[tuple[str, str], ...] = ()
 
     @field_validator("tasks")
     @classmethod
@@ -32,12 +34,24 @@ class TaskEvaluation(Evaluation):
             raise ValueError(f"a task is named twice in {list(tasks)}")
         return tasks
 
+    def content(self) -> dict[str, Any]:
+        content = super().content()
+        if not self.data:
+            del content["data"]
+        return content
+
+    def fitted(self, language: Language) -> Self:
+        """Return the evaluation with the fingerprints of its tasks' data."""
+        known = language.data_tasks
+        wanted = known if self.tasks is None else [name for name in self.tasks if name in known]
+        return self.model_copy(update={"data": tuple((name, known[name].fingerprint) for name in wanted)})
+
     def groups(self, language: Language) -> list[TaskGroup]:
         """Return the groups of the evaluation's tasks; raises `DataError` for an unknown task."""
         return task_groups(language, self.tasks)
 
     def problems(self, language: Language) -> list[tuple[str, str]]:
-        known = list(known_tasks(language))
+        known = task_names(language)
         if not known:
             return [("tasks", f"the language has no downstream tasks; leave the {self.kind} out")]
         return [
@@ -58,5 +72,5 @@ class TaskEvaluation(Evaluation):
             (field, f"{n} examples are asked for, and task '{name}' has {size} of '{split}'; ask for fewer")
             for group in self.groups(language)
             if (size := group.size(split)) is not None and size < n
-            for name in group.tasks
+            for name in group.names
         ]

@@ -85,7 +85,10 @@ class LabelledData(ABC):
     `train` are the rows to learn from, `test` the rows that results are reported on.
     """
 
-    task: Task
+    @property
+    @abstractmethod
+    def task(self) -> Task:
+        """The task; prepares what is missing, because rows may name the classes."""
 
     @property
     @abstractmethod
@@ -170,11 +173,13 @@ class Language(ABC):
         """
         return None
 
-    def prepare(self) -> None:  # noqa: B027 -- most languages have nothing to make
+    def prepare(self) -> None:
         """Make what sampling reads, such as the token shards of a corpus; without it, the first sample does.
 
-        Raises `DataError` where that fails.
+        The sentences of `data_tasks` are made too.  Raises `DataError` where that fails.
         """
+        for data in self.data_tasks.values():
+            data.prepare()
 
     @property
     def pad_id(self) -> int:
