@@ -16,7 +16,6 @@ is our choice: the paper names none, and BERT's are 16 and 32.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -134,12 +133,11 @@ def fine_tune(
     recipe: Recipe,
     pooling: Pooling,
     seed: int,
-    on_step: Callable[[int, int], None] | None = None,
 ) -> FineTuned:
     """Train a copy of `model` on sentences ids [n, T] and labels [n]; the model itself stays as it is.
 
     Labels are int64 below `classes`, or numbers where that is None: a regression.  `seed` decides the head's
-    first weights, the orders of the training set, and dropout.  `on_step` receives the step and their number.
+    first weights, the orders of the training set, and dropout.
 
     Raises `DataError` without sentences or for a label that is no class, `RunFailedError` for a model whose
     weights are not finite, and `DivergedError` where that happens in fine-tuning.
@@ -158,7 +156,7 @@ def fine_tune(
             generator=seeding.generator(seed, "head"),
         )
         work = _Training(classifier.train(), recipe, seed, recipe.dtype(model, device))
-        work.run(ids, lengths, labels if classes is not None else labels.float(), on_step)
+        work.run(ids, lengths, labels if classes is not None else labels.float())
     return FineTuned(classifier=classifier, losses=work.losses, dtype=work.dtype)
 
 
@@ -173,9 +171,7 @@ class _Training:
         self.optimizer = self.algorithm.build(classifier)
         self.device = classifier.out.weight.device
 
-    def run(
-        self, ids: Tensor, lengths: Tensor, labels: Tensor, on_step: Callable[[int, int], None] | None
-    ) -> None:
+    def run(self, ids: Tensor, lengths: Tensor, labels: Tensor) -> None:
         """Make all updates."""
         steps, step = self.recipe.steps(len(ids)), 0
         self.losses = torch.zeros(steps, dtype=torch.float64, device=self.device)
@@ -184,8 +180,6 @@ class _Training:
             for rows in torch.randperm(len(ids), generator=order).split(self.recipe.batch_size):
                 step += 1
                 self.losses[step - 1] = self._update(ids[rows], lengths[rows], labels[rows], step, steps)
-                if on_step is not None:
-                    on_step(step, steps)
                 if step % _LOOK == 0 or step == steps:
                     self._look(step)
         self.losses = self.losses.cpu()

@@ -36,6 +36,8 @@ class Evaluation(KindConfig):
     stochastic: ClassVar[bool] = True
     #: True where `measure` wants the exact conditionals of the sentences of its shard.
     needs_reference: ClassVar[bool] = False
+    #: True where a shard is a measurement of its own, such as one seed of one task, and no cut of a sample.
+    cells: ClassVar[bool] = False
     #: Part of the identity.  Raise it when the measurement under the same settings, or the arrays of a shard,
     #: change, so that older measurements are made again instead of mixed.
     version: ClassVar[int] = 1
@@ -108,6 +110,7 @@ class Evaluation(KindConfig):
     def notes(self, shards: Sequence[Mapping[str, np.ndarray]]) -> dict[str, str]:
         """Return text for the record on the way of measuring, where there are several ways.
 
-        A note `reason` says why the way taken was slower or less exact than the usual one.
+        A note `reason` says why the way taken, its `method`, was slower or less exact than the usual one.
+        Every other note is a sentence that begins with the evaluation's kind.
         """
         return {}

@@ -74,6 +74,9 @@ class MaskedLM(nn.Module, ABC):
     pad_id: int
     max_length: int
 
+    #: True where the sentence-level token stood before the sentences of pre-training.
+    reads_cls: bool = False
+
     #: The width from which bfloat16 products make training on a CPU faster; None if they never do.
     wide: ClassVar[int | None] = None
     #: The module with compiled training for a CPU: `masked_loss(model, words, seed=..., dtype=...)`, which

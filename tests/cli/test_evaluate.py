@@ -99,6 +99,24 @@ def test_a_hugging_face_folder_is_the_same_model(
         assert theirs[name]["value"] == pytest.approx(ours[name]["value"], rel=1e-4)
 
 
+def test_a_hugging_face_folder_is_fine_tuned_and_quantised(
+    checkpoint: Path, folder: Path, language_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fields = ["finetune.train=48", "finetune.test=32", "finetune.epochs=2", "finetune.seeds=2"]
+    options = [text for field in [*fields, "quantize.sentences=16"] for text in ("-e", field)]
+    ours = metrics(evaluate(capsys, str(checkpoint), *options))
+    facts = evaluate(capsys, "model", "--language", str(language_file), *options)
+    theirs = metrics(facts)
+    assert {name.split("/")[0] for name in theirs} >= {"finetune", "forgetting", "quantize"}
+    assert {name: metric["n"] for name, metric in theirs.items()} == {n: m["n"] for n, m in ours.items()}
+    for name in theirs:
+        if name.startswith(("finetune_train_loss", "finetune_guess", "quantize_")):
+            assert theirs[name]["value"] == pytest.approx(ours[name]["value"], rel=1e-3)
+    notes = facts["evaluations"][0]["notes"]
+    assert notes["method"] == "the mean state of the words"
+    assert "finetune: the rate never reaches lr" in notes["warm_up"]
+
+
 def test_settings_of_any_kind(finished: Sweep, checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = {
         "excess_loss": ["sentences=8"],
@@ -108,6 +126,8 @@ def test_settings_of_any_kind(finished: Sweep, checkpoint: Path, capsys: pytest.
         "spectrum": ["inputs=2", "eigenvalues=1", "tolerance=0.1", "steps=2", "matrices=[gauss_newton]"],
         "sharpness": ["inputs=4", "pool_size=4", "steps=1", "which=[sam, fisher_rao]"],
         "probe": ["train=32", "test=16", "projection=8", "epochs=1", "seeds=1"],
+        "finetune": ["train=32", "test=16", "epochs=1", "seeds=1", "forgetting=8", "betas=[0.8, 0.9]"],
+        "quantize": ["sentences=8", "bits=[4]", "noise=[0.1]", "draws=2"],
     }
     options = [text for kind, fields in small.items() for f in fields for text in ("-e", f"{kind}.{f}")]
     facts = evaluate(capsys, str(checkpoint), *options)
