@@ -7,15 +7,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
 import torch.nn.functional as F
 from pydantic import ValidationError
 from torch import Tensor
 
+from helpers import local_glue, local_texts
 from raysweep.downstream.classifier import Classifier
 from raysweep.downstream.finetune import DivergedError, FineTuned, Recipe, fine_tune, mean_loss
+from raysweep.downstream.tasks import task_groups
 from raysweep.errors import DataError, RunFailedError
-from raysweep.models import EncoderConfig, LSTMConfig, MaskedLM, to_huggingface
+from raysweep.languages.corpus import Corpus, tokenizer
+from raysweep.models import EncoderConfig, LSTMConfig, MaskedLM, from_huggingface, to_huggingface
 from raysweep.models.dropout import Dropout
 from raysweep.seeding import generator
 
@@ -156,6 +160,80 @@ class TestHuggingFace:
 
         wanted = slow_losses(both, scores, labels, recipe, seed=5)
         torch.testing.assert_close(found.losses, torch.tensor(wanted).double(), rtol=0, atol=1e-4)
+
+    def test_sentences_of_glue_are_those_of_its_own_tokenizer(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A BERT from elsewhere, its token in front as in pre-training, texts as transformers has them."""
+        import transformers
+
+        # At a larger rate, rounding of some thousand words grows beyond 1e-4 within the steps.
+        recipe = FAST.model_copy(update={"lr": 2e-3})
+        monkeypatch.setenv("RAYSWEEP_CACHE", str(tmp_path / "cache"))
+        folder = tmp_path / "bert"
+        words = vocabulary(folder)
+        torch.manual_seed(0)
+        settings = transformers.BertConfig(
+            vocab_size=len(words), hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+            intermediate_size=24, max_position_embeddings=40, pad_token_id=words.pad_token_id,
+            hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, num_labels=2,
+        )  # fmt: skip
+        pretrained = transformers.BertForMaskedLM(settings)
+        with torch.no_grad():
+            for p in pretrained.parameters():
+                p += 0.2 * torch.randn(p.shape)
+        pretrained.save_pretrained(folder)
+        glue = local_glue.write(tmp_path / "sst2", "sst2", train=120)
+        language = Corpus.open(
+            str(local_texts.files()["jsonl"]), tokenizer=str(folder), length=24,
+            tasks=[{"glue": "sst2", "source": str(glue)}],
+        )  # fmt: skip
+        model = from_huggingface(folder, language)
+        (group,) = task_groups(language)
+        given = group.examples("train", 120, seed=0)
+        labels = given.labels["sst2"]
+        assert recipe.pooling_of(model, cls=model.reads_cls, longest=24) == ("cls", None)
+        found = fine_tune(model, given.ids, labels, classes=2, recipe=recipe, pooling="cls", seed=5)
+
+        other: Any = transformers.BertForSequenceClassification.from_pretrained(folder, num_labels=2)
+        ours = Classifier(
+            model, outputs=2, longest=24, pooling="cls", head="bert", dropout=0.0,
+            generator=generator(5, "head"),
+        )  # fmt: skip
+        assert ours.dense is not None
+        other.bert.pooler.dense.load_state_dict(ours.dense.state_dict())
+        other.classifier.load_state_dict(ours.out.state_dict())
+        other.base_model.embeddings.token_type_embeddings.requires_grad_(False)
+        other.train()
+        cut = {"truncation": True, "max_length": 25}
+        # Examples come in an order of their own: each is found by its text.
+        texts = {
+            tuple(words(row["sentence"], **cut)["input_ids"][1:]): row for row in local_glue.rows("sst2", 120)
+        }
+        rows = [texts[tuple(ids[ids != language.pad_id].tolist())] for ids in given.ids]
+        assert [row["label"] for row in rows] == labels.tolist()
+
+        def scores(picked: Tensor) -> Tensor:
+            chosen = [rows[k]["sentence"] for k in picked.tolist()]
+            z: Tensor = other(**words(chosen, padding=True, return_tensors="pt", **cut)).logits
+            return z
+
+        wanted = slow_losses(other, scores, labels, recipe, seed=5)
+        torch.testing.assert_close(found.losses, torch.tensor(wanted).double(), rtol=0, atol=1e-4)
+
+
+def vocabulary(folder: Path) -> Any:
+    """Train BERT's tokenizer on local texts, write it into `folder`, and return it as transformers does."""
+    import transformers
+
+    folder.mkdir()
+    (folder / "tokenizer.json").write_bytes(tokenizer.train(lambda: iter(local_texts.documents()), 300))
+    special = {f"{name}_token": f"[{name.upper()}]" for name in ("unk", "pad", "mask", "cls", "sep")}
+    words = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), **special)
+    cls, sep = ((name, words.convert_tokens_to_ids(name)) for name in ("[CLS]", "[SEP]"))
+    words.backend_tokenizer.post_processor = tokenizers.processors.BertProcessing(sep, cls)
+    words.save_pretrained(folder)
+    return words
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
