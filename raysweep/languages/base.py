@@ -214,6 +214,17 @@ class Language(ABC):
     def labels(self, task: str, sample: Sample) -> Tensor:
         """Return the labels [B] of one of `tasks`, int64; raises `DataError` for an unknown task."""
 
+    def label_posterior(self, task: str, ids: Tensor) -> Tensor | None:
+        """Return Pr(label = c | sentence) [B, C], float64, exactly; None where it is unknown.
+
+        Where the label is a function of the sentence, that class has probability one.
+        """
+        return None
+
+    def in_tasks(self, ids: Tensor) -> Tensor:
+        """Return which sentences [B] the tasks are about: all, unless the language says otherwise."""
+        return torch.ones(len(ids), dtype=torch.bool, device=ids.device)
+
     @abstractmethod
     def conditionals(
         self, ids: Tensor, mask: Tensor | None = None, *, dtype: torch.dtype = torch.float32

@@ -147,10 +147,11 @@ def task_facts(
 ) -> dict[str, TaskFacts]:
     """Return the facts about the labels of `sample` for `tasks`, or for all tasks of the language.
 
-    Raises `DataError` for an unknown task.
+    Sentences that the tasks are not about are left out.  Raises `DataError` for an unknown task.
     """
     names = list(language.tasks) if tasks is None else list(tasks)
-    labels = {name: language.labels(name, sample) for name in names}
+    about = language.in_tasks(sample.ids)
+    labels = {name: language.labels(name, sample)[about] for name in names}
     return {name: TaskFacts.of(language.tasks[name], labels[name]) for name in names}
 
 
@@ -178,6 +179,7 @@ def _draw_block(language: Language, split: Split, block: int, stream: int, first
         size = min(max(2 * missing + 6 * math.isqrt(missing), drawn), CANDIDATES - drawn)
         sample = language.sample_latent(size, seed=stream, start=block * CANDIDATES + drawn)
         wanted = in_test(sample.ids, language.pad_id) == (split == "test")
+        wanted &= language.in_tasks(sample.ids)
         taken.append(_picked(sample, wanted.nonzero()[:missing, 0]))
         found, drawn = found + len(taken[-1].ids), drawn + size
     whole = _joined(taken)

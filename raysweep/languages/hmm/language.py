@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from raysweep.errors import ConfigError, DataError
@@ -114,6 +115,13 @@ class HMM(Language):
         if self.label == "state":
             return sample.latents["states"][:, position]
         return self.state_posterior(sample.ids)[:, position].argmax(dim=-1)
+
+    def label_posterior(self, task: str, ids: Tensor) -> Tensor:
+        if self.label != "state":
+            return F.one_hot(self.labels(task, Sample(ids=ids)), self.states).double()
+        if task not in self.tasks:
+            raise DataError(f"no task '{task}'; this language has {', '.join(self.tasks) or 'none'}")
+        return self.state_posterior(ids)[:, int(task) - 1]
 
     def conditionals(
         self, ids: Tensor, mask: Tensor | None = None, *, dtype: torch.dtype = torch.float32
