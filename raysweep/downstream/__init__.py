@@ -4,7 +4,10 @@ The linear probe, fine-tuning, and weights that are rounded or disturbed.
 """
 
 from raysweep.downstream.finetune import FineTuned, Recipe, fine_tune
-from raysweep.downstream.probe import ProbeResult, linear_probe
+from raysweep.downstream.probe import AdamW, Chunk, Convex, ProbeResult, linear_probe
 from raysweep.downstream.quantize import noisy, quantized
 
-__all__ = ["FineTuned", "ProbeResult", "Recipe", "fine_tune", "linear_probe", "noisy", "quantized"]
+__all__ = [
+    "AdamW", "Chunk", "Convex", "FineTuned", "ProbeResult", "Recipe", "fine_tune", "linear_probe", "noisy",
+    "quantized",
+]  # fmt: skip

@@ -1,123 +1,252 @@
 """The linear probe at a milestone (`raysweep.downstream.probe` defines it).
 
-Training and test sentences are the two task splits of `raysweep.languages.splits`, which share no sentence.
+Training and test sentences are the two task splits of `raysweep.downstream.tasks`, which share no sentence.
 They, projections and orders are keyed by the evaluation's seed alone, so all runs and milestones are probed
 with the same draws.
+
+With several sizes of the training set (`train: [128, 512, 2048]`) the metrics of each size carry its number
+of labels, and the area is the mean of the accuracy over the logarithm of that number.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
-from pydantic import Field
+import torch
+from pydantic import BeforeValidator, Field, model_validator
 
-from raysweep.downstream.probe import Chunk, linear_probe
+from raysweep.algorithms.base import AlgorithmConfig
+from raysweep.downstream.control import ControlTask
+from raysweep.downstream.online_code import LEAST
+from raysweep.downstream.probe import AdamW, Chunk, Convex, ProbeResult, linear_probe
 from raysweep.downstream.tasks import TaskGroup
+from raysweep.errors import DataError
 from raysweep.evaluation.base import Arrays, Subject
-from raysweep.evaluation.metric import Metric, Quantity
+from raysweep.evaluation.metric import Metric
+from raysweep.evaluation.probe_metrics import arrays_of, metrics_of
 from raysweep.evaluation.tasks import TaskEvaluation
-from raysweep.languages.base import Language
-from raysweep.languages.splits import Split
+from raysweep.languages.base import Language, Task
+from raysweep.languages.splits import Split, in_validation
+from raysweep.models.base import ModelConfig
+from raysweep.models.representation import Layers, Representation, misfits
 from raysweep.seeding import derive
 
-PROBE = Quantity(
-    name="probe/{task}", heading="probe accuracy", short="probe", unit="accuracy", kind="accuracy",
-    better="more", baseline="majority/{task}", live=True, report=True,
-)  # fmt: skip
-PROBE_STD = Quantity(
-    name="probe_std/{task}", heading="standard deviation of accuracy between seeds", unit="accuracy"
-)
-MAJORITY = Quantity(name="majority/{task}", heading="share of the most frequent label", unit="accuracy")
-
 _CHUNK = 4096  # sentences whose features are in memory at once; the first chunk gives the statistics
+_SENTENCES = 100_000  # of a language's own task where no number is given: as many as in the paper
+_CHOOSES = 0.2  # share of the training sentences on which l2 is chosen
+_CONTROL = "\0"  # begins the name of a control task, and no other
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Size = Annotated[int, Field(gt=0)]
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 class ProbeConfig(TaskEvaluation):
-    """Accuracy of linear heads on frozen representations, for each of `tasks` (all when None)."""
+    """Accuracy of linear heads on frozen representations, for each of `tasks` (all when None).
+
+    `solver: adamw` with `train: 100000` is the recipe of the paper.  `lbfgs` finds the minimum of a penalised
+    cross-entropy; it is the default because it is as accurate and faster.
+    """
 
     kind: Literal["probe"] = "probe"
+    #: 2: AdamW takes `steps` on small training sets; metrics of the solve and of test sentences.
+    version: ClassVar[int] = 2
 
-    #: Projections and training orders.
+    #: Projections, training orders, and training sets with draws `own`.
     seeds: int = Field(default=5, gt=0)
-    #: Sentences trained on, of the task split `train`.
-    train: int = Field(default=100_000, gt=0)
-    #: Sentences tested on, of the task split `test`.
-    test: int = Field(default=100_000, gt=0)
-    #: Width of the random projection.
-    projection: int = Field(default=512, gt=0)
+    #: One training set for all seeds, or one for each.
+    draws: Literal["shared", "own"] = "shared"
+    #: Sentences trained on, of the task split `train`; several numbers give a curve.  None is all rows of a
+    #: data set, and 100,000 sentences of a language's own task.
+    train: Annotated[Size | tuple[Size, ...] | None, BeforeValidator(_as_tuple)] = 100_000
+    #: Sentences tested on, of the task split `test`; None as for `train`.
+    test: Size | None = 100_000
+    representation: Representation = "concatenated"
+    #: The last layer, or each of them by a probe of its own.
+    layers: Layers = "last"
+    #: Width of the random projection; None for none.
+    projection: int | None = Field(default=512, gt=0)
+    standardize: bool = True
+    solver: Literal["lbfgs", "adamw"] = "lbfgs"
+    #: L-BFGS: 1 / variance of a Gaussian prior on the weights.  Of several numbers, each head takes the one
+    #: with the least cross-entropy on a fifth of its training sentences, which it does not see then.
+    l2: Annotated[Positive | tuple[Positive, ...], BeforeValidator(_as_tuple)] = 1.0
+    #: L-BFGS ends where the objective is certain to be so near to the least one, in nats for a label.
+    tolerance: Positive = 0.01
+    #: AdamW: passes over the training set, and more of them up to at least `steps` steps.
     epochs: int = Field(default=100, gt=0)
-    lr: float = Field(default=1e-3, gt=0, allow_inf_nan=False)
+    steps: int = Field(default=10_000, ge=0)
+    lr: Positive = 1e-3
     batch_size: int = Field(default=256, gt=0)
     weight_decay: float = Field(default=0.01, ge=0, allow_inf_nan=False)
-    standardize: bool = True
+    #: Also measure the description length of the labels of the largest training set (Voita and Titov, 2020).
+    mdl: bool = False
+    #: Also probe for control tasks (Hewitt and Liang, 2019).
+    control: bool = False
     seed: int = Field(default=0, ge=0)
 
     @classmethod
     def example(cls, folder: Path) -> Self:
-        return cls(train=96, test=64, projection=16, epochs=3, seeds=2)
+        return cls(train=96, test=64, projection=16, seeds=2)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The numbers of training sentences, ascending; () where the data decide."""
+        return (self.train,) if isinstance(self.train, int) else self.train or ()
+
+    @property
+    def penalties(self) -> tuple[float, ...]:
+        """The penalties of L-BFGS."""
+        return self.l2 if isinstance(self.l2, tuple) else (self.l2,)
+
+    @model_validator(mode="after")
+    def _sizes_ascend(self) -> Self:
+        if self.train == () or any(low >= high for low, high in pairwise(self.sizes)):
+            raise ValueError(f"train: {list(self.sizes)} does not ascend; name each number of labels once")
+        if self.train is None and self.draws == "own":
+            raise ValueError("train: seeds cannot each have all rows for their own; name a number")
+        if self.mdl and self.sizes and max(self.sizes) < 2 * LEAST:
+            raise ValueError(f"train: {max(self.sizes)} labels are no two portions; mdl takes {2 * LEAST}")
+        return self
+
+    @model_validator(mode="after")
+    def _fields_belong_to_the_solver(self) -> Self:
+        others = {
+            "lbfgs": ("epochs", "steps", "lr", "batch_size", "weight_decay"),
+            "adamw": ("l2", "tolerance"),
+        }[self.solver]
+        for field in others:
+            if getattr(self, field) != type(self).model_fields[field].default:
+                other = "adamw" if self.solver == "lbfgs" else "lbfgs"
+                raise ValueError(
+                    f"{field}: solver {self.solver} does not use it; take {other}, or leave it out"
+                )
+        if not self.penalties or len(set(self.penalties)) != len(self.penalties):
+            raise ValueError(f"l2: {list(self.penalties)} names none, or one twice")
+        if self.mdl and len(self.penalties) > 1:
+            raise ValueError("l2: a code of the labels takes one number, and mdl is true")
+        if self.solver == "lbfgs" and self.projection is None and self.draws == "shared" and self.seeds > 1:
+            raise ValueError(
+                f"seeds: {self.seeds} seeds have the same head without a projection; take seeds 1, "
+                "or draws own"
+            )
+        return self
 
     def problems(self, language: Language) -> list[tuple[str, str]]:
         found = super().problems(language)
         if not found:
-            found = self.shortage(language, "train", "train", self.train)
-            found += self.shortage(language, "test", "test", self.test)
+            sets = self.seeds if self.draws == "own" else 1
+            found = self.shortage(language, "train", "train", sets * max(self.sizes, default=0))
+            found += self.shortage(language, "test", "test", self.test or 0)
         return found
+
+    def applies_to(self, algorithm: AlgorithmConfig) -> bool:
+        of_models = self.representation == "cls" or self.layers == "all"
+        return super().applies_to(algorithm) and (algorithm.gives_parameters or not of_models)
+
+    def model_problems(self, model: ModelConfig, language: Language) -> list[tuple[str, str]]:
+        if self.representation != "cls" and self.layers == "last":
+            return []
+        with torch.device("meta"):
+            return misfits(model.module(language), language, self.representation, self.layers)
 
     def shards(self) -> int:
         """One: all seeds and tasks share one pass over the features."""
         return 1
 
     def measure(self, subject: Subject, shard: int, reference: np.ndarray | None = None) -> Arrays:
-        """Return `accuracy.<task>` [seeds] and `majority.<task>` [1], float64."""
+        """Return the arrays of each task (`raysweep.evaluation.probe_metrics`)."""
         if shard != 0:
             raise IndexError(f"shard {shard} of 1")
         arrays: Arrays = {}
         for group in self.groups(subject.language):
-            results = linear_probe(
-                self._chunks(subject, group, "train", self.train),
-                self._chunks(subject, group, "test", self.test),
-                {name: len(task.classes) for name, task in group.tasks.items()},
-                seeds=self.seeds,
-                seed=derive(self.seed, "probe"),
-                projection=self.projection,
-                epochs=self.epochs,
-                learning_rate=self.lr,
-                batch_size=self.batch_size,
-                weight_decay=self.weight_decay,
-                standardize=self.standardize,
-            )
-            for name, result in results.items():
-                arrays[f"accuracy.{name}"] = result.accuracy.numpy()
-                arrays[f"majority.{name}"] = np.array([result.majority])
+            tasks = group.tasks
+            for name, task in tasks.items():
+                if task.regression:
+                    raise DataError(f"task '{name}' is a regression, and the probe classifies; leave it out")
+            sizes = self.sizes or (group.size("train") or _SENTENCES,)
+            found = self._probe(subject, group, tasks, sizes)
+            for name, task in tasks.items():
+                arrays |= arrays_of(
+                    task, found[name], found.get(_CONTROL + name), sizes=sizes, chosen=len(self.penalties) > 1
+                )
         return arrays
 
-    def _chunks(self, subject: Subject, group: TaskGroup, split: Split, n: int) -> Iterator[Chunk]:
-        """Yield features and labels of the first `n` examples of a split, some thousand at a time."""
-        for examples in group.batches(split, n, seed=self.seed, size=_CHUNK):
-            yield subject.features(examples.ids), examples.labels
+    def _probe(
+        self, subject: Subject, group: TaskGroup, tasks: Mapping[str, Task], sizes: tuple[int, ...]
+    ) -> dict[str, ProbeResult]:
+        """Return the results of tasks that share their sentences, and of their control tasks."""
+        classes = {name: len(task.classes) for name, task in tasks.items()}
+        controls = {
+            name: ControlTask(
+                words=subject.language.cls_id + 1, classes=count, seed=derive(self.seed, "probe"), task=name
+            )
+            for name, count in classes.items()
+            if self.control
+        }
+        most = max(sizes)
+        test = self.test or group.size("test") or _SENTENCES
+        sets = range(self.seeds if self.draws == "own" else 1)
+        return linear_probe(
+            [self._chunks(subject, group, controls, "train", k * most, most) for k in sets],
+            self._chunks(subject, group, controls, "test", 0, test),
+            classes | {_CONTROL + name: classes[name] for name in controls},
+            sizes=sizes,
+            solver=self._solver(),
+            seeds=self.seeds,
+            seed=derive(self.seed, "probe"),
+            projection=self.projection,
+            standardize=self.standardize,
+            code=self.mdl,
+        )
+
+    def _solver(self) -> AdamW | Convex:
+        if self.solver == "lbfgs":
+            return Convex(l2=self.penalties, tolerance=self.tolerance)
+        return AdamW(
+            epochs=self.epochs,
+            steps=self.steps,
+            learning_rate=self.lr,
+            batch_size=self.batch_size,
+            weight_decay=self.weight_decay,
+        )
+
+    def _chunks(
+        self,
+        subject: Subject,
+        group: TaskGroup,
+        controls: Mapping[str, ControlTask],
+        split: Split,
+        first: int,
+        n: int,
+    ) -> Iterator[Chunk]:
+        """Yield features and labels of examples `first .. first+n-1` of a split, some thousand at a time."""
+        for start in range(first, first + n, _CHUNK):
+            examples = group.examples(split, min(_CHUNK, first + n - start), seed=self.seed, start=start)
+            labels = dict(examples.labels)
+            for name, control in controls.items():
+                labels[_CONTROL + name] = control.labels(examples.ids, examples.labels[name])
+            chooses = None
+            if split == "train" and len(self.penalties) > 1:
+                chooses = in_validation(examples.ids, subject.language.pad_id, _CHOOSES)
+            features = subject.features(examples.ids, self.representation, self.layers)
+            yield Chunk(features=features, labels=labels, chooses=chooses)
 
     def combine(self, shards: Sequence[Mapping[str, np.ndarray]]) -> list[Metric]:
-        """Return mean and standard deviation over seeds, and the accuracy of always guessing one class.
-
-        The standard error of `probe/<task>` is over seeds, given the test sentences, which are the same for
-        every run; that of `majority/<task>` is over test sentences.
-        """
+        """Return accuracies with their spread, and the accuracy of always guessing one class."""
         (arrays,) = shards
-        metrics = []
-        for key, accuracy in arrays.items():
+        tolerance = self.tolerance if self.solver == "lbfgs" else None
+        by_task: dict[str, dict[str, np.ndarray]] = {}
+        for key, array in arrays.items():
             name, _, task = key.partition(".")
-            if name != "accuracy":
-                continue
-            of = {"task": task}
-            metrics.append(PROBE.mean(accuracy, of=of))
-            if len(accuracy) > 1:
-                std = float(accuracy.std(ddof=1))
-                metrics.append(PROBE_STD.number(std, n=len(accuracy), of=of))
-            majority = float(arrays[f"majority.{task}"][0])
-            error = math.sqrt(majority * (1 - majority) / self.test)
-            metrics.append(MAJORITY.number(majority, n=self.test, standard_error=error, of=of))
-        return metrics
+            by_task.setdefault(task, {})[name] = array
+        return [
+            metric for task, own in by_task.items() for metric in metrics_of(task, own, tolerance=tolerance)
+        ]

@@ -125,7 +125,7 @@ def test_settings_of_any_kind(finished: Sweep, checkpoint: Path, capsys: pytest.
         "hessian": ["inputs=4", "labels=hard"],
         "spectrum": ["inputs=2", "eigenvalues=1", "tolerance=0.1", "steps=2", "matrices=[gauss_newton]"],
         "sharpness": ["inputs=4", "pool_size=4", "steps=1", "which=[sam, fisher_rao]"],
-        "probe": ["train=32", "test=16", "projection=8", "epochs=1", "seeds=1"],
+        "probe": ["train=32", "test=16", "projection=8", "seeds=1"],
         "finetune": ["train=32", "test=16", "epochs=1", "seeds=1", "forgetting=8", "betas=[0.8, 0.9]"],
         "quantize": ["sentences=8", "bits=[4]", "noise=[0.1]", "draws=2"],
     }
