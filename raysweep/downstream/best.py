@@ -15,12 +15,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-import torch
-
 from raysweep.languages.base import Estimate, Language
-from raysweep.languages.splits import draw_split
-
-_ROWS = 4096  # sentences whose posteriors are in memory at once
+from raysweep.languages.splits import certainty, draw_split
 
 
 def best_accuracy(language: Language, task: str, n: int, *, seed: int) -> Estimate | None:
@@ -50,11 +46,5 @@ class _Known:
 
 @lru_cache(maxsize=64)
 def _estimate(known: _Known, task: str, n: int, seed: int) -> Estimate | None:
-    parts = []
-    for start in range(0, n, _ROWS):
-        ids = draw_split(known.language, "test", min(_ROWS, n - start), seed=seed, start=start).ids
-        posterior = known.language.label_posterior(task, ids)
-        if posterior is None:
-            return None
-        parts.append(posterior.max(dim=1).values)
-    return Estimate.of(torch.cat(parts))
+    values = certainty(known.language, task, draw_split(known.language, "test", n, seed=seed).ids)
+    return None if values is None else Estimate.of(values)

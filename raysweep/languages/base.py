@@ -113,6 +113,11 @@ class LabelledData(ABC):
         Labels are int64, or float32 for a regression.
         """
 
+    def summary(self) -> str:
+        """Return a sentence on the rows for people; prepares what is missing."""
+        self.prepare()
+        return f"{self.size('train'):,} training and {self.size('test'):,} test examples"
+
 
 def certain_length(length: int) -> np.ndarray:
     """Return `length_probabilities` of a language whose sentences all have `length` words.

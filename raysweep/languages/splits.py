@@ -40,6 +40,8 @@ BLOCK = 1024
 #: Candidates of a block: about one in two is taken.
 CANDIDATES = 64 * BLOCK
 
+_ROWS = 1024  # sentences whose posteriors are in memory at once
+
 # Odd constants of the SplitMix64 generator and its finaliser (Steele, Lea and Flood, "Fast splittable
 # pseudorandom number generators", OOPSLA 2014), as the signed integers that tensors hold.
 _GOLDEN, _MIX_1, _MIX_2 = (
@@ -140,6 +142,16 @@ class TaskFacts:
     def majority_standard_error(self) -> float:
         """Standard error of `majority_rate` over independently drawn sentences."""
         return math.sqrt(self.majority_rate * (1 - self.majority_rate) / self.n) if self.n else math.nan
+
+
+def certainty(language: Language, task: str, ids: Tensor) -> Tensor | None:
+    """Return max_c Pr(label = c | sentence) [B], float64, None where it is unknown.
+
+    Its mean over sentences is the accuracy of the best possible classifier (Bayes).
+    """
+    parts = [language.label_posterior(task, rows) for rows in ids.split(_ROWS)]
+    known = [part.max(dim=1).values for part in parts if part is not None]
+    return torch.cat(known) if known else None
 
 
 def task_facts(

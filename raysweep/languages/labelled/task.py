@@ -29,7 +29,7 @@ from raysweep.languages.labelled.rows import Rows, Table, find
 from raysweep.languages.labelled.sentences import Encoding, Tally, written
 from raysweep.languages.text_split import is_held_out
 
-log = logging.getLogger("raysweep.tasks")
+log = logging.getLogger("raysweep.corpus")
 
 _FORMAT = 1  # of the stored form and of the way of writing sentences; another version makes them again
 
@@ -124,6 +124,9 @@ class TextTask(LabelledData):
         `cut`, the share of sentences that were too long.
         """
         return self._made[1]
+
+    def summary(self) -> str:
+        return told(self.facts)
 
     @property
     def _file(self) -> Any:
