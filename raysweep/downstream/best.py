@@ -22,12 +22,14 @@ from raysweep.languages.splits import certainty, draw_split
 def best_accuracy(language: Language, task: str, n: int, *, seed: int) -> Estimate | None:
     """Estimate the best possible accuracy on the first `n` test sentences of `seed`; None if it is unknown.
 
-    It is known for a language's own tasks where the language gives `label_posterior`, and exactly one, with a
-    standard error of zero, where the label is certain in every sentence.  Raises `DataError` for an unknown
-    task.  Results are kept in this process, because they are the same for every model.
+    It is known for a language's own tasks where the language gives `label_posterior`, and exactly one where
+    the label is a function of the sentence.  Raises `DataError` for an unknown task.  Results are kept in
+    this process, because they are the same for every model.
     """
     if task in language.data_tasks:
         return None
+    if task in language.tasks and language.determined(task):
+        return Estimate(value=1.0, standard_error=0.0, n=n)
     return _estimate(_Known(language), task, n, seed)
 
 

@@ -20,6 +20,7 @@ import torch
 from pydantic import BeforeValidator, Field, model_validator
 
 from raysweep.algorithms.base import AlgorithmConfig
+from raysweep.downstream.best import best_accuracy
 from raysweep.downstream.control import ControlTask
 from raysweep.downstream.online_code import LEAST
 from raysweep.downstream.probe import AdamW, Chunk, Convex, ProbeResult, linear_probe
@@ -56,7 +57,7 @@ class ProbeConfig(TaskEvaluation):
     """
 
     kind: Literal["probe"] = "probe"
-    #: 2: AdamW takes `steps` on small training sets; metrics of the solve and of test sentences.
+    #: 2: AdamW takes `steps` on small training sets; metrics of the solve, of test sentences, and the best.
     version: ClassVar[int] = 2
 
     #: Projections, training orders, and training sets with draws `own`.
@@ -140,12 +141,19 @@ class ProbeConfig(TaskEvaluation):
         return self
 
     def problems(self, language: Language) -> list[tuple[str, str]]:
-        found = super().problems(language)
+        found = super().problems(language) or self._regressions(language)
         if not found:
             sets = self.seeds if self.draws == "own" else 1
             found = self.shortage(language, "train", "train", sets * max(self.sizes, default=0))
             found += self.shortage(language, "test", "test", self.test or 0)
         return found
+
+    def _regressions(self, language: Language) -> list[tuple[str, str]]:
+        return [
+            ("tasks", f"'{group.names[0]}' is a regression, and the probe classifies; name the other tasks")
+            for group in self.groups(language)
+            if group.data is not None and group.data.regression
+        ]
 
     def applies_to(self, algorithm: AlgorithmConfig) -> bool:
         of_models = self.representation == "cls" or self.layers == "all"
@@ -174,9 +182,10 @@ class ProbeConfig(TaskEvaluation):
             sizes = self.sizes or (group.size("train") or _SENTENCES,)
             found = self._probe(subject, group, tasks, sizes)
             for name, task in tasks.items():
-                arrays |= arrays_of(
-                    task, found[name], found.get(_CONTROL + name), sizes=sizes, chosen=len(self.penalties) > 1
-                )
+                best = best_accuracy(subject.language, name, found[name].n, seed=self.seed)
+                control = found.get(_CONTROL + name)
+                chosen = len(self.penalties) > 1
+                arrays |= arrays_of(task, found[name], control, best, sizes=sizes, chosen=chosen)
         return arrays
 
     def _probe(
@@ -240,7 +249,7 @@ class ProbeConfig(TaskEvaluation):
             yield Chunk(features=features, labels=labels, chooses=chooses)
 
     def combine(self, shards: Sequence[Mapping[str, np.ndarray]]) -> list[Metric]:
-        """Return accuracies with their spread, and the accuracy of always guessing one class."""
+        """Return accuracies with their spread, that of guessing one class, and the best possible one."""
         (arrays,) = shards
         tolerance = self.tolerance if self.solver == "lbfgs" else None
         by_task: dict[str, dict[str, np.ndarray]] = {}

@@ -15,11 +15,11 @@ from raysweep.downstream.probe import ProbeResult
 from raysweep.downstream.scores import scores
 from raysweep.evaluation.base import Arrays
 from raysweep.evaluation.metric import Metric, Quantity
-from raysweep.languages.base import Task, TaskMetric
+from raysweep.languages.base import Estimate, Task, TaskMetric
 
 PROBE = Quantity(
     name="probe/{task}", heading="probe accuracy", short="probe", unit="accuracy", kind="accuracy",
-    better="more", baseline="majority/{task}", live=True, report=True,
+    better="more", baseline="majority/{task}", ceiling="best/{task}", live=True, report=True,
 )  # fmt: skip
 PROBE_AREA = PROBE.model_copy(
     update={
@@ -41,7 +41,7 @@ PROBE_GAP = Quantity(
 PROBE_L2 = Quantity(name="probe_l2/{task}", heading="median over seeds of the chosen penalty", unit="l2")
 PROBE_LAYER = Quantity(
     name="probe_layer/{task}/{layer}", heading="probe accuracy at a layer", unit="accuracy", kind="accuracy",
-    better="more", baseline="majority/{task}",
+    better="more", baseline="majority/{task}", ceiling="best/{task}",
 )  # fmt: skip
 PROBE_SCORE = Quantity(
     name="probe_{score}/{task}", heading="score of the probe", unit="score", kind="accuracy", better="more"
@@ -59,15 +59,23 @@ COMPRESSION = Quantity(
 )  # fmt: skip
 MAJORITY = Quantity(name="majority/{task}", heading="share of the most frequent label", unit="accuracy")
 
+BEST = Quantity(name="best/{task}", heading="best possible accuracy", unit="accuracy")
+
 NOT_CONVERGED = "not converged"
 
 
 def arrays_of(
-    task: Task, result: ProbeResult, control: ProbeResult | None, *, sizes: Sequence[int], chosen: bool
+    task: Task,
+    result: ProbeResult,
+    control: ProbeResult | None,
+    best: Estimate | None,
+    *,
+    sizes: Sequence[int],
+    chosen: bool,
 ) -> Arrays:
     """Return the arrays of a task: `<name>.<task>`, given the results of its control task.
 
-    `chosen` says that there was a choice of l2.
+    `best` is the best possible accuracy, `chosen` says that there was a choice of l2.
     """
     found: Arrays = {
         "accuracy": result.accuracy.numpy(),
@@ -78,6 +86,8 @@ def arrays_of(
         "sizes": np.array(sizes),
         "test": np.array([result.n]),
     }
+    if best is not None:
+        found["best"] = np.array([best.value, np.nan_to_num(best.standard_error)])
     if control is not None:
         found["control"] = control.accuracy.numpy()
     if result.code_length is not None:
@@ -101,8 +111,8 @@ def _scored(task: Task, result: ProbeResult, metric: TaskMetric) -> np.ndarray:
 def metrics_of(task: str, arrays: Mapping[str, np.ndarray], *, tolerance: float | None) -> list[Metric]:
     """Return the metrics of a task; `tolerance` is that of the solve, None where it has none.
 
-    Standard errors are over seeds, given the test sentences, but for that of the most frequent label, which
-    is over test sentences.
+    Standard errors are over seeds, given the test sentences, but for those of the most frequent label and of
+    the best possible accuracy, which are over test sentences.
     """
     sizes, n = arrays["sizes"].tolist(), int(arrays["test"][0])
     found = [metric for b in range(len(sizes)) for metric in _of_size(task, arrays, b, tolerance)]
@@ -112,6 +122,9 @@ def metrics_of(task: str, arrays: Mapping[str, np.ndarray], *, tolerance: float 
     if "code" in arrays:
         found.append(CODE_LENGTH.mean(arrays["code"][-1], of=of))
         found.append(COMPRESSION.mean(arrays["uniform"] / arrays["code"][-1], of=of))
+    if "best" in arrays:
+        best, spread = arrays["best"].tolist()
+        found.append(BEST.number(best, n=n, standard_error=spread if n > 1 else None, of=of))
     majority = float(arrays["majority"][0])
     error = math.sqrt(majority * (1 - majority) / n)
     return [*found, MAJORITY.number(majority, n=n, standard_error=error, of=of)]

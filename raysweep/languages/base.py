@@ -19,6 +19,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from raysweep.errors import DataError
@@ -89,6 +90,11 @@ class LabelledData(ABC):
     @abstractmethod
     def task(self) -> Task:
         """The task; prepares what is missing, because rows may name the classes."""
+
+    @property
+    def regression(self) -> bool:
+        """Whether labels are numbers."""
+        return self.task.regression
 
     @property
     @abstractmethod
@@ -219,12 +225,17 @@ class Language(ABC):
     def labels(self, task: str, sample: Sample) -> Tensor:
         """Return the labels [B] of one of `tasks`, int64; raises `DataError` for an unknown task."""
 
+    def determined(self, task: str) -> bool:
+        """Return whether the label of one of `tasks` is known to be a function of the sentence."""
+        return False
+
     def label_posterior(self, task: str, ids: Tensor) -> Tensor | None:
         """Return Pr(label = c | sentence) [B, C], float64, exactly; None where it is unknown.
 
-        Where the label is a function of the sentence, that class has probability one.
+        Raises `DataError` for an unknown task.
         """
-        return None
+        labels = self.labels(task, Sample(ids=ids)) if self.determined(task) else None
+        return None if labels is None else F.one_hot(labels, len(self.tasks[task].classes)).double()
 
     def in_tasks(self, ids: Tensor) -> Tensor:
         """Return which sentences [B] the tasks are about: all, unless the language says otherwise."""

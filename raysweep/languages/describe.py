@@ -43,7 +43,8 @@ def describe(
     sentences at all positions, or, where the language stores its costly conditionals, `FEW` sentences with
     one drawn position each.  `tasks`: for each task, its description, the counts of the labels that occur,
     the most frequent label and its share, which is the accuracy of a constant answer, and `best`, the
-    accuracy of the best possible classifier with its standard error, None where it is unknown.
+    accuracy of the best possible classifier with its standard error, None where it is unknown; `determined`
+    says that the label is a function of the sentence.
     `data_tasks`: for each task of a data set, its source, scores and test labels, and a sentence on its rows.
     `notes`: the remarks of the language.
     `examples`: ids, text, drawing (None where there is none) and labels of the first sentences.
@@ -63,6 +64,7 @@ def describe(
             "majority": classes[facts.majority],
             "majority_rate": facts.majority_rate,
             "majority_standard_error": facts.majority_standard_error,
+            "determined": language.determined(name),
             "best": _best(language, name, sample.ids),
         }
     return {
@@ -163,7 +165,7 @@ def as_text(facts: dict[str, Any]) -> str:
             f"  {task['classes']} classes, {len(task['counts'])} of them seen in "
             f"{sum(task['counts'].values())} sentences; always '{task['majority']}' is right in "
             f"{task['majority_rate']:.1%} ± {error:.1%}",
-            *_best_lines(task["best"]),
+            *_best_lines(task["best"], task["determined"]),
         ]
         common = sorted(task["counts"].items(), key=lambda item: -item[1])
         lines.append("  " + ", ".join(f"{label} {count}" for label, count in common[:8]))
@@ -186,11 +188,11 @@ def as_text(facts: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _best_lines(best: dict[str, float | None] | None) -> list[str]:
+def _best_lines(best: dict[str, float | None] | None, determined: bool) -> list[str]:
+    if determined:
+        return ["  the label is a function of the sentence, so the best possible accuracy is 100 %"]
     if best is None:
         return []
-    if best["value"] == 1:
-        return ["  the label is certain given the sentence, so the best possible accuracy is 100 %"]
     error = best["standard_error"]
     return [
         f"  the best possible accuracy is {best['value']:.1%}{'' if error is None else f' ± {error:.1%}'}"

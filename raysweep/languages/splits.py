@@ -149,6 +149,8 @@ def certainty(language: Language, task: str, ids: Tensor) -> Tensor | None:
 
     Its mean over sentences is the accuracy of the best possible classifier (Bayes).
     """
+    if language.determined(task):
+        return torch.ones(len(ids), dtype=torch.float64, device=ids.device)
     parts = [language.label_posterior(task, rows) for rows in ids.split(_ROWS)]
     known = [part.max(dim=1).values for part in parts if part is not None]
     return torch.cat(known) if known else None

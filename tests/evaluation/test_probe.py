@@ -53,7 +53,7 @@ def test_sizes_are_those_of_the_paper_by_default():
     assert (ProbeConfig().train, ProbeConfig().test) == (100_000, 100_000)
 
 
-NAMES = ("probe", "probe_std", "probe_sentence_error", "probe_gap", "majority")
+NAMES = ("probe", "probe_std", "probe_sentence_error", "probe_gap", "best", "majority")
 
 
 @pytest.mark.parametrize("solver", ["lbfgs", "adamw"])
@@ -74,11 +74,27 @@ def test_metrics(hmm, make_subject, run, solver):
     assert metrics["majority/2"].standard_error == pytest.approx(math.sqrt(share * (1 - share) / 200))
 
 
+def test_the_best_possible_accuracy_stands_beside_the_guess(hmm, run):
+    state = HMM.random(states=4, vocabulary=6, length=5, blocks=2, tasks=(2,))
+    metrics = run(ProbeConfig(**SMALL), LookupTable(state))
+    best = metrics["best/2"]
+    ids = draw_split(state, "test", 200, seed=0).ids
+    values = state.label_posterior("2", ids).max(dim=1).values
+    assert (best.value, best.n) == (pytest.approx(values.mean().item()), 200)
+    assert best.standard_error == pytest.approx(values.std().item() / math.sqrt(200))
+    assert metrics["majority/2"].value < best.value < 1
+    assert (metrics["probe/2"].baseline, metrics["probe/2"].ceiling) == ("majority/2", "best/2")
+    certain = run(ProbeConfig(**SMALL), LookupTable(hmm))["best/2"]
+    assert (certain.value, certain.standard_error) == (1.0, 0.0)
+
+
 def test_a_curve_has_an_area(hmm, make_subject, run):
     """Each size gives what it gives among other sizes, and names carry the number of labels."""
     curve = run(ProbeConfig(**SMALL | {"train": (30, 100, 300)}), make_subject(hmm))
-    per_size = {f"{name}/{task}/{n}" for name in NAMES[:-1] for task in "24" for n in (30, 100, 300)}
-    assert set(curve) == per_size | {f"{name}/{task}" for name in ("probe_area", "majority") for task in "24"}
+    per_size = {f"{name}/{task}/{n}" for name in NAMES[:-2] for task in "24" for n in (30, 100, 300)}
+    assert set(curve) == per_size | {
+        f"{name}/{task}" for name in ("probe_area", "best", "majority") for task in "24"
+    }
     y = [curve[f"probe/2/{n}"].value for n in (30, 100, 300)]
     x = [math.log(n) for n in (30, 100, 300)]
     area = sum((y[k] + y[k + 1]) / 2 * (x[k + 1] - x[k]) for k in range(2)) / (x[2] - x[0])

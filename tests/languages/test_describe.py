@@ -72,7 +72,7 @@ def test_the_best_possible_accuracy_is_that_of_the_sample(language: Language) ->
         assert best["standard_error"] == pytest.approx(values.std().item() / 300**0.5)
     if isinstance(language, PCFG):
         assert (
-            text.count("the label is certain given the sentence, so the best possible accuracy is 100 %") == 3
+            text.count("the label is a function of the sentence, so the best possible accuracy is 100 %") == 3
         )
     else:
         best = facts["tasks"]["2"]["best"]

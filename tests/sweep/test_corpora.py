@@ -121,6 +121,16 @@ def test_preparing_a_sweep_prepares_and_checks_its_tasks(tmp_path: Path, cache: 
         _with_task(tmp_path).prepare()
 
 
+def test_a_probe_of_a_regression_is_refused(tmp_path: Path, cache: Path) -> None:
+    local_glue.write(tmp_path / "data", "rte")
+    source = local_glue.write(tmp_path / "numbers", "stsb")
+    with pytest.raises(ConfigError, match=r"evaluate.probe.tasks: 'stsb' is a regression, and the probe"):
+        _with_task(
+            tmp_path, f"language.tasks=[{{glue: stsb, source: {source}}}]", "evaluate.probe.tasks=[stsb]"
+        )
+    assert not cache.exists()
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from raysweep.errors import ConfigError, DataError
@@ -116,9 +115,12 @@ class HMM(Language):
             return sample.latents["states"][:, position]
         return self.state_posterior(sample.ids)[:, position].argmax(dim=-1)
 
-    def label_posterior(self, task: str, ids: Tensor) -> Tensor:
-        if self.label != "state":
-            return F.one_hot(self.labels(task, Sample(ids=ids)), self.states).double()
+    def determined(self, task: str) -> bool:
+        return self.label == "posterior"
+
+    def label_posterior(self, task: str, ids: Tensor) -> Tensor | None:
+        if self.determined(task):
+            return super().label_posterior(task, ids)
         if task not in self.tasks:
             raise DataError(f"no task '{task}'; this language has {', '.join(self.tasks) or 'none'}")
         return self.state_posterior(ids)[:, int(task) - 1]

@@ -90,6 +90,11 @@ class TextTask(LabelledData):
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     @property
+    def regression(self) -> bool:
+        """Whether labels are numbers, known without reading them."""
+        return self.config.classes == ()
+
+    @property
     def task(self) -> Task:
         config, facts = self.config, self.facts
         return Task(

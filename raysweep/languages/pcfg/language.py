@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from raysweep.errors import ConfigError, DataError
@@ -254,10 +253,12 @@ class PCFG(Language):
         symbols = labels.symbols(self, sample, self._span(task), task == "A")
         return symbols if task != "A" else self._class_of_root(symbols.device)[symbols]
 
-    def label_posterior(self, task: str, ids: Tensor) -> Tensor:
-        if self.label != "tree":
-            classes = len(self.tasks[task].classes)
-            return F.one_hot(self.labels(task, Sample(ids=ids)), classes).double()
+    def determined(self, task: str) -> bool:
+        return self.label != "tree"
+
+    def label_posterior(self, task: str, ids: Tensor) -> Tensor | None:
+        if self.determined(task):
+            return super().label_posterior(task, ids)
         found = labels.posterior(self, ids, self._span(task))
         return found if task != "A" else found[:, self._class_of_root(ids.device) >= 0]
 
