@@ -10,12 +10,16 @@ from typing import Any
 
 import pytest
 
+from helpers import local_glue, local_texts
 from raysweep.cli.app import run
 from raysweep.evaluation import ModelSubject
 from raysweep.evaluation import run as evaluation_run
 from raysweep.evaluation.trace import TraceConfig
+from raysweep.models.encoder import EncoderConfig
 from raysweep.models.huggingface import to_huggingface
 from raysweep.sweep import Sweep
+from raysweep.sweep.language_file import load_language
+from raysweep.sweep.opened import choose_evaluations, open_model
 from raysweep.training import load_model
 
 FEW = ["-e", "trace.inputs=8"]
@@ -212,6 +216,40 @@ def test_another_language(checkpoint: Path, language_file: Path, capsys: pytest.
     other = evaluate(capsys, str(checkpoint), *FEW, "--language", str(language_file), "--set", "seed=1")
     assert own["language"] != other["language"]
     assert metrics(own) != metrics(other)
+
+
+def test_tasks_of_labelled_texts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A Hugging Face folder, a corpus, and a local table beside the file that names it."""
+    monkeypatch.setenv("RAYSWEEP_CACHE", str(tmp_path / "cache"))
+    local_glue.write(tmp_path / "sst2", "sst2")
+    file = tmp_path / "corpus.yaml"
+    file.write_text(
+        f"kind: corpus\nsource: {local_texts.files()['jsonl']}\nlength: 16\nheld_out: 0.2\n"
+        "tokenizer: {train: wordpiece, vocabulary: 300}\ntasks: [{glue: sst2, source: sst2}]\n"
+    )
+    language = load_language(file)
+    to_huggingface(EncoderConfig(shape="8/2/2/16").build(language, seed=0), tmp_path / "model")
+    here = ["model", "--language", "corpus.yaml"]
+    usual = evaluate(
+        capsys, *here, "-e", "held_out_loss.sentences=8", "-e", "probe.train=40", "-e", "probe.test=16"
+    )
+    assert {"held_out_loss", "probe/sst2", "majority/sst2"} <= set(metrics(usual))
+    assert metrics(usual)["majority/sst2"]["value"] == 0.5
+    few = ("seeds=1", "epochs=1", "forgetting=0")
+    tuned = evaluate(capsys, *here, *(part for setting in few for part in ("-e", f"finetune.{setting}")))
+    assert metrics(tuned)["finetune/sst2"]["n"] == 1
+    assert run(["evaluate", *here, "-e", "probe.train=41", "-e", "probe.test=16"]) == 2
+    assert (
+        "evaluate.probe.train: 41 examples are asked for, and task 'sst2' has 40" in capsys.readouterr().err
+    )
+    opened = open_model("model", storage=tmp_path, language=file, overrides=())
+    chosen, _ = choose_evaluations((), opened)
+    assert (chosen["probe"].tasks, chosen["probe"].train) == (("sst2",), None)
+    (tmp_path / "sst2" / "train-00000-of-00001.parquet").write_bytes(b"no table")
+    assert run(["evaluate", *here, "-e", "probe"]) == 2
+    assert "is no table that can be read" in capsys.readouterr().err
 
 
 def test_errors_name_the_remedy(
