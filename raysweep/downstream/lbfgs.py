@@ -27,7 +27,8 @@ _NOISE = 1e-7  # relative rounding of an objective
 class Solution:
     """Heads [G, P, C, K+1], the bound on their distance from the least objective `gap` [G, P], and its cost.
 
-    `value` [G, P] are the objectives, float64; `passes` is the number of times that the rows were read.
+    `value` [G, P] are the objectives, float64; `passes` is the number of times that rows were read, the most
+    of any problem.
     """
 
     heads: Tensor
@@ -44,10 +45,19 @@ def solve(
     Ends after so many passes over the rows at the latest; `gap` says how far it came.
     """
     axes, turned = principal_axes(inputs.x)
-    objective = Objective(replace(inputs, x=turned), problems, l2)
-    found = minimise(objective, tolerance=tolerance, passes=passes)
-    heads = found.heads @ axes[:, None].mT
-    return Solution(heads=heads, value=found.value, gap=found.gap, passes=found.passes)
+    inputs = replace(inputs, x=turned)
+    every = torch.tensor([problem.classes for problem in problems])
+    heads = turned.new_zeros(len(turned), len(problems), int(every.max()), turned.shape[2])
+    value = torch.zeros(l2.shape, dtype=torch.float64, device=turned.device)
+    gap, cost = torch.zeros_like(value), 0
+    # Problems of fewer classes would be padded to the most among those that they are solved with.
+    for classes in every.unique().tolist():
+        at = (every == classes).nonzero()[:, 0].to(turned.device)
+        objective = Objective(inputs, [problems[k] for k in at.tolist()], l2[:, at])
+        found = minimise(objective, tolerance=tolerance, passes=passes)
+        heads[:, at, :classes] = found.heads
+        value[:, at], gap[:, at], cost = found.value, found.gap, max(cost, found.passes)
+    return Solution(heads=heads @ axes[:, None].mT, value=value, gap=gap, passes=cost)
 
 
 def principal_axes(x: Tensor) -> tuple[Tensor, Tensor]:

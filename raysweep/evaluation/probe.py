@@ -53,7 +53,8 @@ class ProbeConfig(TaskEvaluation):
     """Accuracy of linear heads on frozen representations, for each of `tasks` (all when None).
 
     `solver: adamw` with `train: 100000` is the recipe of the paper.  `lbfgs` finds the minimum of a penalised
-    cross-entropy; it is the default because it is as accurate and faster.
+    cross-entropy; it is the default because it is about as accurate on many labels, more so on few, and
+    faster.
     """
 
     kind: Literal["probe"] = "probe"
@@ -80,7 +81,7 @@ class ProbeConfig(TaskEvaluation):
     #: with the least cross-entropy on a fifth of its training sentences, which it does not see then.
     l2: Annotated[Positive | tuple[Positive, ...], BeforeValidator(_as_tuple)] = 1.0
     #: L-BFGS ends where the objective is certain to be so near to the least one, in nats for a label.
-    tolerance: Positive = 0.01
+    tolerance: Positive = 0.03
     #: AdamW: passes over the training set, and more of them up to at least `steps` steps.
     epochs: int = Field(default=100, gt=0)
     steps: int = Field(default=10_000, ge=0)

