@@ -55,10 +55,10 @@ class Classifier(nn.Module):
         generator: torch.Generator,
     ) -> None:
         super().__init__()
-        if pooling == "cls" and model.max_length <= longest:
+        if pooling == "cls" and model.with_token().max_length <= longest:
             raise DataError(
                 f"pooling: sentences of {longest} words leave no place for the sentence-level token in "
-                f"a model of {model.max_length} positions; use mean"
+                f"a model of {model.with_token().max_length} positions; use mean"
             )
         self.model, self.pooling, self.cls_id = deepcopy(model), pooling, model.vocabulary_size + 2
         rates = [module for module in self.model.modules() if isinstance(module, Dropout | nn.Dropout)]
@@ -103,7 +103,9 @@ class Classifier(nn.Module):
         Products are in `dtype`.  The model's dropout is keyed by `seed` where the model can do so; else it
         comes, as the head's does, from torch's generator.
         """
-        states = self.model.hidden_at(words, seed=seed, dtype=dtype)
+        # The batch holds the token itself where its state is wanted.
+        model = self.model.with_token() if self.pooling == "cls" else self.model
+        states = model.hidden_at(words, seed=seed, dtype=dtype)
         if self.pooling == "mean":
             row = words.index // words.ids.shape[1]
             sums = states.new_zeros(len(words.ids), states.shape[1]).index_add_(0, row, states)

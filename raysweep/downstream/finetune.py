@@ -84,8 +84,9 @@ class Recipe(Config):
             return self.pooling, None
         if not cls:
             return "mean", "the model was pre-trained without the sentence-level token"
-        if model.max_length <= longest:
-            return "mean", f"sentences of {longest} words fill the model's {model.max_length} positions"
+        positions = model.with_token().max_length
+        if positions <= longest:
+            return "mean", f"sentences of {longest} words fill the model's {positions} positions"
         return "cls", None
 
     def optimizer(self) -> AdamWConfig:

@@ -105,14 +105,14 @@ class FinetuneConfig(TaskEvaluation, PretrainingLossFields, Recipe):
         if self.pooling != "cls":
             return []
         with torch.device("meta"):
-            positions = model.module(language).max_length
+            positions = model.module(language).with_token().max_length
         if positions > language.max_length:
             return []
         return [
             (
                 "pooling",
                 f"the model's {positions} positions leave no place for the sentence-level token in front of "
-                f"{language.max_length} words; use mean or auto",
+                f"{language.max_length} words; use mean or auto, or pre-train with model.cls: true",
             )
         ]
 

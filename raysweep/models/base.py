@@ -110,6 +110,13 @@ class MaskedLM(nn.Module, ABC):
         """Return the parameters that `head` uses and `encode` does not."""
         return []
 
+    def with_token(self) -> MaskedLM:
+        """Return the model for sentences that already begin with the sentence-level token: itself by default.
+
+        A model that puts the token in front of its sentences returns the one inside.
+        """
+        return self
+
     def tie(self) -> None:
         """Tie parameters again that share their values."""
 

@@ -32,6 +32,8 @@ def misfits(
 ) -> list[tuple[str, str]]:
     """Return (field, message) for what a model does not offer: `representation` or `layers`."""
     found = []
+    if representation == "cls":
+        model = model.with_token()
     if representation == "cls" and model.max_length <= language.max_length:
         found.append(
             (
@@ -53,7 +55,8 @@ def represent(
     """Return representations [B, L, F] of sentences ids [B, T], padded to `length` words."""
     padding = (ids == model.pad_id)[:, None, :, None]
     if representation == "cls":
-        return states(model, F.pad(ids, (1, 0), value=model.vocabulary_size + 2), layers)[:, :, 0]
+        read = F.pad(ids, (1, 0), value=model.vocabulary_size + 2)
+        return states(model.with_token(), read, layers)[:, :, 0]
     if representation == "masked word":
         found = masked_states(model, ids, layers)
     else:
