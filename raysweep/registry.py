@@ -153,6 +153,8 @@ evaluations: Registry[Any] = Registry(
         "sharpness": "raysweep.evaluation.sharpness:SharpnessConfig",
         "held_out_loss": "raysweep.evaluation.held_out_loss:HeldOutLossConfig",
         "probe": "raysweep.evaluation.probe:ProbeConfig",
+        "finetune": "raysweep.evaluation.finetune:FinetuneConfig",
+        "quantize": "raysweep.evaluation.quantize:QuantizeConfig",
         "bartlett": "raysweep.evaluation.bartlett:BartlettConfig",
         "descent": "raysweep.evaluation.descent:DescentConfig",
         "dyck": "raysweep.evaluation.dyck:DyckConfig",

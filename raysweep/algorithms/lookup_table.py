@@ -13,7 +13,9 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from raysweep.algorithms.base import AlgorithmConfig
+from raysweep.errors import ConfigError
 from raysweep.languages.base import Language
+from raysweep.models.representation import Layers, Representation
 from raysweep.models.subject import normalise
 
 
@@ -34,10 +36,19 @@ class LookupTable:
         log_probs = normalise(self.language.conditionals(ids, mask)[mask])
         return log_probs.gather(1, ids[mask][:, None])[:, 0]
 
-    def features(self, ids: Tensor) -> Tensor:
-        """Return the concatenated conditionals [B, max_length * V] as probabilities, zero at padding."""
-        exact = self.language.conditionals(ids).exp()
-        return exact.masked_fill((ids == self.language.pad_id)[:, :, None], 0.0).flatten(1)
+    def features(
+        self, ids: Tensor, representation: Representation = "concatenated", layers: Layers = "last"
+    ) -> Tensor:
+        """Return the conditionals as probabilities [B, max_length * V], 0 at padding, or their mean [B, V].
+
+        Raises `ConfigError` for the sentence-level token and for layers, which the table does not have.
+        """
+        if representation == "cls" or layers == "all":
+            wrong = "representation: " if representation == "cls" else "layers: "
+            raise ConfigError(f"{wrong}the look-up table has no sentence-level token and no layers")
+        padding = (ids == self.language.pad_id)[:, :, None]
+        exact = self.language.conditionals(ids).exp().masked_fill(padding, 0.0)
+        return exact.sum(dim=1) / (~padding).sum(dim=1) if representation == "mean" else exact.flatten(1)
 
 
 class LookupTableConfig(AlgorithmConfig):

@@ -16,6 +16,7 @@ SUITES = {
     "exact": "raysweep.bench.exact",
     "train": "raysweep.bench.train",
     "trace": "raysweep.bench.trace",
+    "downstream": "raysweep.bench.downstream",
 }
 
 #: The modules of the benchmarks of whole sweeps, which have runners of their own.

@@ -32,6 +32,11 @@ SUITES = {
     "norms, or products with the Gauss-Newton matrix, are checked to be equal.  A peer with other results is "
     "not timed, and the exit code is 3.  A peer that is not installed is listed with the command that "
     "installs it.",
+    "downstream": "Measure transfer to downstream tasks beside other libraries.\n\n"
+    "Fine-tuning is beside Hugging Face's BertForSequenceClassification: the same weights, head, sentences, "
+    "dropout and optimizer.  Before anything is timed, losses over several steps without dropout are checked "
+    "to be equal.  Linear probes are beside a loop over seeds and tasks, and beside scikit-learn, whose "
+    "answers or accuracies are compared.  A peer with other results is not timed, and the exit code is 3.",
 }
 
 OutputOption = Annotated[

@@ -78,7 +78,7 @@ def evaluate(
         raysweep evaluate my-model --language sweeps/scaling.yaml -e trace -o trace.json
     """
     from raysweep.evaluation import ModelSubject
-    from raysweep.evaluation.notes import slower
+    from raysweep.evaluation.notes import remarks
     from raysweep.sweep.opened import choose_evaluations, open_model
     from raysweep.sweep.provenance import provenance
     from raysweep.sweep.storage import storage_root
@@ -117,8 +117,8 @@ def evaluate(
     # In a pipe, the columns must not be cut off.
     console(pipe_width=160).print(_table([metric for _, found, _ in measured for metric in found.metrics]))
     for evaluation, found, _ in measured:
-        if "reason" in found.notes:
-            typer.echo(f"note: {slower(evaluation.kind, found.notes)}")
+        for text in remarks(evaluation.kind, found.notes):
+            typer.echo(f"note: {text}")
     if output is not None:
         typer.echo(f"{output}: written")
 

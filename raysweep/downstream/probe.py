@@ -1,195 +1,229 @@
 """The linear probe: the accuracy of a linear head on a fixed representation.
 
-    features φ(x) [F]  →  standardised  →  z = R φ [K], R Gaussian  →  softmax(W z + b)
+    features φ(x) [F]  →  standardised  →  z = (R φ, 1)  →  softmax(W z)
 
-R [K, F] has independent N(0, 1/F) entries.  AdamW trains W and b from zero on the cross-entropy, and the
-accuracy is measured on other sentences.  Each seed draws its own R and its own order of the training set.
-Source: Liu, Xie, Li and Ma, "Same pre-training loss, better downstream", ICML 2023, appendix A.5: K = 512,
-learning rate 1e-3, 100 epochs, 5 seeds.
+R [K, F] is a random projection (`raysweep.downstream.projection`).  W is trained on the cross-entropy of n
+labels, and the accuracy is measured on other sentences.  Each seed draws its own R.
 
-All seeds and tasks share one pass over the features and train as one problem: a batched product over seeds,
-with the tasks' heads side by side.  AdamW updates each weight independently, so every head takes exactly the
-steps that it would take alone.
+Source: Liu, Xie, Li and Ma, "Same pre-training loss, better downstream", ICML 2023, appendix A.5: AdamW with
+learning rate 1e-3 for 100 epochs on 0.1M labels, 5 seeds; K = 512, or no projection.  `Convex` finds the
+minimum of the penalised cross-entropy itself (`raysweep.downstream.logistic`), and knows how near it is.
+
+All seeds, layers, tasks and training sets share one pass over the features.  Training sets are nested: n
+labels are the first n of any larger number.  `Convex` solves all heads together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from raysweep import seeding
-from raysweep.errors import DataError, RunFailedError
+from raysweep.downstream.adamw import AdamW, train_heads
+from raysweep.downstream.lbfgs import solve
+from raysweep.downstream.logistic import Inputs, Objective, Problem, lacking_classes, log_probs
+from raysweep.downstream.online_code import code_length, portions
+from raysweep.downstream.projection import Chunk, Projection, gather
+from raysweep.errors import DataError
 
-#: Features of some sentences [n, F] and their labels [n] by task.
-Chunk = tuple[Tensor, Mapping[str, Tensor]]
+__all__ = ["AdamW", "Chunk", "Convex", "ProbeResult", "linear_probe"]
+
+_TOLERANCE = 0.03  # nats, of the least objective that AdamW is compared with
+_ROWS = 1024  # test sentences whose scores are in memory at once
+
+
+@dataclass(frozen=True, kw_only=True)
+class Convex:
+    """The minimum of the cross-entropy with an L2 penalty, to within `tolerance` nats for a label.
+
+    `l2` is 1 / variance of a Gaussian prior on every weight, and 1 / C of scikit-learn.  Of several, the one
+    with the least cross-entropy on the sentences that choose is taken, for each head on its own; the head is
+    then trained on all sentences.
+    """
+
+    l2: tuple[float, ...] = (1.0,)
+    tolerance: float = 0.03
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeResult:
-    """Test accuracies [seeds] of one task, float64, and the accuracy of the most frequent training class.
+    """Predictions of a task's heads on n test sentences [L, B, S, n] and their labels [n].
 
-    All seeds share the test set of `n` sentences, so their spread comes from projection and order alone.
+    L counts layers, B sizes of the training set, S seeds.  `gap` [L, B, S] is how far, in nats for a label,
+    the head's objective is at most from the least one, and `l2` [L, B, S] the objective's penalty; for
+    `AdamW`, which decays weights otherwise, it is 1.  `code_length` [L, S] is that of the labels of the
+    largest training set, in nats; None where it was not asked for.  All seeds share the test set, and
+    `majority` is the accuracy on it of the most frequent class of the largest training set.
     """
 
-    accuracy: Tensor
+    predicted: Tensor
+    labels: Tensor
+    gap: Tensor
+    l2: Tensor
+    code_length: Tensor | None
     majority: float
-    n: int
 
     @property
-    def mean(self) -> float:
-        """Mean accuracy over seeds."""
-        return self.accuracy.mean().item()
+    def n(self) -> int:
+        """The number of test sentences."""
+        return len(self.labels)
 
     @property
-    def std(self) -> float:
-        """Standard deviation over seeds; NaN for one seed."""
-        return self.accuracy.std().item() if len(self.accuracy) > 1 else float("nan")
+    def accuracy(self) -> Tensor:
+        """Accuracies [L, B, S], float64."""
+        return (self.predicted == self.labels).double().mean(dim=3)
+
+    @property
+    def sentence_error(self) -> Tensor:
+        """Standard error over test sentences of the mean accuracy of all seeds [L, B], float64."""
+        right = (self.predicted == self.labels).double().mean(dim=2)
+        return right.std(dim=2) / self.n**0.5
 
 
 def linear_probe(
-    train: Iterable[Chunk],
+    train: Sequence[Iterable[Chunk]],
     test: Iterable[Chunk],
     classes: Mapping[str, int],
     *,
+    sizes: Sequence[int],
+    solver: AdamW | Convex,
     seeds: int = 5,
     seed: int = 0,
-    projection: int = 512,
-    epochs: int = 100,
-    learning_rate: float = 1e-3,
-    batch_size: int = 256,
-    weight_decay: float = 0.01,
+    projection: int | None = 512,
     standardize: bool = True,
+    code: bool = False,
 ) -> dict[str, ProbeResult]:
-    """Train a linear head for each of `seeds` seeds and each task of `classes` (its number of classes).
+    """Train linear heads on the first `sizes` training sentences, for each task of `classes` and each seed.
 
-    Cost: 4 · seeds · epochs · sentences · projection · Σclasses floating-point operations, nearly all in
-    matrix products.  Batches of 256 run these at the full speed of a core; smaller batches take more steps,
-    larger ones save nothing.
+    `classes` are the tasks' numbers of classes.  `train` is one training set for all seeds, or one for each,
+    of as many sentences as the largest size.  With `code`, the online code of its labels is measured too.
 
-    Chunks are read once.  Memory: the projections of the training sentences, 4 · seeds · sentences ·
-    projection bytes.
+    Chunks are read once.  Memory: the inputs of all training sentences, 4 · layers · seeds · sentences ·
+    (projection + 1) bytes, and for `Convex` as much again.
     Features are standardised by the mean and standard deviation of the first training chunk, so make it a
-    few thousand sentences; features that do not vary there are dropped.
+    few thousand sentences, whatever the sizes.
 
-    Raises `DataError` where there are no sentences, `RunFailedError` where features are not finite.
+    Raises `DataError` where there are other numbers of sentences, `RunFailedError` where features are not
+    finite.
     """
-    tasks = list(classes)
-    project = _Projection(seeds, seed, projection, standardize)
-    x, y = _gather(train, tasks, project)
-    weight, bias = _train_heads(
-        x,
-        y,
-        [classes[task] for task in tasks],
-        seed=seed,
-        epochs=epochs,
-        learning_rate=learning_rate,
-        batch_size=batch_size,
-        weight_decay=weight_decay,
+    tasks, counts = list(classes), list(classes.values())
+    ends = portions(max(sizes)) if code else []
+    every = sorted({*sizes, *ends})
+    project = Projection(seeds=seeds, seed=seed, width=projection, standardize=standardize)
+    inputs = gather(train, tasks, project, sentences=max(sizes))
+    if isinstance(solver, AdamW):
+        heads = _by_adamw(inputs, counts, every, solver, seeds=seeds, seed=seed)
+    else:
+        heads = _by_convex(inputs, counts, every, solver)
+    at = [every.index(size) for size in sizes]
+    predicted, labels = _predictions(test, tasks, counts, project, heads.weights[:, at])
+    results = {}
+    for k, task in enumerate(tasks):
+        lengths = None
+        if code:
+            before = [heads.weights[:, every.index(end), k] for end in ends[:-1]]
+            lengths = code_length(inputs, k, counts[k], before, ends).view(-1, seeds).cpu()
+        majority = inputs.y[0, :, k].bincount().argmax().cpu()
+        gap, l2 = (
+            part[:, at, k].view(-1, seeds, len(at)).transpose(1, 2).cpu() for part in (heads.gap, heads.l2)
+        )
+        results[task] = ProbeResult(
+            predicted=predicted[:, :, k].unflatten(0, (-1, seeds)).transpose(1, 2),
+            labels=labels[:, k],
+            gap=gap,
+            l2=l2,
+            code_length=lengths,
+            majority=(labels[:, k] == majority).double().mean().item(),
+        )
+    return results
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Heads:
+    """Heads [G, sizes, tasks, C, K+1] of G = layers · seeds groups; gaps and penalties [G, sizes, tasks]."""
+
+    weights: Tensor
+    gap: Tensor
+    l2: Tensor
+
+
+def _problems(classes: Sequence[int], sizes: Sequence[int]) -> list[Problem]:
+    """Return the problem of every task on the first rows of every size, the largest size first."""
+    return [
+        Problem(task=task, classes=count, rows=size)
+        for size in sorted(sizes, reverse=True)
+        for task, count in enumerate(classes)
+    ]
+
+
+def _by_convex(inputs: Inputs, classes: Sequence[int], sizes: Sequence[int], solver: Convex) -> _Heads:
+    """Return the heads of least objective; `sizes` ascend."""
+    problems = _problems(classes, sizes)
+    l2 = torch.tensor(solver.l2, dtype=torch.float64, device=inputs.x.device)
+    l2 = l2.expand(len(inputs.x), len(problems)) if len(l2) == 1 else _chosen(inputs, problems, l2, solver)
+    found = solve(replace(inputs, counts=None), problems, l2, tolerance=solver.tolerance)
+    heads, gap, l2 = (
+        part.unflatten(1, (len(sizes), len(classes))).flip(1) for part in (found.heads, found.gap, l2)
     )
-    correct = {task: torch.zeros(seeds, dtype=torch.int64, device=x.device) for task in tasks}
-    majority = {task: y[:, k].bincount().argmax() for k, task in enumerate(tasks)}
-    as_majority = dict.fromkeys(tasks, 0)
-    n = 0
-    for features, by_task in test:
-        scores = torch.baddbmm(bias, project(features), weight.transpose(1, 2))
-        parts = scores.split([classes[task] for task in tasks], dim=2)
-        for task, part in zip(tasks, parts, strict=True):
-            label = by_task[task].to(part.device)
-            correct[task] += (part.argmax(dim=2) == label).sum(dim=1)
-            as_majority[task] += int((label == majority[task]).sum())
-        n += len(features)
-    if n == 0:
-        raise DataError("the linear probe was given no test sentences")
-    return {
-        task: ProbeResult(accuracy=correct[task].cpu().double() / n, majority=as_majority[task] / n, n=n)
-        for task in tasks
-    }
+    return _Heads(weights=heads, gap=gap, l2=l2)
 
 
-class _Projection:
-    """Standardises and projects features [n, F] to [seeds, n, K], with the statistics of the first call."""
+def _chosen(inputs: Inputs, problems: Sequence[Problem], l2: Tensor, solver: Convex) -> Tensor:
+    """Return the penalties [G, P] with the least cross-entropy on the sentences that choose.
 
-    def __init__(self, seeds: int, seed: int, width: int, standardize: bool) -> None:
-        self.seeds, self.seed, self.width, self.standardize = seeds, seed, width, standardize
-        self._matrix: Tensor | None = None
-        self._offset: Tensor | None = None
-
-    def __call__(self, features: Tensor) -> Tensor:
-        features = features.to(torch.float32)
-        if not bool(features.isfinite().all()):
-            raise RunFailedError(
-                "the representations are not finite, so nothing can be read off them; "
-                "look at the training loss, and lower the learning rate"
-            )
-        if self._matrix is None or self._offset is None:
-            self._matrix, self._offset = self._fit(features)
-        return torch.baddbmm(self._offset, features.expand(self.seeds, -1, -1), self._matrix)
-
-    def _fit(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Return matrices [seeds, F, K] and offsets [seeds, 1, K] that standardise and project at once."""
-        size = features.shape[1]
-        matrix = torch.stack(
-            [
-                torch.randn(size, self.width, generator=seeding.generator(self.seed, "projection", s))
-                for s in range(self.seeds)
-            ]
-        ).to(features.device)
-        matrix *= size**-0.5
-        if not self.standardize:
-            return matrix, matrix.new_zeros(self.seeds, 1, self.width)
-        mean = features.double().mean(dim=0)
-        spread = features.double().sub_(mean).square_().mean(dim=0).sqrt_()
-        # A feature that varies by less than a millionth of the others is rounding; do not amplify it.
-        varies = spread > 1e-6 * spread.square().mean().sqrt()
-        matrix *= torch.where(varies, 1 / spread, 0.0).to(matrix)[None, :, None]
-        return matrix, -(mean.to(matrix) @ matrix)[:, None, :]
+    Raises `DataError` where these are all sentences of a problem, or none.
+    """
+    if inputs.counts is None:
+        raise DataError("the linear probe was not given sentences on which to choose l2")
+    fewest = problems[-1].rows
+    share = inputs.counts[:, :fewest].mean(dim=1)
+    if not bool(((share > 0) & (share < 1)).all()):
+        raise DataError(
+            f"among {fewest} training sentences, none or all choose l2; train on more, or give one l2"
+        )
+    candidates = [problem for problem in problems for _ in l2]
+    groups, count = len(inputs.x), len(problems)
+    tried = solve(inputs, candidates, l2.repeat(groups, count), tolerance=solver.tolerance)
+    choosing = replace(inputs, counts=1 - inputs.counts)
+    # Without a penalty to speak of, the objective is the cross-entropy.
+    loss, _ = Objective(choosing, candidates, torch.full((groups, len(candidates)), 1e-30))(tried.heads)
+    return l2[loss.unflatten(1, (count, len(l2))).argmin(dim=2)]
 
 
-def _gather(chunks: Iterable[Chunk], tasks: list[str], project: _Projection) -> tuple[Tensor, Tensor]:
-    """Return projected features [seeds, n, K] and labels [n, tasks] of all chunks."""
-    projected, labels = [], []
-    for features, by_task in chunks:
-        projected.append(project(features))
-        labels.append(torch.stack([by_task[task] for task in tasks], dim=1).to(features.device))
-    if not projected:
-        raise DataError("the linear probe was given no training sentences")
-    return torch.cat(projected, dim=1), torch.cat(labels)
+def _by_adamw(
+    inputs: Inputs, classes: Sequence[int], sizes: Sequence[int], solver: AdamW, *, seeds: int, seed: int
+) -> _Heads:
+    """Return AdamW's heads; `sizes` ascend.  The gap is to the least objective with a penalty of l2 = 1."""
+    weights = torch.stack(
+        [train_heads(inputs.first(size), classes, solver, seeds=seeds, seed=seed) for size in sizes], dim=1
+    )
+    shape = (len(sizes), len(classes))
+    problems = _problems(classes, sizes)
+    l2 = torch.ones(len(inputs.x), len(problems))
+    value, _ = Objective(inputs, problems, l2)(weights.flip(1).flatten(1, 2))
+    least = solve(inputs, problems, l2, tolerance=_TOLERANCE)
+    gap = (value - least.value + least.gap).unflatten(1, shape).flip(1)
+    return _Heads(weights=weights, gap=gap, l2=l2.unflatten(1, shape))
 
 
-def _train_heads(
-    x: Tensor,
-    y: Tensor,
-    classes: list[int],
-    *,
-    seed: int,
-    epochs: int,
-    learning_rate: float,
-    batch_size: int,
-    weight_decay: float,
+def _predictions(
+    test: Iterable[Chunk], tasks: Sequence[str], classes: Sequence[int], project: Projection, heads: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Train on x [seeds, n, K], y [n, tasks]; return weights [seeds, ΣC, K] and biases [seeds, 1, ΣC]."""
-    seeds, n, width = x.shape
-    weight = x.new_zeros(seeds, sum(classes), width)
-    bias = x.new_zeros(seeds, 1, sum(classes))
-    optimizer = torch.optim.AdamW([weight, bias], lr=learning_rate, weight_decay=weight_decay, fused=True)
-    starts = torch.tensor([sum(classes[:k]) for k in range(len(classes))], device=y.device)
-    columns = y + starts
-    rows = x.view(seeds * n, width)
-    generators = [seeding.generator(seed, "probe-order", s) for s in range(seeds)]
-    for _ in range(epochs):
-        order = torch.stack([torch.randperm(n, generator=g) for g in generators]).to(x.device)
-        for pick in order.split(batch_size, dim=1):
-            offsets = torch.arange(seeds, device=x.device)[:, None] * n
-            batch = rows.index_select(0, (pick + offsets).flatten()).view(seeds, -1, width)
-            # The gradient of the mean cross-entropy in the logits is (softmax − one-hot) / batch.
-            scores = torch.baddbmm(bias, batch, weight.transpose(1, 2))
-            slope = torch.cat([part.softmax(dim=2) for part in scores.split(classes, dim=2)], dim=2)
-            slope.scatter_add_(2, columns[pick], slope.new_full((), -1.0).expand(*pick.shape, len(classes)))
-            slope /= pick.shape[1]
-            weight.grad = slope.transpose(1, 2) @ batch
-            bias.grad = slope.sum(dim=1, keepdim=True)
-            optimizer.step()
-    return weight, bias
+    """Return predictions [G, sizes, tasks, n] of heads [G, sizes, tasks, C, K+1], and labels [n, tasks].
+
+    Raises `DataError` where there are no sentences.
+    """
+    sizes = heads.shape[1]
+    lacking = lacking_classes(list(classes) * sizes, heads.device)
+    predicted, labels = [], []
+    for chunk in test:
+        for x in project(chunk.layers).split(_ROWS, dim=1):
+            scores = log_probs(x, heads.flatten(1, 2), lacking)
+            predicted.append(scores.argmax(dim=3).to(torch.int16).cpu())
+        labels.append(torch.stack([chunk.labels[task].cpu() for task in tasks], dim=1))
+    if not labels:
+        raise DataError("the linear probe was given no test sentences")
+    together = torch.cat(predicted, dim=1).unflatten(2, (sizes, len(tasks)))
+    return together.permute(0, 2, 3, 1), torch.cat(labels)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -36,6 +36,8 @@ class Evaluation(KindConfig):
     stochastic: ClassVar[bool] = True
     #: True where `measure` wants the exact conditionals of the sentences of its shard.
     needs_reference: ClassVar[bool] = False
+    #: True where a shard is a measurement of its own, such as one seed of one task, and no cut of a sample.
+    cells: ClassVar[bool] = False
     #: Part of the identity.  Raise it when the measurement under the same settings, or the arrays of a shard,
     #: change, so that older measurements are made again instead of mixed.
     version: ClassVar[int] = 1
@@ -50,6 +52,14 @@ class Evaluation(KindConfig):
                 ("", f"nobody knows the exact conditionals of a {type(language).__name__}; use held_out_loss")
             ]
         return []
+
+    def content(self) -> dict[str, Any]:
+        """Return the plain data that identify the measurement: settings and version."""
+        return {**self.encode(), "version": self.version}
+
+    def fitted(self, language: Language) -> Self:
+        """Return the evaluation with all that identifies what it takes from the language beside sentences."""
+        return self
 
     def applies_to(self, algorithm: AlgorithmConfig) -> bool:
         """Return whether this evaluation can measure what an algorithm gives."""
@@ -100,6 +110,7 @@ class Evaluation(KindConfig):
     def notes(self, shards: Sequence[Mapping[str, np.ndarray]]) -> dict[str, str]:
         """Return text for the record on the way of measuring, where there are several ways.
 
-        A note `reason` says why the way taken was slower or less exact than the usual one.
+        A note `reason` says why the way taken, its `method`, was slower or less exact than the usual one.
+        Every other note is a sentence that begins with the evaluation's kind.
         """
         return {}

@@ -24,7 +24,7 @@ from raysweep.errors import DataError
 from raysweep.evaluation.base import Arrays, Evaluation, Subject
 from raysweep.evaluation.metric import Metric, Quantity
 from raysweep.evaluation.sharding import draw_sentences, shard_count, shard_range
-from raysweep.languages.base import Language
+from raysweep.languages.base import Estimate, Language
 from raysweep.seeding import derive, one_position
 from raysweep.training.config import check_mask
 from raysweep.training.data import some_positions
@@ -97,8 +97,16 @@ class HeldOutLossConfig(Evaluation):
         """Return `held_out_loss` in nats a masked word; n counts sentences."""
         losses = np.concatenate([shard["loss"] for shard in shards])
         masked = np.concatenate([shard["masked"] for shard in shards])
-        n = len(losses)
-        value = float(losses.sum() / masked.sum())
-        residuals = losses - value * masked
-        error = math.sqrt(n / (n - 1) * float(residuals @ residuals)) / float(masked.sum())
-        return [HELD_OUT_LOSS.number(value, n=n, standard_error=error)]
+        return [HELD_OUT_LOSS.estimate(a_word(losses, masked))]
+
+
+def a_word(sums: np.ndarray, counts: np.ndarray) -> Estimate:
+    """Return the mean of a word's values, given their sum [n] and number [n] in each of n sentences.
+
+    It is a ratio of means over sentences, with the standard error of the module's docstring; NaN for one.
+    """
+    n = len(sums)
+    value = float(sums.sum() / counts.sum())
+    residuals = sums - value * counts
+    error = math.sqrt(n / (n - 1) * float(residuals @ residuals)) / float(counts.sum()) if n > 1 else math.nan
+    return Estimate(value=value, standard_error=error, n=n)

@@ -50,6 +50,8 @@ class _Facts(BaseModel):
     least: float | None = None
     #: The name of the quantity that holds the value of a guess, in the form of `Quantity.name`.
     baseline: str | None = None
+    #: The name of the quantity that holds the best possible value, in the same form.
+    ceiling: str | None = None
     #: Whether the live view shows it.
     live: bool = False
     #: Whether the report and the table at the end of a launch show it.
@@ -83,8 +85,9 @@ class Quantity(_Facts):
                 "look at its training loss, and lower the learning rate"
             )
         facts = self.model_dump() | {"name": name, "quantity": self.name, "of": of}
-        if self.baseline is not None:
-            facts["baseline"] = self.baseline.format(**of)
+        for link in ("baseline", "ceiling"):
+            if facts[link] is not None:
+                facts[link] = facts[link].format(**of)
         return Metric(
             **facts, value=value, standard_error=standard_error, n=n, reservations=tuple(reservations)
         )

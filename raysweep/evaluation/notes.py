@@ -1,4 +1,4 @@
-"""Notes on the computation of gradient norms, carried in the shards' arrays as text."""
+"""Notes on the way of measuring, carried in the shards' arrays as text."""
 
 from __future__ import annotations
 
@@ -18,8 +18,18 @@ def method_arrays(traces: InputTraces) -> Arrays:
     """Return the method of gradient norms and its reason as UTF-8 bytes; {} for ghost norms."""
     if traces.reason is None:
         return {}
-    texts = {"method": traces.method, "reason": traces.reason}
+    return text_arrays({"method": traces.method, "reason": traces.reason})
+
+
+def text_arrays(texts: Mapping[str, str]) -> Arrays:
+    """Return texts by name as arrays of UTF-8 bytes."""
     return {PREFIX + name: np.frombuffer(text.encode(), dtype=np.uint8) for name, text in texts.items()}
+
+
+def text_of(shard: Mapping[str, np.ndarray], name: str) -> str | None:
+    """Return a text that `text_arrays` has put into a shard; None where there is none."""
+    stored = shard.get(PREFIX + name)
+    return None if stored is None else stored.tobytes().decode()
 
 
 def method_notes(shards: Sequence[Mapping[str, np.ndarray]]) -> dict[str, str]:
@@ -27,18 +37,22 @@ def method_notes(shards: Sequence[Mapping[str, np.ndarray]]) -> dict[str, str]:
     found: dict[str, dict[str, None]] = {"method": {}, "reason": {}}
     for shard in shards:
         for name, texts in found.items():
-            stored = shard.get(PREFIX + name)
+            stored = text_of(shard, name)
             if stored is not None:
-                texts[stored.tobytes().decode()] = None
+                texts[stored] = None
             elif name == "method":
                 texts[_USUAL] = None
     return {name: "; ".join(texts) for name, texts in found.items() if texts}
 
 
-def slower(kind: str, notes: Mapping[str, str]) -> str:
-    """Return, for a reader, why an evaluation was not measured the usual way; its notes hold a `reason`.
+def remarks(kind: str, notes: Mapping[str, str]) -> list[str]:
+    """Return, for a reader, all that is worth knowing about the measurement of an evaluation.
 
-    >>> slower("trace", {"method": "vmap", "reason": "Conv1d is unknown"})
-    'trace was measured by vmap: Conv1d is unknown'
+    That is why it was not measured the usual way, where its notes hold a `reason`, and every other note but
+    the method: each is a sentence that begins with the evaluation's kind.
+
+    >>> remarks("trace", {"method": "vmap", "reason": "Conv1d is unknown"})
+    ['trace was measured by vmap: Conv1d is unknown']
     """
-    return f"{kind} was measured by {notes['method']}: {notes['reason']}"
+    said = [f"{kind} was measured by {notes['method']}: {notes['reason']}"] if "reason" in notes else []
+    return said + [text for name, text in notes.items() if name not in ("method", "reason")]

@@ -1,148 +1,262 @@
 """The linear probe at a milestone (`raysweep.downstream.probe` defines it).
 
-Training and test sentences are the two task splits of `raysweep.languages.splits`, which share no sentence.
+Training and test sentences are the two task splits of `raysweep.downstream.tasks`, which share no sentence.
 They, projections and orders are keyed by the evaluation's seed alone, so all runs and milestones are probed
 with the same draws.
+
+With several sizes of the training set (`train: [128, 512, 2048]`) the metrics of each size carry its number
+of labels, and the area is the mean of the accuracy over the logarithm of that number.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
-from pydantic import BeforeValidator, Field, field_validator
+import torch
+from pydantic import BeforeValidator, Field, model_validator
 
-from raysweep.downstream.probe import Chunk, linear_probe
-from raysweep.evaluation.base import Arrays, Evaluation, Subject
-from raysweep.evaluation.metric import Metric, Quantity
-from raysweep.languages.base import Language
-from raysweep.languages.splits import Split, draw_split
-from raysweep.registry import suggest
+from raysweep.algorithms.base import AlgorithmConfig
+from raysweep.downstream.best import best_accuracy
+from raysweep.downstream.control import ControlTask
+from raysweep.downstream.online_code import LEAST
+from raysweep.downstream.probe import AdamW, Chunk, Convex, ProbeResult, linear_probe
+from raysweep.downstream.tasks import TaskGroup
+from raysweep.errors import DataError
+from raysweep.evaluation.base import Arrays, Subject
+from raysweep.evaluation.metric import Metric
+from raysweep.evaluation.probe_metrics import arrays_of, metrics_of
+from raysweep.evaluation.tasks import TaskEvaluation
+from raysweep.languages.base import Language, Task
+from raysweep.languages.splits import Split, in_validation
+from raysweep.models.base import ModelConfig
+from raysweep.models.representation import Layers, Representation, misfits
 from raysweep.seeding import derive
 
-PROBE = Quantity(
-    name="probe/{task}", heading="probe accuracy", short="probe", unit="accuracy", kind="accuracy",
-    better="more", baseline="majority/{task}", live=True, report=True,
-)  # fmt: skip
-PROBE_STD = Quantity(
-    name="probe_std/{task}", heading="standard deviation of accuracy between seeds", unit="accuracy"
-)
-MAJORITY = Quantity(name="majority/{task}", heading="share of the most frequent label", unit="accuracy")
-
 _CHUNK = 4096  # sentences whose features are in memory at once; the first chunk gives the statistics
+_SENTENCES = 100_000  # of a language's own task where no number is given: as many as in the paper
+_CHOOSES = 0.2  # share of the training sentences on which l2 is chosen
+_CONTROL = "\0"  # begins the name of a control task, and no other
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Size = Annotated[int, Field(gt=0)]
 
 
-def _as_name(value: Any) -> Any:
-    """Return a whole number as a name: tasks of hidden Markov models are called "6", "10"."""
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
-class ProbeConfig(Evaluation):
-    """Accuracy of linear heads on frozen representations, for each of `tasks` (all when None)."""
+class ProbeConfig(TaskEvaluation):
+    """Accuracy of linear heads on frozen representations, for each of `tasks` (all when None).
+
+    `solver: adamw` with `train: 100000` is the recipe of the paper.  `lbfgs` finds the minimum of a penalised
+    cross-entropy; it is the default because it is about as accurate on many labels, more so on few, and
+    faster.
+    """
 
     kind: Literal["probe"] = "probe"
+    #: 2: AdamW takes `steps` on small training sets; metrics of the solve, of test sentences, and the best.
+    version: ClassVar[int] = 2
 
-    tasks: tuple[Annotated[str, BeforeValidator(_as_name)], ...] | None = None
-    #: Projections and training orders.
+    #: Projections, training orders, and training sets with draws `own`.
     seeds: int = Field(default=5, gt=0)
-    #: Sentences trained on, of the task split `train`.
-    train: int = Field(default=100_000, gt=0)
-    #: Sentences tested on, of the task split `test`.
-    test: int = Field(default=100_000, gt=0)
-    #: Width of the random projection.
-    projection: int = Field(default=512, gt=0)
+    #: One training set for all seeds, or one for each.
+    draws: Literal["shared", "own"] = "shared"
+    #: Sentences trained on, of the task split `train`; several numbers give a curve.  None is all rows of a
+    #: data set, and 100,000 sentences of a language's own task.
+    train: Annotated[Size | tuple[Size, ...] | None, BeforeValidator(_as_tuple)] = 100_000
+    #: Sentences tested on, of the task split `test`; None as for `train`.
+    test: Size | None = 100_000
+    representation: Representation = "concatenated"
+    #: The last layer, or each of them by a probe of its own.
+    layers: Layers = "last"
+    #: Width of the random projection; None for none.
+    projection: int | None = Field(default=512, gt=0)
+    standardize: bool = True
+    solver: Literal["lbfgs", "adamw"] = "lbfgs"
+    #: L-BFGS: 1 / variance of a Gaussian prior on the weights.  Of several numbers, each head takes the one
+    #: with the least cross-entropy on a fifth of its training sentences, which it does not see then.
+    l2: Annotated[Positive | tuple[Positive, ...], BeforeValidator(_as_tuple)] = 1.0
+    #: L-BFGS ends where the objective is certain to be so near to the least one, in nats for a label.
+    tolerance: Positive = 0.03
+    #: AdamW: passes over the training set, and more of them up to at least `steps` steps.
     epochs: int = Field(default=100, gt=0)
-    lr: float = Field(default=1e-3, gt=0, allow_inf_nan=False)
+    steps: int = Field(default=10_000, ge=0)
+    lr: Positive = 1e-3
     batch_size: int = Field(default=256, gt=0)
     weight_decay: float = Field(default=0.01, ge=0, allow_inf_nan=False)
-    standardize: bool = True
+    #: Also measure the description length of the labels of the largest training set (Voita and Titov, 2020).
+    mdl: bool = False
+    #: Also probe for control tasks (Hewitt and Liang, 2019).
+    control: bool = False
     seed: int = Field(default=0, ge=0)
 
     @classmethod
     def example(cls, folder: Path) -> Self:
-        return cls(train=96, test=64, projection=16, epochs=3, seeds=2)
+        return cls(train=96, test=64, projection=16, seeds=2)
 
-    @field_validator("tasks")
-    @classmethod
-    def _tasks_are_named_once(cls, tasks: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        if tasks is not None and not tasks:
-            raise ValueError("names no task; leave it out to probe all tasks")
-        if tasks is not None and len(set(tasks)) != len(tasks):
-            raise ValueError(f"a task is named twice in {list(tasks)}")
-        return tasks
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The numbers of training sentences, ascending; () where the data decide."""
+        return (self.train,) if isinstance(self.train, int) else self.train or ()
+
+    @property
+    def penalties(self) -> tuple[float, ...]:
+        """The penalties of L-BFGS."""
+        return self.l2 if isinstance(self.l2, tuple) else (self.l2,)
+
+    @model_validator(mode="after")
+    def _sizes_ascend(self) -> Self:
+        if self.train == () or any(low >= high for low, high in pairwise(self.sizes)):
+            raise ValueError(f"train: {list(self.sizes)} does not ascend; name each number of labels once")
+        if self.train is None and self.draws == "own":
+            raise ValueError("train: seeds cannot each have all rows for their own; name a number")
+        if self.mdl and self.sizes and max(self.sizes) < 2 * LEAST:
+            raise ValueError(f"train: {max(self.sizes)} labels are no two portions; mdl takes {2 * LEAST}")
+        return self
+
+    @model_validator(mode="after")
+    def _fields_belong_to_the_solver(self) -> Self:
+        others = {
+            "lbfgs": ("epochs", "steps", "lr", "batch_size", "weight_decay"),
+            "adamw": ("l2", "tolerance"),
+        }[self.solver]
+        for field in others:
+            if getattr(self, field) != type(self).model_fields[field].default:
+                other = "adamw" if self.solver == "lbfgs" else "lbfgs"
+                raise ValueError(
+                    f"{field}: solver {self.solver} does not use it; take {other}, or leave it out"
+                )
+        if not self.penalties or len(set(self.penalties)) != len(self.penalties):
+            raise ValueError(f"l2: {list(self.penalties)} names none, or one twice")
+        if self.mdl and len(self.penalties) > 1:
+            raise ValueError("l2: a code of the labels takes one number, and mdl is true")
+        if self.solver == "lbfgs" and self.projection is None and self.draws == "shared" and self.seeds > 1:
+            raise ValueError(
+                f"seeds: {self.seeds} seeds have the same head without a projection; take seeds 1, "
+                "or draws own"
+            )
+        return self
 
     def problems(self, language: Language) -> list[tuple[str, str]]:
-        known = list(language.tasks)
-        if not known:
-            return [("tasks", "the language has no downstream tasks; leave the probe out")]
+        found = super().problems(language) or self._regressions(language)
+        if not found:
+            sets = self.seeds if self.draws == "own" else 1
+            found = self.shortage(language, "train", "train", sets * max(self.sizes, default=0))
+            found += self.shortage(language, "test", "test", self.test or 0)
+        return found
+
+    def _regressions(self, language: Language) -> list[tuple[str, str]]:
         return [
-            (
-                f"tasks.{k}",
-                f"unknown task '{task}'{suggest(task, known)}; the language has {', '.join(known)}",
-            )
-            for k, task in enumerate(self.tasks or ())
-            if task not in known
+            ("tasks", f"'{group.names[0]}' is a regression, and the probe classifies; name the other tasks")
+            for group in self.groups(language)
+            if group.data is not None and group.data.regression
         ]
+
+    def applies_to(self, algorithm: AlgorithmConfig) -> bool:
+        of_models = self.representation == "cls" or self.layers == "all"
+        return super().applies_to(algorithm) and (algorithm.gives_parameters or not of_models)
+
+    def model_problems(self, model: ModelConfig, language: Language) -> list[tuple[str, str]]:
+        if self.representation != "cls" and self.layers == "last":
+            return []
+        with torch.device("meta"):
+            return misfits(model.module(language), language, self.representation, self.layers)
 
     def shards(self) -> int:
         """One: all seeds and tasks share one pass over the features."""
         return 1
 
     def measure(self, subject: Subject, shard: int, reference: np.ndarray | None = None) -> Arrays:
-        """Return `accuracy.<task>` [seeds] and `majority.<task>` [1], float64."""
+        """Return the arrays of each task (`raysweep.evaluation.probe_metrics`)."""
         if shard != 0:
             raise IndexError(f"shard {shard} of 1")
-        tasks = tuple(subject.language.tasks) if self.tasks is None else self.tasks
-        results = linear_probe(
-            self._chunks(subject, tasks, "train", self.train),
-            self._chunks(subject, tasks, "test", self.test),
-            {task: len(subject.language.tasks[task].classes) for task in tasks},
+        arrays: Arrays = {}
+        for group in self.groups(subject.language):
+            tasks = group.tasks
+            for name, task in tasks.items():
+                if task.regression:
+                    raise DataError(f"task '{name}' is a regression, and the probe classifies; leave it out")
+            sizes = self.sizes or (group.size("train") or _SENTENCES,)
+            found = self._probe(subject, group, tasks, sizes)
+            for name, task in tasks.items():
+                best = best_accuracy(subject.language, name, found[name].n, seed=self.seed)
+                control = found.get(_CONTROL + name)
+                chosen = len(self.penalties) > 1
+                arrays |= arrays_of(task, found[name], control, best, sizes=sizes, chosen=chosen)
+        return arrays
+
+    def _probe(
+        self, subject: Subject, group: TaskGroup, tasks: Mapping[str, Task], sizes: tuple[int, ...]
+    ) -> dict[str, ProbeResult]:
+        """Return the results of tasks that share their sentences, and of their control tasks."""
+        classes = {name: len(task.classes) for name, task in tasks.items()}
+        controls = {
+            name: ControlTask(
+                words=subject.language.cls_id + 1, classes=count, seed=derive(self.seed, "probe"), task=name
+            )
+            for name, count in classes.items()
+            if self.control
+        }
+        most = max(sizes)
+        test = self.test or group.size("test") or _SENTENCES
+        sets = range(self.seeds if self.draws == "own" else 1)
+        return linear_probe(
+            [self._chunks(subject, group, controls, "train", k * most, most) for k in sets],
+            self._chunks(subject, group, controls, "test", 0, test),
+            classes | {_CONTROL + name: classes[name] for name in controls},
+            sizes=sizes,
+            solver=self._solver(),
             seeds=self.seeds,
             seed=derive(self.seed, "probe"),
             projection=self.projection,
+            standardize=self.standardize,
+            code=self.mdl,
+        )
+
+    def _solver(self) -> AdamW | Convex:
+        if self.solver == "lbfgs":
+            return Convex(l2=self.penalties, tolerance=self.tolerance)
+        return AdamW(
             epochs=self.epochs,
+            steps=self.steps,
             learning_rate=self.lr,
             batch_size=self.batch_size,
             weight_decay=self.weight_decay,
-            standardize=self.standardize,
         )
-        arrays: Arrays = {}
-        for task, result in results.items():
-            arrays[f"accuracy.{task}"] = result.accuracy.numpy()
-            arrays[f"majority.{task}"] = np.array([result.majority])
-        return arrays
 
-    def _chunks(self, subject: Subject, tasks: Sequence[str], split: Split, n: int) -> Iterator[Chunk]:
-        """Yield features and labels of the first `n` sentences of a split, some thousand at a time."""
-        for start in range(0, n, _CHUNK):
-            size = min(_CHUNK, n - start)
-            sample = draw_split(subject.language, split, size, seed=self.seed, start=start)
-            yield (
-                subject.features(sample.ids),
-                {task: subject.language.labels(task, sample) for task in tasks},
-            )
+    def _chunks(
+        self,
+        subject: Subject,
+        group: TaskGroup,
+        controls: Mapping[str, ControlTask],
+        split: Split,
+        first: int,
+        n: int,
+    ) -> Iterator[Chunk]:
+        """Yield features and labels of examples `first .. first+n-1` of a split, some thousand at a time."""
+        for start in range(first, first + n, _CHUNK):
+            examples = group.examples(split, min(_CHUNK, first + n - start), seed=self.seed, start=start)
+            labels = dict(examples.labels)
+            for name, control in controls.items():
+                labels[_CONTROL + name] = control.labels(examples.ids, examples.labels[name])
+            chooses = None
+            if split == "train" and len(self.penalties) > 1:
+                chooses = in_validation(examples.ids, subject.language.pad_id, _CHOOSES)
+            features = subject.features(examples.ids, self.representation, self.layers)
+            yield Chunk(features=features, labels=labels, chooses=chooses)
 
     def combine(self, shards: Sequence[Mapping[str, np.ndarray]]) -> list[Metric]:
-        """Return mean and standard deviation over seeds, and the accuracy of always guessing one class.
-
-        The standard error of `probe/<task>` is over seeds, given the test sentences, which are the same for
-        every run; that of `majority/<task>` is over test sentences.
-        """
+        """Return accuracies with their spread, that of guessing one class, and the best possible one."""
         (arrays,) = shards
-        metrics = []
-        for key, accuracy in arrays.items():
+        tolerance = self.tolerance if self.solver == "lbfgs" else None
+        by_task: dict[str, dict[str, np.ndarray]] = {}
+        for key, array in arrays.items():
             name, _, task = key.partition(".")
-            if name != "accuracy":
-                continue
-            of = {"task": task}
-            metrics.append(PROBE.mean(accuracy, of=of))
-            if len(accuracy) > 1:
-                std = float(accuracy.std(ddof=1))
-                metrics.append(PROBE_STD.number(std, n=len(accuracy), of=of))
-            majority = float(arrays[f"majority.{task}"][0])
-            error = math.sqrt(majority * (1 - majority) / self.test)
-            metrics.append(MAJORITY.number(majority, n=self.test, standard_error=error, of=of))
-        return metrics
+            by_task.setdefault(task, {})[name] = array
+        return [
+            metric for task, own in by_task.items() for metric in metrics_of(task, own, tolerance=tolerance)
+        ]

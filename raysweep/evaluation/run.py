@@ -20,11 +20,11 @@ class Measured:
 def run_evaluation(
     evaluation: Evaluation, subject: Subject, *, progress: Callable[[int, int], None] | None = None
 ) -> Measured:
-    """Measure all shards that are wanted, in order, and combine them.
+    """Fit an evaluation to the subject's language, measure all wanted shards in order, and combine them.
 
     `progress` receives the number of shards that are done, and the number that is known to be wanted.
     """
-    shards: list[Arrays] = []
+    evaluation, shards = evaluation.fitted(subject.language), list[Arrays]()
     while (wanted := evaluation.next_shards(shards)) > len(shards):
         for shard in range(len(shards), wanted):
             shards.append(evaluation.measure(subject, shard))

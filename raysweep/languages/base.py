@@ -19,6 +19,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from raysweep.errors import DataError
@@ -46,13 +47,29 @@ class Estimate:
         return cls(value=values.mean().item(), standard_error=error, n=n)
 
 
+#: Scores of predictions; `raysweep.downstream.scores` computes them.
+TaskMetric = Literal["accuracy", "f1", "matthews", "pearson", "spearman"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A downstream classification of whole sentences; `classes` names its labels 0 .. C-1."""
+    """A downstream task on whole sentences: classification, or regression.
+
+    `classes` names the labels 0 .. C-1 of a classification; a regression has none, and real labels.
+    `metrics` are the task's scores, the first one its headline.  `segments` is the number of texts that a
+    sentence joins: 1, or 2 with a separator between them.
+    """
 
     name: str
     classes: tuple[str, ...]
     description: str
+    metrics: tuple[TaskMetric, ...] = ("accuracy",)
+    segments: Literal[1, 2] = 1
+
+    @property
+    def regression(self) -> bool:
+        """True where labels are real numbers."""
+        return not self.classes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +78,51 @@ class Sample:
 
     ids: Tensor
     latents: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+class LabelledData(ABC):
+    """The labelled rows of a data set, as sentences of a language: a downstream task that it can be given.
+
+    `train` are the rows to learn from, `test` the rows that results are reported on.
+    """
+
+    @property
+    @abstractmethod
+    def task(self) -> Task:
+        """The task; prepares what is missing, because rows may name the classes."""
+
+    @property
+    def regression(self) -> bool:
+        """Whether labels are numbers."""
+        return self.task.regression
+
+    @property
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """The sha256 of all that determines sentences and labels, independent of file names."""
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Read and check the rows and make their sentences, unless that is done.
+
+        Raises `DataError` for rows that make no task.
+        """
+
+    @abstractmethod
+    def size(self, split: Literal["train", "test"]) -> int | None:
+        """Return the number of rows of a split, None where it is unknown before `prepare`."""
+
+    @abstractmethod
+    def take(self, split: Literal["train", "test"], rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return ids int64 [n, max_length] and labels [n] of rows [n] by number; prepares what is missing.
+
+        Labels are int64, or float32 for a regression.
+        """
+
+    def summary(self) -> str:
+        """Return a sentence on the rows for people; prepares what is missing."""
+        self.prepare()
+        return f"{self.size('train'):,} training and {self.size('test'):,} test examples"
 
 
 def certain_length(length: int) -> np.ndarray:
@@ -122,11 +184,13 @@ class Language(ABC):
         """
         return None
 
-    def prepare(self) -> None:  # noqa: B027 -- most languages have nothing to make
+    def prepare(self) -> None:
         """Make what sampling reads, such as the token shards of a corpus; without it, the first sample does.
 
-        Raises `DataError` where that fails.
+        The sentences of `data_tasks` are made too.  Raises `DataError` where that fails.
         """
+        for data in self.data_tasks.values():
+            data.prepare()
 
     @property
     def pad_id(self) -> int:
@@ -146,7 +210,12 @@ class Language(ABC):
     @property
     @abstractmethod
     def tasks(self) -> Mapping[str, Task]:
-        """Downstream tasks by name."""
+        """Downstream tasks on the language's own sentences, by name; `labels` gives their labels."""
+
+    @property
+    def data_tasks(self) -> Mapping[str, LabelledData]:
+        """Downstream tasks by name whose sentences come from data sets; no part of the fingerprint."""
+        return {}
 
     @abstractmethod
     def sample_latent(self, n: int, *, seed: int, start: int = 0) -> Sample:
@@ -154,7 +223,23 @@ class Language(ABC):
 
     @abstractmethod
     def labels(self, task: str, sample: Sample) -> Tensor:
-        """Return the labels [B] of a task, int64; raises `DataError` for an unknown task."""
+        """Return the labels [B] of one of `tasks`, int64; raises `DataError` for an unknown task."""
+
+    def determined(self, task: str) -> bool:
+        """Return whether the label of one of `tasks` is known to be a function of the sentence."""
+        return False
+
+    def label_posterior(self, task: str, ids: Tensor) -> Tensor | None:
+        """Return Pr(label = c | sentence) [B, C], float64, exactly; None where it is unknown.
+
+        Raises `DataError` for an unknown task.
+        """
+        labels = self.labels(task, Sample(ids=ids)) if self.determined(task) else None
+        return None if labels is None else F.one_hot(labels, len(self.tasks[task].classes)).double()
+
+    def in_tasks(self, ids: Tensor) -> Tensor:
+        """Return which sentences [B] the tasks are about: all, unless the language says otherwise."""
+        return torch.ones(len(ids), dtype=torch.bool, device=ids.device)
 
     @abstractmethod
     def conditionals(

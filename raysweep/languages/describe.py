@@ -10,9 +10,10 @@ import math
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+from torch import Tensor
 
-from raysweep.languages.base import Language, Sample
-from raysweep.languages.splits import task_facts
+from raysweep.languages.base import Estimate, LabelledData, Language, Sample
+from raysweep.languages.splits import TaskFacts, certainty, task_facts
 
 #: Sentences whose entropy is measured where a conditional costs seconds.
 FEW = 16
@@ -41,8 +42,11 @@ def describe(
     unknown.  It is measured on `entropy_sentences` sentences (0: not at all).  By default these are all
     sentences at all positions, or, where the language stores its costly conditionals, `FEW` sentences with
     one drawn position each.  `tasks`: for each task, its description, the counts of the labels that occur,
-    the most frequent label and its share, which is the accuracy of a constant answer.  `notes`: the
-    remarks of the language.
+    the most frequent label and its share, which is the accuracy of a constant answer, and `best`, the
+    accuracy of the best possible classifier with its standard error, None where it is unknown; `determined`
+    says that the label is a function of the sentence.
+    `data_tasks`: for each task of a data set, its source, scores and test labels, and a sentence on its rows.
+    `notes`: the remarks of the language.
     `examples`: ids, text, drawing (None where there is none) and labels of the first sentences.
     """
     sample = language.sample_latent(sentences, seed=seed)
@@ -60,6 +64,8 @@ def describe(
             "majority": classes[facts.majority],
             "majority_rate": facts.majority_rate,
             "majority_standard_error": facts.majority_standard_error,
+            "determined": language.determined(name),
+            "best": _best(language, name, sample.ids),
         }
     return {
         "language": type(language).__name__,
@@ -81,6 +87,7 @@ def describe(
         },
         "entropy": _entropy(language, sentences, entropy_sentences, seed),
         "tasks": tasks,
+        "data_tasks": {name: _data_task(data) for name, data in language.data_tasks.items()},
         "examples": [
             {
                 "ids": sample.ids[row, : int(lengths[row])].tolist(),
@@ -93,6 +100,34 @@ def describe(
     }
 
 
+def _best(language: Language, task: str, ids: Tensor) -> dict[str, float | None] | None:
+    """Return value and standard error of the best possible accuracy; None where it is unknown."""
+    values = certainty(language, task, ids[language.in_tasks(ids)])
+    if values is None:
+        return None
+    found = Estimate.of(values)
+    return {"value": found.value, "standard_error": _number(found.standard_error)}
+
+
+def _data_task(data: LabelledData) -> dict[str, Any]:
+    data.prepare()
+    task, n = data.task, data.size("test") or 0
+    labels = data.take("test", torch.arange(n))[1]
+    facts: dict[str, Any] = {
+        "description": task.description,
+        "metrics": list(task.metrics),
+        "classes": list(task.classes),
+        "rows": data.summary(),
+    }
+    if task.regression:
+        return facts | {"mean": labels.double().mean().item()}
+    found = TaskFacts.of(task, labels)
+    return facts | {
+        "counts": dict(zip(task.classes, found.counts, strict=True)),
+        "majority_rate": found.majority_rate,
+    }
+
+
 def _entropy(language: Language, sentences: int, few: int | None, seed: int) -> dict[str, Any] | None:
     costly = language.stores_conditionals
     n = (min(FEW, sentences) if costly else sentences) if few is None else few
@@ -101,11 +136,16 @@ def _entropy(language: Language, sentences: int, few: int | None, seed: int) -> 
     estimate = language.entropy(n, seed=seed, positions="random" if costly else "all")
     return {
         "value": estimate.value,
-        "standard_error": None if math.isnan(estimate.standard_error) else estimate.standard_error,
+        "standard_error": _number(estimate.standard_error),
         "n": estimate.n,
         "unit": "nats",
         "positions": "random" if costly else "all",
     }
+
+
+def _number(error: float) -> float | None:
+    """Return a standard error, None for that of a single draw."""
+    return None if math.isnan(error) else error
 
 
 def as_text(facts: dict[str, Any]) -> str:
@@ -122,13 +162,23 @@ def as_text(facts: dict[str, Any]) -> str:
         lines += [
             "",
             f"task {name}: {task['description']}",
-            f"  {task['classes']} classes, {len(task['counts'])} of them seen in {facts['sentences']} "
-            f"sentences; always '{task['majority']}' is right in {task['majority_rate']:.1%} ± {error:.1%}",
+            f"  {task['classes']} classes, {len(task['counts'])} of them seen in "
+            f"{sum(task['counts'].values())} sentences; always '{task['majority']}' is right in "
+            f"{task['majority_rate']:.1%} ± {error:.1%}",
+            *_best_lines(task["best"], task["determined"]),
         ]
         common = sorted(task["counts"].items(), key=lambda item: -item[1])
         lines.append("  " + ", ".join(f"{label} {count}" for label, count in common[:8]))
         if len(common) > 8:
             lines[-1] += f" and {len(common) - 8} more"
+    for name, task in facts["data_tasks"].items():
+        lines += ["", f"task {name}: {task['description']}, scored by {', '.join(task['metrics'])}"]
+        lines.append(f"  {task['rows']}")
+        if task["classes"]:
+            counts = ", ".join(f"{label} {count}" for label, count in task["counts"].items())
+            lines.append(f"  test: {counts}; the most frequent is right in {task['majority_rate']:.1%}")
+        else:
+            lines.append(f"  a regression; the mean of the test is {task['mean']:.3f}")
     for example in facts["examples"]:
         labels = ", ".join(f"{name} = {label}" for name, label in example["labels"].items())
         lines += ["", example["text"]]
@@ -136,6 +186,17 @@ def as_text(facts: dict[str, Any]) -> str:
             lines.append(example["drawing"])
         lines.append(f"  labels: {labels}" if labels else "  no tasks")
     return "\n".join(lines)
+
+
+def _best_lines(best: dict[str, float | None] | None, determined: bool) -> list[str]:
+    if determined:
+        return ["  the label is a function of the sentence, so the best possible accuracy is 100 %"]
+    if best is None:
+        return []
+    error = best["standard_error"]
+    return [
+        f"  the best possible accuracy is {best['value']:.1%}{'' if error is None else f' ± {error:.1%}'}"
+    ]
 
 
 def _entropy_lines(facts: dict[str, Any]) -> list[str]:

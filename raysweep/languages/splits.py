@@ -40,6 +40,8 @@ BLOCK = 1024
 #: Candidates of a block: about one in two is taken.
 CANDIDATES = 64 * BLOCK
 
+_ROWS = 1024  # sentences whose posteriors are in memory at once
+
 # Odd constants of the SplitMix64 generator and its finaliser (Steele, Lea and Flood, "Fast splittable
 # pseudorandom number generators", OOPSLA 2014), as the signed integers that tensors hold.
 _GOLDEN, _MIX_1, _MIX_2 = (
@@ -61,6 +63,18 @@ def sentence_hash(ids: Tensor, pad_id: int) -> Tensor:
 def in_test(ids: Tensor, pad_id: int) -> Tensor:
     """Return which sentences [B] of `ids` [B, T] belong to the split `test`; the others belong to `train`."""
     return sentence_hash(ids, pad_id) < 0
+
+
+def in_validation(ids: Tensor, pad_id: int, share: float) -> Tensor:
+    """Return which sentences [B] of `ids` [B, T] are in the `share` that choices are judged by.
+
+    This is for training examples: settings are chosen on this share of them, and the test examples stay
+    unseen.  Equal sentences are on the same side, whatever seeds and sizes are used, and a larger share
+    contains a smaller one.
+    """
+    # Mixed once more, because the first bit of the hash has already chosen the split.
+    value = _mixed(sentence_hash(ids, pad_id)) >> 11 & ((1 << 53) - 1)
+    return value.to(torch.float64) < share * 2.0**53
 
 
 def draw_split(language: Language, split: Split, n: int, *, seed: int, start: int = 0) -> Sample:
@@ -130,15 +144,28 @@ class TaskFacts:
         return math.sqrt(self.majority_rate * (1 - self.majority_rate) / self.n) if self.n else math.nan
 
 
+def certainty(language: Language, task: str, ids: Tensor) -> Tensor | None:
+    """Return max_c Pr(label = c | sentence) [B], float64, None where it is unknown.
+
+    Its mean over sentences is the accuracy of the best possible classifier (Bayes).
+    """
+    if language.determined(task):
+        return torch.ones(len(ids), dtype=torch.float64, device=ids.device)
+    parts = [language.label_posterior(task, rows) for rows in ids.split(_ROWS)]
+    known = [part.max(dim=1).values for part in parts if part is not None]
+    return torch.cat(known) if known else None
+
+
 def task_facts(
     language: Language, sample: Sample, tasks: Iterable[str] | None = None
 ) -> dict[str, TaskFacts]:
     """Return the facts about the labels of `sample` for `tasks`, or for all tasks of the language.
 
-    Raises `DataError` for an unknown task.
+    Sentences that the tasks are not about are left out.  Raises `DataError` for an unknown task.
     """
     names = list(language.tasks) if tasks is None else list(tasks)
-    labels = {name: language.labels(name, sample) for name in names}
+    about = language.in_tasks(sample.ids)
+    labels = {name: language.labels(name, sample)[about] for name in names}
     return {name: TaskFacts.of(language.tasks[name], labels[name]) for name in names}
 
 
@@ -166,6 +193,7 @@ def _draw_block(language: Language, split: Split, block: int, stream: int, first
         size = min(max(2 * missing + 6 * math.isqrt(missing), drawn), CANDIDATES - drawn)
         sample = language.sample_latent(size, seed=stream, start=block * CANDIDATES + drawn)
         wanted = in_test(sample.ids, language.pad_id) == (split == "test")
+        wanted &= language.in_tasks(sample.ids)
         taken.append(_picked(sample, wanted.nonzero()[:missing, 0]))
         found, drawn = found + len(taken[-1].ids), drawn + size
     whole = _joined(taken)

@@ -51,10 +51,14 @@ def parameter_count(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
+def widened(x: Tensor) -> Tensor:
+    """Return `x` in float32 where it is of half that width."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
 def mean_loss(logits: Tensor, words: Batch) -> Tensor:
     """Return Σ -log f(target) / `words.count` of logits [M, total_vocabulary], a scalar, float32 or wider."""
-    logits = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
-    return F.cross_entropy(logits, words.targets, reduction="sum") / words.count
+    return F.cross_entropy(widened(logits), words.targets, reduction="sum") / words.count
 
 
 class MaskedLM(nn.Module, ABC):
@@ -70,10 +74,14 @@ class MaskedLM(nn.Module, ABC):
     pad_id: int
     max_length: int
 
+    #: True where the sentence-level token stood before the sentences of pre-training.
+    reads_cls: bool = False
+
     #: The width from which bfloat16 products make training on a CPU faster; None if they never do.
     wide: ClassVar[int | None] = None
-    #: The module with a compiled loss for a CPU, `masked_loss(model, words, seed=..., dtype=...)`, which
-    #: computes gradients along with the loss.  It holds for this very class, not for subclasses.
+    #: The module with compiled training for a CPU: `masked_loss(model, words, seed=..., dtype=...)`, which
+    #: computes gradients along with the loss, and `hidden_at` of the same arguments.  It holds for this very
+    #: class, not for subclasses.
     compiled: ClassVar[str | None] = None
 
     @property
@@ -97,6 +105,17 @@ class MaskedLM(nn.Module, ABC):
     @abstractmethod
     def initialise(self, generator: torch.Generator) -> None:
         """Draw the weights that training starts from."""
+
+    def head_parameters(self) -> list[nn.Parameter]:
+        """Return the parameters that `head` uses and `encode` does not."""
+        return []
+
+    def with_token(self) -> MaskedLM:
+        """Return the model for sentences that already begin with the sentence-level token: itself by default.
+
+        A model that puts the token in front of its sentences returns the one inside.
+        """
+        return self
 
     def tie(self) -> None:
         """Tie parameters again that share their values."""
@@ -141,6 +160,18 @@ class MaskedLM(nn.Module, ABC):
             at = self if words.single else self.logits_at
             logits: Tensor = at(words.ids, words.index)
         return mean_loss(logits, words)
+
+    def hidden_at(self, words: Batch, *, seed: int, dtype: torch.dtype) -> Tensor:
+        """Return hidden states [M, D] at `words.index`, float32 or wider, to differentiate once.
+
+        It serves losses other than that of masked words, whose `targets` and `count` have no part in it.
+        Products and dropout are as in `masked_loss`.
+        """
+        if self.fused:
+            found: Tensor = import_module(str(self.compiled)).hidden_at(self, words, seed=seed, dtype=dtype)
+            return found
+        with torch.autocast(words.ids.device.type, dtype, enabled=dtype != torch.float32):
+            return widened(self.encode(words.ids).flatten(0, 1)[words.flat_index])
 
     def logits_at(self, ids: Tensor, index: Tensor) -> Tensor:
         """Return logits [M, total_vocabulary] at `index` [M]: row * T + position, any number a row."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -28,6 +29,18 @@ class Batch:
     count: int
     rows: range
     single: bool
+
+    @property
+    def flat_index(self) -> Tensor:
+        """The masked words as row * T + position [M], also where every sentence has one."""
+        if not self.single:
+            return self.index
+        return self.index + torch.arange(len(self.ids), device=self.index.device) * self.ids.shape[1]
+
+    def after(self, word: int) -> Batch:
+        """Return the sentences with `word` in front of each, which is not masked."""
+        index = self.index + 1 if self.single else self.index + self.index // self.ids.shape[1] + 1
+        return replace(self, ids=F.pad(self.ids, (1, 0), value=word), index=index, lengths=self.lengths + 1)
 
     def split(self, sentences: int) -> list[Batch]:
         """Return the fewest parts of at most `sentences` rows each, with sizes that differ by at most one.

@@ -29,17 +29,17 @@ class Dropout(nn.Module):
     def __init__(self, p: float) -> None:
         super().__init__()
         self.p = p
-        self._dropped = cut_of(p)
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.training or self._dropped == 0:
+        dropped = cut_of(self.p)
+        if not self.training or dropped == 0:
             return x
         if x.device.type != "cpu":
             return F.dropout(x, self.p)
         draws = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
         levels = draws.view(torch.int16)[: x.numel()].view(x.shape)
-        keep = (levels >= self._dropped - LEVELS // 2).to(x.dtype)
-        return x * keep.mul_(LEVELS / (LEVELS - self._dropped))
+        keep = (levels >= dropped - LEVELS // 2).to(x.dtype)
+        return x * keep.mul_(LEVELS / (LEVELS - dropped))
 
     def extra_repr(self) -> str:
         return f"p={self.p}"

@@ -28,8 +28,9 @@ from torch.utils.checkpoint import checkpoint
 from raysweep.errors import DataError
 from raysweep.languages.base import Language
 from raysweep.models import packed
-from raysweep.models.base import DrawnConfig, MaskedLM, mean_loss, total_vocabulary
+from raysweep.models.base import DrawnConfig, MaskedLM, mean_loss, total_vocabulary, widened
 from raysweep.models.batch import Batch
+from raysweep.models.cls import WithCLS, without_default_cls
 from raysweep.models.dropout import Dropout
 from raysweep.models.shapes import Shape
 
@@ -44,7 +45,8 @@ class EncoderConfig(DrawnConfig):
     `shape` is "width/heads/layers/intermediate", or a name of `raysweep.models.shapes` that stands for these
     numbers.  With `checkpointing` the backward pass computes the layers' activations again instead of keeping
     them (Chen et al., "Training deep nets with sublinear memory cost", 2016): less memory, about a third more
-    time, and bitwise the same gradients.
+    time, and bitwise the same gradients.  With `cls` the sentence-level token stands in front of every
+    sentence (`raysweep.models.cls`).
     """
 
     kind: Literal["encoder"] = "encoder"
@@ -53,6 +55,7 @@ class EncoderConfig(DrawnConfig):
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
     layer_norm_eps: Annotated[float, Field(gt=0)] = 1e-5
     checkpointing: bool = False
+    cls: bool = False
 
     @classmethod
     def example(cls, folder: Path) -> Self:
@@ -87,25 +90,28 @@ class EncoderConfig(DrawnConfig):
             parts.append(f"eps{self.layer_norm_eps:g}")
         if self.vocabulary != fields["vocabulary"].default:
             parts.append(self.vocabulary)
+        if self.cls:
+            parts.append("cls")
         return "-".join(parts)
 
     def content(self) -> dict[str, Any]:
         data = super().content()
         del data["checkpointing"]  # changes no result
-        return data
+        return without_default_cls(data)
 
-    def module(self, language: Language) -> Encoder:
-        return Encoder(
+    def module(self, language: Language) -> MaskedLM:
+        made = Encoder(
             self.sizes,
             vocabulary_size=language.vocabulary_size,
             pad_id=language.pad_id,
-            max_length=language.max_length,
+            max_length=language.max_length + self.cls,
             norm=self.norm,
             dropout=self.dropout,
             layer_norm_eps=self.layer_norm_eps,
             total_vocabulary=total_vocabulary(language.vocabulary_size, self.vocabulary),
             checkpointing=self.checkpointing,
         )
+        return WithCLS(made) if self.cls else made
 
 
 class EncoderLayer(nn.Module):
@@ -249,6 +255,9 @@ class Encoder(MaskedLM):
                 if isinstance(module, nn.Linear):
                     module.bias.zero_()
 
+    def head_parameters(self) -> list[nn.Parameter]:
+        return [*self.head_dense.parameters(), *self.head_norm.parameters(), self.decoder.bias]
+
     @property
     def packs(self) -> bool:
         """Whether `masked_loss` packs sentences into rows (`raysweep.models.packed`)."""
@@ -264,12 +273,21 @@ class Encoder(MaskedLM):
 
         Raises `DataError` for sentences longer than the model has positions.
         """
+        with torch.autocast(words.ids.device.type, dtype, enabled=dtype != torch.float32):
+            logits = self.head(self.encode_rows(self._rows(words)))
+        return mean_loss(logits, words)
+
+    def hidden_at(self, words: Batch, *, seed: int, dtype: torch.dtype) -> Tensor:
+        if not self.packs:
+            return super().hidden_at(words, seed=seed, dtype=dtype)
+        with torch.autocast(words.ids.device.type, dtype, enabled=dtype != torch.float32):
+            return widened(self.encode_rows(self._rows(words)))
+
+    def _rows(self, words: Batch) -> packed.Rows:
+        """Return a batch in rows; raise `DataError` for longer sentences than the model has positions."""
         lengths = words.lengths.numpy()
         self.check_length(int(lengths.max()))
-        rows = packed.lay_out(words, packed.pack(lengths, packed.row_width(self.max_length)), self.pad_id)
-        with torch.autocast(words.ids.device.type, dtype, enabled=dtype != torch.float32):
-            logits = self.head(self.encode_rows(rows))
-        return mean_loss(logits, words)
+        return packed.lay_out(words, packed.pack(lengths, packed.row_width(self.max_length)), self.pad_id)
 
     def encode(self, ids: Tensor) -> Tensor:
         return self._encode(ids, None)

@@ -13,6 +13,7 @@ from functools import singledispatch
 from torch import Tensor
 
 from raysweep.models.base import MaskedLM
+from raysweep.models.cls import WithCLS
 from raysweep.models.encoder import Encoder
 from raysweep.models.lstm import LSTM
 
@@ -48,6 +49,12 @@ def _encoder(model: Encoder, lengths: Tensor, masked: Tensor) -> int:
     last = 4 * T * D * D + M * (4 * D * D + 4 * D * F) + 4 * int((masked * lengths).sum()) * D
     head = M * (2 * D * D + 2 * D * V)
     return 3 * ((model.shape.layers - 1) * every + last + head)
+
+
+@training_flops.register
+def _with_cls(model: WithCLS, lengths: Tensor, masked: Tensor) -> int | None:
+    """Every sentence has one word more, which is not masked."""
+    return training_flops(model.inner, lengths + 1, masked)
 
 
 @training_flops.register

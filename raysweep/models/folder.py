@@ -120,7 +120,7 @@ class Folder:
     def module(self, language: Language, *, dropout: float, checkpointing: bool) -> Encoder:
         """Return the encoder, its weights not initialised."""
         words = language.vocabulary_size
-        return Encoder(
+        model = Encoder(
             self.shape,
             vocabulary_size=words,
             total_vocabulary=self.config.vocab_size if self.special is None else total_vocabulary(words),
@@ -131,6 +131,9 @@ class Folder:
             layer_norm_eps=self.config.layer_norm_eps,
             checkpointing=checkpointing,
         )
+        # Models from elsewhere were pre-trained with their tokenizer's form of a sentence.
+        model.reads_cls = self.special is not None
+        return model
 
 
 def check_folder(path: Path) -> None:

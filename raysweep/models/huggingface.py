@@ -27,6 +27,7 @@ from raysweep.errors import ConfigError
 from raysweep.languages.base import Language
 from raysweep.languages.quiet import quiet
 from raysweep.models.base import MaskedLM
+from raysweep.models.cls import WithCLS
 from raysweep.models.encoder import Encoder
 from raysweep.models.folder import Folder, brief
 
@@ -46,6 +47,11 @@ def to_huggingface(
     """
     import transformers
 
+    if isinstance(model, WithCLS):
+        raise ConfigError(
+            "a model with `cls: true` puts the sentence-level token in front of sentences, and the format "
+            "has no place to say so; export `model.inner`, and put the token there yourself"
+        )
     if not isinstance(model, Encoder):
         raise ConfigError(
             f"a model of type {type(model).__name__} cannot be exported, because transformers has no masked "

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import torch
 from pydantic import Field, field_validator
@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from raysweep.languages.base import Language
 from raysweep.models.base import DrawnConfig, MaskedLM, total_vocabulary
+from raysweep.models.cls import WithCLS, without_default_cls
 from raysweep.models.dropout import Dropout
 
 EMBEDDING_STD = 1.0  # as PyTorch's own; with BERT's 0.02 hardly anything reaches the upper layers
@@ -62,11 +63,15 @@ class LSTMShape(NamedTuple):
 
 
 class LSTMConfig(DrawnConfig):
-    """Sizes of a bidirectional LSTM; `shape` is "hidden/layers", and each direction has half of `hidden`."""
+    """Sizes of a bidirectional LSTM; `shape` is "hidden/layers", and each direction has half of `hidden`.
+
+    With `cls` the sentence-level token stands in front of every sentence (`raysweep.models.cls`).
+    """
 
     kind: Literal["lstm"] = "lstm"
     shape: str
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    cls: bool = False
 
     @classmethod
     def example(cls, folder: Path) -> Self:
@@ -95,17 +100,23 @@ class LSTMConfig(DrawnConfig):
             parts.append(f"dropout{self.dropout:g}")
         if self.vocabulary != fields["vocabulary"].default:
             parts.append(self.vocabulary)
+        if self.cls:
+            parts.append("cls")
         return "-".join(parts)
 
-    def module(self, language: Language) -> LSTM:
-        return LSTM(
+    def content(self) -> dict[str, Any]:
+        return without_default_cls(super().content())
+
+    def module(self, language: Language) -> MaskedLM:
+        made = LSTM(
             self.sizes,
             vocabulary_size=language.vocabulary_size,
             pad_id=language.pad_id,
-            max_length=language.max_length,
+            max_length=language.max_length + self.cls,
             dropout=self.dropout,
             total_vocabulary=total_vocabulary(language.vocabulary_size, self.vocabulary),
         )
+        return WithCLS(made) if self.cls else made
 
 
 class LSTMLayer(nn.Module):
@@ -165,6 +176,9 @@ class LSTM(MaskedLM):
         self.decoder.bias.zero_()
         for parameter in self.layers.parameters():
             parameter.uniform_(-bound, bound, generator=generator)
+
+    def head_parameters(self) -> list[nn.Parameter]:
+        return [self.decoder.bias]
 
     def encode(self, ids: Tensor) -> Tensor:
         backwards = self._backwards(ids)

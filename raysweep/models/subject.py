@@ -8,9 +8,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from raysweep.errors import ConfigError
+from raysweep.errors import ConfigError, DataError
 from raysweep.languages.base import Language
 from raysweep.models.base import MaskedLM
+from raysweep.models.representation import Layers, Representation, misfits, represent
 
 #: Logits in float64 at once: 64 MB.
 _LOGITS = 1 << 23
@@ -30,8 +31,13 @@ class Subject(Protocol):
         `ids` [B, T] are unmasked; `mask` [B, T] marks M words, any number a row, in the order of `ids[mask]`.
         """
 
-    def features(self, ids: Tensor) -> Tensor:
-        """Return the concatenated token representations [B, max_length * width], zero at padding."""
+    def features(
+        self, ids: Tensor, representation: Representation = "concatenated", layers: Layers = "last"
+    ) -> Tensor:
+        """Return representations [B, F] of sentences (`raysweep.models.representation`).
+
+        With `layers` "all" they are [B, L, F].  Raises `ConfigError` for what the subject does not have.
+        """
 
 
 class ModelSubject:
@@ -98,17 +104,25 @@ class ModelSubject:
         return out[mask]
 
     @torch.inference_mode()
-    def features(self, ids: Tensor) -> Tensor:
-        """Return the concatenated hidden states [B, max_length * D], zero at padding."""
-        device = next(self.model.parameters()).device
-        ids = ids.to(device)
-        dtype = next(self.model.parameters()).dtype
-        shape = (len(ids), self.language.max_length, self.model.width)
-        out = torch.zeros(shape, dtype=dtype, device=device)
+    def features(
+        self, ids: Tensor, representation: Representation = "concatenated", layers: Layers = "last"
+    ) -> Tensor:
+        """Return representations [B, F] of sentences, or those of all layers [B, L, F].
+
+        Raises `ConfigError` for what the model does not have.
+        """
+        for field, message in misfits(self.model, self.language, representation, layers):
+            raise ConfigError(f"{field}: {message}")
+        ids = ids.to(next(self.model.parameters()).device)
+        out: Tensor | None = None
         for rows, part in self._batches(ids):
-            padding = (part == self.language.pad_id)[:, :, None]
-            out[rows, : part.shape[1]] = self.model.encode(part).masked_fill(padding, 0.0)
-        return out.flatten(1)
+            found = represent(self.model, part, representation, layers, length=self.language.max_length)
+            if out is None:
+                out = found.new_empty(len(ids), *found.shape[1:])
+            out[rows] = found
+        if out is None:
+            raise DataError("no sentences to represent")
+        return out if layers == "all" else out[:, 0]
 
 
 def normalise(log_probs: Tensor) -> Tensor:

@@ -109,7 +109,7 @@ def _direction(change: Change) -> str:
 
 
 def task_table(measured: Measurements) -> str:
-    """Return each accuracy's references: majority's share, look-up table, best checkpoint."""
+    """Return each accuracy's references: majority's share, look-up table, best possible, best checkpoint."""
     accuracies = measured.shown("accuracy")
     if not accuracies:
         return '<p class="note">Not enough data: no accuracy has been measured.</p>'
@@ -123,12 +123,13 @@ def task_table(measured: Measurements) -> str:
                 escape(measured.named(accuracy)),
                 number(measured.means.get(accuracy.baseline or "")),
                 number(measured.reference.get(name)),
+                number(measured.means.get(accuracy.ceiling or "")),
                 "–" if best is None else plus_minus(best[name], best[error_key(name)]),
                 "–" if best is None else f"{escape(str(best['run_id']))} at step {best['step']:,}",
             ]
         )
-    headings = ["task", "majority label", "look-up table", "best checkpoint", "at"]
-    return table(headings, rows, wrap=4)
+    headings = ["task", "majority label", "look-up table", "best possible", "best checkpoint", "at"]
+    return table(headings, rows, wrap=5)
 
 
 def run_table(measured: Measurements, milestones: Mapping[str, Sequence[int]], failed: set[str]) -> str:

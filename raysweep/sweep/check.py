@@ -144,6 +144,14 @@ class Checker:
         """Return plain data with absolute paths; relative ones start from the folder of their file."""
         data: dict[str, Any] = dict(node.plain)
         for key, child in node.items():
+            part = _part(cls, key)
+            if part is not None:
+                data[key] = [
+                    self._with_absolute_paths(part, element, f"{name}.{key}[{k}]")
+                    if isinstance(element.value, dict)
+                    else element.plain
+                    for k, element in enumerate(child.elements())
+                ] or child.plain
             if not isinstance(child.value, str) or key not in cls.model_fields:
                 continue
             path = child.mark.folder / Path(child.value).expanduser()
@@ -236,7 +244,7 @@ class Checker:
                     algorithm=algorithm,
                     pretrain=pretrain,
                     seed=typing.cast(int, seed),
-                    evaluations=merger.evaluations_of(algorithm),
+                    evaluations=merger.evaluations_of(algorithm, language),
                     language_fingerprint=language.fingerprint,
                     axes=_telling(point.axes, algorithm),
                 )
@@ -250,14 +258,20 @@ class _Merger:
     def __init__(self, evaluations: Mapping[str, Evaluation]) -> None:
         self.evaluations = dict(evaluations)
         self.groups: dict[Any, list[RunSpec]] = {}
+        self._evaluations: dict[int, dict[str, Evaluation]] = {}
         self._texts: dict[tuple[int, frozenset[str]], str] = {}
         self._alive: list[Any] = []
 
-    def evaluations_of(self, algorithm: Any) -> dict[str, Evaluation]:
-        """Return the evaluations that make sense for an algorithm."""
+    def evaluations_of(self, algorithm: Any, language: Language) -> dict[str, Evaluation]:
+        """Return the evaluations that make sense for an algorithm, fitted to the language."""
+        if id(language) not in self._evaluations:
+            self._alive.append(language)
+            self._evaluations[id(language)] = {
+                kind: evaluation.fitted(language) for kind, evaluation in self.evaluations.items()
+            }
         return {
             kind: evaluation
-            for kind, evaluation in self.evaluations.items()
+            for kind, evaluation in self._evaluations[id(language)].items()
             if evaluation.applies_to(algorithm)
         }
 
@@ -330,6 +344,13 @@ def _join(specs: list[RunSpec]) -> RunSpec:
 def _matches(path: Path) -> bool:
     """Return whether a pattern such as `texts/*.txt` finds a file."""
     return next(glob.iglob(str(path), recursive=True), None) is not None
+
+
+def _part(cls: type[Config], name: str) -> type[Config] | None:
+    """Return the configuration that a field holds a list of; None for any other field."""
+    field = cls.model_fields.get(name)
+    element = next(iter(typing.get_args(field.annotation)), None) if field is not None else None
+    return element if isinstance(element, type) and issubclass(element, Config) else None
 
 
 def _is_path(cls: type[Config], name: str) -> bool:

@@ -76,7 +76,7 @@ def training_content(
 
 def evaluation_identity(evaluation: Evaluation) -> str:
     """Return the sha256 of an evaluation's kind, settings and version."""
-    return digest({**evaluation.encode(), "version": evaluation.version})
+    return digest(evaluation.content())
 
 
 def safe(text: str) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -150,8 +151,11 @@ def choose_evaluations(texts: Sequence[str], opened: Opened) -> tuple[dict[str, 
 
     A text is KIND or KIND.FIELD=VALUE.  A field that no text sets comes from the run's own evaluation of that
     kind, or else from the defaults.  Without texts, the evaluations are the run's own, or else excess loss
-    (or held-out loss), trace and probe as far as they fit.  Raises `ConfigError` with all errors.
+    (or held-out loss), trace and probe as far as they fit.  Raises `ConfigError` with all errors, and
+    `DataError` where the rows of a task make none.
     """
+    for data in opened.language.data_tasks.values():
+        data.prepare()
     if not texts:
         return _fitting(opened, opened.evaluations or _usual(opened.language))
     problems = Problems()
@@ -191,8 +195,14 @@ def _usual(language: Language) -> dict[str, Evaluation]:
     """Return the default evaluations: loss, trace and probe."""
     # Exact conditionals that are worth storing cost too much to compute by default.
     exact = language.exact and not language.stores_conditionals
-    kinds = ["excess_loss" if exact else "held_out_loss", "trace", *(["probe"] if language.tasks else [])]
-    return {kind: registry.evaluations.decode({"kind": kind}) for kind in kinds}
+    settings: dict[str, dict[str, Any]] = {"excess_loss" if exact else "held_out_loss": {}, "trace": {}}
+    classified = [name for name, data in language.data_tasks.items() if not data.regression]
+    if language.tasks:
+        settings["probe"] = {}
+    elif classified:
+        # All rows: data sets differ too much in size for one number.
+        settings["probe"] = {"tasks": classified, "train": None, "test": None}
+    return {kind: registry.evaluations.decode({"kind": kind, **own}) for kind, own in settings.items()}
 
 
 def _fitting(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
-from raysweep.evaluation.notes import slower
+from raysweep.evaluation.notes import remarks as remarks_on
 from raysweep.sweep.config import Sweep
 
 
 def remarks(sweep: Sweep) -> list[str]:
-    """Return a line for each slower or less exact way in which something was measured."""
+    """Return a line for each remark on a measurement, such as a less exact way, with its checkpoints."""
     ledger, seen, ways = sweep.ledger(), Counter[str](), Counter[tuple[str, str]]()
     for spec in sweep.runs:
         run = ledger.open(spec.run_id)
@@ -19,6 +19,6 @@ def remarks(sweep: Sweep) -> list[str]:
                 if record is None:
                     continue
                 seen[kind] += 1
-                if "reason" in record.notes:
-                    ways[kind, slower(kind, record.notes)] += 1
+                for text in remarks_on(kind, record.notes):
+                    ways[kind, text] += 1
     return [f"{text} ({count} of {seen[kind]} checkpoints)" for (kind, text), count in sorted(ways.items())]

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 _BEFORE = ("sweep", "run_id", "model", "algorithm", "seed")
 _AFTER = (
     *("parameters", "step", "metric", "value", "standard_error", "n", "unit"),
-    *("quantity", "of", "heading", "kind", "better", "least", "baseline", "report", "reservations"),
+    *("quantity", "of", "heading", "kind", "better", "least", "baseline", "ceiling", "report"),
+    "reservations",
 )
 #: Columns that every tidy table has; all others are axes of the sweep.
 FIXED = (*_BEFORE, *_AFTER)
@@ -35,6 +36,7 @@ def tidy(ledger: Ledger, sweep: Sweep) -> pd.DataFrame:
     - quantity and of: what is measured (probe/{task}) and at which coordinates, as JSON ({"task":"A"});
     - heading, kind (loss, flatness, accuracy or diagnostic) and better (less or more);
     - least: the least possible value, where it is known; baseline: the metric that holds a guess's value;
+      ceiling: the one that holds the best possible value;
     - report: whether the report shows the metric;
     - reservations: why a reader should not trust the number, several joined by "; ".
 
@@ -63,7 +65,7 @@ def tidy(ledger: Ledger, sweep: Sweep) -> pd.DataFrame:
     real = ("value", "standard_error", "least")
     text = (
         *("sweep", "run_id", "model", "algorithm", "metric", "unit"),
-        *("quantity", "of", "heading", "kind", "better", "baseline", "reservations"),
+        *("quantity", "of", "heading", "kind", "better", "baseline", "ceiling", "reservations"),
     )
     # An empty table has the types of a full one.
     kinds = dict.fromkeys(whole, "Int64") | dict.fromkeys(real, "float64") | dict.fromkeys(text, "object")

@@ -44,7 +44,8 @@ def only(wanted: Callable[[Case], bool]) -> Callable[[F], F]:
 class EvaluationContract(Contract):
     """The promises of an evaluation, with each subject and the first two languages that it can measure.
 
-    A configuration should have more than one shard where the kind has a field `shard_size`.
+    A configuration should have more than one shard where the kind has a field `shard_size`.  A kind without
+    that field has one shard, unless its shards are `cells`.
     """
 
     #: Examples of languages, by kind; "pair" is a hidden Markov model of two words a sentence.
@@ -114,9 +115,9 @@ class EvaluationContract(Contract):
         metafunc.parametrize("case", list(cases.values()), ids=list(cases), scope="class")
 
     @pytest.fixture
-    def evaluation(self, case: Case) -> Evaluation:
-        """The evaluation under test."""
-        return case.evaluation
+    def evaluation(self, case: Case, language: Language) -> Evaluation:
+        """The evaluation under test, fitted to the language."""
+        return case.evaluation.fitted(language)
 
     @pytest.fixture
     def language(self, case: Case) -> Language:
@@ -139,7 +140,7 @@ class EvaluationContract(Contract):
         for arrays in forward.values():
             assert all(isinstance(a, np.ndarray) and np.isfinite(a).all() for a in arrays.values())
 
-    @only(lambda case: "shard_size" not in type(case.evaluation).model_fields)
+    @only(lambda case: "shard_size" not in type(case.evaluation).model_fields and not case.evaluation.cells)
     def test_a_kind_without_a_size_of_shards_has_one(self, evaluation: Evaluation) -> None:
         assert evaluation.shards() == 1
 

@@ -67,6 +67,19 @@ class _AnyLanguage(Contract):
         with pytest.raises(DataError, match="no task 'nonsense'"):
             language.labels("nonsense", sample)
 
+    def test_posteriors_of_labels_are_probabilities(self, language: Language) -> None:
+        sample = language.sample_latent(100, seed=5)
+        for name, task in language.tasks.items():
+            posterior = language.label_posterior(name, sample.ids)
+            if posterior is None:
+                continue
+            assert posterior.shape == (100, len(task.classes))
+            assert posterior.dtype == torch.float64
+            assert bool((posterior >= 0).all())
+            assert (posterior.sum(dim=1) - 1).abs().max() < 1e-12
+            # A label that occurs is possible.
+            assert bool((posterior.gather(1, language.labels(name, sample)[:, None]) > 0).all())
+
     def test_configuration_determines_the_fingerprint(
         self, config: LanguageConfig, language: Language
     ) -> None:

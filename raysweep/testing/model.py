@@ -11,6 +11,7 @@ from torch import Tensor
 from raysweep.languages import Language
 from raysweep.languages.hmm import HMMConfig
 from raysweep.models import MaskedLM, ModelConfig
+from raysweep.models.batch import Batch
 from raysweep.testing.contract import Contract
 
 
@@ -72,6 +73,22 @@ class ModelContract(Contract):
         ids, positions = batch(language)
         model(ids, positions).log_softmax(-1)[:, 0].sum().backward()
         assert [name for name, p in model.named_parameters() if p.grad is None] == []
+
+    def test_the_head_comes_after_the_encoding(self, model: MaskedLM, language: Language) -> None:
+        ids, _ = batch(language)
+        torch.autograd.backward(model.encode(ids).square().sum())
+        assert all(p.grad is None for p in model.head_parameters())
+
+    def test_hidden_states_are_those_of_the_encoding(self, model: MaskedLM, language: Language) -> None:
+        ids, positions = batch(language)
+        words = Batch(
+            ids=ids, index=positions, targets=torch.zeros_like(positions), lengths=language.lengths(ids),
+            count=len(ids), rows=range(len(ids)), single=True,
+        )  # fmt: skip
+        model.eval()
+        found = model.hidden_at(words, seed=0, dtype=torch.float32)
+        expected = model.encode(ids)[torch.arange(len(ids)), positions]
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
     def test_the_seed_makes_the_weights(self, config: ModelConfig, language: Language) -> None:
         first, same, other = (dict(config.build(language, seed=s).named_parameters()) for s in (1, 1, 2))

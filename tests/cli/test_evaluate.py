@@ -10,12 +10,16 @@ from typing import Any
 
 import pytest
 
+from helpers import local_glue, local_texts
 from raysweep.cli.app import run
 from raysweep.evaluation import ModelSubject
 from raysweep.evaluation import run as evaluation_run
 from raysweep.evaluation.trace import TraceConfig
+from raysweep.models.encoder import EncoderConfig
 from raysweep.models.huggingface import to_huggingface
 from raysweep.sweep import Sweep
+from raysweep.sweep.language_file import load_language
+from raysweep.sweep.opened import choose_evaluations, open_model
 from raysweep.training import load_model
 
 FEW = ["-e", "trace.inputs=8"]
@@ -99,6 +103,24 @@ def test_a_hugging_face_folder_is_the_same_model(
         assert theirs[name]["value"] == pytest.approx(ours[name]["value"], rel=1e-4)
 
 
+def test_a_hugging_face_folder_is_fine_tuned_and_quantised(
+    checkpoint: Path, folder: Path, language_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fields = ["finetune.train=48", "finetune.test=32", "finetune.epochs=2", "finetune.seeds=2"]
+    options = [text for field in [*fields, "quantize.sentences=16"] for text in ("-e", field)]
+    ours = metrics(evaluate(capsys, str(checkpoint), *options))
+    facts = evaluate(capsys, "model", "--language", str(language_file), *options)
+    theirs = metrics(facts)
+    assert {name.split("/")[0] for name in theirs} >= {"finetune", "forgetting", "quantize"}
+    assert {name: metric["n"] for name, metric in theirs.items()} == {n: m["n"] for n, m in ours.items()}
+    for name in theirs:
+        if name.startswith(("finetune_train_loss", "finetune_guess", "quantize_")):
+            assert theirs[name]["value"] == pytest.approx(ours[name]["value"], rel=1e-3)
+    notes = facts["evaluations"][0]["notes"]
+    assert notes["method"] == "the mean state of the words"
+    assert "finetune: the rate never reaches lr" in notes["warm_up"]
+
+
 def test_settings_of_any_kind(finished: Sweep, checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = {
         "excess_loss": ["sentences=8"],
@@ -107,7 +129,9 @@ def test_settings_of_any_kind(finished: Sweep, checkpoint: Path, capsys: pytest.
         "hessian": ["inputs=4", "labels=hard"],
         "spectrum": ["inputs=2", "eigenvalues=1", "tolerance=0.1", "steps=2", "matrices=[gauss_newton]"],
         "sharpness": ["inputs=4", "pool_size=4", "steps=1", "which=[sam, fisher_rao]"],
-        "probe": ["train=32", "test=16", "projection=8", "epochs=1", "seeds=1"],
+        "probe": ["train=32", "test=16", "projection=8", "seeds=1"],
+        "finetune": ["train=32", "test=16", "epochs=1", "seeds=1", "forgetting=8", "betas=[0.8, 0.9]"],
+        "quantize": ["sentences=8", "bits=[4]", "noise=[0.1]", "draws=2"],
     }
     options = [text for kind, fields in small.items() for f in fields for text in ("-e", f"{kind}.{f}")]
     facts = evaluate(capsys, str(checkpoint), *options)
@@ -192,6 +216,40 @@ def test_another_language(checkpoint: Path, language_file: Path, capsys: pytest.
     other = evaluate(capsys, str(checkpoint), *FEW, "--language", str(language_file), "--set", "seed=1")
     assert own["language"] != other["language"]
     assert metrics(own) != metrics(other)
+
+
+def test_tasks_of_labelled_texts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A Hugging Face folder, a corpus, and a local table beside the file that names it."""
+    monkeypatch.setenv("RAYSWEEP_CACHE", str(tmp_path / "cache"))
+    local_glue.write(tmp_path / "sst2", "sst2")
+    file = tmp_path / "corpus.yaml"
+    file.write_text(
+        f"kind: corpus\nsource: {local_texts.files()['jsonl']}\nlength: 16\nheld_out: 0.2\n"
+        "tokenizer: {train: wordpiece, vocabulary: 300}\ntasks: [{glue: sst2, source: sst2}]\n"
+    )
+    language = load_language(file)
+    to_huggingface(EncoderConfig(shape="8/2/2/16").build(language, seed=0), tmp_path / "model")
+    here = ["model", "--language", "corpus.yaml"]
+    usual = evaluate(
+        capsys, *here, "-e", "held_out_loss.sentences=8", "-e", "probe.train=40", "-e", "probe.test=16"
+    )
+    assert {"held_out_loss", "probe/sst2", "majority/sst2"} <= set(metrics(usual))
+    assert metrics(usual)["majority/sst2"]["value"] == 0.5
+    few = ("seeds=1", "epochs=1", "forgetting=0")
+    tuned = evaluate(capsys, *here, *(part for setting in few for part in ("-e", f"finetune.{setting}")))
+    assert metrics(tuned)["finetune/sst2"]["n"] == 1
+    assert run(["evaluate", *here, "-e", "probe.train=41", "-e", "probe.test=16"]) == 2
+    assert (
+        "evaluate.probe.train: 41 examples are asked for, and task 'sst2' has 40" in capsys.readouterr().err
+    )
+    opened = open_model("model", storage=tmp_path, language=file, overrides=())
+    chosen, _ = choose_evaluations((), opened)
+    assert (chosen["probe"].tasks, chosen["probe"].train) == (("sst2",), None)
+    (tmp_path / "sst2" / "train-00000-of-00001.parquet").write_bytes(b"no table")
+    assert run(["evaluate", *here, "-e", "probe"]) == 2
+    assert "is no table that can be read" in capsys.readouterr().err
 
 
 def test_errors_name_the_remedy(

@@ -13,7 +13,7 @@ from raysweep.cli.live import LineView, LiveView, runs_table
 from raysweep.evaluation.excess_loss import ENTROPY, EXCESS_LOSS
 from raysweep.evaluation.held_out_loss import HELD_OUT_LOSS
 from raysweep.evaluation.metric import Quantity
-from raysweep.evaluation.probe import PROBE
+from raysweep.evaluation.probe_metrics import PROBE
 from raysweep.evaluation.trace import TRACE
 from raysweep.sweep.run_state import LaunchState, RunState
 

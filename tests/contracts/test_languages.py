@@ -19,6 +19,8 @@ INSTANCES: dict[str, dict[str, dict[str, Any]]] = {
         "layered": dict(LAYERED, seed=1),
         "layered-posterior": dict(LAYERED, seed=2, label="posterior"),
         "layered-tree": dict(LAYERED, seed=3, label="tree", stop=0.0),
+        "layered-prefix": dict(LAYERED, seed=9, label="prefix"),
+        "layered-longer": dict(LAYERED, seed=10, label="tree", task_words=3),
         "layered-cut": dict(LAYERED, seed=4, max_length=3, concentration=0.2),
         "dense": dict(DENSE, seed=5),
         "dense-posterior": dict(DENSE, seed=6, label="posterior", concentration=0.3),

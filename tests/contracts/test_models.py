@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from raysweep.models import ModelConfig
+from raysweep.models import EncoderConfig, LSTMConfig, ModelConfig
 from raysweep.models.base import DrawnConfig
 from raysweep.registry import models
 from raysweep.testing import ModelContract
@@ -17,6 +17,15 @@ class TestModels(ModelContract):
     """Every kind."""
 
     configs: ClassVar = {kind: models.get(kind).example for kind in models.kinds()}
+
+
+class TestModelsWithCLS(ModelContract):
+    """Those that can read the sentence-level token, with it."""
+
+    configs: ClassVar = {
+        "encoder": EncoderConfig(shape="8/2/2/12", cls=True),
+        "lstm": LSTMConfig(shape="12/2", cls=True),
+    }
 
 
 @pytest.fixture(params=[kind for kind in models.kinds() if issubclass(models.get(kind), DrawnConfig)])

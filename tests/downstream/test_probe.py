@@ -1,26 +1,42 @@
-"""The linear probe against what it must find, and against a convex solver."""
+"""The linear probe against what it must find, and against plain loops."""
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
-from raysweep.downstream import linear_probe
+from raysweep import seeding
+from raysweep.downstream import AdamW, Chunk, Convex, linear_probe
+from raysweep.downstream.adamw import train_heads
+from raysweep.downstream.logistic import Inputs
+from raysweep.downstream.projection import Projection
 from raysweep.errors import DataError, RunFailedError
 
+SOLVERS = {"adamw": AdamW(epochs=40, steps=0), "convex": Convex()}
+BOTH = pytest.mark.parametrize("solver", SOLVERS.values(), ids=SOLVERS)
 
-def chunks(features, labels, start, stop, size=1024):
+
+def chunks(features, labels, start, stop, size=1024, chooses=None):
     return [
-        (features[k : min(k + size, stop)], {t: y[k : min(k + size, stop)] for t, y in labels.items()})
+        Chunk(
+            features=features[k : min(k + size, stop)],
+            labels={t: y[k : min(k + size, stop)] for t, y in labels.items()},
+            chooses=None if chooses is None else chooses[k : min(k + size, stop)],
+        )
         for k in range(start, stop, size)
     ]
 
 
-def run(features, labels, classes, *, train=2048, **options):
-    options = {"projection": 64, "epochs": 40, "seeds": 3, **options}
+def run(features, labels, classes, *, train=2048, solver=SOLVERS["convex"], chooses=None, **options):
+    options = {"projection": 64, "seeds": 3, "sizes": [train], **options}
     return linear_probe(
-        chunks(features, labels, 0, train), chunks(features, labels, train, len(features)), classes, **options
+        [chunks(features, labels, 0, train, chooses=chooses)],
+        chunks(features, labels, train, len(features)),
+        classes,
+        solver=solver,
+        **options,
     )
 
 
@@ -39,68 +55,124 @@ def scores(features, classes, seed):
     return plain @ torch.randn(24, classes, generator=torch.Generator().manual_seed(seed))
 
 
-def test_separable_labels_are_found(gaussian):
+def noisy(features, classes, seed):
+    """Labels that no head can predict for sure."""
+    logits = 1.5 * scores(features, classes, seed)
+    draws = -torch.rand(logits.shape, generator=torch.Generator().manual_seed(seed + 1)).log().neg().log()
+    return (logits + draws).argmax(1)
+
+
+@pytest.mark.parametrize("solver", [AdamW(epochs=300, steps=0), Convex(l2=(1e-3,))], ids=SOLVERS)
+def test_separable_labels_are_found(gaussian, solver):
     margin = scores(gaussian, 1, 1)[:, 0]
     far = margin.abs() > 1.0
     labels = {"easy": (margin > 0).long()[far]}
-    result = run(gaussian[far], labels, {"easy": 2}, train=1024, epochs=300)["easy"]
-    assert result.accuracy.shape == (3,)
+    result = run(gaussian[far], labels, {"easy": 2}, train=1024, solver=solver)["easy"]
+    assert result.accuracy.shape == (1, 1, 3)
     assert result.accuracy.min() > 0.995
     assert result.n == int(far.sum()) - 1024
     assert result.majority < 0.6
 
 
-def test_random_labels_are_not(gaussian):
+@BOTH
+def test_random_labels_are_not(gaussian, solver):
     labels = {"noise": (torch.rand(3072, generator=torch.Generator().manual_seed(2)) < 0.3).long()}
-    result = run(gaussian, labels, {"noise": 2}, train=2048)["noise"]
+    result = run(gaussian, labels, {"noise": 2}, solver=solver)["noise"]
     truth = 1 - labels["noise"][2048:].double().mean().item()
     assert result.majority == pytest.approx(truth, abs=1e-12)
-    assert abs(result.mean - result.majority) < 4 * math.sqrt(0.3 * 0.7 / 1024)
+    assert abs(result.accuracy.mean() - result.majority) < 4 * math.sqrt(0.3 * 0.7 / 1024)
 
 
-def test_agrees_with_a_convex_solver(gaussian):
-    logits = 1.5 * scores(gaussian, 4, 3)
-    draws = -torch.rand(logits.shape, generator=torch.Generator().manual_seed(4)).log().neg().log()
-    labels = (logits + draws).argmax(1)
+@pytest.mark.parametrize("solver", [AdamW(steps=2000), Convex()], ids=SOLVERS)
+def test_agrees_with_scikit_learn_on_the_features(gaussian, solver):
+    """With its own intercept and default settings, so that only accuracies are comparable."""
+    labels = noisy(gaussian, 4, 3)
     plain = ((gaussian - gaussian.mean(0)) / gaussian.std(0).clamp_min(1e-3)).numpy()
-    solver = LogisticRegression(max_iter=1000).fit(plain[:2048], labels[:2048])
-    reference = solver.score(plain[2048:], labels[2048:])
-    result = run(gaussian, {"t": labels}, {"t": 4}, epochs=100)["t"]
+    peer = LogisticRegression(max_iter=1000).fit(plain[:2048], labels[:2048])
+    reference = peer.score(plain[2048:], labels[2048:])
     assert 0.6 < reference < 0.95
-    assert result.mean == pytest.approx(reference, abs=0.015)
+    result = run(gaussian, {"t": labels}, {"t": 4}, solver=solver)["t"]
+    assert result.accuracy.mean().item() == pytest.approx(reference, abs=0.015)
+    bare = run(gaussian, {"t": labels}, {"t": 4}, solver=solver, projection=None, seeds=1)["t"]
+    assert bare.accuracy.item() == pytest.approx(reference, abs=0.006)
 
 
-def test_tasks_and_seeds_train_as_if_alone(gaussian):
-    labels = {"a": scores(gaussian, 3, 5).argmax(1), "b": scores(gaussian, 6, 6).argmax(1)}
+@BOTH
+def test_tasks_and_seeds_train_as_if_alone(gaussian, solver):
     classes = {"a": 3, "b": 6}
-    # Noise on the labels keeps the accuracies away from one, where any two would agree.
-    for y, c in zip(labels.values(), classes.values(), strict=True):
-        flip = torch.rand(3072, generator=torch.Generator().manual_seed(c)) < 0.3
-        y[flip] = torch.randint(0, c, (int(flip.sum()),), generator=torch.Generator().manual_seed(c))
-    together = run(gaussian, labels, classes)
-    alone = {t: run(gaussian, {t: labels[t]}, {t: classes[t]}, seeds=1)[t] for t in labels}
+    labels = {t: noisy(gaussian, c, c) for t, c in classes.items()}
+    together = run(gaussian, labels, classes, solver=solver)
     for task in labels:
-        assert 0.5 < together[task].mean < 0.9
+        alone = run(gaussian, {task: labels[task]}, {task: classes[task]}, seeds=1, solver=solver)[task]
+        assert 0.5 < together[task].accuracy.mean() < 0.95
         # The products are batched otherwise, so a sentence on the boundary may fall to either side.
-        assert abs(together[task].accuracy[0] - alone[task].accuracy[0]) <= 2 / 1024
-        assert len(set(together[task].accuracy.tolist())) > 1
-    assert math.isnan(alone["a"].std)
+        same = together[task].predicted[0, 0, 0] == alone.predicted[0, 0, 0]
+        assert (~same).sum() <= 5
+        assert len(set(together[task].accuracy.flatten().tolist())) > 1
+
+
+@BOTH
+def test_a_size_gives_the_same_head_alone_and_in_a_curve(gaussian, solver):
+    labels = {"t": noisy(gaussian, 3, 5)}
+    curve = run(gaussian, labels, {"t": 3}, solver=solver, sizes=[100, 700, 2048])["t"]
+    assert curve.accuracy.shape == (1, 3, 3)
+    means = curve.accuracy.mean(dim=2)[0]
+    assert means[0] < means[1] <= means[2] + 0.01
+    for k, size in enumerate((100, 700)):
+        # The same statistics as in the curve.
+        one = run(gaussian, labels, {"t": 3}, solver=solver, sizes=[size, 2048])["t"]
+        assert (one.predicted[:, 0] != curve.predicted[:, k]).sum() <= 10
+
+
+@BOTH
+def test_layers_are_probed_as_if_alone(gaussian, solver):
+    labels = {"t": noisy(gaussian, 3, 5)}
+    other = gaussian.flip(1) * torch.linspace(0, 2, 24)
+    both = run(torch.stack([gaussian, other], 1), labels, {"t": 3}, solver=solver, sizes=[256, 2048])["t"]
+    assert both.accuracy.shape == (2, 2, 3)
+    for k, features in enumerate((gaussian, other)):
+        alone = run(features, labels, {"t": 3}, solver=solver, sizes=[256, 2048])["t"]
+        assert (alone.predicted[0] != both.predicted[k]).sum() <= 20
+
+
+@BOTH
+def test_without_a_projection_seeds_share_the_inputs(gaussian, solver):
+    labels = {"t": noisy(gaussian, 3, 5)}
+    result = run(gaussian, labels, {"t": 3}, solver=solver, projection=None)["t"]
+    first, *others = result.predicted[0, 0]
+    # Only AdamW has an order of the sentences.
+    assert all(torch.equal(first, other) for other in others) == isinstance(solver, Convex)
+    assert result.accuracy.std() < 0.01
+
+
+@BOTH
+@pytest.mark.parametrize("projection", [None, 64])
+def test_seeds_may_have_training_sets_of_their_own(gaussian, solver, projection):
+    labels = {"t": noisy(gaussian, 3, 5)}
+    test = chunks(gaussian, labels, 2048, 3072)
+    sets = [(0, 600), (600, 1200), (1200, 1800)]
+    options = {"solver": solver, "sizes": [100, 600], "projection": projection, "standardize": False}
+    own = linear_probe(
+        [chunks(gaussian, labels, *part, size=250) for part in sets], test, {"t": 3}, seeds=3, **options
+    )["t"]
+    for k, part in enumerate(sets):
+        alone = linear_probe([chunks(gaussian, labels, *part)], test, {"t": 3}, seeds=3, **options)["t"]
+        assert (alone.predicted[0, :, k] != own.predicted[0, :, k]).sum() <= 10
 
 
 def test_training_takes_the_steps_of_autograd_and_adamw(gaussian):
-    """A plain loop with nn.Linear and cross_entropy, from the same projection and order."""
-    from raysweep import seeding
-    from raysweep.downstream.probe import _Projection, _train_heads
-
+    """A plain loop with nn.Linear and cross_entropy, from the same inputs and order."""
     labels = torch.stack([scores(gaussian, 3, 5).argmax(1), scores(gaussian, 5, 6).argmax(1)], 1)[:700]
-    x = _Projection(2, 9, 16, True)(gaussian[:700])
-    options = {"seed": 9, "epochs": 3, "learning_rate": 1e-2, "batch_size": 128, "weight_decay": 0.1}
-    weight, bias = _train_heads(x, labels, [3, 5], **options)
+    project = Projection(seeds=2, seed=9, width=16, standardize=True)
+    x = project(gaussian[:700, None])
+    settings = AdamW(epochs=3, steps=0, learning_rate=1e-2, batch_size=128, weight_decay=0.1)
+    inputs = Inputs(x=x, y=labels.expand(2, -1, -1))
+    found = train_heads(inputs, [3, 5], settings, seeds=2, seed=9)
+    assert (found[:, 0, 3:] == 0).all()
     for s in range(2):
-        heads = [torch.nn.Linear(16, c) for c in (3, 5)]
+        heads = [torch.nn.Linear(17, c, bias=False) for c in (3, 5)]
         for head in heads:
             torch.nn.init.zeros_(head.weight)
-            torch.nn.init.zeros_(head.bias)
         optimizer = torch.optim.AdamW([p for h in heads for p in h.parameters()], lr=1e-2, weight_decay=0.1)
         order = seeding.generator(9, "probe-order", s)
         for _ in range(3):
@@ -111,14 +183,86 @@ def test_training_takes_the_steps_of_autograd_and_adamw(gaussian):
                     for k, head in enumerate(heads)
                 ).backward()
                 optimizer.step()
-        torch.testing.assert_close(weight[s], torch.cat([h.weight for h in heads]), rtol=1e-3, atol=1e-4)
-        torch.testing.assert_close(bias[s, 0], torch.cat([h.bias for h in heads]), rtol=1e-3, atol=1e-4)
+        for k, (head, c) in enumerate(zip(heads, (3, 5), strict=True)):
+            torch.testing.assert_close(found[s, k, :c], head.weight, rtol=1e-3, atol=1e-4)
 
 
-def test_deterministic_and_keyed_by_seed(gaussian):
+def test_small_training_sets_take_steps_and_not_epochs():
+    assert AdamW(epochs=3, steps=0, batch_size=100).epochs_of(1000) == 3
+    assert AdamW(epochs=3, steps=100, batch_size=100).epochs_of(1000) == 10
+    assert AdamW(epochs=3, steps=100, batch_size=100).epochs_of(50) == 100
+
+
+def test_the_gap_of_adamw_shrinks_with_its_steps(gaussian):
+    labels = {"t": noisy(gaussian, 3, 5)}
+    gaps = [
+        run(gaussian, labels, {"t": 3}, solver=AdamW(epochs=1, steps=steps), sizes=[512, 2048])["t"].gap
+        for steps in (20, 200, 2000)
+    ]
+    assert all((low < high).all() for high, low in pairwise(gaps))
+    assert gaps[0].min() > 0.1
+    # The least objective itself is known to 0.03 nats.
+    assert gaps[2].max() < 0.06
+    convex = run(gaussian, labels, {"t": 3}, solver=Convex(tolerance=1e-3), sizes=[512, 2048])["t"]
+    assert 0 < convex.gap.max() <= 1e-3
+
+
+def test_the_penalty_is_chosen_on_sentences_that_the_head_does_not_see(gaussian):
+    """Against scikit-learn, one by one; then the head is trained on all sentences."""
+    labels = {"t": noisy(gaussian[:, :], 3, 5)}
+    candidates = (0.1, 10.0, 1000.0)
+    chooses = torch.rand(3072, generator=torch.Generator().manual_seed(1)) < 0.2
+    sizes = [64, 512]
+    result = run(
+        gaussian, labels, {"t": 3}, chooses=chooses, sizes=sizes, train=512, seeds=2,
+        solver=Convex(l2=candidates, tolerance=1e-5),
+    )["t"]  # fmt: skip
+    x = Projection(seeds=2, seed=0, width=64, standardize=True)(gaussian[:512, None]).numpy()
+    y = labels["t"].numpy()
+    for s in range(2):
+        for b, size in enumerate(sizes):
+            fits, holds = (~chooses[:size]).numpy(), chooses[:size].numpy()
+            losses = []
+            for l2 in candidates:
+                peer = LogisticRegression(C=1 / l2, fit_intercept=False, max_iter=5000, tol=1e-8)
+                peer.fit(x[s, :size][fits], y[:size][fits])
+                log_probs = peer.predict_log_proba(x[s, :size][holds])
+                losses.append(-log_probs[range(holds.sum()), y[:size][holds]].mean())
+            assert result.l2[0, b, s] == candidates[losses.index(min(losses))]
+    fixed = run(
+        gaussian, labels, {"t": 3}, sizes=sizes, train=512, seeds=2,
+        solver=Convex(l2=(result.l2[0, 1, 0].item(),), tolerance=1e-5),
+    )["t"]  # fmt: skip
+    assert (fixed.predicted[0, 1, 0] != result.predicted[0, 1, 0]).sum() <= 1
+
+
+def test_there_must_be_sentences_to_choose_on(gaussian):
+    labels = {"t": noisy(gaussian, 3, 5)}
+    solver = Convex(l2=(1.0, 10.0))
+    for chooses in (torch.zeros(3072, dtype=torch.bool), torch.ones(3072, dtype=torch.bool)):
+        with pytest.raises(DataError, match="none or all choose l2"):
+            run(gaussian, labels, {"t": 3}, solver=solver, chooses=chooses)
+    with pytest.raises(DataError, match="not given sentences on which to choose"):
+        run(gaussian, labels, {"t": 3}, solver=solver)
+
+
+def test_standard_error_over_test_sentences(gaussian):
+    labels = {"t": noisy(gaussian, 3, 5)}
+    result = run(gaussian, labels, {"t": 3})["t"]
+    right = (result.predicted[0, 0] == labels["t"][2048:]).double().mean(0)
+    assert result.sentence_error.item() == pytest.approx(right.std().item() / 32)
+    share = result.accuracy.mean().item()
+    # Seeds err on the same sentences, so several tell hardly more than one.
+    assert 0.8 < result.sentence_error.item() / math.sqrt(share * (1 - share) / 1024) <= 1
+
+
+@BOTH
+def test_deterministic_and_keyed_by_seed(gaussian, solver):
     labels = {"t": scores(gaussian, 3, 5).argmax(1)}
     labels["t"][::3] = 0
-    first, again, other = (run(gaussian, labels, {"t": 3}, seed=seed)["t"].accuracy for seed in (1, 1, 2))
+    first, again, other = (
+        run(gaussian, labels, {"t": 3}, seed=seed, solver=solver)["t"].predicted for seed in (1, 1, 2)
+    )
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
 
@@ -127,10 +271,10 @@ def test_chunks_do_not_matter_beyond_the_first(gaussian):
     labels = {"t": scores(gaussian, 3, 5).argmax(1)}
     results = []
     for cut in (1024, 512):
-        train = [(gaussian[:1024], {"t": labels["t"][:1024]})]
-        train += chunks(gaussian, labels, 1024, 2048, cut)
+        train = chunks(gaussian, labels, 0, 1024) + chunks(gaussian, labels, 1024, 2048, cut)
         test = chunks(gaussian, labels, 2048, 3072, cut)
-        results.append(linear_probe(train, test, {"t": 3}, projection=64, epochs=10, seeds=2)["t"].accuracy)
+        found = linear_probe([train], test, {"t": 3}, sizes=[2048], solver=Convex(), projection=64, seeds=2)
+        results.append(found["t"].accuracy)
     torch.testing.assert_close(results[0], results[1], rtol=0, atol=2 / 1024)
 
 
@@ -140,15 +284,15 @@ def test_standardising_is_affine_invariance(gaussian):
     a, b = (run(f, labels, {"t": 3})["t"] for f in (gaussian, moved))
     torch.testing.assert_close(a.accuracy, b.accuracy, rtol=0, atol=3 / 1024)
     raw = run(gaussian, labels, {"t": 3}, standardize=False)["t"]
-    assert raw.mean < a.mean - 0.05
+    assert raw.accuracy.mean() < a.accuracy.mean() - 0.05
 
 
 def test_projection_keeps_lengths():
-    from raysweep.downstream.probe import _Projection
-
-    features = torch.randn(512, 200, generator=torch.Generator().manual_seed(0))
-    projected = _Projection(4, 0, 512, True)(features)
-    assert projected.shape == (4, 512, 512)
+    features = torch.randn(512, 1, 200, generator=torch.Generator().manual_seed(0))
+    projected = Projection(seeds=4, seed=0, width=512, standardize=True)(features)
+    assert projected.shape == (4, 512, 513)
+    assert (projected[:, :, 512] == 1).all()
+    projected = projected[:, :, :512]
     assert projected.square().mean().item() == pytest.approx(1.0, abs=0.03)
     correlation = torch.corrcoef(torch.stack([projected[0].flatten(), projected[1].flatten()]))[0, 1]
     assert abs(correlation) < 0.05
@@ -156,10 +300,15 @@ def test_projection_keeps_lengths():
 
 def test_what_cannot_be_probed(gaussian):
     labels = {"t": torch.zeros(3072, dtype=torch.long)}
-    with pytest.raises(DataError, match="no training sentences"):
-        linear_probe([], [], {"t": 2})
+    options = {"solver": Convex(), "projection": 8, "sizes": [64]}
+    with pytest.raises(DataError, match="given 0 training sentences, and not 64"):
+        linear_probe([[]], [], {"t": 2}, **options)
+    with pytest.raises(DataError, match="given 60 training sentences, and not 64"):
+        linear_probe([chunks(gaussian, labels, 0, 60)], [], {"t": 2}, **options)
+    with pytest.raises(DataError, match="given 80 training sentences, and not 64"):
+        linear_probe([chunks(gaussian, labels, 0, 80)], [], {"t": 2}, **options)
     with pytest.raises(DataError, match="no test sentences"):
-        linear_probe(chunks(gaussian, labels, 0, 64, 64), [], {"t": 2}, epochs=1, projection=8)
+        linear_probe([chunks(gaussian, labels, 0, 64)], [], {"t": 2}, **options)
     broken = gaussian.clone()
     broken[2500, 3] = math.nan
     with pytest.raises(RunFailedError, match="not finite"):

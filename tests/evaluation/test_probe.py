@@ -6,13 +6,15 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from raysweep.algorithms import AdamWConfig, LookupTableConfig
 from raysweep.evaluation import LookupTable
 from raysweep.evaluation.probe import ProbeConfig
 from raysweep.languages.base import Sample
 from raysweep.languages.hmm import HMM
 from raysweep.languages.splits import draw_split
+from raysweep.models.encoder import EncoderConfig
 
-SMALL = {"train": 300, "test": 200, "projection": 32, "epochs": 20, "seeds": 3}
+SMALL = {"train": 300, "test": 200, "projection": 32, "seeds": 3}
 
 
 class Oracle:
@@ -21,7 +23,8 @@ class Oracle:
     def __init__(self, language):
         self.language, self.seen = language, []
 
-    def features(self, ids):
+    def features(self, ids, representation, layers):
+        assert (representation, layers) == ("concatenated", "last")
         self.seen.append(ids)
         tasks = [self.language.labels(task, Sample(ids=ids)) for task in self.language.tasks]
         return torch.nn.functional.one_hot(torch.stack(tasks, 1), 4).flatten(1).float()
@@ -29,7 +32,7 @@ class Oracle:
 
 def test_labels_belong_to_their_features(hmm, run):
     """Across chunks: a label held by the features is read off them without error."""
-    config = ProbeConfig(train=5000, test=4500, projection=32, epochs=10, seeds=2, lr=1e-2)
+    config = ProbeConfig(train=5000, test=4500, projection=32, seeds=2)
     subject = Oracle(hmm)
     metrics = run(config, subject)
     for task in ("2", "4"):
@@ -50,19 +53,141 @@ def test_sizes_are_those_of_the_paper_by_default():
     assert (ProbeConfig().train, ProbeConfig().test) == (100_000, 100_000)
 
 
-def test_metrics(hmm, make_subject, run):
-    config = ProbeConfig(**SMALL)
+NAMES = ("probe", "probe_std", "probe_sentence_error", "probe_gap", "best", "majority")
+
+
+@pytest.mark.parametrize("solver", ["lbfgs", "adamw"])
+def test_metrics(hmm, make_subject, run, solver):
+    config = ProbeConfig(**SMALL, solver=solver, **({"steps": 500} if solver == "adamw" else {}))
     arrays = config.measure(make_subject(hmm), 0)
     metrics = {m.name: m for m in config.combine([arrays])}
-    assert set(metrics) == {f"{name}/{task}" for name in ("probe", "probe_std", "majority") for task in "24"}
+    assert set(metrics) == {f"{name}/{task}" for name in NAMES for task in "24"}
     accuracy = arrays["accuracy.2"]
-    assert accuracy.shape == (3,)
+    assert accuracy.shape == (1, 1, 3)
     assert metrics["probe/2"].value == pytest.approx(accuracy.mean())
     assert metrics["probe_std/2"].value == pytest.approx(accuracy.std(ddof=1))
     assert metrics["probe/2"].standard_error == pytest.approx(accuracy.std(ddof=1) / math.sqrt(3))
     assert (metrics["probe/2"].n, metrics["majority/2"].n) == (3, 200)
+    assert metrics["probe_gap/2"].value == arrays["gap.2"].max()
+    assert metrics["probe/2"].reservations == ()
     share = metrics["majority/2"].value
     assert metrics["majority/2"].standard_error == pytest.approx(math.sqrt(share * (1 - share) / 200))
+
+
+def test_the_best_possible_accuracy_stands_beside_the_guess(hmm, run):
+    state = HMM.random(states=4, vocabulary=6, length=5, blocks=2, tasks=(2,))
+    metrics = run(ProbeConfig(**SMALL), LookupTable(state))
+    best = metrics["best/2"]
+    ids = draw_split(state, "test", 200, seed=0).ids
+    values = state.label_posterior("2", ids).max(dim=1).values
+    assert (best.value, best.n) == (pytest.approx(values.mean().item()), 200)
+    assert best.standard_error == pytest.approx(values.std().item() / math.sqrt(200))
+    assert metrics["majority/2"].value < best.value < 1
+    assert (metrics["probe/2"].baseline, metrics["probe/2"].ceiling) == ("majority/2", "best/2")
+    certain = run(ProbeConfig(**SMALL), LookupTable(hmm))["best/2"]
+    assert (certain.value, certain.standard_error) == (1.0, 0.0)
+
+
+def test_a_curve_has_an_area(hmm, make_subject, run):
+    """Each size gives what it gives among other sizes, and names carry the number of labels."""
+    curve = run(ProbeConfig(**SMALL | {"train": (30, 100, 300)}), make_subject(hmm))
+    per_size = {f"{name}/{task}/{n}" for name in NAMES[:-2] for task in "24" for n in (30, 100, 300)}
+    assert set(curve) == per_size | {
+        f"{name}/{task}" for name in ("probe_area", "best", "majority") for task in "24"
+    }
+    y = [curve[f"probe/2/{n}"].value for n in (30, 100, 300)]
+    x = [math.log(n) for n in (30, 100, 300)]
+    area = sum((y[k] + y[k + 1]) / 2 * (x[k + 1] - x[k]) for k in range(2)) / (x[2] - x[0])
+    assert curve["probe_area/2"].value == pytest.approx(area)
+    assert curve["probe_area/2"].n == 3
+    assert curve["probe/2/100"].of == {"task": "2", "labels": 100}
+    assert not curve["probe/2/100"].live
+    assert curve["probe_area/2"].live
+    one = run(ProbeConfig(**SMALL), make_subject(hmm))
+    # The products are batched otherwise, so a sentence on the boundary may fall to either side.
+    assert one["probe/2"].value == pytest.approx(curve["probe/2/300"].value, abs=1 / 200)
+    assert one["majority/2"] == curve["majority/2"]
+
+
+def test_a_solve_that_was_stopped_is_not_trusted(hmm, make_subject):
+    config = ProbeConfig(**SMALL)
+    arrays = config.measure(make_subject(hmm), 0)
+    arrays["gap.2"] = arrays["gap.2"] + 0.02
+    metrics = {m.name: m for m in config.combine([arrays])}
+    assert metrics["probe/2"].reservations == ("not converged",)
+    assert metrics["probe/4"].reservations == ()
+
+
+def test_penalties_are_chosen_without_test_sentences(hmm, make_subject, run):
+    config = ProbeConfig(**SMALL, l2=(0.1, 1e6))
+    subject = make_subject(hmm)
+    metrics = run(config, subject)
+    assert metrics["probe_l2/2"].value == 0.1
+    fixed = run(ProbeConfig(**SMALL, l2=0.1), subject)
+    assert metrics["probe/2"].value == pytest.approx(fixed["probe/2"].value, abs=1 / 200)
+    assert "probe_l2/2" not in fixed
+
+
+def test_every_layer_has_a_probe(hmm, make_subject, run):
+    subject = make_subject(hmm)
+    metrics = run(ProbeConfig(**SMALL, layers="all"), subject)
+    layers = [metrics[f"probe_layer/2/{k}"].value for k in range(3)]
+    assert "probe_layer/2/3" not in metrics
+    assert layers[2] == metrics["probe/2"].value
+    assert len(set(layers)) == 3
+    last = run(ProbeConfig(**SMALL), subject)
+    assert last["probe/2"].value == pytest.approx(layers[2], abs=1 / 200)
+    curve = run(ProbeConfig(**SMALL | {"train": (100, 300)}, layers="all"), subject)
+    assert curve["probe_layer/2/1/300"].of == {"task": "2", "layer": 1, "labels": 300}
+    assert curve["probe_layer/2/1/300"].value == pytest.approx(layers[1], abs=1 / 200)
+
+
+@pytest.mark.parametrize("representation", ["mean", "masked word"])
+def test_other_representations(hmm, make_subject, run, representation):
+    fields = SMALL | {"projection": None, "seeds": 1, "representation": representation}
+    metrics = run(ProbeConfig(**fields), make_subject(hmm))
+    assert metrics["probe/2"].value > metrics["majority/2"].value
+    table = run(ProbeConfig(**fields), LookupTable(hmm))
+    assert table["probe/2"].value > table["majority/2"].value
+
+
+def test_control_tasks_and_code(hmm, make_subject, run):
+    subject = make_subject(hmm)
+    metrics = run(ProbeConfig(**SMALL, control=True, mdl=True), subject)
+    plain = run(ProbeConfig(**SMALL), subject)
+    for task in "24":
+        accuracy, control = metrics[f"probe/{task}"], metrics[f"probe_control/{task}"]
+        assert accuracy.value == pytest.approx(plain[f"probe/{task}"].value, abs=1 / 200)
+        assert metrics[f"probe_selectivity/{task}"].value == pytest.approx(accuracy.value - control.value)
+        length, compression = metrics[f"probe_code_length/{task}"], metrics[f"probe_compression/{task}"]
+        uniform = 300 * math.log(len(hmm.tasks[task].classes))
+        assert 0 < length.value < uniform
+        assert compression.value == pytest.approx(uniform / length.value, rel=1e-2)
+    # The first word is in the representation, so its label can be learned by heart.
+    assert max(metrics[f"probe_control/{task}"].value for task in "24") > 0.9
+
+
+def test_seeds_may_draw_their_own_training_sets(hmm, run):
+    subject = Oracle(hmm)
+    config = ProbeConfig(**SMALL, draws="own")
+    run(config, subject)
+    *train, test = subject.seen
+    assert torch.equal(torch.cat(train), draw_split(hmm, "train", 900, seed=0).ids)
+    assert torch.equal(test, draw_split(hmm, "test", 200, seed=0).ids)
+
+
+def test_what_a_model_lacks_is_told_before_anything_starts(hmm):
+    model = EncoderConfig(shape="8/2/2/16")
+    assert ProbeConfig(layers="all").model_problems(model, hmm) == []
+    ((field, message),) = ProbeConfig(representation="cls").model_problems(model, hmm)
+    assert field == "representation"
+    assert message == (
+        "sentences of 5 words leave no place for the sentence-level token in a model of 5 positions; "
+        "use mean or concatenated"
+    )
+    for fields in ({"representation": "cls"}, {"layers": "all"}):
+        assert not ProbeConfig(**fields).applies_to(LookupTableConfig())
+        assert ProbeConfig(**fields).applies_to(AdamWConfig())
 
 
 def test_one_seed_has_no_spread(hmm, run):
@@ -72,7 +197,7 @@ def test_one_seed_has_no_spread(hmm, run):
 
 
 def test_table_beats_guessing(hmm, run):
-    metrics = run(ProbeConfig(**{**SMALL, "train": 2000, "test": 1000, "epochs": 40}), LookupTable(hmm))
+    metrics = run(ProbeConfig(**SMALL | {"train": 2000, "test": 1000}), LookupTable(hmm))
     for task in "24":
         assert metrics[f"probe/{task}"].value > metrics[f"majority/{task}"].value + 0.1
 
@@ -83,7 +208,7 @@ def test_tasks_can_be_chosen(hmm, run):
     assert one.tasks == ("4",)
     assert one == ProbeConfig.decode({**SMALL, "tasks": ["4"]})
     alone, both = run(one, LookupTable(hmm)), run(ProbeConfig(**SMALL), LookupTable(hmm))
-    assert set(alone) == {"probe/4", "probe_std/4", "majority/4"}
+    assert set(alone) == {f"{name}/4" for name in NAMES}
     assert alone["probe/4"].value == pytest.approx(both["probe/4"].value, abs=2 / 200)
     assert alone["majority/4"] == both["majority/4"]
 
@@ -110,8 +235,42 @@ def test_problems_name_the_task_and_the_nearest(pcfg, hmm):
         {"tasks": [True]},
         {"tasks": "A"},
         {"standardize": 1},
+        {"train": []},
+        {"train": [512, 128]},
+        {"train": [128, 128]},
+        {"train": [0, 128]},
+        {"train": None, "draws": "own"},
+        {"l2": []},
+        {"l2": [1.0, 1.0]},
+        {"l2": 0.0},
+        {"l2": [1.0, -1.0]},
+        {"l2": [1.0, 10.0], "mdl": True},
+        {"train": 31, "mdl": True},
+        {"tolerance": 0.0},
+        {"representation": "masked"},
+        {"layers": 2},
+        {"solver": "adam"},
     ],
 )
 def test_fields_must_make_sense(fields):
     with pytest.raises(ValidationError):
         ProbeConfig.decode(fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"epochs": 50}, "epochs: solver lbfgs does not use it; take adamw, or leave it out"),
+        ({"solver": "adamw", "l2": 0.5}, "l2: solver adamw does not use it; take lbfgs, or leave it out"),
+        ({"projection": None}, "seeds: 5 seeds have the same head without a projection"),
+    ],
+)
+def test_fields_without_an_effect_are_refused(fields, message):
+    with pytest.raises(ValidationError, match=message):
+        ProbeConfig.decode(fields)
+
+
+def test_what_the_paper_does_is_a_setting():
+    paper = ProbeConfig.decode({"solver": "adamw", "projection": None, "steps": 0})
+    assert (paper.seeds, paper.train, paper.epochs, paper.lr) == (5, 100_000, 100, 1e-3)
+    assert ProbeConfig.decode({"train": [128, 512], "l2": [0.1, 1]}).train == (128, 512)

@@ -28,7 +28,7 @@ TINY: dict[str, Any] = {
     "evaluate": {
         "excess_loss": {"sentences": 96, "shard_size": 64},
         "trace": {"inputs": 48, "shard_size": 32},
-        "probe": {"seeds": 2, "train": 128, "test": 64, "projection": 16, "epochs": 3},
+        "probe": {"seeds": 2, "train": 128, "test": 64, "projection": 16},
     },
     "axes": {"seed": [0, 1]},
 }

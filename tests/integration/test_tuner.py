@@ -29,7 +29,7 @@ def disconnect() -> Iterator[None]:
 def small(tmp_path: Path, **sections: Any) -> rs.Sweep:
     data = changed(
         resources={"max_concurrent": 1},
-        evaluate={"probe": {"seeds": 1, "train": 32, "test": 32, "projection": 8, "epochs": 1}},
+        evaluate={"probe": {"seeds": 1, "train": 32, "test": 32, "projection": 8}},
         **sections,
     )
     del data["evaluate"]["trace"]

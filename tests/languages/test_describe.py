@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from helpers import local_models, local_texts
+from helpers import local_glue, local_models, local_texts
 from raysweep.languages import HMM, PCFG, Language
 from raysweep.languages.causal_lm import CausalLM
 from raysweep.languages.corpus import Corpus
@@ -60,6 +60,45 @@ def test_facts_are_those_of_the_sample(language: Language) -> None:
         assert example["ids"] == sample.ids[row, : int(lengths[row])].tolist()
         assert example["drawing"] == language.draw(sample, row)
         assert example["text"] == language.text(sample.ids[row])
+
+
+def test_the_best_possible_accuracy_is_that_of_the_sample(language: Language) -> None:
+    facts = json.loads(json.dumps(describe(language, sentences=300, seed=7)))
+    ids, text = language.sample(300, seed=7), as_text(facts)
+    for name in language.tasks:
+        best = facts["tasks"][name]["best"]
+        values = language.label_posterior(name, ids).max(dim=1).values
+        assert best["value"] == pytest.approx(values.mean().item())
+        assert best["standard_error"] == pytest.approx(values.std().item() / 300**0.5)
+    if isinstance(language, PCFG):
+        assert (
+            text.count("the label is a function of the sentence, so the best possible accuracy is 100 %") == 3
+        )
+    else:
+        best = facts["tasks"]["2"]["best"]
+        assert f"the best possible accuracy is {best['value']:.1%} ± {best['standard_error']:.1%}\n" in text
+        assert facts["tasks"]["2"]["majority_rate"] < best["value"] < 1
+
+
+def test_tasks_of_data_sets_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAYSWEEP_CACHE", str(tmp_path / "cache"))
+    tasks = [
+        {"glue": name, "source": str(local_glue.write(tmp_path / name, name))} for name in ("rte", "stsb")
+    ]
+    language = Corpus.open(
+        str(local_texts.files()["txt"]), tokenizer={"train": "wordpiece", "vocabulary": 400}, length=16,
+        tasks=tasks,
+    )  # fmt: skip
+    facts = json.loads(json.dumps(describe(language, sentences=5)))
+    found = facts["data_tasks"]["rte"]
+    assert (found["counts"], found["majority_rate"]) == ({"entailment": 8, "not_entailment": 8}, 0.5)
+    text = as_text(facts)
+    assert "scored by accuracy\n  40 training and 16 test examples; " in text
+    assert "tokens are outside the vocabulary and kept as the unknown word; " in text
+    assert "  test: entailment 8, not_entailment 8; the most frequent is right in 50.0%\n" in text
+    mean = sum(row["label"] for row in local_glue.rows("stsb", 16, seed=1)) / 16
+    assert "scored by pearson, spearman\n" in text
+    assert f"  a regression; the mean of the test is {mean:.3f}" in text
 
 
 def test_lengths_are_exact_where_they_are_known() -> None:

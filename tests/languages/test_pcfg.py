@@ -14,6 +14,7 @@ from raysweep.errors import ConfigError
 from raysweep.languages import PCFG
 from raysweep.languages.pcfg import Grammar
 from raysweep.languages.pcfg.language import NONE
+from raysweep.languages.splits import draw_split, task_facts
 
 SHAPES: list[dict[str, Any]] = [
     {},
@@ -91,7 +92,7 @@ def test_lengths_of_the_default_grammar() -> None:
         ({"roots": 1}, r"^roots: 1 roots reach at most 2 of the 10 symbols"),
         ({"roots": 101}, r"^roots: 101 roots, but 10 symbols make only 100 different pairs$"),
         ({"layers": 8}, r"^layers: 8 layers make sentences of 256 words"),
-        ({"label": "outside"}, r"^label: .*'inside', 'posterior' or 'tree'"),
+        ({"label": "outside"}, r"^label: .*'inside', 'prefix', 'posterior' or 'tree'"),
         ({"lables": "tree"}, r"^lables: unknown field — did you mean 'label'\?$"),
         ({"stop": 1.0}, r"^stop: "),
         ({"structure": "dense", "stop": 0.0}, r"^stop: 0 leaves a dense grammar without words$"),
@@ -106,6 +107,9 @@ def test_lengths_of_the_default_grammar() -> None:
         ({"max_length": 129}, r"^max_length: "),
         ({"spans": (17, 2)}, r"^spans: a prefix of 17 words is outside 1 \.\. 16$"),
         ({"words": 2, "roots": 1}, r"^roots: .*\nwords: "),
+        ({"label": "tree", "candidates": "all"}, r"^candidates: 'all' belongs to label 'inside', not 'tree'"),
+        ({"candidates": "all"}, r"^candidates: 'all' belongs to structure 'file'; every symbol of a layered"),
+        ({"task_words": 17}, r"^task_words: no sentence has 17 words; the longest has 16$"),
     ],
 )
 def test_configuration_makes_sense(fields: dict[str, Any], message: str) -> None:
@@ -143,6 +147,27 @@ def test_default_spans_and_classes() -> None:
     released = PCFG.random(spans=(4, 2))
     assert released.fingerprint != language.fingerprint
     assert "first 2 words" in released.tasks["C"].description
+
+
+def test_tasks_of_longer_sentences_alone() -> None:
+    fields = {"roots": 2, "layers": 2, "symbols": 3, "rules": 4, "words": 6, "vocabulary": 12}
+    language = PCFG.random(**fields, task_words=3)
+    plain = PCFG.random(**fields)
+    assert language.fingerprint != plain.fingerprint
+    for split in ("train", "test"):
+        ids = draw_split(language, split, 500, seed=0).ids
+        assert int(language.lengths(ids).min()) == 3
+        other = draw_split(plain, split, 2000, seed=0).ids
+        assert torch.equal(other[plain.lengths(other) >= 3][:500], ids)
+    facts = task_facts(language, language.sample_latent(400, seed=1))["A"]
+    assert facts.n == int((language.lengths(language.sample(400, seed=1)) >= 3).sum())
+
+
+def test_new_options_leave_former_identities_alone() -> None:
+    """The fingerprint of the default grammar as it was before tasks had these options."""
+    language = PCFG.random()
+    assert language.fingerprint == PCFG.random(candidates="reached", task_words=1).fingerprint
+    assert language.fingerprint.startswith("8fad515c8cd0dd8f")
 
 
 def test_drawing_shows_every_word() -> None:

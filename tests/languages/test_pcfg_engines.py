@@ -232,7 +232,7 @@ def test_charts_outside_float32s_range_are_computed_again(
     language = PCFG.from_rules(file, max_length=8, engine=engine)
     ids = torch.tensor([[0, 1, 2, 2, 2, 2, 2, 2], [0, 1, 0, 0, 1, 0, 1, 2]])
     again = []
-    used = language._engine(CPU)
+    used = language.engine_on(CPU)
     compute = used.conditionals
 
     def spy(words: Tensor, place: Tensor, out: Tensor) -> Tensor:
@@ -292,7 +292,7 @@ def test_choice_is_a_function_of_the_grammar() -> None:
     assert choose(dense.grammar, 32, torch.device("cuda")) == "dense"
     for engine in ENGINES:
         forced = layered.using(engine)
-        assert forced._engine(CPU).name == engine
+        assert forced.engine_on(CPU).name == engine
         assert forced.fingerprint == layered.fingerprint
         assert pickle.loads(pickle.dumps(forced)).engine == engine  # noqa: S301
     assert layered.engine is None
@@ -306,11 +306,11 @@ def test_flops_of_a_dense_grammar_are_the_formula() -> None:
     """Nothing can be left out where every rule exists, and all engines count the same work."""
     language = PCFG.random(seed=0, structure="dense", nonterminals=4, vocabulary=3, max_length=7)
     for n in range(2, 8):
-        counts = {engine: language.using(engine)._engine(CPU).flops(n) for engine in ENGINES}
+        counts = {engine: language.using(engine).engine_on(CPU).flops(n) for engine in ENGINES}
         assert counts["sparse"] == counts["torch"] == counts["dense"] == dense_flops(4, n)
     layered = PCFG.random(seed=0)
     for n in range(2, 17):
-        sparse, plan = (layered.using(engine)._engine(CPU).flops(n) for engine in ("sparse", "torch"))
+        sparse, plan = (layered.using(engine).engine_on(CPU).flops(n) for engine in ("sparse", "torch"))
         assert 0 < sparse[1] <= plan[1]
 
 

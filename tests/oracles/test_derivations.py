@@ -6,6 +6,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -90,6 +91,80 @@ def test_inside_and_posterior_labels(fields: dict[str, object]) -> None:
             seen["none"] += likely == N
     assert seen["differ"] > 0
     assert seen["none"] > 0
+
+
+def everything(language: PCFG) -> dict[tuple[int, ...], list[Derivation]]:
+    """All sentences with their derivations."""
+    words = range(language.vocabulary_size)
+    found = (w for n in range(1, language.max_length + 1) for w in itertools.product(words, repeat=n))
+    return {sentence: trees for sentence in found if (trees := parses(language, sentence))}
+
+
+def test_prefix_labels(fields: dict[str, object]) -> None:
+    """The posterior given the prefix, from all sentences that begin with it."""
+    language = PCFG.random(seed=2, label="prefix", **fields)
+    sample = language.sample_latent(25, seed=0)
+    all_parses, N = everything(language), len(language.grammar.symbols)
+    roots = [a for a in range(N) if language.grammar.root[a] > 0]
+    differ = 0
+    inside = PCFG.random(seed=2, **fields)
+    for name, span in zip("ABC", (language.max_length, *language.spans), strict=True):
+        found = language.labels(name, sample).tolist()
+        differ += int((language.labels(name, sample) != inside.labels(name, sample)).sum())
+        for row, label in enumerate(found):
+            words = tuple(sample.ids[row, : int(language.lengths(sample.ids)[row])].tolist())
+            size = min(span, len(words))
+            same = [
+                trees
+                for sentence, trees in all_parses.items()
+                if sentence[:size] == words[:size] and (name != "A" or len(sentence) == size)
+            ]
+            joint = np.zeros(N)
+            for p, tree in itertools.chain.from_iterable(same):
+                for start, width, symbol in tree:
+                    if (start, width) == (0, size):
+                        joint[symbol] += p
+            best = int(joint.argmax()) if joint.max() > 0 else N
+            assert label == (roots.index(best) if name == "A" else best)
+    assert differ > 0
+
+
+def test_posterior_of_the_sampled_symbol(fields: dict[str, object]) -> None:
+    language = PCFG.random(seed=5, label="tree", **fields)
+    ids = language.sample(25, seed=0)
+    N = len(language.grammar.symbols)
+    roots = [a for a in range(N) if language.grammar.root[a] > 0]
+    for name, span in zip("ABC", (language.max_length, *language.spans), strict=True):
+        found = language.label_posterior(name, ids)
+        for row in range(len(ids)):
+            words = ids[row, : int(language.lengths(ids)[row])].tolist()
+            trees = parses(language, words)
+            total = sum(p for p, _ in trees)
+            above = [sum(p for p, t in trees if (0, min(span, len(words)), a) in t) / total for a in range(N)]
+            want = [above[a] for a in roots] if name == "A" else [*above, 1 - sum(above)]
+            assert found[row].tolist() == pytest.approx(want, abs=1e-12)
+
+
+def test_symbols_that_no_sentence_contains_can_be_left_out(tmp_path: Path) -> None:
+    """X derives "a" better than A does, and the start symbol never reaches it."""
+    file = tmp_path / "rules"
+    file.write_text(
+        "S -> A B [1.0]\nA -> 'a' [0.4] | 'b' [0.6]\nB -> 'a' [0.3] | 'b' [0.7]\nX -> 'a' [1.0]\n"
+    )
+    fields = {"max_length": 2, "spans": (1, 1)}
+    best = {}
+    for candidates in ("reached", "all"):
+        language = PCFG.from_rules(file, candidates=candidates, **fields)
+        sample = language.sample_latent(20, seed=0)
+        names = [language.tasks["B"].classes[k] for k in language.labels("B", sample)]
+        best[candidates] = dict(zip(sample.ids[:, 0].tolist(), names, strict=True))
+        assert (language.max_length, language.words) == (2, ("a", "b"))
+        assert language.log_prob(torch.tensor([[0, 1]])).exp().item() == pytest.approx(0.4 * 0.7)
+    assert best == {"reached": {0: "A", 1: "B"}, "all": {0: "X", 1: "B"}}
+    assert PCFG.from_rules(file, **fields).fingerprint != language.fingerprint
+    assert language.notes == ("unreachable from S and kept for the labels: X (line 4)",)
+    prefix = PCFG.from_rules(file, label="prefix", **fields)
+    assert {prefix.tasks["B"].classes[k] for k in prefix.labels("B", sample)} == {"A"}
 
 
 def test_sampled_trees_are_derivations(fields: dict[str, object]) -> None:

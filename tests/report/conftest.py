@@ -10,7 +10,7 @@ import pytest
 
 from helpers.tables import arranged
 from raysweep.evaluation.excess_loss import ENTROPY, EXCESS_LOSS
-from raysweep.evaluation.probe import MAJORITY, PROBE
+from raysweep.evaluation.probe_metrics import MAJORITY, PROBE
 from raysweep.evaluation.trace import TRACE
 from raysweep.sweep.tidy import cells
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import tokenizers
 
-from helpers import local_texts
+from helpers import local_glue, local_texts
 from raysweep.errors import ConfigError
-from raysweep.sweep import load_sweep, make_plan
+from raysweep.sweep import RunSpec, Sweep, evaluation_identity, load_sweep, make_plan
 
 SWEEPS = Path(__file__).parents[2] / "sweeps"
 
@@ -76,6 +76,78 @@ def test_what_needs_exact_conditionals_is_refused_on_text(tmp_path: Path, cache:
         with pytest.raises(ConfigError, match=message):
             local("openwebtext", *SMALL, setting, tmp_path=tmp_path)
     assert not cache.exists()
+
+
+def _with_task(folder: Path, *settings: str) -> Sweep:
+    """Load a sweep file in `folder` on a corpus with the task in folder/data."""
+    local_texts.write(folder / "texts", local_texts.documents())
+    (folder / "sweep.yaml").write_text(
+        "name: local\nlanguage: {kind: corpus, source: texts/*.txt, length: 16, held_out: 0.2,\n"
+        "  tokenizer: {train: wordpiece, vocabulary: 300},\n"
+        "  tasks: [{glue: rte, source: data}]}\n"
+        "model: {kind: encoder, shape: 64/1/1/64}\nalgorithm: {kind: adamw}\n"
+        "pretrain: {steps: 2, batch_size: 4, mask: 0.15}\n"
+        "evaluate: {probe: {tasks: [rte], train: 30, test: 16}}\n"
+    )
+    return load_sweep(folder / "sweep.yaml", settings, storage=folder / "results")
+
+
+def test_tasks_are_beside_the_file_and_identify_evaluations_but_no_run(tmp_path: Path, cache: Path) -> None:
+    local_glue.write(tmp_path / "data", "rte")
+    (run,) = _with_task(tmp_path).runs
+    assert run.language.tasks[0].source == str(tmp_path / "data")
+    (bare,) = _with_task(tmp_path, "language.tasks=[]", "evaluate={held_out_loss: {}}").runs
+    assert run.training_identity == bare.training_identity
+    assert RunSpec.decode(run.encode()) == run
+    local_glue.write(tmp_path / "data", "rte", seed=7)
+    (other,) = _with_task(tmp_path).runs
+    assert other.training_identity == run.training_identity
+    former, now = (evaluation_identity(spec.evaluations["probe"]) for spec in (run, other))
+    assert former != now
+    assert not cache.exists()
+
+
+def test_preparing_a_sweep_prepares_and_checks_its_tasks(tmp_path: Path, cache: Path) -> None:
+    local_glue.write(tmp_path / "data", "rte")
+    sweep = _with_task(tmp_path)
+    sweep.prepare()
+    assert len(list((cache.parent / "tasks").iterdir())) == 1
+    with pytest.raises(
+        ConfigError, match=r"evaluate.probe.train: 41 examples .* task 'rte' has 40 of 'train'"
+    ):
+        _with_task(tmp_path, "evaluate.probe.train=41")
+    local_glue.write(tmp_path / "data", "rte", test=3)
+    with pytest.raises(ConfigError, match=r"evaluate.probe.test: 16 examples .* task 'rte' has 3 of 'test'"):
+        _with_task(tmp_path).prepare()
+
+
+def test_a_probe_of_a_regression_is_refused(tmp_path: Path, cache: Path) -> None:
+    local_glue.write(tmp_path / "data", "rte")
+    source = local_glue.write(tmp_path / "numbers", "stsb")
+    with pytest.raises(ConfigError, match=r"evaluate.probe.tasks: 'stsb' is a regression, and the probe"):
+        _with_task(
+            tmp_path, f"language.tasks=[{{glue: stsb, source: {source}}}]", "evaluate.probe.tasks=[stsb]"
+        )
+    assert not cache.exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ("language.tasks=[{glue: rte, sauce: data}]", r"language.tasks\[0\].sauce: unknown field"),
+        ("language.tasks=[{glue: rte, source: ./none.csv}]", "language: source: there is no file"),
+        (
+            "language.tasks=[{glue: glue}]",
+            r"language.tasks\[0\].glue: 'glue' is not valid; it must be one of",
+        ),
+        ("language.tasks=[rte]", r"language.tasks\[0\]: 'rte' is not valid; it must be a mapping"),
+        ("evaluate.probe.tasks=[rta]", "tasks.*unknown task 'rta' — did you mean 'rte'"),
+    ],
+)
+def test_wrong_tasks_are_refused(settings: str, message: str, tmp_path: Path, cache: Path) -> None:
+    local_glue.write(tmp_path / "data", "rte")
+    with pytest.raises(ConfigError, match=message):
+        _with_task(tmp_path, settings)
 
 
 def test_local_sources_are_beside_the_file_that_names_them(tmp_path: Path, cache: Path) -> None:

@@ -50,7 +50,7 @@ SWEEP: dict[str, Any] = {
     "evaluate": {
         "excess_loss": {"sentences": 96, "shard_size": 64},
         "trace": {"inputs": 4000, "shard_size": 512, "target_rse": 0.001},
-        "probe": {"seeds": 2, "train": 128, "test": 64, "projection": 16, "epochs": 3},
+        "probe": {"seeds": 2, "train": 128, "test": 64, "projection": 16},
     },
     "axes": {"seed": [0, 1]},
 }

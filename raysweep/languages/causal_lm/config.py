@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from pydantic import Field, ValidationInfo, field_validator
 
 from raysweep.languages.base import LanguageConfig
+from raysweep.languages.labelled.config import DataTasks
 
 if TYPE_CHECKING:
     from raysweep.languages.causal_lm.language import CausalLM
@@ -41,6 +42,8 @@ class CausalLMConfig(LanguageConfig):
     length: int = Field(default=24, ge=1, le=4096)
     #: Token that every sentence begins with; None: the one that the model or its tokenizer names.
     bos: str | None = None
+    #: Downstream tasks of labelled texts; no part of the language's identity.
+    tasks: DataTasks = ()
 
     @classmethod
     def example(cls, folder: Path) -> Self:
@@ -103,4 +106,4 @@ class CausalLMConfig(LanguageConfig):
             kept = vocabulary.by_samples(
                 source, bos, self.keep, samples=self.samples, length=self.length, seed=self.seed
             )
-        return CausalLM(source, kept=kept, bos=bos, length=self.length)
+        return CausalLM(source, kept=kept, bos=bos, length=self.length, tasks=self.tasks)

@@ -18,20 +18,24 @@ float64.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from raysweep.errors import DataError
-from raysweep.languages.base import Language, Sample, Task, certain_length
+from raysweep.languages.base import LabelledData, Language, Sample, Task, certain_length
 from raysweep.languages.causal_lm.config import CausalLMConfig
 from raysweep.languages.causal_lm.loading import Source
 from raysweep.languages.causal_lm.network import Network
 from raysweep.languages.causal_lm.sampling import block_size, draw_block
 from raysweep.languages.checks import check_conditionals, check_sentences, decoded
+from raysweep.languages.labelled.config import DataTask
+from raysweep.languages.labelled.sentences import OUTSIDE, Encoding
+from raysweep.languages.labelled.task import TextTask
 
 _log = logging.getLogger(__name__)
 
@@ -55,7 +59,9 @@ class CausalLM(Language):
     stores_conditionals: ClassVar[bool] = True
     drawn_at_once: ClassVar[int] = 1024
 
-    def __init__(self, source: Source, *, kept: Tensor, bos: int, length: int) -> None:
+    def __init__(
+        self, source: Source, *, kept: Tensor, bos: int, length: int, tasks: Sequence[DataTask] = ()
+    ) -> None:
         self.kept, self.bos, self.max_length = kept, bos, length
         self.length_probabilities = certain_length(length)
         self.vocabulary_size = len(kept)
@@ -67,6 +73,16 @@ class CausalLM(Language):
         for note in self.notes:
             _log.warning(note)
         self._networks = {(self._device, torch.float32): network}
+        self._data_tasks = {
+            task.title: TextTask(
+                task,
+                length=length,
+                pad_id=self.pad_id,
+                identity={"tokenizer": source.tokenizer_digest, "kept": kept.tolist()},
+                encoding=self._encoding,
+            )
+            for task in tasks
+        }
 
     @classmethod
     def load(cls, model: str = "facebook/opt-125m", **fields: Any) -> CausalLM:
@@ -80,6 +96,32 @@ class CausalLM(Language):
     def tasks(self) -> Mapping[str, Task]:
         """No tasks: the sentences of the model have no labels."""
         return {}
+
+    @property
+    def data_tasks(self) -> Mapping[str, LabelledData]:
+        """The tasks of labelled texts that the configuration names.
+
+        The source does not say how GLUE's texts became sentences of 2000 tokens.  Here, tokens that are not
+        kept are left out (`outside: drop`) or masked (`outside: mask`), and the rest is cut to `length`.
+        """
+        return self._data_tasks
+
+    def _encoding(self) -> Encoding:
+        tokenizer = self._source.tokenizer
+        word = np.full(1 + max(tokenizer.get_vocab().values()), OUTSIDE)
+        word[self.kept.numpy()] = np.arange(self.vocabulary_size)
+        return Encoding(
+            encode=lambda texts: [
+                word[np.array(ids, dtype=np.int64)]
+                for ids in tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+            ],
+            outside="drop",
+            unknown=None,
+            mask_id=self.mask_id,
+            separator=self.cls_id,
+            closed=False,
+            length=self.max_length,
+        )
 
     def labels(self, task: str, sample: Sample) -> Tensor:
         """Raise `DataError`: there are no tasks."""

@@ -50,6 +50,11 @@ class Source:
         return set(self.tokenizer.all_special_ids)
 
     @cached_property
+    def tokenizer_digest(self) -> str:
+        """sha256 of all that decides how the tokenizer writes texts."""
+        return _of_tokenizer(self.tokenizer)
+
+    @cached_property
     def digest(self) -> bytes:
         """sha256 over architecture and weights, whatever folder or file format they came from."""
         kept = {k: v for k, v in self.config.to_diff_dict().items() if k not in _NO_CONTENT}
@@ -58,6 +63,18 @@ class Source:
             total.update(f"\0{name}{tuple(tensor.shape)}{tensor.dtype}\0".encode())
             total.update(memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy()))
         return total.digest()
+
+
+def _of_tokenizer(tokenizer: Any) -> str:
+    """Return the sha256 of all that decides how a tokenizer writes texts."""
+    inner = getattr(tokenizer, "backend_tokenizer", None)
+    if inner is None:
+        content: Any = [type(tokenizer).__name__, sorted(tokenizer.get_vocab().items())]
+    else:
+        content = json.loads(inner.to_str())
+        # Each call of the tokenizer sets them.
+        del content["padding"], content["truncation"]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def load(name: str, revision: str | None = None) -> Source:

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, ValidationError, field_validator
 
 from raysweep.languages.base import LanguageConfig
+from raysweep.languages.labelled.config import DataTasks
 from raysweep.registry import Config
 
 
@@ -47,6 +48,8 @@ class CorpusFields(LanguageConfig):
     held_out: float = Field(default=0.01, gt=0, lt=1, allow_inf_nan=False)
     #: Decides which documents are held out.
     seed: int = Field(default=0, ge=0)
+    #: Downstream tasks of labelled texts; no part of the language's identity.
+    tasks: DataTasks = ()
 
     @field_validator("tokenizer", mode="before")
     @classmethod

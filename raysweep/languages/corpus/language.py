@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from raysweep.errors import DataError
-from raysweep.languages.base import Estimate, Language, Sample, Task
+from raysweep.languages.base import Estimate, LabelledData, Language, Sample, Task
 from raysweep.languages.cache import cache_directory
 from raysweep.languages.checks import decoded
 from raysweep.languages.corpus import prepare, tokenizer
@@ -29,6 +29,8 @@ from raysweep.languages.corpus.permutation import permuted
 from raysweep.languages.corpus.source import Source, resolve
 from raysweep.languages.corpus.store import Manifest, Rows, Split, Store, dump
 from raysweep.languages.corpus.tokenizer import Words
+from raysweep.languages.labelled.sentences import Encoding
+from raysweep.languages.labelled.task import TextTask
 
 _FORMAT = 1  # of the stored form; another version uses another folder
 
@@ -54,6 +56,16 @@ class Corpus(Language):
         else:
             self._given = Words(tokenizer.fetch(wanted), config.separator)
             self.vocabulary_size = self._given.size
+        self._data_tasks = {
+            task.title: TextTask(
+                task,
+                length=config.length,
+                pad_id=self.pad_id,
+                identity=self._writing,
+                encoding=self._encoding,
+            )
+            for task in config.tasks
+        }
 
     @classmethod
     def open(cls, source: str, **fields: Any) -> Corpus:
@@ -106,6 +118,7 @@ class Corpus(Language):
         Progress is logged as `raysweep.corpus`.
         """
         _ = self.manifest
+        super().prepare()
 
     @property
     def distinct(self) -> int | None:
@@ -123,13 +136,40 @@ class Corpus(Language):
 
     @cached_property
     def _trained(self) -> Words:
-        self.prepare()
+        _ = self.manifest
         return prepare.trained(self.store, self._source)
 
     @property
     def tasks(self) -> Mapping[str, Task]:
         """No tasks: a corpus has no labels."""
         return {}
+
+    @property
+    def data_tasks(self) -> Mapping[str, LabelledData]:
+        """The tasks of labelled texts that the configuration names.
+
+        Text outside the vocabulary is the tokenizer's own unknown word, unless a task says otherwise.
+        """
+        return self._data_tasks
+
+    @property
+    def _writing(self) -> dict[str, Any]:
+        """Plain data that determines the words of a text; a tokenizer in training depends on the corpus."""
+        if self._given is None:
+            return {"recipe": self.recipe}
+        return {"tokenizer": self._given.digest, "separator": self._given.separator}
+
+    def _encoding(self) -> Encoding:
+        words = self.words
+        return Encoding(
+            encode=words.known,
+            outside="keep",
+            unknown=words.unknown,
+            mask_id=self.mask_id,
+            separator=words.separator,
+            closed=True,
+            length=self.max_length,
+        )
 
     def sample_latent(self, n: int, *, seed: int, start: int = 0) -> Sample:
         """Draw rows without replacement, epoch by epoch: latents `row` int64 [n]."""

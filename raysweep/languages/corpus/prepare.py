@@ -26,9 +26,9 @@ from raysweep.files import write_atomic
 from raysweep.languages.corpus import tokenizer
 from raysweep.languages.corpus.fields import TrainedTokenizer
 from raysweep.languages.corpus.source import Source
-from raysweep.languages.corpus.split import is_held_out
 from raysweep.languages.corpus.store import SPLITS, Manifest, Part, Split, Store
 from raysweep.languages.corpus.tokenizer import Words
+from raysweep.languages.text_split import is_held_out
 
 log = logging.getLogger("raysweep.corpus")
 

@@ -5,28 +5,20 @@ Documents keep the order of the source; local files are read in the order of the
 
 from __future__ import annotations
 
-import glob
-import hashlib
-import json
 import os
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from raysweep.errors import ConfigError, DataError
-from raysweep.files import write_atomic
-from raysweep.languages.cache import cache_directory
 from raysweep.languages.corpus.fields import CorpusFields
+from raysweep.languages.sources import brief, content_digest, hub_commit, local_files
 
 #: Ending -> the loader of `datasets` that reads it.
 FORMATS = {".txt": "text", ".jsonl": "json", ".parquet": "parquet"}
 
 _READ_ROWS = 256  # of the source at a time
-_HASH_BYTES = 1 << 22
-_COMMIT = re.compile(r"[0-9a-f]{40}\Z")
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?\Z")
 
 
 @dataclass(frozen=True)
@@ -124,7 +116,7 @@ def resolve(config: CorpusFields) -> Source:
     The content identifies local files, the commit a hub data set.  Raises `ConfigError` for a source that
     does not exist, `DataError` where the hub cannot be asked.
     """
-    files = _local_files(config.source)
+    files = local_files(config.source, FORMATS)
     if not files:
         return _on_the_hub(config)
     endings = sorted({Path(path).suffix for path in files})
@@ -145,68 +137,13 @@ def resolve(config: CorpusFields) -> Source:
     return Source(config, loader, tuple(files), identity)
 
 
-def _local_files(source: str) -> list[str]:
-    """Return the local files of a source, sorted; [] where it names none."""
-    path = os.path.abspath(os.path.expanduser(source))
-    if os.path.isfile(path):
-        return [path]
-    if os.path.isdir(path):
-        found = [str(p) for p in Path(path).rglob("*") if p.is_file() and p.suffix in FORMATS]
-        if not found:
-            raise ConfigError(f"source: folder {path} holds no {', '.join(FORMATS)} files")
-    else:
-        found = [p for p in glob.glob(path, recursive=True) if os.path.isfile(p)]
-    return sorted(found)
-
-
 def _on_the_hub(config: CorpusFields) -> Source:
-    name = config.source
-    if not _HUB_NAME.match(name) or Path(name).suffix in FORMATS:
-        raise ConfigError(
-            f"source: there is no file, folder or pattern '{name}', and no data set is called so"
-        )
-    commit = config.revision
-    if commit is None or not _COMMIT.match(commit):
-        import huggingface_hub
-
-        try:
-            commit = huggingface_hub.HfApi().dataset_info(name, revision=config.revision).sha
-        except Exception as error:  # network, name, login and server each have errors of their own
-            raise DataError(
-                f"source: '{name}' is no local file, and the Hugging Face hub did not name its data set: "
-                f"{brief(error)}; correct the name, or download the data and name its files as source; with "
-                "a commit as revision the hub is not asked"
-            ) from error
     identity = {
         "format": "hub",
-        "name": name,
-        "commit": commit,
+        "name": config.source,
+        "commit": hub_commit(config.source, config.revision, FORMATS),
         "subset": config.subset,
         "split": config.split,
         "text_field": config.text_field,
     }
     return Source(config, "hub", (), identity)
-
-
-def brief(error: Exception) -> str:
-    """Return class and first line of another library's error."""
-    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), 'no reason given')}"
-
-
-def content_digest(path: str) -> str:
-    """Return the sha256 of a file, computed once for a path, size and time of change, then kept."""
-    state = os.stat(path)
-    stamp = {"path": path, "size": state.st_size, "changed_ns": state.st_mtime_ns}
-    record = cache_directory() / "files" / f"{hashlib.sha256(path.encode()).hexdigest()[:32]}.json"
-    try:
-        known = json.loads(record.read_text(encoding="utf-8"))
-        if {key: known[key] for key in stamp} == stamp:
-            return str(known["sha256"])
-    except (OSError, ValueError, KeyError):
-        pass  # no record, or a damaged one: the digest is computed
-    with open(path, "rb") as file:
-        value = hashlib.sha256()
-        while block := file.read(_HASH_BYTES):
-            value.update(block)
-    write_atomic(record, json.dumps(stamp | {"sha256": value.hexdigest()}).encode())
-    return value.hexdigest()

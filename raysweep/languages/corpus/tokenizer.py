@@ -7,6 +7,7 @@ corpus puts them: one separator after every document.  "[MASK]" in the text is o
 from __future__ import annotations
 
 import hashlib
+import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,7 +17,8 @@ import numpy as np
 import tokenizers
 
 from raysweep.errors import ConfigError, DataError
-from raysweep.languages.corpus.source import brief
+from raysweep.languages.labelled.sentences import OUTSIDE
+from raysweep.languages.sources import brief
 
 #: Tokens that end a document, in order of preference, where none is named.
 SEPARATORS = ("[SEP]", "</s>", "<|endoftext|>", "<eos>", "<|end_of_text|>")
@@ -128,6 +130,9 @@ class Words:
             missing = f"none of {', '.join(SEPARATORS)}" if token is None else f"no token '{token}'"
             raise ConfigError(f"separator: the tokenizer has {missing}; name the one that ends a document")
         self.separator = vocabulary[token]
+        model = json.loads(content)["model"]
+        #: The word for text outside the vocabulary; None where there is none, as for bytes.
+        self.unknown: int | None = model.get("unk_id", vocabulary.get(model.get("unk_token")))
         #: The smallest type that holds all words.
         self.dtype = np.dtype(np.uint16 if self.size <= 1 << 16 else np.int32)
 
@@ -135,6 +140,12 @@ class Words:
         """Return the word ids of each text, with the separator at the end."""
         found = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array([*one.ids, self.separator], dtype=self.dtype) for one in found]
+
+    def known(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Return the word ids of each text, int64, `OUTSIDE` for the unknown word."""
+        found = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        ids = [np.array(one.ids, dtype=np.int64) for one in found]
+        return ids if self.unknown is None else [np.where(w == self.unknown, OUTSIDE, w) for w in ids]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of word ids, including special tokens."""

@@ -115,6 +115,16 @@ class HMM(Language):
             return sample.latents["states"][:, position]
         return self.state_posterior(sample.ids)[:, position].argmax(dim=-1)
 
+    def determined(self, task: str) -> bool:
+        return self.label == "posterior"
+
+    def label_posterior(self, task: str, ids: Tensor) -> Tensor | None:
+        if self.determined(task):
+            return super().label_posterior(task, ids)
+        if task not in self.tasks:
+            raise DataError(f"no task '{task}'; this language has {', '.join(self.tasks) or 'none'}")
+        return self.state_posterior(ids)[:, int(task) - 1]
+
     def conditionals(
         self, ids: Tensor, mask: Tensor | None = None, *, dtype: torch.dtype = torch.float32
     ) -> Tensor:

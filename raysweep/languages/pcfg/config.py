@@ -50,9 +50,14 @@ class PCFGConfig(LanguageConfig):
     max_length: int | None = Field(default=None, ge=1, le=LONGEST)
     #: Words of the prefixes labelled in tasks B and C; None: a half and a quarter of the maximal length.
     spans: tuple[int, int] | None = None
-    #: Truth of the tasks: `inside` argmax_A Pr(prefix | A), `posterior` the most probable symbol of the
-    #: prefix given the sentence, `tree` the sampled tree's symbol.
-    label: Literal["inside", "posterior", "tree"] = "inside"
+    #: Truth of the tasks: `inside` argmax_A Pr(prefix | A), `prefix` argmax_A Pr(A | prefix), `posterior` the
+    #: most probable symbol of the prefix given the sentence, `tree` the sampled tree's symbol.
+    label: Literal["inside", "prefix", "posterior", "tree"] = "inside"
+    #: Symbols of a file that compete in tasks B and C of `label: inside`: those that the start symbol
+    #: reaches, or all, though no sentence contains the others.
+    candidates: Literal["reached", "all"] = "reached"
+    #: Fewest words of a sentence of the tasks.
+    task_words: int = Field(default=1, ge=1)
 
     @classmethod
     def example(cls, folder: Path) -> Self:
@@ -152,6 +157,28 @@ class PCFGConfig(LanguageConfig):
                 raise ValueError(f"a prefix of {span} words is outside 1 .. {longest or 'max_length'}")
         return spans
 
+    @field_validator("candidates")
+    @classmethod
+    def _candidates_fit(cls, candidates: str, info: ValidationInfo) -> str:
+        label, structure = info.data.get("label"), info.data.get("structure")
+        if candidates == "all" and label not in (None, "inside"):
+            raise ValueError(f"'all' belongs to label 'inside', not '{label}'; remove it or change label")
+        if candidates == "all" and structure not in (None, "file"):
+            raise ValueError(
+                f"'all' belongs to structure 'file'; every symbol of a {structure} one is reached"
+            )
+        return candidates
+
+    @field_validator("task_words")
+    @classmethod
+    def _task_words_fit(cls, task_words: int, info: ValidationInfo) -> int:
+        longest, layers = info.data.get("max_length"), info.data.get("layers")
+        if longest is None and info.data.get("structure") == "layered" and layers is not None:
+            longest = 2**layers
+        if longest is not None and task_words > longest:
+            raise ValueError(f"no sentence has {task_words} words; the longest has {longest}")
+        return task_words
+
     def build(self) -> PCFG:
         """Draw or read the grammar and make the language.
 
@@ -185,6 +212,12 @@ class PCFGConfig(LanguageConfig):
         else:
             if self.path is None:
                 raise ConfigError("path: missing; structure 'file' reads its rules from there")
-            grammar = rules.read(self.path)
+            grammar = rules.read(self.path, unreached=self.candidates == "all")
             longest = longest or min(grammar.longest() or 32, 32)
-        return PCFG(grammar, max_length=longest, label=self.label, spans=self.spans)
+        return PCFG(
+            grammar,
+            max_length=longest,
+            label=self.label,
+            spans=self.spans,
+            task_words=self.task_words,
+        )

@@ -12,11 +12,11 @@ outside weight, so nothing is computed again for each position or word.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from copy import copy
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,17 +25,13 @@ from torch import Tensor
 from raysweep.errors import ConfigError, DataError
 from raysweep.languages.base import Language, Sample, Task
 from raysweep.languages.checks import check_conditionals, check_sentences, decoded, impossible
-from raysweep.languages.pcfg import tree
+from raysweep.languages.pcfg import labels, tree
 from raysweep.languages.pcfg.config import LONGEST, PCFGConfig
 from raysweep.languages.pcfg.engine import Engine, Name, empty
 from raysweep.languages.pcfg.engines import make_engine
 from raysweep.languages.pcfg.grammar import Grammar, length_probabilities
+from raysweep.languages.pcfg.labels import Label
 from raysweep.languages.pcfg.sampler import Sampler
-
-Label = Literal["inside", "posterior", "tree"]
-
-#: Sentences labelled in one go: their [rows, N] stay small.
-_LABEL_ROWS = 4096
 
 #: Class of a prefix that no symbol derives, or that is no constituent.
 NONE = "none"
@@ -48,13 +44,16 @@ class PCFG(Language):
 
     Tasks: A, the root symbol above the whole sentence; B and C, the symbol above its first `spans[0]` and
     `spans[1]` words (the whole sentence where it is shorter), by default a half and a quarter of
-    `max_length`.  `label` chooses the true label:
+    `max_length`.  `label` chooses the true label (`labels.py` has the equations):
 
-    - `inside`: argmax_s Pr(prefix | s), over root symbols (A) or all symbols (B, C), as in Liu et al. 2023;
+    - `inside`: argmax_s Pr(prefix | s), over root symbols (A) or all symbols (B, C), as in the code that
+      Liu et al. 2023 released; theirs has symbols that no sentence contains among them (`candidates: all`);
+    - `prefix`: argmax_s Pr(s | prefix), the formula that they print, with the prior of s in that place;
     - `posterior`: the most probable constituent over exactly that prefix given the whole sentence;
     - `tree`: the sampled derivation's constituent over exactly that prefix.
 
-    Where there is no such symbol the label of B and C is the class "none".
+    Where there is no such symbol the label of B and C is the class "none".  The tasks have sentences of
+    `task_words` words or more.  Those released have spans 4 and 2 and sentences of 5 words or more.
 
     >>> language = PCFG.random(roots=2, layers=2, symbols=3, rules=4, words=6, vocabulary=12)
     >>> sorted(language.tasks), language.max_length
@@ -68,11 +67,13 @@ class PCFG(Language):
         max_length: int,
         label: Label = "inside",
         spans: tuple[int, int] | None = None,
+        task_words: int = 1,
         engine: Name | None = None,
     ) -> None:
         if not 1 <= max_length <= LONGEST:
             raise ConfigError(f"max_length: {max_length} is outside 1 .. {LONGEST}")
         self.grammar, self.label, self.max_length = grammar, label, max_length
+        self.task_words = task_words
         self.vocabulary_size = len(grammar.words)
         self.words, self.notes = grammar.words, grammar.notes
         self.spans = spans or (max(1, max_length // 2), max(1, max_length // 4))
@@ -117,6 +118,7 @@ class PCFG(Language):
         """Tasks A, B and C: the symbol above the whole sentence, and above two of its prefixes."""
         how = {
             "inside": "symbol that most probably derives {}",
+            "prefix": "most probable symbol over {} given these words",
             "posterior": "most probable constituent over {} given the sentence",
             "tree": "symbol of the sampled tree over {}",
         }[self.label]
@@ -134,7 +136,9 @@ class PCFG(Language):
 
     def content(self) -> bytes:
         """Return the grammar, the longest length and the tasks as bytes."""
-        head = repr((self.max_length, self.spans, self.label)).encode()
+        # Sentences of all lengths leave no trace, so that identities are those of before there was a choice.
+        fewest = (self.task_words,) if self.task_words > 1 else ()
+        head = repr((self.max_length, self.spans, self.label, *fewest)).encode()
         return head + b"\0" + self.grammar.content()
 
     @cached_property
@@ -198,8 +202,8 @@ class PCFG(Language):
     ) -> Tensor:
         """Return [rows, V] with the conditionals at (b, t) in row `place[b, t]`, nothing where -1."""
         out = empty((rows, self.vocabulary_size), dtype, ids.device)
-        engine = self._engine(ids.device)
-        for some, n in self._groups(lengths):
+        engine = self.engine_on(ids.device)
+        for some, n in self.groups(lengths):
             words, to = self._words(ids, mask, some, n), place[some, :n]
             sound = engine.conditionals(words, to, out)
             if not sound.all() and dtype != torch.float64:
@@ -216,8 +220,8 @@ class PCFG(Language):
     def sentence_entropy(self, ids: Tensor) -> Tensor:
         """Return (1/T) sum_t H(x_t | x_-t) of each sentence [B] in nats, float64; exact to about 1e-6."""
         out = torch.full((len(ids),), torch.nan, dtype=torch.float64, device=ids.device)
-        engine = self._engine(ids.device)
-        for some, n in self._groups(check_sentences(self, ids)):
+        engine = self.engine_on(ids.device)
+        for some, n in self.groups(check_sentences(self, ids)):
             words = ids[some, :n]
             entropy, sound = engine.entropies(words)
             if not sound.all():
@@ -234,9 +238,9 @@ class PCFG(Language):
     def log_prob(self, ids: Tensor) -> Tensor:
         """Return log Pr(x) [B] in nats, float64; -inf outside the language."""
         out = torch.full((len(ids),), -torch.inf, dtype=torch.float64, device=ids.device)
-        engine = self._engine(ids.device)
+        engine = self.engine_on(ids.device)
         scale = torch.from_numpy(np.log(engine.scale)).to(ids.device)
-        for some, n in self._groups(check_sentences(self, ids), strict=False):
+        for some, n in self.groups(check_sentences(self, ids), strict=False):
             words = ids[some, :n]
             total = engine.totals(words).log()
             for t in range(n):
@@ -246,70 +250,39 @@ class PCFG(Language):
 
     def labels(self, task: str, sample: Sample) -> Tensor:
         """Return the labels [B] of task A, B or C; the class explains them."""
+        symbols = labels.symbols(self, sample, self._span(task), task == "A")
+        return symbols if task != "A" else self._class_of_root(symbols.device)[symbols]
+
+    def determined(self, task: str) -> bool:
+        return self.label != "tree"
+
+    def label_posterior(self, task: str, ids: Tensor) -> Tensor | None:
+        if self.determined(task):
+            return super().label_posterior(task, ids)
+        found = labels.posterior(self, ids, self._span(task))
+        return found if task != "A" else found[:, self._class_of_root(ids.device) >= 0]
+
+    def in_tasks(self, ids: Tensor) -> Tensor:
+        return self.lengths(ids) >= self.task_words
+
+    def _span(self, task: str) -> int:
         if task not in self.tasks:
             raise DataError(f"no task '{task}'; this language has {', '.join(self.tasks)}")
-        span = {"A": self.max_length, "B": self.spans[0], "C": self.spans[1]}[task]
-        makers = {
-            "inside": self._inside_labels,
-            "posterior": self._posterior_labels,
-            "tree": self._tree_labels,
-        }
-        symbols = makers[self.label](sample, span, task == "A")
-        if task != "A":
-            return symbols
-        index = torch.full((len(self.grammar.symbols) + 1,), -1, device=symbols.device)
-        roots = torch.from_numpy(np.nonzero(self.grammar.root)[0]).to(symbols.device)
-        index[roots] = torch.arange(len(roots), device=symbols.device)
-        return index[symbols]
+        return {"A": self.max_length, "B": self.spans[0], "C": self.spans[1]}[task]
 
-    def _tree_labels(self, sample: Sample, span: int, whole: bool) -> Tensor:
-        symbol, width = (sample.latents[name].to(torch.int64) for name in ("symbol", "width"))
-        size = self.lengths(sample.ids).clamp_max(span)
-        last = (size - 1)[:, None]
-        found = torch.where(width[:, 1].gather(1, last)[:, 0] == size, symbol[:, 1].gather(1, last)[:, 0], -1)
-        found = torch.where(width[:, 0, 0] == size, symbol[:, 0, 0], found)
-        return torch.where(found < 0, len(self.grammar.symbols), found)
-
-    def _inside_labels(self, sample: Sample, span: int, whole: bool) -> Tensor:
-        prefixes = sample.ids.clone()
-        prefixes[:, span:] = self.pad_id
-        engine = self._engine(prefixes.device)
-
-        def best(words: Tensor) -> Tensor:
-            value, symbol = engine.tops(words, everything=not whole).max(dim=1)
-            return torch.where(value > 0, symbol, -1)
-
-        return self._labelled(prefixes, best, whole)
-
-    def _posterior_labels(self, sample: Sample, span: int, whole: bool) -> Tensor:
-        engine = self._engine(sample.ids.device)
-
-        def best(words: Tensor) -> Tensor:
-            joint, total = engine.prefixes(words, min(span, words.shape[1]))
-            value, symbol = joint.max(dim=1)
-            # The rest of the total is the probability that the prefix is no constituent.
-            found = torch.where(value >= total - joint.sum(dim=1), symbol, -1)
-            return torch.where(total > 0, found, -2)
-
-        return self._labelled(sample.ids, best, whole)
-
-    def _labelled(self, ids: Tensor, best: Callable[[Tensor], Tensor], whole: bool) -> Tensor:
-        """Return symbols [B] from `best`, which says -1 for none and -2 for an impossible sentence."""
-        out = torch.full((len(ids),), -1, dtype=torch.int64, device=ids.device)
-        for some, n in self._groups(check_sentences(self, ids), strict=False):
-            for part in torch.split(some, _LABEL_ROWS):
-                out[part] = best(ids[part, :n])
-        wrong = out < (0 if whole else -1)
-        if wrong.any():
-            raise impossible(int(wrong.nonzero()[0, 0]))
-        return torch.where(out < 0, len(self.grammar.symbols), out)
+    def _class_of_root(self, device: torch.device) -> Tensor:
+        """Return the class of each symbol in task A [N+1], -1 for one that is no root."""
+        index = torch.full((len(self.grammar.symbols) + 1,), -1, device=device)
+        roots = torch.from_numpy(np.nonzero(self.grammar.root)[0]).to(device)
+        index[roots] = torch.arange(len(roots), device=device)
+        return index
 
     def _words(self, ids: Tensor, mask: Tensor | None, rows: Tensor, n: int) -> Tensor:
         """Return the words of sentences of n words [B, n], V where they are hidden."""
         words = ids[rows, :n]
         return words if mask is None else words.masked_fill(mask[rows, :n], self.vocabulary_size)
 
-    def _groups(self, lengths: Tensor, strict: bool = True) -> Iterator[tuple[Tensor, int]]:
+    def groups(self, lengths: Tensor, strict: bool = True) -> Iterator[tuple[Tensor, int]]:
         """Cut a batch into (rows, n) of sentences of n words.
 
         Sentences without words or longer than `max_length` are left out; with `strict` they raise
@@ -328,7 +301,8 @@ class PCFG(Language):
             if 1 <= n <= self.max_length:
                 yield rows, n
 
-    def _engine(self, device: torch.device) -> Engine:
+    def engine_on(self, device: torch.device) -> Engine:
+        """Return the engine of a device, made at first use."""
         if device not in self._engines:
             self._engines[device] = make_engine(self.grammar, self.max_length, device, self.engine)
         return self._engines[device]

@@ -21,14 +21,22 @@ from raysweep.languages.pcfg.grammar import Grammar
 Side = tuple[tuple[bool, str], ...]
 
 
-def normal_form(rules: dict[str, dict[Side, float]], start: str, notes: tuple[str, ...]) -> Grammar:
-    """Return the grammar of acyclic `rules`; raises `DataError` where none in reach makes a word."""
+def normal_form(
+    rules: dict[str, dict[Side, float]], start: str, notes: tuple[str, ...], *, unreached: bool = False
+) -> Grammar:
+    """Return the grammar of acyclic `rules`; raises `DataError` where none in reach makes a word.
+
+    With `unreached`, all symbols that are left of a rule are kept, but for a start symbol that only names the
+    roots.
+    """
     root, short = _without_singles(_in_pairs(rules), start)
     kept = reached(root, short)
+    if not any(side[0][0] for name in kept for side in short[name]):
+        raise DataError("no rule that can be reached makes a word")
+    if unreached:
+        kept |= short.keys() - ({start} - root.keys())
     symbols = tuple(sorted(kept, key=natural))
     words = tuple(sorted({side[0][1] for a in kept for side in short[a] if side[0][0]}, key=natural))
-    if not words:
-        raise DataError("no rule that can be reached makes a word")
     number = {name: i for i, name in enumerate(symbols)}
     place = {word: i for i, word in enumerate(words)}
     emission = np.zeros((len(symbols), len(words)))

@@ -62,8 +62,11 @@ class _Rule:
     probability: float
 
 
-def read(path: str | Path) -> Grammar:
-    """Read a grammar; raises `DataError` naming file, line and remedy.  Notes are logged once a process."""
+def read(path: str | Path, *, unreached: bool = False) -> Grammar:
+    """Read a grammar; raises `DataError` naming file, line and remedy.  Notes are logged once a process.
+
+    With `unreached`, symbols that the start symbol never reaches stay in the grammar, with their words.
+    """
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -79,9 +82,9 @@ def read(path: str | Path) -> Grammar:
     if not rules:
         raise DataError(f"{path}: holds no rules")
     summed = _summed(path, rules, start)
-    notes = tuple(_notes(rules, summed, start))
+    notes = tuple(_notes(rules, summed, start, unreached))
     try:
-        grammar = normal_form(summed, start, notes)
+        grammar = normal_form(summed, start, notes, unreached=unreached)
     except DataError as error:
         raise DataError(f"{path}: {error}") from None
     for note in notes:
@@ -228,7 +231,9 @@ def _summed(path: Path, rules: list[_Rule], start: str) -> dict[str, dict[Side, 
     return out
 
 
-def _notes(rules: list[_Rule], summed: dict[str, dict[Side, float]], start: str) -> Iterator[str]:
+def _notes(
+    rules: list[_Rule], summed: dict[str, dict[Side, float]], start: str, unreached: bool
+) -> Iterator[str]:
     """Yield a line on symbols that no sentence reaches, and one on symbols that derive no words."""
     lines: dict[str, int] = {}
     for rule in rules:
@@ -236,7 +241,8 @@ def _notes(rules: list[_Rule], summed: dict[str, dict[Side, float]], start: str)
     used = reached([start], summed)
     lost = [name for name in summed if name not in used]
     if lost:
-        yield f"unreachable from {start} and left out: {_listed(lost, lines)}"
+        fate = "kept for the labels" if unreached else "left out"
+        yield f"unreachable from {start} and {fate}: {_listed(lost, lines)}"
     productive: set[str] = set()
     while True:
         more = {

@@ -27,6 +27,7 @@ from raysweep.models.dropout import cut_of
 from raysweep.models.encoder import Encoder, EncoderLayer
 from raysweep.models.fused import attention, kernels
 from raysweep.models.fused.packing import Chunk
+from raysweep.models.fused.states import states
 from raysweep.models.fused.weights import Matrix, Vector, Weights, array, differentiable
 from raysweep.seeding import derive
 
@@ -180,7 +181,7 @@ class Pass:
 
     def forward(self) -> Tensor:
         """Return the logits [M, V] at masked words, without the decoder's bias."""
-        w, norm, hidden = self.weights, self.weights.head_norm, self._encode()
+        w, norm, hidden = self.weights, self.weights.head_norm, self.encode()
         z = w.dense.apply(hidden)
         self.head = Head(hidden=hidden, z=z, inputs=torch.empty_like(z), stats=_float(len(z), 2))
         kernels.transform(
@@ -194,8 +195,11 @@ class Pass:
 
         The arrays of a layer are freed behind it, unless `again` says that another backward pass follows.
         """
+        return self._body_backward(self._head_backward(d_logits), again=again)
+
+    def _body_backward(self, d_y: Tensor, *, again: bool = False) -> np.ndarray:
+        """Return what `backward` returns, given the gradient of the encoder's output [M, D]."""
         kept = list(self._kept) if again else []
-        d_y = self._head_backward(d_logits)
         d = np.zeros((len(self.chunk.masked), self.width), dtype=np.float32)
         for k in range(len(self.weights.layers) - 1, -1, -1):
             d, d_y = self._layer_backward(k, self._kept.pop(), d, d_y)
@@ -213,15 +217,23 @@ class Pass:
 
     def learn(self, d_logits: Tensor) -> None:
         """Do the backward pass, and add the gradients of the embedding to the weights' sums as well."""
+        self._embed_backward(self.backward(d_logits))
+
+    def learn_states(self, d_states: Tensor) -> None:
+        """Do what `learn` does, given the gradient of the encoder's output [M, D]; the head has no part."""
+        self._embed_backward(self._body_backward(d_states))
+
+    def _embed_backward(self, d: np.ndarray) -> None:
+        """Add the gradients of the embedding's parameters, given that of the embedded words [N, D]."""
         chunk, w = self.chunk, self.weights
         kernels.embed_backward(
             chunk.ids, chunk.at, chunk.place, w.token_values, w.positions.value,
             w.embedding_norm.weight.value, self.sites[0], self.cut, self.embedding_stats,
-            self.backward(d_logits), array(w.tokens.gradient), w.positions.gradient,
+            d, array(w.tokens.gradient), w.positions.gradient,
             w.embedding_norm.weight.gradient, w.embedding_norm.bias.gradient,
         )  # fmt: skip
 
-    def _encode(self) -> Tensor:
+    def encode(self) -> Tensor:
         """Return the encoder's output [M, D] at masked words; keep the arrays of the backward pass."""
         chunk, w = self.chunk, self.weights
         N, D = len(chunk.ids), self.width
@@ -362,3 +374,15 @@ def masked_loss(model: Encoder, words: Batch, *, seed: int, dtype: torch.dtype) 
         return Pass(model, weights, chunk, seed)
 
     return differentiable(model, words, CHUNK, lambda: EncoderWeights(model, dtype), begin)
+
+
+def hidden_at(model: Encoder, words: Batch, *, seed: int, dtype: torch.dtype) -> Tensor:
+    """Return the hidden states of `MaskedLM.hidden_at`; dropout is keyed as in `masked_loss`.
+
+    Raises `DataError` as `masked_loss` does.
+    """
+
+    def begin(weights: EncoderWeights, chunk: Chunk) -> Pass:
+        return Pass(model, weights, chunk, seed)
+
+    return states(model, words, CHUNK, lambda: EncoderWeights(model, dtype), begin)

@@ -27,6 +27,7 @@ from raysweep.models.batch import Batch
 from raysweep.models.dropout import cut_of
 from raysweep.models.fused import recurrent
 from raysweep.models.fused.packing import Chunk
+from raysweep.models.fused.states import states
 from raysweep.models.fused.weights import Matrix, Vector, Weights, array, differentiable
 from raysweep.models.lstm import LSTM, LSTMLayer
 from raysweep.seeding import derive
@@ -159,19 +160,26 @@ class Pass:
 
     def forward(self) -> Tensor:
         """Return the logits [M, V] at masked words, without the decoder's bias."""
+        return self.weights.tokens.apply(self.encode())
+
+    def encode(self) -> Tensor:
+        """Return the hidden states [M, D] at masked words; keep the arrays of the backward pass."""
         self._head = self._encode()
-        return self.weights.tokens.apply(self.hidden)
+        return self.hidden
 
     def backward(self, d_logits: Tensor, *, again: bool = False) -> Place:
         """Return the gradients of the first layer's inputs, given that of the logits [M, V].
 
         The arrays of a layer are freed behind it, unless `again` says that another backward pass follows.
         """
+        return self._body_backward(self.weights.tokens.back(d_logits, self.hidden), again=again)
+
+    def _body_backward(self, d_hidden: Tensor, *, again: bool = False) -> Place:
+        """Return what `backward` returns, given the gradient of the hidden states [M, D]."""
         kept = self._kept
         if again:
             # Gates become their gradients where they stand.
             self._kept = [(left.copy(), right.copy()) for left, right in kept]
-        d_hidden = self.weights.tokens.back(d_logits, self.hidden)
         d_place = Place(self._head.left_row, self._head.right_row, d_hidden, d_hidden)
         while self._kept:
             k = len(self._kept) - 1
@@ -188,6 +196,11 @@ class Pass:
     def learn(self, d_logits: Tensor) -> None:
         """Do the backward pass, and add the gradients of the embedding to the weights' sums as well."""
         self.embed_backward(self.chunk.ids, self.backward(d_logits), array(self.weights.tokens.gradient))
+
+    def learn_states(self, d_states: Tensor) -> None:
+        """Do what `learn` does, given the gradient of the hidden states [M, D]; the head has no part."""
+        place = self._body_backward(d_states)
+        self.embed_backward(self.chunk.ids, place, array(self.weights.tokens.gradient))
 
     def _encode(self) -> Place:
         """Return the hidden states at masked words; keep the arrays of the backward pass."""
@@ -295,3 +308,16 @@ def masked_loss(model: LSTM, words: Batch, *, seed: int, dtype: torch.dtype) -> 
 
     size = max(1, CHUNK // model.width)
     return differentiable(model, words, size, lambda: LSTMWeights(model, dtype), begin)
+
+
+def hidden_at(model: LSTM, words: Batch, *, seed: int, dtype: torch.dtype) -> Tensor:
+    """Return the hidden states of `MaskedLM.hidden_at`; dropout is keyed as in `masked_loss`.
+
+    Raises `DataError` as `masked_loss` does.
+    """
+
+    def begin(weights: LSTMWeights, chunk: Chunk) -> Pass:
+        return Pass(model, weights, chunk, seed)
+
+    size = max(1, CHUNK // model.width)
+    return states(model, words, size, lambda: LSTMWeights(model, dtype), begin)

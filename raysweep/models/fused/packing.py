@@ -22,8 +22,8 @@ class Chunk:
 
     `ids` and `at` [N] are words and their positions; `place` [N] their numbers in the whole batch, row times
     `max_length` plus position; `starts` [S + 1] where sentences begin; `masked` [M] which of the N are
-    masked, `asking` [S + 1] where those of each sentence begin among them, and `targets` [M] what stood
-    there.
+    masked, `asking` [S + 1] where those of each sentence begin among them, `targets` [M] what stood there,
+    and `number` [M] their places in the batch's `index`.
     """
 
     ids: np.ndarray
@@ -33,6 +33,7 @@ class Chunk:
     masked: np.ndarray
     asking: np.ndarray
     targets: np.ndarray
+    number: np.ndarray
 
     @property
     def longest(self) -> int:
@@ -46,9 +47,7 @@ def packed(batch: Batch, model: MaskedLM, words: int) -> Iterator[Chunk]:
     Raises `DataError` for words, positions or targets that the model does not have: compiled code would read
     what lies beside its tables.
     """
-    ids, length, index = batch.ids.numpy(), batch.lengths.numpy(), batch.index.numpy()
-    if batch.single:
-        index = index + np.arange(len(ids)) * ids.shape[1]
+    ids, length, index = batch.ids.numpy(), batch.lengths.numpy(), batch.flat_index.numpy()
     order = length.argsort(kind="stable")
     length = length[order]
     ends = length.cumsum()
@@ -83,6 +82,7 @@ def packed(batch: Batch, model: MaskedLM, words: int) -> Iterator[Chunk]:
             masked=masked[mine] - lo,
             asking=asked - asked[0],
             targets=wanted[mine],
+            number=sorting[mine],
         )
         first = last
 

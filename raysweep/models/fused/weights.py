@@ -22,6 +22,7 @@ from raysweep.models.fused.packing import Chunk, packed
 
 _LARGE = 4096  # words of a vocabulary
 
+R = TypeVar("R")
 W = TypeVar("W", bound="Weights")
 
 
@@ -149,20 +150,38 @@ class _Loss(torch.autograd.Function):
         return None, *gradients
 
 
+def on_threads(threads: int, work: Callable[[int], R]) -> list[R]:
+    """Return `work(k)` for each k below `threads`, each in a thread of its own with torch on one thread."""
+    if threads == 1:
+        return [work(0)]
+    with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        found = list(pool.map(work, range(threads)))
+    # The number that the pool's threads set for themselves is also the default of later threads.
+    torch.set_num_threads(threads)
+    return found
+
+
+def chunk_size(model: MaskedLM, words: Batch, size: int, threads: int) -> int:
+    """Return the words of a chunk of about `size` words, twice as many under a large vocabulary.
+
+    Adding up the gradient of a large vocabulary once a chunk would be slow.  Every thread has a chunk.
+    """
+    if model.total_vocabulary > _LARGE:
+        size *= 2
+    return min(size, -(-int(words.lengths.sum()) // threads))
+
+
 def differentiable(
     model: MaskedLM, words: Batch, size: int, make: Callable[[], W], begin: Callable[[W, Chunk], Training]
 ) -> Tensor:
     """Return the sum of a batch's losses over its `count`, as a differentiable function of the parameters.
 
     `make` makes the weights, and `begin` the pass of a chunk that adds its gradients to their sums.  Chunks
-    have about `size` words, twice as many under a vocabulary so large that adding up its gradient
-    once a chunk would be slow.  Each of several torch threads computes chunks of its own, with torch on one
+    have `chunk_size` words.  Each of several torch threads computes chunks of its own, with torch on one
     thread in it: the order of sums depends on the number of threads alone.
     """
     threads = torch.get_num_threads()
-    if model.total_vocabulary > _LARGE:
-        size *= 2
-    size = min(size, -(-int(words.lengths.sum()) // threads))
+    size = chunk_size(model, words, size, threads)
 
     def loss(weights: W, chunk: Chunk) -> float:
         work, bias = begin(weights, chunk), weights.decoder_bias
@@ -180,13 +199,7 @@ def differentiable(
             weights = make()
             return sum(loss(weights, chunk) for chunk in chunks[k::threads]), weights
 
-        if threads == 1:
-            total, weights = work(0)
-            return total / words.count, weights
-        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            [(total, weights), *others] = pool.map(work, range(threads))
-        # The number that the pool's threads set for themselves is also the default of later threads.
-        torch.set_num_threads(threads)
+        [(total, weights), *others] = on_threads(threads, work)
         for more, other in others:
             total += more
             weights.add(other)

@@ -1,4 +1,4 @@
-"""The split of documents into training and held-out ones, by a keyed hash of their text.
+"""The split of texts into those that training sees and those held out, by a keyed hash.
 
 The side of a document depends neither on its place in the source nor on other documents.  Copies of a
 document, even if they differ in case, spaces or Unicode form, are on the same side.

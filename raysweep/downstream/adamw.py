@@ -1,0 +1,65 @@
+"""Heads of a linear probe by AdamW on minibatches, the recipe of the paper.
+
+Seeds and tasks train as one problem.  AdamW updates each weight independently, so every head takes exactly
+the steps that it would take alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from raysweep import seeding
+from raysweep.downstream.logistic import Inputs, lacking_classes, loss_and_slope
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamW:
+    """The settings of AdamW: `epochs` over the training set, and more of them up to at least `steps` steps.
+
+    An epoch of few sentences is few steps, and each moves a weight by the learning rate at most.
+    """
+
+    epochs: int = 100
+    steps: int = 10_000
+    learning_rate: float = 1e-3
+    batch_size: int = 256
+    weight_decay: float = 0.01
+
+    def epochs_of(self, sentences: int) -> int:
+        """Return the number of epochs on so many sentences.
+
+        >>> AdamW().epochs_of(100_000), AdamW().epochs_of(512)
+        (100, 5000)
+        """
+        return max(self.epochs, math.ceil(self.steps / math.ceil(sentences / self.batch_size)))
+
+
+def train_heads(inputs: Inputs, classes: Sequence[int], settings: AdamW, *, seeds: int, seed: int) -> Tensor:
+    """Return heads [G, tasks, C, K+1] that start from zero, on inputs of G groups: `seeds` for each layer.
+
+    Each seed has its own order of the sentences.
+    """
+    groups, n, width = inputs.x.shape
+    heads = inputs.x.new_zeros(groups, len(classes), max(classes), width)
+    optimizer = torch.optim.AdamW(
+        [heads], lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
+    )
+    lacking = lacking_classes(classes, heads.device)
+    generators = [seeding.generator(seed, "probe-order", s) for s in range(seeds)]
+    for _ in range(settings.epochs_of(n)):
+        order = torch.stack([torch.randperm(n, generator=g) for g in generators]).to(heads.device)
+        for pick in order.repeat(groups // seeds, 1).split(settings.batch_size, dim=1):
+            # One group at a time: inputs that seeds share are a view, which must not be copied.
+            x, y = (
+                torch.stack([part.index_select(0, rows) for part, rows in zip(whole, pick, strict=True)])
+                for whole in (inputs.x, inputs.y)
+            )
+            _, slope = loss_and_slope(x, y, heads, lacking)
+            heads.grad = slope / pick.shape[1]
+            optimizer.step()
+    return heads

@@ -1,0 +1,171 @@
+"""The minimum of many logistic regressions at once, by L-BFGS.
+
+Inputs are turned to their principal axes first, in which directions without variance drop out.  F does not
+depend on coordinates, and in these its Hessian is nearly diagonal: at W = 0 it is (C-1)/C² E[z_j²] + λ in
+direction j, averaged over the C classes.  The inverse is the initial matrix of L-BFGS (Liu and Nocedal, "On
+the limited memory BFGS method for large scale optimization", Mathematical Programming 45, 1989), scaled by
+the last step as usual.  Every problem has its own steps, with a backtracking line search, and is dropped
+where its gap is within the tolerance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from raysweep.downstream.logistic import Inputs, Objective, Problem, dot
+
+MEMORY = 8  # steps that L-BFGS remembers
+_HALVINGS = 30  # of a step before a problem is given up: its arithmetic is at its limit
+_NOISE = 1e-7  # relative rounding of an objective
+
+
+@dataclass(frozen=True, kw_only=True)
+class Solution:
+    """Heads [G, P, C, K+1], the bound on their distance from the least objective `gap` [G, P], and its cost.
+
+    `value` [G, P] are the objectives, float64; `passes` is the number of times that rows were read, the most
+    of any problem.
+    """
+
+    heads: Tensor
+    value: Tensor
+    gap: Tensor
+    passes: int
+
+
+def solve(
+    inputs: Inputs, problems: Sequence[Problem], l2: Tensor, *, tolerance: float, passes: int = 2000
+) -> Solution:
+    """Minimise the objectives of problems with penalties l2 [G, P] to within `tolerance` nats.
+
+    Ends after so many passes over the rows at the latest; `gap` says how far it came.
+    """
+    axes, turned = principal_axes(inputs.x)
+    inputs = replace(inputs, x=turned)
+    every = torch.tensor([problem.classes for problem in problems])
+    heads = turned.new_zeros(len(turned), len(problems), int(every.max()), turned.shape[2])
+    value = torch.zeros(l2.shape, dtype=torch.float64, device=turned.device)
+    gap, cost = torch.zeros_like(value), 0
+    # Problems of fewer classes would be padded to the most among those that they are solved with.
+    for classes in every.unique().tolist():
+        at = (every == classes).nonzero()[:, 0].to(turned.device)
+        objective = Objective(inputs, [problems[k] for k in at.tolist()], l2[:, at])
+        found = minimise(objective, tolerance=tolerance, passes=passes)
+        heads[:, at, :classes] = found.heads
+        value[:, at], gap[:, at], cost = found.value, found.gap, max(cost, found.passes)
+    return Solution(heads=heads @ axes[:, None].mT, value=value, gap=gap, passes=cost)
+
+
+def principal_axes(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return orthonormal directions [G, K, r] of inputs x [G, n, K], and x [G, n, r] in their coordinates.
+
+    Directions in which no group has more than rounding are left out.
+    """
+    axes = None
+    if x.shape[1] < x.shape[2]:
+        # Heads of few sentences lie in the span of these, which is cheaper to look at.
+        axes = torch.linalg.qr(x.mT).Q
+        x = x @ axes
+    turn = torch.linalg.eigh((x.mT @ x).double()).eigenvectors.to(x)
+    turned = x @ turn
+    squares = turned.square().sum(dim=1)
+    kept = (squares > 1e-10 * squares.amax(dim=1, keepdim=True)).any(dim=0)
+    turn = turn[:, :, kept]
+    return turn if axes is None else axes @ turn, turned[:, :, kept]
+
+
+def minimise(objective: Objective, *, tolerance: float, passes: int) -> Solution:
+    """Minimise objectives from heads of zero, in the coordinates of their inputs."""
+    heads = objective.zeros()
+    value, gap = torch.zeros_like(objective.penalty), torch.zeros_like(objective.penalty)
+    left = torch.arange(len(objective.problems), device=heads.device)
+    state = _State(objective, heads)
+    while True:
+        done = state.gap() <= tolerance
+        over = state.passes >= passes
+        finished = (done | (state.halvings >= _HALVINGS)).all(dim=0) | over
+        if bool(finished.any()):
+            at = left[finished]
+            heads[:, at], value[:, at], gap[:, at] = (
+                part[:, finished] for part in (state.heads, state.value, state.gap())
+            )
+            left, done = left[~finished], done[:, ~finished]
+            if len(left) == 0:
+                return Solution(heads=heads, value=value, gap=gap, passes=state.passes)
+            state.keep(~finished)
+        state.step(done)
+
+
+class _State:
+    """The problems that are not finished: where they are, and where they go."""
+
+    def __init__(self, objective: Objective, heads: Tensor) -> None:
+        self.objective, self.heads, self.passes = objective, heads, 1
+        self.value, self.gradient = objective(heads)
+        classes = torch.tensor([problem.classes for problem in objective.problems], device=heads.device)
+        bend = ((classes - 1) / classes.square()).to(heads)[:, None] * objective.squares()
+        self.inverse = 1 / (bend + objective.penalty.to(heads)[:, :, None])[:, :, None]
+        #: Steps, changes of the gradient, and 1 / their products; zero where a problem took none.
+        self.pairs: list[tuple[Tensor, Tensor, Tensor]] = []
+        self.direction = -self.inverse * self.gradient
+        self.length = torch.ones_like(self.value)
+        self.halvings = torch.zeros_like(self.value)
+
+    def gap(self) -> Tensor:
+        """Return the bound on the distance of each problem from its least objective [G, P]."""
+        return self.objective.gap(self.gradient)
+
+    def keep(self, kept: Tensor) -> None:
+        """Drop all problems but those that `kept` [P] marks."""
+        self.objective = self.objective.only(kept)
+        most = self.objective.classes
+        self.pairs = [(s[:, kept, :most], y[:, kept, :most], rho[:, kept]) for s, y, rho in self.pairs]
+        self.heads, self.gradient, self.direction = (
+            part[:, kept, :most] for part in (self.heads, self.gradient, self.direction)
+        )
+        self.value, self.length, self.halvings, self.inverse = (
+            part[:, kept] for part in (self.value, self.length, self.halvings, self.inverse)
+        )
+
+    def step(self, done: Tensor) -> None:
+        """Try a step in every problem that is not `done` [G, P]; halve those that do not reach far enough."""
+        length = torch.where(done, 0.0, self.length)
+        trial = self.heads + _spread(length, self.heads) * self.direction
+        value, gradient = self.objective(trial)
+        self.passes += 1
+        wanted = self.value + 1e-4 * length * dot(self.gradient, self.direction)
+        taken = (value <= wanted + _NOISE * self.value.abs()) & ~done
+        mark = _spread(taken, self.heads).bool()
+        step = torch.where(mark, trial - self.heads, 0.0)
+        change = torch.where(mark, gradient - self.gradient, 0.0)
+        product = dot(step, change)
+        rho = torch.where(product > 0, 1 / product.clamp_min(1e-300), 0.0)
+        self.pairs = [*self.pairs, (step, change, rho)][-MEMORY:]
+        self.heads, self.value = self.heads + step, torch.where(taken, value, self.value)
+        self.gradient = self.gradient + change
+        self.direction = torch.where(mark, self._direction(), self.direction)
+        self.length = torch.where(taken, 1.0, self.length / 2)
+        self.halvings = torch.where(taken | done, 0.0, self.halvings + 1)
+
+    def _direction(self) -> Tensor:
+        """Return minus the inverse Hessian, as the remembered steps show it, times the gradient."""
+        found, shares = -self.gradient, []
+        for step, change, rho in reversed(self.pairs):
+            share = rho * dot(step, found)
+            found = found - _spread(share, found) * change
+            shares.append(share)
+        step, change, rho = self.pairs[-1]
+        scale = dot(step, change) / dot(change, self.inverse * change).clamp_min(1e-300)
+        found = _spread(torch.where(rho > 0, scale, 1.0), found) * self.inverse * found
+        for (step, change, rho), share in zip(self.pairs, reversed(shares), strict=True):
+            found = found + _spread(share - rho * dot(change, found), found) * step
+        return found
+
+
+def _spread(numbers: Tensor, heads: Tensor) -> Tensor:
+    """Return numbers [G, P] as factors of heads [G, P, C, K+1]."""
+    return numbers.to(heads)[:, :, None, None]

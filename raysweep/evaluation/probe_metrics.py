@@ -1,0 +1,186 @@
+"""The results of a linear probe as arrays of a shard, and the metrics that these make.
+
+Arrays of a task are over L layers, B sizes of the training set and S seeds.  Where there are several sizes,
+the names of the metrics of each end with its number of labels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from raysweep.downstream.probe import ProbeResult
+from raysweep.downstream.scores import scores
+from raysweep.evaluation.base import Arrays
+from raysweep.evaluation.metric import Metric, Quantity
+from raysweep.languages.base import Estimate, Task, TaskMetric
+
+PROBE = Quantity(
+    name="probe/{task}", heading="probe accuracy", short="probe", unit="accuracy", kind="accuracy",
+    better="more", baseline="majority/{task}", ceiling="best/{task}", live=True, report=True,
+)  # fmt: skip
+PROBE_AREA = PROBE.model_copy(
+    update={
+        "name": "probe_area/{task}",
+        "heading": "mean probe accuracy over the logarithm of the number of labels",
+        "short": "probe area",
+    }
+)
+PROBE_STD = Quantity(
+    name="probe_std/{task}", heading="standard deviation of accuracy between seeds", unit="accuracy"
+)
+PROBE_SENTENCES = Quantity(
+    name="probe_sentence_error/{task}", heading="standard error of accuracy over test sentences",
+    unit="accuracy",
+)  # fmt: skip
+PROBE_GAP = Quantity(
+    name="probe_gap/{task}", heading="largest distance of a head's objective from the least", unit="nats"
+)
+PROBE_L2 = Quantity(name="probe_l2/{task}", heading="median over seeds of the chosen penalty", unit="l2")
+PROBE_LAYER = Quantity(
+    name="probe_layer/{task}/{layer}", heading="probe accuracy at a layer", unit="accuracy", kind="accuracy",
+    better="more", baseline="majority/{task}", ceiling="best/{task}",
+)  # fmt: skip
+PROBE_SCORE = Quantity(
+    name="probe_{score}/{task}", heading="score of the probe", unit="score", kind="accuracy", better="more"
+)
+CONTROL = Quantity(name="probe_control/{task}", heading="probe accuracy on the control task", unit="accuracy")
+SELECTIVITY = Quantity(
+    name="probe_selectivity/{task}", heading="probe accuracy less that on the control task", unit="accuracy"
+)
+CODE_LENGTH = Quantity(
+    name="probe_code_length/{task}", heading="description length of the labels", unit="nats", better="less"
+)
+COMPRESSION = Quantity(
+    name="probe_compression/{task}", heading="uniform description length divided by that of the labels",
+    unit="×", better="more",
+)  # fmt: skip
+MAJORITY = Quantity(name="majority/{task}", heading="share of the most frequent label", unit="accuracy")
+
+BEST = Quantity(name="best/{task}", heading="best possible accuracy", unit="accuracy")
+
+NOT_CONVERGED = "not converged"
+
+
+def arrays_of(
+    task: Task,
+    result: ProbeResult,
+    control: ProbeResult | None,
+    best: Estimate | None,
+    *,
+    sizes: Sequence[int],
+    chosen: bool,
+) -> Arrays:
+    """Return the arrays of a task: `<name>.<task>`, given the results of its control task.
+
+    `best` is the best possible accuracy, `chosen` says that there was a choice of l2.
+    """
+    found: Arrays = {
+        "accuracy": result.accuracy.numpy(),
+        "error": result.sentence_error.numpy(),
+        "gap": result.gap.double().numpy(),
+        "l2": result.l2.double().numpy(),
+        "majority": np.array([result.majority]),
+        "sizes": np.array(sizes),
+        "test": np.array([result.n]),
+    }
+    if best is not None:
+        found["best"] = np.array([best.value, np.nan_to_num(best.standard_error)])
+    if control is not None:
+        found["control"] = control.accuracy.numpy()
+    if result.code_length is not None:
+        found["code"] = result.code_length.numpy()
+        found["uniform"] = np.array([max(sizes) * math.log(len(task.classes))])
+    if chosen:
+        found["chosen"] = np.array([1])
+    for metric in task.metrics:
+        if metric != "accuracy":
+            found[f"score/{metric}"] = _scored(task, result, metric)
+    return {f"{name}.{task.name}": array for name, array in found.items()}
+
+
+def _scored(task: Task, result: ProbeResult, metric: TaskMetric) -> np.ndarray:
+    """Return one of the task's metrics of all predictions [L, B, S]."""
+    predicted, labels = result.predicted.numpy(), result.labels.numpy()
+    flat = [scores(task, one, labels)[metric] for one in predicted.reshape(-1, result.n)]
+    return np.array(flat).reshape(predicted.shape[:3])
+
+
+def metrics_of(task: str, arrays: Mapping[str, np.ndarray], *, tolerance: float | None) -> list[Metric]:
+    """Return the metrics of a task; `tolerance` is that of the solve, None where it has none.
+
+    Standard errors are over seeds, given the test sentences, but for those of the most frequent label and of
+    the best possible accuracy, which are over test sentences.
+    """
+    sizes, n = arrays["sizes"].tolist(), int(arrays["test"][0])
+    found = [metric for b in range(len(sizes)) for metric in _of_size(task, arrays, b, tolerance)]
+    of = {"task": task}
+    if len(sizes) > 1:
+        found.append(PROBE_AREA.mean(area(sizes, arrays["accuracy"][-1]), of=of))
+    if "code" in arrays:
+        found.append(CODE_LENGTH.mean(arrays["code"][-1], of=of))
+        found.append(COMPRESSION.mean(arrays["uniform"] / arrays["code"][-1], of=of))
+    if "best" in arrays:
+        best, spread = arrays["best"].tolist()
+        found.append(BEST.number(best, n=n, standard_error=spread if n > 1 else None, of=of))
+    majority = float(arrays["majority"][0])
+    error = math.sqrt(majority * (1 - majority) / n)
+    return [*found, MAJORITY.number(majority, n=n, standard_error=error, of=of)]
+
+
+def _of_size(
+    task: str, arrays: Mapping[str, np.ndarray], b: int, tolerance: float | None
+) -> Iterator[Metric]:
+    """Yield the metrics of one size of the training set."""
+    sizes, n = arrays["sizes"].tolist(), int(arrays["test"][0])
+    of: dict[str, str | int | float] = {"task": task}
+    if len(sizes) > 1:
+        of["labels"] = sizes[b]
+    layers = arrays["accuracy"][:, b]
+    accuracy, gap, l2 = layers[-1], float(arrays["gap"][:, b].max()), arrays["l2"][-1, b]
+    reservations = [NOT_CONVERGED] if tolerance is not None and gap > tolerance else []
+    yield _named(PROBE, of).mean(accuracy, of=of, reservations=reservations)
+    if len(accuracy) > 1:
+        yield _named(PROBE_STD, of).number(float(accuracy.std(ddof=1)), n=len(accuracy), of=of)
+    yield _named(PROBE_SENTENCES, of).number(float(arrays["error"][-1, b]), n=n, of=of)
+    yield _named(PROBE_GAP, of).number(gap, n=arrays["gap"][:, b].size, of=of)
+    if "chosen" in arrays:
+        yield _named(PROBE_L2, of).number(float(np.median(l2)), n=len(l2), of=of)
+    if len(layers) > 1:
+        for layer, values in enumerate(layers):
+            place: dict[str, str | int | float] = {"task": task, "layer": layer, **of}
+            yield _named(PROBE_LAYER, of).mean(values, of=place)
+    if "control" in arrays:
+        control = arrays["control"][-1, b]
+        yield _named(CONTROL, of).mean(control, of=of)
+        yield _named(SELECTIVITY, of).mean(accuracy - control, of=of)
+    for key, values in arrays.items():
+        kind, _, score = key.partition("/")
+        if kind == "score":
+            yield _named(PROBE_SCORE, of).mean(values[-1, b], of={"score": score} | of)
+
+
+def _named(quantity: Quantity, of: Mapping[str, object]) -> Quantity:
+    """Return the quantity at one size of several where `of` has a number of labels."""
+    return of_labels(quantity) if "labels" in of else quantity
+
+
+def of_labels(quantity: Quantity) -> Quantity:
+    """Return a quantity of the probe at each of several numbers of labels.
+
+    >>> of_labels(PROBE).name
+    'probe/{task}/{labels}'
+    """
+    return quantity.model_copy(update={"name": quantity.name + "/{labels}", "live": False, "report": False})
+
+
+def area(sizes: Sequence[int], accuracy: np.ndarray) -> np.ndarray:
+    """Return the mean of accuracies [B, S] over the logarithm of the B sizes [S], by the trapezoidal rule.
+
+    >>> area([10, 100, 10000], np.array([[0.0], [0.6], [0.9]])).round(6).tolist()
+    [0.6]
+    """
+    x = np.log(np.asarray(sizes, dtype=np.float64))
+    return np.trapezoid(accuracy, x, axis=0) / (x[-1] - x[0])

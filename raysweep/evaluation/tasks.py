@@ -1,0 +1,76 @@
+"""The base of evaluations that measure transfer to downstream tasks."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Self
+
+from pydantic import BeforeValidator, field_validator
+
+from raysweep.downstream.tasks import TaskGroup, task_groups, task_names
+from raysweep.evaluation.base import Evaluation
+from raysweep.languages.base import Language
+from raysweep.languages.splits import Split
+from raysweep.registry import suggest
+
+
+def _as_name(value: Any) -> Any:
+    """Return a whole number as a name: tasks of hidden Markov models are called "6", "10"."""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+class TaskEvaluation(Evaluation):
+    """Base of evaluations of `tasks`: the language's own ones and those of data sets, all when None."""
+
+    tasks: tuple[Annotated[str, BeforeValidator(_as_name)], ...] | None = None
+    #: Name and sha256 of each task that comes from a data set; filled in from the language.
+    data: tuple[tuple[str, str], ...] = ()
+
+    @field_validator("tasks")
+    @classmethod
+    def _tasks_are_named_once(cls, tasks: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if tasks is not None and not tasks:
+            raise ValueError("names no task; leave it out for all tasks")
+        if tasks is not None and len(set(tasks)) != len(tasks):
+            raise ValueError(f"a task is named twice in {list(tasks)}")
+        return tasks
+
+    def content(self) -> dict[str, Any]:
+        content = super().content()
+        if not self.data:
+            del content["data"]
+        return content
+
+    def fitted(self, language: Language) -> Self:
+        """Return the evaluation with the fingerprints of its tasks' data."""
+        known = language.data_tasks
+        wanted = known if self.tasks is None else [name for name in self.tasks if name in known]
+        return self.model_copy(update={"data": tuple((name, known[name].fingerprint) for name in wanted)})
+
+    def groups(self, language: Language) -> list[TaskGroup]:
+        """Return the groups of the evaluation's tasks; raises `DataError` for an unknown task."""
+        return task_groups(language, self.tasks)
+
+    def problems(self, language: Language) -> list[tuple[str, str]]:
+        known = task_names(language)
+        if not known:
+            return [("tasks", f"the language has no downstream tasks; leave the {self.kind} out")]
+        return [
+            (
+                f"tasks.{k}",
+                f"unknown task '{task}'{suggest(task, known)}; the language has {', '.join(known)}",
+            )
+            for k, task in enumerate(self.tasks or ())
+            if task not in known
+        ]
+
+    def shortage(self, language: Language, field: str, split: Split, n: int) -> list[tuple[str, str]]:
+        """Return (field, message) for every task that has fewer than `n` examples of a split.
+
+        Sizes that are known only after the data were prepared count as enough before.
+        """
+        return [
+            (field, f"{n} examples are asked for, and task '{name}' has {size} of '{split}'; ask for fewer")
+            for group in self.groups(language)
+            if (size := group.size(split)) is not None and size < n
+            for name in group.names
+        ]

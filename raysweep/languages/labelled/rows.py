@@ -1,0 +1,173 @@
+"""Rows of labelled texts: found, read through `datasets`, and checked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from raysweep.errors import ConfigError, DataError
+from raysweep.languages.labelled.config import DataTask
+from raysweep.languages.sources import brief, content_digest, hub_commit, local_files
+
+#: Ending -> the loader of `datasets` that reads it.
+FORMATS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv"}
+
+_READ_ROWS = 1024  # at a time
+
+
+@dataclass(frozen=True)
+class Table:
+    """A source that was found: the loader and the files of each split, or the commit on the hub."""
+
+    config: DataTask
+    loader: str
+    files: Mapping[str, tuple[str, ...]]
+    #: Plain data that determines the rows, independent of file names.
+    identity: dict[str, Any]
+
+    def rows(self, split: str) -> Rows:
+        """Read a split; raises `DataError` for one without the columns or without rows."""
+        task = self.config
+        wanted = (*task.columns, task.label)
+        columns: dict[str, list[Any]] = {name: [] for name in wanted}
+        names: tuple[str, ...] | None = None
+        try:
+            table = self._open(split)
+            for batch in table.iter(_READ_ROWS):
+                missing = [name for name in wanted if name not in batch]
+                if missing:
+                    field = "label" if missing[0] == task.label else "text"
+                    raise DataError(
+                        f"{field}: {self._of(split)} has no column '{missing[0]}', but {', '.join(batch)}"
+                    )
+                for name in wanted:
+                    columns[name] += batch[name]
+            feature = (table.features or {}).get(task.label)
+            names = tuple(getattr(feature, "names", None) or ()) or None
+        except DataError:
+            raise
+        except StopIteration:
+            pass  # `datasets` raises it for an empty file
+        except Exception as error:  # the readers of `datasets` raise errors of many classes
+            raise DataError(
+                f"source: {self._of(split)} is no table that can be read: {brief(error)}"
+            ) from error
+        if not columns[task.label]:
+            raise DataError(f"source: {self._of(split)} has no rows")
+        texts = [columns[name] for name in task.columns]
+        return Rows(self._of(split), texts, columns[task.label], names)
+
+    def _of(self, split: str) -> str:
+        return f"'{split}' of {self.config.place}"
+
+    def _open(self, split: str) -> Any:
+        import datasets
+
+        task = self.config
+        if self.loader == "hub":
+            subset = task.subset or task.glue
+            commit = self.identity["commit"]
+            return datasets.load_dataset(task.place, subset, split=split, revision=commit, streaming=True)
+        if self.loader == "saved":
+            return datasets.load_from_disk(os.path.dirname(self.files[split][0]))
+        options: dict[str, Any] = {}
+        if self.loader == "csv":
+            # Otherwise "null" would be no text, and "007" the number seven.
+            converters = dict.fromkeys((*task.columns, task.label), str)
+            options = {"keep_default_na": False, "converters": converters}
+        return datasets.load_dataset(
+            self.loader, data_files=list(self.files[split]), split="train", streaming=True, **options
+        )
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Texts by column, labels as they stand in the source, and its names of class numbers, if it has some."""
+
+    place: str
+    texts: list[list[Any]]
+    labels: list[Any]
+    names: tuple[str, ...] | None
+
+    def kept(self, rows: list[int]) -> Rows:
+        """Return some of the rows."""
+        texts = [[column[k] for k in rows] for column in self.texts]
+        return Rows(self.place, texts, [self.labels[k] for k in rows], self.names)
+
+    def complete(self) -> Iterator[bool]:
+        """Yield whether each row has texts and a label; raises `DataError` for what is no text."""
+        for k, (label, *texts) in enumerate(zip(self.labels, *self.texts, strict=True)):
+            for text in texts:
+                if text is not None and not isinstance(text, str):
+                    raise DataError(f"text: row {k} of {self.place} holds {type(text).__name__}, not text")
+            yield label not in (None, "") and all(text and text.strip() for text in texts)
+
+
+def find(task: DataTask) -> Table:
+    """Find the source of a task and read only what identifies it.
+
+    The content identifies local files, the commit a hub data set.  Raises `ConfigError` for a source that
+    does not exist or has other splits, `DataError` where the hub cannot be asked.
+    """
+    splits = [task.train] if task.reported is None else [task.train, task.reported]
+    if len(set(splits)) < len(splits):
+        raise ConfigError(f"test: '{task.train}' is what is learnt from; name another split, or set held_out")
+    files = None if task.source is None else _local(task, splits)
+    if files is None:
+        identity = {"format": "hub", "name": task.place, "subset": task.subset or task.glue, "splits": splits}
+        return Table(task, "hub", {}, identity | {"commit": hub_commit(task.place, task.revision, FORMATS)})
+    for name in ("subset", "revision"):
+        if getattr(task, name) is not None:
+            raise ConfigError(f"{name}: belongs to a data set on the hub, not to local files; remove it")
+    endings = sorted({Path(path).suffix for paths in files.values() for path in paths})
+    loader = "saved" if endings == [".arrow"] else FORMATS.get(endings[0]) if len(endings) == 1 else None
+    if loader is None:
+        raise ConfigError(
+            f"source: {task.place} holds {', '.join(e or 'files without ending' for e in endings)}; files of "
+            f"one kind are read: {', '.join(FORMATS)}, or a folder of datasets' save_to_disk"
+        )
+    digests = {split: [content_digest(path) for path in files[split]] for split in splits}
+    return Table(task, loader, files, {"format": loader, "splits": [digests[split] for split in splits]})
+
+
+def _local(task: DataTask, splits: list[str]) -> dict[str, tuple[str, ...]] | None:
+    """Return the local files of each split; None where the source is no local one."""
+    folder = Path(task.place).expanduser().absolute()
+    if folder.is_dir() and not (folder / "state.json").is_file():
+        saved = (folder / "dataset_dict.json").is_file()
+        return {split: _arrow(folder / split) if saved else _of_split(folder, split) for split in splits}
+    files = _arrow(folder) if folder.is_dir() else tuple(local_files(task.place, FORMATS))
+    if not files:
+        return None
+    if len(splits) > 1:
+        raise ConfigError(
+            f"test: {task.place} holds the rows of one split; report on a share of them with held_out: 0.1, "
+            f"or name a folder with {splits[0]}.* and {splits[1]}.*"
+        )
+    return {splits[0]: files}
+
+
+def _arrow(folder: Path) -> tuple[str, ...]:
+    files = tuple(sorted(map(str, folder.glob("*.arrow"))))
+    if not files:
+        raise ConfigError(
+            f"source: {folder} is no split that datasets' save_to_disk wrote; the folder above it holds "
+            f"{', '.join(sorted(path.name for path in folder.parent.glob('*/'))) or 'no splits'}"
+        )
+    return files
+
+
+def _of_split(folder: Path, split: str) -> tuple[str, ...]:
+    """Return the files `split.*` and `split-*.*` of a folder, or those that `split` names itself."""
+    tables = sorted(path for path in folder.iterdir() if path.suffix in FORMATS)
+    found = [path for path in tables if path.stem == split or path.stem.startswith(f"{split}-")]
+    named = found or [path for path in sorted(folder.glob(split)) if path.is_file()]
+    if not named:
+        raise ConfigError(
+            f"source: {folder} has no table of the split '{split}' ({split}.csv, .jsonl, .parquet); its "
+            f"tables are {', '.join(path.name for path in tables) or 'none'}; name one as `train` or `test`"
+        )
+    return tuple(map(str, named))

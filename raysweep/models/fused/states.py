@@ -1,0 +1,111 @@
+"""Hidden states at chosen words as a differentiable function of a model's parameters, without padding.
+
+It serves losses that torch computes from hidden states, such as that of a classifier in fine-tuning.  The
+passes are those of pre-training.  Between forward and backward they keep the activations of the whole batch,
+because the gradient of the states is not known before; the masked-LM loss keeps those of one chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, Protocol
+
+import torch
+from torch import Tensor
+
+from raysweep.models.base import MaskedLM
+from raysweep.models.batch import Batch
+from raysweep.models.fused.packing import Chunk, packed
+from raysweep.models.fused.weights import W, chunk_size, on_threads
+
+
+class Reading(Protocol):
+    """The forward and the backward pass of one chunk, without the head."""
+
+    def encode(self) -> Tensor:
+        """Return hidden states [M, D] at masked words, in the working precision."""
+
+    def learn_states(self, d_states: Tensor) -> None:
+        """Add the gradients of the parameters to the weights' sums, given that of the states [M, D]."""
+
+
+def states(
+    model: MaskedLM, words: Batch, size: int, make: Callable[[], W], begin: Callable[[W, Chunk], Reading]
+) -> Tensor:
+    """Return hidden states [M, D] at `words.index`, in its order, float32, to differentiate once.
+
+    `size`, `make`, `begin` and threads are as in `raysweep.models.fused.weights.differentiable`.  Parameters
+    that the head alone uses have no part in it.
+    """
+    head = {id(parameter) for parameter in model.head_parameters()}
+    body = [parameter for parameter in model.parameters() if id(parameter) not in head]
+    threads = torch.get_num_threads()
+    chunks = list(packed(words, model, chunk_size(model, words, size, threads)))
+    out = torch.empty(len(words.index), model.width)
+    result: Tensor = _States.apply(_Work(chunks, threads, make, begin, out), *body)
+    return result
+
+
+class _Work(Generic[W]):
+    """Both passes of all chunks of a batch, on as many threads as torch has."""
+
+    def __init__(
+        self,
+        chunks: list[Chunk],
+        threads: int,
+        make: Callable[[], W],
+        begin: Callable[[W, Chunk], Reading],
+        out: Tensor,
+    ) -> None:
+        self.chunks, self.threads, self.out = chunks, threads, out
+        self._make, self._begin = make, begin
+        self._begun: list[tuple[W, list[Reading]]] = []
+
+    def forward(self) -> Tensor:
+        """Return the states [M, D], and keep the arrays of the backward pass."""
+
+        def work(k: int) -> tuple[W, list[Reading]]:
+            weights, passes = self._make(), []
+            for chunk in self.chunks[k :: self.threads]:
+                reading = self._begin(weights, chunk)
+                self.out[torch.from_numpy(chunk.number)] = reading.encode().float()
+                passes.append(reading)
+            return weights, passes
+
+        self._begun = on_threads(self.threads, work)
+        return self.out
+
+    def backward(self, d_out: Tensor) -> W:
+        """Return the weights with their sums of gradients, given that of the states; free the arrays."""
+        if not self._begun:
+            raise RuntimeError(
+                "the gradients of these states were given out before; compute the states again"
+            )
+        begun, self._begun = self._begun, []
+
+        def work(k: int) -> W:
+            weights, passes = begun[k]
+            for chunk, reading in zip(self.chunks[k :: self.threads], passes, strict=True):
+                reading.learn_states(d_out[torch.from_numpy(chunk.number)].to(weights.dtype))
+            return weights
+
+        weights, *others = on_threads(self.threads, work)
+        for other in others:
+            weights.add(other)
+        return weights
+
+
+class _States(torch.autograd.Function):
+    """The states; their gradients come from the passes that made them."""
+
+    @staticmethod
+    def forward(ctx: Any, work: _Work[Any], *parameters: Tensor) -> Tensor:
+        ctx.work, ctx.parameters = work, parameters
+        return work.forward()
+
+    @staticmethod
+    def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:
+        weights = ctx.work.backward(given[0])
+        needed = ctx.needs_input_grad[1:]
+        found = [weights.gradient(p) if n else None for p, n in zip(ctx.parameters, needed, strict=True)]
+        return None, *found

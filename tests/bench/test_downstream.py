@@ -1,0 +1,80 @@
+"""`raysweep bench downstream`: fine-tuning with equal losses, on the same sentences."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from raysweep.bench import suites
+from raysweep.bench.downstream import ENTRIES, finetuning
+from raysweep.bench.downstream.finetuning import Work
+from raysweep.bench.harness import UnavailableError, run_case
+from raysweep.bench.peers.sequence_classifier import SequenceClassifier
+from raysweep.bench.record import Peak
+from raysweep.downstream.finetune import Recipe
+from raysweep.models.precision import multiplies_bfloat16
+
+
+@pytest.fixture(scope="module")
+def small() -> Work:
+    return Work(shape="32/2/2/64", sentences=300)
+
+
+def test_losses_are_equal(small: Work) -> None:
+    found = finetuning.loss_difference(small)
+    assert found.passed
+    assert found.quantity == "largest difference of the losses of 3 steps (nats)"
+
+
+def test_another_training_is_not_equal(small: Work) -> None:
+    recipe = Recipe(epochs=1, warmup_steps=0, lr=1e-2, batch_size=32, precision="float32")
+    work = replace(small, recipe=recipe)
+    ours = work.fine_tune(work.model(0.0)).losses
+    same: dict[str, Any] = {}
+    for fields, equal in ((same, True), ({"lr": 1.1e-2}, False), ({"betas": (0.9, 0.98)}, False)):
+        other = SequenceClassifier(work.classifier(0.0), recipe.model_copy(update=fields), torch.float32)
+        apart = (other.train(work.batches()).double() - ours).abs().max().item()
+        assert (apart < 1e-4) == equal
+
+
+def test_batches_are_those_of_the_fine_tuning(small: Work) -> None:
+    given = list(small.batches())
+    assert [len(ids) for ids, _ in given] == [128, 128, 44]
+    assert torch.equal(torch.cat([ids for ids, _ in given]).sort(dim=0).values, small.ids.sort(dim=0).values)
+    assert small.tokens == int((small.ids != small.language.pad_id).sum())
+
+
+def test_a_peer_drops_out_as_we_do(small: Work) -> None:
+    other = SequenceClassifier(small.classifier(0.1), small.recipe, torch.float32)
+    found = [m.p for m in other.model.modules() if isinstance(m, torch.nn.Dropout)]
+    # After the embedding, in each layer on the attention's weights and after both sublayers, and in the head.
+    assert found == [0.1] * (1 + 3 * 2 + 1)
+    linear = small.classifier(0.1)
+    linear.dense = None
+    with pytest.raises(ValueError, match="has the head 'bert'"):
+        SequenceClassifier(linear, small.recipe, torch.float32)
+
+
+def test_bfloat16_needs_its_instructions(small: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finetuning, "multiplies_bfloat16", lambda device: False)
+    peer = finetuning._peer(small, "half", torch.bfloat16, None)
+    with pytest.raises(UnavailableError, match="no instructions for bfloat16"):
+        peer.prepare()
+
+
+def test_goals() -> None:
+    goals = {
+        e.key: [peer.goal for peer in e.build(True).peers] for e in ENTRIES if e.key.startswith("finetune")
+    }
+    assert goals == {"finetune-128": [2.0, None], "finetune-64": [2.0, None]}
+
+
+def test_a_quick_run() -> None:
+    (entry,) = suites.entries("downstream", ["finetune-64"])
+    peak = Peak(gemm_float32_gflops=1.0, gemm_float64_gflops=1.0, copy_gbytes=1.0)
+    record = run_case(entry, peak, quick=True, say=lambda text: None)
+    statuses = [row.status for row in record.comparisons]
+    assert statuses == ["equal", "equal" if multiplies_bfloat16(torch.device("cpu")) else "absent"]
