@@ -3,8 +3,8 @@
 `python -I -S forkclient.py SOCKET PYTHON ARGUMENT...` hands its arguments, environment, folder and standard
 streams to the server, whose child carries on as the worker, and ends.  Where no server answers, this process
 becomes PYTHON with the same arguments.  So it does for another program than a worker, such as Ray's agents,
-after it has given the server a handle of itself.  It imports little, because it delays the start of each
-worker.
+after it has left a note by which the server can end it.  It imports little, because it delays the start of
+each worker.
 """
 
 import json
@@ -19,8 +19,8 @@ _SETUP = "setup_worker.py"
 _CONTEXT = "--serialized-runtime-env-context="
 _LANGUAGE = "--language=PYTHON"
 
-#: The message with the handle of a program that is no worker.
-HELPER = b"helper"
+#: The ending of the file that a program other than a worker leaves with the server.
+HELPER = ".helper"
 
 
 def worker(python: str, arguments: list[str]) -> tuple[list[str], dict[str, str]] | None:
@@ -56,15 +56,18 @@ def ask(path: str, request: bytes) -> bool:
             return False
 
 
-def introduce(path: str) -> None:
-    """Give the server a handle of this process, so that it can end it; do not wait for an answer."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
-        try:
-            handle = os.pidfd_open(os.getpid())
-            server.connect(path)
-            socket.send_fds(server, [HELPER], [handle])
-        except (AttributeError, OSError):  # some builds of Python cannot make a handle
-            return
+def register(path: str) -> None:
+    """Leave a note of this process beside the server's socket: its number, and the time of its start.
+
+    The two together are no other process's, ever (proc(5), /proc/pid/stat).
+    """
+    try:
+        with open("/proc/self/stat") as file:
+            started = file.read().rpartition(")")[2].split()[19]
+        with open(f"{os.path.dirname(path)}/{os.getpid()}{HELPER}", "w") as file:
+            file.write(started)
+    except OSError:
+        return  # the server has ended, and its folder with it
 
 
 def main() -> None:
@@ -80,7 +83,7 @@ def main() -> None:
             return
         print(f"raysweep: no fork server answers at {path}; the worker starts anew", file=sys.stderr)
     else:
-        introduce(path)
+        register(path)
     os.execv(python, [python, *arguments])
 
 

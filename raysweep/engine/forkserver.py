@@ -122,12 +122,13 @@ class ForkServer:
             sys.executable = self._python
 
     def close(self) -> None:
-        """End the server and all that it has forked."""
+        """End the server, all that it has forked, and what is left of Ray's agents."""
         self._process.kill()
         self._process.communicate()
         while left := _session(self._process.pid):
             _kill(left)
             time.sleep(0.05)
+        _kill(_helpers(self._folder))
         if said := (self._folder / "log").read_text(errors="replace").strip():
             log.warning("the fork server said: %s", said)
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -166,7 +167,6 @@ def close_fork_server() -> None:
 def main(descriptor: int, folder: Path) -> None:
     """Serve until standard input ends, and remove the folder; in a fork, run its worker."""
     here = os.getpid()
-    helpers: list[int] = []
     _more_files()
     with _socket(descriptor) as listener:
         _preload(SCIENCE)
@@ -175,12 +175,12 @@ def main(descriptor: int, folder: Path) -> None:
         if _gpu_is_open():
             _refuse(listener)
         else:
-            command = _serve(listener, helpers)
+            command = _serve(listener)
     if command is not None:
         _run(command)
     elif os.getpid() == here:
+        _see_off(here, folder)
         shutil.rmtree(folder, ignore_errors=True)
-        _see_off(here, helpers)
 
 
 def _session(leader: int) -> list[int]:
@@ -202,18 +202,26 @@ def _kill(processes: list[int]) -> None:
             os.kill(process, signal.SIGKILL)
 
 
-def _see_off(leader: int, helpers: list[int]) -> None:
-    """Wait until all forks have ended, as they do when their Ray does, and kill those that hang in it.
-
-    The agents of a Ray whose control store is dead would wait for it for a minute.
-    """
+def _see_off(leader: int, folder: Path) -> None:
+    """Wait until all forks have ended, as they do when their Ray does, and kill those that hang in it."""
     deadline = time.monotonic() + GRACE
     while (left := _session(leader)) and time.monotonic() < deadline:
         time.sleep(0.2)
-    _kill(left)
-    for helper in helpers:
-        with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(helper, signal.SIGKILL)
+    _kill([*left, *_helpers(folder)])
+
+
+def _helpers(folder: Path) -> list[int]:
+    """Return Ray's agents and other programs that are no workers.
+
+    After the end of their Ray, some would wait for its control store for a minute.
+    """
+    found = []
+    for note in folder.glob(f"*{forkclient.HELPER}"):
+        with suppress(OSError):
+            stat = Path(f"/proc/{note.stem}/stat").read_text()
+            if stat.rpartition(")")[2].split()[19] == note.read_text():
+                found.append(int(note.stem))
+    return found
 
 
 def _socket(descriptor: int | None = None) -> socket.socket:
@@ -248,23 +256,16 @@ def _refuse(listener: socket.socket) -> None:
     sys.stdin.read()
 
 
-def _serve(listener: socket.socket, helpers: list[int]) -> list[str] | None:
-    """Pass requests on to templates; return None at the end, and the command of the worker in a fork.
-
-    Handles of other programs are kept in `helpers`.
-    """
+def _serve(listener: socket.socket) -> list[str] | None:
+    """Pass requests on to templates; return None at the end, and the command of the worker in a fork."""
     templates: dict[str, socket.socket] = {}
     while True:
         ready, _, _ = select.select([listener, sys.stdin], [], [])
-        if listener not in ready:  # whoever has called before the end is heard
+        if sys.stdin in ready:
             return None
         connection, _ = listener.accept()
         message, streams, _, _ = socket.recv_fds(connection, _MOST, 3)
         if not message:  # the client is dead, or its environment does not fit into a message
-            connection.close()
-            continue
-        if message == forkclient.HELPER:
-            helpers.extend(streams)
             connection.close()
             continue
         key = json.dumps(json.loads(message)[2], sort_keys=True)
@@ -273,7 +274,7 @@ def _serve(listener: socket.socket, helpers: list[int]) -> list[str] | None:
             if os.fork() == 0:
                 for end in (listener, connection, *templates.values()):
                     end.close()
-                _close([*streams, *helpers])
+                _close(streams)
                 return _fork_workers(requests, json.loads(key))
             requests.close()
         try:
