@@ -110,7 +110,7 @@ def engine(
         typer.Option(
             "--runs",
             min=4,
-            help="Runs of the sweep.  From 100 on, lanes alone are measured, and whether time is linear in them.",
+            help="Runs of the sweep.  From 100 on, of lanes alone, with the growth of time and memory.",
             show_default="8",
         ),
     ] = None,
