@@ -113,7 +113,10 @@ def engine(
     runs: Annotated[
         int | None,
         typer.Option(
-            "--runs", min=4, help="Runs of the sweep; time must be linear in them.", show_default="8"
+            "--runs",
+            min=4,
+            help="Runs of the sweep.  From 100 on, of lanes alone, with the growth of time and memory.",
+            show_default="8",
         ),
     ] = None,
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Launches of every engine.")] = 3,

@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 from raysweep.engine.interrupt import INTERRUPTED
 from raysweep.errors import StorageError
@@ -84,7 +85,9 @@ def guard() -> None:
         if _in_order(status, messages):
             sys.exit(status)
         if -status in (signal.SIGINT, *passed_on):
-            sys.exit(128 - status)
+            # The child had not taken its signals yet, or no longer.
+            _print("raysweep: interrupted; the same command continues")
+            sys.exit(INTERRUPTED)
         short = short + 1 if time.monotonic() - began < _SHORT else 0
         again = status in (LOST, -signal.SIGABRT) and not passed_on and short < _STARTS
         _wait_for_the_cluster(status, messages if again else [])
@@ -126,22 +129,26 @@ def _in_order(status: int, messages: list[bytes]) -> bool:
     return status >= 0 and (status != LOST or _IN_ORDER in messages)
 
 
+def _print(words: str) -> None:
+    # The terminal may be closed, or the disk of the log full.
+    with suppress(OSError):
+        print(words, file=sys.stderr)
+
+
 def _wait_for_the_cluster(status: int, messages: list[bytes]) -> None:
     """Say that a launch has ended, and return once its cluster takes drivers again, or end this process."""
     how = f"exit code {status}" if status > 0 else f"signal {-status}"
     clusters = [json.loads(message) for message in messages if message != _IN_ORDER]
     if not clusters or clusters[-1] is None:
-        print(
+        _print(
             f"\nraysweep: Ray, or the system, has ended this launch ({how}); nothing is lost: "
-            "launch again to continue",
-            file=sys.stderr,
+            "launch again to continue"
         )
         sys.exit(StorageError.exit_code)
     address, patience = clusters[-1]
-    print(
+    _print(
         f"\nraysweep: Ray has ended this launch ({how}); waiting for the cluster for {patience / 60:g} min, "
-        "then the launch goes on",
-        file=sys.stderr,
+        "then the launch goes on"
     )
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {*_PASSED_ON, signal.SIGCHLD})
@@ -149,7 +156,7 @@ def _wait_for_the_cluster(status: int, messages: list[bytes]) -> None:
             return
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
-    print(f"raysweep: the cluster at {address} is not back; launch again to continue", file=sys.stderr)
+    _print(f"raysweep: the cluster at {address} is not back; launch again to continue")
     sys.exit(StorageError.exit_code)
 
 

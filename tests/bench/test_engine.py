@@ -116,6 +116,12 @@ def test_many_runs_show_growth() -> None:
     assert named["engine lanes: driver's memory at the end by the start"] == 1.2
 
 
+def test_many_runs_are_left_to_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cases, "engines", lambda: ("nested", "lanes"))
+    assert [peer.name for peer in cases.short_runs(True).peers] == [cases.BARE, "engine nested"]
+    assert [peer.name for peer in cases.short_runs(True, runs=MANY).peers] == [cases.BARE]
+
+
 def test_contestants_take_turns_and_must_be_equal(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[str | None, bool]] = []
     other: dict[str | None, Content] = {}

@@ -97,11 +97,16 @@ class Turns:
 def short_runs(
     quick: bool, *, runs: int | None = None, rounds: int = 3, say: Say = lambda line: None
 ) -> Case:
-    """Return the case: the newest engine beside the others and the bare loop."""
+    """Return the case: the newest engine beside the others and the bare loop.
+
+    Of `MANY` runs or more, the bare loop is the only peer: with the other engines they would take hours.
+    """
     if len(os.sched_getaffinity(0)) < SLOTS:
         raise UnavailableError(f"{SLOTS} runs at once need as many cores")
-    sweep = sweep_of(runs or (QUICK_RUNS if quick else RUNS), QUICK_STEPS if quick else STEPS)
-    bare, *others = [Turns(engine, sweep, say) for engine in (None, *engines())]
+    count = runs or (QUICK_RUNS if quick else RUNS)
+    sweep = sweep_of(count, QUICK_STEPS if quick else STEPS)
+    compared = engines() if count < MANY else engines()[-1:]
+    bare, *others = [Turns(engine, sweep, say) for engine in (None, *compared)]
     ours = others.pop()
 
     def costs() -> list[Figure]:
