@@ -72,13 +72,12 @@ class ForkServer:
             sys.executable = self._python
 
     def close(self) -> None:
-        """End the server, all that it has forked, and what is left of Ray's agents."""
+        """End the server and all that it has forked."""
         self._process.kill()
         self._process.communicate()
         while left := forkserver.members(self._process.pid):
             forkserver.kill(left)
             time.sleep(0.05)
-        forkserver.kill(forkserver.helpers(self._folder))
         if said := (self._folder / "log").read_text(errors="replace").strip():
             log.warning("the fork server said: %s", said)
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -39,8 +39,6 @@ from typing import Any
 
 import numpy
 
-from raysweep.engine import forkclient
-
 #: Modules that workers import at once or when they compute, and those that Ray imports; none imports Ray.
 SCIENCE = (
     "fsspec",
@@ -81,8 +79,8 @@ def main(descriptor: int, folder: Path) -> None:
     if command is not None:
         _run(command)
     elif os.getpid() == here:
-        _see_off(here, folder)
         shutil.rmtree(folder, ignore_errors=True)
+        _see_off(here)
 
 
 def members(leader: int) -> list[int]:
@@ -104,26 +102,12 @@ def kill(processes: list[int]) -> None:
             os.kill(process, signal.SIGKILL)
 
 
-def _see_off(leader: int, folder: Path) -> None:
+def _see_off(leader: int) -> None:
     """Wait until all forks have ended, as they do when their Ray does, and kill those that hang in it."""
     deadline = time.monotonic() + GRACE
     while (left := members(leader)) and time.monotonic() < deadline:
         time.sleep(0.2)
-    kill([*left, *helpers(folder)])
-
-
-def helpers(folder: Path) -> list[int]:
-    """Return Ray's agents and other programs that are no workers.
-
-    After the end of their Ray, some would wait for its control store for a minute.
-    """
-    found = []
-    for note in folder.glob(f"*{forkclient.HELPER}"):
-        with suppress(OSError):
-            stat = Path(f"/proc/{note.stem}/stat").read_text()
-            if stat.rpartition(")")[2].split()[19] == note.read_text():
-                found.append(int(note.stem))
-    return found
+    kill(left)
 
 
 def packets(descriptor: int | None = None) -> socket.socket:

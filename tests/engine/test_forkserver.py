@@ -194,11 +194,10 @@ def stuck(server: ForkServer, folder: Path, name: str = "default_worker.py") -> 
     return int(process.stdout.readline())
 
 
-@pytest.mark.parametrize("name", ["default_worker.py", "agent.py"])
-def test_a_closed_server_ends_workers_and_agents(name: str, tmp_path: Path) -> None:
+def test_a_closed_server_ends_its_workers(tmp_path: Path) -> None:
     server = ForkServer()
     try:
-        worker = stuck(server, tmp_path, name)
+        worker = stuck(server, tmp_path)
         assert runs(worker)
     finally:
         server.close()
