@@ -13,6 +13,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 PROC = Path("/proc")
@@ -99,7 +100,9 @@ def title(pid: int, proc: Path = PROC) -> str:
     first, *rest = (word.strip() for word in text.split("\0"))
     if first.startswith("ray::"):
         return first
-    return " ".join([first.rpartition("/")[2], *(rest[:2] if rest[:1] == ["-m"] else [])])
+    options = list(takewhile(lambda word: word.startswith("-"), rest))
+    module = ["-m", *rest[len(options) :][:1]] if options[-1:] == ["-m"] else []
+    return " ".join([first.rpartition("/")[2], *module])
 
 
 def shared_memory(pid: int, proc: Path = PROC) -> int:

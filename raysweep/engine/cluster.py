@@ -17,7 +17,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raysweep.engine.forkserver import close_fork_server, fork_server
+from raysweep.engine.forks import close_fork_server, fork_server
 from raysweep.engine.scratch import claim, remove_left, remove_scratch
 from raysweep.errors import ConfigError, StorageError
 from raysweep.sweep import Resources

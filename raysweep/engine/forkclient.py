@@ -3,12 +3,12 @@
 `python -I -S forkclient.py SOCKET PYTHON ARGUMENT...` hands its arguments, environment, folder and standard
 streams to the server, whose child carries on as the worker, and ends.  Where no server answers, this process
 becomes PYTHON with the same arguments.  So it does for another program than a worker, such as Ray's agents,
-after it has left a note by which the server can end it.  It imports little, because it delays the start of
-each worker.
+which then end with their parent.  It imports little, because it delays the start of each worker.
 """
 
 import json
 import os
+import signal
 import socket
 import sys
 
@@ -18,9 +18,6 @@ _WORKER = "default_worker.py"
 _SETUP = "setup_worker.py"
 _CONTEXT = "--serialized-runtime-env-context="
 _LANGUAGE = "--language=PYTHON"
-
-#: The ending of the file that a program other than a worker leaves with the server.
-HELPER = ".helper"
 
 
 def worker(python: str, arguments: list[str]) -> tuple[list[str], dict[str, str]] | None:
@@ -56,18 +53,14 @@ def ask(path: str, request: bytes) -> bool:
             return False
 
 
-def register(path: str) -> None:
-    """Leave a note of this process beside the server's socket: its number, and the time of its start.
+def end_with_parent() -> None:
+    """Let the system kill this program when the raylet ends (prctl(2), PR_SET_PDEATHSIG).
 
-    The two together are no other process's, ever (proc(5), /proc/pid/stat).
+    Ray's agents would wait for a minute for a control store that is gone.
     """
-    try:
-        with open("/proc/self/stat") as file:
-            started = file.read().rpartition(")")[2].split()[19]
-        with open(f"{os.path.dirname(path)}/{os.getpid()}{HELPER}", "w") as file:
-            file.write(started)
-    except OSError:
-        return  # the server has ended, and its folder with it
+    import ctypes
+
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 def main() -> None:
@@ -83,7 +76,7 @@ def main() -> None:
             return
         print(f"raysweep: no fork server answers at {path}; the worker starts anew", file=sys.stderr)
     else:
-        register(path)
+        end_with_parent()
     os.execv(python, [python, *arguments])
 
 

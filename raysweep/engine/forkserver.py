@@ -21,19 +21,15 @@ from __future__ import annotations
 import gc
 import importlib
 import json
-import logging
 import os
 import re
 import resource
 import runpy
 import select
-import shlex
 import shutil
 import signal
 import socket
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -42,10 +38,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy
-
-from raysweep.engine import forkclient
-
-log = logging.getLogger("raysweep.launch")
 
 #: Modules that workers import at once or when they compute, and those that Ray imports; none imports Ray.
 SCIENCE = (
@@ -71,104 +63,12 @@ GRACE = 10.0
 #: Most bytes of a message; Linux allows about 200 kB.
 _MOST = 1 << 20
 
-_STUB = """#!/bin/sh
-exec {python} -I -S {client} {socket} {python} "$@"
-"""
-
-
-class ForkServer:
-    """The fork server of this process, which ends with it."""
-
-    def __init__(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="raysweep-"))
-        self._python, self._stub = sys.executable, self._folder / "python"
-        address = self._folder / "socket"
-        names = {"python": self._python, "client": forkclient.__file__, "socket": str(address)}
-        stub = _STUB.format(**{name: shlex.quote(value) for name, value in names.items()})
-        self._stub.write_text(stub, encoding="utf-8")
-        self._stub.chmod(0o700)
-        path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
-        variables = {
-            "PYTHONPATH": path,
-            # One thread for libraries that start their threads when they are imported.
-            "OMP_NUM_THREADS": "1",
-            "OPENBLAS_NUM_THREADS": "1",
-        }
-        with (self._folder / "log").open("wb") as output, _socket() as listener:
-            # Clients that come before the server is ready wait for it.
-            listener.bind(str(address))
-            listener.listen(64)
-            self._process = subprocess.Popen(
-                (self._python, "-P", "-m", __name__, str(listener.fileno()), str(self._folder)),
-                env=os.environ | variables,
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=output,
-                pass_fds=[listener.fileno()],
-                start_new_session=True,  # Ctrl-C in the terminal is for the driver alone
-            )
-
-    @contextmanager
-    def in_place_of_python(self) -> Iterator[None]:
-        """Let a Ray that is started inside start its workers here.
-
-        A folder of temporary files may forbid programs; Ray then starts its workers itself.
-        """
-        if os.access(self._stub, os.X_OK):
-            sys.executable = str(self._stub)
-        try:
-            yield
-        finally:
-            sys.executable = self._python
-
-    def close(self) -> None:
-        """End the server, all that it has forked, and what is left of Ray's agents."""
-        self._process.kill()
-        self._process.communicate()
-        while left := _session(self._process.pid):
-            _kill(left)
-            time.sleep(0.05)
-        _kill(_helpers(self._folder))
-        if said := (self._folder / "log").read_text(errors="replace").strip():
-            log.warning("the fork server said: %s", said)
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-    @property
-    def alive(self) -> bool:
-        """Whether the server runs."""
-        return self._process.poll() is None
-
-
-_SERVERS: list[ForkServer] = []
-
-
-def fork_server() -> ForkServer | None:
-    """Return the fork server of this process; start it if there is none.
-
-    Return None where the system has no means for it, such as macOS; Ray then starts its workers itself.
-    """
-    if _SERVERS and not _SERVERS[0].alive:
-        close_fork_server()
-    if not _SERVERS and sys.platform == "linux":
-        try:
-            _SERVERS.append(ForkServer())
-        except OSError as error:
-            # Such as a folder of temporary files with a name that is too long for a socket.
-            log.warning("no fork server, so Ray starts its workers itself: %s", error)
-    return _SERVERS[0] if _SERVERS else None
-
-
-def close_fork_server() -> None:
-    """End the fork server of this process, if there is one."""
-    while _SERVERS:
-        _SERVERS.pop().close()
-
 
 def main(descriptor: int, folder: Path) -> None:
     """Serve until standard input ends, and remove the folder; in a fork, run its worker."""
     here = os.getpid()
     _more_files()
-    with _socket(descriptor) as listener:
+    with packets(descriptor) as listener:
         _preload(SCIENCE)
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
         command = None
@@ -179,11 +79,11 @@ def main(descriptor: int, folder: Path) -> None:
     if command is not None:
         _run(command)
     elif os.getpid() == here:
-        _see_off(here, folder)
         shutil.rmtree(folder, ignore_errors=True)
+        _see_off(here)
 
 
-def _session(leader: int) -> list[int]:
+def members(leader: int) -> list[int]:
     """Return the living processes of the session that a process leads, all but the leader."""
     found = []
     for entry in Path("/proc").iterdir():
@@ -196,35 +96,21 @@ def _session(leader: int) -> list[int]:
     return found
 
 
-def _kill(processes: list[int]) -> None:
+def kill(processes: list[int]) -> None:
     for process in processes:
         with suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
 
 
-def _see_off(leader: int, folder: Path) -> None:
+def _see_off(leader: int) -> None:
     """Wait until all forks have ended, as they do when their Ray does, and kill those that hang in it."""
     deadline = time.monotonic() + GRACE
-    while (left := _session(leader)) and time.monotonic() < deadline:
+    while (left := members(leader)) and time.monotonic() < deadline:
         time.sleep(0.2)
-    _kill([*left, *_helpers(folder)])
+    kill(left)
 
 
-def _helpers(folder: Path) -> list[int]:
-    """Return Ray's agents and other programs that are no workers.
-
-    After the end of their Ray, some would wait for its control store for a minute.
-    """
-    found = []
-    for note in folder.glob(f"*{forkclient.HELPER}"):
-        with suppress(OSError):
-            stat = Path(f"/proc/{note.stem}/stat").read_text()
-            if stat.rpartition(")")[2].split()[19] == note.read_text():
-                found.append(int(note.stem))
-    return found
-
-
-def _socket(descriptor: int | None = None) -> socket.socket:
+def packets(descriptor: int | None = None) -> socket.socket:
     """Return a new socket, or that of a descriptor, which passes whole messages."""
     return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, fileno=descriptor)
 

@@ -79,6 +79,9 @@ def test_a_kind_without_a_target_comes_again() -> None:
     first = deck.draw()
     deck.put_back(first)
     assert [deck.draw() for _ in BETWEEN][-1] is first
+    # The last one of a deck must not keep the others away.
+    deck.put_back(first)
+    assert [deck.draw() for _ in BETWEEN][-1] is first
 
 
 def test_names_of_kinds_are_unique() -> None:

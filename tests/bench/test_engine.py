@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -116,6 +117,23 @@ def test_many_runs_show_growth() -> None:
     assert named["engine lanes: driver's memory at the end by the start"] == 1.2
 
 
+def test_a_thousand_runs_are_a_case_of_their_own(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def launch(sweep: dict[str, Any], engine: str | None, *, memory: bool = False) -> Measured:
+        sizes.append(len(sweep["axes"]["seed"]))
+        return measured(runs=sizes[-1], slots=1 if engine is None else 2)
+
+    monkeypatch.setattr(cases, "launch", launch)
+    monkeypatch.setattr(cases, "engines", lambda: ("nested", "lanes"))
+    monkeypatch.setattr("raysweep.bench.engine.measure_peak", lambda quick: record.peak)
+    assert [case.key for case in measure(quick=True).cases] == ["short-runs"]
+    assert set(sizes) == {cases.QUICK_RUNS}
+    _, many = measure().cases
+    assert (many.key, sizes.count(cases.THOUSAND)) == ("many-runs", 4)
+    assert "engine lanes: driver's memory at the end by the start" in values(list(many.figures))
+
+
 def test_many_runs_are_left_to_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cases, "engines", lambda: ("nested", "lanes"))
     assert [peer.name for peer in cases.short_runs(True).peers] == [cases.BARE, "engine nested"]
@@ -135,7 +153,7 @@ def test_contestants_take_turns_and_must_be_equal(record: Record, monkeypatch: p
     monkeypatch.setattr(cases, "launch", launch)
     monkeypatch.setattr(cases, "engines", lambda: ("nested",))
     monkeypatch.setattr("raysweep.bench.engine.measure_peak", lambda quick: record.peak)
-    found = measure(rounds=2)
+    found = measure(runs=8, rounds=2)
     # Memory is measured in the first launch of each.
     assert made == [
         ("nested", True),
@@ -154,5 +172,5 @@ def test_contestants_take_turns_and_must_be_equal(record: Record, monkeypatch: p
     assert row.cpu_ratio.median == pytest.approx(0.5)
 
     other[None] = replace(CONTENT, table=b"other")
-    [case] = measure(rounds=1).cases
+    [case] = measure(runs=8, rounds=1).cases
     assert [row.status for row in case.comparisons] == ["failed"]

@@ -59,6 +59,8 @@ def test_titles(proc: Path) -> None:
     assert [title(pid, proc) for pid in (2, 3, 5, 99)] == ["python3", "raylet", "ray::trace@300", ""]
     (proc / "2" / "cmdline").write_bytes(b"/usr/bin/python3\0-m\0some.module\x006\0")
     assert title(2, proc) == "python3 -m some.module"
+    (proc / "2" / "cmdline").write_bytes(b"/bin/python3\0-P\0-m\0some.module\0-m\0x\0")
+    assert title(2, proc) == "python3 -m some.module"
 
 
 def test_a_watch_follows_orphans_and_counts_the_ended(proc: Path) -> None:

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from helpers.processes import descendants
-from raysweep.engine import forkserver
-from raysweep.engine.forkserver import ForkServer
+from raysweep.engine import forks, forkserver
+from raysweep.engine.forks import ForkServer
 
 #: A script in place of Ray's worker, which tells about its process.
 WORKER = """
@@ -118,7 +118,7 @@ def test_another_command_runs_without_the_server(server: ForkServer, tmp_path: P
 
 
 def test_a_client_that_says_nothing_does_not_disturb(server: ForkServer, tmp_path: Path) -> None:
-    with forkserver._socket() as client:
+    with forkserver.packets() as client:
         client.connect(str(server._folder / "socket"))
     assert told(server, script(tmp_path))["loaded"]
 
@@ -139,7 +139,7 @@ def test_a_socket_with_too_long_a_name_means_no_server(
     long = tmp_path / ("x" * 100)
     long.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(long))
-    assert forkserver.fork_server() is None
+    assert forks.fork_server() is None
 
 
 def test_paths_are_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +165,7 @@ def test_a_template_that_died_is_no_loss(server: ForkServer, tmp_path: Path) -> 
 
 def test_the_server_ends_with_its_process(tmp_path: Path) -> None:
     code = (
-        "import sys, time; from raysweep.engine.forkserver import fork_server; fork_server(); "
+        "import sys, time; from raysweep.engine.forks import fork_server; fork_server(); "
         "print('started', flush=True); time.sleep(600)"
     )
     driver = subprocess.Popen(
@@ -194,11 +194,10 @@ def stuck(server: ForkServer, folder: Path, name: str = "default_worker.py") -> 
     return int(process.stdout.readline())
 
 
-@pytest.mark.parametrize("name", ["default_worker.py", "agent.py"])
-def test_a_closed_server_ends_workers_and_agents(name: str, tmp_path: Path) -> None:
+def test_a_closed_server_ends_its_workers(tmp_path: Path) -> None:
     server = ForkServer()
     try:
-        worker = stuck(server, tmp_path, name)
+        worker = stuck(server, tmp_path)
         assert runs(worker)
     finally:
         server.close()
@@ -212,7 +211,7 @@ def test_a_closed_server_ends_workers_and_agents(name: str, tmp_path: Path) -> N
 def test_workers_and_agents_end_with_the_driver(name: str, tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[2]); "
-        "from engine.test_forkserver import *; server = forkserver.fork_server(); "
+        "from engine.test_forkserver import *; server = forks.fork_server(); "
         f"print(stuck(server, Path(sys.argv[1]), {name!r}), flush=True); time.sleep(600)"
     )
     tests = str(Path(__file__).parents[1])
@@ -231,10 +230,10 @@ def test_workers_and_agents_end_with_the_driver(name: str, tmp_path: Path) -> No
 
 def test_a_closed_server_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    forkserver.fork_server()
-    assert forkserver.fork_server() is forkserver.fork_server()
-    forkserver.close_fork_server()
-    forkserver.close_fork_server()
+    forks.fork_server()
+    assert forks.fork_server() is forks.fork_server()
+    forks.close_fork_server()
+    forks.close_fork_server()
     assert list(tmp_path.glob("raysweep-*")) == []
 
 

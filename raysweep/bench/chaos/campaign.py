@@ -41,9 +41,9 @@ SWEEP: dict[str, Any] = {
     "model": {"kind": "encoder", "shape": "16/1/1/32"},
     "algorithm": {"kind": "adamw", "lr": 1e-3, "warmup_steps": 10},
     "pretrain": {
-        "steps": 1200,
+        "steps": 600,
         "batch_size": 64,
-        "milestones": [200, 1200],
+        "milestones": [200, 600],
         "checkpoint_every": 100,
         "precision": "float32",
     },

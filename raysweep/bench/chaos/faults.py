@@ -274,9 +274,14 @@ class Deck:
     def draw(self) -> Fault:
         """Return the next kind."""
         if not self._left:
-            self._left = self._random.sample(self._kinds, len(self._kinds))
+            self._left = self._shuffled()
         return self._left.pop()
+
+    def _shuffled(self) -> list[Fault]:
+        return self._random.sample(self._kinds, len(self._kinds))
 
     def put_back(self, fault: Fault) -> None:
         """Let a kind that found no target come again, after the others."""
+        if not self._left:
+            self._left = [kind for kind in self._shuffled() if kind is not fault]
         self._left.insert(0, fault)

@@ -13,20 +13,29 @@ from functools import partial
 
 import torch
 
-from raysweep.bench.engine.cases import short_runs
+from raysweep.bench.engine.cases import many_runs, short_runs
 from raysweep.bench.environment import environment, measure_peak
 from raysweep.bench.harness import Entry, Say, run_case
 from raysweep.bench.record import Record
 
-ENTRIES = (Entry(key="short-runs", work="a sweep of runs of about 1.5 s of training", build=short_runs),)
+ENTRIES = (
+    Entry(key="short-runs", work="a sweep of runs of about 1.5 s of training", build=short_runs),
+    Entry(key="many-runs", work="a thousand runs of 50 steps", build=many_runs),
+)
 
 
 def measure(
     *, runs: int | None = None, rounds: int = 3, quick: bool = False, say: Say = lambda line: None
 ) -> Record:
-    """Launch a sweep of `runs` runs in `rounds` rounds with every engine, and return the record."""
+    """Launch a sweep of `runs` runs in `rounds` rounds with every engine, and return the record.
+
+    The thousand runs are left out of a quick record, and where `runs` says how many it should be.
+    """
     torch.set_num_threads(1)
     peak = measure_peak(quick)
-    entry = replace(ENTRIES[0], build=partial(short_runs, runs=runs, rounds=rounds, say=say))
-    cases = (run_case(entry, peak, quick=quick, say=say),)
+    short, many = ENTRIES
+    entries = [replace(short, build=partial(short_runs, runs=runs, rounds=rounds, say=say))]
+    if not quick and runs is None:
+        entries.append(replace(many, build=partial(many_runs, say=say)))
+    cases = tuple(run_case(entry, peak, quick=quick, say=say) for entry in entries)
     return Record(suite="engine", quick=quick, environment=environment(1), peak=peak, cases=cases)

@@ -31,6 +31,8 @@ SLOTS = 2
 STEPS, QUICK_STEPS = 600, 50
 #: From this number of runs on, the growth of time and memory with the number of runs is a figure.
 MANY = 100
+#: The number of runs that shows the growth.
+THOUSAND = 1000
 
 BARE = "bare loop of pretrain in one process"
 
@@ -95,7 +97,12 @@ class Turns:
 
 
 def short_runs(
-    quick: bool, *, runs: int | None = None, rounds: int = 3, say: Say = lambda line: None
+    quick: bool,
+    *,
+    runs: int | None = None,
+    steps: int | None = None,
+    rounds: int = 3,
+    say: Say = lambda line: None,
 ) -> Case:
     """Return the case: the newest engine beside the others and the bare loop.
 
@@ -104,7 +111,7 @@ def short_runs(
     if len(os.sched_getaffinity(0)) < SLOTS:
         raise UnavailableError(f"{SLOTS} runs at once need as many cores")
     count = runs or (QUICK_RUNS if quick else RUNS)
-    sweep = sweep_of(count, QUICK_STEPS if quick else STEPS)
+    sweep = sweep_of(count, steps or (QUICK_STEPS if quick else STEPS))
     compared = engines() if count < MANY else engines()[-1:]
     bare, *others = [Turns(engine, sweep, say) for engine in (None, *compared)]
     ours = others.pop()
@@ -121,6 +128,11 @@ def short_runs(
         rounds=1 if quick else rounds,
         figures=lambda timing, peak: costs(),
     )
+
+
+def many_runs(quick: bool, *, say: Say = lambda line: None) -> Case:
+    """Return the case of `THOUSAND` runs of some steps, launched once after a warm-up."""
+    return short_runs(quick, runs=THOUSAND, steps=QUICK_STEPS, rounds=1, say=say)
 
 
 def _peer(other: Turns, ours: Turns) -> Peer:

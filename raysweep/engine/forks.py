@@ -1,0 +1,113 @@
+"""The driver's side of the fork server (`raysweep.engine.forkserver`): it starts one and ends it.
+
+While Ray is started, a stub stands in the place of Python and asks the server for each worker.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from raysweep.engine import forkclient, forkserver
+
+log = logging.getLogger("raysweep.launch")
+
+_STUB = """#!/bin/sh
+exec {python} -I -S {client} {socket} {python} "$@"
+"""
+
+
+class ForkServer:
+    """The fork server of this process, which ends with it."""
+
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="raysweep-"))
+        self._python, self._stub = sys.executable, self._folder / "python"
+        address = self._folder / "socket"
+        names = {"python": self._python, "client": forkclient.__file__, "socket": str(address)}
+        stub = _STUB.format(**{name: shlex.quote(value) for name, value in names.items()})
+        self._stub.write_text(stub, encoding="utf-8")
+        self._stub.chmod(0o700)
+        path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
+        variables = {
+            "PYTHONPATH": path,
+            # One thread for libraries that start their threads when they are imported.
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+        }
+        with (self._folder / "log").open("wb") as output, forkserver.packets() as listener:
+            # Clients that come before the server is ready wait for it.
+            listener.bind(str(address))
+            listener.listen(64)
+            self._process = subprocess.Popen(
+                (self._python, "-P", "-m", forkserver.__name__, str(listener.fileno()), str(self._folder)),
+                env=os.environ | variables,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                pass_fds=[listener.fileno()],
+                start_new_session=True,  # Ctrl-C in the terminal is for the driver alone
+            )
+
+    @contextmanager
+    def in_place_of_python(self) -> Iterator[None]:
+        """Let a Ray that is started inside start its workers here.
+
+        A folder of temporary files may forbid programs; Ray then starts its workers itself.
+        """
+        if os.access(self._stub, os.X_OK):
+            sys.executable = str(self._stub)
+        try:
+            yield
+        finally:
+            sys.executable = self._python
+
+    def close(self) -> None:
+        """End the server and all that it has forked."""
+        self._process.kill()
+        self._process.communicate()
+        while left := forkserver.members(self._process.pid):
+            forkserver.kill(left)
+            time.sleep(0.05)
+        if said := (self._folder / "log").read_text(errors="replace").strip():
+            log.warning("the fork server said: %s", said)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the server runs."""
+        return self._process.poll() is None
+
+
+_SERVERS: list[ForkServer] = []
+
+
+def fork_server() -> ForkServer | None:
+    """Return the fork server of this process; start it if there is none.
+
+    Return None where the system has no means for it, such as macOS; Ray then starts its workers itself.
+    """
+    if _SERVERS and not _SERVERS[0].alive:
+        close_fork_server()
+    if not _SERVERS and sys.platform == "linux":
+        try:
+            _SERVERS.append(ForkServer())
+        except OSError as error:
+            # Such as a folder of temporary files with a name that is too long for a socket.
+            log.warning("no fork server, so Ray starts its workers itself: %s", error)
+    return _SERVERS[0] if _SERVERS else None
+
+
+def close_fork_server() -> None:
+    """End the fork server of this process, if there is one."""
+    while _SERVERS:
+        _SERVERS.pop().close()
