@@ -101,8 +101,8 @@ def test_its_names_are_public() -> None:
 def test_the_shipped_sweeps_are_valid() -> None:
     # What comes from the Hugging Face hub is replaced by its like on this machine.
     local = {"opt": [f"language.model={local_models.trained_opt()}", "language.keep=100"]}
-    # The corpora, one training each, are in tests/sweep/test_corpora.py, on files of this machine.
-    corpora = {"openwebtext", "bookcorpus"}
+    # The corpora are in tests/sweep/test_corpora.py and test_transfer.py, on files of this machine.
+    corpora = {"openwebtext", "bookcorpus", "transfer"}
     files = sorted((Path(__file__).parents[1] / "sweeps").glob("*.yaml"))
     assert corpora < {file.stem for file in files}
     files = [file for file in files if file.stem not in corpora]

@@ -92,12 +92,14 @@ def show(
 
 def _probe(language: Any, train: int, test: int) -> Any:
     """Return a function that probes the look-up table; raises `ConfigError` if that is impossible."""
+    from raysweep.algorithms import LookupTableConfig
     from raysweep.evaluation import LookupTable
     from raysweep.evaluation.probe import ProbeConfig
     from raysweep.evaluation.run import run_evaluation
 
     evaluation = ProbeConfig(train=train, test=test)
-    for _, message in evaluation.problems(language):
+    obstacles = evaluation.untrained_problems(LookupTableConfig(), language)
+    for _, message in evaluation.problems(language) + obstacles:
         raise ConfigError(f"--probe: {message}")
     return lambda: run_evaluation(evaluation, LookupTable(language)).metrics
 
@@ -203,6 +205,42 @@ def generate(
     typer.echo("\n".join(found.lines()))
     if output is not None:
         typer.echo(f"shards: {output} ({found.made} made, {found.reused} there before)")
+
+
+@app.command("text")
+def text(
+    file: FileArgument,
+    output: Annotated[
+        Path,
+        typer.Option("-o", "--output", metavar="DIR", help="Folder of the files.", file_okay=False),
+    ],
+    set_: SetOption = None,
+    sentences: Annotated[int, typer.Option(help="Lines of the text.", parser=whole, metavar="N")] = 40_000,
+    train: Annotated[
+        int, typer.Option(help="Rows of each task to train on.", parser=whole, metavar="N")
+    ] = 4096,
+    test: Annotated[
+        int, typer.Option(help="Rows of each task to test on.", parser=whole, metavar="N")
+    ] = 2048,
+    seed: Annotated[int, typer.Option(help="Seed of the sentences.", min=0)] = 0,
+) -> None:
+    """Write a language as text, and its tasks as tables of labelled texts, for a corpus to read.
+
+    DIR gets text.txt, a sentence a line, and a folder for each task with train.jsonl and validation.jsonl, in
+    the columns of GLUE: sentence, label, idx.  Words without a name of letters get a made-up one.
+
+    Example:
+
+        raysweep language text sweeps/transfer/grammar.yaml -o sweeps/transfer
+    """
+    from raysweep.languages.spelled import write_text
+    from raysweep.sweep.language_file import load_language
+    from raysweep.sweep.storage import open_directory
+
+    language = load_language(file, overrides=set_ or ())
+    open_directory(output)
+    for path in write_text(language, output, sentences=sentences, train=train, test=test, seed=seed):
+        typer.echo(path)
 
 
 class BarView:

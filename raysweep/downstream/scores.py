@@ -13,6 +13,7 @@ show no relation.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Literal
@@ -21,10 +22,32 @@ import numpy as np
 
 from raysweep.languages.base import Task, TaskMetric
 
+_GROUPS = 50  # of a jackknife: each costs one score, and the error of the error is 10 %
+
 
 def scores(task: Task, predicted: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     """Return the task's metrics of predictions [n] and labels [n]: classes, or numbers of a regression."""
     return {metric: float(_SCORES[metric](predicted, labels)) for metric in task.metrics}
+
+
+def sentence_error(metric: TaskMetric, predicted: np.ndarray, labels: np.ndarray) -> float | None:
+    """Return the standard error over test sentences of the mean score of several predictors.
+
+    `predicted` [S, n] are their answers to the same n sentences, `labels` [n].  The error of an accuracy is
+    that of a mean.  Other scores have that of a jackknife that leaves out one of at most 50 groups of
+    sentences (Shao and Tu, "The jackknife and bootstrap", 1995, section 2.3).  None for a single sentence.
+    """
+    n = len(labels)
+    if n < 2:
+        return None
+    if metric == "accuracy":
+        return float((predicted == labels).mean(axis=0).std(ddof=1) / math.sqrt(n))
+    groups = min(n, _GROUPS)
+    without = np.empty(groups)
+    for k in range(groups):
+        kept = np.arange(n) % groups != k
+        without[k] = np.mean([_SCORES[metric](answers[kept], labels[kept]) for answers in predicted])
+    return float(without.std() * math.sqrt(groups - 1))
 
 
 def _accuracy(predicted: np.ndarray, labels: np.ndarray) -> float:

@@ -72,6 +72,13 @@ class Evaluation(KindConfig):
         """
         return []
 
+    def untrained_problems(self, algorithm: AlgorithmConfig, language: Language) -> list[tuple[str, str]]:
+        """Return (field, message) for every obstacle to measuring what an untrained algorithm gives.
+
+        The algorithm is one that the evaluation applies to.  The field "" is the evaluation itself.
+        """
+        return []
+
     @abstractmethod
     def shards(self) -> int:
         """Return the number of independent pieces of work, or their limit where `next_shards` decides."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self, cast
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from pydantic import Field
 from torch import Tensor
 
 from raysweep.downstream.finetune import DivergedError, FineTuned, Recipe, fine_tune
-from raysweep.downstream.scores import scores
+from raysweep.downstream.scores import scores, sentence_error
 from raysweep.downstream.tasks import TaskGroup, task_names
 from raysweep.errors import ConfigError, DataError
 from raysweep.evaluation.base import Arrays, Subject
@@ -32,7 +32,7 @@ from raysweep.evaluation.metric import Metric, Quantity
 from raysweep.evaluation.notes import PREFIX, text_arrays, text_of
 from raysweep.evaluation.pretraining_loss import HEADINGS, PretrainingLoss, PretrainingLossFields
 from raysweep.evaluation.tasks import TaskEvaluation
-from raysweep.languages.base import Language, Task
+from raysweep.languages.base import Language, Task, TaskMetric
 from raysweep.languages.splits import Split
 from raysweep.models.base import ModelConfig
 from raysweep.models.subject import ModelSubject
@@ -45,6 +45,10 @@ FINETUNE = Quantity(
 STD = Quantity(
     name="finetune_std/{task}", heading="standard deviation after fine-tuning between seeds", unit="accuracy"
 )
+SENTENCES = Quantity(
+    name="finetune_sentence_error/{task}", heading="standard error of the score over test sentences",
+    unit="accuracy",
+)  # fmt: skip
 GUESS = Quantity(name="finetune_guess/{task}", heading="score of one answer to all", unit="accuracy")
 OTHER = Quantity(name="finetune_{metric}/{task}", heading="score after fine-tuning", unit="score")
 TRAIN_LOSS = Quantity(
@@ -67,11 +71,17 @@ _EXAMPLES = 100_000
 
 
 class FinetuneConfig(TaskEvaluation, PretrainingLossFields, Recipe):
-    """Scores on the test examples of each of `tasks` (all when None) after fine-tuning on training ones."""
+    """Scores on the test examples of each of `tasks` (all when None) after fine-tuning on training ones.
+
+    The defaults are the recipe of the paper, and BERT's where the paper leaves it open
+    (`raysweep.downstream.finetune`); forgetting is an addition.
+    """
 
     kind: Literal["finetune"] = "finetune"
     needs_parameters: ClassVar[bool] = True
     cells: ClassVar[bool] = True
+    #: 2: cells keep their answers, which give the standard error over test sentences.
+    version: ClassVar[int] = 2
 
     #: Heads, orders of the training set and draws of dropout.
     seeds: int = Field(default=5, gt=0)
@@ -123,11 +133,12 @@ class FinetuneConfig(TaskEvaluation, PretrainingLossFields, Recipe):
         return self.seeds * len(self.tasks)
 
     def measure(self, subject: Subject, shard: int, reference: np.ndarray | None = None) -> Arrays:
-        """Return the results of one cell, float64 [1] each.
+        """Return the results of one cell.
 
         They are `score.<metric>`, `train_loss`, and the pre-training loss, its rise and that of the subject
-        under `after`, `rise` and the loss's name; a cell that diverged has none of them, but the step at
-        which it did under `diverged`.  Every cell has `guess`, and `examples` [2] for training and test.
+        under `after`, `rise` and the loss's name, float64 [1] each; `answers` and `labels` [n] of the test
+        examples.  A cell that diverged has none of them, but the step at which it did under `diverged`.
+        Every cell has `guess`, and `examples` [2] for training and test.
         """
         language, model = subject.language, model_of(self.kind, subject)
         cells = [(group, name) for group in self.groups(language) for name in group.names]
@@ -187,7 +198,9 @@ class FinetuneConfig(TaskEvaluation, PretrainingLossFields, Recipe):
         by_metric = scores(task, answer.numpy(), truth)
         last = found.losses[-(len(found.losses) // self.epochs) :]
         return {f"score.{metric}": np.array([score]) for metric, score in by_metric.items()} | {
-            "train_loss": np.array([last.mean().item()])
+            "train_loss": np.array([last.mean().item()]),
+            "answers": answer.numpy(),
+            "labels": truth,
         }
 
     def _forgetting(self, loss: PretrainingLoss, subject: Subject, found: FineTuned) -> Arrays:
@@ -210,6 +223,7 @@ class FinetuneConfig(TaskEvaluation, PretrainingLossFields, Recipe):
         """Return means over the seeds of each task that did not diverge; n counts these.
 
         Standard errors are over seeds, given the examples and sentences, which are the same for every run.
+        `finetune_sentence_error` is the error of a task's mean score over its test sentences.
         """
         metrics = []
         for task, cells in self._by_task(shards).items():
@@ -258,7 +272,7 @@ def _combined(task: str, cells: Sequence[Mapping[str, np.ndarray]]) -> list[Metr
     if not sound:
         return metrics
     doubts = [f"{lost} of {len(cells)} seeds diverged"] if lost else []
-    numbers = [name for name in sound[0] if not name.startswith(PREFIX)]
+    numbers = [name for name in sound[0] if not name.startswith(PREFIX) and name not in ("answers", "labels")]
     values = {name: np.concatenate([cell[name] for cell in sound]) for name in numbers}
     first, *others = (name for name in numbers if name.startswith("score."))
     unit = first.removeprefix("score.")
@@ -266,6 +280,10 @@ def _combined(task: str, cells: Sequence[Mapping[str, np.ndarray]]) -> list[Metr
     metrics.append(headline.mean(values[first], of=of, reservations=doubts))
     if len(sound) > 1:
         metrics.append(STD.number(float(values[first].std(ddof=1)), n=len(sound), of=of))
+    answers, labels = np.stack([cell["answers"] for cell in sound]), sound[0]["labels"]
+    error = sentence_error(cast(TaskMetric, unit), answers, labels)
+    if error is not None:
+        metrics.append(SENTENCES.model_copy(update={"unit": unit}).number(error, n=len(labels), of=of))
     for name in others:
         metrics.append(OTHER.mean(values[name], of={"metric": name.removeprefix("score."), **of}))
     metrics.append(TRAIN_LOSS.mean(values["train_loss"], of=of))

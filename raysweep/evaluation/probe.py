@@ -52,9 +52,10 @@ def _as_tuple(value: Any) -> Any:
 class ProbeConfig(TaskEvaluation):
     """Accuracy of linear heads on frozen representations, for each of `tasks` (all when None).
 
-    `solver: adamw` with `train: 100000` is the recipe of the paper.  `lbfgs` finds the minimum of a penalised
-    cross-entropy; it is the default because it is about as accurate on many labels, more so on few, and
-    faster.
+    `solver: adamw`, `projection: null` and `train: 100000` with the other defaults are the recipe of the
+    paper (appendix A.5), which does not say batch, weight decay and standardisation.  `lbfgs` finds the
+    minimum of a penalised cross-entropy; it is the default because it is about as accurate on many labels,
+    more so on few, and faster.
     """
 
     kind: Literal["probe"] = "probe"

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, field_validator
 
+from raysweep.algorithms.base import AlgorithmConfig
 from raysweep.downstream.tasks import TaskGroup, task_groups, task_names
 from raysweep.evaluation.base import Evaluation
 from raysweep.languages.base import Language
@@ -42,9 +43,13 @@ class TaskEvaluation(Evaluation):
 
     def fitted(self, language: Language) -> Self:
         """Return the evaluation with the fingerprints of its tasks' data."""
-        known = language.data_tasks
-        wanted = known if self.tasks is None else [name for name in self.tasks if name in known]
-        return self.model_copy(update={"data": tuple((name, known[name].fingerprint) for name in wanted)})
+        data = tuple((name, language.data_tasks[name].fingerprint) for name in self.data_tasks(language))
+        return self.model_copy(update={"data": data})
+
+    def data_tasks(self, language: Language) -> list[str]:
+        """Return the names of the evaluation's tasks that come from data sets."""
+        known = list(language.data_tasks)
+        return known if self.tasks is None else [name for name in self.tasks if name in known]
 
     def groups(self, language: Language) -> list[TaskGroup]:
         """Return the groups of the evaluation's tasks; raises `DataError` for an unknown task."""
@@ -53,7 +58,7 @@ class TaskEvaluation(Evaluation):
     def problems(self, language: Language) -> list[tuple[str, str]]:
         known = task_names(language)
         if not known:
-            return [("tasks", f"the language has no downstream tasks; leave the {self.kind} out")]
+            return [("tasks", f"{language.no_tasks}; leave the {self.kind} out")]
         return [
             (
                 f"tasks.{k}",
@@ -61,6 +66,18 @@ class TaskEvaluation(Evaluation):
             )
             for k, task in enumerate(self.tasks or ())
             if task not in known
+        ]
+
+    def untrained_problems(self, algorithm: AlgorithmConfig, language: Language) -> list[tuple[str, str]]:
+        if algorithm.gives_parameters:
+            return []
+        return [
+            (
+                "tasks",
+                f"'{algorithm.kind}' answers with exact conditionals, and the texts of task '{name}' are no "
+                "sentences of the language, so there are none; name other tasks, or leave that algorithm out",
+            )
+            for name in self.data_tasks(language)
         ]
 
     def shortage(self, language: Language, field: str, split: Split, n: int) -> list[tuple[str, str]]:

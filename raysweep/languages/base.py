@@ -162,6 +162,8 @@ class Language(ABC):
     stores_conditionals: ClassVar[bool] = False
     #: Sentences that training draws at once; it waits for them, so fewer where each takes long.
     drawn_at_once: ClassVar[int] = 16384
+    #: Reason for a language without downstream tasks, for error messages.
+    no_tasks: ClassVar[str] = "the language has no downstream tasks"
     #: Remarks for the user, a line each, e.g. on symbols that occur in no sentence.
     notes: tuple[str, ...] = ()
     #: Pr(a sentence has n words), float64 [max_length+1]; None where it is not known exactly.

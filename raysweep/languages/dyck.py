@@ -96,6 +96,7 @@ class Dyck(Language):
 
     vocabulary_size = 2
     fixed_length = True
+    no_tasks = "brackets have no classification task: g* is a regression, which the evaluation dyck measures"
 
     def __init__(self, *, length: int) -> None:
         decoded(DyckConfig, {"length": length})

@@ -57,7 +57,7 @@ class Checker:
         self._decoded: dict[tuple[str, int], Any] = {}
         self._alive: list[Node] = []
         self._built: dict[int, Language | None] = {}
-        self._fitted: set[tuple[int, int]] = set()
+        self._fitted: set[tuple[int, ...]] = set()
 
     def evaluations(self, node: Node | None, mark: Mark) -> dict[str, tuple[Evaluation, Node, Mark]]:
         """Decode `evaluate`: kind -> settings; a kind without a value has its defaults."""
@@ -200,14 +200,24 @@ class Checker:
             )
 
     def _can_measure(
-        self, evaluation: Evaluation, model: ModelConfig, language: Language, node: Node, at: Mark
+        self,
+        evaluation: Evaluation,
+        model: ModelConfig,
+        algorithm: AlgorithmConfig,
+        language: Language,
+        node: Node,
+        at: Mark,
     ) -> None:
-        """Check once whether an evaluation can measure a model."""
-        key = (id(evaluation), id(model))
-        if key in self._fitted:
+        """Check once whether an evaluation can measure a model, or what an untrained algorithm gives."""
+        key = (id(evaluation), id(model if algorithm.trains else algorithm), id(language))
+        if key in self._fitted or not evaluation.applies_to(algorithm):
             return
         self._fitted.add(key)
-        for field, message in evaluation.model_problems(model, language):
+        if algorithm.trains:
+            found = evaluation.model_problems(model, language)
+        else:
+            found = evaluation.untrained_problems(algorithm, language)
+        for field, message in found:
             holder = node.get(field) if field else None
             name = dotted(("evaluate", evaluation.kind, *([field] if field else [])))
             self.problems.add(at if holder is None else holder.mark, name, one_line(message))
@@ -233,22 +243,27 @@ class Checker:
                 self._fits(algorithm, language, node, at, "algorithm")
             for kind, (evaluation, node, at) in evaluations.items():
                 self._fits(evaluation, language, node, at, f"evaluate.{kind}")
-                if model is not None and algorithm is not None and algorithm.trains:
-                    self._can_measure(evaluation, model, language, node, at)
+                if model is not None and algorithm is not None:
+                    self._can_measure(evaluation, model, algorithm, language, node, at)
             if None in (model, algorithm, pretrain, seed):
                 continue
-            merger.add(
-                RunSpec(
-                    language=language_config,
-                    model=model,
-                    algorithm=algorithm,
-                    pretrain=pretrain,
-                    seed=typing.cast(int, seed),
-                    evaluations=merger.evaluations_of(algorithm, language),
-                    language_fingerprint=language.fingerprint,
-                    axes=_telling(point.axes, algorithm),
-                )
+            spec = RunSpec(
+                language=language_config,
+                model=model,
+                algorithm=algorithm,
+                pretrain=pretrain,
+                seed=typing.cast(int, seed),
+                evaluations=merger.evaluations_of(algorithm, language),
+                language_fingerprint=language.fingerprint,
+                axes=_telling(point.axes, algorithm),
             )
+            if merger.add(spec).evaluations != spec.evaluations:
+                self.problems.add(
+                    point.marks["language"],
+                    "language.tasks",
+                    f"two points of the grid differ in their tasks alone, and both are run {spec.run_id}, "
+                    "because the training does not depend on tasks; name all tasks in one list",
+                )
         return merger.finish()
 
 
@@ -283,14 +298,16 @@ class _Merger:
             self._texts[key] = canonical({name: value for name, value in data.items() if name not in drop})
         return self._texts[key]
 
-    def add(self, spec: RunSpec) -> None:
-        """Add the run of a point."""
+    def add(self, spec: RunSpec) -> RunSpec:
+        """Add the run of a point; return the first one with the same training."""
         # This groups as the training identity does, without hashing everything for every point.
         key: tuple[Any, ...] = (spec.language_fingerprint, self._text(spec.algorithm))
         if spec.trains:
             free = extent(spec.algorithm.depends_on_steps)
             key += (self._text(spec.model), self._text(spec.pretrain, free), spec.seed)
-        self.groups.setdefault(key, []).append(spec)
+        group = self.groups.setdefault(key, [])
+        group.append(spec)
+        return group[0]
 
     def finish(self) -> Checked:
         """Return the joined runs in the order of their first points."""

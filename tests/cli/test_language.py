@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from helpers import local_glue, local_models
 from raysweep.cli.app import run
 from raysweep.engine import generate as engine
 from raysweep.generation import Generated
@@ -192,3 +193,32 @@ def test_show_probes_on_request(file: Path, capsys: pytest.CaptureFixture[str]) 
     file.write_text("kind: hmm\nstates: 4\nvocabulary: 6\nlength: 3\nblocks: 2\ntasks: []\n")
     assert run(["language", "show", str(file), *sizes]) == 2
     assert "--probe: the language has no downstream tasks" in capsys.readouterr().err
+
+
+def test_a_language_is_written_as_text(
+    file: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    options = ["--sentences", "1e2", "--train", "30", "--test", "20", "--seed", "1"]
+    assert run(["language", "text", str(file), "-o", "made", "--set", "seed=4", *options]) == 0
+    said = capsys.readouterr().out.split()
+    assert said[0] == "made/text.txt"
+    assert len((tmp_path / "made" / "text.txt").read_text().splitlines()) == 100
+    assert len((tmp_path / "made" / "B" / "validation.jsonl").read_text().splitlines()) == 20
+    file.write_text("kind: dyck\nlength: 4\n")
+    assert run(["language", "text", str(file), "-o", "made"]) == 2
+    assert "brackets have no classification task" in capsys.readouterr().err
+
+
+def test_a_probe_of_conditionals_is_refused_on_labelled_texts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RAYSWEEP_CACHE", str(tmp_path / "cache"))
+    local_glue.write(tmp_path / "rte", "rte")
+    path = tmp_path / "causal.yaml"
+    path.write_text(
+        f"{{kind: causal_lm, model: {local_models.trained_opt()}, keep: 60, length: 12, "
+        "tasks: [{glue: rte, source: rte}]}"
+    )
+    assert run(["language", "show", str(path), "--probe"]) == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert "--probe: 'lookup_table' answers with exact conditionals, and the texts of task 'rte'" in error

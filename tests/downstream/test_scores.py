@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from raysweep.downstream.scores import scores
+from raysweep.downstream.scores import scores, sentence_error
 from raysweep.languages.base import Task
 
 GENERATOR = np.random.default_rng(0)
@@ -45,3 +45,28 @@ def test_correlations_against_their_definitions():
 @pytest.mark.parametrize("metric", ["matthews", "pearson", "spearman", "f1"])
 def test_constant_predictions_show_no_relation(metric):
     assert score(metric, np.zeros(4), np.array([0, 1, 0, 1])) == 0.0
+
+
+def test_the_error_of_an_accuracy_is_that_of_a_mean_over_sentences():
+    labels, predicted = GENERATOR.integers(0, 2, 40), GENERATOR.integers(0, 2, (3, 40))
+    each = [np.mean([answers[k] == labels[k] for answers in predicted]) for k in range(40)]
+    found = sentence_error("accuracy", predicted, labels)
+    assert found == pytest.approx(np.std(each, ddof=1) / math.sqrt(40))
+    # A jackknife that leaves out one sentence gives the same.
+    without = [np.mean([np.delete(each, k)]) for k in range(40)]
+    assert found == pytest.approx(np.std(without) * math.sqrt(39))
+    assert sentence_error("accuracy", predicted[:, :1], labels[:1]) is None
+
+
+@pytest.mark.parametrize("metric", ["f1", "matthews", "pearson", "spearman"])
+def test_the_error_of_other_scores_is_their_spread_between_samples_of_sentences(metric):
+    values, errors = [], []
+    for _ in range(200):
+        labels = GENERATOR.normal(size=300)
+        predicted = labels + GENERATOR.normal(size=(2, 300))
+        if metric in ("f1", "matthews"):
+            labels, predicted = (labels > 0).astype(int), (predicted > 0).astype(int)
+        values.append(np.mean([score(metric, answers, labels, ()) for answers in predicted]))
+        errors.append(sentence_error(metric, predicted, labels))
+    # The spread of 200 values is known to 5 %.
+    assert np.sqrt(np.mean(np.square(errors))) == pytest.approx(np.std(values), rel=0.2)

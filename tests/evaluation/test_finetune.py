@@ -61,7 +61,7 @@ def test_metrics_are_over_seeds(hmm, make_subject):
     evaluation, subject = config(seeds=3), make_subject(hmm)
     cells = [evaluation.measure(subject, k) for k in range(6)]
     metrics, notes = measured(evaluation, subject)
-    names = ["", "_std", "_guess", "_train_loss", "_diverged", "_excess_loss"]
+    names = ["", "_std", "_sentence_error", "_guess", "_train_loss", "_diverged", "_excess_loss"]
     expected = {f"finetune{name}/{task}" for name in names for task in "24"} | {
         "forgetting/2",
         "forgetting/4",
@@ -77,6 +77,11 @@ def test_metrics_are_over_seeds(hmm, make_subject):
         assert metrics[f"finetune_diverged/{task}"].value == 0
         assert metrics[f"finetune/{task}"].n == 3
         assert metrics[f"finetune/{task}"].baseline in metrics
+        right = [cell["answers"] == cell["labels"] for cell in cells[first : first + 3]]
+        assert [hits.mean() for hits in right] == scores.tolist()
+        error = np.mean(right, axis=0).std(ddof=1) / math.sqrt(200)
+        assert metrics[f"finetune_sentence_error/{task}"].value == pytest.approx(error)
+        assert metrics[f"finetune_sentence_error/{task}"].n == 200
     assert notes == {
         "method": "the mean state of the words",
         "reason": "the model was pre-trained without the sentence-level token",
@@ -85,7 +90,8 @@ def test_metrics_are_over_seeds(hmm, make_subject):
 
 def test_forgetting_can_be_left_out_and_one_seed_has_no_spread(hmm, make_subject):
     metrics, _ = measured(config(forgetting=0, seeds=1, tasks=("4",)), make_subject(hmm))
-    assert set(metrics) == {f"finetune{name}/4" for name in ("", "_guess", "_train_loss", "_diverged")}
+    names = ("", "_sentence_error", "_guess", "_train_loss", "_diverged")
+    assert set(metrics) == {f"finetune{name}/4" for name in names}
     assert metrics["finetune/4"].standard_error is None
 
 
@@ -211,6 +217,8 @@ class TestDataSets:
         assert metrics["finetune/rows"].title == "pearson after fine-tuning, task rows"
         assert metrics["finetune/rows"].value > 0.8
         assert metrics["finetune_guess/rows"].value == 0
+        assert metrics["finetune_sentence_error/rows"].unit == "pearson"
+        assert 0 < metrics["finetune_sentence_error/rows"].value < 0.3
         assert 0.7 < metrics["finetune_spearman/rows"].value <= 1
         # All rows, where no number is given.
         assert evaluation.measure(make_subject(rows), 0)["examples"].tolist() == [40, 20]

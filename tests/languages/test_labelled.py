@@ -248,6 +248,32 @@ def test_empty_rows_can_be_left_out(tmp_path: Path) -> None:
     assert language.data_tasks["x"].facts["empty"] == 2
 
 
+def test_the_remedy_for_the_empty_questions_of_qqp_works(tmp_path: Path) -> None:
+    """Some pairs of the real QQP have an empty question."""
+    rows = local_glue.rows("qqp", 40)
+    rows[7]["question2"] = ""
+    local_glue.write_splits(tmp_path, {"train": rows, "validation": local_glue.rows("qqp", 8, seed=1)}, "csv")
+    task = {"glue": "qqp", "source": str(tmp_path)}
+    with pytest.raises(DataError, match=r"row 7 of 'train' .* leave such rows out with skip_empty: true"):
+        corpus(task).prepare()
+    ids, labels = sentences(corpus({**task, "skip_empty": True}), "qqp", "train")
+    assert (len(ids), len(labels)) == (39, 39)
+
+
+def test_exchanged_texts_are_another_sentence(tmp_path: Path) -> None:
+    """No embedding of segments says which text a word belongs to, but the place of the separator does."""
+    task = {"source": str(local_glue.write(tmp_path / "rte", "rte"))}
+    orders = {"ab": ["sentence1", "sentence2"], "ba": ["sentence2", "sentence1"]}
+    language = corpus(*({**task, "name": name, "text": columns} for name, columns in orders.items()))
+    found = {}
+    for name, columns in orders.items():
+        ids = sentences(language, name, "train")[0]
+        found[name] = [row[row != language.pad_id].tolist() for row in ids]
+        rows = local_glue.rows("rte", 40)
+        assert found[name] == [bert(language.words, [row[column] for column in columns], 24) for row in rows]
+    assert all(one != other for one, other in zip(found["ab"], found["ba"], strict=True))
+
+
 @pytest.mark.parametrize("ending", ["parquet", "jsonl", "csv"])
 def test_a_file_that_is_no_table_is_refused(ending: str, tmp_path: Path) -> None:
     for name in ("train", "validation"):

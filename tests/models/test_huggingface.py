@@ -188,6 +188,18 @@ def _seed() -> None:
 
 
 class TestImport:
+    def test_both_texts_of_a_pair_are_in_the_first_segment(self, tmp_path: Path) -> None:
+        folder = foreign("bert", tmp_path / "m")
+        model, theirs = from_huggingface(folder, TEXT), open_folder(folder)
+        # A [SEP] B [SEP]
+        ids = torch.tensor([[5, 6, 3, 7, 8, 9, 3]])
+        with torch.no_grad():
+            expected = theirs(input_ids=ids, token_type_ids=torch.zeros_like(ids)).logits
+            other = theirs(input_ids=ids, token_type_ids=torch.tensor([[0, 0, 0, 1, 1, 1, 1]])).logits
+        found = logits(model, ids)[..., :20]
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+        assert (found - other).abs().max() > 0.1
+
     @pytest.mark.parametrize("kind", ["bert", "roberta", "roberta-prelayernorm"])
     @pytest.mark.parametrize("rows", [20, 24])
     def test_logits_are_the_folders(self, kind: str, rows: int, tmp_path: Path) -> None:

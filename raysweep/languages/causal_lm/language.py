@@ -58,6 +58,7 @@ class CausalLM(Language):
     most_hidden: ClassVar[int | None] = 1
     stores_conditionals: ClassVar[bool] = True
     drawn_at_once: ClassVar[int] = 1024
+    no_tasks: ClassVar[str] = "the language has no downstream tasks: language.tasks names no labelled texts"
 
     def __init__(
         self, source: Source, *, kept: Tensor, bos: int, length: int, tasks: Sequence[DataTask] = ()

@@ -43,6 +43,7 @@ class Corpus(Language):
     """
 
     exact: ClassVar[bool] = False
+    no_tasks: ClassVar[str] = "the language has no downstream tasks: language.tasks names no labelled texts"
 
     def __init__(self, config: CorpusConfig, *, split: Split = "train", source: Source | None = None) -> None:
         self.config = config

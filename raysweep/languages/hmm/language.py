@@ -30,6 +30,7 @@ class HMM(Language):
     """
 
     fixed_length = True
+    no_tasks = "the language has no downstream tasks: language.tasks names no positions"
 
     def __init__(
         self,

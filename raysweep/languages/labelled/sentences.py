@@ -7,6 +7,10 @@ where both are equally long (Devlin, Chang, Lee and Toutanova, "BERT: pre-traini
 transformers for language understanding", NAACL 2019, and its released code).  The token [CLS] in front is
 added by what classifies with it, and is no part of the sentence.  A language without a separator among its
 words (a causal LM) closes no text, and has the token [CLS] between the texts of a pair.
+
+BERT also adds an embedding of the segment, first or second text, to every token.  Encoders of raysweep have
+none, as RoBERTa (Liu et al., "RoBERTa: a robustly optimized BERT pretraining approach", 2019): the separator
+alone divides a pair.  In a model read from a BERT folder, both texts have the embedding of the first segment.
 """
 
 from __future__ import annotations
