@@ -37,4 +37,4 @@ class Resources(Config):
     max_concurrent: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
     #: `nested` starts new training processes for each run; `lanes` keeps them for the next run; `auto` takes
     #: lanes for short runs (see `raysweep.engine.choice`).
-    engine: Literal["auto", "nested", "lanes"] = "nested"
+    engine: Literal["auto", "nested", "lanes"] = "auto"

@@ -12,7 +12,8 @@ from raysweep.errors import ConfigError
 from raysweep.sweep import Plan, Resources, load_sweep, make_plan
 from raysweep.sweep.estimate import Cost
 
-AUTO = Resources(engine="auto")
+#: The default.
+AUTO = Resources()
 
 
 def plan(tmp_path, *seconds: float | None) -> Plan:
@@ -53,7 +54,6 @@ def test_auto_is_nested_where_nothing_is_to_be_trained(tmp_path) -> None:
 
 
 def test_a_named_engine_is_taken(tmp_path) -> None:
-    assert choose_engine(Resources(), plan(tmp_path, 1.0)) == "nested"
     assert choose_engine(Resources(engine="nested"), plan(tmp_path, 1.0)) == "nested"
     assert choose_engine(Resources(engine="lanes"), plan(tmp_path, None)) == "lanes"
     on_gpus = Resources(engine="lanes", per_worker={"GPU": 1.0})
