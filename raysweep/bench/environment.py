@@ -20,7 +20,7 @@ from raysweep.training.throughput import best_seconds, product_flops
 PACKAGES = (
     *("raysweep", "torch", "numpy", "numba", "transformers", "ray", "mlflow"),
     *("hmmlearn", "nltk", "torch-struct", "dynamax", "jax"),
-    *("opacus", "curvlinops-for-pytorch", "scikit-learn"),
+    *("opacus", "curvlinops-for-pytorch", "scikit-learn", "accelerate"),
 )
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from raysweep import seeding
-from raysweep.downstream.logistic import Inputs, lacking_classes, loss_and_slope
+from raysweep.downstream.logistic import Columns, Inputs, Problem
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,8 @@ def train_heads(inputs: Inputs, classes: Sequence[int], settings: AdamW, *, seed
     optimizer = torch.optim.AdamW(
         [heads], lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
     )
-    lacking = lacking_classes(classes, heads.device)
+    problems = [Problem(task=task, classes=count, rows=n) for task, count in enumerate(classes)]
+    columns = Columns(problems, heads.device)
     generators = [seeding.generator(seed, "probe-order", s) for s in range(seeds)]
     for _ in range(settings.epochs_of(n)):
         order = torch.stack([torch.randperm(n, generator=g) for g in generators]).to(heads.device)
@@ -59,7 +60,7 @@ def train_heads(inputs: Inputs, classes: Sequence[int], settings: AdamW, *, seed
                 torch.stack([part.index_select(0, rows) for part, rows in zip(whole, pick, strict=True)])
                 for whole in (inputs.x, inputs.y)
             )
-            _, slope = loss_and_slope(x, y, heads, lacking)
+            _, slope = columns.loss_and_slope(x, y, heads)
             heads.grad = slope / pick.shape[1]
             optimizer.step()
     return heads

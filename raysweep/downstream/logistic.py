@@ -17,13 +17,22 @@ bound of 0.1 nats we have found distances of 0.0001 to 0.003.
 Inputs are x [G, n, K+1] of G groups, such as seeds; their last column is one.  A problem is a column of
 labels and a number of leading rows.  Rows are read in blocks, and each block is multiplied once with the
 heads of all problems that it belongs to.
+
+A pass over the rows of problems with R classes together costs 4 G n R (K+1) operations, half of them for
+scores and half for the gradient.  It reads x twice, 8 G n (K+1) bytes, and has at most 12 MiB of scores at
+once.
+
+No row has a label of an absent class.  F is convex and does not change where absent classes change places,
+so their heads are equal at the minimum.  One class then stands for m of them, with a score of w z + ln m and
+a penalty of m ‖w‖².  Its head is kept as √m w, for which penalty and gap are those of any other head.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import torch
 import torch.nn.functional as F
@@ -37,11 +46,15 @@ _COLUMNS = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """The first `rows` rows with the labels 0 .. classes-1 in column `task`."""
+    """The first `rows` rows with the labels 0 .. classes-1 in column `task`.
+
+    The last class stands for `copies` classes that no row has, if there is more than one of them.
+    """
 
     task: int
     classes: int
     rows: int
+    copies: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +69,53 @@ class Inputs:
         """Return the first rows alone."""
         counts = None if self.counts is None else self.counts[:, :rows]
         return Inputs(x=self.x[:, :rows], y=self.y[:, :rows], counts=counts)
+
+
+class Columns:
+    """The scores of problems below each other: a row for each class of each problem, without padding."""
+
+    def __init__(self, problems: Sequence[Problem], device: torch.device) -> None:
+        self.problems = list(problems)
+        ends = accumulate(problem.classes for problem in problems)
+        #: The rows of each problem.
+        self.spans = [slice(end - p.classes, end) for p, end in zip(problems, ends, strict=True)]
+        most = max(problem.classes for problem in problems)
+        rows = [k * most + torch.arange(problem.classes) for k, problem in enumerate(problems)]
+        #: The place of each row among heads that are padded to the most classes.
+        self.places = torch.cat(rows).to(device)
+        roots = torch.ones(self.spans[-1].stop, 1)
+        for problem, span in zip(problems, self.spans, strict=True):
+            roots[span.stop - 1] = math.sqrt(problem.copies)
+        self.roots = roots.to(device)
+
+    def loss_and_slope(
+        self, x: Tensor, labels: Tensor, heads: Tensor, counts: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the sum of -log p(label) over rows [G, P], float64, and its gradient [G, P, C, K+1].
+
+        `x` are [G, r, K+1], `labels` [G, r, P], `heads` [G, P, C, K+1] of the first P problems, `counts`
+        [G, r] the weights of rows.
+        """
+        problems = self.problems[: heads.shape[1]]
+        end = self.spans[len(problems) - 1].stop
+        places, roots = self.places[:end], self.roots[:end]
+        slope = (heads.flatten(1, 2)[:, places] / roots) @ x.mT
+        loss = torch.zeros(heads.shape[:2], dtype=torch.float64, device=heads.device)
+        minus = slope.new_full((), -1.0).expand(len(x), 1, x.shape[1])
+        for k, (problem, span) in enumerate(zip(problems, self.spans, strict=False)):
+            if problem.copies > 1:
+                slope[:, span.stop - 1] += math.log(problem.copies)
+            part, label = slope[:, span].log_softmax(dim=1), labels[:, None, :, k]
+            right = part.gather(1, label)
+            part = part.exp_().scatter_add_(1, label, minus)
+            if counts is not None:
+                right *= counts[:, None]
+                part *= counts[:, None]
+            loss[:, k] = -right.sum(dim=(1, 2), dtype=torch.float64)
+            slope[:, span] = part
+        gradient = torch.zeros_like(heads, memory_format=torch.contiguous_format)
+        gradient.flatten(1, 2)[:, places] = (slope @ x) / roots
+        return loss, gradient
 
 
 class Objective:
@@ -75,7 +135,7 @@ class Objective:
         self.rows = self._rows()
         self.l2 = l2.to(self.rows).expand(len(x), -1)
         self.penalty = self.l2 / self.rows
-        self.lacking = lacking_classes([problem.classes for problem in problems], x.device)
+        self.columns = Columns(problems, x.device)
 
     def only(self, kept: Tensor) -> Objective:
         """Return the objectives of the problems that `kept` [P] marks."""
@@ -92,7 +152,7 @@ class Objective:
         edges = sorted({0, *(problem.rows for problem in self.problems)})
         for low, high in pairwise(edges):
             active = sum(problem.rows >= high for problem in self.problems)
-            size = max(64, _SCORES // (len(self.inputs.x) * active * self.classes))
+            size = max(64, _SCORES // (len(self.inputs.x) * self.columns.spans[active - 1].stop))
             for first in range(low, high, size):
                 yield slice(first, min(first + size, high)), active
 
@@ -102,8 +162,8 @@ class Objective:
         for rows, active in self.blocks():
             labels = self.inputs.y[:, rows, self.task[:active]]
             counts = None if self.inputs.counts is None else self.inputs.counts[:, rows]
-            loss, slope = loss_and_slope(
-                self.inputs.x[:, rows], labels, heads[:, :active], self._lacking(active), counts
+            loss, slope = self.columns.loss_and_slope(
+                self.inputs.x[:, rows], labels, heads[:, :active], counts
             )
             value[:, :active] += loss
             gradient[:, :active] += slope
@@ -125,9 +185,6 @@ class Objective:
                 part *= self.inputs.counts[:, rows, None]
             total[:, :active] += part.sum(dim=1)[:, None]
         return total / self.rows.to(x)[:, :, None]
-
-    def _lacking(self, active: int) -> Tensor | None:
-        return None if self.lacking is None else self.lacking[:active]
 
     def _rows(self) -> Tensor:
         """Return the number of rows of each problem that count [G, P], float64."""
@@ -157,24 +214,6 @@ def log_probs(x: Tensor, heads: Tensor, lacking: Tensor | None) -> Tensor:
     if lacking is not None:
         scores.masked_fill_(lacking, -torch.inf)
     return scores.log_softmax(dim=3)
-
-
-def loss_and_slope(
-    x: Tensor, labels: Tensor, heads: Tensor, lacking: Tensor | None, counts: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Return the sum of -log p(label) over rows [G, P], float64, and its gradient [G, P, C, K+1].
-
-    `x` are [G, r, K+1], `labels` [G, r, P], `heads` [G, P, C, K+1], `counts` [G, r] the weights of rows.
-    """
-    slope = log_probs(x, heads, lacking)
-    right = slope.gather(3, labels[..., None])
-    slope = slope.exp_()
-    slope.scatter_add_(3, labels[..., None], slope.new_full((), -1.0).expand(*labels.shape, 1))
-    if counts is not None:
-        slope *= counts[:, :, None, None]
-        right *= counts[:, :, None, None]
-    loss = -right.sum(dim=(1, 3), dtype=torch.float64)
-    return loss, (slope.flatten(2).mT @ x).unflatten(1, heads.shape[1:3])
 
 
 def dot(a: Tensor, b: Tensor) -> Tensor:

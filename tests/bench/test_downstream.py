@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +14,9 @@ from raysweep.bench import suites
 from raysweep.bench.downstream import ENTRIES, finetuning
 from raysweep.bench.downstream.finetuning import Work
 from raysweep.bench.harness import UnavailableError, run_case
+from raysweep.bench.peers import peer
 from raysweep.bench.peers.sequence_classifier import SequenceClassifier
+from raysweep.bench.peers.trainer import Trained
 from raysweep.bench.record import Peak
 from raysweep.downstream.finetune import Recipe
 from raysweep.models.precision import multiplies_bfloat16
@@ -24,9 +28,43 @@ def small() -> Work:
 
 
 def test_losses_are_equal(small: Work) -> None:
-    found = finetuning.loss_difference(small)
-    assert found.passed
+    found = finetuning.loss_difference(small, steps=3)
+    assert found.value < 1e-5
     assert found.quantity == "largest difference of the losses of 3 steps (nats)"
+
+
+@pytest.fixture
+def accelerate() -> None:
+    try:
+        peer("accelerate")
+    except UnavailableError as error:
+        pytest.skip(f"of the bench extra: {error}")
+
+
+@pytest.mark.usefixtures("accelerate")
+def test_the_trainer_takes_the_same_steps(small: Work) -> None:
+    assert finetuning.loss_difference(small, Trained, steps=3).value < 1e-5
+    recipe = small.recipe.model_copy(update={"epochs": 2, "precision": "float32", "warmup_steps": 3})
+    work = replace(small, sentences=256, recipe=recipe)
+    other = Trained(SequenceClassifier(work.classifier(0.0), recipe, torch.float32))
+    ours = work.fine_tune(work.model(0.0))
+    assert (other.train(work.batches()) - ours.losses).abs().max() < 1e-5
+    answers = ours.classifier.scores(work.ids).argmax(dim=1)
+    assert (other.inner.answers(work.ids) == answers).double().mean() > 0.99
+
+
+def test_without_accelerate_the_trainer_is_absent(small: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "accelerate", None)
+    other = SequenceClassifier(small.classifier(0.0), small.recipe, torch.float32)
+    with pytest.raises(UnavailableError, match=r"accelerate cannot .*'raysweep\[bench\]' installs it"):
+        Trained(other)
+
+
+def test_accuracies_are_of_the_same_task(small: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finetuning, "LEARNING_RATE", 1e-2)
+    ours, theirs, apart = finetuning.accuracies(replace(small, sentences=1024))
+    assert min(ours.value, theirs.value) > 0.5
+    assert apart.met
 
 
 def test_another_training_is_not_equal(small: Work) -> None:
@@ -60,7 +98,7 @@ def test_a_peer_drops_out_as_we_do(small: Work) -> None:
 
 def test_bfloat16_needs_its_instructions(small: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(finetuning, "multiplies_bfloat16", lambda device: False)
-    peer = finetuning._peer(small, "half", torch.bfloat16, None)
+    peer = finetuning._peer(small, "half", finetuning._plain, torch.bfloat16, 3, None, "")
     with pytest.raises(UnavailableError, match="no instructions for bfloat16"):
         peer.prepare()
 
@@ -69,12 +107,15 @@ def test_goals() -> None:
     goals = {
         e.key: [peer.goal for peer in e.build(True).peers] for e in ENTRIES if e.key.startswith("finetune")
     }
-    assert goals == {"finetune-128": [2.0, None], "finetune-64": [2.0, None]}
+    assert goals == {"finetune-128": [2.0, 2.0, None, None], "finetune-64": [2.0, 2.0, None, None]}
 
 
 def test_a_quick_run() -> None:
     (entry,) = suites.entries("downstream", ["finetune-64"])
     peak = Peak(gemm_float32_gflops=1.0, gemm_float64_gflops=1.0, copy_gbytes=1.0)
     record = run_case(entry, peak, quick=True, say=lambda text: None)
+    trainer = "absent" if importlib.util.find_spec("accelerate") is None else "equal"
+    half = multiplies_bfloat16(torch.device("cpu"))
     statuses = [row.status for row in record.comparisons]
-    assert statuses == ["equal", "equal" if multiplies_bfloat16(torch.device("cpu")) else "absent"]
+    assert statuses == [trainer, "equal", trainer if half else "absent", "equal" if half else "absent"]
+    assert [figure.unit for figure in record.figures] == ["GiB", "GiB", "", "", ""]

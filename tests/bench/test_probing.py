@@ -7,6 +7,7 @@ import torch
 
 from raysweep.bench import suites
 from raysweep.bench.downstream import ENTRIES, probing
+from raysweep.bench.downstream.memory import added_memory
 from raysweep.bench.downstream.probing import QUICK, Data
 from raysweep.bench.harness import run_case
 from raysweep.bench.record import Peak
@@ -41,7 +42,7 @@ def test_heads_that_are_worse_are_found(data: Data) -> None:
 
 
 def test_the_memory_of_a_call_is_counted() -> None:
-    assert 0.09 < probing.added_memory(lambda: torch.ones(25 * 2**20).sum()) < 0.2
+    assert 0.09 < added_memory(lambda: torch.ones(25 * 2**20).sum()) < 0.2
 
 
 @pytest.mark.parametrize("key", ["probe", "probe-adamw", "probe-curve"])

@@ -6,6 +6,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from raysweep.downstream import logistic
+from raysweep.downstream.absent import Ranking
 from raysweep.downstream.lbfgs import principal_axes, solve
 from raysweep.downstream.logistic import Inputs, Objective, Problem
 
@@ -159,3 +160,36 @@ def test_principal_axes_keep_all_that_varies():
 def test_problems_come_in_order(inputs):
     with pytest.raises(ValueError, match="most rows first"):
         Objective(inputs, PROBLEMS[::-1], torch.ones(2, 6))
+
+
+def test_one_class_stands_for_all_that_no_row_has(inputs):
+    """The objective and its gradient are those of all classes, and a problem's minimum is scikit-learn's."""
+    whole = [Problem(task=1, classes=9, rows=rows) for rows in (400, 30)]
+    short = [Problem(task=1, classes=6, rows=rows, copies=4) for rows in (400, 30)]
+    l2 = torch.tensor([[1.0, 0.3], [2.0, 1.0]])
+    heads = 0.3 * torch.randn(2, 2, 6, 20, generator=torch.Generator().manual_seed(2))
+    every = torch.cat([heads[:, :, :5], heads[:, :, 5:].expand(-1, -1, 4, -1) / 2], dim=2)
+    value, gradient = Objective(inputs, short, l2)(heads)
+    expected, slopes = Objective(inputs, whole, l2)(every)
+    torch.testing.assert_close(value, expected, rtol=1e-6, atol=0)
+    torch.testing.assert_close(gradient[:, :, :5], slopes[:, :, :5], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(gradient[:, :, 5], slopes[:, :, 5:].sum(dim=2) / 2, rtol=1e-4, atol=1e-6)
+    found = solve(inputs, whole, l2, tolerance=1e-6)
+    assert (found.gap <= 1e-6).all()
+    value, gradient = Objective(inputs, whole, l2)(found.heads)
+    torch.testing.assert_close(value, found.value, rtol=0, atol=1e-6)
+    assert (Objective(inputs, whole, l2).gap(gradient) <= 1e-5).all()
+    assert torch.equal(found.heads[:, :, 5], found.heads[:, :, 8])
+    assert (found.heads[:, :, 5].norm(dim=2) > 0.01).all()
+
+
+def test_classes_are_absent_by_rows():
+    y = torch.tensor([[2, 2, 0, 4], [2, 2, 2, 0]])
+    ranking = Ranking.of(y, 5)
+    assert ranking.first.tolist() == [2, 4, 0, 4, 3]
+    found = [ranking.merged(Problem(task=0, classes=5, rows=rows)) for rows in (1, 3, 4)]
+    assert [(problem.classes, problem.copies) for problem in found] == [(2, 4), (3, 3), (4, 2)]
+    heads = torch.tensor([[[3.0], [5.0], [6.0], [0.0]]])
+    assert ranking.apart(heads, found[0])[0, :, 0].tolist() == [2.5, 2.5, 3.0, 2.5, 2.5]
+    full = Ranking.of(torch.tensor([[1, 0]]), 2)
+    assert full.merged(Problem(task=0, classes=2, rows=2)) == Problem(task=0, classes=2, rows=2)

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from raysweep.bench.downstream.memory import memory
 from raysweep.bench.harness import Case, Contestant, Difference, Peer, Prepared
 from raysweep.bench.peers import peer as import_peer
 from raysweep.bench.peers.probing import answers, projected, scikit_learn, standardised, trained
-from raysweep.bench.record import Figure, Peak, Timing
 from raysweep.bench.train.work import Work, train
 from raysweep.downstream.probe import AdamW, Chunk, Convex, ProbeResult, linear_probe
 from raysweep.downstream.tasks import Examples, task_groups
@@ -123,7 +121,7 @@ def against_the_loop(name: Literal["lbfgs", "adamw"], quick: bool) -> Case:
         ours=Contestant(units=heads, work=ours),
         peers=[loop],
         rounds=3,
-        figures=partial(_memory, {"raysweep": ours, "the loop": partial(looped, data, recipe)}),
+        figures=partial(memory, {"raysweep": ours, "the loop": partial(looped, data, recipe)}),
     )
 
 
@@ -153,7 +151,7 @@ def against_scikit_learn(quick: bool) -> Case:
         ours=Contestant(units=heads, work=ours),
         peers=[one_by_one],
         rounds=3,
-        figures=partial(_memory, {"raysweep": ours, "scikit-learn": partial(fitted, data)}),
+        figures=partial(memory, {"raysweep": ours, "scikit-learn": partial(fitted, data)}),
     )
 
 
@@ -216,28 +214,3 @@ def _gains(data: Data, ours: Mapping[str, ProbeResult], theirs: Predictions, tas
     """Return raysweep's accuracy less the peer's at each size [sizes], mean over seeds."""
     right = (theirs[task] == data.labels("test", task)).double().mean(dim=(1, 2))
     return ours[task].accuracy[0].mean(dim=1) - right
-
-
-def _memory(work: Mapping[str, Callable[[], object]], timing: Timing | None, peak: Peak) -> Sequence[Figure]:
-    """Return the memory that each contestant takes beyond what the process holds before."""
-    return [
-        Figure(name=f"memory that {name} takes", unit="GiB", value=added_memory(call))
-        for name, call in work.items()
-    ]
-
-
-def added_memory(call: Callable[[], object]) -> float:
-    """Return the most memory in GiB that this process holds during a call beyond what it held before."""
-    # The kernel then counts the peak anew.
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    before = _status("VmRSS")
-    call()
-    return (_status("VmHWM") - before) / 2**20
-
-
-def _status(field: str) -> int:
-    """Return a field of this process' status in kB."""
-    found = re.search(rf"^{field}:\s*(\d+) kB$", Path("/proc/self/status").read_text(), flags=re.MULTILINE)
-    if found is None:
-        raise OSError(f"/proc/self/status: no line {field}")
-    return int(found[1])

@@ -65,11 +65,21 @@ class SequenceClassifier:
         return torch.stack(losses)
 
     def _loss(self, ids: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss of a batch, cut to its longest sentence, with the token in front."""
+        """Return the loss of a batch."""
+        with torch.autocast("cpu", self.precision, enabled=self.precision != torch.float32):
+            loss: Tensor = self.model(**self._inputs(ids), labels=labels).loss
+        return loss
+
+    @torch.no_grad()
+    def answers(self, ids: Tensor) -> Tensor:
+        """Return the predicted classes [n] of sentences ids [n, T], without dropout."""
+        self.model.eval()
+        found = [self.model(**self._inputs(rows)).logits.argmax(dim=1) for rows in ids.split(256)]
+        self.model.train()
+        return torch.cat(found)
+
+    def _inputs(self, ids: Tensor) -> dict[str, Tensor]:
+        """Return sentences cut to the longest of them, with the token in front."""
         longest = int((ids != self.pad_id).sum(dim=1).max())
         ids = F.pad(ids[:, :longest], (1, 0), value=self.cls_id)
-        with torch.autocast("cpu", self.precision, enabled=self.precision != torch.float32):
-            loss: Tensor = self.model(
-                input_ids=ids, attention_mask=(ids != self.pad_id).long(), labels=labels
-            ).loss
-        return loss
+        return {"input_ids": ids, "attention_mask": (ids != self.pad_id).long()}
