@@ -28,6 +28,12 @@ STYLES = {
 _FORMATS: dict[Kind, str] = {"loss": ".4f", "accuracy": ".3f"}
 
 
+#: Characters of the columns for run, state, step and time, for speed and errors, for tokens a second and the
+#: share of the peak, and for a metric.
+_OTHERS, _SPEED, _RATES, _COLUMN = 40, 13, 16, 8
+#: Most metrics that have their whole headings in one line.
+_MOST_IN_A_LINE = 5
+
 #: Most runs with trouble that the view on a terminal explains.
 _MOST_TROUBLES = 3
 
@@ -40,6 +46,16 @@ def _live(states: list[RunState]) -> list[Metric]:
     """Return one metric of each name that asks to be shown live."""
     named = {metric.name: metric for state in states for metric in state.metrics if metric.live}
     return in_order(named.values())
+
+
+def _headings(metrics: list[Metric], *, wide: bool) -> list[str]:
+    """Return the headings of metrics: many have a line for each word, few in a narrow table their places."""
+    if len(metrics) > _MOST_IN_A_LINE:
+        return [metric.narrow.replace(" ", "\n") for metric in metrics]
+    places = [metric.place for metric in metrics if metric.place]
+    if wide or len(set(places)) < len(places):
+        return [metric.narrow for metric in metrics]
+    return [metric.place or metric.narrow for metric in metrics]
 
 
 def _measured(metric: Metric | None, *, wide: bool) -> str:
@@ -55,9 +71,9 @@ def _measured(metric: Metric | None, *, wide: bool) -> str:
 def runs_table(states: list[RunState], *, width: int, limit: int | None = None) -> Table:
     """Return the table of runs, the busiest first where there are more than `limit`.
 
-    There is a column for every metric that asks to be shown live.  A table of less than 100 columns leaves
-    out speed and standard errors, one of less than 120 tokens a second and the share of the peak, which are
-    those of the newest point of the training curve.
+    There is a column for every metric that asks to be shown live, as far as the width goes.  A table of less
+    than 100 columns leaves out speed and standard errors, one of less than 120 tokens a second and the share
+    of the peak, which are those of the newest point of the training curve.
     """
     order = {"training": 0, "evaluating": 0, "starting": 1, "failed": 2, "done": 4}
     shown = states
@@ -67,13 +83,16 @@ def runs_table(states: list[RunState], *, width: int, limit: int | None = None) 
     table = Table(show_edge=False, pad_edge=False, box=None, header_style="bold")
     table.add_column("run", overflow="fold", min_width=8)
     table.add_column("state", no_wrap=True, min_width=10)
+    room = width - _OTHERS - (_SPEED if wide else 0)
     metrics = _live(states)
-    headings = [metric.narrow if wide else metric.place or metric.narrow for metric in metrics]
-    for heading in ("step", *headings):
+    headings = _headings(metrics, wide=wide)
+    metrics = metrics[: max(1, room // _COLUMN)]
+    for heading in ("step", *headings[: len(metrics)]):
         table.add_column(heading, justify="right", no_wrap=True)
     if wide:
         table.add_column("steps/s", justify="right", no_wrap=True)
-    counted = width >= 120 and any(state.tokens_per_second for state in shown)
+    counted = width >= 120 and room - _RATES >= _COLUMN * len(metrics)
+    counted = counted and any(state.tokens_per_second for state in shown)
     if counted:
         table.add_column("tokens/s", justify="right", no_wrap=True)
         table.add_column("MFU", justify="right", no_wrap=True)

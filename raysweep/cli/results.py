@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 #: Columns that a narrow terminal leaves out.
 _SPARED = ("parameters", "seeds", "step")
+#: Characters between two columns.
+_BETWEEN = 2
 
 
 def make_report(sweep: Sweep, frame: pd.DataFrame, path: Path | None = None) -> Path:
@@ -45,16 +47,33 @@ def print_summary(sweep: Sweep, frame: pd.DataFrame, page: Path) -> None:
     out = console(pipe_width=120)
     found = summary(frame)
     kept = [k for k, name in enumerate(found.headings) if out.width >= 100 or name not in _SPARED]
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for k in kept:
-        table.add_column(found.headings[k], justify="right" if k else "left", no_wrap=True)
-    for row in found.rows:
-        table.add_row(*[row[k].replace(" ± ", "±") for k in kept])
-    if found.rows:
+    rows = [[row[k].replace(" ± ", "±") for k in kept] for row in found.rows]
+    headings = [found.headings[k] for k in kept]
+    if rows:
         typer.echo(f"{found.title}:")
+    for columns in _abreast([headings, *rows], out.width) if rows else []:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for k in columns:
+            table.add_column(headings[k], justify="right" if k else "left", no_wrap=True)
+        for row in rows:
+            table.add_row(*[row[k] for k in columns])
         out.print(table)
     typer.echo(f"report: {page}")
     typer.echo(f"MLflow: raysweep ui {shlex.quote(sweep.name)}{storage_flag(sweep.storage)}")
+
+
+def _abreast(rows: Sequence[Sequence[str]], width: int) -> list[list[int]]:
+    """Return the columns of each of the tables, one below the other, that a table of these `rows` makes.
+
+    Each begins with the first column and is at most `width` wide, if two columns are not wider already.
+    """
+    sizes = [max(map(len, column)) + _BETWEEN for column in zip(*rows, strict=True)]
+    tables: list[list[int]] = []
+    for k in range(1, len(sizes)):
+        if not tables or sum(sizes[j] for j in [*tables[-1], k]) - _BETWEEN > width:
+            tables.append([0])
+        tables[-1].append(k)
+    return tables
 
 
 def check_format(output: Path, known: Sequence[str]) -> None:

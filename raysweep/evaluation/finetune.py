@@ -31,6 +31,7 @@ from raysweep.evaluation.labels import model_of
 from raysweep.evaluation.metric import Metric, Quantity
 from raysweep.evaluation.notes import PREFIX, text_arrays, text_of
 from raysweep.evaluation.pretraining_loss import HEADINGS, PretrainingLoss, PretrainingLossFields
+from raysweep.evaluation.probe_metrics import BEST
 from raysweep.evaluation.tasks import TaskEvaluation
 from raysweep.languages.base import Language, Task, TaskMetric
 from raysweep.languages.splits import Split
@@ -65,6 +66,9 @@ AFTER = {
     loss: Quantity(name=f"finetune_{loss}/{{task}}", heading=f"{heading} after fine-tuning", unit="nats")
     for loss, heading in HEADINGS.items()
 }
+
+#: The beginning of the note that names the cells that diverged.
+DIVERGED_NOTE = "finetune: diverged and left out: "
 
 #: Examples of a language's own task where no number is given: as many as in the paper.
 _EXAMPLES = 100_000
@@ -252,7 +256,7 @@ class FinetuneConfig(TaskEvaluation, PretrainingLossFields, Recipe):
                 if "diverged" in cell:
                     diverged.append(f"task {task}, seed {seed} at step {int(cell['diverged'][0])} of {steps}")
         if diverged:
-            texts["diverged"] = f"finetune: diverged and left out: {'; '.join(diverged)}"
+            texts["diverged"] = DIVERGED_NOTE + "; ".join(diverged)
         if short:
             texts["warm_up"] = (
                 f"finetune: the rate never reaches lr, because warmup_steps is {self.warmup_steps} and "
@@ -276,7 +280,10 @@ def _combined(task: str, cells: Sequence[Mapping[str, np.ndarray]]) -> list[Metr
     values = {name: np.concatenate([cell[name] for cell in sound]) for name in numbers}
     first, *others = (name for name in numbers if name.startswith("score."))
     unit = first.removeprefix("score.")
-    headline = FINETUNE.model_copy(update={"unit": unit, "heading": f"{unit} after fine-tuning"})
+    best = BEST.name if unit == "accuracy" else None
+    headline = FINETUNE.model_copy(
+        update={"unit": unit, "heading": f"{unit} after fine-tuning", "ceiling": best}
+    )
     metrics.append(headline.mean(values[first], of=of, reservations=doubts))
     if len(sound) > 1:
         metrics.append(STD.number(float(values[first].std(ddof=1)), n=len(sound), of=of))

@@ -130,9 +130,14 @@ class Description(_Facts):
         return " ".join(map(_text, self.of.values()))
 
     @property
+    def brief(self) -> str:
+        """The shortest name of the quantity, without coordinates."""
+        return self.short or self.heading or self.name
+
+    @property
     def narrow(self) -> str:
         """The short heading with the values of its coordinates, for a narrow column."""
-        return f"{self.short or self.heading or self.name} {self.place}".strip()
+        return f"{self.brief} {self.place}".strip()
 
     @property
     def title(self) -> str:
@@ -152,7 +157,7 @@ class Description(_Facts):
         return (f"{self.heading} {self.place}".strip() if self.heading else self.name) + self._in_unit()
 
     def _in_unit(self) -> str:
-        return "" if self.heading.endswith(self.unit) else f" ({self.unit})"
+        return "" if self.unit in self.heading else f" ({self.unit})"
 
 
 class Metric(Description):

@@ -24,7 +24,7 @@ PROBE = Quantity(
 PROBE_AREA = PROBE.model_copy(
     update={
         "name": "probe_area/{task}",
-        "heading": "mean probe accuracy over the logarithm of the number of labels",
+        "heading": "area under the probe curve",
         "short": "probe area",
     }
 )

@@ -54,13 +54,18 @@ def log_axis(axis: Axis, values: Sequence[float], label: Callable[[float], str] 
     fixed_ticks(axis, log_ticks(low, high), label)
 
 
-def measured_axis(axis: Axis, values: Sequence[float], label: Callable[[float], str] = count) -> None:
-    """Make a log axis with a tick at each of the `values`, where these are few and apart enough."""
+def measured_axis(
+    axis: Axis, values: Sequence[float], label: Callable[[float], str] = count, *, apart: float = 0.11
+) -> None:
+    """Make a log axis with a tick at each of the `values`, where these are few.
+
+    They must be `apart` by more than this share of the whole range.
+    """
     distinct = sorted(set(values))
     log_axis(axis, distinct, label)
     span = math.log(distinct[-1] / distinct[0])
     gaps = [math.log(b / a) for a, b in itertools.pairwise(distinct)]
-    if len(distinct) <= 7 and all(gap > 0.11 * span for gap in gaps):
+    if len(distinct) <= 7 and all(gap > apart * span for gap in gaps):
         fixed_ticks(axis, distinct, label)
 
 

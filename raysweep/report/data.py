@@ -68,7 +68,9 @@ class Measurements:
     def named(self, accuracy: Description) -> str:
         """Return what the columns and sentences of a page call an accuracy, such as its task."""
         quantities = {metric.quantity for metric in self.shown("accuracy")}
-        return accuracy.place if accuracy.place and len(quantities) == 1 else accuracy.title
+        if not accuracy.place:
+            return accuracy.title
+        return accuracy.place if len(quantities) == 1 else f"{accuracy.place} ({accuracy.brief})"
 
     def has(self, *metrics: str) -> pd.DataFrame:
         """Return the checkpoints at which all of these metrics were measured; their columns exist."""

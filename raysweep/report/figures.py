@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import re
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -65,10 +66,10 @@ def scatter(measured: Measurements, x: str, y: str, *, tolerance: float, name: s
         figure = Figure(figsize=(WIDTH, 3.2), layout="constrained")
         axes = figure.subplots()
         plain(axes)
-        log_axis(axes.xaxis, _reach(table[x], table[error_key(x)], log=True))
+        log_axis(axes.xaxis, reach(table[x], table[error_key(x)], log=True))
         # Both figures of a task get one scale, although one may lack a checkpoint that the other has.
         both = measured.has(y)
-        heights = _reach(both[y], both[error_key(y)]) + ([reference] if reference is not None else [])
+        heights = reach(both[y], both[error_key(y)]) + ([reference] if reference is not None else [])
         linear_axis(axes.yaxis, heights)
         low, high = axes.get_xlim()
         loss = measured.saturating
@@ -79,22 +80,63 @@ def scatter(measured: Measurements, x: str, y: str, *, tolerance: float, name: s
             axes.axhline(reference, color=MUTED, linestyle=(0, (4, 3)), linewidth=1.1)
         for index, size in enumerate(measured.sizes):
             part = table[table["model"] == size]
-            _dots(axes, part, x, y, index, filled=measured.saturated(part, tolerance))
+            draw_dots(axes, part, x, y, index, filled=measured.saturated(part, tolerance))
         labels = {metric: measured.metrics[metric].label for metric in (x, y)}
-        axes.set(xlabel=labels[x], ylabel=labels[y])
+        axes.set(xlabel=labels[x], ylabel=_wrapped(labels[y], 40))
         svg = embedded(figure, name)
     text = f"{labels[y]} against {labels[x]} on a log axis, {len(table)} checkpoints"
     return Drawn(svg, text, _columns(measured, table, [x, error_key(x), y, error_key(y)]))
 
 
-def _reach(values: pd.Series, errors: pd.Series, *, log: bool = False) -> list[float]:
+def against(measured: Measurements, x: str, metrics: Sequence[str], *, name: str) -> Drawn | None:
+    """Draw each metric against the metric `x`, stacked on log axes: a dot per checkpoint, coloured by size.
+
+    Values that are not positive are left out of the drawing, not of its data.
+    """
+    table = measured.has(x)
+    table = table[table[x] > 0]
+    shown = [m for m in metrics if m in table and (table[m] > 0).any()]
+    if not shown:
+        return None
+    with matplotlib.rc_context(RC):
+        figure, panels = _panels(len(shown))
+        for axes, metric in zip(panels, shown, strict=True):
+            part = table[table[metric] > 0]
+            log_axis(axes.yaxis, reach(part[metric], part[error_key(metric)], log=True))
+            for index, size in enumerate(measured.sizes):
+                dots = part[part["model"] == size]
+                draw_dots(axes, dots, x, metric, index, filled=pd.Series(True, index=dots.index))
+            axes.set_ylabel(_wrapped(measured.metrics[metric].label, 26))
+        log_axis(panels[-1].xaxis, reach(table[x], table[error_key(x)], log=True))
+        label = measured.metrics[x].label
+        panels[-1].set_xlabel(label)
+        figure.align_ylabels(panels)
+        svg = embedded(figure, name)
+    columns = [
+        column for metric in (x, *metrics) if metric in table for column in (metric, error_key(metric))
+    ]
+    labels = ", ".join(measured.metrics[metric].label for metric in shown)
+    return Drawn(svg, f"{labels} against {label}, stacked on log axes", _columns(measured, table, columns))
+
+
+def _panels(count: int) -> tuple[Figure, np.ndarray]:
+    """Return a figure of panels that are stacked and share their horizontal axis."""
+    figure = Figure(figsize=(WIDTH, 0.45 + 1.65 * count), layout="constrained")
+    panels = figure.subplots(count, 1, sharex=True, squeeze=False)[:, 0]
+    for axes in panels:
+        plain(axes)
+    return figure, panels
+
+
+def reach(values: pd.Series, errors: pd.Series, *, log: bool = False) -> list[float]:
     """Return the ends of all bars, for the limits of an axis; on a log axis no end is below a third."""
     errors = errors.fillna(0)
     low = values - errors
     return [*(np.maximum(low, values / 3) if log else low), *(values + errors)]
 
 
-def _dots(axes: Axes, table: pd.DataFrame, x: str, y: str, index: int, *, filled: pd.Series) -> None:
+def draw_dots(axes: Axes, table: pd.DataFrame, x: str, y: str, index: int, *, filled: pd.Series) -> None:
+    """Draw checkpoints of the size number `index` with their bars, filled where `filled` says so."""
     colour, marker = series(index), MARKERS[index % len(MARKERS)]
     axes.errorbar(
         table[x],
@@ -167,28 +209,29 @@ def _stack(
     name: str,
     lines: Callable[[Axes, Measurements, pd.DataFrame], None],
 ) -> Drawn | None:
-    shown = [m for m in metrics if (cells["metric"] == m).any()]
+    # A log axis shows nothing of a metric without a positive value.
+    accuracies = [metric.name for metric in measured.shown("accuracy")]
+    drawable = cells[cells["metric"].isin(accuracies) | (cells["mean"] > 0)]
+    shown = [m for m in metrics if (drawable["metric"] == m).any()]
     if not shown:
         return None
     with matplotlib.rc_context(RC):
-        figure = Figure(figsize=(WIDTH, 0.45 + 1.65 * len(shown)), layout="constrained")
-        panels = figure.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0]
+        figure, panels = _panels(len(shown))
         for axes, metric in zip(panels, shown, strict=True):
-            plain(axes)
             part = cells[cells["metric"] == metric]
             accuracy = measured.metrics[metric].kind == "accuracy"
             reference = measured.reference.get(metric) if accuracy else None
             if accuracy:
-                heights = _reach(part["mean"], part["standard_error"])
+                heights = reach(part["mean"], part["standard_error"])
                 linear_axis(axes.yaxis, heights + ([reference] if reference is not None else []))
             else:
                 part = part[part["mean"] > 0]
                 if len(part):
-                    log_axis(axes.yaxis, _reach(part["mean"], part["standard_error"], log=True))
+                    log_axis(axes.yaxis, reach(part["mean"], part["standard_error"], log=True))
             if reference is not None:
                 axes.axhline(reference, color=MUTED, linestyle=(0, (4, 3)), linewidth=1.1)
             lines(axes, measured, part)
-            axes.set_ylabel(measured.metrics[metric].label)
+            axes.set_ylabel(_wrapped(measured.metrics[metric].label, 26))
         measured_axis(panels[-1].xaxis, [float(v) for v in cells[x]])
         panels[-1].set_xlabel(x_label)
         figure.align_ylabels(panels)
@@ -201,7 +244,7 @@ def _lines_along_training(axes: Axes, measured: Measurements, part: pd.DataFrame
     for index, size in enumerate(measured.sizes):
         for dash, variant in enumerate(measured.variants):
             line = part[(part["model"] == size) & (part["variant"] == variant)].sort_values("step")
-            _line(axes, line["step"], line, series(index), MARKERS[index % len(MARKERS)], dash)
+            draw_line(axes, line["step"], line, series(index), MARKERS[index % len(MARKERS)], dash)
 
 
 def _lines_across_sizes(axes: Axes, measured: Measurements, part: pd.DataFrame) -> None:
@@ -212,10 +255,11 @@ def _lines_across_sizes(axes: Axes, measured: Measurements, part: pd.DataFrame) 
         )
         for index, size in enumerate(measured.sizes):
             one = line[line["model"] == size]
-            _line(axes, one["parameters"], one, series(index), MARKERS[index % len(MARKERS)], dash)
+            draw_line(axes, one["parameters"], one, series(index), MARKERS[index % len(MARKERS)], dash)
 
 
-def _line(axes: Axes, x: pd.Series, line: pd.DataFrame, colour: str, marker: str, dash: int) -> None:
+def draw_line(axes: Axes, x: pd.Series, line: pd.DataFrame, colour: str, marker: str, dash: int) -> None:
+    """Draw a line with its bars; `line` has the columns mean and standard_error."""
     axes.errorbar(
         x,
         line["mean"],
@@ -234,6 +278,11 @@ def _columns(measured: Measurements, table: pd.DataFrame, metrics: list[str]) ->
     loss = measured.saturating
     extra = [loss.name] if loss is not None and loss.name in table and loss.name not in metrics else []
     return table[[*keys, *extra, *metrics]]
+
+
+def _wrapped(label: str, width: int) -> str:
+    """Return a label in lines of at most `width` characters, so that it fits along its axis."""
+    return textwrap.fill(label, width, break_on_hyphens=False, break_long_words=False)
 
 
 def embedded(figure: Figure, name: str) -> str:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -16,11 +15,14 @@ from raysweep.evaluation.excess_loss import ENTROPY
 from raysweep.report import tables
 from raysweep.report.contrasts import Change
 from raysweep.report.correlations import Correlations, correlations, findings
+from raysweep.report.damage import DRAWN, damage_sections
 from raysweep.report.data import Failure, Measurements, measurements, threshold
-from raysweep.report.figures import Drawn, across_sizes, along_training, marker_svg, scatter
+from raysweep.report.figures import across_sizes, along_training, marker_svg, scatter
 from raysweep.report.format import count, number
+from raysweep.report.parts import capital, download, figure, small
 from raysweep.report.style import style_sheet
 from raysweep.report.theory import theory_figures
+from raysweep.report.transfer import Diverged, curve_section, finetune_section
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,9 +30,10 @@ class Content:
     """The content of a report.
 
     `frame` is the tidy table, `milestones` are the steps at which each run is measured (for a report in
-    mid-sweep), `changes` the changes of the trace between them.  `remarks` are lines on the way of measuring.
-    A checkpoint counts as saturated up to `tolerance` above the least possible loss, in nats.  `provenance`
-    and `commands` are shown as they are, name beside value.
+    mid-sweep), `changes` the changes of the trace between them, `diverged` the cells of fine-tuning that did
+    so.  `remarks` are lines on the way of measuring.  A checkpoint counts as saturated up to
+    `tolerance` above the least possible loss, in nats.  `provenance` and `commands` are shown as they are,
+    name beside value.
     """
 
     name: str
@@ -38,6 +41,7 @@ class Content:
     description: str = ""
     milestones: Mapping[str, Sequence[int]] = field(default_factory=dict)
     failures: Sequence[Failure] = ()
+    diverged: Sequence[Diverged] = ()
     changes: Sequence[Change] = ()
     remarks: Sequence[str] = ()
     tolerance: float = 0.02
@@ -49,11 +53,14 @@ def render(content: Content) -> str:
     """Return the page."""
     measured = measurements(content.frame)
     rows = correlations(measured, tolerance=content.tolerance)
-    metrics = [metric.name for metric in measured.shown()]
+    metrics = [metric.name for metric in measured.shown() if metric.quantity not in DRAWN]
     theory = _theory(content, measured)
     accuracy = [
         _headline(content, measured),
         _steps_and_sizes(measured, metrics),
+        curve_section(measured),
+        finetune_section(measured, content.diverged),
+        damage_sections(measured),
         "<h2>What goes with accuracy</h2>",
         tables.correlation_table(rows, content.tolerance),
         _changes(content.changes),
@@ -113,7 +120,7 @@ def _facts(content: Content, measured: Measurements) -> str:
 
 def _findings(rows: list[Correlations]) -> str:
     if not rows:
-        return '<p class="note">Not enough data yet for what flatness and loss say about accuracy.</p>'
+        return small("Not enough data yet for what flatness and loss say about accuracy.")
     return f'<ul class="findings">{"".join(f"<li>{escape(line)}</li>" for line in findings(rows))}</ul>'
 
 
@@ -142,42 +149,42 @@ def _legend(measured: Measurements, tolerance: float) -> str:
 def _theory(content: Content, measured: Measurements) -> str:
     parts = []
     for name, drawn, heading, caption in theory_figures(content.frame, measured):
-        figure = _figure(drawn, f"{content.name}-{name}.csv", caption)
-        parts.append(f'<h2>{escape(heading)}</h2><div class="pair">{figure}</div>')
+        shown = figure(drawn, f"{content.name}-{name}.csv", caption)
+        parts.append(f'<h2>{escape(heading)}</h2><div class="pair">{shown}</div>')
     return "\n".join(parts)
 
 
 def _headline(content: Content, measured: Measurements) -> str:
     titles = [metric.title for metric in measured.shown("loss", "flatness")] or ["loss", "flatness"]
-    head = f"<h2>{escape(_capital(', '.join(titles)))} and accuracy</h2>"
+    head = f"<h2>{escape(capital(', '.join(titles)))} and accuracy</h2>"
     figures = []
     for place, accuracy in enumerate(measured.shown("accuracy")):
         named = measured.named(accuracy)
         for kind in ("loss", "flatness"):
             against = measured.shown(kind)
             if not against:
-                figures.append(_missing(_capital(f"{accuracy.title}, against {kind}: not enough data.")))
+                figures.append(small(capital(f"{accuracy.title}, against {kind}: not enough data.")))
             for x in against:
                 name = f"headline-{place}-{x.name}"
                 drawn = scatter(measured, x.name, accuracy.name, tolerance=content.tolerance, name=name)
                 if drawn is None:
                     against_x = f"{accuracy.title}, against {x.title}: not enough data."
-                    figures.append(_missing(_capital(against_x)))
+                    figures.append(small(capital(against_x)))
                 else:
-                    figures.append(_figure(drawn, f"{content.name}-{named}-{x.name}.csv", ""))
+                    figures.append(figure(drawn, f"{content.name}-{named}-{x.name}.csv", ""))
     if not figures:
-        return head + _missing("Not enough data: no accuracy has been measured.")
-    note = "A dot is a checkpoint."
+        return head + small("Not enough data: no accuracy has been measured.")
+    said = "A dot is a checkpoint."
     loss = measured.saturating
     if loss is not None:
         most = threshold(loss, content.tolerance)
-        note += f" The shaded band is where {loss.title} is at most {most}."
-    note += (
+        said += f" The shaded band is where {loss.title} is at most {most}."
+    said += (
         " Bars are one standard error of the measurement: over the evaluation sentences for a loss, over the "
-        "inputs for a trace, over seeds for the accuracy of a probe. The trace is that of each model in its "
+        "inputs for a trace, over seeds for an accuracy. The trace is that of each model in its "
         "own parameters; models of different size are not viewed as one architecture."
     )
-    return f'{head}<p class="note">{note}</p><div class="pair">{"".join(figures)}</div>'
+    return f'{head}{small(said)}<div class="pair">{"".join(figures)}</div>'
 
 
 def _steps_and_sizes(measured: Measurements, metrics: Sequence[str]) -> str:
@@ -185,43 +192,23 @@ def _steps_and_sizes(measured: Measurements, metrics: Sequence[str]) -> str:
     steps = along_training(measured, metrics, name="steps")
     sizes = across_sizes(measured, metrics, name="sizes")
     left = (
-        _figure(
+        figure(
             steps, "steps.csv", "Over training steps: mean over seeds, bars ± one standard error over seeds."
         )
         if steps is not None
-        else _missing("Over training steps: not enough data.")
+        else small("Over training steps: not enough data.")
     )
     right = (
-        _figure(
+        figure(
             sizes[0],
             "sizes.csv",
             f"Over parameters, at step {sizes[1]:,}, the last that all sizes have reached: mean over seeds, "
             "bars ± one standard error over seeds.",
         )
         if sizes is not None
-        else _missing("Over parameters: not enough data; it takes two sizes measured at one step.")
+        else small("Over parameters: not enough data; it takes two sizes measured at one step.")
     )
     return f'{head}<div class="pair">{left}{right}</div>'
-
-
-def _figure(drawn: Drawn, file: str, caption: str) -> str:
-    svg = drawn.svg.replace("<svg", f'<svg role="img" aria-label="{escape(drawn.alternative)}"', 1)
-    text = f"{escape(caption)} " if caption else ""
-    return f"<figure>{svg}<figcaption>{text}{download(drawn.data, file)}</figcaption></figure>"
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
-def _missing(text: str) -> str:
-    return f'<p class="note">{escape(text)}</p>'
-
-
-def download(data: pd.DataFrame, file: str) -> str:
-    """Return a link that holds a table as CSV, so that the data of a figure travels with it."""
-    encoded = base64.b64encode(data.to_csv(index=False).encode()).decode()
-    return f'<a download="{escape(file)}" href="data:text/csv;base64,{encoded}">data (CSV)</a>'
 
 
 def _changes(changes: Sequence[Change]) -> str:

@@ -114,6 +114,7 @@ p { margin: 6px 0 10px; max-width: 74ch }
 .legend li { display: flex; align-items: center; gap: 6px }
 .legend svg { flex: none }
 .pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 430px), 1fr)); gap: 8px 28px }
+@media (min-width: 900px) { .half { grid-template-columns: 1fr 1fr } }
 figure { margin: 8px 0; min-width: 0 }
 figure svg { display: block; width: 100%; height: auto }
 figure svg text { font-family: system-ui, -apple-system, "Segoe UI", Roboto, Arial, sans-serif !important }

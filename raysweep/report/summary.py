@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pandas as pd
 
+from raysweep.evaluation.metric import Description
 from raysweep.report.data import measurements
 from raysweep.report.format import count, plus_minus
 from raysweep.report.statistics import mean_and_error
@@ -30,12 +32,9 @@ def summary(frame: pd.DataFrame) -> Summary:
     measured = measurements(frame)
     shown = measured.shown()
     names = [metric.name for metric in shown]
-    columns = [measured.named(m) if m.kind == "accuracy" else m.title for m in shown]
+    columns, explained = _columns(shown)
     headings = ["model", "parameters", "step", "seeds", *columns]
-    title = "At the last milestone, mean ± standard error over seeds"
-    by_task = dict.fromkeys(m.heading for m in measured.shown("accuracy") if m.of)
-    if by_task:
-        title += f"; the last columns are {' and '.join(by_task)} by task"
+    title = f"At the last milestone, mean ± standard error over seeds{explained}"
     rows: list[list[str]] = []
     if not names:
         return Summary(headings=headings, rows=rows, title=title)
@@ -55,6 +54,21 @@ def summary(frame: pd.DataFrame) -> Summary:
             ["look-up table", "–", "–", "–", *("–" if v is None else plus_minus(v, None) for v in values)]
         )
     return Summary(headings=headings, rows=rows, title=title)
+
+
+def _columns(shown: Sequence[Description]) -> tuple[list[str], str]:
+    """Return the headings of metrics, and the part of the title that explains them.
+
+    Where one quantity alone has coordinates, such as tasks, these are its headings.
+    """
+    placed = {metric.quantity: metric for metric in shown if metric.of}
+    if len(placed) == 1:
+        [one] = placed.values()
+        explained = f"; the last columns are {one.heading or one.name} by {' and '.join(one.of)}"
+        return [metric.place or metric.title for metric in shown], explained
+    names = {metric.brief: metric.heading for metric in placed.values() if metric.brief != metric.heading}
+    explained = "".join(f"; {brief}: {heading}" for brief, heading in names.items())
+    return [metric.narrow if metric.of else metric.title for metric in shown], explained
 
 
 def shared_ending(labels: list[str]) -> str:

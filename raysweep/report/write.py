@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from raysweep.evaluation.finetune import DIVERGED_NOTE
 from raysweep.files import write_atomic
 from raysweep.report.contrasts import changes
 from raysweep.report.page import Content, Failure, render
 from raysweep.report.picture import picture
+from raysweep.report.transfer import Diverged
 from raysweep.sweep.provenance import last_launch
 from raysweep.sweep.remarks import remarks
 from raysweep.sweep.storage import storage_flag
@@ -56,6 +58,7 @@ def write_report(
         frame=frame,
         milestones={spec.run_id: spec.milestones for spec in sweep.runs},
         failures=failures,
+        diverged=_diverged(sweep),
         changes=changes(sweep),
         remarks=remarks(sweep),
         tolerance=tolerance,
@@ -71,6 +74,21 @@ def write_report(
     )
     write_atomic(path, render(content).encode())
     return path
+
+
+def _diverged(sweep: Sweep) -> list[Diverged]:
+    """Return the cells of fine-tuning that diverged, by run and milestone."""
+    ledger, found = sweep.ledger(), []
+    for spec in sweep.runs:
+        evaluation, run = spec.evaluations.get("finetune"), ledger.open(spec.run_id)
+        if evaluation is None:
+            continue
+        for step in spec.milestones:
+            record = run.evaluation(step, evaluation)
+            if record is not None and "diverged" in record.notes:
+                cells = record.notes["diverged"].removeprefix(DIVERGED_NOTE)
+                found.append(Diverged(run_id=spec.run_id, step=step, cells=cells))
+    return found
 
 
 def origin(launch: Mapping[str, Any] | None) -> dict[str, str]:

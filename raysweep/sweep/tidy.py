@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _BEFORE = ("sweep", "run_id", "model", "algorithm", "seed")
 _AFTER = (
     *("parameters", "step", "metric", "value", "standard_error", "n", "unit"),
-    *("quantity", "of", "heading", "kind", "better", "least", "baseline", "ceiling", "report"),
+    *("quantity", "of", "heading", "short", "kind", "better", "least", "baseline", "ceiling", "report"),
     "reservations",
 )
 #: Columns that every tidy table has; all others are axes of the sweep.
@@ -34,7 +34,8 @@ def tidy(ledger: Ledger, sweep: Sweep) -> pd.DataFrame:
     - parameters (trainable, tied ones once) and step;
     - metric (its name, such as probe/A), value, standard_error, n, unit;
     - quantity and of: what is measured (probe/{task}) and at which coordinates, as JSON ({"task":"A"});
-    - heading, kind (loss, flatness, accuracy or diagnostic) and better (less or more);
+    - heading, short (that of a narrow column, "" for the same), kind (loss, flatness, accuracy or diagnostic)
+      and better (less or more);
     - least: the least possible value, where it is known; baseline: the metric that holds a guess's value;
       ceiling: the one that holds the best possible value;
     - report: whether the report shows the metric;
@@ -65,7 +66,7 @@ def tidy(ledger: Ledger, sweep: Sweep) -> pd.DataFrame:
     real = ("value", "standard_error", "least")
     text = (
         *("sweep", "run_id", "model", "algorithm", "metric", "unit"),
-        *("quantity", "of", "heading", "kind", "better", "baseline", "ceiling", "reservations"),
+        *("quantity", "of", "heading", "short", "kind", "better", "baseline", "ceiling", "reservations"),
     )
     # An empty table has the types of a full one.
     kinds = dict.fromkeys(whole, "Int64") | dict.fromkeys(real, "float64") | dict.fromkeys(text, "object")
@@ -75,7 +76,7 @@ def tidy(ledger: Ledger, sweep: Sweep) -> pd.DataFrame:
 
 def cells(metric: Metric) -> dict[str, Any]:
     """Return what a metric's row of the table says of it."""
-    facts = metric.model_dump(exclude={"name", "short", "live"})
+    facts = metric.model_dump(exclude={"name", "live"})
     return facts | {
         "metric": metric.name,
         "of": canonical(metric.of),

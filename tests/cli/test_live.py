@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from helpers.transfer_ledger import transfer_sweep
 from raysweep.cli import output
 from raysweep.cli.live import LineView, LiveView, runs_table
 from raysweep.evaluation.excess_loss import ENTROPY, EXCESS_LOSS
@@ -134,3 +137,24 @@ def test_a_new_metric_that_asks_for_it_has_a_column_of_its_own() -> None:
     assert first.split()[-2:] == ["0.1235", "±0.01"]
     assert "7.5" not in text.getvalue()
     assert second.split() == ["run", "b", "queued", "0/100"]
+
+
+@pytest.mark.parametrize(("width", "shown"), [(80, 5), (100, 5), (120, 8), (200, 8)])
+def test_many_metrics_have_short_headings_and_fit(tmp_path: Path, width: int, shown: int) -> None:
+    sweep = transfer_sweep(tmp_path)
+    spec = sweep.runs[0]
+    ledger = sweep.ledger().open(spec.run_id)
+    records = [ledger.evaluation(spec.milestones[-1], evaluation) for evaluation in spec.evaluations.values()]
+    metrics = [metric for record in records if record is not None for metric in record.metrics]
+    target, out = console(width)
+    target.print(
+        runs_table([run(state="training", step=50, steps=100, metrics=metrics, eta=75.0)], width=width)
+    )
+    text = out.getvalue()
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text
+    assert (text.count("tuned"), text.count("area")) == (3, shown - 5)
+    assert [word for word in text.split() if word in "ABC"] == [*"ABC", *"ABC"][: shown - 2]
+    assert len(re.findall(r"\b0\.\d{3}\b", text)) == shown - 2
+    # The budgets are in the report.
+    assert not {"128", "512", "2048"} & set(text.split())

@@ -284,8 +284,8 @@ def test_the_tidy_table(load: Any) -> None:
     empty = tidy(ledger, sweep)
     columns = ["sweep", "run_id", "model", "algorithm", "seed", "model.shape", "algorithm"]
     columns = [*columns[:-1], "parameters", "step", "metric", "value", "standard_error", "n", "unit"]
-    columns += ["quantity", "of", "heading", "kind", "better", "least", "baseline", "ceiling", "report"]
-    columns += ["reservations"]
+    columns += ["quantity", "of", "heading", "short", "kind", "better", "least", "baseline", "ceiling"]
+    columns += ["report", "reservations"]
     assert list(empty.columns) == columns
     assert len(empty) == 0
     for spec in sweep.runs[1:]:
