@@ -16,6 +16,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from raysweep.languages.base import Estimate, Language
+from raysweep.languages.known import Known
 from raysweep.languages.splits import certainty, draw_split
 
 
@@ -30,23 +31,10 @@ def best_accuracy(language: Language, task: str, n: int, *, seed: int) -> Estima
         return None
     if task in language.tasks and language.determined(task):
         return Estimate(value=1.0, standard_error=0.0, n=n)
-    return _estimate(_Known(language), task, n, seed)
-
-
-class _Known:
-    """A language as the key of a cache: equal where the fingerprints are."""
-
-    def __init__(self, language: Language) -> None:
-        self.language = language
-
-    def __hash__(self) -> int:
-        return hash(self.language.fingerprint)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Known) and self.language.fingerprint == other.language.fingerprint
+    return _estimate(Known(language), task, n, seed)
 
 
 @lru_cache(maxsize=64)
-def _estimate(known: _Known, task: str, n: int, seed: int) -> Estimate | None:
+def _estimate(known: Known, task: str, n: int, seed: int) -> Estimate | None:
     values = certainty(known.language, task, draw_split(known.language, "test", n, seed=seed).ids)
     return None if values is None else Estimate.of(values)

@@ -107,8 +107,9 @@ class Classifier(nn.Module):
         model = self.model.with_token() if self.pooling == "cls" else self.model
         states = model.hidden_at(words, seed=seed, dtype=dtype)
         if self.pooling == "mean":
-            row = words.index // words.ids.shape[1]
-            sums = states.new_zeros(len(words.ids), states.shape[1]).index_add_(0, row, states)
+            # Sums of padded rows have one order on every device; adding by index has none on a GPU.
+            padded = states.new_zeros(words.ids.numel(), states.shape[1]).index_copy(0, words.index, states)
+            sums = padded.unflatten(0, words.ids.shape).sum(dim=1)
             states = sums / words.lengths.to(states.device)[:, None]
         states = states.to(self.out.weight.dtype)
         if self.dense is not None:

@@ -5,7 +5,10 @@ label, drawn from the distribution of the task's labels.  Test sentences have th
 learn these labels by heart, and nothing else about them can be learned.  The selectivity of a probe is its
 accuracy on the task less that on the control task.
 
-Our labels belong to sentences.  The control label of a sentence is the one of its first word.
+    c(word) ~ shares of the task's labels,    selectivity = accuracy(y) - accuracy(c)
+
+Our labels belong to sentences.  The control label of a sentence is the one of its first word.  The labels of
+words are drawn once for all seeds of a probe, so the spread between its seeds has no part of that draw.
 """
 
 from __future__ import annotations

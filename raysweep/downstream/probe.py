@@ -53,7 +53,8 @@ class ProbeResult:
 
     L counts layers, B sizes of the training set, S seeds.  `gap` [L, B, S] is how far, in nats for a label,
     the head's objective is at most from the least one, and `l2` [L, B, S] the objective's penalty; for
-    `AdamW`, which decays weights otherwise, it is 1.  `code_length` [L, S] is that of the labels of the
+    `AdamW`, which decays weights otherwise, it is 1.  Where the penalty was chosen, `gap` is the largest of
+    the head and of those that it was chosen among.  `code_length` [L, S] is that of the labels of the
     largest training set, in nats; None where it was not asked for.  All seeds share the test set, and
     `majority` is the accuracy on it of the most frequent class of the largest training set.
     """
@@ -93,6 +94,7 @@ def linear_probe(
     seed: int = 0,
     projection: int | None = 512,
     standardize: bool = True,
+    statistics: Tensor | None = None,
     code: bool = False,
 ) -> dict[str, ProbeResult]:
     """Train linear heads on the first `sizes` training sentences, for each task of `classes` and each seed.
@@ -101,9 +103,12 @@ def linear_probe(
     of as many sentences as the largest size.  With `code`, the online code of its labels is measured too.
 
     Chunks are read once.  Memory: the inputs of all training sentences, 4 · layers · seeds · sentences ·
-    (projection + 1) bytes, and for `Convex` as much again.
-    Features are standardised by the mean and standard deviation of the first training chunk, so make it a
-    few thousand sentences, whatever the sizes.
+    (projection + 1) bytes, and as much again for the least objective.  Without a projection and with one
+    training set, seeds have the same inputs.  One layer then has them once for all seeds, and so does the
+    least objective with `AdamW`.
+    Features are standardised by the mean and standard deviation of `statistics`, the features [n, F] or
+    [n, L, F] of some sentences, or of the first training chunk where None is given.  Take the same few
+    thousand sentences whatever the sizes are, so that a size has the same heads alone and in a curve.
 
     Raises `DataError` where there are other numbers of sentences, `RunFailedError` where features are not
     finite.
@@ -111,10 +116,15 @@ def linear_probe(
     tasks, counts = list(classes), list(classes.values())
     ends = portions(max(sizes)) if code else []
     every = sorted({*sizes, *ends})
-    project = Projection(seeds=seeds, seed=seed, width=projection, standardize=standardize)
+    if statistics is not None and statistics.ndim == 2:
+        statistics = statistics[:, None]
+    project = Projection(
+        seeds=seeds, seed=seed, width=projection, standardize=standardize, statistics=statistics
+    )
     inputs = gather(train, tasks, project, sentences=max(sizes))
     if isinstance(solver, AdamW):
-        heads = _by_adamw(inputs, counts, every, solver, seeds=seeds, seed=seed)
+        shared = projection is None and len(train) == 1
+        heads = _by_adamw(inputs, counts, every, solver, seeds=seeds, seed=seed, shared=shared)
     else:
         heads = _by_convex(inputs, counts, every, solver)
     at = [every.index(size) for size in sizes]
@@ -162,16 +172,21 @@ def _by_convex(inputs: Inputs, classes: Sequence[int], sizes: Sequence[int], sol
     """Return the heads of least objective; `sizes` ascend."""
     problems = _problems(classes, sizes)
     l2 = torch.tensor(solver.l2, dtype=torch.float64, device=inputs.x.device)
-    l2 = l2.expand(len(inputs.x), len(problems)) if len(l2) == 1 else _chosen(inputs, problems, l2, solver)
+    shape = (len(inputs.x), len(problems))
+    tried = torch.zeros(shape, dtype=torch.float64, device=l2.device)
+    l2, tried = (l2.expand(shape), tried) if len(l2) == 1 else _chosen(inputs, problems, l2, solver)
     found = solve(replace(inputs, counts=None), problems, l2, tolerance=solver.tolerance)
     heads, gap, l2 = (
-        part.unflatten(1, (len(sizes), len(classes))).flip(1) for part in (found.heads, found.gap, l2)
+        part.unflatten(1, (len(sizes), len(classes))).flip(1)
+        for part in (found.heads, torch.maximum(found.gap, tried), l2)
     )
     return _Heads(weights=heads, gap=gap, l2=l2)
 
 
-def _chosen(inputs: Inputs, problems: Sequence[Problem], l2: Tensor, solver: Convex) -> Tensor:
+def _chosen(inputs: Inputs, problems: Sequence[Problem], l2: Tensor, solver: Convex) -> tuple[Tensor, Tensor]:
     """Return the penalties [G, P] with the least cross-entropy on the sentences that choose.
+
+    The second result [G, P] is the largest gap of the heads that were compared.
 
     Raises `DataError` where these are all sentences of a problem, or none.
     """
@@ -189,13 +204,24 @@ def _chosen(inputs: Inputs, problems: Sequence[Problem], l2: Tensor, solver: Con
     choosing = replace(inputs, counts=1 - inputs.counts)
     # Without a penalty to speak of, the objective is the cross-entropy.
     loss, _ = Objective(choosing, candidates, torch.full((groups, len(candidates)), 1e-30))(tried.heads)
-    return l2[loss.unflatten(1, (count, len(l2))).argmin(dim=2)]
+    by_penalty = (count, len(l2))
+    return l2[loss.unflatten(1, by_penalty).argmin(dim=2)], tried.gap.unflatten(1, by_penalty).amax(dim=2)
 
 
 def _by_adamw(
-    inputs: Inputs, classes: Sequence[int], sizes: Sequence[int], solver: AdamW, *, seeds: int, seed: int
+    inputs: Inputs,
+    classes: Sequence[int],
+    sizes: Sequence[int],
+    solver: AdamW,
+    *,
+    seeds: int,
+    seed: int,
+    shared: bool,
 ) -> _Heads:
-    """Return AdamW's heads; `sizes` ascend.  The gap is to the least objective with a penalty of l2 = 1."""
+    """Return AdamW's heads; `sizes` ascend.  The gap is to the least objective with a penalty of l2 = 1.
+
+    `shared` says that all seeds of a layer have the same inputs, and so the same least objective.
+    """
     weights = torch.stack(
         [train_heads(inputs.first(size), classes, solver, seeds=seeds, seed=seed) for size in sizes], dim=1
     )
@@ -203,8 +229,12 @@ def _by_adamw(
     problems = _problems(classes, sizes)
     l2 = torch.ones(len(inputs.x), len(problems))
     value, _ = Objective(inputs, problems, l2)(weights.flip(1).flatten(1, 2))
-    least = solve(inputs, problems, l2, tolerance=_TOLERANCE)
-    gap = (value - least.value + least.gap).unflatten(1, shape).flip(1)
+    # The groups of a layer's seeds stand together.
+    each = seeds if shared else 1
+    once = Inputs(x=inputs.x[::each], y=inputs.y[::each])
+    least = solve(once, problems, l2[::each], tolerance=_TOLERANCE)
+    below = (least.gap - least.value).repeat_interleave(each, dim=0)
+    gap = (value + below).unflatten(1, shape).flip(1)
     return _Heads(weights=weights, gap=gap, l2=l2.unflatten(1, shape))
 
 

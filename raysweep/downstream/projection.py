@@ -36,27 +36,31 @@ class Chunk:
 
 
 class Projection:
-    """Makes inputs of features, with the statistics of those that it meets first.
+    """Makes inputs of features.
 
-    Features that do not vary there are dropped.  `width` is K; None is without a projection.
+    These are standardised by the `statistics` [n, L, F], or by the features that it meets first where None is
+    given.  Features that do not vary there are dropped.  `width` is K; None is without a projection.
     """
 
-    def __init__(self, *, seeds: int, seed: int, width: int | None, standardize: bool) -> None:
+    def __init__(
+        self,
+        *,
+        seeds: int,
+        seed: int,
+        width: int | None,
+        standardize: bool,
+        statistics: Tensor | None = None,
+    ) -> None:
         self.seeds, self.seed, self.width, self.standardize = seeds, seed, width, standardize
         self._matrix: Tensor | None = None
-        self._moments: tuple[Tensor, Tensor] | None = None
+        self._moments = None if statistics is None else _moments(_by_layer(statistics))
 
     def __call__(self, features: Tensor, of: int | None = None) -> Tensor:
         """Return inputs [L·S, n, K+1] of features [n, L, F] for all S seeds, or [L, n, K+1] for one.
 
         Raises `RunFailedError` for features that are not finite.
         """
-        features = features.to(torch.float32).transpose(0, 1)
-        if not bool(features.isfinite().all()):
-            raise RunFailedError(
-                "the representations are not finite, so nothing can be read off them; "
-                "look at the training loss, and lower the learning rate"
-            )
+        features = _by_layer(features)
         if self.standardize:
             if self._moments is None:
                 self._moments = _moments(features)
@@ -125,6 +129,17 @@ def _training_set(
     if x is None or at != sentences:
         raise DataError(f"the linear probe was given {at} training sentences, and not {sentences}")
     return Inputs(x=x, y=torch.cat(labels)[None], counts=torch.cat(counts)[None] if counts else None)
+
+
+def _by_layer(features: Tensor) -> Tensor:
+    """Return features [n, L, F] as [L, n, F] in float32.  Raises `RunFailedError` where one is not finite."""
+    features = features.to(torch.float32).transpose(0, 1)
+    if not bool(features.isfinite().all()):
+        raise RunFailedError(
+            "the representations are not finite, so nothing can be read off them; "
+            "look at the training loss, and lower the learning rate"
+        )
+    return features
 
 
 def _moments(features: Tensor) -> tuple[Tensor, Tensor]:

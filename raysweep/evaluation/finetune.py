@@ -212,7 +212,7 @@ class FinetuneConfig(TaskEvaluation, PretrainingLossFields, Recipe):
         loss.language.held_out.prepare()
         for message in loss.problems():
             raise DataError(f"forgetting: {message}")
-        before, masked = loss.terms(subject, 0)
+        before, masked = loss.terms_before(model_of(self.kind, subject), 0)
         after, _ = loss.terms(ModelSubject(loss.language, found.classifier.model), 0)
         if not np.isfinite(after).all():
             raise DivergedError(len(found.losses))

@@ -12,7 +12,10 @@ loss is a mean over the words of each sentence already, so there l_i is that mea
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
+from functools import lru_cache
 from typing import Literal
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from pydantic import Field, field_validator
@@ -21,6 +24,9 @@ from raysweep.evaluation.base import Evaluation, Subject
 from raysweep.evaluation.excess_loss import ExcessLossConfig
 from raysweep.evaluation.held_out_loss import HeldOutLossConfig
 from raysweep.languages.base import Language
+from raysweep.languages.known import Known
+from raysweep.models.base import MaskedLM
+from raysweep.models.subject import ModelSubject
 from raysweep.training.config import check_mask
 
 #: The evaluation that measures the loss; its name is part of those of metrics.
@@ -64,7 +70,6 @@ class PretrainingLoss:
         self.name: Loss = evaluation.kind
         #: Why it is not the excess loss, although the conditionals are known; None where there is no reason.
         self.reason = COSTLY if language.exact and self.name == "held_out_loss" else None
-        self._reference: tuple[int, np.ndarray] | None = None
 
     def problems(self) -> list[str]:
         """Return why the language cannot give the sentences; [] where it can."""
@@ -73,12 +78,30 @@ class PretrainingLoss:
     def terms(self, subject: Subject, shard: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the sum of losses and the number of masked words of each sentence [n] of a shard, float64.
 
-        Exact conditionals are computed once for several subjects.
+        Exact conditionals are kept in this process, because they are the same for every model.
         """
         if isinstance(self.evaluation, HeldOutLossConfig):
             found = self.evaluation.measure(subject, shard)
             return found["loss"], found["masked"]
-        if self._reference is None or self._reference[0] != shard:
-            self._reference = shard, self.evaluation.reference(self.language, shard)
-        excess = self.evaluation.measure(subject, shard, self._reference[1])["excess_loss"]
+        reference = _conditionals(Known(self.language), self.evaluation, shard)
+        excess = self.evaluation.measure(subject, shard, reference)["excess_loss"]
         return excess, np.ones_like(excess)
+
+    def terms_before(self, model: MaskedLM, shard: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return `terms` of a model to which changes are compared, kept for as long as its weights stay."""
+        versions = tuple(parameter._version for parameter in model.parameters())
+        key = (Known(self.language), self.evaluation, shard, versions)
+        found = _BEFORE.get(model)
+        if found is None or found[0] != key:
+            found = key, self.terms(ModelSubject(self.language, model), shard)
+            _BEFORE[model] = found
+        return found[1]
+
+
+#: The loss that was last asked for of each model: its key and terms.
+_BEFORE: MutableMapping[MaskedLM, tuple[object, tuple[np.ndarray, np.ndarray]]] = WeakKeyDictionary()
+
+
+@lru_cache(maxsize=2)
+def _conditionals(known: Known, evaluation: ExcessLossConfig, shard: int) -> np.ndarray:
+    return evaluation.reference(known.language, shard)

@@ -4,6 +4,9 @@ Training and test sentences are the two task splits of `raysweep.downstream.task
 They, projections and orders are keyed by the evaluation's seed alone, so all runs and milestones are probed
 with the same draws.
 
+Features are standardised by the same sentences whatever the sizes of the training set are: the first 4,096 of
+the split `train`, or all rows of a smaller data set.  Their labels are not used.
+
 With several sizes of the training set (`train: [128, 512, 2048]`) the metrics of each size carry its number
 of labels, and the area is the mean of the accuracy over the logarithm of that number.
 """
@@ -18,6 +21,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import numpy as np
 import torch
 from pydantic import BeforeValidator, Field, model_validator
+from torch import Tensor
 
 from raysweep.algorithms.base import AlgorithmConfig
 from raysweep.downstream.best import best_accuracy
@@ -36,7 +40,7 @@ from raysweep.models.base import ModelConfig
 from raysweep.models.representation import Layers, Representation, misfits
 from raysweep.seeding import derive
 
-_CHUNK = 4096  # sentences whose features are in memory at once; the first chunk gives the statistics
+_CHUNK = 4096  # sentences whose features are in memory at once; as many give the statistics
 _SENTENCES = 100_000  # of a language's own task where no number is given: as many as in the paper
 _CHOOSES = 0.2  # share of the training sentences on which l2 is chosen
 _CONTROL = "\0"  # begins the name of a control task, and no other
@@ -60,7 +64,8 @@ class ProbeConfig(TaskEvaluation):
 
     kind: Literal["probe"] = "probe"
     #: 2: AdamW takes `steps` on small training sets; metrics of the solve, of test sentences, and the best.
-    version: ClassVar[int] = 2
+    #: 3: features are standardised by the same sentences for every size of the training set.
+    version: ClassVar[int] = 3
 
     #: Projections, training orders, and training sets with draws `own`.
     seeds: int = Field(default=5, gt=0)
@@ -215,8 +220,17 @@ class ProbeConfig(TaskEvaluation):
             seed=derive(self.seed, "probe"),
             projection=self.projection,
             standardize=self.standardize,
+            statistics=self._statistics(subject, group, most),
             code=self.mdl,
         )
+
+    def _statistics(self, subject: Subject, group: TaskGroup, most: int) -> Tensor | None:
+        """Return the features that standardise; None where the first training chunk has them."""
+        if most >= _CHUNK or not self.standardize:
+            return None
+        n = min(_CHUNK, group.size("train") or _CHUNK)
+        ids = group.examples("train", n, seed=self.seed).ids
+        return subject.features(ids, self.representation, self.layers)
 
     def _solver(self) -> AdamW | Convex:
         if self.solver == "lbfgs":

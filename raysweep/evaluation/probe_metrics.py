@@ -46,6 +46,7 @@ PROBE_LAYER = Quantity(
 PROBE_SCORE = Quantity(
     name="probe_{score}/{task}", heading="score of the probe", unit="score", kind="accuracy", better="more"
 )
+# Control labels are drawn once for all seeds, so the standard errors of these two leave that draw out.
 CONTROL = Quantity(name="probe_control/{task}", heading="probe accuracy on the control task", unit="accuracy")
 SELECTIVITY = Quantity(
     name="probe_selectivity/{task}", heading="probe accuracy less that on the control task", unit="accuracy"

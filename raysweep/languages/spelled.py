@@ -4,7 +4,8 @@ A corpus reads the lines and the tables (`source` and `tasks` of `raysweep.langu
 path of real text can be run on text whose grammar is known.
 
 The sentences of the text and of the tables are different draws.  Training and test rows share no sentence
-(`raysweep.languages.splits`).
+(`raysweep.languages.splits`).  The text is a sample of the whole language, without labels, so rows may be
+lines of it too.  The smaller the grammar, the more of them are.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from raysweep.bench import suites
-from raysweep.bench.downstream import ENTRIES, finetuning
+from raysweep.bench.downstream import finetuning
 from raysweep.bench.downstream.finetuning import Work
 from raysweep.bench.harness import UnavailableError, run_case
 from raysweep.bench.peers import peer
@@ -62,7 +62,7 @@ def test_without_accelerate_the_trainer_is_absent(small: Work, monkeypatch: pyte
 
 def test_accuracies_are_of_the_same_task(small: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(finetuning, "LEARNING_RATE", 1e-2)
-    ours, theirs, apart = finetuning.accuracies(replace(small, sentences=1024))
+    ours, theirs, apart = finetuning.accuracies(replace(small, sentences=2560))
     assert min(ours.value, theirs.value) > 0.5
     assert apart.met
 
@@ -103,13 +103,6 @@ def test_bfloat16_needs_its_instructions(small: Work, monkeypatch: pytest.Monkey
         peer.prepare()
 
 
-def test_goals() -> None:
-    goals = {
-        e.key: [peer.goal for peer in e.build(True).peers] for e in ENTRIES if e.key.startswith("finetune")
-    }
-    assert goals == {"finetune-128": [2.0, 2.0, None, None], "finetune-64": [2.0, 2.0, None, None]}
-
-
 def test_a_quick_run() -> None:
     (entry,) = suites.entries("downstream", ["finetune-64"])
     peak = Peak(gemm_float32_gflops=1.0, gemm_float64_gflops=1.0, copy_gbytes=1.0)
@@ -118,4 +111,5 @@ def test_a_quick_run() -> None:
     half = multiplies_bfloat16(torch.device("cpu"))
     statuses = [row.status for row in record.comparisons]
     assert statuses == [trainer, "equal", trainer if half else "absent", "equal" if half else "absent"]
-    assert [figure.unit for figure in record.figures] == ["GiB", "GiB", "", "", ""]
+    contestants = 2 if trainer == "absent" else 3
+    assert [figure.unit for figure in record.figures] == ["GiB"] * contestants + ["", "", ""]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from raysweep.bench import suites
-from raysweep.bench.downstream import ENTRIES, probing
+from raysweep.bench.downstream import probing
 from raysweep.bench.downstream.memory import added_memory
 from raysweep.bench.downstream.probing import QUICK, Data
 from raysweep.bench.harness import run_case
@@ -51,12 +51,3 @@ def test_a_quick_run(key: str) -> None:
     record = run_case(entry, PEAK, quick=True, say=lambda text: None)
     assert [row.status for row in record.comparisons] == ["equal"]
     assert [figure.unit for figure in record.figures] == ["GiB", "GiB"]
-
-
-def test_goals() -> None:
-    goals = {
-        entry.key: [peer.goal for peer in entry.build(True).peers]
-        for entry in ENTRIES
-        if entry.key.startswith("probe")
-    }
-    assert goals == {"probe": [8.0], "probe-adamw": [8.0], "probe-curve": [3.0]}

@@ -8,8 +8,9 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from raysweep import seeding
-from raysweep.downstream import AdamW, Chunk, Convex, linear_probe
+from raysweep.downstream import AdamW, Chunk, Convex, linear_probe, probe
 from raysweep.downstream.adamw import train_heads
+from raysweep.downstream.lbfgs import solve
 from raysweep.downstream.logistic import Inputs
 from raysweep.downstream.projection import Projection
 from raysweep.errors import DataError, RunFailedError
@@ -113,14 +114,19 @@ def test_tasks_and_seeds_train_as_if_alone(gaussian, solver):
 
 @BOTH
 def test_a_size_gives_the_same_head_alone_and_in_a_curve(gaussian, solver):
+    # Near to the minimum, where the ways of two solves end at the same place.
+    solver = solver if isinstance(solver, AdamW) else Convex(tolerance=1e-5)
     labels = {"t": noisy(gaussian, 3, 5)}
     curve = run(gaussian, labels, {"t": 3}, solver=solver, sizes=[100, 700, 2048])["t"]
     assert curve.accuracy.shape == (1, 3, 3)
     means = curve.accuracy.mean(dim=2)[0]
     assert means[0] < means[1] <= means[2] + 0.01
     for k, size in enumerate((100, 700)):
-        # The same statistics as in the curve.
-        one = run(gaussian, labels, {"t": 3}, solver=solver, sizes=[size, 2048])["t"]
+        train, test = chunks(gaussian, labels, 0, size), chunks(gaussian, labels, 2048, 3072)
+        one = linear_probe(
+            [train], test, {"t": 3}, sizes=[size], solver=solver, projection=64, seeds=3,
+            statistics=gaussian[:1024],
+        )["t"]  # fmt: skip
         assert (one.predicted[:, 0] != curve.predicted[:, k]).sum() <= 10
 
 
@@ -205,6 +211,28 @@ def test_the_gap_of_adamw_shrinks_with_its_steps(gaussian):
     assert gaps[2].max() < 0.06
     convex = run(gaussian, labels, {"t": 3}, solver=Convex(tolerance=1e-3), sizes=[512, 2048])["t"]
     assert 0 < convex.gap.max() <= 1e-3
+
+
+def test_seeds_with_the_same_inputs_have_one_least_objective(gaussian, monkeypatch):
+    """Three equal training sets are not known to be one, and give the same gaps by three solves a layer."""
+    labels = {"t": noisy(gaussian, 3, 5)}
+    groups = []
+
+    def counted(inputs, *arguments, **options):
+        groups.append(len(inputs.x))
+        return solve(inputs, *arguments, **options)
+
+    monkeypatch.setattr(probe, "solve", counted)
+    layers = torch.stack([gaussian, gaussian.flip(1) * torch.linspace(0, 2, 24)], 1)
+    train, test = chunks(layers, labels, 0, 512), chunks(layers, labels, 2048, 3072)
+    one, three = (
+        linear_probe(
+            sets, test, {"t": 3}, sizes=[100, 512], solver=AdamW(epochs=1, steps=20), seeds=3, projection=None
+        )["t"].gap
+        for sets in ([train], [train] * 3)
+    )
+    assert groups == [2, 6]
+    torch.testing.assert_close(one, three, rtol=1e-4, atol=1e-5)
 
 
 def test_the_penalty_is_chosen_on_sentences_that_the_head_does_not_see(gaussian):

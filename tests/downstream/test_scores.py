@@ -8,7 +8,10 @@ import pytest
 from raysweep.downstream.scores import scores, sentence_error
 from raysweep.languages.base import Task
 
-GENERATOR = np.random.default_rng(0)
+
+@pytest.fixture
+def generator():
+    return np.random.default_rng(0)
 
 
 def score(metric, predicted, labels, classes=("no", "yes")):
@@ -16,8 +19,8 @@ def score(metric, predicted, labels, classes=("no", "yes")):
     return scores(task, np.asarray(predicted), np.asarray(labels))[metric]
 
 
-def test_classes_against_the_table_of_counts():
-    predicted, labels = GENERATOR.integers(0, 2, (2, 200))
+def test_classes_against_the_table_of_counts(generator):
+    predicted, labels = generator.integers(0, 2, (2, 200))
     tp, tn, fp, fn = (
         int(((predicted == p) & (labels == y)).sum()) for p, y in ((1, 1), (0, 0), (1, 0), (0, 1))
     )
@@ -27,15 +30,15 @@ def test_classes_against_the_table_of_counts():
     assert score("matthews", predicted, labels) == pytest.approx((tp * tn - fp * fn) / below)
 
 
-def test_f1_of_several_classes_is_their_mean():
-    predicted, labels = GENERATOR.integers(0, 3, (2, 300))
+def test_f1_of_several_classes_is_their_mean(generator):
+    predicted, labels = generator.integers(0, 3, (2, 300))
     each = [score("f1", predicted == k, labels == k) for k in range(3)]
     assert score("f1", predicted, labels, ("a", "b", "c")) == pytest.approx(np.mean(each))
 
 
-def test_correlations_against_their_definitions():
-    labels = GENERATOR.normal(size=100)
-    predicted = labels + GENERATOR.normal(size=100)
+def test_correlations_against_their_definitions(generator):
+    labels = generator.normal(size=100)
+    predicted = labels + generator.normal(size=100)
     assert score("pearson", predicted, labels, ()) == pytest.approx(np.corrcoef(predicted, labels)[0, 1])
     ranks = [np.argsort(np.argsort(values)) for values in (predicted, labels)]
     assert score("spearman", predicted, labels, ()) == pytest.approx(np.corrcoef(*ranks)[0, 1])
@@ -47,8 +50,8 @@ def test_constant_predictions_show_no_relation(metric):
     assert score(metric, np.zeros(4), np.array([0, 1, 0, 1])) == 0.0
 
 
-def test_the_error_of_an_accuracy_is_that_of_a_mean_over_sentences():
-    labels, predicted = GENERATOR.integers(0, 2, 40), GENERATOR.integers(0, 2, (3, 40))
+def test_the_error_of_an_accuracy_is_that_of_a_mean_over_sentences(generator):
+    labels, predicted = generator.integers(0, 2, 40), generator.integers(0, 2, (3, 40))
     each = [np.mean([answers[k] == labels[k] for answers in predicted]) for k in range(40)]
     found = sentence_error("accuracy", predicted, labels)
     assert found == pytest.approx(np.std(each, ddof=1) / math.sqrt(40))
@@ -59,11 +62,11 @@ def test_the_error_of_an_accuracy_is_that_of_a_mean_over_sentences():
 
 
 @pytest.mark.parametrize("metric", ["f1", "matthews", "pearson", "spearman"])
-def test_the_error_of_other_scores_is_their_spread_between_samples_of_sentences(metric):
+def test_the_error_of_other_scores_is_their_spread_between_samples_of_sentences(metric, generator):
     values, errors = [], []
     for _ in range(200):
-        labels = GENERATOR.normal(size=300)
-        predicted = labels + GENERATOR.normal(size=(2, 300))
+        labels = generator.normal(size=300)
+        predicted = labels + generator.normal(size=(2, 300))
         if metric in ("f1", "matthews"):
             labels, predicted = (labels > 0).astype(int), (predicted > 0).astype(int)
         values.append(np.mean([score(metric, answers, labels, ()) for answers in predicted]))

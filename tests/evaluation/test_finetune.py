@@ -142,6 +142,31 @@ class TestCells:
         assert all(both[name] == metric for name, metric in alone.items())
 
 
+def test_cells_share_what_does_not_depend_on_them(hmm, make_subject, monkeypatch):
+    """Exact conditionals are computed once, and the loss before once for each state of the weights."""
+    asked = {"reference": 0, "measure": 0}
+
+    def counted(name, plain):
+        def call(*arguments):
+            asked[name] += 1
+            return plain(*arguments)
+
+        return call
+
+    for name in asked:
+        monkeypatch.setattr(ExcessLossConfig, name, counted(name, getattr(ExcessLossConfig, name)))
+    evaluation, subject = config(seed=31), make_subject(hmm)
+    found = evaluation.measure(subject, 0)
+    for shard in (1, 2):
+        evaluation.measure(ModelSubject(hmm, subject.model), shard)
+    assert asked == {"reference": 1, "measure": 4}
+    with torch.no_grad():
+        next(subject.model.parameters()).mul_(1.5)
+    changed = evaluation.measure(subject, 0)
+    assert asked == {"reference": 1, "measure": 6}
+    assert changed["excess_loss"] != found["excess_loss"]
+
+
 class TestDivergence:
     def test_a_cell_that_diverges_is_left_out_and_named(self, hmm, make_subject, monkeypatch):
         evaluation, subject = config(seeds=3, tasks=("2",)), make_subject(hmm)

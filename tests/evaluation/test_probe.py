@@ -1,12 +1,15 @@
 """The probe at a milestone: what it is given, what it reports, what it refuses."""
 
 import math
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
 
 from raysweep.algorithms import AdamWConfig, LookupTableConfig
+from raysweep.downstream import AdamW
 from raysweep.evaluation import LookupTable
 from raysweep.evaluation.probe import ProbeConfig
 from raysweep.languages.base import Sample
@@ -44,7 +47,8 @@ def test_labels_belong_to_their_features(hmm, run):
 def test_sentences_are_those_of_the_task_splits(hmm, run):
     subject = Oracle(hmm)
     run(ProbeConfig(**SMALL, seed=6), subject)
-    train, test = subject.seen
+    statistics, train, test = subject.seen
+    assert torch.equal(statistics, draw_split(hmm, "train", 4096, seed=6).ids)
     assert torch.equal(train, draw_split(hmm, "train", 300, seed=6).ids)
     assert torch.equal(test, draw_split(hmm, "test", 200, seed=6).ids)
 
@@ -109,6 +113,17 @@ def test_a_curve_has_an_area(hmm, make_subject, run):
     assert one["majority/2"] == curve["majority/2"]
 
 
+@pytest.mark.parametrize("draws", ["shared", "own"])
+def test_a_size_has_the_same_accuracy_alone_and_in_a_curve(hmm, make_subject, run, draws):
+    """Sets of seeds that draw their own begin elsewhere in a curve, but for that of the first seed."""
+    seeds = 1 if draws == "own" else 3
+    subject, fields = make_subject(hmm), SMALL | {"draws": draws, "seeds": seeds, "tolerance": 1e-4}
+    curve = run(ProbeConfig(**fields | {"train": (50, 300)}), subject)
+    for size in (50, 300):
+        alone = run(ProbeConfig(**fields | {"train": size}), subject)
+        assert alone["probe/2"].value == pytest.approx(curve[f"probe/2/{size}"].value, abs=1 / 200)
+
+
 def test_a_solve_that_was_stopped_is_not_trusted(hmm, make_subject):
     config = ProbeConfig(**SMALL)
     arrays = config.measure(make_subject(hmm), 0)
@@ -118,26 +133,43 @@ def test_a_solve_that_was_stopped_is_not_trusted(hmm, make_subject):
     assert metrics["probe/4"].reservations == ()
 
 
-def test_penalties_are_chosen_without_test_sentences(hmm, make_subject, run):
-    config = ProbeConfig(**SMALL, l2=(0.1, 1e6))
-    subject = make_subject(hmm)
-    metrics = run(config, subject)
-    assert metrics["probe_l2/2"].value == 0.1
-    fixed = run(ProbeConfig(**SMALL, l2=0.1), subject)
-    assert metrics["probe/2"].value == pytest.approx(fixed["probe/2"].value, abs=1 / 200)
+def wrong_tests(self, subject, group, controls, split, first, n, plain=ProbeConfig._chunks):
+    """Yield the chunks of a probe, with the label 0 for every test sentence."""
+    for chunk in plain(self, subject, group, controls, split, first, n):
+        labels = {task: y * (split == "train") for task, y in chunk.labels.items()}
+        yield replace(chunk, labels=labels)
+
+
+def test_penalties_are_chosen_without_test_sentences(hmm, make_subject, run, monkeypatch):
+    subject, penalties = make_subject(hmm), (1e-2, 1.0, 30.0, 1e3)
+    metrics = run(ProbeConfig(**SMALL, l2=penalties), subject)
+    for size in (200, 50):
+        arrays = ProbeConfig(**SMALL | {"test": size}, l2=penalties).measure(subject, 0)
+        chosen = arrays["l2.2"], arrays["l2.4"]
+        # Other tests, and tests with wrong labels, choose the same.
+        monkeypatch.setattr(ProbeConfig, "_chunks", wrong_tests)
+        other = ProbeConfig(**SMALL, l2=penalties).measure(subject, 0)
+        monkeypatch.undo()
+        assert np.array_equal(chosen, (other["l2.2"], other["l2.4"]))
+        assert (other["accuracy.2"] != arrays["accuracy.2"]).all()
+    assert set(np.unique(chosen)) <= set(penalties)
+    assert metrics["probe_l2/2"].value == np.median(chosen[0])
+    one = metrics["probe_l2/2"].value
+    fixed = run(ProbeConfig(**SMALL, l2=one), subject)
     assert "probe_l2/2" not in fixed
 
 
 def test_every_layer_has_a_probe(hmm, make_subject, run):
     subject = make_subject(hmm)
-    metrics = run(ProbeConfig(**SMALL, layers="all"), subject)
+    near = SMALL | {"tolerance": 1e-4, "test": 2000}
+    metrics = run(ProbeConfig(**near, layers="all"), subject)
     layers = [metrics[f"probe_layer/2/{k}"].value for k in range(3)]
     assert "probe_layer/2/3" not in metrics
     assert layers[2] == metrics["probe/2"].value
     assert len(set(layers)) == 3
-    last = run(ProbeConfig(**SMALL), subject)
+    last = run(ProbeConfig(**near), subject)
     assert last["probe/2"].value == pytest.approx(layers[2], abs=1 / 200)
-    curve = run(ProbeConfig(**SMALL | {"train": (100, 300)}, layers="all"), subject)
+    curve = run(ProbeConfig(**near | {"train": (100, 300)}, layers="all"), subject)
     assert curve["probe_layer/2/1/300"].of == {"task": "2", "layer": 1, "labels": 300}
     assert curve["probe_layer/2/1/300"].value == pytest.approx(layers[1], abs=1 / 200)
 
@@ -171,7 +203,7 @@ def test_seeds_may_draw_their_own_training_sets(hmm, run):
     subject = Oracle(hmm)
     config = ProbeConfig(**SMALL, draws="own")
     run(config, subject)
-    *train, test = subject.seen
+    _, *train, test = subject.seen
     assert torch.equal(torch.cat(train), draw_split(hmm, "train", 900, seed=0).ids)
     assert torch.equal(test, draw_split(hmm, "test", 200, seed=0).ids)
 
@@ -272,5 +304,7 @@ def test_fields_without_an_effect_are_refused(fields, message):
 
 def test_what_the_paper_does_is_a_setting():
     paper = ProbeConfig.decode({"solver": "adamw", "projection": None, "steps": 0})
-    assert (paper.seeds, paper.train, paper.epochs, paper.lr) == (5, 100_000, 100, 1e-3)
+    assert (paper.seeds, paper.train, paper.projection) == (5, 100_000, None)
+    assert paper._solver() == AdamW(epochs=100, steps=0, learning_rate=1e-3)
+    assert paper._solver().epochs_of(100_000) == paper._solver().epochs_of(512) == 100
     assert ProbeConfig.decode({"train": [128, 512], "l2": [0.1, 1]}).train == (128, 512)

@@ -279,7 +279,7 @@ def test_a_file_that_is_no_table_is_refused(ending: str, tmp_path: Path) -> None
     for name in ("train", "validation"):
         (tmp_path / f"{name}.{ending}").write_bytes(b"\x00\xff\xfe no table \x80")
     language = corpus({"glue": "sst2", "source": str(tmp_path)})
-    with pytest.raises(DataError, match=r"source: 'train' of .* is no table that can be read|has no column"):
+    with pytest.raises(DataError, match=r"source: 'train' of .* is no table that can be read"):
         language.prepare()
 
 

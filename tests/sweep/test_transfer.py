@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import shutil
@@ -26,6 +27,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         shutil.copy(SWEEPS / name, tmp_path / "sweeps" / name)
     monkeypatch.chdir(tmp_path)
     return tmp_path / "sweeps"
+
+
+def test_its_head_says_how_many_test_sentences_the_text_has(folder: Path) -> None:
+    (first, _) = re.findall(r"^#   (raysweep .+)$", TEXT, re.MULTILINE)
+    assert run(shlex.split(first)[1:]) == 0
+    lines = set((folder / "transfer" / "text.txt").read_text(encoding="utf-8").splitlines())
+    for name in "ABC":
+        table = (folder / "transfer" / name / "validation.jsonl").read_text(encoding="utf-8")
+        rows = [json.loads(row)["sentence"] for row in table.splitlines()]
+        share = sum(sentence in lines for sentence in rows) / len(rows)
+        assert f"# {100 * share:.0f} % of the test sentences are lines of the text" in TEXT
 
 
 def load(folder: Path, *settings: str) -> Sweep:

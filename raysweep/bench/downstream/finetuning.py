@@ -173,9 +173,19 @@ def _peer(
 
 
 def _figures(work: Work, ours: Callable[[], object], timing: Timing | None, peak: Peak) -> list[Figure]:
-    other = SequenceClassifier(work.classifier(dropout=0.1), work.recipe, torch.float32)
-    took = {"raysweep": ours, "BertForSequenceClassification, float32,": lambda: other.train(work.batches())}
+    took: dict[str, Callable[[], object]] = {"raysweep": ours}
+    peers: dict[str, Make] = {"BertForSequenceClassification": _plain, "transformers' Trainer": Trained}
+    for name, make in peers.items():
+        try:
+            other = make(SequenceClassifier(work.classifier(dropout=0.1), work.recipe, torch.float32))
+        except UnavailableError:
+            continue  # The comparison with it says so.
+        took[f"{name}, float32,"] = partial(_train, other, work)
     return [*memory(took, timing, peak), *accuracies(work)]
+
+
+def _train(other: SequenceClassifier | Trained, work: Work) -> None:
+    other.train(work.batches())
 
 
 def accuracies(work: Work) -> list[Figure]:

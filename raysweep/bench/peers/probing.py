@@ -35,7 +35,7 @@ def trained(x: Tensor, y: Tensor, classes: int, settings: AdamW, *, seed: int, o
     head = nn.Linear(x.shape[1], classes, bias=False)
     nn.init.zeros_(head.weight)
     optimizer = torch.optim.AdamW(
-        head.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay
+        head.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
     )
     generator = seeding.generator(seed, "probe-order", of)
     for _ in range(settings.epochs_of(len(x))):
