@@ -54,10 +54,7 @@ def ask(path: str, request: bytes) -> bool:
 
 
 def end_with_parent() -> None:
-    """Let the system kill this program when the raylet ends (prctl(2), PR_SET_PDEATHSIG).
-
-    Ray's agents would wait for a minute for a control store that is gone.
-    """
+    """Let the system kill this process when its parent ends (prctl(2), PR_SET_PDEATHSIG)."""
     import ctypes
 
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
@@ -76,6 +73,7 @@ def main() -> None:
             return
         print(f"raysweep: no fork server answers at {path}; the worker starts anew", file=sys.stderr)
     else:
+        # Without their raylet, agents would wait a minute for a control store that is gone.
         end_with_parent()
     os.execv(python, [python, *arguments])
 

@@ -10,7 +10,6 @@ This module imports neither Ray nor torch: the guard takes some ten MB, and fork
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -19,6 +18,7 @@ import sys
 import time
 from contextlib import suppress
 
+from raysweep.engine.forkclient import end_with_parent
 from raysweep.engine.interrupt import INTERRUPTED
 from raysweep.errors import StorageError
 
@@ -96,8 +96,8 @@ def guard() -> None:
 
 
 def _end_with(parent: int) -> None:
-    """Let the system kill this process when its parent ends (prctl(2), PR_SET_PDEATHSIG)."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    """Let the system kill this process when its parent ends, also if it has ended already."""
+    end_with_parent()
     if os.getppid() != parent:
         os._exit(1)
 

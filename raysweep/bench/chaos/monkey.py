@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import subprocess
 import time
@@ -31,6 +32,8 @@ MOST_LAUNCHES = 100
 BETWEEN_SHARE = 0.5
 #: Characters of a launch's last words that are kept.
 _WORDS = 400
+#: Addresses of machines, in the words of Ray and the system.
+_ADDRESS = re.compile(r"\b(?!127\.)\d{1,3}(?:\.\d{1,3}){3}\b")
 
 
 class Ambush:
@@ -139,7 +142,7 @@ class Monkey:
             seconds=ended - began,
             leaving=time.monotonic() - ended,
             faults=faults,
-            words=last_words(log).replace(str(storage.parent), "…")[-_WORDS:],
+            words=_ADDRESS.sub("…", last_words(log).replace(str(storage.parent), "…"))[-_WORDS:],
             trouble=bad,
         )
         self._say(f"  exit code {found.code} after {found.seconds:.0f} s; {'; '.join(bad) or 'ended well'}")
