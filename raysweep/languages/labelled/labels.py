@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,23 +32,34 @@ def classes_of(task: DataTask, train: Rows) -> tuple[str, ...]:
     if known is not None:
         return known
     found = {_text(value) for value in train.labels}
-    whole = all(text.removeprefix("-").isdecimal() for text in found)
-    return tuple(sorted(found, key=int if whole else str))
+    if all(text.removeprefix("-").isdecimal() for text in found):
+        return tuple(sorted(found, key=lambda text: (int(text), text)))
+    return tuple(sorted(found))
 
 
-def class_numbers(rows: Rows, classes: Sequence[str]) -> np.ndarray:
-    """Return the number of each row's class, int64 [n]; raises `DataError` for another label."""
-    number = {name: k for k, name in enumerate(classes)}
+def class_numbers(rows: Rows, classes: Sequence[str], *, named: bool = False) -> np.ndarray:
+    """Return the number of each row's class, int64 [n]; raises `DataError` for another label.
+
+    A number in rows that name their classes means the name there, in whatever order these are.  `named` says
+    that `classes` are the names of other rows.
+    """
+    names = {name: k for k, name in enumerate(classes)}
+    places = {str(k): k for k in range(len(classes))}
+    if named and rows.names is None and any(names.get(text, k) != k for text, k in places.items()):
+        raise DataError(
+            f"label: {rows.place} does not name its classes, and those of the training rows are "
+            f"{_some(classes)}, so a number has two meanings; name them there too"
+        )
     # Class numbers are meant where they are not themselves names.
-    number = {str(k): k for k in range(len(classes))} | number
-    texts = [_text(value) for value in rows.labels]
-    for k, text in enumerate(texts):
-        if text not in number:
+    number = places | names
+    found = [_class(value, rows.names, number) for value in rows.labels]
+    for k, (text, place) in enumerate(found):
+        if place is None:
             hidden = "; the labels of GLUE's test sets are not public" if text == "-1" else ""
             raise DataError(
                 f"label: row {k} of {rows.place} holds '{text}', and the classes are {_some(classes)}{hidden}"
             )
-    return np.array([number[text] for text in texts], dtype=np.int64)
+    return np.array([place for _, place in found], dtype=np.int64)
 
 
 def check_classes(name: str, classes: Sequence[str], train: np.ndarray, test: np.ndarray) -> None:
@@ -65,6 +76,15 @@ def check_classes(name: str, classes: Sequence[str], train: np.ndarray, test: np
             f"task '{name}': the class '{classes[int(alone[0])]}' occurs in the test rows and in no training "
             "row; add training rows of it, or remove those of the test"
         )
+
+
+def _class(value: Any, names: tuple[str, ...] | None, number: Mapping[str, int]) -> tuple[str, int | None]:
+    """Return a label as text and the number of its class, None where there is no such class."""
+    if names is None or not isinstance(value, int):
+        return _text(value), number.get(_text(value))
+    if not 0 <= value < len(names):
+        return str(value), None
+    return names[value], number.get(names[value])
 
 
 def _text(value: Any) -> str:

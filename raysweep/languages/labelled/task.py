@@ -31,7 +31,7 @@ from raysweep.languages.text_split import is_held_out
 
 log = logging.getLogger("raysweep.corpus")
 
-_FORMAT = 1  # of the stored form and of the way of writing sentences; another version makes them again
+_FORMAT = 2  # of the stored form and of the way of writing sentences; another version makes them again
 
 Split = Literal["train", "test"]
 
@@ -161,7 +161,9 @@ class TextTask(LabelledData):
             classes = labels.classes_of(config, train)
             answers = {
                 "train": labels.class_numbers(train, classes),
-                "test": labels.class_numbers(test, classes),
+                "test": labels.class_numbers(
+                    test, classes, named=config.classes is None and train.names is not None
+                ),
             }
         rule = config.outside or encoding.outside
         texts = {
