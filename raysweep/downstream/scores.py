@@ -2,9 +2,9 @@
 
 Accuracy, F1 of class 1, Matthews' correlation coefficient, Pearson's and Spearman's correlation, as in Wang
 et al., "GLUE: a multi-task benchmark and analysis platform for natural language understanding", ICLR 2019.
-F1 of more than two classes is the mean of the classes' F1.  Where a coefficient is not defined, because all
-predictions or all labels are equal, it is 0, as scikit-learn says of Matthews' coefficient: such predictions
-show no relation.
+F1 of more than two classes is the mean of the classes' F1, and that of a class without rows is 0.  Where a
+coefficient is not defined, because all predictions or all labels are equal, it is 0, as scikit-learn says of
+Matthews' coefficient: such predictions show no relation.
 
 >>> task = Task(name="cola", classes=("no", "yes"), description="", metrics=("matthews", "accuracy"))
 >>> scores(task, np.array([0, 1, 1, 1]), np.array([0, 1, 1, 0]))
@@ -27,15 +27,18 @@ _GROUPS = 50  # of a jackknife: each costs one score, and the error of the error
 
 def scores(task: Task, predicted: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     """Return the task's metrics of predictions [n] and labels [n]: classes, or numbers of a regression."""
-    return {metric: float(_SCORES[metric](predicted, labels)) for metric in task.metrics}
+    return {metric: _score(metric, predicted, labels, len(task.classes)) for metric in task.metrics}
 
 
-def sentence_error(metric: TaskMetric, predicted: np.ndarray, labels: np.ndarray) -> float | None:
+def sentence_error(
+    metric: TaskMetric, predicted: np.ndarray, labels: np.ndarray, *, classes: int
+) -> float | None:
     """Return the standard error over test sentences of the mean score of several predictors.
 
-    `predicted` [S, n] are their answers to the same n sentences, `labels` [n].  The error of an accuracy is
-    that of a mean.  Other scores have that of a jackknife that leaves out one of at most 50 groups of
-    sentences (Shao and Tu, "The jackknife and bootstrap", 1995, section 2.3).  None for a single sentence.
+    `predicted` [S, n] are their answers to the same n sentences, `labels` [n], and `classes` is the number of
+    classes, 0 for a regression.  The error of an accuracy is that of a mean.  Other scores have that of a
+    jackknife that leaves out one of at most 50 groups of sentences (Shao and Tu, "The jackknife and
+    bootstrap", 1995, section 2.3).  None for a single sentence.
     """
     n = len(labels)
     if n < 2:
@@ -46,8 +49,13 @@ def sentence_error(metric: TaskMetric, predicted: np.ndarray, labels: np.ndarray
     without = np.empty(groups)
     for k in range(groups):
         kept = np.arange(n) % groups != k
-        without[k] = np.mean([_SCORES[metric](answers[kept], labels[kept]) for answers in predicted])
+        without[k] = np.mean([_score(metric, answers[kept], labels[kept], classes) for answers in predicted])
     return float(without.std() * math.sqrt(groups - 1))
+
+
+def _score(metric: TaskMetric, predicted: np.ndarray, labels: np.ndarray, classes: int) -> float:
+    """Return one score; which F1 it is depends on the task's classes, never on those that occur."""
+    return _f1(predicted, labels, classes) if metric == "f1" else _SCORES[metric](predicted, labels)
 
 
 def _accuracy(predicted: np.ndarray, labels: np.ndarray) -> float:
@@ -55,11 +63,12 @@ def _accuracy(predicted: np.ndarray, labels: np.ndarray) -> float:
 
 
 # The libraries take a second to import, so that is left to the first score.
-def _f1(predicted: np.ndarray, labels: np.ndarray) -> float:
+def _f1(predicted: np.ndarray, labels: np.ndarray, classes: int) -> float:
     import sklearn.metrics
 
-    average = "binary" if max(predicted.max(), labels.max()) <= 1 else "macro"
-    return float(sklearn.metrics.f1_score(labels, predicted, average=average, zero_division=0.0))
+    average = "binary" if classes == 2 else "macro"
+    of = None if classes == 2 else range(classes)
+    return float(sklearn.metrics.f1_score(labels, predicted, labels=of, average=average, zero_division=0.0))
 
 
 def _matthews(predicted: np.ndarray, labels: np.ndarray) -> float:
@@ -78,7 +87,6 @@ def _correlation(kind: Literal["pearsonr", "spearmanr"], predicted: np.ndarray, 
 
 _SCORES: Mapping[TaskMetric, Callable[[np.ndarray, np.ndarray], float]] = {
     "accuracy": _accuracy,
-    "f1": _f1,
     "matthews": _matthews,
     "pearson": partial(_correlation, "pearsonr"),
     "spearman": partial(_correlation, "spearmanr"),

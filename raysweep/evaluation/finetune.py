@@ -21,6 +21,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from raysweep.downstream.best import best_accuracy
 from raysweep.downstream.finetune import DivergedError, FineTuned, Recipe, fine_tune
 from raysweep.downstream.scores import scores, sentence_error
 from raysweep.downstream.tasks import TaskGroup, task_names
@@ -29,11 +30,10 @@ from raysweep.evaluation.base import Arrays, Subject
 from raysweep.evaluation.held_out_loss import a_word
 from raysweep.evaluation.labels import model_of
 from raysweep.evaluation.metric import Metric, Quantity
-from raysweep.evaluation.notes import PREFIX, text_arrays, text_of
+from raysweep.evaluation.notes import text_arrays, text_of
 from raysweep.evaluation.pretraining_loss import HEADINGS, PretrainingLoss, PretrainingLossFields
-from raysweep.evaluation.probe_metrics import BEST
 from raysweep.evaluation.tasks import TaskEvaluation
-from raysweep.languages.base import Language, Task, TaskMetric
+from raysweep.languages.base import Estimate, Language, Task, TaskMetric
 from raysweep.languages.splits import Split
 from raysweep.models.base import ModelConfig
 from raysweep.models.subject import ModelSubject
@@ -41,7 +41,8 @@ from raysweep.seeding import derive
 
 FINETUNE = Quantity(
     name="finetune/{task}", heading="accuracy after fine-tuning", short="tuned", unit="accuracy",
-    kind="accuracy", better="more", baseline="finetune_guess/{task}", live=True, report=True,
+    kind="accuracy", better="more", baseline="finetune_guess/{task}", ceiling="finetune_best/{task}",
+    live=True, report=True,
 )  # fmt: skip
 STD = Quantity(
     name="finetune_std/{task}", heading="standard deviation after fine-tuning between seeds", unit="accuracy"
@@ -51,6 +52,11 @@ SENTENCES = Quantity(
     unit="accuracy",
 )  # fmt: skip
 GUESS = Quantity(name="finetune_guess/{task}", heading="score of one answer to all", unit="accuracy")
+BEST = Quantity(
+    name="finetune_best/{task}",
+    heading="best possible accuracy on the examples of fine-tuning",
+    unit="accuracy",
+)
 OTHER = Quantity(name="finetune_{metric}/{task}", heading="score after fine-tuning", unit="score")
 TRAIN_LOSS = Quantity(
     name="finetune_train_loss/{task}", heading="training loss in the last epoch of fine-tuning", unit="nats"
@@ -84,8 +90,8 @@ class FinetuneConfig(TaskEvaluation, PretrainingLossFields, Recipe):
     kind: Literal["finetune"] = "finetune"
     needs_parameters: ClassVar[bool] = True
     cells: ClassVar[bool] = True
-    #: 2: cells keep their answers, which give the standard error over test sentences.
-    version: ClassVar[int] = 2
+    #: 3: F1 goes by the task's classes; units of other scores than accuracy; the best possible accuracy.
+    version: ClassVar[int] = 3
 
     #: Heads, orders of the training set and draws of dropout.
     seeds: int = Field(default=5, gt=0)
@@ -142,7 +148,9 @@ class FinetuneConfig(TaskEvaluation, PretrainingLossFields, Recipe):
         They are `score.<metric>`, `train_loss`, and the pre-training loss, its rise and that of the subject
         under `after`, `rise` and the loss's name, float64 [1] each; `answers` and `labels` [n] of the test
         examples.  A cell that diverged has none of them, but the step at which it did under `diverged`.
-        Every cell has `guess`, and `examples` [2] for training and test.
+        Every cell has `guess`, `classes` [1], 0 for a regression, and `examples` [2] for training and test.
+        That of the first seed has `best` [2], the best possible accuracy and its standard error, where it is
+        known and the headline is an accuracy.
         """
         language, model = subject.language, model_of(self.kind, subject)
         cells = [(group, name) for group in self.groups(language) for name in group.names]
@@ -152,7 +160,7 @@ class FinetuneConfig(TaskEvaluation, PretrainingLossFields, Recipe):
         task = group.tasks[name]
         (ids, labels), (test_ids, test_labels) = self._examples(group, task)
         pooling, reason = self.pooling_of(model, cls=model.reads_cls, longest=language.max_length)
-        texts = {"task": task.name}
+        texts = {"task": task.name, "metric": task.metrics[0]}
         if reason is not None:
             texts |= {"method": "the mean state of the words", "reason": reason}
         guess = labels.mean() if task.regression else labels.bincount().argmax()
@@ -160,7 +168,10 @@ class FinetuneConfig(TaskEvaluation, PretrainingLossFields, Recipe):
         arrays: Arrays = {
             "examples": np.array([len(ids), len(test_ids)]),
             "guess": np.array([scores(task, answer, truth)[task.metrics[0]]]),
+            "classes": np.array([len(task.classes)]),
         }
+        if seed == 0:
+            arrays |= self._best(language, task, len(test_ids))
         try:
             found = fine_tune(
                 model,
@@ -171,9 +182,10 @@ class FinetuneConfig(TaskEvaluation, PretrainingLossFields, Recipe):
                 pooling=pooling,
                 seed=derive(self.seed, "finetune", seed),
             )
-            arrays |= self._scores(task, found, test_ids, truth)
+            results = self._scores(task, found, test_ids, truth)
             if self.forgetting:
-                arrays |= self._forgetting(self._loss(language), subject, found)
+                results |= self._forgetting(self._loss(language), subject, found)
+            arrays |= results
         except DivergedError as error:
             arrays["diverged"] = np.array([error.step])
         return arrays | text_arrays(texts)
@@ -192,6 +204,13 @@ class FinetuneConfig(TaskEvaluation, PretrainingLossFields, Recipe):
             found = group.examples(split, n or size or _EXAMPLES, seed=self.seed)
             both.append((found.ids, found.labels[task.name]))
         return both
+
+    def _best(self, language: Language, task: Task, n: int) -> Arrays:
+        """Return the best possible accuracy on the n test examples, where that is the headline and known."""
+        if task.metrics[0] != "accuracy":
+            return {}
+        best = best_accuracy(language, task.name, n, seed=self.seed)
+        return {} if best is None else {"best": np.array([best.value, best.standard_error])}
 
     def _scores(self, task: Task, found: FineTuned, ids: Tensor, truth: np.ndarray) -> Arrays:
         """Return the scores of a fine-tuned model, and its loss in the last epoch."""
@@ -268,34 +287,45 @@ class FinetuneConfig(TaskEvaluation, PretrainingLossFields, Recipe):
 def _combined(task: str, cells: Sequence[Mapping[str, np.ndarray]]) -> list[Metric]:
     """Return the metrics of one task, given its cells."""
     of, sound = {"task": task}, [cell for cell in cells if "diverged" not in cell]
-    lost = len(cells) - len(sound)
+    lost, n, classes = len(cells) - len(sound), int(cells[0]["examples"][1]), int(cells[0]["classes"][0])
+    unit = cast(TaskMetric, text_of(cells[0], "metric"))
+    in_unit = {"unit": unit}
     metrics = [
         DIVERGED.number(lost, n=len(cells), of=of),
-        GUESS.number(float(cells[0]["guess"][0]), n=int(cells[0]["examples"][1]), of=of),
+        GUESS.model_copy(update=in_unit).number(float(cells[0]["guess"][0]), n=n, of=of),
     ]
+    if "best" in cells[0]:
+        best, spread = cells[0]["best"].tolist()
+        metrics.append(BEST.estimate(Estimate(value=best, standard_error=spread, n=n), of=of))
     if not sound:
         return metrics
     doubts = [f"{lost} of {len(cells)} seeds diverged"] if lost else []
-    numbers = [name for name in sound[0] if not name.startswith(PREFIX) and name not in ("answers", "labels")]
-    values = {name: np.concatenate([cell[name] for cell in sound]) for name in numbers}
-    first, *others = (name for name in numbers if name.startswith("score."))
-    unit = first.removeprefix("score.")
-    best = BEST.name if unit == "accuracy" else None
-    headline = FINETUNE.model_copy(
-        update={"unit": unit, "heading": f"{unit} after fine-tuning", "ceiling": best}
-    )
-    metrics.append(headline.mean(values[first], of=of, reservations=doubts))
+    others = [name for name in sound[0] if name.startswith("score.") and name != f"score.{unit}"]
+    headline = FINETUNE.model_copy(update=in_unit | {"heading": f"{unit} after fine-tuning"})
+    if "best" not in cells[0]:
+        headline = headline.model_copy(update={"ceiling": None})
+    first = _over_seeds(sound, f"score.{unit}")
+    metrics.append(headline.mean(first, of=of, reservations=doubts))
     if len(sound) > 1:
-        metrics.append(STD.number(float(values[first].std(ddof=1)), n=len(sound), of=of))
+        spread = float(first.std(ddof=1))
+        metrics.append(STD.model_copy(update=in_unit).number(spread, n=len(sound), of=of))
     answers, labels = np.stack([cell["answers"] for cell in sound]), sound[0]["labels"]
-    error = sentence_error(cast(TaskMetric, unit), answers, labels)
+    error = sentence_error(unit, answers, labels, classes=classes)
     if error is not None:
-        metrics.append(SENTENCES.model_copy(update={"unit": unit}).number(error, n=len(labels), of=of))
+        metrics.append(SENTENCES.model_copy(update=in_unit).number(error, n=len(labels), of=of))
     for name in others:
-        metrics.append(OTHER.mean(values[name], of={"metric": name.removeprefix("score."), **of}))
-    metrics.append(TRAIN_LOSS.mean(values["train_loss"], of=of))
-    if "rise" in values:
-        metrics.append(FORGETTING.mean(values["rise"], of=of, reservations=doubts))
-        (loss,) = (name for name in AFTER if name in values)
-        metrics.append(AFTER[loss].mean(values["after"], of=of))
+        other = name.removeprefix("score.")
+        quantity = OTHER.model_copy(update={"unit": other})
+        metrics.append(quantity.mean(_over_seeds(sound, name), of={"metric": other, **of}))
+    loss_unit = {"unit": "nats" if classes else "squared error"}
+    metrics.append(TRAIN_LOSS.model_copy(update=loss_unit).mean(_over_seeds(sound, "train_loss"), of=of))
+    if "rise" in sound[0]:
+        metrics.append(FORGETTING.mean(_over_seeds(sound, "rise"), of=of, reservations=doubts))
+        (loss,) = (name for name in AFTER if name in sound[0])
+        metrics.append(AFTER[loss].mean(_over_seeds(sound, "after"), of=of))
     return metrics
+
+
+def _over_seeds(cells: Sequence[Mapping[str, np.ndarray]], name: str) -> np.ndarray:
+    """Return a number of each cell [S]."""
+    return np.concatenate([cell[name] for cell in cells])

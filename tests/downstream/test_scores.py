@@ -36,6 +36,21 @@ def test_f1_of_several_classes_is_their_mean(generator):
     assert score("f1", predicted, labels, ("a", "b", "c")) == pytest.approx(np.mean(each))
 
 
+def test_f1_depends_on_the_classes_of_the_task_and_not_on_those_that_occur():
+    predicted, labels = np.array([0, 1, 1, 0, 1, 0]), np.array([0, 1, 0, 0, 1, 1])
+    each = [score("f1", predicted == k, labels == k) for k in range(2)]
+    assert score("f1", predicted, labels, ("a", "b", "c")) == pytest.approx(sum(each) / 3)
+    assert score("f1", predicted, labels) == pytest.approx(each[1])
+    # The third class is in one of six groups, and the jackknife leaves it out once.
+    predicted[5] = labels[5] = 2
+    without = []
+    for k in range(6):
+        kept = np.arange(6) != k
+        without.append(score("f1", predicted[kept], labels[kept], ("a", "b", "c")))
+    found = sentence_error("f1", predicted[None], labels, classes=3)
+    assert found == pytest.approx(np.std(without) * math.sqrt(5))
+
+
 def test_correlations_against_their_definitions(generator):
     labels = generator.normal(size=100)
     predicted = labels + generator.normal(size=100)
@@ -53,12 +68,12 @@ def test_constant_predictions_show_no_relation(metric):
 def test_the_error_of_an_accuracy_is_that_of_a_mean_over_sentences(generator):
     labels, predicted = generator.integers(0, 2, 40), generator.integers(0, 2, (3, 40))
     each = [np.mean([answers[k] == labels[k] for answers in predicted]) for k in range(40)]
-    found = sentence_error("accuracy", predicted, labels)
+    found = sentence_error("accuracy", predicted, labels, classes=2)
     assert found == pytest.approx(np.std(each, ddof=1) / math.sqrt(40))
     # A jackknife that leaves out one sentence gives the same.
     without = [np.mean([np.delete(each, k)]) for k in range(40)]
     assert found == pytest.approx(np.std(without) * math.sqrt(39))
-    assert sentence_error("accuracy", predicted[:, :1], labels[:1]) is None
+    assert sentence_error("accuracy", predicted[:, :1], labels[:1], classes=2) is None
 
 
 @pytest.mark.parametrize("metric", ["f1", "matthews", "pearson", "spearman"])
@@ -69,7 +84,8 @@ def test_the_error_of_other_scores_is_their_spread_between_samples_of_sentences(
         predicted = labels + generator.normal(size=(2, 300))
         if metric in ("f1", "matthews"):
             labels, predicted = (labels > 0).astype(int), (predicted > 0).astype(int)
-        values.append(np.mean([score(metric, answers, labels, ()) for answers in predicted]))
-        errors.append(sentence_error(metric, predicted, labels))
+        classes = ("no", "yes") if metric in ("f1", "matthews") else ()
+        values.append(np.mean([score(metric, answers, labels, classes) for answers in predicted]))
+        errors.append(sentence_error(metric, predicted, labels, classes=len(classes)))
     # The spread of 200 values is known to 5 %.
     assert np.sqrt(np.mean(np.square(errors))) == pytest.approx(np.std(values), rel=0.2)

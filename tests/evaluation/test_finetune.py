@@ -7,7 +7,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from raysweep.downstream.finetune import fine_tune
+from raysweep.downstream.finetune import DivergedError, fine_tune
 from raysweep.errors import ConfigError, DataError
 from raysweep.evaluation import LookupTable, ModelSubject
 from raysweep.evaluation.excess_loss import ExcessLossConfig
@@ -61,7 +61,7 @@ def test_metrics_are_over_seeds(hmm, make_subject):
     evaluation, subject = config(seeds=3), make_subject(hmm)
     cells = [evaluation.measure(subject, k) for k in range(6)]
     metrics, notes = measured(evaluation, subject)
-    names = ["", "_std", "_sentence_error", "_guess", "_train_loss", "_diverged", "_excess_loss"]
+    names = ["", "_std", "_sentence_error", "_guess", "_best", "_train_loss", "_diverged", "_excess_loss"]
     expected = {f"finetune{name}/{task}" for name in names for task in "24"} | {
         "forgetting/2",
         "forgetting/4",
@@ -88,9 +88,20 @@ def test_metrics_are_over_seeds(hmm, make_subject):
     }
 
 
+def test_the_best_possible_accuracy_is_on_the_same_examples(hmm, make_subject):
+    language = HMM.random(states=4, vocabulary=6, length=5, blocks=2, tasks=(2,))
+    metrics, _ = measured(config(seeds=1, forgetting=0, seed=3), make_subject(language))
+    best = metrics["finetune_best/2"]
+    values = language.label_posterior("2", draw_split(language, "test", 200, seed=3).ids).max(dim=1).values
+    assert (best.value, best.n) == (pytest.approx(values.mean().item()), 200)
+    assert best.standard_error == pytest.approx(values.std().item() / math.sqrt(200))
+    assert metrics["finetune_guess/2"].value < best.value < 1
+    assert metrics["finetune/2"].ceiling == best.name
+
+
 def test_forgetting_can_be_left_out_and_one_seed_has_no_spread(hmm, make_subject):
     metrics, _ = measured(config(forgetting=0, seeds=1, tasks=("4",)), make_subject(hmm))
-    names = ("", "_sentence_error", "_guess", "_train_loss", "_diverged")
+    names = ("", "_sentence_error", "_guess", "_best", "_train_loss", "_diverged")
     assert set(metrics) == {f"finetune{name}/4" for name in names}
     assert metrics["finetune/4"].standard_error is None
 
@@ -188,9 +199,19 @@ class TestDivergence:
 
     def test_all_cells_may_diverge(self, hmm, make_subject):
         metrics, notes = measured(config(lr=1e38, warmup_steps=0), make_subject(hmm))
-        assert set(metrics) == {f"finetune_{name}/{task}" for name in ("diverged", "guess") for task in "24"}
+        names = ("diverged", "guess", "best")
+        assert set(metrics) == {f"finetune_{name}/{task}" for name in names for task in "24"}
         assert metrics["finetune_diverged/2"].value == 2
         assert notes["diverged"].count("seed") == 4
+
+    def test_a_cell_that_diverges_in_forgetting_has_no_scores(self, hmm, make_subject, monkeypatch):
+        def diverges(*_):
+            raise DivergedError(40)
+
+        monkeypatch.setattr(FinetuneConfig, "_forgetting", diverges)
+        found = config(tasks=("2",)).measure(make_subject(hmm), 0)
+        names = {name for name in found if not name.startswith("note/")}
+        assert names == {"diverged", "examples", "guess", "classes", "best"}
 
     def test_a_warm_up_that_does_not_end_is_said(self, hmm, make_subject):
         _, notes = measured(config(warmup_steps=41, tasks=("2",)), make_subject(hmm))
@@ -242,7 +263,15 @@ class TestDataSets:
         assert metrics["finetune/rows"].title == "pearson after fine-tuning, task rows"
         assert metrics["finetune/rows"].value > 0.8
         assert metrics["finetune_guess/rows"].value == 0
-        assert metrics["finetune_sentence_error/rows"].unit == "pearson"
+        assert {name: metric.unit for name, metric in metrics.items()} == {
+            **{f"finetune{name}/rows": "pearson" for name in ("", "_std", "_sentence_error", "_guess")},
+            "finetune_spearman/rows": "spearman",
+            "finetune_train_loss/rows": "squared error",
+            "finetune_diverged/rows": "seeds",
+            "finetune_excess_loss/rows": "nats",
+            "forgetting/rows": "nats",
+        }
+        assert metrics["finetune/rows"].ceiling is None
         assert 0 < metrics["finetune_sentence_error/rows"].value < 0.3
         assert 0.7 < metrics["finetune_spearman/rows"].value <= 1
         # All rows, where no number is given.
