@@ -78,7 +78,12 @@ class ProbeResult:
 
     @property
     def sentence_error(self) -> Tensor:
-        """Standard error over test sentences of the mean accuracy of all seeds [L, B], float64."""
+        """Standard error over test sentences of the mean accuracy of all seeds [L, B], float64.
+
+        It is nan for a single sentence.
+        """
+        if self.n < 2:
+            return torch.full(self.predicted.shape[:2], torch.nan, dtype=torch.float64)
         right = (self.predicted == self.labels).double().mean(dim=2)
         return right.std(dim=2) / self.n**0.5
 

@@ -119,7 +119,8 @@ def metrics_of(task: str, arrays: Mapping[str, np.ndarray], *, tolerance: float 
     found = [metric for b in range(len(sizes)) for metric in _of_size(task, arrays, b, tolerance)]
     of = {"task": task}
     if len(sizes) > 1:
-        found.append(PROBE_AREA.mean(area(sizes, arrays["accuracy"][-1]), of=of))
+        doubts = _doubts(arrays["gap"][-1], tolerance)
+        found.append(PROBE_AREA.mean(area(sizes, arrays["accuracy"][-1]), of=of, reservations=doubts))
     if "code" in arrays:
         found.append(CODE_LENGTH.mean(arrays["code"][-1], of=of))
         found.append(COMPRESSION.mean(arrays["uniform"] / arrays["code"][-1], of=of))
@@ -140,19 +141,20 @@ def _of_size(
     if len(sizes) > 1:
         of["labels"] = sizes[b]
     layers = arrays["accuracy"][:, b]
-    accuracy, gap, l2 = layers[-1], float(arrays["gap"][:, b].max()), arrays["l2"][-1, b]
-    reservations = [NOT_CONVERGED] if tolerance is not None and gap > tolerance else []
-    yield _named(PROBE, of).mean(accuracy, of=of, reservations=reservations)
+    accuracy, gap, l2 = layers[-1], arrays["gap"][:, b], arrays["l2"][-1, b]
+    doubts = [_doubts(heads, tolerance) for heads in gap]
+    yield _named(PROBE, of).mean(accuracy, of=of, reservations=doubts[-1])
     if len(accuracy) > 1:
         yield _named(PROBE_STD, of).number(float(accuracy.std(ddof=1)), n=len(accuracy), of=of)
-    yield _named(PROBE_SENTENCES, of).number(float(arrays["error"][-1, b]), n=n, of=of)
-    yield _named(PROBE_GAP, of).number(gap, n=arrays["gap"][:, b].size, of=of)
+    if n > 1:
+        yield _named(PROBE_SENTENCES, of).number(float(arrays["error"][-1, b]), n=n, of=of)
+    yield _named(PROBE_GAP, of).number(float(gap.max()), n=gap.size, of=of)
     if "chosen" in arrays:
         yield _named(PROBE_L2, of).number(float(np.median(l2)), n=len(l2), of=of)
     if len(layers) > 1:
         for layer, values in enumerate(layers):
             place: dict[str, str | int | float] = {"task": task, "layer": layer, **of}
-            yield _named(PROBE_LAYER, of).mean(values, of=place)
+            yield _named(PROBE_LAYER, of).mean(values, of=place, reservations=doubts[layer])
     if "control" in arrays:
         control = arrays["control"][-1, b]
         yield _named(CONTROL, of).mean(control, of=of)
@@ -161,6 +163,11 @@ def _of_size(
         kind, _, score = key.partition("/")
         if kind == "score":
             yield _named(PROBE_SCORE, of).mean(values[-1, b], of={"score": score} | of)
+
+
+def _doubts(gaps: np.ndarray, tolerance: float | None) -> list[str]:
+    """Return the reservations on heads with these gaps."""
+    return [NOT_CONVERGED] if tolerance is not None and gaps.max() > tolerance else []
 
 
 def _named(quantity: Quantity, of: Mapping[str, object]) -> Quantity:

@@ -133,6 +133,28 @@ def test_a_solve_that_was_stopped_is_not_trusted(hmm, make_subject):
     assert metrics["probe/4"].reservations == ()
 
 
+def test_each_layer_has_its_own_reservation(hmm, make_subject):
+    config = ProbeConfig(**SMALL | {"train": (100, 300), "seeds": 2}, tasks=("2",), layers="all")
+    arrays = config.measure(make_subject(hmm), 0)
+    stopped = {key: array.copy() for key, array in arrays.items()}
+    stopped["gap.2"][0, 1, 1] = 1.0
+    metrics = {m.name: m for m in config.combine([stopped])}
+    named = {name for name, metric in metrics.items() if metric.reservations}
+    assert named == {"probe_layer/2/0/300"}
+    assert (metrics["probe_gap/2/300"].value, metrics["probe_gap/2/300"].n) == (1.0, 6)
+    stopped["gap.2"][2, 0, 0] = 1.0
+    metrics = {m.name: m for m in config.combine([stopped])}
+    named |= {"probe/2/100", "probe_layer/2/2/100", "probe_area/2"}
+    assert {name for name, metric in metrics.items() if metric.reservations} == named
+
+
+@pytest.mark.filterwarnings("error")
+def test_one_test_sentence_has_no_error_over_sentences(hmm, run):
+    metrics = run(ProbeConfig(**SMALL | {"test": 1, "train": 100, "seeds": 1}), Oracle(hmm))
+    assert metrics["probe/2"].value in (0, 1)
+    assert "probe_sentence_error/2" not in metrics
+
+
 def wrong_tests(self, subject, group, controls, split, first, n, plain=ProbeConfig._chunks):
     """Yield the chunks of a probe, with the label 0 for every test sentence."""
     for chunk in plain(self, subject, group, controls, split, first, n):
