@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -368,6 +369,26 @@ def test_other_rows_are_another_task(tmp_path: Path) -> None:
     two = corpus({"glue": "rte", "source": str(local_glue.write(tmp_path / "b", "rte", seed=5))})
     assert one.data_tasks["rte"].fingerprint != two.data_tasks["rte"].fingerprint
     assert one.fingerprint == two.fingerprint
+
+
+def test_a_saved_folder_is_known_by_what_is_read(tmp_path: Path) -> None:
+    def fingerprint() -> str:
+        return corpus({"glue": "rte", "source": str(folder)}).data_tasks["rte"].fingerprint
+
+    folder = local_glue.write(tmp_path / "rte", "rte", form="saved")
+    first = fingerprint()
+    # A file that is left over from an earlier save is not read.
+    shards = sorted((folder / "train").glob("*.arrow"))
+    shutil.copy(shards[0], folder / "train" / "data-00007-of-00009.arrow")
+    assert fingerprint() == first
+    info = folder / "train" / "dataset_info.json"
+    names = json.loads(info.read_text())
+    names["description"] = "other words about the same rows"
+    info.write_text(json.dumps(names))
+    assert fingerprint() == first
+    names["features"]["label"]["names"].reverse()
+    info.write_text(json.dumps(names))
+    assert fingerprint() != first
 
 
 def test_examples_are_in_a_keyed_order(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -130,6 +132,8 @@ def find(task: DataTask) -> Table:
             f"one kind are read: {', '.join(FORMATS)}, or a folder of datasets' save_to_disk"
         )
     digests = {split: [content_digest(path) for path in files[split]] for split in splits}
+    if loader == "saved":
+        digests = {split: [*digests[split], _features(files[split][0])] for split in splits}
     return Table(task, loader, files, {"format": loader, "splits": [digests[split] for split in splits]})
 
 
@@ -150,8 +154,19 @@ def _local(task: DataTask, splits: list[str]) -> dict[str, tuple[str, ...]] | No
     return {splits[0]: files}
 
 
+def _features(shard: str) -> str:
+    """Return the digest of the columns of a saved split, which name its classes."""
+    features = json.loads((Path(shard).parent / "dataset_info.json").read_text())["features"]
+    return hashlib.sha256(json.dumps(features, sort_keys=True).encode()).hexdigest()
+
+
 def _arrow(folder: Path) -> tuple[str, ...]:
-    files = tuple(sorted(map(str, folder.glob("*.arrow"))))
+    state = folder / "state.json"
+    files: tuple[str, ...] = ()
+    if state.is_file() and (folder / "dataset_info.json").is_file():
+        # Other files may lie beside those that are read, from an earlier save.
+        named = json.loads(state.read_text())["_data_files"]
+        files = tuple(str(folder / file["filename"]) for file in named)
     if not files:
         raise ConfigError(
             f"source: {folder} is no split that datasets' save_to_disk wrote; the folder above it holds "
