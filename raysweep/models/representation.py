@@ -42,9 +42,10 @@ def misfits(
                 f"model of {model.max_length} positions; use mean or concatenated",
             )
         )
-    if layers == "all" and not isinstance(getattr(model, "layers", None), nn.ModuleList):
+    inside = model.with_token()
+    if layers == "all" and not isinstance(getattr(inside, "layers", None), nn.ModuleList):
         found.append(
-            ("layers", f"{type(model).__name__} does not name its layers in a ModuleList `layers`; use last")
+            ("layers", f"{type(inside).__name__} does not name its layers in a ModuleList `layers`; use last")
         )
     return found
 
@@ -71,6 +72,9 @@ def states(model: MaskedLM, ids: Tensor, layers: Layers) -> Tensor:
     """Return hidden states [B, L, T, D] of the last layer, or of all."""
     if layers == "last":
         return model.encode(ids)[:, None]
+    if model.with_token() is not model:
+        read = F.pad(ids, (1, 0), value=model.vocabulary_size + 2)
+        return states(model.with_token(), read, layers)[:, :, 1:]
     found: list[Tensor] = []
     modules = list(model.get_submodule("layers").children())
     hooks = [modules[0].register_forward_pre_hook(lambda module, given: found.append(given[0]))]

@@ -14,10 +14,11 @@ from raysweep.errors import ConfigError
 from raysweep.evaluation import ModelSubject
 from raysweep.evaluation.excess_loss import ExcessLossConfig
 from raysweep.evaluation.finetune import FinetuneConfig
+from raysweep.evaluation.probe import ProbeConfig
 from raysweep.evaluation.quantize import QuantizeConfig
 from raysweep.evaluation.run import run_evaluation
 from raysweep.evaluation.trace import TraceConfig
-from raysweep.models import EncoderConfig, LSTMConfig, ModelConfig, to_huggingface
+from raysweep.models import EncoderConfig, LSTMConfig, ModelConfig, representation, to_huggingface
 from raysweep.models.cls import WithCLS
 from raysweep.models.flops import training_flops
 from raysweep.testing.training import FolderJournal, small_run
@@ -142,8 +143,15 @@ def test_representations_are_those_inside(kind: str) -> None:
     every = subject.features(ids, "cls", "all")
     assert every.shape == (8, 3, 16)
     torch.testing.assert_close(every[:, -1], inside[:, 0], rtol=1e-5, atol=1e-5)
-    with pytest.raises(ConfigError, match="WithCLS does not name its layers"):
-        subject.features(ids, "mean", "all")
+    layers = subject.features(ids, "mean", "all")
+    assert layers.shape == (8, 3, 16)
+    torch.testing.assert_close(layers[:, -1], mean, rtol=1e-5, atol=1e-5)
+    # Concatenated states are those of each layer behind the token, and the token has no part in them.
+    joined = subject.features(ids, "concatenated", "all").unflatten(2, (LANGUAGE.max_length, 16))
+    with torch.no_grad():
+        inner = representation.states(model.inner, read, "all")[:, :, 1:]
+    torch.testing.assert_close(joined, inner * words[:, None], rtol=1e-5, atol=1e-5)
+    assert ProbeConfig(layers="all").model_problems(CONFIGS[kind], LANGUAGE) == []
 
 
 @pytest.mark.parametrize("kind", list(CONFIGS))
