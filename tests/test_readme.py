@@ -61,13 +61,13 @@ def test_every_room_is_named() -> None:
 
 
 def test_every_kind_is_named() -> None:
-    for family, room in (
+    for family, *rooms in (
         (registry.languages, "languages"),
         (registry.models, "training"),
         (registry.algorithms, "training"),
-        (registry.evaluations, "flatness"),
+        (registry.evaluations, "flatness", "downstream"),
     ):
-        document = (ROOT / "raysweep" / room / "README.md").read_text()
+        document = "".join((ROOT / "raysweep" / room / "README.md").read_text() for room in rooms)
         for kind in family.kinds():
             # Other tests register kinds of their own.
             if family.get(kind).__module__.startswith("raysweep."):
