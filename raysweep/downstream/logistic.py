@@ -25,6 +25,12 @@ once.
 No row has a label of an absent class.  F is convex and does not change where absent classes change places,
 so their heads are equal at the minimum.  One class then stands for m of them, with a score of w z + ln m and
 a penalty of m ‖w‖².  Its head is kept as √m w, for which penalty and gap are those of any other head.
+
+>>> inputs = Inputs(x=torch.ones(1, 4, 1), y=torch.tensor([[[0], [0], [0], [1]]]))
+>>> objective = Objective(inputs, [Problem(task=0, classes=2, rows=4)], torch.ones(1, 1))
+>>> value, gradient = objective(objective.zeros())
+>>> round(value.item(), 3), [round(slope, 3) for slope in gradient.flatten().tolist()]
+(0.693, [-0.25, 0.25])
 """
 
 from __future__ import annotations

@@ -264,6 +264,19 @@ def test_the_penalty_is_chosen_on_sentences_that_the_head_does_not_see(gaussian)
     assert (fixed.predicted[0, 1, 0] != result.predicted[0, 1, 0]).sum() <= 1
 
 
+def test_the_gap_is_that_of_the_candidates_too(gaussian):
+    """A penalty so small that the rounding of gradients is above the tolerance, and which is not chosen."""
+    labels = {"t": (torch.rand(3072, generator=torch.Generator().manual_seed(2)) < 0.3).long()}
+    chooses = torch.rand(3072, generator=torch.Generator().manual_seed(1)) < 0.2
+    result = run(
+        gaussian, labels, {"t": 2}, chooses=chooses, train=128, seeds=1, solver=Convex(l2=(1e-15, 10.0))
+    )["t"]
+    assert result.l2.tolist() == [[[10.0]]]
+    assert result.gap.item() > 0.03
+    alone = run(gaussian, labels, {"t": 2}, train=128, seeds=1, solver=Convex(l2=(10.0,)))["t"]
+    assert alone.gap.item() <= 0.03
+
+
 def test_there_must_be_sentences_to_choose_on(gaussian):
     labels = {"t": noisy(gaussian, 3, 5)}
     solver = Convex(l2=(1.0, 10.0))
