@@ -12,6 +12,17 @@ random too for a model that was pre-trained without next-sentence prediction.
 
 Sentences go through `MaskedLM.hidden_at`, so training and evaluation have no padding where the model's
 pre-training has none.
+
+>>> from raysweep.languages.hmm import HMM
+>>> from raysweep.models.encoder import EncoderConfig
+>>> language = HMM.random(states=4, vocabulary=6, length=5, blocks=2, tasks=(2,))
+>>> classifier = Classifier(
+...     EncoderConfig(shape="8/1/2/16").build(language, seed=0),
+...     outputs=3, longest=5, pooling="mean", head="linear", dropout=0.0,
+...     generator=torch.Generator().manual_seed(0),
+... )
+>>> classifier.scores(language.sample(2, seed=0)).shape
+torch.Size([2, 3])
 """
 
 from __future__ import annotations

@@ -9,6 +9,11 @@ accuracy on the task less that on the control task.
 
 Our labels belong to sentences.  The control label of a sentence is the one of its first word.  The labels of
 words are drawn once for all seeds of a probe, so the spread between its seeds has no part of that draw.
+
+>>> control = ControlTask(words=6, classes=2, seed=0, task="parity")
+>>> first, second, third = control.labels(torch.tensor([[4, 1], [2, 3], [4, 0]]), torch.tensor([0, 1, 1]))
+>>> bool(first == third)
+True
 """
 
 from __future__ import annotations

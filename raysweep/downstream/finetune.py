@@ -11,6 +11,14 @@ appendix A.5): the state of the sentence-level token, AdamW at 1e-4, 200 steps o
 refer to Devlin et al. ("BERT", NAACL 2019) for the rest, so that is BERT's: a rate that falls linearly to
 zero, β = (0.9, 0.999), eps 1e-6, weight decay 0.01, and gradients clipped to a norm of 1.  The batch of 128
 is our choice: the paper names none, and BERT's are 16 and 32.
+
+>>> from raysweep.languages.hmm import HMM
+>>> from raysweep.models.encoder import EncoderConfig
+>>> language = HMM.random(states=4, vocabulary=6, length=5, blocks=2, tasks=(2,))
+>>> model, ids = EncoderConfig(shape="8/1/2/16").build(language, seed=0), language.sample(256, seed=0)
+>>> tuned = fine_tune(model, ids, ids[:, 0] % 2, classes=2, recipe=Recipe(epochs=1), pooling="mean", seed=0)
+>>> tuned.losses.shape, tuned.scores(ids).shape
+(torch.Size([2]), torch.Size([256, 2]))
 """
 
 from __future__ import annotations

@@ -1,5 +1,10 @@
 """The minimum of many logistic regressions at once, by L-BFGS.
 
+    W ← W - t H ∇F(W)
+
+with F the objective, H the inverse Hessian as the last steps show it, and a length t that is halved until F
+falls.
+
 Inputs are turned to their principal axes first, in which directions without variance drop out.  F does not
 depend on coordinates, and in these its Hessian is nearly diagonal: at W = 0 it is (C-1)/C² E[z_j²] + λ in
 direction j, averaged over the C classes.  The inverse is the initial matrix of L-BFGS (Liu and Nocedal, "On
@@ -10,6 +15,14 @@ where its gap is within the tolerance.
 Turning G groups of n inputs costs 4 G n (K+1)² operations and a second copy of them, 4 G n (K+1) bytes; a
 pass costs what `raysweep.downstream.logistic` says.  The steps that are remembered take 64 bytes for each
 weight of a head.
+
+Float32 leaves rounding in ‖∇F‖, 4e-8 with 512 rows of 65 inputs, so no gap is known to be below about
+7e-16 n / l2 nats there.  Where that is above the tolerance, a problem ends unconverged, and its gap says so.
+
+>>> inputs = Inputs(x=torch.tensor([[[2.0, 1.0], [-2.0, 1.0]]]), y=torch.tensor([[[0], [1]]]))
+>>> found = solve(inputs, [Problem(task=0, classes=2, rows=2)], torch.ones(1, 1), tolerance=1e-3)
+>>> found.heads.shape, bool(found.gap <= 1e-3)
+(torch.Size([1, 1, 2, 2]), True)
 """
 
 from __future__ import annotations
