@@ -44,7 +44,7 @@ class Ranking:
         absent = problem.classes - present
         return replace(problem, classes=present + (absent > 0), copies=max(absent, 1))
 
-    def apart(self, heads: Tensor, merged: Problem) -> Tensor:
+    def of_all_classes(self, heads: Tensor, merged: Problem) -> Tensor:
         """Return heads [G, C, K+1] of all classes, from those of the merged problem [G, .., K+1]."""
         last = merged.classes - 1
         share = torch.ones(last + 1, 1, device=heads.device)

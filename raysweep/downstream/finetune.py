@@ -97,7 +97,7 @@ class Recipe(Config):
             return "mean", f"sentences of {longest} words fill the model's {positions} positions"
         return "cls", None
 
-    def optimizer(self) -> AdamWConfig:
+    def algorithm(self) -> AdamWConfig:
         """Return the optimizer and its schedule."""
         return AdamWConfig(
             lr=self.lr,
@@ -176,7 +176,7 @@ class _Training:
 
     def __init__(self, classifier: Classifier, recipe: Recipe, seed: int, dtype: torch.dtype) -> None:
         self.classifier, self.recipe, self.seed, self.dtype = classifier, recipe, seed, dtype
-        self.algorithm = recipe.optimizer()
+        self.algorithm = recipe.algorithm()
         self.optimizer = self.algorithm.build(classifier)
         self.device = classifier.out.weight.device
 
@@ -198,7 +198,7 @@ class _Training:
         torch.manual_seed(seeding.derive(self.seed, "head dropout", step))
         words = self.classifier.batch(ids, lengths)
         z = self.classifier(words, seed=seeding.derive(self.seed, "dropout", step), dtype=self.dtype)
-        loss = mean_loss(z, labels.to(z.device))
+        loss = label_loss(z, labels.to(z.device))
         torch.autograd.backward(loss)
         self.algorithm.before_update(self.classifier)
         for group in self.optimizer.param_groups:
@@ -217,7 +217,7 @@ class _Training:
             raise DivergedError(step)
 
 
-def mean_loss(z: Tensor, labels: Tensor) -> Tensor:
+def label_loss(z: Tensor, labels: Tensor) -> Tensor:
     """Return the mean cross-entropy of logits z [b, C], or squared error of z [b, 1] for float labels."""
     if labels.is_floating_point():
         return F.mse_loss(z[:, 0], labels)

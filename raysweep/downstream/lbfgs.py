@@ -74,7 +74,7 @@ def solve(
     most = max(problem.classes for problem in problems)
     heads = turned_back.new_zeros(*l2.shape, most, axes.shape[1])
     for k, problem in enumerate(merged):
-        heads[:, k, : problems[k].classes] = rankings[problem.task].apart(turned_back[:, k], problem)
+        heads[:, k, : problems[k].classes] = rankings[problem.task].of_all_classes(turned_back[:, k], problem)
     return replace(found, heads=heads)
 
 

@@ -27,7 +27,7 @@ from raysweep.downstream.scores import scores, sentence_error
 from raysweep.downstream.tasks import TaskGroup, task_names
 from raysweep.errors import ConfigError, DataError
 from raysweep.evaluation.base import Arrays, Subject
-from raysweep.evaluation.held_out_loss import a_word
+from raysweep.evaluation.held_out_loss import mean_per_word
 from raysweep.evaluation.labels import model_of
 from raysweep.evaluation.metric import Metric, Quantity
 from raysweep.evaluation.notes import text_arrays, text_of
@@ -236,7 +236,7 @@ class FinetuneConfig(TaskEvaluation, PretrainingLossFields, Recipe):
         if not np.isfinite(after).all():
             raise DivergedError(len(found.losses))
         values = {loss.name: before, "after": after, "rise": after - before}
-        arrays = {name: np.array([a_word(sums, masked).value]) for name, sums in values.items()}
+        arrays = {name: np.array([mean_per_word(sums, masked).value]) for name, sums in values.items()}
         return arrays if loss.reason is None else arrays | text_arrays({"loss": f"finetune: {loss.reason}"})
 
     def _loss(self, language: Language) -> PretrainingLoss:

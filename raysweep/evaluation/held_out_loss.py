@@ -97,10 +97,10 @@ class HeldOutLossConfig(Evaluation):
         """Return `held_out_loss` in nats a masked word; n counts sentences."""
         losses = np.concatenate([shard["loss"] for shard in shards])
         masked = np.concatenate([shard["masked"] for shard in shards])
-        return [HELD_OUT_LOSS.estimate(a_word(losses, masked))]
+        return [HELD_OUT_LOSS.estimate(mean_per_word(losses, masked))]
 
 
-def a_word(sums: np.ndarray, counts: np.ndarray) -> Estimate:
+def mean_per_word(sums: np.ndarray, counts: np.ndarray) -> Estimate:
     """Return the mean of a word's values, given their sum [n] and number [n] in each of n sentences.
 
     It is a ratio of means over sentences, with the standard error of the module's docstring; NaN for one.

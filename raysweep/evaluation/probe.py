@@ -46,7 +46,7 @@ _CHOOSES = 0.2  # share of the training sentences on which l2 is chosen
 _CONTROL = "\0"  # begins the name of a control task, and no other
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Size = Annotated[int, Field(gt=0)]
+LabelCount = Annotated[int, Field(gt=0)]
 
 
 def _as_tuple(value: Any) -> Any:
@@ -74,9 +74,9 @@ class ProbeConfig(TaskEvaluation):
     draws: Literal["shared", "own"] = "shared"
     #: Sentences trained on, of the task split `train`; several numbers give a curve.  None is all rows of a
     #: data set, and 100,000 sentences of a language's own task.
-    train: Annotated[Size | tuple[Size, ...] | None, BeforeValidator(_as_tuple)] = 100_000
+    train: Annotated[LabelCount | tuple[LabelCount, ...] | None, BeforeValidator(_as_tuple)] = 100_000
     #: Sentences tested on, of the task split `test`; None as for `train`.
-    test: Size | None = 100_000
+    test: LabelCount | None = 100_000
     representation: Representation = "concatenated"
     #: The last layer, or each of them by a probe of its own.
     layers: Layers = "last"

@@ -24,7 +24,7 @@ from pydantic import Field, field_validator, model_validator
 from raysweep.downstream.quantize import noisy, quantized
 from raysweep.errors import DataError
 from raysweep.evaluation.base import Arrays, Subject
-from raysweep.evaluation.held_out_loss import a_word
+from raysweep.evaluation.held_out_loss import mean_per_word
 from raysweep.evaluation.labels import model_of
 from raysweep.evaluation.metric import Metric, Quantity
 from raysweep.evaluation.notes import text_arrays, text_of
@@ -45,7 +45,7 @@ AFTER = {
 }
 
 Bits = Annotated[int, Field(ge=2, le=16)]
-Size = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NoiseSize = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class QuantizeConfig(PretrainingLossFields):
@@ -57,7 +57,7 @@ class QuantizeConfig(PretrainingLossFields):
     #: Bits of a weight.
     bits: tuple[Bits, ...] = (8, 4)
     #: Sizes of Gaussian noise relative to the norm of each matrix.
-    noise: tuple[Size, ...] = (0.01, 0.03, 0.1)
+    noise: tuple[NoiseSize, ...] = (0.01, 0.03, 0.1)
     #: Draws of noise of each size.
     draws: int = Field(default=4, gt=0)
     #: Whether embeddings, and a decoder tied to them, are changed too.
@@ -134,8 +134,8 @@ class QuantizeConfig(PretrainingLossFields):
         metrics = []
         for weights in [*(f"int{b}" for b in self.bits), *(f"noise{size:g}" for size in self.noise)]:
             changed, of = joined(weights).reshape(len(plain), -1), {"weights": weights}
-            metrics.append(RISE.estimate(crossed(changed - plain[:, None], masked), of=of))
-            metrics.append(AFTER[loss].estimate(crossed(changed, masked), of=of))
+            metrics.append(RISE.estimate(mean_over_draws(changed - plain[:, None], masked), of=of))
+            metrics.append(AFTER[loss].estimate(mean_over_draws(changed, masked), of=of))
         return metrics
 
     def notes(self, shards: Sequence[Mapping[str, np.ndarray]]) -> dict[str, str]:
@@ -144,12 +144,12 @@ class QuantizeConfig(PretrainingLossFields):
         return {} if reason is None else {"loss": reason}
 
 
-def crossed(sums: np.ndarray, counts: np.ndarray) -> Estimate:
+def mean_over_draws(sums: np.ndarray, counts: np.ndarray) -> Estimate:
     """Return the mean of a word's values over sentences and draws, given sums [n, draws] and counts [n].
 
     With one draw the standard error is over sentences alone.
     """
-    whole = a_word(sums.mean(axis=1), counts)
+    whole = mean_per_word(sums.mean(axis=1), counts)
     if sums.shape[1] == 1:
         return whole
     means = sums.sum(axis=0) / counts.sum()

@@ -16,7 +16,7 @@ from raysweep.bench.downstream.finetuning import Work
 from raysweep.bench.harness import UnavailableError, run_case
 from raysweep.bench.peers import peer
 from raysweep.bench.peers.sequence_classifier import SequenceClassifier
-from raysweep.bench.peers.trainer import Trained
+from raysweep.bench.peers.trainer import WithTrainer
 from raysweep.bench.record import Peak
 from raysweep.downstream.finetune import Recipe
 from raysweep.models.precision import multiplies_bfloat16
@@ -43,10 +43,10 @@ def accelerate() -> None:
 
 @pytest.mark.usefixtures("accelerate")
 def test_the_trainer_takes_the_same_steps(small: Work) -> None:
-    assert finetuning.loss_difference(small, Trained, steps=3).value < 1e-5
+    assert finetuning.loss_difference(small, WithTrainer, steps=3).value < 1e-5
     recipe = small.recipe.model_copy(update={"epochs": 2, "precision": "float32", "warmup_steps": 3})
     work = replace(small, sentences=256, recipe=recipe)
-    other = Trained(SequenceClassifier(work.classifier(0.0), recipe, torch.float32))
+    other = WithTrainer(SequenceClassifier(work.classifier(0.0), recipe, torch.float32))
     ours = work.fine_tune(work.model(0.0))
     assert (other.train(work.batches()) - ours.losses).abs().max() < 1e-5
     answers = ours.classifier.scores(work.ids).argmax(dim=1)
@@ -57,7 +57,7 @@ def test_without_accelerate_the_trainer_is_absent(small: Work, monkeypatch: pyte
     monkeypatch.setitem(sys.modules, "accelerate", None)
     other = SequenceClassifier(small.classifier(0.0), small.recipe, torch.float32)
     with pytest.raises(UnavailableError, match=r"accelerate cannot .*'raysweep\[bench\]' installs it"):
-        Trained(other)
+        WithTrainer(other)
 
 
 def test_accuracies_are_of_the_same_task(small: Work, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,11 +34,11 @@ def test_heads_that_are_worse_are_found(data: Data) -> None:
     best = data.probe(Convex(), [512])
     theirs = {task: result.predicted[0].long() for task, result in best.items()}
     assert probing.shortfall(data, best, theirs).value == pytest.approx(0, abs=1e-9)
-    assert probing.apart(data, best, theirs).value == pytest.approx(0, abs=1e-9)
+    assert probing.accuracy_difference(data, best, theirs).value == pytest.approx(0, abs=1e-9)
     constant = {task: torch.zeros_like(predicted) for task, predicted in theirs.items()}
     # Here raysweep is the better one, which is no shortfall, and no equality.
     assert probing.shortfall(data, best, constant).passed
-    assert not probing.apart(data, best, constant).passed
+    assert not probing.accuracy_difference(data, best, constant).passed
 
 
 def test_the_memory_of_a_call_is_counted() -> None:

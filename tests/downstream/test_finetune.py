@@ -15,7 +15,7 @@ from torch import Tensor
 
 from helpers import local_glue, local_texts
 from raysweep.downstream.classifier import Classifier
-from raysweep.downstream.finetune import DivergedError, FineTuned, Recipe, fine_tune, mean_loss
+from raysweep.downstream.finetune import DivergedError, FineTuned, Recipe, fine_tune, label_loss
 from raysweep.downstream.tasks import task_groups
 from raysweep.errors import DataError, RunFailedError
 from raysweep.languages.corpus import Corpus, tokenizer
@@ -331,7 +331,7 @@ def test_dropout_is_the_models_own_unless_given() -> None:
 def test_the_default_is_the_recipe_of_the_paper() -> None:
     recipe = Recipe()
     assert (recipe.lr, recipe.warmup_steps, recipe.epochs, recipe.batch_size) == (1e-4, 200, 10, 128)
-    rates = [recipe.optimizer().learning_rate(step, 1000) for step in (1, 200, 201, 600, 1000)]
+    rates = [recipe.algorithm().learning_rate(step, 1000) for step in (1, 200, 201, 600, 1000)]
     assert rates == pytest.approx([1e-4 / 200, 1e-4, 1e-4, 1e-4 * 401 / 800, 1e-4 / 800])
     assert [recipe.steps(n) for n in (1, 128, 129)] == [10, 10, 20]
 
@@ -394,7 +394,7 @@ class TestFailures:
 
 def test_losses_of_both_kinds() -> None:
     z = torch.tensor([[1.0, 3.0], [0.0, 0.0]])
-    assert mean_loss(z, torch.tensor([1, 0])).item() == pytest.approx(
+    assert label_loss(z, torch.tensor([1, 0])).item() == pytest.approx(
         (-z[0].log_softmax(0)[1] - z[1].log_softmax(0)[0]).item() / 2
     )
-    assert mean_loss(z[:, :1], torch.tensor([0.0, 2.0])).item() == pytest.approx((1 + 4) / 2)
+    assert label_loss(z[:, :1], torch.tensor([0.0, 2.0])).item() == pytest.approx((1 + 4) / 2)

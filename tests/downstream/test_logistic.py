@@ -190,6 +190,6 @@ def test_classes_are_absent_by_rows():
     found = [ranking.merged(Problem(task=0, classes=5, rows=rows)) for rows in (1, 3, 4)]
     assert [(problem.classes, problem.copies) for problem in found] == [(2, 4), (3, 3), (4, 2)]
     heads = torch.tensor([[[3.0], [5.0], [6.0], [0.0]]])
-    assert ranking.apart(heads, found[0])[0, :, 0].tolist() == [2.5, 2.5, 3.0, 2.5, 2.5]
+    assert ranking.of_all_classes(heads, found[0])[0, :, 0].tolist() == [2.5, 2.5, 3.0, 2.5, 2.5]
     full = Ranking.of(torch.tensor([[1, 0]]), 2)
     assert full.merged(Problem(task=0, classes=2, rows=2)) == Problem(task=0, classes=2, rows=2)

@@ -11,8 +11,8 @@ from raysweep.downstream.quantize import noisy, quantized
 from raysweep.errors import ConfigError, DataError
 from raysweep.evaluation import LookupTable, ModelSubject
 from raysweep.evaluation.excess_loss import ExcessLossConfig
-from raysweep.evaluation.held_out_loss import HeldOutLossConfig, a_word
-from raysweep.evaluation.quantize import QuantizeConfig, crossed
+from raysweep.evaluation.held_out_loss import HeldOutLossConfig, mean_per_word
+from raysweep.evaluation.quantize import QuantizeConfig, mean_over_draws
 from raysweep.evaluation.run import run_evaluation
 from raysweep.languages.hmm import HMM
 from raysweep.seeding import derive
@@ -51,7 +51,9 @@ def test_losses_are_those_of_each_model_alone(exact, pcfg, make_subject, run):
         after, rise = found[f"quantize_{name}/int{bits}"], found[f"quantize/int{bits}"]
         assert after.value == pytest.approx(changed.sum() / masked.sum(), rel=1e-5)
         assert rise.value == pytest.approx((changed - plain).sum() / masked.sum(), rel=1e-3, abs=1e-6)
-        assert rise.standard_error == pytest.approx(a_word(changed - plain, masked).standard_error, rel=1e-3)
+        assert rise.standard_error == pytest.approx(
+            mean_per_word(changed - plain, masked).standard_error, rel=1e-3
+        )
         assert rise.n == after.n == 40
     seed = derive(0, "quantize")
     for size in (0.02, 0.2):
@@ -62,7 +64,7 @@ def test_losses_are_those_of_each_model_alone(exact, pcfg, make_subject, run):
         rise = found[f"quantize/noise{size:g}"]
         means = [draw.sum() / masked.sum() for draw in each]
         assert rise.value == pytest.approx(sum(means) / 3, rel=1e-3, abs=1e-6)
-        over_sentences = a_word(sum(each) / 3, masked).standard_error
+        over_sentences = mean_per_word(sum(each) / 3, masked).standard_error
         expected = math.sqrt(over_sentences**2 + np.var(means, ddof=1) / 3)
         assert rise.standard_error == pytest.approx(expected, rel=1e-3)
 
@@ -91,7 +93,7 @@ def test_the_error_covers_sentences_and_draws():
     for _ in range(800):
         rows, columns = generator.normal(size=(30, 1)), 0.5 * generator.normal(size=(1, 6))
         sums = rows + columns + generator.normal(size=(30, 6))
-        found.append(crossed(sums, np.ones(30)))
+        found.append(mean_over_draws(sums, np.ones(30)))
     z = np.array([one.value / one.standard_error for one in found])
     assert abs(z.mean()) < 4 / math.sqrt(800)
     stated = np.mean([one.standard_error**2 for one in found])

@@ -19,7 +19,7 @@ from raysweep.errors import ConfigError, DataError
 from raysweep.languages.causal_lm import CausalLM
 from raysweep.languages.corpus import Corpus
 from raysweep.languages.labelled.glue import GLUE
-from raysweep.languages.labelled.sentences import OUTSIDE, Encoding, Tally, _sizes, written
+from raysweep.languages.labelled.sentences import OUTSIDE, Encoding, Tally, _sizes, sentences_of
 
 CORPUS = {"tokenizer": {"train": "wordpiece", "vocabulary": 400}, "length": 24, "held_out": 0.2}
 
@@ -126,7 +126,7 @@ def test_text_without_a_word_left_is_one_mask() -> None:
     )
     for rule, want in (("drop", [9, 8, 0, 1, 8]), ("mask", [9, 8, 9, 0, 8]), ("keep", [7, 8, 7, 0, 8])):
         tally = Tally()
-        (row,) = written([["?"], ["?ab"]], encoding, rule, tally)
+        (row,) = sentences_of([["?"], ["?ab"]], encoding, rule, tally)
         assert row.tolist() == want
         assert (tally.tokens, tally.outside, tally.cut) == (4, 2, rule != "drop")
         assert tally.blank == (rule == "drop")

@@ -19,7 +19,7 @@ from raysweep import seeding
 from raysweep.bench.downstream.memory import memory
 from raysweep.bench.harness import Case, Contestant, Difference, Peer, Prepared, UnavailableError
 from raysweep.bench.peers.sequence_classifier import SequenceClassifier
-from raysweep.bench.peers.trainer import Trained
+from raysweep.bench.peers.trainer import WithTrainer
 from raysweep.bench.record import Figure, Goal, Peak, Timing
 from raysweep.downstream.classifier import Classifier
 from raysweep.downstream.finetune import FineTuned, Recipe, fine_tune
@@ -114,7 +114,7 @@ def fine_tuning(shape: str, quick: bool, *, rounds: int, goal: float | None = No
     peers = []
     for name, precision, least in (("float32", torch.float32, goal), ("bfloat16", torch.bfloat16, None)):
         peers += [
-            _peer(work, f"transformers' Trainer, {name}", Trained, precision, steps, least, _TRAINER),
+            _peer(work, f"transformers' Trainer, {name}", WithTrainer, precision, steps, least, _TRAINER),
             _peer(work, f"BertForSequenceClassification, {name}", _plain, precision, steps, least, _LOOP),
         ]
     return Case(
@@ -127,7 +127,7 @@ def fine_tuning(shape: str, quick: bool, *, rounds: int, goal: float | None = No
 
 
 #: Makes a contestant of a classifier.
-Make = Callable[[SequenceClassifier], SequenceClassifier | Trained]
+Make = Callable[[SequenceClassifier], SequenceClassifier | WithTrainer]
 
 
 def _plain(classifier: SequenceClassifier) -> SequenceClassifier:
@@ -174,7 +174,7 @@ def _peer(
 
 def _figures(work: Work, ours: Callable[[], object], timing: Timing | None, peak: Peak) -> list[Figure]:
     took: dict[str, Callable[[], object]] = {"raysweep": ours}
-    peers: dict[str, Make] = {"BertForSequenceClassification": _plain, "transformers' Trainer": Trained}
+    peers: dict[str, Make] = {"BertForSequenceClassification": _plain, "transformers' Trainer": WithTrainer}
     for name, make in peers.items():
         try:
             other = make(SequenceClassifier(work.classifier(dropout=0.1), work.recipe, torch.float32))
@@ -184,7 +184,7 @@ def _figures(work: Work, ours: Callable[[], object], timing: Timing | None, peak
     return [*memory(took, timing, peak), *accuracies(work)]
 
 
-def _train(other: SequenceClassifier | Trained, work: Work) -> None:
+def _train(other: SequenceClassifier | WithTrainer, work: Work) -> None:
     other.train(work.batches())
 
 

@@ -135,7 +135,7 @@ def against_scikit_learn(quick: bool) -> Case:
         import_peer("sklearn.linear_model")
 
         def check() -> Difference:
-            return apart(data, data.probe(Convex(), sizes.labels), fitted(data))
+            return accuracy_difference(data, data.probe(Convex(), sizes.labels), fitted(data))
 
         return Prepared(check=check, contestant=Contestant(units=heads, work=partial(fitted, data)))
 
@@ -201,7 +201,7 @@ def shortfall(data: Data, ours: Mapping[str, ProbeResult], theirs: Predictions) 
     )
 
 
-def apart(data: Data, ours: Mapping[str, ProbeResult], theirs: Predictions) -> Difference:
+def accuracy_difference(data: Data, ours: Mapping[str, ProbeResult], theirs: Predictions) -> Difference:
     """Return the largest difference of mean accuracies, over tasks and sizes of the training set."""
     return Difference(
         quantity="largest difference of accuracies, mean over seeds",

@@ -50,7 +50,7 @@ class SequenceClassifier:
 
     def train(self, batches: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
         """Do a step on each batch of sentences ids [b, T] and labels [b]; return the losses [steps]."""
-        given, schedule = list(batches), self.recipe.optimizer()
+        given, schedule = list(batches), self.recipe.algorithm()
         losses = []
         for step, (ids, labels) in enumerate(given, start=1):
             loss = self._loss(ids, labels)

@@ -16,7 +16,7 @@ from raysweep.bench.peers.sequence_classifier import SequenceClassifier
 from raysweep.languages.quiet import quiet
 
 
-class Trained:
+class WithTrainer:
     """A sequence classifier that the Trainer trains, with the classifier's optimizer.
 
     The optimizer and the schedule are handed over, because the Trainer's own schedule warms up a step later.
@@ -35,7 +35,7 @@ class Trained:
         import transformers
 
         given, inner = list(batches), self.inner
-        recipe, schedule = inner.recipe, inner.recipe.optimizer()
+        recipe, schedule = inner.recipe, inner.recipe.algorithm()
         rate = torch.optim.lr_scheduler.LambdaLR(
             inner.optimizer, lambda done: schedule.learning_rate(done + 1, len(given)) / recipe.lr
         )

@@ -56,7 +56,7 @@ class Tally:
     cut: int = 0
 
 
-def written(
+def sentences_of(
     columns: Sequence[Sequence[str]], encoding: Encoding, rule: Literal["keep", "drop", "mask"], tally: Tally
 ) -> list[np.ndarray]:
     """Return the sentence of each row, int64 word ids, from its one or two texts, and count in `tally`.

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,14 +26,13 @@ from raysweep.languages.cache import cache_directory
 from raysweep.languages.labelled import labels
 from raysweep.languages.labelled.config import DataTask
 from raysweep.languages.labelled.rows import Rows, Table, find
-from raysweep.languages.labelled.sentences import Encoding, Tally, written
+from raysweep.languages.labelled.sentences import Encoding, Tally, sentences_of
+from raysweep.languages.splits import Split
 from raysweep.languages.text_split import is_held_out
 
 log = logging.getLogger("raysweep.corpus")
 
 _FORMAT = 2  # of the stored form and of the way of writing sentences; another version makes them again
-
-Split = Literal["train", "test"]
 
 
 @dataclass(frozen=True)
@@ -131,7 +130,7 @@ class TextTask(LabelledData):
         return self._made[1]
 
     def summary(self) -> str:
-        return told(self.facts)
+        return facts_as_text(self.facts)
 
     @property
     def _file(self) -> Any:
@@ -148,7 +147,7 @@ class TextTask(LabelledData):
         buffer = io.BytesIO()
         np.savez(buffer, facts=np.frombuffer(json.dumps(facts).encode(), np.uint8), **arrays)
         write_atomic(self._file, buffer.getvalue())
-        log.info("task '%s': %s", self.config.title, told(facts))
+        log.info("task '%s': %s", self.config.title, facts_as_text(facts))
         return splits, facts
 
     def _make(self) -> tuple[dict[str, Sentences], dict[str, Any]]:
@@ -167,8 +166,8 @@ class TextTask(LabelledData):
             }
         rule = config.outside or encoding.outside
         texts = {
-            "train": written(train.texts, encoding, rule, tally),
-            "test": written(test.texts, encoding, rule, tally),
+            "train": sentences_of(train.texts, encoding, rule, tally),
+            "test": sentences_of(test.texts, encoding, rule, tally),
         }
         total = len(train.labels) + len(test.labels)
         held = {ids.tobytes() for ids in texts["test"]}
@@ -225,7 +224,7 @@ class TextTask(LabelledData):
         return rows.kept(kept), len(complete) - len(kept)
 
 
-def told(facts: Mapping[str, Any]) -> str:
+def facts_as_text(facts: Mapping[str, Any]) -> str:
     """Return the facts of a task as a sentence."""
     rule = {"keep": "kept as the unknown word", "drop": "left out", "mask": "masked"}[facts["rule"]]
     parts = [
