@@ -56,7 +56,7 @@ class ProbeResult:
     `AdamW`, which decays weights otherwise, it is 1.  Where the penalty was chosen, `gap` is the largest of
     the head and of those that it was chosen among.  `code_length` [L, S] is that of the labels of the
     largest training set, in nats; None where it was not asked for.  All seeds share the test set, and
-    `majority` is the accuracy on it of the most frequent class of the largest training set.
+    `most_frequent` is the most frequent class of the largest training set.
     """
 
     predicted: Tensor
@@ -64,7 +64,7 @@ class ProbeResult:
     gap: Tensor
     l2: Tensor
     code_length: Tensor | None
-    majority: float
+    most_frequent: int
 
     @property
     def n(self) -> int:
@@ -75,6 +75,11 @@ class ProbeResult:
     def accuracy(self) -> Tensor:
         """Accuracies [L, B, S], float64."""
         return (self.predicted == self.labels).double().mean(dim=3)
+
+    @property
+    def majority(self) -> float:
+        """The accuracy of answering the most frequent class to all test sentences."""
+        return (self.labels == self.most_frequent).double().mean().item()
 
     @property
     def sentence_error(self) -> Tensor:
@@ -140,7 +145,6 @@ def linear_probe(
         if code:
             before = [heads.weights[:, every.index(end), k] for end in ends[:-1]]
             lengths = code_length(inputs, k, counts[k], before, ends).view(-1, seeds).cpu()
-        majority = inputs.y[0, :, k].bincount().argmax().cpu()
         gap, l2 = (
             part[:, at, k].view(-1, seeds, len(at)).transpose(1, 2).cpu() for part in (heads.gap, heads.l2)
         )
@@ -150,7 +154,7 @@ def linear_probe(
             gap=gap,
             l2=l2,
             code_length=lengths,
-            majority=(labels[:, k] == majority).double().mean().item(),
+            most_frequent=int(inputs.y[0, :, k].bincount().argmax()),
         )
     return results
 

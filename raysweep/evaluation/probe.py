@@ -54,7 +54,9 @@ def _as_tuple(value: Any) -> Any:
 
 
 class ProbeConfig(TaskEvaluation):
-    """Accuracy of linear heads on frozen representations, for each of `tasks` (all when None).
+    """Scores of linear heads on frozen representations, for each of `tasks` (all when None).
+
+    The score is the first metric of the task: accuracy, but for data sets that ask for another one.
 
     `solver: adamw`, `projection: null` and `train: 100000` with the other defaults are the recipe of the
     paper (appendix A.5), which does not say batch, weight decay and standardisation.  `lbfgs` finds the
@@ -65,7 +67,8 @@ class ProbeConfig(TaskEvaluation):
     kind: Literal["probe"] = "probe"
     #: 2: AdamW takes `steps` on small training sets; metrics of the solve, of test sentences, and the best.
     #: 3: features are standardised by the same sentences for every size of the training set.
-    #: 4: F1 goes by the task's classes, not by those that occur; each layer's probe has its own reservation.
+    #: 4: F1 goes by the task's classes, not by those that occur; each layer's probe has its own reservation;
+    #: the first of the task's metrics is the headline.
     version: ClassVar[int] = 4
 
     #: Projections, training orders, and training sets with draws `own`.

@@ -2,6 +2,8 @@
 
 Arrays of a task are over L layers, B sizes of the training set and S seeds.  Where there are several sizes,
 the names of the metrics of each end with its number of labels.
+
+The headline is the first of the task's metrics, as in fine-tuning: accuracy, or what GLUE asks of the task.
 """
 
 from __future__ import annotations
@@ -12,9 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from raysweep.downstream.probe import ProbeResult
-from raysweep.downstream.scores import scores
+from raysweep.downstream.scores import scores, sentence_error
 from raysweep.evaluation.base import Arrays
 from raysweep.evaluation.metric import Metric, Quantity
+from raysweep.evaluation.notes import text_arrays, text_of
 from raysweep.languages.base import Estimate, Task, TaskMetric
 
 PROBE = Quantity(
@@ -29,10 +32,10 @@ PROBE_AREA = PROBE.model_copy(
     }
 )
 PROBE_STD = Quantity(
-    name="probe_std/{task}", heading="standard deviation of accuracy between seeds", unit="accuracy"
+    name="probe_std/{task}", heading="standard deviation of the probe between seeds", unit="accuracy"
 )
 PROBE_SENTENCES = Quantity(
-    name="probe_sentence_error/{task}", heading="standard error of accuracy over test sentences",
+    name="probe_sentence_error/{task}", heading="standard error of the probe over test sentences",
     unit="accuracy",
 )  # fmt: skip
 PROBE_GAP = Quantity(
@@ -76,18 +79,22 @@ def arrays_of(
 ) -> Arrays:
     """Return the arrays of a task: `<name>.<task>`, given the results of its control task.
 
-    `best` is the best possible accuracy, `chosen` says that there was a choice of l2.
+    `best` is the best possible accuracy, `chosen` says that there was a choice of l2.  `error` and `majority`
+    are of the headline; where that is no accuracy, its name is the text `headline`.
     """
+    headline = task.metrics[0]
     found: Arrays = {
         "accuracy": result.accuracy.numpy(),
-        "error": result.sentence_error.numpy(),
+        "error": _sentence_errors(task, result),
         "gap": result.gap.double().numpy(),
         "l2": result.l2.double().numpy(),
-        "majority": np.array([result.majority]),
+        "majority": np.array([_majority_score(task, result)]),
         "sizes": np.array(sizes),
         "test": np.array([result.n]),
     }
-    if best is not None:
+    if headline != "accuracy":
+        found |= text_arrays({"headline": headline})
+    elif best is not None:
         found["best"] = np.array([best.value, np.nan_to_num(best.standard_error)])
     if control is not None:
         found["control"] = control.accuracy.numpy()
@@ -109,6 +116,26 @@ def _scored(task: Task, result: ProbeResult, metric: TaskMetric) -> np.ndarray:
     return np.array(flat).reshape(predicted.shape[:3])
 
 
+def _sentence_errors(task: Task, result: ProbeResult) -> np.ndarray:
+    """Return the standard errors over test sentences of the headline [L, B]; nan for a single sentence."""
+    if task.metrics[0] == "accuracy":
+        return result.sentence_error.numpy()
+    predicted, labels = result.predicted.numpy(), result.labels.numpy()
+    errors = [
+        sentence_error(task.metrics[0], answers, labels, classes=len(task.classes))
+        for answers in predicted.reshape(-1, *predicted.shape[2:])
+    ]
+    return np.array([math.nan if error is None else error for error in errors]).reshape(predicted.shape[:2])
+
+
+def _majority_score(task: Task, result: ProbeResult) -> float:
+    """Return the headline of answering the most frequent training label to all test sentences."""
+    if task.metrics[0] == "accuracy":
+        return result.majority
+    labels = result.labels.numpy()
+    return scores(task, np.full_like(labels, result.most_frequent), labels)[task.metrics[0]]
+
+
 def metrics_of(task: str, arrays: Mapping[str, np.ndarray], *, tolerance: float | None) -> list[Metric]:
     """Return the metrics of a task; `tolerance` is that of the solve, None where it has none.
 
@@ -117,10 +144,11 @@ def metrics_of(task: str, arrays: Mapping[str, np.ndarray], *, tolerance: float 
     """
     sizes, n = arrays["sizes"].tolist(), int(arrays["test"][0])
     found = [metric for b in range(len(sizes)) for metric in _of_size(task, arrays, b, tolerance)]
-    of = {"task": task}
+    of, unit = {"task": task}, _headline(arrays)
     if len(sizes) > 1:
         doubts = _doubts(arrays["gap"][-1], tolerance)
-        found.append(PROBE_AREA.mean(area(sizes, arrays["accuracy"][-1]), of=of, reservations=doubts))
+        areas = area(sizes, _values(arrays)[-1])
+        found.append(_in_unit(PROBE_AREA, unit).mean(areas, of=of, reservations=doubts))
     if "code" in arrays:
         found.append(CODE_LENGTH.mean(arrays["code"][-1], of=of))
         found.append(COMPRESSION.mean(arrays["uniform"] / arrays["code"][-1], of=of))
@@ -128,6 +156,9 @@ def metrics_of(task: str, arrays: Mapping[str, np.ndarray], *, tolerance: float 
         best, spread = arrays["best"].tolist()
         found.append(BEST.number(best, n=n, standard_error=spread if n > 1 else None, of=of))
     majority = float(arrays["majority"][0])
+    if unit != "accuracy":
+        guess = MAJORITY.model_copy(update={"unit": unit, "heading": "score of one answer to all"})
+        return [*found, guess.number(majority, n=n, of=of)]
     error = math.sqrt(majority * (1 - majority) / n)
     return [*found, MAJORITY.number(majority, n=n, standard_error=error, of=of)]
 
@@ -140,29 +171,53 @@ def _of_size(
     of: dict[str, str | int | float] = {"task": task}
     if len(sizes) > 1:
         of["labels"] = sizes[b]
-    layers = arrays["accuracy"][:, b]
-    accuracy, gap, l2 = layers[-1], arrays["gap"][:, b], arrays["l2"][-1, b]
+    layers, unit = _values(arrays)[:, b], _headline(arrays)
+    headline, gap, l2 = layers[-1], arrays["gap"][:, b], arrays["l2"][-1, b]
     doubts = [_doubts(heads, tolerance) for heads in gap]
-    yield _named(PROBE, of).mean(accuracy, of=of, reservations=doubts[-1])
-    if len(accuracy) > 1:
-        yield _named(PROBE_STD, of).number(float(accuracy.std(ddof=1)), n=len(accuracy), of=of)
+
+    def judged(quantity: Quantity) -> Quantity:
+        return _named(_in_unit(quantity, unit), of)
+
+    yield judged(PROBE).mean(headline, of=of, reservations=doubts[-1])
+    if len(headline) > 1:
+        yield judged(PROBE_STD).number(float(headline.std(ddof=1)), n=len(headline), of=of)
     if n > 1:
-        yield _named(PROBE_SENTENCES, of).number(float(arrays["error"][-1, b]), n=n, of=of)
+        yield judged(PROBE_SENTENCES).number(float(arrays["error"][-1, b]), n=n, of=of)
     yield _named(PROBE_GAP, of).number(float(gap.max()), n=gap.size, of=of)
     if "chosen" in arrays:
         yield _named(PROBE_L2, of).number(float(np.median(l2)), n=len(l2), of=of)
     if len(layers) > 1:
         for layer, values in enumerate(layers):
             place: dict[str, str | int | float] = {"task": task, "layer": layer, **of}
-            yield _named(PROBE_LAYER, of).mean(values, of=place, reservations=doubts[layer])
+            yield judged(PROBE_LAYER).mean(values, of=place, reservations=doubts[layer])
     if "control" in arrays:
         control = arrays["control"][-1, b]
         yield _named(CONTROL, of).mean(control, of=of)
-        yield _named(SELECTIVITY, of).mean(accuracy - control, of=of)
-    for key, values in arrays.items():
-        kind, _, score = key.partition("/")
-        if kind == "score":
-            yield _named(PROBE_SCORE, of).mean(values[-1, b], of={"score": score} | of)
+        yield _named(SELECTIVITY, of).mean(arrays["accuracy"][-1, b] - control, of=of)
+    others = {key.removeprefix("score/"): each for key, each in arrays.items() if key.startswith("score/")}
+    for score, values in ({"accuracy": arrays["accuracy"]} | others).items():
+        if score != unit:
+            quantity = PROBE_SCORE.model_copy(update={"unit": score})
+            yield _named(quantity, of).mean(values[-1, b], of={"score": score} | of)
+
+
+def _headline(arrays: Mapping[str, np.ndarray]) -> str:
+    """Return the name of the metric that the task is judged by."""
+    return text_of(arrays, "headline") or "accuracy"
+
+
+def _values(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Return the headline of each head [L, B, S]."""
+    unit = _headline(arrays)
+    return arrays["accuracy" if unit == "accuracy" else f"score/{unit}"]
+
+
+def _in_unit(quantity: Quantity, unit: str) -> Quantity:
+    """Return a quantity of the headline; the best possible value is known of an accuracy only."""
+    if unit == "accuracy":
+        return quantity
+    heading = quantity.heading.replace("accuracy", unit)
+    return quantity.model_copy(update={"unit": unit, "heading": heading, "ceiling": None})
 
 
 def _doubts(gaps: np.ndarray, tolerance: float | None) -> list[str]:

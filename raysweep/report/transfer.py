@@ -12,7 +12,7 @@ import pandas as pd
 
 from raysweep.evaluation.finetune import DIVERGED, FINETUNE, GUESS, STD
 from raysweep.evaluation.metric import Description
-from raysweep.evaluation.probe_metrics import BEST, PROBE, PROBE_AREA, PROBE_SCORE, of_labels
+from raysweep.evaluation.probe_metrics import BEST, PROBE, PROBE_AREA, of_labels
 from raysweep.report.data import Measurements
 from raysweep.report.figures import Drawn
 from raysweep.report.format import count, number, plus_minus
@@ -23,7 +23,6 @@ from raysweep.report.tables import table
 #: A size and what else distinguishes runs but their seed.
 GROUP = ["model", "variant"]
 _CURVE = of_labels(PROBE).name
-_SCORES = (PROBE_SCORE.name, of_labels(PROBE_SCORE).name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +41,7 @@ def curve_section(measured: Measurements) -> str:
         return ""
     figures = [figure(drawn, f"labels-{task}.csv", caption) for task, (drawn, caption) in curves]
     note = (
-        "Accuracy of the linear probe by the number of labelled sentences that it was trained on, at the "
+        "Score of the linear probe by the number of labelled sentences that it was trained on, at the "
         "first and the last milestone that all sizes have reached: means over seeds of pre-training. "
         "Bands and bars are ± one standard error: over these seeds, or for one seed over those of the probe. "
         "A better representation needs fewer labels: its line lies higher on the left."
@@ -72,14 +71,14 @@ def probe_curve(measured: Measurements, task: str) -> tuple[Drawn, str] | None:
         references["look-up table"] = pd.Series(lookup)
     panels = [Panel(title, part, references) for title, part in _ends(cells)]
     # A task's name is no name for parts of a drawing.
-    place = _tasks(measured, _CURVE).index(task)
+    place, judged = _tasks(measured, _CURVE).index(task), f"{metrics[0].heading}, task {task}"
     svg, outside = abreast(
-        measured, panels, x_label="labels", y_label=f"{PROBE.heading}, task {task}", name=f"labels-{place}",
+        measured, panels, x_label="labels", y_label=judged, name=f"labels-{place}",
         tick=lambda value: f"{value:,.0f}",
     )  # fmt: skip
     low, high = metrics[0].of["labels"], metrics[-1].of["labels"]
     caption = f"Task {task}: the probe with {low:,} to {high:,} labels, on a log axis.{outside}"
-    text = f"{PROBE.heading}, task {task}, over the number of labels on a log axis, {len(panels)} milestones"
+    text = f"{judged}, over the number of labels on a log axis, {len(panels)} milestones"
     data = cells.rename(columns={"x": "labels"}).astype({"labels": int})
     return Drawn(svg, text, data), caption
 
@@ -181,7 +180,7 @@ def _curve_table(measured: Measurements) -> str:
     headings = ["task", *heads(measured), *(f"{n:,} labels" for n in labels), "area"]
     note = (
         "The last milestone of each size, mean ± standard error. The area under the curve is the mean "
-        "accuracy over the logarithm of the number of labels."
+        "score over the logarithm of the number of labels."
     )
     return small(note) + table(headings, rows, text=2 + (len(measured.variants) > 1))
 
@@ -236,16 +235,11 @@ def _curve(measured: Measurements, task: str) -> list[Description]:
 
 
 def _largest_probe(measured: Measurements, task: str, unit: str) -> Description | None:
-    """Return the probe of a task with the most labels, by the metric that fine-tuning is judged by."""
+    """Return the probe of a task with the most labels, judged by the metric of fine-tuning."""
     found = [
         metric
         for metric in measured.metrics.values()
-        if metric.of.get("task") == task
-        and (
-            metric.quantity in (PROBE.name, _CURVE)
-            if unit == "accuracy"
-            else metric.quantity in _SCORES and metric.of["score"] == unit
-        )
+        if metric.quantity in (PROBE.name, _CURVE) and (metric.of["task"], metric.unit) == (task, unit)
     ]
     return max(found, key=lambda metric: int(metric.of.get("labels", 0)), default=None)
 

@@ -5,14 +5,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import sklearn.metrics
 import torch
 from pydantic import ValidationError
 
 from raysweep.algorithms import AdamWConfig, LookupTableConfig
 from raysweep.downstream import AdamW
+from raysweep.downstream.probe import ProbeResult
+from raysweep.downstream.scores import sentence_error
 from raysweep.evaluation import LookupTable
 from raysweep.evaluation.probe import ProbeConfig
-from raysweep.languages.base import Sample
+from raysweep.evaluation.probe_metrics import arrays_of, metrics_of
+from raysweep.languages.base import Sample, Task
 from raysweep.languages.hmm import HMM
 from raysweep.languages.splits import draw_split
 from raysweep.models.encoder import EncoderConfig
@@ -146,6 +150,44 @@ def test_each_layer_has_its_own_reservation(hmm, make_subject):
     metrics = {m.name: m for m in config.combine([stopped])}
     named |= {"probe/2/100", "probe_layer/2/2/100", "probe_area/2"}
     assert {name for name, metric in metrics.items() if metric.reservations} == named
+
+
+def test_the_headline_is_the_first_metric_of_the_task():
+    """Against scikit-learn: two sizes, three seeds; the curve, its spread and its guess are of that metric."""
+    draws = np.random.default_rng(0)
+    labels = draws.random(200) < 0.3
+    right = draws.random((1, 2, 3, 200)) < np.array([0.7, 0.9])[None, :, None, None]
+    predicted = np.where(right, labels, ~labels).astype(int)
+    result = ProbeResult(
+        predicted=torch.as_tensor(predicted),
+        labels=torch.as_tensor(labels.astype(int)),
+        gap=torch.zeros(1, 2, 3),
+        l2=torch.ones(1, 2, 3),
+        code_length=None,
+        most_frequent=0,
+    )
+    task = Task(name="cola", classes=("no", "yes"), description="", metrics=("matthews", "f1"))
+    arrays = arrays_of(task, result, None, None, sizes=(50, 100), chosen=False)
+    own = {name.removesuffix(".cola"): array for name, array in arrays.items()}
+    metrics = {m.name: m for m in metrics_of("cola", own, tolerance=0.03)}
+    for b, size in enumerate((50, 100)):
+        truth = [sklearn.metrics.matthews_corrcoef(labels, one) for one in predicted[0, b]]
+        found = metrics[f"probe/cola/{size}"]
+        assert (found.value, found.unit) == (pytest.approx(np.mean(truth)), "matthews")
+        assert (found.heading, found.ceiling) == ("probe matthews", None)
+        assert metrics[f"probe_std/cola/{size}"].value == pytest.approx(np.std(truth, ddof=1))
+        error = sentence_error("matthews", predicted[0, b], labels.astype(int), classes=2)
+        assert metrics[f"probe_sentence_error/cola/{size}"].value == error
+        accuracy, f1 = (metrics[f"probe_{name}/cola/{size}"] for name in ("accuracy", "f1"))
+        assert accuracy.value == pytest.approx((predicted[0, b] == labels).mean())
+        assert f1.value == pytest.approx(
+            np.mean([sklearn.metrics.f1_score(labels, p) for p in predicted[0, b]])
+        )
+        assert (accuracy.unit, f1.unit) == ("accuracy", "f1")
+        assert f"probe_matthews/cola/{size}" not in metrics
+    ends = [metrics[f"probe/cola/{size}"].value for size in (50, 100)]
+    assert metrics["probe_area/cola"].value == pytest.approx(np.mean(ends))
+    assert (metrics["majority/cola"].value, metrics["majority/cola"].unit) == (0.0, "matthews")
 
 
 @pytest.mark.filterwarnings("error")

@@ -154,13 +154,13 @@ def test_a_task_with_another_metric_is_compared_by_that_metric(frame: pd.DataFra
     found = [
         matthews.number(0.4, n=5, standard_error=0.01, of=of),
         GUESS.number(0.0, n=5, of=of),
-        PROBE.number(0.8, n=5, standard_error=0.01, of=of),
-        PROBE_SCORE.number(0.3, n=5, standard_error=0.01, of={"score": "matthews", **of}),
+        PROBE.model_copy(update={"unit": "matthews"}).number(0.3, n=5, standard_error=0.01, of=of),
+        PROBE_SCORE.number(0.8, n=5, standard_error=0.01, of={"score": "accuracy", **of}),
         PROBE_SCORE.number(0.5, n=5, standard_error=0.01, of={"score": "f1", **of}),
     ]
     made = frame.iloc[: len(found)].assign(**pd.DataFrame([cells(metric) for metric in found]))
     drawn, _ = beside(measurements(made.assign(run_id="a", model="m", step=5)), "cola") or pytest.fail("none")
-    assert set(drawn.data["metric"]) == {"probe_matthews/cola", "finetune/cola"}
+    assert set(drawn.data["metric"]) == {"probe/cola", "finetune/cola"}
     assert ">matthews, task cola<" in drawn.svg
 
 
