@@ -103,7 +103,7 @@ def runs_table(states: list[RunState], *, width: int, limit: int | None = None) 
         found = {metric.name: metric for metric in state.metrics}
         row: list[Text | str] = [
             Text(state.label),
-            Text(state.state, style=STYLES.get(state.state, "")),
+            Text(_state(state, wide=wide), style=STYLES.get(state.state, "")),
             f"{state.step}/{state.steps}" if state.steps else "",
             *[_measured(found.get(metric.name), wide=wide) for metric in metrics],
         ]
@@ -111,13 +111,21 @@ def runs_table(states: list[RunState], *, width: int, limit: int | None = None) 
             row.append(_number(state.steps_per_second, ".0f") if state.state == "training" else "")
         if counted:
             row += [_number(state.tokens_per_second, ",.0f"), _number(state.mfu, ".0%")]
-        active = state.state in ("queued", "starting", "training")
+        active = state.state in ("queued", "starting", "training", "evaluating")
         if timed:
             row.append(duration(state.eta) if active and state.eta is not None else "")
         table.add_row(*row)
     if len(shown) < len(states):
         table.add_row(f"... {len(states) - len(shown)} more")
     return table
+
+
+def _state(run: RunState, *, wide: bool) -> str:
+    """Return the state, and for an evaluation how many of its shards are measured."""
+    measured, wanted = run.shards
+    if run.state != "evaluating" or not wanted:
+        return run.state
+    return f"{'evaluating' if wide else 'eval.'} {measured}/{wanted}"
 
 
 def _because(run: RunState) -> str:
@@ -177,4 +185,6 @@ class LineView(Lines):
         if self.silent:
             share = state.done / state.total if state.total else 1.0
             left = f", about {duration(state.eta)} left" if state.eta is not None else ""
-            self.say(f"{share:.0%} of {state.total} steps, {duration(state.elapsed)} so far{left}")
+            measured, wanted = (sum(run.shards[k] for run in state.runs) for k in range(2))
+            shards = f", {measured} of {wanted} shards of evaluations" if measured < wanted else ""
+            self.say(f"{share:.0%} of {state.total} steps{shards}, {duration(state.elapsed)} so far{left}")

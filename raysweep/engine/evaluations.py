@@ -31,7 +31,7 @@ Shard = tuple[int, str, int]
 #: Attempts at a shard that lost its inputs or its process, beyond those that Ray itself makes.
 ATTEMPTS = 3
 
-#: Seconds between two looks at the number of tasks that may be in flight.
+#: Seconds between two looks at the number of tasks that may be in flight, and between two news of progress.
 _PERIOD = 2.0
 
 
@@ -51,6 +51,8 @@ class Evaluations:
         self._seconds: dict[Cell, float] = {}
         self._attempts: dict[Shard, int] = {}
         self._newest = 0
+        self._measured = self._wanted = 0
+        self._told = (0, 0)
         self.submitted: set[int] = set()
 
     def submit(self, step: int) -> None:
@@ -64,6 +66,7 @@ class Evaluations:
 
     def _queue(self, cell: Cell, shards: list[int]) -> None:
         self._left[cell] = self._left.get(cell, 0) + len(shards)
+        self._wanted += len(shards)
         references = self._references(cell[1])
         for shard in shards:
             self._window.add((*cell, shard), self._task(*cell, shard, references))
@@ -90,6 +93,7 @@ class Evaluations:
         if time.monotonic() >= self._look:
             self._window.size = self._services.window()
             self._look = time.monotonic() + _PERIOD
+            self._tell()
         for shard, reference in self._window.ready(timeout):
             cell = shard[:2]
             try:
@@ -101,11 +105,20 @@ class Evaluations:
                     raise
                 log.warning("step %d: %s, shard %d is tried again: %s", *shard, error)
                 self._left[cell] -= 1
+                self._wanted -= 1
                 self._queue(cell, [shard[2]])
                 continue
             self._left[cell] -= 1
+            self._measured += 1
             if self._left[cell] == 0:
                 self._go_on(cell)
+
+    def _tell(self) -> None:
+        """Post how many shards are measured, where that has changed."""
+        now = (self._measured, self._wanted)
+        if now != self._told:
+            self._told = now
+            self._services.board.post(self._spec.run_id, News(shards=now))
 
     def _go_on(self, cell: Cell) -> None:
         """Queue the missing shards, or record the evaluation."""

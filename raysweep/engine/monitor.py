@@ -39,6 +39,7 @@ class Monitor:
         self._rows = {row.run_id: row for row in run_states(sweep)}
         self._at_start = {row.run_id: row.step for row in self._rows.values()}
         self._paces = {row.run_id: Pace() for row in self._rows.values()}
+        self._measuring = {row.run_id: Pace() for row in self._rows.values()}
         self._thread = threading.Thread(target=self._watch, name="raysweep-monitor", daemon=True)
 
     def start(self) -> None:
@@ -65,7 +66,7 @@ class Monitor:
         for run_id, item in news.items():
             row = self._rows.get(run_id)
             if row is not None:
-                for name in ("state", "step", "tokens_per_second", "mfu", "metrics"):
+                for name in ("state", "step", "tokens_per_second", "mfu", "metrics", "shards"):
                     value = getattr(item, name)
                     if value is not None:
                         setattr(row, name, value)
@@ -93,6 +94,10 @@ class Monitor:
         left = 0.0
         known = True
         for row in rows:
+            if row.state == "evaluating":
+                row.eta = self._until_measured(row)
+                left += row.eta or 0.0
+                continue
             remaining = row.steps - row.step
             if row.state in ("done", "failed") or remaining <= 0:
                 row.eta = 0.0
@@ -111,6 +116,12 @@ class Monitor:
             elapsed=elapsed,
             eta=self._eta(rows, left, known, elapsed),
         )
+
+    def _until_measured(self, row: RunState) -> float | None:
+        """Return the seconds until the run's shards are measured, None where their pace is not known yet."""
+        measured, wanted = row.shards
+        pace = self._measuring[row.run_id].see(time.monotonic(), measured)
+        return (wanted - measured) / pace if pace else None
 
     def _eta(self, rows: list[RunState], left: float, known: bool, elapsed: float) -> float | None:
         """Estimate the seconds to the end.

@@ -38,6 +38,8 @@ class RunState:
     tokens_per_second: float | None = None
     mfu: float | None = None
     metrics: Sequence[Metric] = ()
+    #: Shards of its evaluations: those that the launch has measured, and those that it has asked for.
+    shards: tuple[int, int] = (0, 0)
     eta: float | None = None
     #: The trouble that left it unfinished.
     trouble: str = ""
@@ -58,7 +60,7 @@ class LaunchState:
 
 
 class Pace:
-    """Steps per second over the last half minute, a steadier figure than the last half second."""
+    """Steps, or shards, per second over the last half minute: steadier than over the last half second."""
 
     def __init__(self, memory: float = 30.0) -> None:
         self._memory = memory

@@ -70,6 +70,26 @@ def test_a_sign_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
     assert out.getvalue().splitlines()[-1] == "20% of 100 steps, 10 s so far, about 75 s left"
 
 
+def test_shards_of_evaluations_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is evaluated shows how far it is and what is left; one that trains shows its steps."""
+    runs = [run("a", state="evaluating", step=100, shards=(7, 40), eta=66.0), run("b", state="training")]
+    for width, shown in ((80, "eval. 7/40"), (120, "evaluating 7/40")):
+        target, out = console(width)
+        target.print(runs_table(runs, width=width))
+        first, second = out.getvalue().splitlines()[1:]
+        assert shown in first
+        assert "66 s" in first
+        assert "training" in second
+    target, out = console()
+    view = LineView(target)
+    now = output.time.monotonic()
+    monkeypatch.setattr(output.time, "monotonic", lambda: now + output.HEARTBEAT)
+    view(state(*runs))
+    now += output.HEARTBEAT
+    view(state(*runs))
+    assert "50% of 200 steps, 7 of 40 shards of evaluations, 10 s so far" in out.getvalue()
+
+
 @pytest.mark.parametrize("width", [80, 120])
 def test_a_table_names_runs_and_fits(width: int) -> None:
     target, out = console(width)

@@ -12,6 +12,7 @@ import pytest
 
 from helpers import tiny_sweeps as tiny
 from raysweep.engine import evaluations
+from raysweep.engine.board import News
 from raysweep.engine.evaluations import Evaluations
 from raysweep.evaluation.run import stored_shards
 from raysweep.evaluation.trace import TraceConfig
@@ -62,7 +63,8 @@ class Launch:
         monkeypatch.setattr(evaluations, "Window", lambda size: AnyOrder(np.random.default_rng(seed)))
         monkeypatch.setattr(evaluations.ray, "get", lambda reference: reference)
         monkeypatch.setattr(Evaluations, "_task", lambda _, *shard: lambda: self._measure(*shard))
-        board = SimpleNamespace(post=lambda *_: None)
+        self.news: list[News] = []
+        board = SimpleNamespace(post=lambda _, news: self.news.append(news))
         services: Any = SimpleNamespace(board=board, references=None, window=lambda: 4)
         self.evaluations = Evaluations(self.spec, self.run, services, {"CPU": 1})
         for step in self.spec.milestones:
@@ -148,7 +150,10 @@ def test_killed_and_resumed_with_lost_and_damaged_shards_equals_never_killed(
 def test_a_fixed_number_of_inputs_is_one_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tiny.yaml").write_text(FILE.replace("40000", "1000").replace(", target_rse: 0.02", ""))
     sweep = load_sweep(tmp_path / "tiny.yaml", storage=tmp_path / "results")
+    monkeypatch.setattr(evaluations, "_PERIOD", 0.0)
     launch = Launch(sweep, monkeypatch, seed=0)
     launch.go_on()
     assert sorted(launch.measured) == [(step, shard) for step in (50, 100) for shard in range(4)]
+    # What is measured is told before every look: three shards at a time of the eight.
+    assert [news.shards for news in launch.news if news.shards] == [(0, 8), (3, 8), (6, 8)]
     assert isinstance(launch.spec.evaluations["trace"], TraceConfig)
