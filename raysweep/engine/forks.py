@@ -8,16 +8,17 @@ from __future__ import annotations
 import logging
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from raysweep.engine import forkclient, forkserver
+from raysweep.engine.scratch import claim, remove_left, remove_scratch
+from raysweep.errors import StorageError
 
 log = logging.getLogger("raysweep.launch")
 
@@ -26,11 +27,18 @@ exec {python} -I -S {client} {socket} {python} "$@"
 """
 
 
+_PREFIX = "raysweep-forks-"
+#: Seconds for which a folder may be without its lock, because its driver has just made it.
+_NEW = 60.0
+
+
 class ForkServer:
     """The fork server of this process, which ends with it."""
 
     def __init__(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="raysweep-"))
+        _remove_left()
+        self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        claim(self._folder)
         self._python, self._stub = sys.executable, self._folder / "python"
         address = self._folder / "socket"
         names = {"python": self._python, "client": forkclient.__file__, "socket": str(address)}
@@ -80,12 +88,21 @@ class ForkServer:
             time.sleep(0.05)
         if said := (self._folder / "log").read_text(errors="replace").strip():
             log.warning("the fork server said: %s", said)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        remove_scratch(self._folder)
 
     @property
     def alive(self) -> bool:
         """Whether the server runs."""
         return self._process.poll() is None
+
+
+def _remove_left() -> None:
+    """Remove this user's folders of drivers that were killed together with their servers."""
+    for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            facts = left.stat()
+            if facts.st_uid == os.getuid() and time.time() - facts.st_mtime > _NEW:
+                remove_left([left])
 
 
 _SERVERS: list[ForkServer] = []
@@ -101,7 +118,7 @@ def fork_server() -> ForkServer | None:
     if not _SERVERS and sys.platform == "linux":
         try:
             _SERVERS.append(ForkServer())
-        except OSError as error:
+        except (OSError, StorageError) as error:
             # Such as a folder of temporary files with a name that is too long for a socket.
             log.warning("no fork server, so Ray starts its workers itself: %s", error)
     return _SERVERS[0] if _SERVERS else None

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from helpers.processes import descendants
-from raysweep.engine import forks, forkserver
+from raysweep.engine import forks, forkserver, scratch
 from raysweep.engine.forks import ForkServer
 
 #: A script in place of Ray's worker, which tells about its process.
@@ -40,6 +41,28 @@ def server() -> Iterator[ForkServer]:
     started = ForkServer()
     yield started
     started.close()
+
+
+def test_folders_of_killed_drivers_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But neither that of a driver that runs, nor one that a driver has just made, nor anybody else's."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left, held, new, other = (tmp_path / name for name in ("a", "b", "c", "d"))
+    left, held, new = (path.with_name(f"raysweep-forks-{path.name}") for path in (left, held, new))
+    for folder in (left, held, new, other):
+        folder.mkdir()
+    scratch.claim(held)
+    for folder in (left, held, other):
+        os.utime(folder, (time.time() - 100,) * 2)
+    try:
+        server = ForkServer()
+        made = set(tmp_path.iterdir()) - {left, held, new, other}
+        assert not left.exists()
+        assert all(folder.exists() for folder in (held, new, other))
+        assert len(made) == 1
+        server.close()
+        assert set(tmp_path.iterdir()) == {held, new, other}
+    finally:
+        scratch.remove_scratch(held)
 
 
 def script(folder: Path, text: str = WORKER) -> Path:
