@@ -5,20 +5,20 @@ While Ray is started, a stub stands in the place of Python and asks the server f
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from raysweep.engine import forkclient, forkserver
-from raysweep.engine.scratch import claim, remove_left, remove_scratch
-from raysweep.errors import StorageError
 
 log = logging.getLogger("raysweep.launch")
 
@@ -38,7 +38,9 @@ class ForkServer:
     def __init__(self) -> None:
         _remove_left()
         self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        claim(self._folder)
+        # The system drops the lock when this process dies.
+        self._lock = os.open(self._folder, os.O_RDONLY)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
         self._python, self._stub = sys.executable, self._folder / "python"
         address = self._folder / "socket"
         names = {"python": self._python, "client": forkclient.__file__, "socket": str(address)}
@@ -88,7 +90,8 @@ class ForkServer:
             time.sleep(0.05)
         if said := (self._folder / "log").read_text(errors="replace").strip():
             log.warning("the fork server said: %s", said)
-        remove_scratch(self._folder)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        os.close(self._lock)
 
     @property
     def alive(self) -> bool:
@@ -101,8 +104,14 @@ def _remove_left() -> None:
     for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with suppress(OSError):
             facts = left.stat()
-            if facts.st_uid == os.getuid() and time.time() - facts.st_mtime > _NEW:
-                remove_left([left])
+            if facts.st_uid != os.getuid() or time.time() - facts.st_mtime < _NEW:
+                continue
+            lock = os.open(left, os.O_RDONLY)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(left, ignore_errors=True)
+            finally:
+                os.close(lock)
 
 
 _SERVERS: list[ForkServer] = []
@@ -118,10 +127,21 @@ def fork_server() -> ForkServer | None:
     if not _SERVERS and sys.platform == "linux":
         try:
             _SERVERS.append(ForkServer())
-        except (OSError, StorageError) as error:
+        except OSError as error:
             # Such as a folder of temporary files with a name that is too long for a socket.
             log.warning("no fork server, so Ray starts its workers itself: %s", error)
     return _SERVERS[0] if _SERVERS else None
+
+
+def begin_early(arguments: Sequence[str]) -> None:
+    """Start the fork server before the program itself is imported, if it will want one: they import together.
+
+    `arguments` are those of `raysweep launch`.
+    """
+    elsewhere = ("--address", "--dry-run", "-n", "--help")
+    given = {argument.partition("=")[0] for argument in arguments}
+    if not (given & set(elsewhere) or os.environ.get("RAY_ADDRESS")):
+        fork_server()
 
 
 def close_fork_server() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from helpers.processes import descendants
-from raysweep.engine import forks, forkserver, scratch
+from raysweep.engine import forks, forkserver
 from raysweep.engine.forks import ForkServer
 
 #: A script in place of Ray's worker, which tells about its process.
@@ -50,7 +51,8 @@ def test_folders_of_killed_drivers_are_removed(tmp_path: Path, monkeypatch: pyte
     left, held, new = (path.with_name(f"raysweep-forks-{path.name}") for path in (left, held, new))
     for folder in (left, held, new, other):
         folder.mkdir()
-    scratch.claim(held)
+    lock = os.open(held, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
     for folder in (left, held, other):
         os.utime(folder, (time.time() - 100,) * 2)
     try:
@@ -62,7 +64,7 @@ def test_folders_of_killed_drivers_are_removed(tmp_path: Path, monkeypatch: pyte
         server.close()
         assert set(tmp_path.iterdir()) == {held, new, other}
     finally:
-        scratch.remove_scratch(held)
+        os.close(lock)
 
 
 def script(folder: Path, text: str = WORKER) -> Path:
