@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -65,6 +66,27 @@ def test_folders_of_killed_drivers_are_removed(tmp_path: Path, monkeypatch: pyte
         assert set(tmp_path.iterdir()) == {held, new, other}
     finally:
         os.close(lock)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "address", "begins"),
+    [
+        (["a.yaml", "--set", "axes.seed=[0]"], "", True),
+        (["a.yaml", "--address", "10.0.0.1:6379"], "", False),
+        (["a.yaml", "--address=10.0.0.1:6379"], "", False),
+        (["a.yaml"], "10.0.0.1:6379", False),
+        (["a.yaml", "-n"], "", False),
+        (["--help"], "", False),
+    ],
+)
+def test_a_launch_on_this_machine_begins_early(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], address: str, begins: bool
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    monkeypatch.setattr(forks, "_SERVERS", [])
+    monkeypatch.setattr(forks, "ForkServer", lambda: SimpleNamespace(alive=True))
+    forks.begin_early(arguments)
+    assert len(forks._SERVERS) == begins
 
 
 def script(folder: Path, text: str = WORKER) -> Path:
