@@ -44,6 +44,9 @@ log = logging.getLogger("raysweep.launch")
 #: Seconds that workers get to write a checkpoint after Ctrl-C.
 GRACE = 10.0
 
+#: Seconds that MLflow gets then.
+_HURRY = 5.0
+
 #: Seconds before each further attempt at the runs that trouble has left unfinished.
 PAUSES = (2.0, 10.0, 30.0)
 
@@ -164,6 +167,8 @@ def _work(
         return _attempts(sweep, [run.run_id for run in plan.to_do], services, slots)
     except (KeyboardInterrupt, StorageError):
         _wind_down(services.board)
+        # Who asked a launch to end does not wait for MLflow.
+        tracker.close(most=_HURRY)
         raise
     finally:
         try:

@@ -5,6 +5,7 @@ While Ray is started, a stub stands in the place of Python and asks the server f
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import shlex
@@ -13,8 +14,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from raysweep.engine import forkclient, forkserver
@@ -26,11 +27,20 @@ exec {python} -I -S {client} {socket} {python} "$@"
 """
 
 
+_PREFIX = "raysweep-forks-"
+#: Seconds for which a folder may be without its lock, because its driver has just made it.
+_NEW = 60.0
+
+
 class ForkServer:
     """The fork server of this process, which ends with it."""
 
     def __init__(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="raysweep-"))
+        _remove_left()
+        self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        # The system drops the lock when this process dies.
+        self._lock = os.open(self._folder, os.O_RDONLY)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
         self._python, self._stub = sys.executable, self._folder / "python"
         address = self._folder / "socket"
         names = {"python": self._python, "client": forkclient.__file__, "socket": str(address)}
@@ -81,11 +91,27 @@ class ForkServer:
         if said := (self._folder / "log").read_text(errors="replace").strip():
             log.warning("the fork server said: %s", said)
         shutil.rmtree(self._folder, ignore_errors=True)
+        os.close(self._lock)
 
     @property
     def alive(self) -> bool:
         """Whether the server runs."""
         return self._process.poll() is None
+
+
+def _remove_left() -> None:
+    """Remove this user's folders of drivers that were killed together with their servers."""
+    for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            facts = left.stat()
+            if facts.st_uid != os.getuid() or time.time() - facts.st_mtime < _NEW:
+                continue
+            lock = os.open(left, os.O_RDONLY)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(left, ignore_errors=True)
+            finally:
+                os.close(lock)
 
 
 _SERVERS: list[ForkServer] = []
@@ -105,6 +131,17 @@ def fork_server() -> ForkServer | None:
             # Such as a folder of temporary files with a name that is too long for a socket.
             log.warning("no fork server, so Ray starts its workers itself: %s", error)
     return _SERVERS[0] if _SERVERS else None
+
+
+def begin_early(arguments: Sequence[str]) -> None:
+    """Start the fork server before the program itself is imported, if it will want one: they import together.
+
+    `arguments` are those of `raysweep launch`.
+    """
+    elsewhere = ("--address", "--dry-run", "-n", "--help")
+    given = {argument.partition("=")[0] for argument in arguments}
+    if not (given & set(elsewhere) or os.environ.get("RAY_ADDRESS")):
+        fork_server()
 
 
 def close_fork_server() -> None:

@@ -37,8 +37,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy
-
 #: Modules that workers import at once or when they compute, and those that Ray imports; none imports Ray.
 SCIENCE = (
     "fsspec",
@@ -239,6 +237,8 @@ def _close(descriptors: list[int]) -> None:
 
 def _run(command: list[str]) -> None:
     """Run the script of a worker as Python would run it."""
+    import numpy  # not above, because the driver imports this module first of all
+
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     numpy.random.seed()  # as in a new process, and not as in the other forks
     sys.argv = command

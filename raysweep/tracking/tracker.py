@@ -8,7 +8,9 @@ launch left it unfinished.
 from __future__ import annotations
 
 import logging
+import math
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +29,9 @@ _log = logging.getLogger("raysweep.tracking")
 
 #: Seconds between two looks at the ledger.
 PERIOD = 2.0
+#: Seconds after which MLflow is opened though there is nothing new to write.  To import it and to make its
+#: tables takes about five seconds of CPU time, which the first steps of training would wait for.
+_LATEST = 20.0
 
 Names = tuple[tuple[str, RecordName], ...]
 
@@ -69,6 +74,7 @@ class Tracker:
         self._seen: dict[str, Names] = {}
         self._records: dict[str, dict[str, Any]] = {}
         self._status: dict[str, Status] = {}
+        self._opened = self._active = False
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._flushed: bool | None = None
@@ -86,26 +92,36 @@ class Tracker:
         if self._thread is not None:
             return
         self._before = {run_id: self._names(run_id) for run_id in self._ledger.run_ids()}
-        self._writer.open()
         self._thread = threading.Thread(target=self._follow, name="raysweep-tracker", daemon=True)
         self._thread.start()
 
-    def close(self, *, timeout: float = 30.0) -> bool:
+    def close(self, *, timeout: float = 30.0, most: float = math.inf) -> bool:
         """Write the rest and return whether everything has arrived; a second call returns the same.
 
-        Takes about `timeout` seconds at most.  The next launch writes what has not arrived.
+        This goes on while the store takes a run within `timeout` seconds, for at most about `most` seconds.
+        The next launch writes what has not arrived.
         """
         self.start()
         if self._flushed is None and self._thread is not None:
+            began = time.monotonic()
             self._stop.set()
-            self._thread.join(timeout)
-            self._flushed = self._writer.close(self._outcome(), timeout=timeout)
+            self._thread.join(min(timeout, most))
+            left = max(0.0, most - (time.monotonic() - began))
+            self._flushed = self._opened and self._writer.close(self._outcome(), timeout=timeout, most=left)
         return bool(self._flushed)
+
+    def _open(self) -> None:
+        if not self._opened:
+            self._opened = True
+            self._writer.open()
 
     def _follow(self) -> None:
         troubled = False
+        latest = time.monotonic() + _LATEST
         while True:
             last = self._stop.is_set()
+            if last or self._active or time.monotonic() >= latest:
+                self._open()
             try:
                 for run_id in self._ledger.run_ids():
                     self._look(run_id)
@@ -133,6 +149,7 @@ class Tracker:
         if view is not None:
             self._writer.submit(view)
             self._status[run_id] = view.status
+            self._active = self._active or active
         self._seen[run_id] = names
 
     def _view(self, run: RunLedger, names: Names, spec: RunSpec | None, active: bool) -> RunView | None:

@@ -8,6 +8,7 @@ launch writes, from the same records, what could not be written before `close`.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from raysweep.tracking.view import RunView, Status, SweepView
 _log = logging.getLogger("raysweep.tracking")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
+#: Seconds between two words on what is left to write at the end.
+_TELL = 10.0
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,7 @@ class MLflowWriter:
         self._connected = threading.Event()
         self._flushed = False
         self._down = False
+        self._taken = 0
         self._store: Store | None = None
         self._thread: threading.Thread | None = None
 
@@ -100,23 +104,35 @@ class MLflowWriter:
             self._refused.pop(view.run_id, None)
             self._lock.notify()
 
-    def close(self, status: Status, *, timeout: float = 30.0) -> bool:
+    def close(self, status: Status, *, timeout: float = 30.0, most: float = math.inf) -> bool:
         """Write the rest, end the parent run with `status`, and return whether everything has arrived.
 
-        This takes at most about `timeout` seconds, and one attempt if the store is down.
-        Children that are still RUNNING are ended as KILLED.
+        This goes on while the store takes a run within `timeout` seconds, for at most about `most` seconds
+        in all, and for one attempt if the store is down.  Children that are still RUNNING are ended as
+        KILLED.
         """
         if self._thread is None:
             raise RuntimeError("this writer has not been opened")
         with self._lock:
             self._closing = status
             self._lock.notify()
-        self._thread.join(timeout)
+        began = seen_at = told_at = time.monotonic()
+        seen = -1
+        while self._thread.is_alive():
+            self._thread.join(0.1)
+            now = time.monotonic()
+            if self._taken != seen:
+                seen, seen_at = self._taken, now
+            if now - seen_at > timeout or now - began > most:
+                break
+            if now - told_at > _TELL:
+                told_at = now
+                _log.info("MLflow: %d runs are still to be written", len(self._pending))
         if self._thread.is_alive():
             _log.warning(
-                "MLflow at %s is still busy after %g s; the next launch writes the rest",
+                "MLflow at %s is still busy after %.0f s; the next launch writes the rest",
                 self.tracking_uri,
-                timeout,
+                time.monotonic() - began,
             )
         return self._flushed
 
@@ -169,6 +185,7 @@ class MLflowWriter:
                 with self._lock:
                     self._refused[view.run_id] = str(error)
             with self._lock:
+                self._taken += 1
                 if self._pending.get(view.run_id) is view:
                     del self._pending[view.run_id]
         if self._down:

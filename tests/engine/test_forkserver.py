@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -40,6 +43,50 @@ def server() -> Iterator[ForkServer]:
     started = ForkServer()
     yield started
     started.close()
+
+
+def test_folders_of_killed_drivers_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But neither that of a driver that runs, nor one that a driver has just made, nor anybody else's."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left, held, new, other = (tmp_path / name for name in ("a", "b", "c", "d"))
+    left, held, new = (path.with_name(f"raysweep-forks-{path.name}") for path in (left, held, new))
+    for folder in (left, held, new, other):
+        folder.mkdir()
+    lock = os.open(held, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    for folder in (left, held, other):
+        os.utime(folder, (time.time() - 100,) * 2)
+    try:
+        server = ForkServer()
+        made = set(tmp_path.iterdir()) - {left, held, new, other}
+        assert not left.exists()
+        assert all(folder.exists() for folder in (held, new, other))
+        assert len(made) == 1
+        server.close()
+        assert set(tmp_path.iterdir()) == {held, new, other}
+    finally:
+        os.close(lock)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "address", "begins"),
+    [
+        (["a.yaml", "--set", "axes.seed=[0]"], "", True),
+        (["a.yaml", "--address", "10.0.0.1:6379"], "", False),
+        (["a.yaml", "--address=10.0.0.1:6379"], "", False),
+        (["a.yaml"], "10.0.0.1:6379", False),
+        (["a.yaml", "-n"], "", False),
+        (["--help"], "", False),
+    ],
+)
+def test_a_launch_on_this_machine_begins_early(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], address: str, begins: bool
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    monkeypatch.setattr(forks, "_SERVERS", [])
+    monkeypatch.setattr(forks, "ForkServer", lambda: SimpleNamespace(alive=True))
+    forks.begin_early(arguments)
+    assert len(forks._SERVERS) == begins
 
 
 def script(folder: Path, text: str = WORKER) -> Path:

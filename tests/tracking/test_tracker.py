@@ -95,6 +95,24 @@ def test_records_appear_while_the_sweep_runs(sweep: Sweep, monkeypatch: pytest.M
     assert {value for (value,) in rows(sweep, "select value from params where key = 'seed'")} == {"0", "1"}
 
 
+@pytest.mark.parametrize(("latest", "opened"), [(0.2, True), (60.0, False)])
+def test_mlflow_is_opened_late(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch, latest: float, opened: bool
+) -> None:
+    """Not before there is something to write, but after some time in any case."""
+    monkeypatch.setattr("raysweep.tracking.tracker.PERIOD", 0.05)
+    monkeypatch.setattr("raysweep.tracking.tracker._LATEST", latest)
+    tracker = Tracker(sweep)
+    tracker.start()
+    if opened:
+        wait_for(lambda: tracker.location is not None)
+    time.sleep(0.5)
+    assert (tracker.location is not None) is opened
+    record(sweep.ledger().run(sweep.runs[0]), sweep.runs[0], 50)
+    wait_for(lambda: len(states(sweep)) == 2)
+    assert tracker.close()
+
+
 def test_a_later_launch_fills_the_gap_and_writes_nothing_twice(sweep: Sweep) -> None:
     one, two = sweep.runs
     record(sweep.ledger().run(one), one, 50)

@@ -169,15 +169,16 @@ def test_relaunching_writes_nothing_twice(folder: Path) -> None:
     assert len(rows(folder, "select 1 from runs")) == 3
 
 
-@pytest.mark.parametrize("batch", [1, 2], ids=["params", "points"])
+@pytest.mark.parametrize("batch", [1, 2], ids=["params and points", "points"])
 def test_a_writer_killed_after_any_request_leaves_no_duplicates(folder: Path, batch: int) -> None:
     script = """
 import sys, os
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 import test_writer
+from raysweep.tracking import SweepView, default_tracking_uri, store as module
 from raysweep.tracking.store import Store
-from raysweep.tracking import SweepView, default_tracking_uri
+module._METRICS = 30
 folder = Path(sys.argv[1])
 store = Store(SweepView(name="tiny"), default_tracking_uri(folder), (folder / "artifacts").as_uri())
 batches = 0
@@ -198,7 +199,7 @@ store.write(test_writer.view("a", (100, 200)))
     )
     assert run.returncode == -9, run.stderr
     assert children(folder)["a"][1] == "RUNNING"
-    assert len(rows(folder, "select 1 from metrics")) == (0 if batch == 1 else 46)
+    assert len(rows(folder, "select 1 from metrics")) == (30 if batch == 1 else 46)
     write(folder, view("a", (100, 200), "FINISHED"))
     assert children(folder)["a"][1] == "FINISHED"
     counts = rows(folder, "select count(*) from metrics group by run_uuid, key, step")
@@ -317,6 +318,30 @@ def test_a_store_that_comes_back_is_caught_up_by_the_same_writer(
     assert len(rows(folder, "select 1 from runs")) == 2
     messages = [record.getMessage() for record in caplog.records]
     assert ["gone away" in messages[0], "again" in messages[1], len(messages)] == [True, True, 2]
+
+
+@pytest.mark.parametrize(("most", "arrives"), [(60.0, True), (0.5, False)])
+def test_the_end_waits_while_the_store_takes_runs(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, most: float, arrives: bool
+) -> None:
+    """Longer than the patience for one run, but not longer than allowed in all."""
+    written: list[str] = []
+
+    def slow(store: Store, one: RunView) -> bool:
+        time.sleep(0.3)
+        written.append(one.run_id)
+        return True
+
+    monkeypatch.setattr(Store, "write", slow)
+    writer = MLflowWriter(SweepView(name="tiny"), directory=folder)
+    writer.open()
+    assert writer.wait(30) is not None
+    for name in "abcdef":
+        writer.submit(view(name, (100,), "FINISHED"))
+    began = time.monotonic()
+    assert writer.close("FINISHED", timeout=1.0, most=most) is arrives
+    assert (time.monotonic() - began > 1.0) is arrives
+    assert (written == list("abcdef")) is arrives
 
 
 def test_a_store_of_an_older_mlflow_is_migrated(tmp_path: Path) -> None:
