@@ -83,6 +83,7 @@ def test_a_signal_ends_a_launch_after_a_checkpoint(
     assert "1 resume" in launch.goes_on(raysweep, expected)
 
 
+@SLOW
 def test_a_killed_controller_is_replaced_within_the_launch(
     command: Callable[..., Any], raysweep: Run, expected: pd.DataFrame, tmp_path: Path
 ) -> None:

@@ -147,6 +147,7 @@ def test_references_of_a_costly_language_are_stored_and_found_again(tmp_path: Pa
     assert {path for path in written if again[path] != written[path]} == {gone}
 
 
+@pytest.mark.slow
 def test_a_killed_driver_is_gone_on_with(
     command: Callable, raysweep: Callable, expected: Any, tmp_path: Path
 ) -> None:

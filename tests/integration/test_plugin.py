@@ -43,6 +43,7 @@ def installed(tmp_path: Path) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)}
 
 
+@pytest.mark.slow
 def test_a_kind_is_one_file_and_one_line(
     raysweep: Callable[..., tuple[int, str, str]], installed: dict[str, str], tmp_path: Path
 ) -> None:
