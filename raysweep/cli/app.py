@@ -76,10 +76,20 @@ def _is_usage_error(error: Any) -> bool:
     return hasattr(error, "show") and hasattr(error, "exit_code")
 
 
+class _ToStandardError(logging.Handler):
+    """Writes to standard error as it is at the moment, because a live view puts its own in its place."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            print(self.format(record), file=sys.stderr, flush=True)
+        except OSError:
+            self.handleError(record)
+
+
 @contextmanager
 def _saying(logger: str) -> Iterator[None]:
     """Show on standard error the progress that long work writes to a log."""
-    handler, log = logging.StreamHandler(sys.stderr), logging.getLogger(logger)
+    handler, log = _ToStandardError(), logging.getLogger(logger)
     handler.setFormatter(logging.Formatter("%(message)s"))
     before = log.level
     log.addHandler(handler)
@@ -94,7 +104,7 @@ def _saying(logger: str) -> Iterator[None]:
 def run(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     try:
-        with _saying("raysweep.corpus"):
+        with _saying("raysweep.corpus"), _saying("raysweep.tracking"):
             code = app(arguments, standalone_mode=False)
     except SystemExit as end:
         # Typer ends the process on each broken pipe.

@@ -149,6 +149,10 @@ def chaos(
         float,
         typer.Option("--minutes", min=0, help="Apply no fault later than this; finish the sweep at hand."),
     ] = 1440.0,
+    onto: Annotated[
+        Path | None,
+        typer.Option("--onto", metavar="FILE", help="Add the sweeps to a record of this machine."),
+    ] = None,
     output: OutputOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -157,11 +161,17 @@ def chaos(
     The sweep is launched again after each end until it is done.  Signals hit its processes, its disk fills,
     and its files are torn.  Where the tidy table or the points of MLflow differ, the exit code is 3.
     """
-    from raysweep.bench.chaos import judge, measure
+    from raysweep.bench.chaos import appendable, joined, judge, measure
+    from raysweep.bench.record import load
 
     if output is not None:
         check_output(output)
+    earlier = load(onto) if onto is not None else None
+    if earlier is not None:
+        appendable(earlier)
     record = measure(kills=kills, seed=seed, seconds=60.0 * minutes)
+    if earlier is not None:
+        record = joined(earlier, record)
     _show(record, output, json=json)
     judge(record)
 

@@ -185,6 +185,7 @@ class LineView(Lines):
         if self.silent:
             share = state.done / state.total if state.total else 1.0
             left = f", about {duration(state.eta)} left" if state.eta is not None else ""
-            measured, wanted = (sum(run.shards[k] for run in state.runs) for k in range(2))
+            at_work = [run.shards for run in state.runs if run.state in ("training", "evaluating")]
+            measured, wanted = (sum(shards[k] for shards in at_work) for k in range(2))
             shards = f", {measured} of {wanted} shards of evaluations" if measured < wanted else ""
             self.say(f"{share:.0%} of {state.total} steps{shards}, {duration(state.elapsed)} so far{left}")

@@ -33,7 +33,7 @@ class News:
     #: The newest milestone that was evaluated, and its metrics.
     evaluated: int | None = None
     metrics: Sequence[Metric] | None = None
-    #: Shards of the run's evaluations: those that this launch has measured, and those that it has asked for.
+    #: Shards of the run's evaluations: those that this attempt has measured, and those it has asked for.
     shards: tuple[int, int] | None = None
     #: The trouble that ended the latest attempt.
     trouble: Trouble | None = None

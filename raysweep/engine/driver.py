@@ -21,6 +21,7 @@ from ray import tune
 from raysweep.engine.board import Board
 from raysweep.engine.choice import choose_engine, shares
 from raysweep.engine.cluster import Cluster, check_storage, concurrency, connected, warmed_up
+from raysweep.engine.forks import close_fork_server
 from raysweep.engine.guard import tell_cluster, tell_done
 from raysweep.engine.interrupt import Interrupts
 from raysweep.engine.lifeline import end, hand_over, parts, watched
@@ -44,7 +45,7 @@ log = logging.getLogger("raysweep.launch")
 #: Seconds that workers get to write a checkpoint after Ctrl-C.
 GRACE = 10.0
 
-#: Seconds that MLflow gets then.
+#: Seconds that MLflow gets after Ctrl-C or an error.
 _HURRY = 5.0
 
 #: Seconds before each further attempt at the runs that trouble has left unfinished.
@@ -119,19 +120,27 @@ def launch(
             stack.enter_context(warmed_up(address))
             # Steps can be timed only on languages that are prepared.
             chosen.prepare()
+        else:
+            close_fork_server()  # the program may have begun one early
         plan = make_plan(chosen, timed=on_start is not None)
         tracker = Tracker(sweep, commit=facts["git_commit"])
-        if plan.finished:
-            if on_start is not None:
-                on_start(plan, None)
-            tracker.start()
-        else:
-            with connected(address, patience=reconnect + 60) as cluster:
-                interrupts.install()
-                awaited = reconnect and not cluster.embedded and tell_cluster(cluster.address, reconnect)
-                with watched(parts(), hand_over if awaited else end):
-                    troubles = _work(chosen, plan, tracker, cluster, observer, on_start)
-            tell_done()
+        try:
+            if plan.finished:
+                if on_start is not None:
+                    on_start(plan, None)
+                tracker.start()
+            else:
+                with connected(address, patience=reconnect + 60) as cluster:
+                    interrupts.install()
+                    awaited = reconnect and not cluster.embedded and tell_cluster(cluster.address, reconnect)
+                    with watched(parts(), hand_over if awaited else end):
+                        troubles = _work(chosen, plan, tracker, cluster, observer, on_start)
+                tell_done()
+        except BaseException:
+            # Who asked a launch to end, or has an error to read, does not wait for MLflow.
+            tracker.close(most=_HURRY)
+            raise
+        # Nothing of the cluster is held meanwhile.
         tracked = tracker.close()
     failures = {s.run_id: found[-1] for s in chosen.runs if (found := ledger.open(s.run_id).failures())}
     return Results(
@@ -167,15 +176,12 @@ def _work(
         return _attempts(sweep, [run.run_id for run in plan.to_do], services, slots)
     except (KeyboardInterrupt, StorageError):
         _wind_down(services.board)
-        # Who asked a launch to end does not wait for MLflow.
-        tracker.close(most=_HURRY)
         raise
     finally:
         try:
             if monitor is not None:
                 monitor.close()
         finally:
-            tracker.close()
             remove_scratch(services.scratch)
             services.close()
 

@@ -112,6 +112,8 @@ class Evaluations:
             self._measured += 1
             if self._left[cell] == 0:
                 self._go_on(cell)
+        if not self._left:
+            self._tell()
 
     def _tell(self) -> None:
         """Post how many shards are measured, where that has changed."""

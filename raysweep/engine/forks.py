@@ -115,6 +115,7 @@ def _remove_left() -> None:
 
 
 _SERVERS: list[ForkServer] = []
+_warned = False
 
 
 def fork_server() -> ForkServer | None:
@@ -129,14 +130,17 @@ def fork_server() -> ForkServer | None:
             _SERVERS.append(ForkServer())
         except OSError as error:
             # Such as a folder of temporary files with a name that is too long for a socket.
-            log.warning("no fork server, so Ray starts its workers itself: %s", error)
+            global _warned
+            if not _warned:
+                log.warning("no fork server, so Ray starts its workers itself: %s", error)
+            _warned = True
     return _SERVERS[0] if _SERVERS else None
 
 
 def begin_early(arguments: Sequence[str]) -> None:
-    """Start the fork server before the program itself is imported, if it will want one: they import together.
+    """Start the fork server before the program itself is imported, so that both import at once.
 
-    `arguments` are those of `raysweep launch`.
+    `arguments` are those of `raysweep launch`.  This is a guess: a launch that finds nothing to do ends it.
     """
     elsewhere = ("--address", "--dry-run", "-n", "--help")
     given = {argument.partition("=")[0] for argument in arguments}

@@ -11,7 +11,7 @@ import ray
 
 from raysweep.engine.board import Board
 from raysweep.sweep import Sweep
-from raysweep.sweep.run_state import LaunchState, Pace, RunState, run_states
+from raysweep.sweep.run_state import LaunchState, Pace, Remaining, RunState, run_states
 
 log = logging.getLogger("raysweep.monitor")
 
@@ -39,7 +39,7 @@ class Monitor:
         self._rows = {row.run_id: row for row in run_states(sweep)}
         self._at_start = {row.run_id: row.step for row in self._rows.values()}
         self._paces = {row.run_id: Pace() for row in self._rows.values()}
-        self._measuring = {row.run_id: Pace() for row in self._rows.values()}
+        self._measuring = {row.run_id: Remaining() for row in self._rows.values()}
         self._thread = threading.Thread(target=self._watch, name="raysweep-monitor", daemon=True)
 
     def start(self) -> None:
@@ -95,7 +95,8 @@ class Monitor:
         known = True
         for row in rows:
             if row.state == "evaluating":
-                row.eta = self._until_measured(row)
+                row.eta = self._measuring[row.run_id].see(time.monotonic(), *row.shards)
+                known = known and row.eta is not None
                 left += row.eta or 0.0
                 continue
             remaining = row.steps - row.step
@@ -117,12 +118,6 @@ class Monitor:
             eta=self._eta(rows, left, known, elapsed),
         )
 
-    def _until_measured(self, row: RunState) -> float | None:
-        """Return the seconds until the run's shards are measured, None where their pace is not known yet."""
-        measured, wanted = row.shards
-        pace = self._measuring[row.run_id].see(time.monotonic(), measured)
-        return (wanted - measured) / pace if pace else None
-
     def _eta(self, rows: list[RunState], left: float, known: bool, elapsed: float) -> float | None:
         """Estimate the seconds to the end.
 
@@ -132,6 +127,6 @@ class Monitor:
         gained = sum(row.step - self._at_start[row.run_id] for row in rows)
         missing = sum(row.steps - row.step for row in rows if row.state != "failed")
         estimates = [left / self._slots] if known else []
-        if gained > 0:
+        if gained > 0 and missing > 0:
             estimates.append(elapsed * missing / gained)
         return max(estimates, default=None)

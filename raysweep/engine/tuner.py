@@ -43,9 +43,11 @@ class Bookkeeping(tune.Callback):
         self._tracker.start()
 
     def on_experiment_end(self, trials: list[Any], **_: Any) -> None:
-        self._tracker.close()
-        if self._lock is not None:
-            self._lock.release()
+        try:
+            self._tracker.close()
+        finally:
+            if self._lock is not None:
+                self._lock.release()
 
 
 def _check_space(sweep: Sweep, space: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ Features are standardised by the same sentences whatever the sizes of the traini
 the split `train`, or all rows of a smaller data set.  Their labels are not used.
 
 With several sizes of the training set (`train: [128, 512, 2048]`) the metrics of each size carry its number
-of labels, and the area is the mean of the accuracy over the logarithm of that number.
+of labels, and the area is the mean of the score over the logarithm of that number.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ class ProbeConfig(TaskEvaluation):
     kind: Literal["probe"] = "probe"
     #: 2: AdamW takes `steps` on small training sets; metrics of the solve, of test sentences, and the best.
     #: 3: features are standardised by the same sentences for every size of the training set.
-    #: 4: F1 goes by the task's classes, not by those that occur; each layer's probe has its own reservation;
-    #: the first of the task's metrics is the headline.
-    version: ClassVar[int] = 4
+    #: 4: F1 goes by the task's classes, not by those that occur; each layer's probe has its own reservation.
+    #: 5: the first of the task's metrics is the headline.
+    version: ClassVar[int] = 5
 
     #: Projections, training orders, and training sets with draws `own`.
     seeds: int = Field(default=5, gt=0)
@@ -269,7 +269,7 @@ class ProbeConfig(TaskEvaluation):
             yield Chunk(features=features, labels=labels, chooses=chooses)
 
     def combine(self, shards: Sequence[Mapping[str, np.ndarray]]) -> list[Metric]:
-        """Return accuracies with their spread, that of guessing one class, and the best possible one."""
+        """Return scores with their spread, that of guessing one class, and the best possible accuracy."""
         (arrays,) = shards
         tolerance = self.tolerance if self.solver == "lbfgs" else None
         by_task: dict[str, dict[str, np.ndarray]] = {}

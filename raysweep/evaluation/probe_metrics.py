@@ -117,15 +117,17 @@ def _scored(task: Task, result: ProbeResult, metric: TaskMetric) -> np.ndarray:
 
 
 def _sentence_errors(task: Task, result: ProbeResult) -> np.ndarray:
-    """Return the standard errors over test sentences of the headline [L, B]; nan for a single sentence."""
+    """Return the standard errors over test sentences of the headline [1, B] of the last layer.
+
+    They are nan for a single sentence.
+    """
     if task.metrics[0] == "accuracy":
-        return result.sentence_error.numpy()
-    predicted, labels = result.predicted.numpy(), result.labels.numpy()
+        return result.sentence_error[-1:].numpy()
+    predicted, labels = result.predicted[-1].numpy(), result.labels.numpy()
     errors = [
-        sentence_error(task.metrics[0], answers, labels, classes=len(task.classes))
-        for answers in predicted.reshape(-1, *predicted.shape[2:])
+        sentence_error(task.metrics[0], answers, labels, classes=len(task.classes)) for answers in predicted
     ]
-    return np.array([math.nan if error is None else error for error in errors]).reshape(predicted.shape[:2])
+    return np.array([[math.nan if error is None else error for error in errors]])
 
 
 def _majority_score(task: Task, result: ProbeResult) -> float:
@@ -139,8 +141,8 @@ def _majority_score(task: Task, result: ProbeResult) -> float:
 def metrics_of(task: str, arrays: Mapping[str, np.ndarray], *, tolerance: float | None) -> list[Metric]:
     """Return the metrics of a task; `tolerance` is that of the solve, None where it has none.
 
-    Standard errors are over seeds, given the test sentences, but for those of the most frequent label and of
-    the best possible accuracy, which are over test sentences.
+    Standard errors are over seeds, given the test sentences, but for those of the accuracy of the most
+    frequent label and of the best possible accuracy, which are over test sentences.
     """
     sizes, n = arrays["sizes"].tolist(), int(arrays["test"][0])
     found = [metric for b in range(len(sizes)) for metric in _of_size(task, arrays, b, tolerance)]
@@ -240,7 +242,7 @@ def of_labels(quantity: Quantity) -> Quantity:
 
 
 def area(sizes: Sequence[int], accuracy: np.ndarray) -> np.ndarray:
-    """Return the mean of accuracies [B, S] over the logarithm of the B sizes [S], by the trapezoidal rule.
+    """Return the mean of scores [B, S] over the logarithm of the B sizes [S], by the trapezoidal rule.
 
     >>> area([10, 100, 10000], np.array([[0.0], [0.6], [0.9]])).round(6).tolist()
     [0.6]

@@ -51,7 +51,7 @@ def curve_section(measured: Measurements) -> str:
 
 
 def probe_curve(measured: Measurements, task: str) -> tuple[Drawn, str] | None:
-    """Draw the probe's accuracy on a task over the number of labels, and return the figure's caption."""
+    """Draw the probe's score on a task over the number of labels, and return the figure's caption."""
     metrics = _curve(measured, task)
     parts = []
     for metric in metrics:

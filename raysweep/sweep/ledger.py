@@ -363,12 +363,11 @@ class Ledger:
 
         Returns their number.
         """
-        removed = 0
-        for run_id in self.run_ids():
-            for left in self.open(run_id).unfinished_writes():
-                left.unlink(missing_ok=True)
-                removed += 1
-        return removed
+        runs = [self.open(run_id) for run_id in self.run_ids()]
+        lefts = [*self.directory.glob(f"{TEMPORARY}*"), *(p for run in runs for p in run.unfinished_writes())]
+        for left in lefts:
+            left.unlink(missing_ok=True)
+        return len(lefts)
 
 
 def read_record(path: Path, cls: type[R], quarantine: Path) -> R | None:

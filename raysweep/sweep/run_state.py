@@ -38,7 +38,7 @@ class RunState:
     tokens_per_second: float | None = None
     mfu: float | None = None
     metrics: Sequence[Metric] = ()
-    #: Shards of its evaluations: those that the launch has measured, and those that it has asked for.
+    #: Shards of its evaluations: those that this attempt has measured, and those it has asked for.
     shards: tuple[int, int] = (0, 0)
     eta: float | None = None
     #: The trouble that left it unfinished.
@@ -60,7 +60,7 @@ class LaunchState:
 
 
 class Pace:
-    """Steps, or shards, per second over the last half minute: steadier than over the last half second."""
+    """Steps per second over the last half minute, a steadier figure than the last half second."""
 
     def __init__(self, memory: float = 30.0) -> None:
         self._memory = memory
@@ -78,6 +78,31 @@ class Pace:
             self._seen.popleft()
         since, first = self._seen[0]
         return (step - first) / (now - since) if now - since >= 2.0 else None
+
+
+class Remaining:
+    """The seconds until all shards of a run are measured, by the mean pace since its count began.
+
+    A shard may take minutes, so a pace over less time would often be zero.
+    """
+
+    def __init__(self) -> None:
+        self._since, self._first, self._last = 0.0, 0, -1
+
+    def see(self, now: float, measured: int, wanted: int) -> float | None:
+        """Note the shards that are measured at a time in seconds; return None where no pace is known.
+
+        A count that falls is that of another attempt, and begins anew.
+
+        >>> remaining = Remaining()
+        >>> [remaining.see(t, k, 10) for t, k in ((0, 0), (200, 1), (300, 1), (400, 0), (500, 1))]
+        [None, 1800.0, 2700.0, None, 900.0]
+        """
+        if self._last < 0 or measured < self._last:
+            self._since, self._first = now, measured
+        self._last = measured
+        gained = measured - self._first
+        return (wanted - measured) * (now - self._since) / gained if gained else None
 
 
 def axes_label(axes: Mapping[str, Any]) -> str:

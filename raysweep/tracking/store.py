@@ -18,7 +18,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import cache
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -101,7 +100,7 @@ class Store:
         from mlflow import MlflowClient
 
         if tracking_uri.startswith(_SQLITE):
-            _follow_moved_files()
+            _give_up_when_moved(tracking_uri)
             _prepare_sqlite(tracking_uri, rebuild)
         self.client: MlflowClient = MlflowClient(tracking_uri=tracking_uri)
         self.sweep = sweep
@@ -316,34 +315,48 @@ def _prepare_sqlite(uri: str, rebuild: bool) -> None:
         MlflowClient(tracking_uri=f"sqlite:///{fresh}").search_experiments(max_results=1)
 
 
-@cache
-def _follow_moved_files() -> None:
-    """Give up kept connections to an SQLite file that is no longer at its place, in this process.
+#: The SQLite files of sweeps that this process has opened.
+_OURS: set[Path] = set()
+_FILE = "raysweep.file"
+
+
+def _give_up_when_moved(uri: str) -> None:
+    """Let kept connections to an SQLite file be given up when it is no longer at its place.
 
     They would go on writing into a damaged file that was moved aside.  A new connection for each call of
-    MLflow would not, at more than twice the CPU time.
+    MLflow would not, but costs more than the call.
     """
     from sqlalchemy import event
-    from sqlalchemy.exc import DisconnectionError
     from sqlalchemy.pool import Pool
 
-    def opened(connection: Any, record: Any) -> None:
-        record.info["raysweep.file"] = _file_of(connection)
-
-    def taken(connection: Any, record: Any, _: Any) -> None:
-        if record.info.get("raysweep.file") != _file_of(connection):
-            raise DisconnectionError("the file was moved")
-
-    event.listen(Pool, "connect", opened)
-    event.listen(Pool, "checkout", taken)
+    if not _OURS:
+        event.listen(Pool, "connect", _connected)
+        event.listen(Pool, "checkout", _taken)
+    _OURS.add(Path(uri.removeprefix(_SQLITE)).resolve())
 
 
-def _file_of(connection: Any) -> tuple[int, int] | None:
-    """Return device and inode of the file at the place of an SQLite connection; None where there is none."""
-    if not isinstance(connection, sqlite3.Connection):
-        return None
+def _connected(connection: Any, record: Any) -> None:
+    """Note the file of a new connection, if it is one of ours."""
+    if isinstance(connection, sqlite3.Connection):
+        path = Path(connection.execute("PRAGMA database_list").fetchone()[2])
+        if path.resolve() in _OURS:
+            record.info[_FILE] = path, _inode(path)
+
+
+def _taken(connection: Any, record: Any, _: Any) -> None:
+    """Raise the error that makes a pool connect again where the file has moved."""
+    from sqlalchemy.exc import DisconnectionError
+
+    if _FILE in record.info:
+        path, inode = record.info[_FILE]
+        if inode != _inode(path):
+            raise DisconnectionError(f"{path} was moved")
+
+
+def _inode(path: Path) -> tuple[int, int] | None:
+    """Return device and inode of a file; None where there is none."""
     try:
-        found = os.stat(connection.execute("PRAGMA database_list").fetchone()[2])
+        found = path.stat()
     except OSError:
         return None
     return found.st_dev, found.st_ino

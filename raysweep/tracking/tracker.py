@@ -99,8 +99,13 @@ class Tracker:
         """Write the rest and return whether everything has arrived; a second call returns the same.
 
         This goes on while the store takes a run within `timeout` seconds, for at most about `most` seconds.
-        The next launch writes what has not arrived.
+        With such a limit, a store that has not been opened yet stays closed.  The next launch writes what has
+        not arrived.
         """
+        if math.isfinite(most) and not self._opened:
+            self._flushed = False
+            self._stop.set()
+            return False
         self.start()
         if self._flushed is None and self._thread is not None:
             began = time.monotonic()
@@ -112,15 +117,15 @@ class Tracker:
 
     def _open(self) -> None:
         if not self._opened:
-            self._opened = True
             self._writer.open()
+            self._opened = True
 
     def _follow(self) -> None:
         troubled = False
         latest = time.monotonic() + _LATEST
         while True:
             last = self._stop.is_set()
-            if last or self._active or time.monotonic() >= latest:
+            if self._flushed is None and (last or self._active or time.monotonic() >= latest):
                 self._open()
             try:
                 for run_id in self._ledger.run_ids():

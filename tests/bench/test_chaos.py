@@ -30,11 +30,12 @@ from raysweep.bench.chaos.faults import (
     TornFile,
 )
 from raysweep.bench.chaos.monkey import TARGET_PATIENCE, Ambush, Monkey
-from raysweep.bench.chaos.summary import summary
+from raysweep.bench.chaos.summary import summary, work_of
 from raysweep.bench.chaos.verdict import trouble
+from raysweep.bench.environment import environment
 from raysweep.bench.launching import points, unlike
 from raysweep.bench.process import call
-from raysweep.bench.record import Applied, Launch, Pass, Record, load
+from raysweep.bench.record import Applied, Launch, Pass, Record, load, save
 from raysweep.bench.table import markdown
 from raysweep.bench.tree import Process, below, snapshot
 from raysweep.cli.app import run
@@ -292,7 +293,7 @@ def passes() -> list[Pass]:
 
 @pytest.fixture
 def campaign(record: Record, passes: list[Pass]) -> Record:
-    cases = (summary(passes, seed=7),)
+    cases = (summary(passes, work=work_of(passes, 7)),)
     return record.model_copy(update={"suite": "chaos", "cases": cases, "passes": tuple(passes)})
 
 
@@ -326,6 +327,32 @@ def test_a_campaign_is_judged_and_kept(
     good = campaign.model_copy(update={"passes": campaign.passes[:1]})
     monkeypatch.setattr(chaos, "measure", lambda **given: good)
     assert run(["bench", "chaos", "--kills", "4"]) == 0
+
+
+def test_a_campaign_is_added_to_a_record_of_the_machine(
+    campaign: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, both = tmp_path / "first.json", tmp_path / "both.json"
+    here = environment(1).model_copy(update={"commit": "aaa"})
+    good = campaign.model_copy(update={"passes": campaign.passes[:1], "environment": here})
+    save(good, first)
+    later = good.model_copy(update={"environment": here.model_copy(update={"commit": "bbb"})})
+    monkeypatch.setattr(chaos, "measure", lambda **given: later)
+    assert run(["bench", "chaos", "--onto", str(first), "--output", str(both)]) == 0
+    found = load(both)
+    assert found.passes == good.passes * 2
+    figures = {figure.name: figure.value for figure in found.cases[0].figures}
+    assert (figures["sweeps"], figures["launches"], figures["faults"]) == (2, 6, 6)
+    assert found.cases[0].work.count("seed 7") == 2
+    assert "(commit aaa), then" in found.cases[0].work
+    assert found.environment.commit == "bbb"
+    # Of another machine, or of another suite, before anything is started.
+    monkeypatch.setattr(chaos, "measure", lambda **given: pytest.fail("started"))
+    other = here.model_copy(update={"cpu": "another"})
+    for wrong in (good.model_copy(update={"environment": other}), good.model_copy(update={"suite": "exact"})):
+        save(wrong, first)
+        assert run(["bench", "chaos", "--onto", str(first)]) == 2
+        assert "--onto: this is a record of" in capsys.readouterr().err
 
 
 def test_the_process_of_a_campaign_that_fails_is_told() -> None:

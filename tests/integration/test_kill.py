@@ -58,9 +58,15 @@ def test_driver_killed_then_launched_again(
     same_points(storage, undisturbed)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("victim", ["train-0", "trial"])
-@pytest.mark.parametrize("engine", ["nested", "lanes"])
+@pytest.mark.parametrize(
+    ("engine", "victim"),
+    [
+        ("nested", "train-0"),
+        pytest.param("lanes", "train-0", marks=pytest.mark.slow),
+        pytest.param("lanes", "trial", marks=pytest.mark.slow),
+        pytest.param("nested", "trial", marks=pytest.mark.slow),
+    ],
+)
 def test_a_process_of_a_run_killed(
     command: Callable,
     raysweep: Run,

@@ -33,6 +33,8 @@ GRAMMAR: dict[str, Any] = {
     "words": 8,
     "vocabulary": 24,
 }
+#: Cells of fine-tuning: many more than can be in flight when the launch is killed.
+CELLS = 12
 SWEEP: dict[str, Any] = {
     "name": "tiny",
     "language": {
@@ -51,7 +53,7 @@ SWEEP: dict[str, Any] = {
         "held_out_loss": {"sentences": 64, "mask": 0.15},
         "probe": {"train": [64, 256], "test": 100, "seeds": 2, "projection": 16},
         "finetune": {
-            "seeds": 3,
+            "seeds": CELLS,
             "train": 300,
             "test": 100,
             "epochs": 40,
@@ -121,20 +123,25 @@ def test_fine_tuning_is_killed_in_a_cell_and_goes_on(
             time.sleep(0.01)
 
     # First the process of a cell alone, which the launch survives, then the launch after a finished cell.
-    wait_for(lambda: find(driver.pid, "ray::finetune@60") is not None)
-    worker = find(driver.pid, "ray::finetune@60")
-    assert worker is not None
-    os.kill(worker, signal.SIGKILL)
+    seen: list[int] = []
+
+    def a_cell_is_at_work() -> bool:
+        found = find(driver.pid, "ray::finetune@60")
+        seen.extend([] if found is None else [found])
+        return bool(seen)
+
+    wait_for(a_cell_is_at_work)
+    os.kill(seen[0], signal.SIGKILL)
     wait_for(lambda: len(cells(storage)) > 0)
     os.kill(driver.pid, signal.SIGKILL)
     driver.wait()
     time.sleep(2)  # for tasks in flight to be gone
     before = cells(storage)
-    assert 0 < len(before) < 3
+    assert 0 < len(before) < CELLS
     code, out, err = raysweep("launch", file, "--storage", storage)
     assert code == 0, out + err
     after = cells(storage)
-    assert len(after) == 3
+    assert len(after) == CELLS
     assert {name: after[name] for name in before} == before
     pd.testing.assert_frame_equal(table(raysweep, file, storage), expected)
     same_points(storage, whole)

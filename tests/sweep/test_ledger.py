@@ -209,10 +209,10 @@ def test_a_full_disk_tears_nothing(run: RunLedger, sweep: Any, monkeypatch: pyte
 def test_unfinished_writes_are_passed_over_and_cleaned(run: RunLedger, sweep: Any) -> None:
     tiny.finish(run, sweep.runs[0])
     names = run.record_names()
-    for folder in (run.directory, run.directory / "records"):
+    for folder in (run.directory, run.directory / "records", sweep.directory):
         (folder / ".tmp-checkpoint-00000050.json-1-aa").write_bytes(b"{")
     assert run.record_names() == names
-    assert sweep.ledger().clean() == 2
+    assert sweep.ledger().clean() == 3
     assert sweep.ledger().clean() == 0
     assert make_plan(sweep).runs[0].state == "done"
 

@@ -104,13 +104,26 @@ def test_mlflow_is_opened_late(
     monkeypatch.setattr("raysweep.tracking.tracker._LATEST", latest)
     tracker = Tracker(sweep)
     tracker.start()
-    if opened:
-        wait_for(lambda: tracker.location is not None)
     time.sleep(0.5)
-    assert (tracker.location is not None) is opened
+    assert (tracker._writer._thread is not None) is opened
     record(sweep.ledger().run(sweep.runs[0]), sweep.runs[0], 50)
     wait_for(lambda: len(states(sweep)) == 2)
     assert tracker.close()
+
+
+def test_who_ends_a_launch_does_not_wait_for_mlflow(sweep: Sweep) -> None:
+    """What was not opened stays closed, and the next launch writes what this one has recorded."""
+    tracker = Tracker(sweep)
+    tracker.start()
+    record(sweep.ledger().run(sweep.runs[0]), sweep.runs[0], 50)
+    began = time.monotonic()
+    assert not tracker.close(most=5.0)
+    assert time.monotonic() - began < 2.0
+    assert tracker._writer._thread is None
+    assert not tracker.close()
+    again = Tracker(sweep)
+    assert again.close()
+    assert len(states(sweep)) == 2
 
 
 def test_a_later_launch_fills_the_gap_and_writes_nothing_twice(sweep: Sweep) -> None:

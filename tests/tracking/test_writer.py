@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import socket
 import sqlite3
 import subprocess
@@ -340,7 +341,7 @@ def test_the_end_waits_while_the_store_takes_runs(
         writer.submit(view(name, (100,), "FINISHED"))
     began = time.monotonic()
     assert writer.close("FINISHED", timeout=1.0, most=most) is arrives
-    assert (time.monotonic() - began > 1.0) is arrives
+    assert time.monotonic() - began > (1.0 if arrives else 0.5)
     assert (written == list("abcdef")) is arrives
 
 
@@ -413,6 +414,19 @@ def test_a_damaged_store_is_moved_aside_and_written_anew(
         "b": "FAILED",
     }
     assert len(list((folder / "quarantine").iterdir())) == 1
+
+
+def test_a_store_that_is_moved_under_its_writer_is_left_alone(folder: Path) -> None:
+    """Its connection is kept, but not beyond the move: what follows goes to the file at the place."""
+    uri, place, aside = default_tracking_uri(folder), folder / "mlflow.db", folder / "aside.db"
+    store = Store(SweepView(name="tiny"), uri, (folder / "artifacts").as_uri())
+    store.write(view("a", (100,), "FINISHED"))
+    place.rename(aside)
+    shutil.copy(aside, place)
+    before = aside.read_bytes()
+    store.write(view("b", (100,), "FINISHED"))
+    assert aside.read_bytes() == before
+    assert set(children(folder)) == {"a", "b"}
 
 
 def test_a_damaged_store_that_others_share_is_left_to_its_owner(folder: Path) -> None:

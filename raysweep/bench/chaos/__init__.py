@@ -13,10 +13,12 @@ fault is left out.
 
 from __future__ import annotations
 
+from raysweep.bench.chaos.summary import summary
 from raysweep.bench.chaos.volume import WRAPPER, possible
+from raysweep.bench.environment import environment
 from raysweep.bench.process import call
 from raysweep.bench.record import Record
-from raysweep.errors import RunFailedError
+from raysweep.errors import ConfigError, RunFailedError
 
 
 def measure(*, kills: int, seed: int, seconds: float) -> Record:
@@ -29,6 +31,27 @@ def measure(*, kills: int, seed: int, seconds: float) -> Record:
     return Record.model_validate_json(
         call("raysweep.bench.chaos", request, threads=1, wrapper=WRAPPER if small else ())
     )
+
+
+def appendable(earlier: Record) -> None:
+    """Raise `ConfigError` for a record that a campaign on this machine cannot be added to."""
+    here = environment(1)
+    facts = ("cpu", "cpu_capability", "cores", "system")
+    if earlier.suite != "chaos" or any(
+        getattr(earlier.environment, fact) != getattr(here, fact) for fact in facts
+    ):
+        raise ConfigError(
+            f"--onto: this is a record of {earlier.suite} on {earlier.environment.cpu} with "
+            f"{earlier.environment.cores} cores; take one of chaos on {here.cpu} with {here.cores}"
+        )
+
+
+def joined(earlier: Record, later: Record) -> Record:
+    """Return the record of two campaigns as one, in the environment of the later one."""
+    works = [f"{record.cases[0].work} (commit {record.environment.commit})" for record in (earlier, later)]
+    passes = (*earlier.passes, *later.passes)
+    case = summary(passes, work=", then ".join(works))
+    return later.model_copy(update={"cases": (case,), "passes": passes})
 
 
 def judge(record: Record) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from raysweep.bench.chaos import volume
 from raysweep.bench.chaos.campaign import run
-from raysweep.bench.chaos.summary import summary
+from raysweep.bench.chaos.summary import summary, work_of
 from raysweep.bench.environment import environment, measure_peak
 from raysweep.bench.record import Record, save
 
@@ -40,7 +40,7 @@ def main(kills: int, seconds: float, seed: int, small_volume: bool) -> Record:
         quick=False,
         environment=environment(1),
         peak=peak,
-        cases=(summary(passes, seed=seed),),
+        cases=(summary(passes, work=work_of(passes, seed)),),
         passes=tuple(passes),
     )
 

@@ -33,7 +33,7 @@ BETWEEN_SHARE = 0.5
 #: Characters of a launch's last words that are kept.
 _WORDS = 400
 #: Addresses of machines, in the words of Ray and the system.
-_ADDRESS = re.compile(r"\b(?!127\.)\d{1,3}(?:\.\d{1,3}){3}\b")
+_ADDRESS = re.compile(r"\b(?!127\.0\.0\.1\b)\d{1,3}(?:\.\d{1,3}){3}\b")
 
 
 class Ambush:

@@ -10,12 +10,17 @@ from raysweep.bench.record import CaseRecord, Figure, Goal, Pass
 _NONE = Goal(sense="at most", value=0)
 
 
-def summary(passes: Sequence[Pass], *, seed: int) -> CaseRecord:
+def work_of(passes: Sequence[Pass], seed: int) -> str:
+    """Return the work of a campaign in words."""
+    engines = ", ".join(sorted({found.engine for found in passes}))
+    return f"a small sweep under random faults, engines {engines}, seed {seed}"
+
+
+def summary(passes: Sequence[Pass], *, work: str) -> CaseRecord:
     """Return the figures of all passes; those that must be zero have this as their goal."""
     launches = [launch for found in passes for launch in found.launches]
     kinds = Counter(fault.kind for launch in launches for fault in launch.faults)
     codes = Counter(launch.code for launch in launches)
-    engines = ", ".join(sorted({found.engine for found in passes}))
     wrong = {
         "sweeps with another table than an undisturbed one": sum(not found.equal for found in passes),
         "points of MLflow unlike an undisturbed sweep's": sum(found.points_unlike for found in passes),
@@ -32,7 +37,7 @@ def summary(passes: Sequence[Pass], *, seed: int) -> CaseRecord:
     seconds = sum(launch.seconds + launch.leaving for launch in launches)
     return CaseRecord(
         key="chaos",
-        work=f"a small sweep under random faults, engines {engines}, seed {seed}",
+        work=work,
         unit="",
         figures=(
             *(Figure(name=name, unit="", value=value, goal=_NONE) for name, value in wrong.items()),

@@ -1,0 +1,45 @@
+"""What the monitor makes of the news on the board."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers import tiny_sweeps as tiny
+from raysweep.engine import monitor
+from raysweep.engine.board import News
+from raysweep.engine.monitor import Monitor
+from raysweep.sweep import load_sweep
+from raysweep.sweep.run_state import LaunchState
+
+
+def test_what_is_left_of_evaluations_is_estimated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shards of minutes, and an attempt that begins anew; without a pace nothing is promised."""
+    (tmp_path / "tiny.yaml").write_text(tiny.HEAD + "evaluate: {excess_loss: {sentences: 64}}\n")
+    sweep = load_sweep(tmp_path / "tiny.yaml", storage=tmp_path / "results")
+    [spec] = sweep.runs
+    steps, news, seen = spec.milestones[-1], {}, []
+    board: Any = type("Board", (), {"read": lambda self: news})()
+    now = 1000.0
+    monkeypatch.setattr(monitor.time, "monotonic", lambda: now)
+    watched = Monitor(sweep, board, seen.append, slots=2)
+
+    def after(seconds: float, shards: tuple[int, int]) -> LaunchState:
+        nonlocal now
+        now += seconds
+        news[spec.run_id] = News(state="evaluating", step=steps, shards=shards)
+        watched._observe()
+        state: LaunchState = seen[-1]
+        return state
+
+    assert after(0, (0, 10)).runs[0].eta is None
+    state = after(300, (1, 10))
+    assert state.runs[0].eta == pytest.approx(2700)
+    assert state.eta == pytest.approx(1350)  # two runs at once
+    assert after(300, (2, 10)).runs[0].eta == pytest.approx(2400)
+    again = after(1, (0, 10))
+    assert again.runs[0].eta is None
+    assert again.eta is None
+    assert after(100, (1, 10)).runs[0].eta == pytest.approx(900)
