@@ -154,6 +154,6 @@ def test_a_fixed_number_of_inputs_is_one_round(tmp_path: Path, monkeypatch: pyte
     launch = Launch(sweep, monkeypatch, seed=0)
     launch.go_on()
     assert sorted(launch.measured) == [(step, shard) for step in (50, 100) for shard in range(4)]
-    # What is measured is told before every look, and at the end: three shards at a time of the eight.
+    # Progress is on the board before every look, and at the end: three shards at a time of the eight.
     assert [news.shards for news in launch.news if news.shards] == [(0, 8), (3, 8), (6, 8), (8, 8)]
     assert isinstance(launch.spec.evaluations["trace"], TraceConfig)

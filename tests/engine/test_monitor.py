@@ -1,4 +1,4 @@
-"""What the monitor makes of the news on the board."""
+"""The state of a launch, as the monitor reads it from the news on the board."""
 
 from __future__ import annotations
 

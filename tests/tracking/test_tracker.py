@@ -112,7 +112,7 @@ def test_mlflow_is_opened_late(
 
 
 def test_who_ends_a_launch_does_not_wait_for_mlflow(sweep: Sweep) -> None:
-    """What was not opened stays closed, and the next launch writes what this one has recorded."""
+    """A store that was not opened stays closed, and the next launch writes the records of this one."""
     tracker = Tracker(sweep)
     tracker.start()
     record(sweep.ledger().run(sweep.runs[0]), sweep.runs[0], 50)
