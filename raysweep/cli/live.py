@@ -186,6 +186,6 @@ class LineView(Lines):
             share = state.done / state.total if state.total else 1.0
             left = f", about {duration(state.eta)} left" if state.eta is not None else ""
             at_work = [run.shards for run in state.runs if run.state in ("training", "evaluating")]
-            measured, wanted = (sum(shards[k] for shards in at_work) for k in range(2))
-            shards = f", {measured} of {wanted} shards of evaluations" if measured < wanted else ""
+            done, asked = (sum(shards[k] for shards in at_work) for k in range(2))
+            shards = f", {done} of {asked} shards of evaluations" if done < asked else ""
             self.say(f"{share:.0%} of {state.total} steps{shards}, {duration(state.elapsed)} so far{left}")
