@@ -33,8 +33,12 @@ class Launch:
     def __init__(self, command: Callable[..., Any], folder: Path, storage: Path, **changes: Any) -> None:
         self.file, self.storage = write(folder / "tiny.yaml", {**LONG, **changes}), storage
         self.driver = command("launch", self.file, "--storage", storage)
+        self.wait_for(lambda: self.records() > 0)
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Wait until something holds while the launch runs."""
         deadline = time.monotonic() + 600
-        while self.records() == 0:
+        while not condition():
             assert self.driver.poll() is None, "".join(self.driver.communicate())
             assert time.monotonic() < deadline
             time.sleep(0.02)
@@ -108,6 +112,8 @@ def test_the_end_of_ray_itself_is_said(
     name: str,
 ) -> None:
     launch = Launch(command, tmp_path, tmp_path / "results")
+    # MLflow is opened some seconds after the first record.
+    launch.wait_for(lambda: (launch.storage / "tiny" / "mlflow.db").exists())
     launch.kill(process)
     said = launch.end(4, seconds=60)
     # Ray may end the process before it can say so; its guard does then.
