@@ -120,8 +120,8 @@ def launch(
             stack.enter_context(warmed_up(address))
             # Steps can be timed only on languages that are prepared.
             chosen.prepare()
-        else:
-            close_fork_server()  # the program may have begun one early
+        elif not ray.is_initialized():
+            close_fork_server()  # the program may have begun one early, and no Ray is served by it
         plan = make_plan(chosen, timed=on_start is not None)
         tracker = Tracker(sweep, commit=facts["git_commit"])
         try:

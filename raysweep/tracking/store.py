@@ -13,17 +13,14 @@ from __future__ import annotations
 
 import logging
 import os
-import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import quote
+from typing import TYPE_CHECKING, TypeVar
 
-from raysweep.files import move_aside, replacing
+from raysweep.tracking.sqlite import prepare
 from raysweep.tracking.view import Point, RunView, Status, SweepView
 
 if TYPE_CHECKING:
@@ -100,8 +97,7 @@ class Store:
         from mlflow import MlflowClient
 
         if tracking_uri.startswith(_SQLITE):
-            _give_up_when_moved(tracking_uri)
-            _prepare_sqlite(tracking_uri, rebuild)
+            prepare(Path(tracking_uri.removeprefix(_SQLITE)), rebuild=rebuild)
         self.client: MlflowClient = MlflowClient(tracking_uri=tracking_uri)
         self.sweep = sweep
         self.experiment_id = self._experiment(artifact_location)
@@ -290,92 +286,6 @@ def children(tracking_uri: str, experiment_id: str, parent_run_id: str, limit: i
         max_results=limit,
     )
     return [run.info.run_id for run in found]
-
-
-def _prepare_sqlite(uri: str, rebuild: bool) -> None:
-    """Create or migrate the store once, before others open it, because concurrent first openings fail."""
-    from mlflow import MlflowClient
-    from mlflow.db import upgrade
-
-    path = Path(uri.removeprefix(_SQLITE))
-    if not path.is_absolute():
-        raise ValueError(f"tracking_uri: '{uri}' is relative; write sqlite:////absolute/path/mlflow.db")
-    damage = _damage(path) if rebuild and path.exists() else None
-    if damage is not None:
-        moved = move_aside(path, path.parent / "quarantine")
-        for rest in ("-journal", "-wal", "-shm"):
-            path.with_name(path.name + rest).unlink(missing_ok=True)
-        _log.warning("%s is damaged (%s); moved to %s and written anew from the ledger", path, damage, moved)
-    if path.exists():
-        # `mlflow db upgrade`, in this process; it does nothing to a store that is up to date.
-        upgrade.main([uri], standalone_mode=False)
-        return
-    # Creating the tables takes seconds, and an incomplete store could never be opened again.
-    with replacing(path) as fresh:
-        MlflowClient(tracking_uri=f"sqlite:///{fresh}").search_experiments(max_results=1)
-
-
-#: The SQLite files of sweeps that this process has opened.
-_OURS: set[Path] = set()
-_FILE = "raysweep.file"
-
-
-def _give_up_when_moved(uri: str) -> None:
-    """Let kept connections to an SQLite file be given up when it is no longer at its place.
-
-    They would go on writing into a damaged file that was moved aside.  A new connection for each call of
-    MLflow would not, but costs more than the call.
-    """
-    from sqlalchemy import event
-    from sqlalchemy.pool import Pool
-
-    if not _OURS:
-        event.listen(Pool, "connect", _connected)
-        event.listen(Pool, "checkout", _taken)
-    _OURS.add(Path(uri.removeprefix(_SQLITE)).resolve())
-
-
-def _connected(connection: Any, record: Any) -> None:
-    """Note the file of a new connection, if it is one of ours."""
-    if isinstance(connection, sqlite3.Connection):
-        path = Path(connection.execute("PRAGMA database_list").fetchone()[2])
-        if path.resolve() in _OURS:
-            record.info[_FILE] = path, _inode(path)
-
-
-def _taken(connection: Any, record: Any, _: Any) -> None:
-    """Raise the error that makes a pool connect again where the file has moved."""
-    from sqlalchemy.exc import DisconnectionError
-
-    if _FILE in record.info:
-        path, inode = record.info[_FILE]
-        if inode != _inode(path):
-            raise DisconnectionError(f"{path} was moved")
-
-
-def _inode(path: Path) -> tuple[int, int] | None:
-    """Return device and inode of a file; None where there is none."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
-
-
-def _damage(path: Path) -> str | None:
-    """Return what is wrong with an SQLite file; None if it is whole, or cannot be opened now."""
-    try:
-        # With the right to write: a file whose writer was killed is whole only after its journal is applied.
-        with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=rw", uri=True)) as store:
-            [found] = store.execute("PRAGMA quick_check(1)").fetchone()
-            if found != "ok":
-                return str(found)
-            made = store.execute("SELECT 1 FROM sqlite_master WHERE name = 'alembic_version'").fetchone()
-    except sqlite3.OperationalError:
-        return None  # locked, or out of reach
-    except sqlite3.DatabaseError as error:
-        return str(error)
-    return None if made else "it has no tables of MLflow"
 
 
 def _is_parent(sweep_name: str, directory: str) -> str:

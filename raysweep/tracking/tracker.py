@@ -30,7 +30,7 @@ _log = logging.getLogger("raysweep.tracking")
 #: Seconds between two looks at the ledger.
 PERIOD = 2.0
 #: Seconds after which MLflow is opened though there is nothing new to write.  To import it and to make its
-#: tables takes about five seconds of CPU time, which the first steps of training would wait for.
+#: tables takes seconds of CPU time, which the first steps of training would wait for.
 _LATEST = 20.0
 
 Names = tuple[tuple[str, RecordName], ...]

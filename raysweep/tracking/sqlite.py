@@ -1,0 +1,103 @@
+"""The SQLite file of a store: created, migrated, made anew where it is damaged, left where it has moved."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from raysweep.files import move_aside, replacing
+
+_log = logging.getLogger("raysweep.tracking")
+
+#: The SQLite files of sweeps that this process has opened.
+_OURS: set[Path] = set()
+_FILE = "raysweep.file"
+
+
+def prepare(path: Path, *, rebuild: bool) -> None:
+    """Create or migrate a store once, before others open it, because concurrent first openings fail.
+
+    With `rebuild`, a damaged file is moved to the folder `quarantine` beside it, and made anew.  Raises
+    `ValueError` for a relative path.
+    """
+    from mlflow import MlflowClient
+    from mlflow.db import upgrade
+
+    uri = f"sqlite:///{path}"
+    if not path.is_absolute():
+        raise ValueError(f"tracking_uri: '{uri}' is relative; write sqlite:////absolute/path/mlflow.db")
+    _give_up_when_moved(path)
+    damage = _damage(path) if rebuild and path.exists() else None
+    if damage is not None:
+        moved = move_aside(path, path.parent / "quarantine")
+        for rest in ("-journal", "-wal", "-shm"):
+            path.with_name(path.name + rest).unlink(missing_ok=True)
+        _log.warning("%s is damaged (%s); moved to %s and written anew from the ledger", path, damage, moved)
+    if path.exists():
+        # `mlflow db upgrade`, in this process; it does nothing to a store that is up to date.
+        upgrade.main([uri], standalone_mode=False)
+        return
+    # Creating the tables takes seconds, and an incomplete store could never be opened again.
+    with replacing(path) as fresh:
+        MlflowClient(tracking_uri=f"sqlite:///{fresh}").search_experiments(max_results=1)
+
+
+def _give_up_when_moved(path: Path) -> None:
+    """Let MLflow's kept connections to a file be given up when the file is no longer at its place.
+
+    They would go on writing into a damaged file that was moved aside.
+    """
+    from sqlalchemy import event
+    from sqlalchemy.pool import Pool
+
+    if not _OURS:
+        event.listen(Pool, "connect", _connected)
+        event.listen(Pool, "checkout", _taken)
+    _OURS.add(path.resolve())
+
+
+def _connected(connection: Any, record: Any) -> None:
+    """Note the file of a new connection, if it is one of ours."""
+    if isinstance(connection, sqlite3.Connection):
+        path = Path(connection.execute("PRAGMA database_list").fetchone()[2])
+        if path.resolve() in _OURS:
+            record.info[_FILE] = path, _inode(path)
+
+
+def _taken(connection: Any, record: Any, _: Any) -> None:
+    """Raise the error that makes a pool connect again where the file has moved."""
+    from sqlalchemy.exc import DisconnectionError
+
+    if _FILE in record.info:
+        path, inode = record.info[_FILE]
+        if inode != _inode(path):
+            raise DisconnectionError(f"{path} was moved")
+
+
+def _inode(path: Path) -> tuple[int, int] | None:
+    """Return device and inode of a file; None where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _damage(path: Path) -> str | None:
+    """Return what is wrong with an SQLite file; None if it is whole, or cannot be opened now."""
+    try:
+        # With the right to write: a file whose writer was killed is whole only after its journal is applied.
+        with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=rw", uri=True)) as store:
+            [found] = store.execute("PRAGMA quick_check(1)").fetchone()
+            if found != "ok":
+                return str(found)
+            made = store.execute("SELECT 1 FROM sqlite_master WHERE name = 'alembic_version'").fetchone()
+    except sqlite3.OperationalError:
+        return None  # locked, or out of reach
+    except sqlite3.DatabaseError as error:
+        return str(error)
+    return None if made else "it has no tables of MLflow"
