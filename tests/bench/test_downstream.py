@@ -96,11 +96,15 @@ def test_a_peer_drops_out_as_we_do(small: Work) -> None:
         SequenceClassifier(linear, small.recipe, torch.float32)
 
 
-def test_bfloat16_needs_its_instructions(small: Work, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(finetuning, "multiplies_bfloat16", lambda device: False)
-    peer = finetuning._peer(small, "half", finetuning._plain, torch.bfloat16, 3, None, "")
-    with pytest.raises(UnavailableError, match="no instructions for bfloat16"):
-        peer.prepare()
+@pytest.mark.parametrize("has_them", [False, True])
+def test_peers_in_bfloat16_take_part_where_the_processor_has_instructions_for_it(
+    has_them: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(finetuning, "multiplies_bfloat16", lambda device: has_them)
+    names = [peer.name for peer in finetuning.fine_tuning("32/2/2/64", quick=True, rounds=3).peers]
+    halves = [name for name in names if "bfloat16" in name]
+    assert len(names) - len(halves) == 2
+    assert len(halves) == (2 if has_them else 0)
 
 
 def test_a_quick_run() -> None:
@@ -108,8 +112,7 @@ def test_a_quick_run() -> None:
     peak = Peak(gemm_float32_gflops=1.0, gemm_float64_gflops=1.0, copy_gbytes=1.0)
     record = run_case(entry, peak, quick=True, say=lambda text: None)
     trainer = "absent" if importlib.util.find_spec("accelerate") is None else "equal"
-    half = multiplies_bfloat16(torch.device("cpu"))
-    statuses = [row.status for row in record.comparisons]
-    assert statuses == [trainer, "equal", trainer if half else "absent", "equal" if half else "absent"]
+    precisions = 2 if multiplies_bfloat16(torch.device("cpu")) else 1
+    assert [row.status for row in record.comparisons] == [trainer, "equal"] * precisions
     contestants = 2 if trainer == "absent" else 3
     assert [figure.unit for figure in record.figures] == ["GiB"] * contestants + ["", "", ""]
