@@ -56,9 +56,9 @@ class Solution:
 
 
 def solve(
-    inputs: Inputs, problems: Sequence[Problem], l2: Tensor, *, tolerance: float, passes: int = 2000
+    inputs: Inputs, problems: Sequence[Problem], l2: Tensor, *, tolerance: float | Tensor, passes: int = 2000
 ) -> Solution:
-    """Minimise the objectives of problems with penalties l2 [G, P] to within `tolerance` nats.
+    """Minimise the objectives of problems with penalties l2 [G, P] to within `tolerance` nats, one or [P].
 
     Ends after so many passes over the rows at the latest; `gap` says how far it came.
     """
@@ -96,14 +96,15 @@ def principal_axes(x: Tensor) -> tuple[Tensor, Tensor]:
     return turn if axes is None else axes @ turn, turned[:, :, kept]
 
 
-def minimise(objective: Objective, *, tolerance: float, passes: int) -> Solution:
+def minimise(objective: Objective, *, tolerance: float | Tensor, passes: int) -> Solution:
     """Minimise objectives from heads of zero, in the coordinates of their inputs."""
     heads = objective.zeros()
+    near = torch.as_tensor(tolerance).to(objective.penalty).expand(len(objective.problems))
     value, gap = torch.zeros_like(objective.penalty), torch.zeros_like(objective.penalty)
     left = torch.arange(len(objective.problems), device=heads.device)
     state = _State(objective, heads)
     while True:
-        done = state.gap() <= tolerance
+        done = state.gap() <= near[left]
         over = state.passes >= passes
         finished = (done | (state.halvings >= _HALVINGS)).all(dim=0) | over
         if bool(finished.any()):

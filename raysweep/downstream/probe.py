@@ -31,12 +31,17 @@ from raysweep.errors import DataError
 __all__ = ["AdamW", "Chunk", "Convex", "ProbeResult", "linear_probe"]
 
 _TOLERANCE = 0.03  # nats, of the least objective that AdamW is compared with
+_WHOLE = 8192  # sentences from which on the tolerance holds as it is
 _ROWS = 1024  # test sentences whose scores are in memory at once
 
 
 @dataclass(frozen=True, kw_only=True)
 class Convex:
     """The minimum of the cross-entropy with an L2 penalty, to within `tolerance` nats for a label.
+
+    A training set of n < 8,192 sentences is solved to within n / 8,192 of that.  The bound that is certain is
+    as loose as n is large, so this asks the same slope of all objectives: with one bound for all, heads of
+    few sentences would stay far from their minimum.
 
     `l2` is 1 / variance of a Gaussian prior on every weight, and 1 / C of scikit-learn.  Of several, the one
     with the least cross-entropy on the sentences that choose is taken, for each head on its own; the head is
@@ -45,6 +50,10 @@ class Convex:
 
     l2: tuple[float, ...] = (1.0,)
     tolerance: float = 0.03
+
+    def near(self, rows: int) -> float:
+        """Return how near to the least objective a head of `rows` sentences is solved, in nats a label."""
+        return self.tolerance * min(1.0, rows / _WHOLE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,12 +193,16 @@ def _by_convex(inputs: Inputs, classes: Sequence[int], sizes: Sequence[int], sol
     shape = (len(inputs.x), len(problems))
     tried = torch.zeros(shape, dtype=torch.float64, device=l2.device)
     l2, tried = (l2.expand(shape), tried) if len(l2) == 1 else _chosen(inputs, problems, l2, solver)
-    found = solve(replace(inputs, counts=None), problems, l2, tolerance=solver.tolerance)
+    found = solve(replace(inputs, counts=None), problems, l2, tolerance=_near(solver, problems))
     heads, gap, l2 = (
         part.unflatten(1, (len(sizes), len(classes))).flip(1)
         for part in (found.heads, torch.maximum(found.gap, tried), l2)
     )
     return _Heads(weights=heads, gap=gap, l2=l2)
+
+
+def _near(solver: Convex, problems: Sequence[Problem]) -> Tensor:
+    return torch.tensor([solver.near(problem.rows) for problem in problems], dtype=torch.float64)
 
 
 def _chosen(inputs: Inputs, problems: Sequence[Problem], l2: Tensor, solver: Convex) -> tuple[Tensor, Tensor]:
@@ -209,7 +222,7 @@ def _chosen(inputs: Inputs, problems: Sequence[Problem], l2: Tensor, solver: Con
         )
     candidates = [problem for problem in problems for _ in l2]
     groups, count = len(inputs.x), len(problems)
-    tried = solve(inputs, candidates, l2.repeat(groups, count), tolerance=solver.tolerance)
+    tried = solve(inputs, candidates, l2.repeat(groups, count), tolerance=_near(solver, candidates))
     choosing = replace(inputs, counts=1 - inputs.counts)
     # Without a penalty to speak of, the objective is the cross-entropy.
     loss, _ = Objective(choosing, candidates, torch.full((groups, len(candidates)), 1e-30))(tried.heads)

@@ -69,7 +69,8 @@ class ProbeConfig(TaskEvaluation):
     #: 3: features are standardised by the same sentences for every size of the training set.
     #: 4: F1 goes by the task's classes, not by those that occur; each layer's probe has its own reservation.
     #: 5: the first of the task's metrics is the headline.
-    version: ClassVar[int] = 5
+    #: 6: heads of fewer than 8,192 sentences are nearer to their minimum.
+    version: ClassVar[int] = 6
 
     #: Projections, training orders, and training sets with draws `own`.
     seeds: int = Field(default=5, gt=0)
@@ -90,7 +91,8 @@ class ProbeConfig(TaskEvaluation):
     #: L-BFGS: 1 / variance of a Gaussian prior on the weights.  Of several numbers, each head takes the one
     #: with the least cross-entropy on a fifth of its training sentences, which it does not see then.
     l2: Annotated[Positive | tuple[Positive, ...], BeforeValidator(_as_tuple)] = 1.0
-    #: L-BFGS ends where the objective is certain to be so near to the least one, in nats for a label.
+    #: L-BFGS ends where the objective is certain to be so near to the least one, in nats for a label, and
+    #: still nearer where there are fewer than 8,192 labels.
     tolerance: Positive = 0.03
     #: AdamW: passes over the training set, and more of them up to at least `steps` steps.
     epochs: int = Field(default=100, gt=0)
@@ -271,11 +273,10 @@ class ProbeConfig(TaskEvaluation):
     def combine(self, shards: Sequence[Mapping[str, np.ndarray]]) -> list[Metric]:
         """Return scores with their spread, that of guessing one class, and the best possible accuracy."""
         (arrays,) = shards
-        tolerance = self.tolerance if self.solver == "lbfgs" else None
+        solver = self._solver()
+        convex = solver if isinstance(solver, Convex) else None
         by_task: dict[str, dict[str, np.ndarray]] = {}
         for key, array in arrays.items():
             name, _, task = key.partition(".")
             by_task.setdefault(task, {})[name] = array
-        return [
-            metric for task, own in by_task.items() for metric in metrics_of(task, own, tolerance=tolerance)
-        ]
+        return [metric for task, own in by_task.items() for metric in metrics_of(task, own, solver=convex)]

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from raysweep.downstream.probe import ProbeResult
+from raysweep.downstream.probe import Convex, ProbeResult
 from raysweep.downstream.scores import scores, sentence_error
 from raysweep.evaluation.base import Arrays
 from raysweep.evaluation.metric import Metric, Quantity
@@ -138,19 +138,21 @@ def _majority_score(task: Task, result: ProbeResult) -> float:
     return scores(task, np.full_like(labels, result.most_frequent), labels)[task.metrics[0]]
 
 
-def metrics_of(task: str, arrays: Mapping[str, np.ndarray], *, tolerance: float | None) -> list[Metric]:
-    """Return the metrics of a task; `tolerance` is that of the solve, None where it has none.
+def metrics_of(task: str, arrays: Mapping[str, np.ndarray], *, solver: Convex | None) -> list[Metric]:
+    """Return the metrics of a task; `solver` is None where it promises no gap.
 
     Standard errors are over seeds, given the test sentences, but for those of the accuracy of the most
     frequent label and of the best possible accuracy, which are over test sentences.
     """
     sizes, n = arrays["sizes"].tolist(), int(arrays["test"][0])
-    found = [metric for b in range(len(sizes)) for metric in _of_size(task, arrays, b, tolerance)]
+    found = [metric for b in range(len(sizes)) for metric in _of_size(task, arrays, b, solver)]
     of, unit = {"task": task}, _headline(arrays)
     if len(sizes) > 1:
-        doubts = _doubts(arrays["gap"][-1], tolerance)
+        doubts = [_doubts(arrays["gap"][-1, b], solver, size) for b, size in enumerate(sizes)]
         areas = area(sizes, _values(arrays)[-1])
-        found.append(_in_unit(PROBE_AREA, unit).mean(areas, of=of, reservations=doubts))
+        found.append(
+            _in_unit(PROBE_AREA, unit).mean(areas, of=of, reservations=next(filter(None, doubts), []))
+        )
     if "code" in arrays:
         found.append(CODE_LENGTH.mean(arrays["code"][-1], of=of))
         found.append(COMPRESSION.mean(arrays["uniform"] / arrays["code"][-1], of=of))
@@ -165,9 +167,7 @@ def metrics_of(task: str, arrays: Mapping[str, np.ndarray], *, tolerance: float 
     return [*found, MAJORITY.number(majority, n=n, standard_error=error, of=of)]
 
 
-def _of_size(
-    task: str, arrays: Mapping[str, np.ndarray], b: int, tolerance: float | None
-) -> Iterator[Metric]:
+def _of_size(task: str, arrays: Mapping[str, np.ndarray], b: int, solver: Convex | None) -> Iterator[Metric]:
     """Yield the metrics of one size of the training set."""
     sizes, n = arrays["sizes"].tolist(), int(arrays["test"][0])
     of: dict[str, str | int | float] = {"task": task}
@@ -175,7 +175,7 @@ def _of_size(
         of["labels"] = sizes[b]
     layers, unit = _values(arrays)[:, b], _headline(arrays)
     headline, gap, l2 = layers[-1], arrays["gap"][:, b], arrays["l2"][-1, b]
-    doubts = [_doubts(heads, tolerance) for heads in gap]
+    doubts = [_doubts(heads, solver, sizes[b]) for heads in gap]
 
     def judged(quantity: Quantity) -> Quantity:
         return _named(_in_unit(quantity, unit), of)
@@ -222,9 +222,9 @@ def _in_unit(quantity: Quantity, unit: str) -> Quantity:
     return quantity.model_copy(update={"unit": unit, "heading": heading, "ceiling": None})
 
 
-def _doubts(gaps: np.ndarray, tolerance: float | None) -> list[str]:
-    """Return the reservations on heads with these gaps."""
-    return [NOT_CONVERGED] if tolerance is not None and gaps.max() > tolerance else []
+def _doubts(gaps: np.ndarray, solver: Convex | None, size: int) -> list[str]:
+    """Return the reservations on heads of so many sentences with these gaps."""
+    return [NOT_CONVERGED] if solver is not None and gaps.max() > solver.near(size) else []
 
 
 def _named(quantity: Quantity, of: Mapping[str, object]) -> Quantity:

@@ -213,6 +213,18 @@ def test_the_gap_of_adamw_shrinks_with_its_steps(gaussian):
     assert 0 < convex.gap.max() <= 1e-3
 
 
+def test_small_training_sets_are_solved_nearer_to_their_minimum(gaussian):
+    labels, sizes = {"t": noisy(gaussian, 3, 5)}, [64, 512, 2048]
+    found = run(gaussian, labels, {"t": 3}, solver=Convex(), sizes=sizes)["t"].gap[0]
+    for gaps, size in zip(found, sizes, strict=True):
+        assert 0 < gaps.max() <= 0.03 * size / 8192
+    # The bound itself would be met far earlier.
+    early = run(gaussian, labels, {"t": 3}, solver=Convex(tolerance=0.03 * 8192 / 64), sizes=sizes)["t"].gap[
+        0
+    ]
+    assert early[0].min() > 0.03 * 64 / 8192
+
+
 def test_seeds_with_the_same_inputs_have_one_least_objective(gaussian, monkeypatch):
     """Three equal training sets are not known to be one, and give the same gaps by three solves a layer."""
     labels = {"t": noisy(gaussian, 3, 5)}

@@ -98,9 +98,10 @@ def test_a_killed_controller_is_replaced_within_the_launch(
     pd.testing.assert_frame_equal(table(raysweep, launch.file, launch.storage), expected)
 
 
+@SLOW
 @pytest.mark.parametrize(
     ("process", "name"),
-    [("gcs_server", "GCS"), pytest.param("raylet/raylet", "raylet", marks=pytest.mark.slow)],
+    [("gcs_server", "GCS"), ("raylet/raylet", "raylet")],
 )
 def test_the_end_of_ray_itself_is_said(
     command: Callable[..., Any],

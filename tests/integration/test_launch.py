@@ -89,6 +89,7 @@ def test_first_launch_relaunch_and_growth(raysweep: Run, tmp_path: Path) -> None
     pd.testing.assert_frame_equal(kept[mine.columns], mine)
 
 
+@pytest.mark.slow
 def test_two_workers_and_a_diverging_run(raysweep: Run, tmp_path: Path) -> None:
     """A run whose loss is not finite is named and does not stop the rest; two workers train each run."""
     storage = tmp_path / "results"
