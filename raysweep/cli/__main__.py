@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import sys
-from contextlib import ExitStack
+import threading
+from contextlib import ExitStack, suppress
 
 from raysweep.engine.guard import LOST, guard, tell_in_order
 
@@ -27,10 +30,26 @@ def main() -> None:
     except SystemExit as end:
         if end.code == LOST:
             tell_in_order()
+        if launches and isinstance(end.code, int):
+            _leave(end.code)
         raise
     except BaseException:
         tell_in_order()
         raise
+
+
+def _leave(code: int) -> None:
+    """End this process without taking its interpreter down.
+
+    Threads of Ray, MLflow and torch may still be at work.  One that frees a tensor while the interpreter is
+    taken down aborts the process, and its exit code is lost.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]  # as at any end: other threads are waited for
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -206,7 +206,12 @@ def _attempt(sweep: Sweep, runs: Sequence[str], shared: Services, slots: int) ->
         sweep, shared, strict=False, runs=runs, max_concurrent=slots, callbacks=[_Look(shared.board)]
     )
     troubles: dict[str, Trouble] = {}
-    grid = built.fit()
+    try:
+        grid = built.fit()
+    except ray.exceptions.RayError as error:
+        # Tune itself ends where the process of a trial is killed because memory is short.
+        log.warning("Tune ended with an error: %s", error)
+        return {**dict.fromkeys(runs, Trouble.of(error)), **_told(shared.board)}
     for result in (grid[k] for k in range(len(grid))):
         if result.error is not None:
             log.warning("a trial ended with an error: %s", result.error)

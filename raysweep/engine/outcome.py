@@ -23,6 +23,10 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 #: Errors of Python, torch and Ray; this module does not import torch.
 _SHORT = ("MemoryError", "OutOfMemoryError")
 
+#: Among these is a checkpoint that is damaged or has gone: the next attempt makes it again.  A process that
+#: hung, and was given up for dead, may wake and remove one while its successor reads it.
+_AROUND = (OSError, StorageError, CheckpointError)
+
 #: Ray's memory monitor says this of a process that it has killed.
 _LOW_ON_MEMORY = "running low on memory"
 
@@ -65,10 +69,9 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 def is_trouble(error: BaseException) -> bool:
     """Return whether an error is trouble around the run, so that another attempt may succeed."""
     if isinstance(error, ray.exceptions.RayTaskError):
-        # Raised by our own code in a task; Ray makes it an instance of its cause if it can.  The next attempt
-        # makes a checkpoint again that an evaluation finds damaged.
-        return isinstance(error.cause, OSError | StorageError | CheckpointError)
-    return isinstance(error, OSError | StorageError | RunUnfinishedError | ray.exceptions.RayError)
+        # Raised by our own code in a task; Ray makes it an instance of its cause if it can.
+        return isinstance(error.cause, _AROUND)
+    return isinstance(error, (*_AROUND, RunUnfinishedError, ray.exceptions.RayError))
 
 
 def cause_of(error: BaseException) -> BaseException:

@@ -1,15 +1,19 @@
-"""A launch that finds nothing to do."""
+"""A launch that finds nothing to do, and one whose Tune ends with an error."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import ray
 
 import raysweep as rs
 from helpers import tiny_sweeps as tiny
 from raysweep.engine import driver, forks
+from raysweep.engine.board import News
+from raysweep.engine.outcome import Trouble
 
 
 @pytest.mark.parametrize("connected", [True, False])
@@ -26,3 +30,18 @@ def test_a_server_that_began_early_is_ended_but_not_that_of_the_callers_ray(
     monkeypatch.setattr(driver.ray, "is_initialized", lambda: connected)
     assert rs.launch(sweep).worked_on == ()
     assert ended == ([] if connected else ["closed"])
+
+
+def test_runs_are_unfinished_where_tune_itself_ends_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's memory monitor may kill the process of a trial, and Tune then raises what Ray said of it."""
+
+    def fit() -> None:
+        raise ray.exceptions.OutOfMemoryError("2 workers were killed")
+
+    told = Trouble("other", "its node died")
+    board = SimpleNamespace(read=lambda: {"a": News(trouble=told), "b": News(state="training")})
+    monkeypatch.setattr(driver, "build", lambda *arguments, **options: SimpleNamespace(fit=fit))
+    shared: Any = SimpleNamespace(board=board)
+    troubles = driver._attempt(SimpleNamespace(), ["a", "b"], shared, 2)  # type: ignore[arg-type]
+    assert troubles["a"] == told
+    assert (troubles["b"].kind, "2 workers were killed" in troubles["b"].message) == ("memory", True)
