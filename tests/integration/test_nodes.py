@@ -98,7 +98,8 @@ def test_a_node_that_hangs_is_replaced(
     for pid in still:
         os.kill(pid, signal.SIGCONT)
     ends_as(driver, raysweep, tmp_path, expected)
-    assert len(workers(tmp_path)) == 2
+    # The worker that wakes may remove the state from which its successor starts, which then starts again.
+    assert len(workers(tmp_path)) in (2, 3)
 
 
 def test_a_launch_waits_for_its_head_and_goes_on(
