@@ -208,10 +208,13 @@ def _attempt(sweep: Sweep, runs: Sequence[str], shared: Services, slots: int) ->
     troubles: dict[str, Trouble] = {}
     try:
         grid = built.fit()
-    except ray.exceptions.RayError as error:
-        # Tune itself ends where the process of a trial is killed because memory is short.
+    except RuntimeError as error:
+        # Tune raises this for an error of Ray that it does not know, such as the word that a trial's process
+        # was killed because memory is short.
+        if not isinstance(error.__cause__, ray.exceptions.RayError):
+            raise
         log.warning("Tune ended with an error: %s", error)
-        return {**dict.fromkeys(runs, Trouble.of(error)), **_told(shared.board)}
+        return {**dict.fromkeys(runs, Trouble.of(error.__cause__)), **_told(shared.board)}
     for result in (grid[k] for k in range(len(grid))):
         if result.error is not None:
             log.warning("a trial ended with an error: %s", result.error)

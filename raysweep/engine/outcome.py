@@ -87,5 +87,7 @@ def in_a_line(error: BaseException) -> str:
     ('disk full', 'ValueError: no')
     """
     error = cause_of(error)
+    if isinstance(error, ray.exceptions.OutOfMemoryError):
+        return str(error).partition("\n")[0]  # a page on all processes follows
     ours = isinstance(error, RaysweepError)
     return " ".join((str(error) if ours else traceback.format_exception_only(error)[-1]).split())

@@ -36,7 +36,8 @@ def test_runs_are_unfinished_where_tune_itself_ends_with_an_error(monkeypatch: p
     """Ray's memory monitor may kill the process of a trial, and Tune then raises what Ray said of it."""
 
     def fit() -> None:
-        raise ray.exceptions.OutOfMemoryError("2 workers were killed")
+        killed = ray.exceptions.OutOfMemoryError("2 workers were killed\nSelected to kill: ...")
+        raise RuntimeError("Caught unexpected exception") from killed
 
     told = Trouble("other", "its node died")
     board = SimpleNamespace(read=lambda: {"a": News(trouble=told), "b": News(state="training")})
@@ -44,4 +45,13 @@ def test_runs_are_unfinished_where_tune_itself_ends_with_an_error(monkeypatch: p
     shared: Any = SimpleNamespace(board=board)
     troubles = driver._attempt(SimpleNamespace(), ["a", "b"], shared, 2)  # type: ignore[arg-type]
     assert troubles["a"] == told
-    assert (troubles["b"].kind, "2 workers were killed" in troubles["b"].message) == ("memory", True)
+    assert troubles["b"] == Trouble("memory", "2 workers were killed")
+
+
+def test_a_defect_of_a_tuner_is_no_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fit() -> None:
+        raise RuntimeError("a defect") from ValueError("no")
+
+    monkeypatch.setattr(driver, "build", lambda *arguments, **options: SimpleNamespace(fit=fit))
+    with pytest.raises(RuntimeError, match="a defect"):
+        driver._attempt(SimpleNamespace(), ["a"], SimpleNamespace(board=None), 2)  # type: ignore[arg-type]
