@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from helpers.processes import descendants
 from helpers.real_sweeps import TINY, changed, points, table, write
 from raysweep.sweep.run_state import run_states
 from raysweep.sweep.stored import load_stored
@@ -141,5 +143,8 @@ def test_a_second_launch_is_refused(command: Callable, raysweep: Run, tmp_path: 
         time.sleep(0.05)
     code, _, err = raysweep("launch", file, "--storage", storage)
     assert code == 2
-    assert str(first.pid) in err
+    # The launch runs in a child of the process that guards it.
+    holder = re.search(r"process (\d+)", err)
+    assert holder is not None, err
+    assert int(holder[1]) in descendants(first.pid)
     assert first.wait(timeout=900) == 0
