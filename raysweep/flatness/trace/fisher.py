@@ -164,7 +164,7 @@ def fisher_trace(
     `seed` and the inputs' numbers `start .. start+n-1` key positions and test vectors: the same for every
     model.  `draws` random vectors are averaged at each input (more inputs serve better than more draws).
     Parameters with `requires_grad` False are left out and named in `excluded`.  With `enlarged_to` the trace
-    is that of the model seen as an encoder of that shape, in closed form (raysweep.flatness.trace.enlarged).
+    is that of the model seen as one of that shape, in closed form (raysweep.flatness.trace.enlarged).
     `batch` inputs are computed at once, by default as many as suit the device.
 
     By default all inputs are used.  With `target_rse` the rule is sequential and fixed in advance: the pool
