@@ -129,7 +129,7 @@ class TraceConfig(Evaluation):
 
     kind: Literal["trace"] = "trace"
     needs_parameters: ClassVar[bool] = True
-    #: 3 stores the parts of the trace that any larger shape takes.
+    #: 3 stores the parts of the trace that any larger shape takes, and its intervals allow for skewness.
     version: ClassVar[int] = 3
 
     preset: Literal["paper"] | None = None
@@ -284,7 +284,7 @@ class TraceConfig(Evaluation):
 
         `trace_effective_inputs` is (Σx)²/Σx² of the inputs' values, `trace_largest_share` the share of Σ|x|
         that the largest has, and `trace_interval_trusted` 1 where `raysweep.flatness.trace.estimate.doubt`
-        finds nothing against the normal interval, else 0.  With a target, `trace_target_reached` is 1 where
+        finds nothing against the interval, else 0.  With a target, `trace_target_reached` is 1 where
         the rule ended at it, and 0 where the inputs ran out.  Where they are known there are also
         `trace_pool_standard_error`, the standard error with the inputs held fixed; `trace_std`, the standard
         deviation between repeats; `trace_enlarged`, whose interval is judged like that of `trace`; and

@@ -64,7 +64,7 @@ def changes(sweep: Sweep) -> list[Change]:
 
 def _judged(found: Sequence[Change]) -> list[Change]:
     """Return the changes with `significant`; a doubtful one counts as tested and is never significant."""
-    p = [1.0 if c.warning is not None else normal_p(c.difference, c.standard_error) for c in found]
+    p = [1.0 if c.warning is not None else normal_p(c.deviate, 1.0) for c in found]
     return [replace(c, significant=level <= LEVEL) for c, level in zip(found, holm(p), strict=True)]
 
 

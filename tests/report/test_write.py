@@ -217,5 +217,6 @@ def _deviation(size: float) -> Change:
         n=1000,
         independent=2.0,
         correlation=0.9,
+        skewness=0.0,
         warning=None,
     )
