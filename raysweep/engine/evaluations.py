@@ -20,7 +20,7 @@ from raysweep.engine.outcome import is_trouble
 from raysweep.engine.services import Services
 from raysweep.engine.window import Window, task_options
 from raysweep.evaluation.run import stored_shards
-from raysweep.sweep import RunLedger, RunSpec, evaluation_identity
+from raysweep.sweep import RunLedger, RunSpec, arrays_identity
 from raysweep.sweep.missing import metrics_at
 
 log = logging.getLogger("raysweep.trial")
@@ -126,7 +126,7 @@ class Evaluations:
         """Queue the missing shards, or record the evaluation."""
         step, kind = cell
         evaluation = self._spec.evaluations[kind]
-        identity = evaluation_identity(evaluation)
+        identity = arrays_identity(evaluation)
         # Reading moves shards aside that a crash of a machine has torn; they are measured again.
         shards, missing = stored_shards(evaluation, partial(self._run.load_arrays, step, kind, identity))
         if missing:

@@ -18,7 +18,7 @@ from raysweep.engine.references import reference_folder, stored_reference
 from raysweep.engine.window import RETRIES
 from raysweep.engine.worker import built, check_visible, device, one_thread
 from raysweep.models.subject import ModelSubject
-from raysweep.sweep import RunLedger, RunSpec, evaluation_identity
+from raysweep.sweep import RunLedger, RunSpec, arrays_identity
 from raysweep.training import load_model
 
 
@@ -54,7 +54,7 @@ def _measure_shard(
         if folder is not None:
             reference = stored_reference(language, evaluation, shard, folder)
     arrays = evaluation.measure(subject, shard, reference)
-    run.save_arrays(step, kind, evaluation_identity(evaluation), shard, arrays)
+    run.save_arrays(step, kind, arrays_identity(evaluation), shard, arrays)
     return time.perf_counter() - start
 
 

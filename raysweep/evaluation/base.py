@@ -57,6 +57,21 @@ class Evaluation(KindConfig):
         """Return the plain data that identify the measurement: settings and version."""
         return {**self.encode(), "version": self.version}
 
+    def arrays_content(self) -> dict[str, Any]:
+        """Return the plain data that identify the arrays of shards: `content`, unless a kind says otherwise.
+
+        A kind leaves out settings that `combine` alone uses, so that a change of them measures nothing again.
+        """
+        return self.content()
+
+    def among(self, models: Sequence[ModelConfig]) -> tuple[Self, str | None]:
+        """Return the evaluation with all that identifies what it takes from the models that it compares.
+
+        `models` are those of all runs of a sweep that it measures.  Beside it stands a remark for the reader,
+        None where there is nothing to say.
+        """
+        return self, None
+
     def fitted(self, language: Language) -> Self:
         """Return the evaluation with all that identifies what it takes from the language beside sentences."""
         return self

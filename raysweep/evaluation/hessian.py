@@ -59,13 +59,13 @@ class HessianConfig(LabelledEvaluation):
     - `hessian/residual`: the rest, zero for a model that has reached its language;
     - `hessian/largest_share` (a fraction): the largest |value| of an input as a share of the sum of all; the
       residual's values have long tails;
-    - `hessian/interval_trusted`: 1 where nothing speaks against the normal interval of the trace, else 0.
+    - `hessian/interval_trusted`: 1 where nothing speaks against the interval of the trace, else 0.
     """
 
     kind: Literal["hessian"] = "hessian"
     needs_parameters: ClassVar[bool] = True
-    #: 2 takes the regression on control statistics off.
-    version: ClassVar[int] = 2
+    #: 3 trusts intervals that allow for skewness.
+    version: ClassVar[int] = 3
 
     inputs: int = Field(default=1024, gt=0)
     draws: int = Field(default=1, gt=0)

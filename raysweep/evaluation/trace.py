@@ -4,6 +4,10 @@ Sentences, masked positions and test vectors are keyed by the evaluation's seed 
 runs and milestones are measured on common random numbers, and the stored values of their inputs make paired
 differences (`raysweep.report.contrasts`).
 
+Traces of models of different size are of different parameter spaces.  `trace_enlarged` is the trace of each
+model seen as one of a common shape (`raysweep.models.common`), in closed form from stored values of its
+inputs.  These do not depend on that shape, so a sweep that gets a larger size is not measured again.
+
 With `target_rse` the number of inputs follows the sequential rule of
 `raysweep.flatness.trace.fisher.fisher_trace`, applied when whole shards are there.
 """
@@ -23,13 +27,20 @@ import torch
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
 
-from raysweep.errors import ConfigError, RunFailedError
+from raysweep.errors import ConfigError
 from raysweep.evaluation.base import Arrays, Evaluation, Subject
 from raysweep.evaluation.metric import NOT_TRUSTED, Metric, Quantity
 from raysweep.evaluation.notes import PREFIX, method_arrays, method_notes
 from raysweep.evaluation.sharding import draw_sentences, shard_count, shard_range
-from raysweep.flatness.trace.contrast import Measured
-from raysweep.flatness.trace.enlarged import enlarged, width_factor
+from raysweep.evaluation.trace_arrays import (
+    OWN,
+    enlarged_arrays,
+    group_means,
+    inputs_of,
+    spread_of,
+    whole_and_control,
+)
+from raysweep.flatness.trace.enlarged import Parts
 from raysweep.flatness.trace.estimate import (
     doubt,
     effective_sample_size,
@@ -38,11 +49,13 @@ from raysweep.flatness.trace.estimate import (
     reaches,
     relative_error,
 )
-from raysweep.flatness.trace.fisher import FIRST_LOOK, InputTraces, draw_positions, input_traces, next_look
+from raysweep.flatness.trace.fisher import FIRST_LOOK, draw_positions, input_traces, next_look
 from raysweep.flatness.trace.regression import adjusted, coefficients, pool_variance
 from raysweep.flatness.vectors import Vectors
 from raysweep.languages.base import Estimate, Language
 from raysweep.models.base import ModelConfig
+from raysweep.models.common import common_shape, one_architecture
+from raysweep.models.enlarge import enlargement
 from raysweep.models.subject import ModelSubject
 from raysweep.seeding import derive
 from raysweep.training.config import check_mask
@@ -53,7 +66,12 @@ TRACE = Quantity(
 )
 PART = Quantity(name="trace/{group}", heading="trace", unit="nats", kind="flatness", better="less")
 ENLARGED = Quantity(
-    name="trace_enlarged", heading="trace as a larger model", unit="nats", kind="flatness", better="less"
+    name="trace_enlarged",
+    heading="trace in one space",
+    unit="nats",
+    kind="flatness",
+    better="less",
+    report=True,
 )
 EFFECTIVE_INPUTS = Quantity(
     name="trace_effective_inputs", heading="effective inputs of the trace", unit="inputs", better="more"
@@ -82,8 +100,6 @@ log = logging.getLogger("raysweep.evaluation")
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"inputs": 10_000, "vectors": "label", "draws": 50, "repeats": 5},
 }
-#: Arrays of a shard that are not parameter groups.
-_OWN = ("weights", "control", "spread", "enlarged", "repeat/", "excluded/", PREFIX)
 
 
 class TraceConfig(Evaluation):
@@ -92,15 +108,19 @@ class TraceConfig(Evaluation):
     `vectors` and `draws` are the test vectors at each input; more inputs serve better than more draws.
     `repeats` draws them anew on the same inputs: the trace is the mean of all, and `trace_std` the standard
     deviation between them.  `mask` is "one" position a sentence, or a rate as in `pretrain`: the trace is
-    then that of the mean loss over masked words, each hidden by the mask token.  With `enlarged_to` the trace
-    of the model seen as an encoder of that shape is measured as well.
+    then that of the mean loss over masked words, each hidden by the mask token.
+
+    `trace_enlarged` is the trace of the model seen as one of the shape `enlarged_to`.  With `common: auto` a
+    sweep of several sizes takes the smallest shape that holds them all; where there is none, it says why.
+    With `common: null` models are not enlarged.
 
     With `target_rse` (0.02 for 2 %) inputs are measured until the relative standard error of the trace is at
     most that and nothing speaks against its interval, at most `inputs` of them.  The rule is that of
     `raysweep.flatness.trace.fisher.fisher_trace`, with every look put off until whole shards are there, so
     that milestones of one sweep may have different numbers of inputs: the first ones of the same list.  Where
     the inputs' values are very skewed a larger `shard_size`, and so a later first look, makes it less
-    probable that the rule ends early because the largest values have not come yet.
+    probable that the rule ends early because the largest values have not come yet.  The rule sees the trace
+    of the model in its own parameters.
 
     `preset: paper` is the published form (Liu et al., ICML 2023, appendices B.1 and B.2): 10,000 inputs, 50
     labels each, five times; the decoder's bias and a pooler are left out, as in the released code, and named
@@ -109,8 +129,8 @@ class TraceConfig(Evaluation):
 
     kind: Literal["trace"] = "trace"
     needs_parameters: ClassVar[bool] = True
-    #: 2 takes the regression on control statistics off.
-    version: ClassVar[int] = 2
+    #: 3 stores the parts of the trace that any larger shape takes, and its intervals allow for skewness.
+    version: ClassVar[int] = 3
 
     preset: Literal["paper"] | None = None
     inputs: int = Field(default=1024, gt=0)
@@ -119,6 +139,7 @@ class TraceConfig(Evaluation):
     draws: int = Field(default=1, gt=0)
     repeats: int = Field(default=1, gt=0)
     mask: Literal["one"] | float = "one"
+    common: Literal["auto"] | None = "auto"
     enlarged_to: str | None = None
     seed: int = Field(default=0, ge=0)
     #: Inputs a shard.
@@ -161,10 +182,27 @@ class TraceConfig(Evaluation):
         with torch.device("meta"):
             module = model.module(language)
         try:
-            width_factor(module, self.enlarged_to)
+            enlargement(module, self.enlarged_to)
         except ConfigError as error:
-            return [("enlarged_to", str(error).removeprefix("enlarged_to: "))]
+            return [("enlarged_to", str(error))]
         return []
+
+    def content(self) -> dict[str, Any]:
+        """Return what identifies the measurement; the common shape counts, not how it was found."""
+        return {name: value for name, value in super().content().items() if name != "common"}
+
+    def arrays_content(self) -> dict[str, Any]:
+        return {name: value for name, value in self.content().items() if name != "enlarged_to"}
+
+    def among(self, models: Sequence[ModelConfig]) -> tuple[Self, str | None]:
+        """Return the evaluation with the smallest shape that holds all models as its `enlarged_to`."""
+        if self.common is None or self.enlarged_to is not None or one_architecture(models):
+            return self, None
+        try:
+            return self.model_copy(update={"enlarged_to": str(common_shape(models))}), None
+        except ConfigError as error:
+            said = "no shape holds all models, so their traces are of different parameter spaces"
+            return self, f"evaluate.trace.common: {said}: {error}; null turns this off"
 
     def shards(self) -> int:
         return shard_count(self.inputs, self.shard_size)
@@ -186,12 +224,16 @@ class TraceConfig(Evaluation):
 
         Further arrays are `weights`, the numbers of masked positions; `control` [n, K], statistics of mean
         zero, where there are some; `spread` [n, 1+K, 1+K], the covariance of value and statistics by test
-        vectors, where there are draws or repeats; `enlarged`; `repeat/<k>` [n, 1+K], value and statistics of
-        a repeat; and the size of each parameter left out.
+        vectors, where there are draws or repeats; `enlarged/shape`, the model's shape, and
+        `enlarged/powers` [n, 3] and `enlarged/last` [n], the parts that a larger shape takes
+        (`raysweep.flatness.trace.enlarged`), where there are larger ones; `repeat/<k>` [n, 1+K], value and
+        statistics of a repeat; and the size of each parameter left out.
         """
         if not isinstance(subject, ModelSubject):
             raise ConfigError(f"trace: {type(subject).__name__} has no parameters, so it has no Fisher trace")
         model, language = subject.model, subject.language
+        if self.enlarged_to is not None:
+            enlargement(model, self.enlarged_to)
         numbers = shard_range(self.inputs, self.shard_size, shard)
         ids = draw_sentences(language, numbers, seed=self.seed, purpose="trace")
         positions = self._positions(ids, language, numbers)
@@ -209,20 +251,18 @@ class TraceConfig(Evaluation):
                 )
                 for k in range(self.repeats)
             ]
-            larger = [] if self.enlarged_to is None else [enlarged(t, model, self.enlarged_to) for t in found]
-        arrays = {group: value.numpy() for group, value in _mean(found).items()}
+        arrays = {group: value.numpy() for group, value in group_means(found).items()}
         arrays["weights"] = found[0].weights.numpy()
         controls = [t.control for t in found if t.control is not None]
         if controls:
             arrays["control"] = torch.stack(controls).mean(dim=0).numpy()
-        spread = _spread(found)
+        spread = spread_of(found)
         if spread is not None:
             arrays["spread"] = spread.numpy()
-        if larger:
-            arrays["enlarged"] = torch.stack([t.values.sum(dim=1) for t in larger]).mean(dim=0).numpy()
+        arrays |= enlarged_arrays([Parts.of(traces, model) for traces in found])
         if self.repeats > 1:
             for k, traces in enumerate(found):
-                arrays[f"repeat/{k}"] = _whole_and_control(traces).numpy()
+                arrays[f"repeat/{k}"] = whole_and_control(traces).numpy()
         sizes = dict(model.named_parameters())
         for name in found[0].excluded:
             arrays[f"excluded/{name}"] = np.array([float(sizes[name].numel())])
@@ -244,11 +284,11 @@ class TraceConfig(Evaluation):
 
         `trace_effective_inputs` is (Σx)²/Σx² of the inputs' values, `trace_largest_share` the share of Σ|x|
         that the largest has, and `trace_interval_trusted` 1 where `raysweep.flatness.trace.estimate.doubt`
-        finds nothing against the normal interval, else 0.  With a target, `trace_target_reached` is 1 where
+        finds nothing against the interval, else 0.  With a target, `trace_target_reached` is 1 where
         the rule ended at it, and 0 where the inputs ran out.  Where they are known there are also
         `trace_pool_standard_error`, the standard error with the inputs held fixed; `trace_std`, the standard
-        deviation between repeats; `trace_enlarged`; and `trace_excluded/<parameter>`, the sizes of what is
-        left out.
+        deviation between repeats; `trace_enlarged`, whose interval is judged like that of `trace`; and
+        `trace_excluded/<parameter>`, the sizes of what is left out.
         """
         arrays = {
             name: np.concatenate([shard[name] for shard in shards])
@@ -259,7 +299,7 @@ class TraceConfig(Evaluation):
         plain, weights, control = inputs_of(shards)
         whole = adjusted(plain, weights, control)
         n, masked = len(whole), float(weights.sum())
-        groups = {name: torch.from_numpy(v) for name, v in arrays.items() if not name.startswith(_OWN)}
+        groups = {name: torch.from_numpy(v) for name, v in arrays.items() if not name.startswith(OWN)}
         parts = adjusted(torch.stack(list(groups.values()), dim=1), weights, control)
         look = _Look.at(whole, weights)
         reached = self.target_rse is None or look.reaches(self.target_rse)
@@ -293,9 +333,11 @@ class TraceConfig(Evaluation):
         if repeats:
             totals = [float(adjusted(r[:, 0], weights, r[:, 1:]).sum()) / masked for r in repeats]
             metrics.append(STD.number(float(np.std(totals, ddof=1)), n=len(repeats)))
-        if "enlarged" in arrays:
-            larger = adjusted(torch.from_numpy(arrays["enlarged"]), weights, control)
-            metrics.append(ENLARGED.estimate(ratio(larger, weights)))
+        if self.enlarged_to is not None:
+            larger = adjusted(inputs_of(shards, self.enlarged_to).plain, weights, control)
+            seen = _Look.at(larger, weights)
+            reservations = [NOT_TRUSTED] * (seen.doubt is not None)
+            metrics.append(ENLARGED.estimate(seen.whole, reservations=reservations))
         for name, sizes in arrays.items():
             if name.startswith("excluded/"):
                 of = {"parameter": name.removeprefix("excluded/")}
@@ -303,7 +345,10 @@ class TraceConfig(Evaluation):
         return metrics
 
     def notes(self, shards: Sequence[Mapping[str, np.ndarray]]) -> dict[str, str]:
-        return method_notes(shards)
+        notes = method_notes(shards)
+        if self.enlarged_to is not None:
+            notes["enlarged"] = f"trace in one space is that of the model seen as {self.enlarged_to}"
+        return notes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -325,52 +370,9 @@ class _Look:
         return reaches(target, self.relative_error, self.doubt)
 
 
-def inputs_of(shards: Sequence[Mapping[str, np.ndarray]]) -> Measured:
-    """Return the values of all inputs of an evaluation's shards, in order, without any adjustment.
-
-    There is no control where a shard has none.  Raises `RunFailedError` for values that are not finite.
-    """
-    values = [np.sum([a for name, a in s.items() if not name.startswith(_OWN)], axis=0) for s in shards]
-    plain, weights = np.concatenate(values), np.concatenate([shard["weights"] for shard in shards])
-    if not np.isfinite(plain).all():
-        raise RunFailedError(
-            f"trace is {plain.sum() / weights.sum()}: the model's gradients are not finite; look at its "
-            "training loss, and lower the learning rate"
-        )
-    control = None
-    if all("control" in shard for shard in shards):
-        control = torch.from_numpy(np.concatenate([shard["control"] for shard in shards]))
-    return Measured(torch.from_numpy(plain), torch.from_numpy(weights), control)
-
-
-def _whole_and_control(traces: InputTraces) -> Tensor:
-    """Return each input's value and control statistics [n, 1+K]."""
-    parts = [traces.values.sum(dim=1, keepdim=True)]
-    return torch.cat(parts if traces.control is None else [*parts, traces.control], dim=1)
-
-
-def _spread(found: Sequence[InputTraces]) -> Tensor | None:
-    """Return the covariance [n, 1+K, 1+K] by test vectors of the mean over repeats; None for one vector."""
-    known = [traces.spread for traces in found if traces.spread is not None]
-    if known:
-        return torch.stack(known).mean(dim=0) / len(found)
-    if len(found) == 1:
-        return None
-    # Without draws the repeats show the spread: they are draws on the same inputs.
-    repeats = torch.stack([_whole_and_control(traces) for traces in found])
-    apart = repeats - repeats.mean(dim=0)
-    return torch.einsum("rni,rnj->nij", apart, apart) / (len(found) - 1) / len(found)
-
-
 def _paper_omits(name: str) -> bool:
     """Return whether the released code leaves a parameter out."""
     return name == "decoder.bias" or "pooler" in name.split(".")
-
-
-def _mean(found: Sequence[InputTraces]) -> dict[str, Tensor]:
-    """Return the values [n] of each parameter group, averaged over repeats."""
-    groups = [traces.by_group() for traces in found]
-    return {name: torch.stack([g[name] for g in groups]).mean(dim=0) for name in groups[0]}
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Masked language models, their configurations and their initial weights."""
 
 from raysweep.models.base import MaskedLM, ModelConfig, parameter_count, total_vocabulary
+from raysweep.models.common import common_shape
 from raysweep.models.encoder import Encoder, EncoderConfig
 from raysweep.models.enlarge import enlarge
 from raysweep.models.huggingface import from_huggingface, to_huggingface
@@ -16,6 +17,7 @@ __all__ = [
     "MaskedLM",
     "ModelConfig",
     "Shape",
+    "common_shape",
     "enlarge",
     "from_huggingface",
     "parameter_count",

@@ -16,10 +16,11 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from raysweep.evaluation.run import stored_shards
-from raysweep.evaluation.trace import TraceConfig, inputs_of
+from raysweep.evaluation.trace import TraceConfig
+from raysweep.evaluation.trace_arrays import inputs_of
 from raysweep.flatness.trace.contrast import Difference, Measured, difference
 from raysweep.report.statistics import holm, normal_p
-from raysweep.sweep import evaluation_identity
+from raysweep.sweep import arrays_identity
 
 if TYPE_CHECKING:
     from raysweep.sweep import RunLedger, Sweep
@@ -63,12 +64,12 @@ def changes(sweep: Sweep) -> list[Change]:
 
 def _judged(found: Sequence[Change]) -> list[Change]:
     """Return the changes with `significant`; a doubtful one counts as tested and is never significant."""
-    p = [1.0 if c.warning is not None else normal_p(c.difference, c.standard_error) for c in found]
+    p = [1.0 if c.warning is not None else normal_p(c.deviate, 1.0) for c in found]
     return [replace(c, significant=level <= LEVEL) for c, level in zip(found, holm(p), strict=True)]
 
 
 def _values(run: RunLedger, step: int, evaluation: TraceConfig) -> Measured | None:
     """Return the values of a milestone's inputs; None where they are not all there."""
-    load = partial(run.load_arrays, step, "trace", evaluation_identity(evaluation))
+    load = partial(run.load_arrays, step, "trace", arrays_identity(evaluation))
     shards, missing = stored_shards(evaluation, load)
     return None if missing else inputs_of(shards)

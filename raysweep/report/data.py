@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 from raysweep.evaluation.metric import Description, Kind, Quantity, error_key
+from raysweep.evaluation.trace import ENLARGED, TRACE
 from raysweep.report.format import short
 from raysweep.sweep.tidy import FIXED, descriptions
 
@@ -50,8 +51,35 @@ class Measurements:
     reservations: dict[tuple[str, int, str], str]
 
     def shown(self, *kinds: Kind) -> list[Description]:
-        """Return the metrics that the report shows, of these kinds or of all."""
-        return [m for m in self.metrics.values() if m.report and (not kinds or m.kind in kinds)]
+        """Return the metrics that the report shows, of these kinds or of all.
+
+        Of the trace in each model's own parameters and that in one space it is the one of `comparable`.
+        """
+        hidden = TRACE.name if self._enlarged else ENLARGED.name
+        found = (m for m in self.metrics.values() if m.report and m.name != hidden)
+        return [m for m in found if not kinds or m.kind in kinds]
+
+    def comparable(self, kind: Kind = "flatness") -> list[Description]:
+        """Return the metrics of a kind that serve best to compare all checkpoints of the sweep.
+
+        Where models of several sizes are all seen as one shape, theirs is the trace in one space, and else
+        the trace in the model's own parameters: `one_space` says whether these are the same for all.
+        """
+        return self.shown(kind)
+
+    @property
+    def one_space(self) -> bool:
+        """Whether the traces of all checkpoints are of one parameter space: one size, or seen as one."""
+        return self._enlarged or self._one_size
+
+    @cached_property
+    def _one_size(self) -> bool:
+        return bool(self.has(TRACE.name)["parameters"].nunique() <= 1)
+
+    @cached_property
+    def _enlarged(self) -> bool:
+        """Whether there are several sizes, and a trace in one space wherever there is a trace."""
+        return not self._one_size and len(self.has(TRACE.name, ENLARGED.name)) == len(self.has(TRACE.name))
 
     @cached_property
     def saturating(self) -> Description | None:

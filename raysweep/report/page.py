@@ -12,6 +12,7 @@ from html import escape
 import pandas as pd
 
 from raysweep.evaluation.excess_loss import ENTROPY
+from raysweep.evaluation.trace import ENLARGED, TRACE
 from raysweep.report import tables
 from raysweep.report.contrasts import Change
 from raysweep.report.correlations import Correlations, correlations, findings
@@ -181,10 +182,25 @@ def _headline(content: Content, measured: Measurements) -> str:
         said += f" The shaded band is where {loss.title} is at most {most}."
     said += (
         " Bars are one standard error of the measurement: over the evaluation sentences for a loss, over the "
-        "inputs for a trace, over seeds for an accuracy. The trace is that of each model in its "
-        "own parameters; models of different size are not viewed as one architecture."
+        f"inputs for a trace, over seeds for an accuracy.{_spaces(measured)}"
     )
     return f'{head}{small(said)}<div class="pair">{"".join(figures)}</div>'
+
+
+def _spaces(measured: Measurements) -> str:
+    """Return a sentence on the parameters of the traces that a page compares, "" for models of one size."""
+    names = [metric.name for metric in measured.comparable()]
+    if ENLARGED.name in names:
+        return (
+            f" The {ENLARGED.heading} is that of each model seen as one of a shape that holds all of them, "
+            "so it compares models of different size."
+        )
+    if TRACE.name not in names or measured.one_space:
+        return ""
+    return (
+        " The trace is that of each model in its own parameters; models of different size are not viewed as "
+        "one architecture."
+    )
 
 
 def _steps_and_sizes(measured: Measurements, metrics: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ Pure: no Ray, no MLflow.
 """
 
 from raysweep.sweep.config import LanguageCache, Sweep
-from raysweep.sweep.identity import evaluation_identity
+from raysweep.sweep.identity import arrays_identity, evaluation_identity
 from raysweep.sweep.ledger import Ledger, RunLedger
 from raysweep.sweep.load import load_sweep
 from raysweep.sweep.lock import SweepLock
@@ -36,6 +36,7 @@ __all__ = [
     "RunSpec",
     "Sweep",
     "SweepLock",
+    "arrays_identity",
     "evaluation_identity",
     "load_sweep",
     "make_plan",

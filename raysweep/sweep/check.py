@@ -28,6 +28,7 @@ from raysweep.sweep.explain import explain, one_line, show, unknown
 from raysweep.sweep.grid import Point
 from raysweep.sweep.identity import canonical, digest, extent
 from raysweep.sweep.run import RunSpec
+from raysweep.sweep.together import together
 from raysweep.training.config import PretrainConfig
 
 C = TypeVar("C", bound=Config)
@@ -318,7 +319,8 @@ class _Merger:
             extents = {canonical([s.pretrain.steps, s.milestones]) for s in specs}
             if spec.trains and len(extents) < len(specs):
                 notes.append(f"{len(specs)} points of the grid are the same run, {spec.run_id}; it runs once")
-        return Checked(tuple(runs), (*notes, *_lengths(runs)))
+        compared, remarks = together(runs)
+        return Checked(compared, (*notes, *_lengths(runs), *remarks))
 
 
 def _telling(axes: Mapping[str, Any], algorithm: AlgorithmConfig) -> dict[str, Any]:

@@ -79,6 +79,11 @@ def evaluation_identity(evaluation: Evaluation) -> str:
     return digest(evaluation.content())
 
 
+def arrays_identity(evaluation: Evaluation) -> str:
+    """Return the sha256 of what decides the arrays of an evaluation's shards."""
+    return digest(evaluation.arrays_content())
+
+
 def safe(text: str) -> str:
     """Return text fit for a file name.
 

@@ -16,7 +16,7 @@ from raysweep.engine.board import News
 from raysweep.engine.evaluations import Evaluations
 from raysweep.evaluation.run import stored_shards
 from raysweep.evaluation.trace import TraceConfig
-from raysweep.sweep import RunLedger, Sweep, evaluation_identity, load_sweep
+from raysweep.sweep import RunLedger, Sweep, arrays_identity, load_sweep
 
 FILE = tiny.HEAD + "evaluate: {trace: {inputs: 40000, shard_size: 256, target_rse: 0.02}}\n"
 
@@ -25,7 +25,9 @@ def arrays(step: int, shard: int) -> dict[str, np.ndarray]:
     """Return a shard of made-up values, a pure function of its number; later milestones are more skewed."""
     generator = np.random.default_rng((step, shard))
     values = generator.lognormal(sigma=step / 80, size=256)
-    return {"head": values, "weights": np.ones(256)}
+    parts = {"shape": np.array([16, 1, 1, 32]), "powers": np.outer(values, [0.5, 0.0, 0.0])}
+    larger = {f"enlarged/{name}": part for name, part in parts.items()}
+    return {"head": values, "weights": np.ones(256)} | larger
 
 
 class AnyOrder:
@@ -72,7 +74,7 @@ class Launch:
 
     def _measure(self, step: int, kind: str, shard: int, references: list[Any]) -> float:
         self.measured.append((step, shard))
-        identity = evaluation_identity(self.spec.evaluations[kind])
+        identity = arrays_identity(self.spec.evaluations[kind])
         self.run.save_arrays(step, kind, identity, shard, arrays(step, shard))
         return 0.5
 
@@ -121,6 +123,22 @@ def test_rounds_until_the_target_is_reached(
         assert record["notes"] == {"method": "ghost norms"}
 
 
+def test_another_common_shape_is_recorded_without_measuring(
+    sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Launch(sweep, monkeypatch, seed=0)
+    first.go_on()
+    assert first.measured
+    seen = load_sweep(tmp_path / "tiny.yaml", ["evaluate.trace.enlarged_to=48/3/1/96"], storage=sweep.storage)
+    second = Launch(seen, monkeypatch, seed=0)
+    assert second.evaluations.complete(100)
+    assert second.measured == []
+    for record in second.records():
+        metrics = {metric["name"]: metric["value"] for metric in record["metrics"]}
+        # Half of each value is that of embeddings.
+        assert metrics["trace_enlarged"] == pytest.approx(2 * metrics["trace"])
+
+
 def test_killed_and_resumed_with_lost_and_damaged_shards_equals_never_killed(
     sweep: Sweep,
     tmp_path: Path,
@@ -134,7 +152,7 @@ def test_killed_and_resumed_with_lost_and_damaged_shards_equals_never_killed(
     killed.go_on(rounds=11)
     # In the middle of a round, with shards of an earlier one lost or torn.
     trace = killed.spec.evaluations["trace"]
-    folder = killed.run.arrays_directory(100, "trace", evaluation_identity(trace))
+    folder = killed.run.arrays_directory(100, "trace", arrays_identity(trace))
     there = sorted(folder.iterdir())
     assert 3 < len(there) < len(expected[100])
     there[0].unlink()

@@ -1,5 +1,6 @@
 """The trace at a milestone is the public estimate on the evaluation's own inputs."""
 
+import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
@@ -7,7 +8,9 @@ from pydantic import ValidationError
 from raysweep.errors import ConfigError
 from raysweep.evaluation import LookupTable, ModelSubject
 from raysweep.evaluation.trace import TraceConfig
+from raysweep.evaluation.trace_arrays import inputs_of
 from raysweep.flatness import fisher_trace
+from raysweep.flatness.trace.contrast import difference
 from raysweep.models.encoder import EncoderConfig
 from raysweep.models.enlarge import enlarge
 from raysweep.models.lstm import LSTMConfig
@@ -89,14 +92,86 @@ def test_the_enlarged_view_has_the_control_too(hmm, make_subject, run):
     assert found.standard_error == pytest.approx(view.standard_error, rel=1e-5)
 
 
+def test_stored_values_give_the_view_in_every_shape(hmm, make_subject, run):
+    """The arrays of a shard do not depend on the shape, so another shape takes no other measurement."""
+    subject = make_subject(hmm)
+    plain = TraceConfig(inputs=40, shard_size=16, draws=2)
+    shards = [plain.measure(subject, shard) for shard in range(3)]
+    for shape in ("8/2/2/16", "24/6/3/48", "16/4/5/47"):
+        config = plain.model_copy(update={"enlarged_to": shape})
+        assert config.arrays_content() == plain.arrays_content()
+        assert config.content() != plain.content()
+        again = [config.measure(subject, shard) for shard in range(3)]
+        assert all(np.array_equal(a[k], b[k]) for a, b in zip(shards, again, strict=True) for k in a | b)
+        found = {metric.name: metric for metric in config.combine(shards)}
+        large = ModelSubject(hmm, enlarge(subject.model, shape))
+        real = run(TraceConfig(inputs=40, shard_size=16, draws=2), large)["trace"]
+        assert found["trace_enlarged"].value == pytest.approx(real.value, rel=1e-4)
+        assert found["trace_enlarged"].standard_error == pytest.approx(real.standard_error, rel=1e-4)
+        assert found["trace"].value == pytest.approx(run(plain, subject)["trace"].value)
+        assert config.notes(shards)["enlarged"].endswith(f"seen as {shape}")
+
+
+def test_two_sizes_in_one_space_are_paired(hmm, make_subject):
+    """Inputs and vectors are common, so the difference of two views is that of two large models."""
+    small, other = make_subject(hmm), make_subject(hmm)
+    with torch.no_grad():
+        for parameter in other.model.parameters():
+            parameter.mul_(1.01)
+    larger, shape = ModelSubject(hmm, enlarge(other.model, "16/4/3/40")), "32/8/3/80"
+    config = TraceConfig(inputs=64, shard_size=40)
+    first, second = (
+        inputs_of([config.measure(subject, shard) for shard in range(2)], shape)
+        for subject in (small, larger)
+    )
+    found = difference(first, second)
+    ids = hmm.sample(64, seed=derive(0, "trace"))
+    views = [fisher_trace(subject.model, ids, enlarged_to=shape).value for subject in (small, larger)]
+    assert found.difference == pytest.approx(views[1] - views[0], rel=1e-4)
+    assert found.standard_error < 0.3 * found.independent
+
+
 def test_a_shape_that_cannot_hold_the_model_is_a_problem(hmm):
     config = TraceConfig(enlarged_to="24/6/2/40")
     [(field, message)] = config.model_problems(EncoderConfig(shape="8/2/2/16"), hmm)
     assert field == "enlarged_to"
-    assert "intermediate must be 48" in message
+    assert "intermediate must be at least 48" in message
     [(field, message)] = config.model_problems(LSTMConfig(shape="8/1"), hmm)
-    assert "not a LSTM" in message
-    assert TraceConfig(enlarged_to="24/6/2/48").model_problems(EncoderConfig(shape="8/2/2/16"), hmm) == []
+    assert "'24/6/2/40' is not two positive numbers" in message
+    for shape in ("24/6/2/48", "24/6/2/50"):
+        assert TraceConfig(enlarged_to=shape).model_problems(EncoderConfig(shape="8/2/2/16"), hmm) == []
+    assert TraceConfig(enlarged_to="24/1").model_problems(LSTMConfig(shape="8/1"), hmm) == []
+
+
+def test_a_model_that_cannot_be_enlarged_is_refused_before_it_is_measured(hmm):
+    subject = ModelSubject(hmm, EncoderConfig(shape="8/2/2/16", norm="post").build(hmm, seed=0))
+    with pytest.raises(ConfigError, match="with post-norm an added layer normalises"):
+        TraceConfig(inputs=4, enlarged_to="8/2/3/16").measure(subject, 0)
+    reads_cls = ModelSubject(hmm, EncoderConfig(shape="8/2/2/16", cls=True).build(hmm, seed=0))
+    shard = TraceConfig(inputs=4).measure(reads_cls, 0)
+    with pytest.raises(ConfigError, match="this model cannot be enlarged; leave it out"):
+        inputs_of([shard], "16/4/2/32")
+
+
+def test_sizes_of_a_sweep_are_seen_as_the_smallest_common_one():
+    models = [EncoderConfig(shape=shape) for shape in ("16/1/2/64", "32/2/2/128")]
+    config = TraceConfig()
+    found, remark = config.among(models)
+    assert (found.enlarged_to, remark) == ("32/2/2/128", None)
+    # The shape counts and not how it was found.
+    assert found.content() == TraceConfig(enlarged_to="32/2/2/128", common=None).content()
+    assert "common" not in found.content()
+    for settings, sizes in (
+        (TraceConfig(common=None), models),
+        (TraceConfig(enlarged_to="64/4/2/256"), models),
+        (config, models[:1]),
+        (config, [models[0], EncoderConfig(shape="16/1/2/64", dropout=0.0)]),
+    ):
+        assert settings.among(sizes) == (settings, None)
+    same, remark = config.among([models[0], EncoderConfig(shape="32/1/2/128")])
+    assert same == config
+    assert remark.startswith("evaluate.trace.common: no shape holds all models")
+    assert "use 32/2/2/128; null turns this off" in remark
 
 
 def test_the_published_form(hmm, make_subject, run):
@@ -149,6 +224,7 @@ def test_table_has_no_trace(hmm):
         {"vectors": "gauss"},
         {"mask": 1.5},
         {"preset": "book"},
+        {"common": "64/4/2/256"},
         {"shard_size": -1},
     ],
 )

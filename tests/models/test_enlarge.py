@@ -1,4 +1,4 @@
-"""Enlarged encoders: the same logits, and gradients as the closed form has them."""
+"""Enlarged models: the same logits, and gradients as the closed form has them."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from raysweep.errors import ConfigError
-from raysweep.models import Encoder, EncoderConfig, Shape, enlarge
+from raysweep.models import LSTM, Encoder, EncoderConfig, LSTMConfig, Shape, enlarge
 
 LANGUAGE: Any = SimpleNamespace(vocabulary_size=11, pad_id=11, max_length=7)
 MASK = 12
@@ -22,6 +22,16 @@ def make(norm: str = "pre", shape: str = "12/3/2/20", scale: float = 0.3, **fiel
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += scale * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+    return model
+
+
+def make_lstm(shape: str = "8/2", **fields: Any) -> LSTM:
+    """Return an LSTM in evaluation mode with random weights and biases, in float64."""
+    model = LSTMConfig(shape=shape, **fields).build(LANGUAGE, seed=4).eval().double()
+    assert isinstance(model, LSTM)
+    generator = torch.Generator().manual_seed(9)
+    with torch.no_grad():
+        model.decoder.bias.normal_(generator=generator)
     return model
 
 
@@ -43,8 +53,11 @@ def sentences(n: int = 14) -> tuple[Tensor, Tensor]:
         ("pre", "36/9/2/60"),
         ("pre", "12/3/5/20"),
         ("pre", "60/15/4/100"),
+        ("pre", "12/3/2/27"),
+        ("pre", "24/6/4/97"),
         ("post", "12/3/2/20"),
         ("post", "36/9/2/60"),
+        ("post", "24/6/2/41"),
     ],
 )
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
@@ -68,6 +81,28 @@ def test_logits_are_the_small_models(
     torch.testing.assert_close(large.encode(ids)[real], copies, rtol=0, atol=tolerance)
 
 
+@pytest.mark.parametrize("shape", ["8/2", "16/2", "24/2"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+def test_logits_of_an_lstm_are_the_small_ones(shape: str, dtype: torch.dtype, tolerance: float) -> None:
+    small = make_lstm().to(dtype)
+    large = enlarge(small, shape)
+    assert (str(large.shape), large.training, large.decoder.weight is large.token_embedding.weight) == (
+        shape,
+        False,
+        True,
+    )
+    ids, positions = sentences()
+    real = ids != LANGUAGE.pad_id
+    found = large.head(large.encode(ids))[real]
+    assert found.dtype == dtype
+    torch.testing.assert_close(found, small.head(small.encode(ids))[real], rtol=0, atol=tolerance)
+    torch.testing.assert_close(large(ids, positions), small(ids, positions), rtol=0, atol=tolerance)
+    # Each direction's half of a state is copied for itself.
+    halves = small.encode(ids)[real].chunk(2, dim=-1)
+    copies = torch.cat([half.repeat(1, large.width // 8) for half in halves], dim=1)
+    torch.testing.assert_close(large.encode(ids)[real], copies, rtol=0, atol=tolerance)
+
+
 def test_epsilon_counts() -> None:
     small = make(scale=0.003)
     large = enlarge(small, "36/9/2/60")
@@ -78,7 +113,8 @@ def test_epsilon_counts() -> None:
 
 def test_gradients_follow_the_closed_form() -> None:
     small = make()
-    large = enlarge(small, Shape(36, 9, 4, 60))
+    # 15 of the intermediate units are spare.
+    large = enlarge(small, Shape(36, 9, 4, 75))
     ids, positions = sentences()
     hidden: dict[int, Tensor] = {}
 
@@ -112,6 +148,18 @@ def test_gradients_follow_the_closed_form() -> None:
             assert after[name] == 0, name
 
 
+def test_spare_intermediate_units_have_no_gradient() -> None:
+    small = make()
+    large = enlarge(small, "24/6/3/55")
+    ids, positions = sentences()
+    large(ids, positions).square().sum().backward()
+    for layer in list(large.layers)[:2]:
+        assert layer.up.weight.grad[:40].abs().min() > 0
+        for gradient in (layer.up.weight.grad[40:], layer.up.bias.grad[40:], layer.down.weight.grad[:, 40:]):
+            assert len(gradient) > 0
+            assert not gradient.any()
+
+
 def test_the_enlarged_model_is_a_model_of_its_own() -> None:
     small = make(dropout=0.25).train()
     large = enlarge(small, "24/6/3/40")
@@ -138,7 +186,8 @@ def test_the_enlarged_model_is_a_model_of_its_own() -> None:
         ),
         ("pre", "6/3/2/10", "the width 6 is no multiple of 12; use 12$"),
         ("pre", "36/6/2/60", "the width is 3 times as large, so heads must be 9, not 6; use 36/9/2/60$"),
-        ("pre", "36/9/2/70", "so intermediate must be 60, not 70; use 36/9/2/60$"),
+        ("pre", "36/9/2/59", "so intermediate must be at least 60, not 59; use 36/9/2/60$"),
+        ("pre", "36/6/2/70", "so heads must be 9, not 6; use 36/9/2/70$"),
         ("pre", "24/6/1/40", "it has 2 layers already; use 24/6/2/40$"),
         ("post", "24/6/3/40", "with post-norm an added layer normalises and is no identity; use 24/6/2/40"),
     ],
@@ -151,8 +200,22 @@ def test_what_cannot_be_exact_is_refused_with_the_remedy(norm: str, shape: str, 
 def test_the_published_largest_shape_does_not_hold_the_published_small_ones() -> None:
     with torch.device("meta"):
         small = EncoderConfig(shape="table4-128").module(LANGUAGE)
-    with pytest.raises(ConfigError, match="intermediate must be 7680, not 5120; use 1920/30/20/7680"):
+    with pytest.raises(ConfigError, match="must be at least 7680, not 5120; use 1920/30/20/7680"):
         enlarge(small, "table4-1920")
+
+
+def test_what_an_lstm_cannot_become_is_refused_with_the_remedy() -> None:
+    for shape, message in (
+        (
+            "16/3",
+            "8/2 cannot be .* to 16/3 exactly: an added layer of an LSTM is no identity; use 16/2$",
+        ),
+        ("12/2", "the width 12 is no multiple of 8; use 16$"),
+        ("16/1", "it has 2 layers already; use 16/2$"),
+        ("16/2/2/64", "shape: '16/2/2/64' is not two positive numbers"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            enlarge(make_lstm(), shape)
 
 
 def test_a_shape_that_is_none_is_refused() -> None:

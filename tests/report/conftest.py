@@ -11,7 +11,7 @@ import pytest
 from helpers.tables import arranged
 from raysweep.evaluation.excess_loss import ENTROPY, EXCESS_LOSS
 from raysweep.evaluation.probe_metrics import MAJORITY, PROBE
-from raysweep.evaluation.trace import TRACE
+from raysweep.evaluation.trace import ENLARGED, TRACE
 from raysweep.sweep.tidy import cells
 
 HEAD = ("sweep", "run_id", "model", "algorithm", "seed", "algorithm.lr", "parameters", "step")
@@ -25,10 +25,14 @@ def tidy_table(
     tasks: Sequence[str] = ("A", "B"),
     rates: Sequence[float] = (0.001,),
     trace: bool = True,
+    enlarged: bool = False,
     lookup: bool = True,
     loss_scale: float = 1.0,
 ) -> pd.DataFrame:
-    """Excess loss and trace fall with steps and size, accuracy rises as the trace falls."""
+    """Excess loss and trace fall with steps and size, accuracy rises as the trace falls.
+
+    With `enlarged` there is a trace in one space too, in which the smaller models are sharper still.
+    """
     generator = np.random.default_rng(0)
     rows: list[dict[str, object]] = []
     for size, (model, parameters) in enumerate(models):
@@ -52,6 +56,9 @@ def tidy_table(
                     ]
                     if trace:
                         found += [TRACE.number(flatness, standard_error=0.03 * flatness, n=1024)]
+                    if enlarged:
+                        larger = flatness * 2.0 ** (len(models) - 1 - size)
+                        found += [ENLARGED.number(larger, standard_error=0.03 * larger, n=1024)]
                     for task in tasks:
                         accuracy = 0.9 - 0.0008 * flatness + generator.normal(0, 0.001)
                         found += [PROBE.number(accuracy, standard_error=0.001, n=5, of={"task": task})]

@@ -14,7 +14,7 @@ from raysweep.evaluation.run import stored_shards
 from raysweep.flatness.trace.regression import FOLDS
 from raysweep.report import write_report
 from raysweep.report.contrasts import Change, _judged, changes
-from raysweep.sweep import evaluation_identity, load_sweep, tidy
+from raysweep.sweep import arrays_identity, load_sweep, tidy
 from raysweep.sweep.provenance import provenance, save_launch
 
 FILE = (
@@ -87,7 +87,7 @@ def test_the_trace_between_milestones_is_a_paired_difference(tmp_path: Path) -> 
             for part in (whole[:40], whole[40:])
         ]
         for shard, arrays in enumerate(shards):
-            run.save_arrays(step, "trace", evaluation_identity(evaluation), shard, arrays)
+            run.save_arrays(step, "trace", arrays_identity(evaluation), shard, arrays)
         if step < 100:
             run.record_evaluation(step, evaluation, evaluation.combine(shards), seconds=1.0)
     # What is not recorded is not compared, though its arrays are there.
@@ -131,7 +131,7 @@ def test_milestones_of_different_length_are_compared_on_the_inputs_of_both(
                 shard["control"] = control[step][k : k + 500]
         # All are in the ledger, as after a change of the rule; those that the rule asks for count.
         for number, arrays in enumerate(shards):
-            run.save_arrays(step, "trace", evaluation_identity(evaluation), number, arrays)
+            run.save_arrays(step, "trace", arrays_identity(evaluation), number, arrays)
         found, missing = stored_shards(evaluation, shards.__getitem__)
         assert missing == []
         run.record_evaluation(step, evaluation, evaluation.combine(found), seconds=1.0)
@@ -151,7 +151,7 @@ def test_milestones_of_different_length_are_compared_on_the_inputs_of_both(
     assert change.warning is None
     assert change.significant
     # Where a shard that counts is gone, nothing is compared.
-    (run.arrays_directory(100, "trace", evaluation_identity(evaluation)) / "000000.npz").unlink()
+    (run.arrays_directory(100, "trace", arrays_identity(evaluation)) / "000000.npz").unlink()
     assert changes(sweep) == []
 
 
@@ -175,7 +175,7 @@ def test_one_input_that_makes_a_change_is_doubted(tmp_path: Path) -> None:
         run, values = sweep.ledger().run(spec), generator.exponential(size=64)
         for step in (50, 100):
             arrays = {"head": values.copy(), "weights": np.ones(64)}
-            run.save_arrays(step, "trace", evaluation_identity(evaluation), 0, arrays)
+            run.save_arrays(step, "trace", arrays_identity(evaluation), 0, arrays)
             notes = {"method": "vmap", "reason": "a <Conv> is unknown"} if step == 50 and last else {}
             run.record_evaluation(step, evaluation, evaluation.combine([arrays]), seconds=1.0, notes=notes)
             # Differences of both signs, and in the second run one that is most of them.
@@ -217,5 +217,6 @@ def _deviation(size: float) -> Change:
         n=1000,
         independent=2.0,
         correlation=0.9,
+        skewness=0.0,
         warning=None,
     )

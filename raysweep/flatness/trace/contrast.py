@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from raysweep.errors import DataError
-from raysweep.flatness.trace.estimate import Z95, TraceEstimate, doubt, ratio
+from raysweep.flatness.trace.estimate import TraceEstimate, doubt, ratio
+from raysweep.flatness.trace.interval import deviate, interval, skewness_of
 from raysweep.flatness.trace.regression import adjusted
 
 
@@ -37,7 +38,8 @@ class Difference:
     `independent` is the standard error that the difference of these would have without pairing: that of two
     traces of as many inputs, each with inputs and vectors of its own.  `correlation` is that of the inputs'
     values, with the regression on control statistics taken off both: with it nearer to one the difference is
-    surer than its terms; NaN for a single input or values without spread.  `warning` says why the normal
+    surer than its terms; NaN for a single input or values without spread.  `skewness` is that of the inputs'
+    differences, for which the interval allows (raysweep.flatness.trace.interval).  `warning` says why the
     interval is not to be trusted, None where it is.
     """
 
@@ -46,13 +48,18 @@ class Difference:
     n: int
     independent: float
     correlation: float
+    skewness: float
     warning: str | None
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The normal 95 % interval of the difference, a single one."""
-        margin = Z95 * self.standard_error
-        return self.difference - margin, self.difference + margin
+        """The 95 % interval of the difference, a single one."""
+        return interval(self.difference, self.standard_error, n=self.n, skewness=self.skewness)
+
+    @property
+    def deviate(self) -> float:
+        """The difference as a standard normal deviate, where there is none; in agreement with `interval`."""
+        return deviate(self.difference, self.standard_error, n=self.n, skewness=self.skewness)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +94,7 @@ def difference(first: Measured, second: Measured) -> Difference:
         n=n,
         independent=math.hypot(*alone),
         correlation=torch.corrcoef(values.T)[0, 1].item() if n > 1 else math.nan,
+        skewness=skewness_of(apart, weights),
         # A difference of exactly zero at every input needs no warning.
         warning=doubt(apart, weights) if bool(apart.any()) else None,
     )

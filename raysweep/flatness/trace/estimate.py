@@ -13,9 +13,11 @@ draws at each input:  se² = Σ s_i²/draws / (Σ m_i)².  It takes two draws; e
 Where inputs have statistics f_i of known mean zero (raysweep.flatness.trace.control), x_i above stands for
 the value less its regression on them (raysweep.flatness.trace.regression).
 
-A normal interval of a mean has its stated coverage where n is large beside the skewness G: n > 25 G²
-keeps a 95 % interval's error below one percentage point or so (Cochran, section 2.15).  That rule, and the
-share of the largest contribution, say when an interval is not to be trusted.
+Intervals allow for the skewness G of the inputs' values (raysweep.flatness.trace.interval).  They hold what
+they state where n is large beside G²; n > 12 G² and the share of the largest contribution say where they are
+to be trusted.  (For the normal interval Cochran, section 2.15, asks for n > 25 G².)  No such rule is certain:
+inputs that lack the largest values by chance look as if there were none (Bahadur and Savage, "The
+nonexistence of certain statistical procedures in nonparametric problems", 1956).
 """
 
 from __future__ import annotations
@@ -28,16 +30,16 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from raysweep.flatness.trace.interval import interval, skewness_of
 from raysweep.flatness.trace.regression import adjusted, coefficients, pool_variance
 from raysweep.flatness.vectors import Drawing
 from raysweep.languages.base import Estimate
 
 _HEAD = {"final_norm", "head_dense", "head_norm", "decoder", "cls", "lm_head"}
 
-#: The normal quantile of 95 % intervals.
-Z95 = 1.959963984540054
-#: Fewest inputs, and largest share of one of them, at which a normal interval is trusted.
-LEAST_INPUTS, LARGEST_SHARE = 30, 0.05
+#: Fewest inputs, largest share of one of them, and fewest inputs for a squared skewness of 1, at which an
+#: interval is trusted.
+LEAST_INPUTS, LARGEST_SHARE, FOR_SKEWNESS = 30, 0.05, 12
 
 
 def parameter_group(name: str) -> str:
@@ -98,14 +100,14 @@ def reaches(target: float, relative: float, warning: str | None) -> bool:
 
 
 def doubt(values: Tensor, weights: Tensor, *, positive: bool = False) -> str | None:
-    """Return why the normal interval of Σ x / Σ m is not to be trusted; None where it is.
+    """Return why the interval of Σ x / Σ m is not to be trusted; None where it is.
 
     `values` and `weights` are [n].  `positive` are those of a trace that cannot be negative, such as
     Fisher's, unlike a difference or the trace of a Hessian.
     """
     n = len(values)
     if n < LEAST_INPUTS:
-        return f"{n} inputs are too few for a normal interval; use {LEAST_INPUTS} at least"
+        return f"{n} inputs are too few for an interval; use {LEAST_INPUTS} at least"
     if not bool(values.any()):
         return "all values are zero: the model is certain of its words to the last digit it computes with"
     total = values.sum().item()
@@ -114,13 +116,8 @@ def doubt(values: Tensor, weights: Tensor, *, positive: bool = False) -> str | N
     share = largest_share(values)
     if share > LARGEST_SHARE:
         return f"one of {n} inputs makes {100 * share:.0f} % of the sum of absolute values; use more inputs"
-    residuals = values - values.sum() / weights.sum() * weights
-    residuals = residuals - residuals.mean()
-    spread = residuals.square().mean().sqrt()
-    if spread == 0:
-        return None
-    skewness = ((residuals / spread) ** 3).mean().item()
-    needed = math.ceil(25 * skewness**2)
+    skewness = skewness_of(values, weights)
+    needed = math.ceil(FOR_SKEWNESS * skewness**2)
     if n > needed:
         return None
     return f"the inputs' values have skewness {skewness:.1f}, which takes {needed} inputs, not {n}"
@@ -188,7 +185,7 @@ class TraceEstimate:
     there are none).  `per_input` [n] float64 are the inputs' own values, with that taken off (`adjusted`), so
     that single ones may be negative; `per_group` and `per_parameter` split the mean; `excluded` names the
     frozen parameters, which are not part of it.  `weights` [n], `keys` and `drawn` are those of
-    `InputTraces`.  `warning` says why the normal interval is not to be trusted, None where it is.  `method`
+    `InputTraces`.  `warning` says why the interval is not to be trusted, None where it is.  `method`
     says how gradient norms were computed, `reason` why not by ghost norms.  `target_rse` is the relative
     standard error that was asked for, and `reached` whether the pool was large enough for it.
     """
@@ -220,8 +217,9 @@ class TraceEstimate:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The normal 95 % interval of the population's trace."""
-        return self.value - Z95 * self.standard_error, self.value + Z95 * self.standard_error
+        """The 95 % interval of the population's trace (raysweep.flatness.trace.interval)."""
+        skewness = skewness_of(self.per_input, self.weights)
+        return interval(self.value, self.standard_error, n=self.n, skewness=skewness)
 
     @property
     def effective_sample_size(self) -> float:

@@ -74,7 +74,7 @@ __all__ = [
 log = logging.getLogger("raysweep.flatness")
 
 #: Inputs at the first look of the sequential rule.
-FIRST_LOOK = 512
+FIRST_LOOK = 2048
 
 
 def input_traces(
@@ -164,18 +164,18 @@ def fisher_trace(
     `seed` and the inputs' numbers `start .. start+n-1` key positions and test vectors: the same for every
     model.  `draws` random vectors are averaged at each input (more inputs serve better than more draws).
     Parameters with `requires_grad` False are left out and named in `excluded`.  With `enlarged_to` the trace
-    is that of the model seen as an encoder of that shape, in closed form (raysweep.flatness.trace.enlarged).
+    is that of the model seen as one of that shape, in closed form (raysweep.flatness.trace.enlarged).
     `batch` inputs are computed at once, by default as many as suit the device.
 
     By default all inputs are used.  With `target_rse` the rule is sequential and fixed in advance: the pool
-    is taken in its order, looked at after 512 inputs and then after as many as the last look says are needed,
-    but at most twice as many as at that look, and the first look ends it at which the relative standard error
-    is at most `target_rse` and nothing speaks against the normal interval.  Where the inputs run out before,
-    `reached` is False.  In the limit of small targets the interval at such a stop covers what it says (Chow
-    and Robbins, "On the asymptotic theory of fixed-width sequential confidence intervals for the mean",
-    1965); its coverage is measured in tests/flatness/trace/test_statistics.py.  Where single inputs' values
-    are very skewed and the target is reached at the first looks, it falls short by a few percentage points,
-    as the rule stops sooner where the standard error comes out small.
+    is taken in its order, looked at after 2,048 inputs and then after as many as the last look says are
+    needed, but at most twice as many as at that look, and the first look ends it at which the relative
+    standard error is at most `target_rse` and nothing speaks against the interval.  Where the inputs run out
+    before, `reached` is False.  In the limit of small targets the interval at such a stop covers what it says
+    (Chow and Robbins, "On the asymptotic theory of fixed-width sequential confidence intervals for the mean",
+    1965).  The rule stops sooner where the standard error comes out small, and at the first looks it comes
+    out small where rare large values are missing: hence so many inputs at the first look, and an interval
+    that allows for skewness.  raysweep.bench.statistics.trace measures the coverage.
 
     Raises `DataError` for sentences or positions that are no tensors of whole numbers or do not fit the
     model, and `ConfigError` for options without sense, a shape that cannot hold the model, and a model

@@ -38,8 +38,9 @@ from raysweep.flatness.directions import Directions
 from raysweep.flatness.evaluating import evaluating
 from raysweep.flatness.inputs import draw_positions
 from raysweep.flatness.pool import Pool
-from raysweep.flatness.trace.estimate import Z95, doubt
+from raysweep.flatness.trace.estimate import doubt
 from raysweep.flatness.trace.fisher import input_traces
+from raysweep.flatness.trace.interval import interval, skewness_of
 from raysweep.flatness.trace.regression import adjusted
 from raysweep.flatness.vectors import Vectors
 from raysweep.languages.base import Estimate
@@ -55,8 +56,8 @@ class HessianEstimate:
 
     `per_input` [n] float64 are the inputs' own values, of both parts together, so that the standard error
     includes the covariance of the parts.  `excluded` names the frozen parameters, which are not part of it.
-    `warning` says why the normal interval is not to be trusted, None where it is; `method` and `reason` are
-    those of `TraceEstimate`.
+    `warning` says why the interval is not to be trusted, None where it is; `method` and `reason` are those of
+    `TraceEstimate`.
     """
 
     value: float
@@ -72,8 +73,9 @@ class HessianEstimate:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The normal 95 % interval of the population's trace."""
-        return self.value - Z95 * self.standard_error, self.value + Z95 * self.standard_error
+        """The 95 % interval of the population's trace (raysweep.flatness.trace.interval)."""
+        skewness = skewness_of(self.per_input, torch.ones_like(self.per_input))
+        return interval(self.value, self.standard_error, n=self.n, skewness=skewness)
 
 
 def residual_traces(
