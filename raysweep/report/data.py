@@ -38,7 +38,8 @@ class Measurements:
     step, a column per metric, and one for its standard error (`error_key`); nan where nothing was measured.
     `sizes` are the model labels from small to large, `variants` what else distinguishes runs (algorithm and
     further axes, not the seed).  `metrics` describes every metric, losses first.  `means` are means over all
-    rows, `reference` means over the rows without a model.  `reservations` are by run, step and metric.
+    rows, `reference` means over the rows without a model, with their standard errors in `reference_errors`
+    where they are known.  `reservations` are by run, step and metric.
     """
 
     checkpoints: pd.DataFrame
@@ -47,11 +48,16 @@ class Measurements:
     metrics: dict[str, Description]
     means: dict[str, float]
     reference: dict[str, float]
+    reference_errors: dict[str, float]
     reservations: dict[tuple[str, int, str], str]
 
     def shown(self, *kinds: Kind) -> list[Description]:
         """Return the metrics that the report shows, of these kinds or of all."""
         return [m for m in self.metrics.values() if m.report and (not kinds or m.kind in kinds)]
+
+    def comparable(self) -> list[Description]:
+        """Return the measures of flatness by which all checkpoints may be compared."""
+        return self.shown("flatness")
 
     @cached_property
     def saturating(self) -> Description | None:
@@ -99,6 +105,7 @@ def measurements(frame: pd.DataFrame) -> Measurements:
         metrics=metrics,
         means=_means(frame),
         reference=_means(frame[frame["model"].isna()]),
+        reference_errors=_errors(frame[frame["model"].isna()]),
         reservations=dict(zip(cells, doubtful["reservations"], strict=True)),
     )
 
@@ -116,6 +123,12 @@ def at(frame: pd.DataFrame, *quantities: Quantity) -> pd.DataFrame:
 
 def _means(frame: pd.DataFrame) -> dict[str, float]:
     return {str(name): float(value) for name, value in frame.groupby("metric")["value"].mean().items()}
+
+
+def _errors(frame: pd.DataFrame) -> dict[str, float]:
+    """Return the standard errors of the means of metrics over rows that are independent."""
+    known = frame.dropna(subset=["standard_error"]).groupby("metric")["standard_error"]
+    return {str(name): float(np.sqrt((errors**2).sum()) / len(errors)) for name, errors in known}
 
 
 def _wide(frame: pd.DataFrame, metrics: list[str]) -> pd.DataFrame:
