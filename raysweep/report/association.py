@@ -84,12 +84,15 @@ def smooth(place: Array) -> Array:
 
 
 def strata(loss: Array) -> Array:
-    """Return the design [..., n, p] of a level for each stratum of neighbours in loss, the constant first."""
+    """Return the design [..., n, p] of a level for each stratum of neighbours in loss, the constant first.
+
+    The last column is the rank of the loss: within a stratum, too, a smaller loss is better.
+    """
     n = loss.shape[-1]
     count = max(2, n // STRATUM)
     place = np.minimum((stats.rankdata(loss, axis=-1, method="ordinal") - 1) * count // n, count - 1)
     steps = [place == number for number in range(1, count)]
-    return np.stack([np.ones(loss.shape), *steps], axis=-1).astype(float)
+    return np.stack([np.ones(loss.shape), *steps, ranks(loss)], axis=-1).astype(float)
 
 
 def indicators(groups: Array) -> Array:

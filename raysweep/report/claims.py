@@ -285,7 +285,7 @@ def _treated(
     if len(x) < LEAST_CHECKPOINTS or len(np.unique(x)) < 2:
         reason = f"{len(x)} checkpoints with {len(np.unique(x))} values of {what}"
     else:
-        held_by = smooth(_place(data.loss, loss)), strata(data.loss)
+        held_by = smooth(places(data.loss, loss)), strata(data.loss)
         designs = [beside(design, indicators(groups)) for design in held_by]
         held, stratified = (coefficient(x, data.y, design, data.runs) for design in designs)
         pairs, paired = data.pairs(near, draws)
@@ -300,8 +300,8 @@ def _treated(
     )  # fmt: skip
 
 
-def _place(values: Array, loss: Description) -> Array:
-    """Return the coordinate of losses in which accuracy is smooth: the logarithm of the excess, if known."""
+def places(values: Array, loss: Description) -> Array:
+    """Return the coordinates of losses in which accuracy is smooth: the logarithm of the excess, if known."""
     above = values - (loss.least or 0.0)
     place = np.log(above) if loss.least is not None and (above > 0).all() else values
     spread = place.std()

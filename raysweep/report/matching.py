@@ -6,10 +6,13 @@ Two checkpoints are of equal loss up to δ if the 95 % interval of the differenc
     β = Σ w Δx Δy / Σ w Δx²,        ρ = Σ w Δx Δy / √(Σ w Δx² · Σ w Δy²).
 
 No function of the loss is fitted.  Pairs of one checkpoint, and of one cluster, resemble each other.  So the
-standard error is that of the jackknife, which leaves out one cluster with all its pairs at a time, with
-Student's t and the number of clusters less one (J. W. Tukey, 1958; J. G. MacKinnon, M. Ø. Nielsen and
-M. D. Webb, "Fast and reliable jackknife and bootstrap methods for cluster-robust inference", Journal of
-Applied Econometrics 38, 2023).  For ρ it is taken of Fisher's z.
+standard error is that of the jackknife, which leaves out one cluster with all its pairs at a time (J. G.
+MacKinnon, M. Ø. Nielsen and M. D. Webb, "Fast and reliable jackknife and bootstrap methods for cluster-robust
+inference", Journal of Applied Econometrics 38, 2023).  For ρ it is taken of Fisher's z.
+
+Pairs tie clusters together.  Differences within a group of s clusters that pairs tie say s − 1 things, and
+pairs within one cluster that is tied to no other say one.  Student's t has the sum of these less one, for the
+association itself, as its degrees of freedom.
 """
 
 from __future__ import annotations
@@ -19,8 +22,8 @@ import numpy as np
 from raysweep.report.association import Estimate, ranks, student
 from raysweep.report.regression import Array
 
-#: Fewest clusters that are in pairs.
-LEAST_MATCHED = 4
+#: Fewest degrees of freedom of an interval.
+LEAST_TIED = 2
 
 
 def equal(loss: Array, errors: Array, tolerance: float) -> Array:
@@ -36,8 +39,7 @@ def equal(loss: Array, errors: Array, tolerance: float) -> Array:
 def by_pairs(x: Array, y: Array, pairs: Array, clusters: Array, *, correlation: bool) -> Estimate:
     """Return the association of x and y [..., n] over pairs [..., n, n], with clusters [n].
 
-    It is a correlation of ranks, or else the slope of y over x.  It is not defined where fewer than
-    `LEAST_MATCHED` clusters are in pairs.
+    It is a correlation of ranks, or else the slope of y over x.
     """
     if correlation:
         x, y = ranks(x), ranks(y)
@@ -53,7 +55,7 @@ def by_pairs(x: Array, y: Array, pairs: Array, clusters: Array, *, correlation: 
         return whole, whole[..., None] - 2 * blocks.sum(axis=-1) + own
 
     xx, xy, yy = (without(p) for p in (apart_x**2, apart_x * apart_y, apart_y**2))
-    matched = ((member.T @ pairs @ member).sum(axis=-1) > 0).sum(axis=-1)
+    dof = tied(member.T @ pairs @ member > 0) - 1
     with np.errstate(invalid="ignore", divide="ignore"):
         if correlation:
             value, each = (np.clip(b / np.sqrt(a * c), -1, 1) for a, b, c in zip(xx, xy, yy, strict=True))
@@ -61,12 +63,26 @@ def by_pairs(x: Array, y: Array, pairs: Array, clusters: Array, *, correlation: 
         else:
             value, each = (b / a for a, b in zip(xx, xy, strict=True))
             inside, rest = value, each
-    spread = ((rest - rest.mean(axis=-1, keepdims=True)) ** 2).sum(axis=-1)
-    error = np.sqrt((count - 1) / count * spread)
-    enough = (matched >= LEAST_MATCHED) & np.isfinite(error)
-    error = np.where(enough, error, np.nan)
-    dof = np.where(enough, matched - 1.0, np.nan)
+        spread = ((rest - rest.mean(axis=-1, keepdims=True)) ** 2).sum(axis=-1)
+        error = np.sqrt((count - 1) / count * spread)
+    enough = (dof >= LEAST_TIED) & np.isfinite(error)
+    error, dof = np.where(enough, error, np.nan), np.where(enough, dof, np.nan)
     low, high, p = student(inside, error, dof, count)
     if correlation:
         low, high = np.tanh(low), np.tanh(high)
     return Estimate(value=value, low=low, high=high, p=p, standard_error=error, dof=dof, clusters=count)
+
+
+def tied(links: Array) -> Array:
+    """Return the number of independent differences [...] that links [..., clusters, clusters] leave.
+
+    >>> chain, alone = np.eye(3, k=1) + np.eye(3, k=-1), np.eye(3)
+    >>> float(tied(chain > 0)), float(tied(alone > 0)), float(tied(alone > 1))
+    (2.0, 3.0, 0.0)
+    """
+    there = links.any(axis=-1)
+    reach = (links | np.eye(links.shape[-1], dtype=bool)).astype(float)
+    for _ in range(max(1, links.shape[-1].bit_length())):
+        reach = (reach @ reach > 0).astype(float)
+    size = reach.sum(axis=-1)
+    return np.where(there, np.maximum(size - 1, 1) / size, 0.0).sum(axis=-1)

@@ -15,6 +15,7 @@ from raysweep.evaluation.excess_loss import ENTROPY
 from raysweep.report import tables
 from raysweep.report.claims import verdicts
 from raysweep.report.claims_section import claims_section
+from raysweep.report.contest import contest_section
 from raysweep.report.contrasts import Change
 from raysweep.report.correlations import correlations
 from raysweep.report.damage import DRAWN, damage_sections
@@ -72,6 +73,7 @@ def render(content: Content) -> str:
         damage_sections(measured),
         "<h2>What goes with accuracy</h2>",
         tables.correlation_table(rows, content.tolerance),
+        contest_section(measured, content.name),
         _changes(content.changes),
         "<h2>Tasks</h2>",
         tables.task_table(measured),

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,19 +20,20 @@ from scipy import stats
 
 from raysweep.evaluation.excess_loss import EXCESS_LOSS
 from raysweep.evaluation.held_out_loss import HELD_OUT_LOSS
-from raysweep.evaluation.metric import Description, error_key
-from raysweep.evaluation.probe_metrics import PROBE
+from raysweep.evaluation.metric import Description
+from raysweep.evaluation.probe_metrics import PROBE, of_labels
 from raysweep.evaluation.run import stored_shards
-from raysweep.evaluation.trace import TRACE, TraceConfig, inputs_of
+from raysweep.evaluation.trace import TRACE, inputs_of
 from raysweep.flatness.trace.contrast import difference
 from raysweep.report.regression import Array
 from raysweep.sweep import evaluation_identity
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from raysweep.evaluation.base import Arrays
     from raysweep.sweep import Sweep
+
+#: Evaluations of checkpoints that are kept in memory.
+KEPT = 16
 
 #: A checkpoint: run and step.
 Key = tuple[str, int]
@@ -57,13 +58,6 @@ class Apart:
         return self.value - margin, self.value + margin
 
 
-def apart_in_table(table: pd.DataFrame, metric: str, first: Key, second: Key) -> Apart:
-    """Return the second number minus the first, as independent ones, from a table indexed by run and step."""
-    rows = [table.loc[key] for key in (first, second)]
-    errors = [row[error_key(metric)] for row in rows]
-    return Apart(value=float(rows[1][metric] - rows[0][metric]), standard_error=math.hypot(*errors))
-
-
 def loss_draws(sweep: Sweep, loss: Description) -> dict[Key, Array]:
     """Return, for each checkpoint, what each sentence [n] adds to the error of its loss.
 
@@ -76,7 +70,8 @@ def loss_draws(sweep: Sweep, loss: Description) -> dict[Key, Array]:
     if loss.name not in parts:
         return {}
     kind, made = parts[loss.name]
-    return {key: made(shards) for key, shards in _stored(sweep, kind).items()}
+    keys = [(spec.run_id, step) for spec in sweep.runs if spec.trains for step in spec.milestones]
+    return {key: made(shards) for key in keys if (shards := _stored(sweep, kind, key))}
 
 
 def _of_mean(shards: list[Arrays]) -> Array:
@@ -90,21 +85,16 @@ def _of_ratio(shards: list[Arrays]) -> Array:
     return (sums - sums.sum() / counts.sum() * counts) * math.sqrt(n / max(n - 1, 1)) / counts.sum()
 
 
-def _stored(sweep: Sweep, kind: str) -> dict[Key, list[Arrays]]:
-    """Return the shards of an evaluation at each checkpoint where all of them are there."""
-    ledger, found = sweep.ledger(), {}
-    for spec in sweep.runs:
-        evaluation, run = spec.evaluations.get(kind), ledger.open(spec.run_id)
-        if evaluation is None or not spec.trains:
-            continue
-        for step in spec.milestones:
-            if run.evaluation(step, evaluation) is None:
-                continue
-            load = partial(run.load_arrays, step, kind, evaluation_identity(evaluation))
-            shards, missing = stored_shards(evaluation, load)
-            if shards and not missing:
-                found[spec.run_id, step] = shards
-    return found
+def _stored(sweep: Sweep, kind: str, key: Key) -> list[Arrays]:
+    """Return the shards of an evaluation at a checkpoint; [] where they are not all there."""
+    spec, run = sweep.run(key[0]), sweep.ledger().open(key[0])
+    evaluation = spec.evaluations.get(kind)
+    if evaluation is None or run.evaluation(key[1], evaluation) is None:
+        return []
+    shards, missing = stored_shards(
+        evaluation, partial(run.load_arrays, key[1], kind, evaluation_identity(evaluation))
+    )
+    return [] if missing else shards
 
 
 def loss_errors(keys: list[Key], errors: Array, draws: Mapping[Key, Array]) -> tuple[Array, bool]:
@@ -125,43 +115,36 @@ def loss_errors(keys: list[Key], errors: Array, draws: Mapping[Key, Array]) -> t
 class Draws:
     """The stored values of a sweep's draws, for differences of traces and of accuracies.
 
-    Each evaluation is read once, when it is first asked for.
+    What was read last is kept, because neighbouring pairs share checkpoints.
     """
 
     def __init__(self, sweep: Sweep) -> None:
-        self.sweep = sweep
-        self._read: dict[str, dict[Key, list[Arrays]]] = {}
-
-    def _shards(self, kind: str) -> dict[Key, list[Arrays]]:
-        if kind not in self._read:
-            self._read[kind] = _stored(self.sweep, kind)
-        return self._read[kind]
+        self._read = lru_cache(maxsize=KEPT)(partial(_stored, sweep))
 
     def apart(self, metric: Description, first: Key, second: Key) -> Apart | None:
         """Return the second number minus the first by paired draws; None where they are not stored."""
         if metric.name == TRACE.name:
             return self._traces(first, second)
-        if metric.quantity.startswith(PROBE.name) and metric.unit == PROBE.unit:
+        if metric.quantity in (PROBE.name, of_labels(PROBE).name) and metric.unit == PROBE.unit:
             return self._probes(metric, first, second)
         return None
 
     def _traces(self, first: Key, second: Key) -> Apart | None:
-        stored = self._shards(TraceConfig.model_fields["kind"].default)
-        if first not in stored or second not in stored:
+        one, other = (self._read("trace", key) for key in (first, second))
+        if not one or not other:
             return None
-        found = difference(inputs_of(stored[first]), inputs_of(stored[second]))
+        found = difference(inputs_of(one), inputs_of(other))
         return Apart(value=found.difference, standard_error=found.standard_error, paired=True)
 
     def _probes(self, metric: Description, first: Key, second: Key) -> Apart | None:
-        stored = self._shards("probe")
         task, labels = metric.of.get("task"), metric.of.get("labels")
         sides = []
         for key in (first, second):
-            merged = {name: array for shard in stored.get(key, []) for name, array in shard.items()}
-            if f"accuracy.{task}" not in merged or set(metric.of) - {"task", "labels"}:
+            shards = self._read("probe", key)
+            if not shards or f"accuracy.{task}" not in shards[0] or set(metric.of) - {"task", "labels"}:
                 return None
-            sizes = merged[f"sizes.{task}"].tolist()
-            sides.append(merged[f"accuracy.{task}"][-1, 0 if labels is None else sizes.index(labels)])
+            sizes = shards[0][f"sizes.{task}"].tolist()
+            sides.append(shards[0][f"accuracy.{task}"][-1, 0 if labels is None else sizes.index(labels)])
         change = sides[1] - sides[0]
         n = len(change)
         if n < 2:

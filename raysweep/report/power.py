@@ -16,6 +16,8 @@ from scipy import stats
 
 #: Probability of a false positive, and of seeing an effect that is there.
 LEVEL, POWER = 0.05, 0.8
+#: Size of an effect in standard errors from which on no test sees it with the wrong sign.
+NO_WRONG_SIGN = 6.0
 #: Most clusters that are worth a number.
 MOST = 10_000
 
@@ -37,8 +39,9 @@ def power(effect: float, standard_error: float, dof: float) -> float:
     (0.8, 0.05)
     """
     edge = float(stats.t.ppf(1 - LEVEL / 2, dof))
-    shift = effect / standard_error
-    return float(stats.nct.sf(edge, dof, shift) + stats.nct.cdf(-edge, dof, shift))
+    shift = abs(effect) / standard_error
+    wrong = float(stats.nct.cdf(-edge, dof, shift)) if shift < NO_WRONG_SIGN else 0.0
+    return float(stats.nct.sf(edge, dof, shift)) + wrong
 
 
 def needed(effect: float, standard_error: float, dof: float, clusters: int) -> int | None:

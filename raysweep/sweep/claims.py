@@ -29,7 +29,7 @@ Level = Literal["all", "configurations", "seeds", "steps"]
 
 
 class About(Config):
-    """What every claim may say: which accuracy it is about, and what counts."""
+    """The part that every claim shares: the accuracy it is about, and what counts."""
 
     #: The task, by its name; None is the mean over all tasks.
     task: str | None = None
@@ -105,7 +105,7 @@ class Claim(Config):
 
     @property
     def about(self) -> About:
-        """What is claimed."""
+        """The claim that is given."""
         parts = (self.flatter, self.longer, self.larger, self.algorithm, self.beats)
         [found] = [part for part in parts if part is not None]
         return found

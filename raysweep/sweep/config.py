@@ -104,7 +104,7 @@ class Sweep:
 
     @cached_property
     def questions(self) -> Questions:
-        """What the results are asked: the tolerance of loss and the claims."""
+        """The questions to the results: the tolerance of loss and the claims."""
         return Questions.of(self.config)
 
     @cached_property

@@ -49,7 +49,8 @@ def test_a_smooth_function_of_the_loss_is_taken_out() -> None:
 def test_strata_are_neighbours_in_loss() -> None:
     loss = np.array([5.0, 1.0, 2.0, 6.0, 3.0, 4.0, 12.0, 11.0, 10.0, 9.0, 8.0, 7.0])
     design = strata(loss)
-    assert design.shape == (12, 2)
+    assert design.shape == (12, 3)
+    assert design[:, 2].tolist() == pytest.approx(ranks(loss))
     assert design[:, 0].tolist() == [1.0] * 12
     assert design[:, 1].tolist() == [0.0] * 6 + [1.0] * 6
     assert smooth(loss).shape == (12, 4)
@@ -80,7 +81,7 @@ def test_opposite_signs_at_opposite_levels_are_found() -> None:
 
 
 def test_seeds_are_no_further_clusters() -> None:
-    """What shifts all seeds of a configuration leaves as little as if there were one seed."""
+    """An effect that all seeds of a configuration share leaves as little as a single seed."""
     draws = np.random.default_rng(4)
     x, y, loss = draws.normal(size=(3, 5))
     many = [np.repeat(v, 20) for v in (x, y, loss)]
@@ -148,7 +149,7 @@ def test_pairs_against_a_loop_over_them() -> None:
         error = np.sqrt(4 / 5 * sum((v - np.mean(each)) ** 2 for v in each))
         assert found.value == pytest.approx(whole)
         assert found.standard_error == pytest.approx(error)
-        assert found.dof == 4
+        assert found.dof == 3
 
 
 def test_equal_loss_is_near_and_known_to_be_near() -> None:
