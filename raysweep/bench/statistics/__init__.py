@@ -25,7 +25,7 @@ def measure(*, quick: bool = False, seed: int = 0, say: Say = lambda line: None)
     """Run all simulations in this process and return the record."""
     cases: list[CaseRecord] = []
     for simulation in SIMULATIONS:
-        say(f"{simulation.__name__.partition('_')[0]}s ...")
+        say(f"simulating: {simulation.__name__}")
         cases += simulation(replicates=QUICK if quick else REPLICATES, seed=seed)
     return Record(
         suite="statistics",
