@@ -9,20 +9,13 @@ from rich.table import Table
 
 from raysweep.cli.options import JsonOption, NameArgument, StorageOption, find, print_json
 from raysweep.cli.output import console
-from raysweep.sweep import Sweep, tidy
+from raysweep.sweep import tidy
 from raysweep.sweep.units import count, duration
 
 if TYPE_CHECKING:
-    from raysweep.report.data import Measurements
     from raysweep.report.match import Match
     from raysweep.report.paired import Apart
     from raysweep.report.planning import Plan
-
-
-def _measured(sweep: Sweep) -> Measurements:
-    from raysweep.report.data import measurements
-
-    return measurements(tidy(sweep.ledger(), sweep))
 
 
 def match(
@@ -44,11 +37,12 @@ def match(
     The sweep may still be running.  Differences are those of the second checkpoint, the flatter one, to the
     first, with 95 % intervals of measuring.  They say nothing about other seeds of training.
     """
+    from raysweep.report.data import measurements
     from raysweep.report.match import matches
     from raysweep.report.summary import shared_ending
 
     sweep = find(name, storage)
-    measured = _measured(sweep)
+    measured = measurements(tidy(sweep.ledger(), sweep))
     found, total = matches(sweep, measured, tolerance=tolerance, task=task, shown=limit)
     if json:
         print_json({"sweep": sweep.name, "pairs": total, "shown": [pair.encode() for pair in found]})
@@ -121,7 +115,7 @@ def power(
 
     sweep = find(name, storage)
     source = sweep if pilot is None else find(pilot, storage)
-    verdicts = sweep_verdicts(source, _measured(source), sweep.questions)
+    verdicts = sweep_verdicts(source, questions=sweep.questions)
     found = plans(verdicts, sweep, source, effect=effect)
     if json:
         print_json({"sweep": sweep.name, "pilot": source.name, "claims": [plan.encode() for plan in found]})

@@ -142,7 +142,6 @@ def _launch(
 def _show(results: Results, again: str, *, json: bool) -> None:
     """Print the results, and the runs that failed or are not finished; `again` is the command."""
     from raysweep.report import sweep_verdicts
-    from raysweep.report.data import measurements
 
     sweep, frame = results.sweep, results.to_frame()
     page = make_report(sweep, frame)
@@ -157,7 +156,7 @@ def _show(results: Results, again: str, *, json: bool) -> None:
                 "worked_on": list(results.worked_on),
                 "failures": failures,
                 "unfinished": results.unfinished,
-                "verdicts": [verdict.encode() for verdict in sweep_verdicts(sweep, measurements(frame))],
+                "verdicts": [verdict.encode() for verdict in sweep_verdicts(sweep, frame)],
                 "metrics": records(frame),
             }
         )

@@ -45,7 +45,6 @@ def make_report(
 def print_summary(sweep: Sweep, frame: pd.DataFrame, page: Path) -> None:
     """Print the verdicts and the small table at the end of a launch, and where the rest is."""
     from raysweep.report import summary, sweep_verdicts
-    from raysweep.report.data import measurements
 
     out = console(pipe_width=120)
     found = summary(frame)
@@ -61,8 +60,8 @@ def print_summary(sweep: Sweep, frame: pd.DataFrame, page: Path) -> None:
         for row in rows:
             table.add_row(*[row[k] for k in columns])
         out.print(table)
-    for verdict in sweep_verdicts(sweep, measurements(frame)):
-        typer.echo(verdict.sentence)
+    for verdict in sweep_verdicts(sweep, frame):
+        out.print(verdict.sentence)
     typer.echo(f"report: {page}")
     typer.echo(f"MLflow: raysweep ui {shlex.quote(sweep.name)}{storage_flag(sweep.storage)}")
 

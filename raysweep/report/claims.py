@@ -39,11 +39,12 @@ from raysweep.report.association import (
     strata,
 )
 from raysweep.report.correlations import configurations
-from raysweep.report.data import Measurements
+from raysweep.report.data import Measurements, measurements
 from raysweep.report.matching import by_pairs, equal
 from raysweep.report.paired import Key, loss_draws, loss_errors
 from raysweep.report.regression import Array
 from raysweep.report.verdict import Asked, Finding, Verdict, judged
+from raysweep.sweep import tidy
 from raysweep.sweep.claims import About, Algorithm, Beats, Claim, Flatter, Larger, Longer, Questions
 
 if TYPE_CHECKING:
@@ -60,12 +61,15 @@ MATCHED = 0.1
 _NAN = Finding(name="smooth", value=math.nan, low=math.nan, high=math.nan, p=math.nan)
 
 
-def sweep_verdicts(sweep: Sweep, measured: Measurements, questions: Questions | None = None) -> list[Verdict]:
+def sweep_verdicts(
+    sweep: Sweep, frame: pd.DataFrame | None = None, questions: Questions | None = None
+) -> list[Verdict]:
     """Return the verdicts on the claims of a sweep, in the order of its file.
 
-    Losses are compared sentence by sentence where the ledger has their values.  `questions` takes the place
-    of the sweep's own.
+    `frame` is its tidy table, where it has been made already, and `questions` take the place of its own.
+    Losses are compared sentence by sentence where the ledger has their values.
     """
+    measured = measurements(tidy(sweep.ledger(), sweep) if frame is None else frame)
     loss = loss_of(measured)
     draws = {} if loss is None else loss_draws(sweep, loss)
     return verdicts(measured, questions or sweep.questions, draws)

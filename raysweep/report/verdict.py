@@ -86,14 +86,17 @@ class Verdict(Asked):
         found = detectable(self.main.standard_error, self.main.dof)
         return math.tanh(found) if self.unit == "ρ" else found
 
-    @property
-    def needed(self) -> int | None:
-        """The number of clusters, such as configurations, that the observed effect would take."""
+    def needed(self, effect: float | None = None) -> int | None:
+        """Return the number of clusters, such as configurations, that an effect would take: the observed one.
+
+        None where nothing was tested, and where it would take more than any sweep has.
+        """
         main = self.main
         if not main.tested:
             return None
-        seen = math.atanh(max(-1 + 1e-9, min(1 - 1e-9, main.value))) if self.unit == "ρ" else main.value
-        return needed(seen, main.standard_error, main.dof, main.clusters)
+        seen = main.value if effect is None else effect
+        scaled = math.atanh(max(-1 + 1e-9, min(1 - 1e-9, seen))) if self.unit == "ρ" else seen
+        return needed(scaled, main.standard_error, main.dof, main.clusters)
 
     @property
     def sentence(self) -> str:
@@ -113,6 +116,8 @@ class Verdict(Asked):
             text += f"; {self.reason}"
         if self.outcome == "mixed":
             text += f"; but {', '.join(self._opposed())}"
+        elif self.outcome in ("supported", "contradicted"):
+            text += "".join(f"; but by {way.name} {effect(way, self.unit)}" for way in self._dissent())
         if self.outcome == "not enough data" and self.main.tested:
             text += f"; {self.more}"
         if self.outcome == "no clear relation":
@@ -121,13 +126,21 @@ class Verdict(Asked):
 
     @property
     def more(self) -> str:
-        """A clause on the data that the observed effect would take."""
+        """A clause on the data that the effect would take, or the least one if it is not worth mentioning."""
         if self.p_corrected > ALPHA >= self.main.p:
             return f"p = {self.main.p:.2g} alone, {self.p_corrected:.2g} among all claims"
-        count = self.needed
+        small = abs(self.main.value) < self.least
+        count = self.needed(self.least if small else None)
         if count is None:
             return f"80 % power only for {amount(self.detectable, self.unit)} or more"
-        return f"80 % power for this effect takes about {max(count, self.main.clusters):,} {self.units}"
+        what = f"an effect of {amount(self.least, self.unit)}" if small else "this effect"
+        if count <= self.main.clusters:
+            return f"{what} is seen with 80 % and not yet excluded"
+        return f"80 % power for {what} takes about {count:,} {self.units}"
+
+    def _dissent(self) -> list[Finding]:
+        """Return the ways that have the other sign, however unsure."""
+        return [way for way in self.ways if way.value * self.main.value < 0]
 
     def _opposed(self) -> list[str]:
         return [
@@ -161,7 +174,7 @@ class Verdict(Asked):
             "runs": self.runs,
             "checkpoints": self.checkpoints,
             "detectable": plain(self.detectable),
-            "needed": self.needed,
+            "needed": self.needed(),
             "units": self.units,
             "test": self.test,
             "reason": self.reason,

@@ -15,7 +15,6 @@ from raysweep.evaluation.finetune import DIVERGED_NOTE
 from raysweep.files import write_atomic
 from raysweep.report.claims import sweep_verdicts
 from raysweep.report.contrasts import changes
-from raysweep.report.data import measurements
 from raysweep.report.page import Content, Failure, render
 from raysweep.report.picture import picture
 from raysweep.report.transfer import Diverged
@@ -65,7 +64,7 @@ def write_report(
         diverged=_diverged(sweep),
         changes=changes(sweep),
         remarks=remarks(sweep),
-        verdicts=sweep_verdicts(sweep, measurements(frame), questions),
+        verdicts=sweep_verdicts(sweep, frame, questions),
         tolerance=questions.tolerance,
         provenance={
             "sweep file": str(sweep.path),

@@ -188,6 +188,21 @@ def test_ways_that_contradict_each_other_are_mixed() -> None:
     asked = Asked(about="", says="This", unit="ρ", expected=1, least=0.5, main=up, ways=(down,))
     assert judged([asked])[0].outcome == "mixed"
     assert judged([replace(asked, ways=(up,))])[0].outcome == "supported"
+    unsure = replace(down, low=-0.9, high=0.5, p=0.4)
+    [told] = judged([replace(asked, ways=(unsure,))])
+    assert told.outcome == "supported"
+    assert "; but by one ρ = −0.60 [−0.90, +0.50])" in told.sentence
+
+
+def test_more_data_are_named_for_an_effect_worth_mentioning() -> None:
+    asked = Asked(
+        about="", says="This", unit="ρ", expected=1, least=0.5, main=finding(0.01, low=-0.6, high=0.6, p=0.9)
+    )
+    [small] = judged([asked])
+    assert small.needed() is None or small.needed() > 1000
+    assert f"80 % power for an effect of |ρ| = 0.50 takes about {small.needed(0.5)} runs" in small.sentence
+    [larger] = judged([replace(asked, main=finding(0.7, low=-0.1, high=0.95, p=0.06))])
+    assert "this effect" in larger.sentence
 
 
 def test_power_is_that_of_a_simulated_t_test() -> None:

@@ -161,7 +161,7 @@ def test_the_commands_print_tables_and_json(sweep: Sweep, capsys: pytest.Capture
 def test_more_data_is_counted_and_priced(sweep: Sweep) -> None:
     # Two milestones of three evaluations, and no training that was timed.
     assert run_seconds(sweep) is None
-    verdicts = sweep_verdicts(sweep, measured(sweep))
+    verdicts = sweep_verdicts(sweep)
     [flatter, *_] = plans(verdicts, sweep, sweep, effect=0.3)
     assert (flatter.clusters, flatter.units) == (4, "configurations")
     assert flatter.needed is None or flatter.runs == 2 * flatter.needed
