@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 from raysweep.evaluation.metric import Description
 from raysweep.report.association import at_level, correlation, ranks
 from raysweep.report.axes import plain
-from raysweep.report.claims import LEAST_CHECKPOINTS, loss_of, places
+from raysweep.report.columns import LEAST_CHECKPOINTS, loss_of, places
 from raysweep.report.correlations import configurations
 from raysweep.report.data import Measurements
 from raysweep.report.figures import RC, WIDTH, Drawn, embedded

@@ -18,7 +18,7 @@ import numpy as np
 
 from raysweep.errors import ConfigError
 from raysweep.evaluation.metric import Description, error_key
-from raysweep.report.claims import loss_of
+from raysweep.report.columns import loss_of
 from raysweep.report.data import Measurements
 from raysweep.report.matching import equal
 from raysweep.report.paired import Apart, Draws, Key, loss_draws, loss_errors
