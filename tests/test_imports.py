@@ -42,7 +42,7 @@ MAY = {
     "tracking": SWEEP,
     "report": SWEEP,
     "engine": {"generation", "tracking"} | SWEEP,
-    "bench": SWEEP,
+    "bench": {"report"} | SWEEP,
     "cli": {"engine", "tracking", "report", "bench"} | SWEEP,
 }
 PACKAGE = Path(raysweep.__file__).parent

@@ -14,8 +14,8 @@ from raysweep.registry import Config
 #: Folder of the committed records, one for each suite.
 RESULTS = Path(__file__).parent / "results"
 
-#: The direction of a goal.
-Sense = Literal["at least", "at most"]
+#: The direction of a goal; "within" has two ends.
+Sense = Literal["at least", "at most", "within"]
 
 #: The time that counts: CPU time of all threads of the process, or wall time where a GPU does the work.
 Clock = Literal["cpu", "wall"]
@@ -44,13 +44,16 @@ class Spread(Config):
 
 
 class Goal(Config):
-    """A goal for a figure."""
+    """A goal for a figure; `upto` is the upper end of one with two ends."""
 
     sense: Sense
     value: float
+    upto: float | None = None
 
     def met(self, value: float) -> bool:
         """Tell whether a figure reaches the goal."""
+        if self.sense == "within":
+            return self.upto is not None and self.value <= value <= self.upto
         return value >= self.value if self.sense == "at least" else value <= self.value
 
 

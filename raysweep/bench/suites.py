@@ -19,8 +19,12 @@ SUITES = {
     "downstream": "raysweep.bench.downstream",
 }
 
-#: The modules of the benchmarks of whole sweeps, which have runners of their own.
-OF_SWEEPS = {"engine": "raysweep.bench.engine", "chaos": "raysweep.bench.chaos"}
+#: The modules of the benchmarks with runners of their own: of whole sweeps, and of the report's statistics.
+OWN_RUNNERS = {
+    "engine": "raysweep.bench.engine",
+    "chaos": "raysweep.bench.chaos",
+    "statistics": "raysweep.bench.statistics",
+}
 
 
 def entries(suite: str, only: Sequence[str] = (), device: Device = "cpu") -> list[Entry]:

@@ -15,13 +15,13 @@ from rich.table import Table
 from rich.text import Text
 
 from raysweep.bench.record import CaseRecord, Comparison, Figure, Goal, Record, Spread
-from raysweep.bench.suites import OF_SWEEPS, SUITES
+from raysweep.bench.suites import OWN_RUNNERS, SUITES
 from raysweep.errors import ConfigError
 
 HEADINGS = ("work", "raysweep", "beside", "found", "goal")
 
 #: Suites with the same peers and figures in every case: each case is a column.
-CROSSED = frozenset({"trace"})
+CROSSED = frozenset({"trace", "statistics"})
 
 #: The file that holds the tables of the committed records.
 README = Path(__file__).parent / "README.md"
@@ -144,7 +144,7 @@ def markdown(record: Record) -> str:
     rows.insert(1, tuple("---" for _ in rows[0]))
     table = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
     remarks = "\n".join(f"- {note}" for note in said)
-    module = importlib.import_module((SUITES | OF_SWEEPS)[record.suite])
+    module = importlib.import_module((SUITES | OWN_RUNNERS)[record.suite])
     introduction = getattr(module, "introduction", None)
     above = "" if introduction is None else introduction(record)
     return "\n\n".join(part for part in (above, table, remarks, caption(record)) if part) + "\n"
@@ -266,4 +266,6 @@ def _goal(goal: Goal | None, unit: str) -> str:
     if goal is None:
         return ""
     text = re.sub(r"\.0$", "", f"{goal.value:,}")
+    if goal.sense == "within":
+        return f"{goal.value:g}–{goal.upto:g}{unit}"
     return f"{'≥' if goal.sense == 'at least' else '≤'} {text}{unit}"

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import typer
 
 import raysweep
-from raysweep.cli import bench, evaluate, export_model, inspect, language, launch, results
+from raysweep.cli import bench, claims, evaluate, export_model, inspect, language, launch, results
 from raysweep.engine.interrupt import INTERRUPTED
 from raysweep.errors import RaysweepError, StorageError
 
@@ -60,6 +60,8 @@ app.command("plan")(inspect.plan)
 app.command("validate")(inspect.validate)
 app.command("status")(inspect.status)
 app.command("report")(results.report)
+app.command("match")(claims.match)
+app.command("power")(claims.power)
 app.command("export")(results.export)
 app.command("evaluate")(evaluate.evaluate)
 app.command("export-model")(export_model.export_model)

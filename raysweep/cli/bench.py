@@ -176,6 +176,26 @@ def chaos(
     judge(record)
 
 
+@app.command("statistics", epilog="Example: raysweep bench statistics --output statistics.json")
+def statistics(
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the simulated sweeps.")] = 0,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Few sweeps: shows that it works, not how well intervals hold.")
+    ] = False,
+    output: OutputOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Measure coverage, level and power of the report's intervals and tests on simulated sweeps.
+
+    It takes minutes on one core.
+    """
+    from raysweep.bench.statistics import measure
+
+    if output is not None:
+        check_output(output)
+    _show(measure(quick=quick, seed=seed, say=say), output, json=json)
+
+
 @app.command("table", epilog="Example: raysweep bench table --suite train --write")
 def table(
     record: Annotated[

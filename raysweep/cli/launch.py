@@ -141,6 +141,8 @@ def _launch(
 
 def _show(results: Results, again: str, *, json: bool) -> None:
     """Print the results, and the runs that failed or are not finished; `again` is the command."""
+    from raysweep.report import sweep_verdicts
+
     sweep, frame = results.sweep, results.to_frame()
     page = make_report(sweep, frame)
     failures = {run_id: failure.message for run_id, failure in results.failures.items()}
@@ -154,6 +156,7 @@ def _show(results: Results, again: str, *, json: bool) -> None:
                 "worked_on": list(results.worked_on),
                 "failures": failures,
                 "unfinished": results.unfinished,
+                "verdicts": [verdict.encode() for verdict in sweep_verdicts(sweep, frame)],
                 "metrics": records(frame),
             }
         )

@@ -33,16 +33,18 @@ _SPARED = ("parameters", "seeds", "step")
 _BETWEEN = 2
 
 
-def make_report(sweep: Sweep, frame: pd.DataFrame, path: Path | None = None) -> Path:
+def make_report(
+    sweep: Sweep, frame: pd.DataFrame, path: Path | None = None, *, tolerance: float | None = None
+) -> Path:
     """Write the report of a sweep and return its path."""
     from raysweep.report import write_report
 
-    return write_report(sweep, frame, path or sweep.directory / "report.html")
+    return write_report(sweep, frame, path or sweep.directory / "report.html", tolerance=tolerance)
 
 
 def print_summary(sweep: Sweep, frame: pd.DataFrame, page: Path) -> None:
-    """Print the small table at the end of a launch, the path of the report and the command for MLflow."""
-    from raysweep.report import summary
+    """Print the verdicts and the small table at the end of a launch, and where the rest is."""
+    from raysweep.report import summary, sweep_verdicts
 
     out = console(pipe_width=120)
     found = summary(frame)
@@ -58,6 +60,8 @@ def print_summary(sweep: Sweep, frame: pd.DataFrame, page: Path) -> None:
         for row in rows:
             table.add_row(*[row[k] for k in columns])
         out.print(table)
+    for verdict in sweep_verdicts(sweep, frame):
+        out.print(verdict.sentence)
     typer.echo(f"report: {page}")
     typer.echo(f"MLflow: raysweep ui {shlex.quote(sweep.name)}{storage_flag(sweep.storage)}")
 
@@ -94,18 +98,26 @@ def report(
             show_default="report.html in the sweep's folder",
         ),
     ] = None,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="Excess loss in nats up to which a checkpoint counts as saturated.",
+            show_default="that of the sweep file",
+        ),
+    ] = None,
     storage: StorageOption = None,
 ) -> None:
     """Write the report: one HTML file that needs no network.  The sweep may still be running."""
     sweep = find(name, storage)
     if output is None:
-        typer.echo(make_report(sweep, tidy(sweep.ledger(), sweep)))
+        typer.echo(make_report(sweep, tidy(sweep.ledger(), sweep), tolerance=tolerance))
         return
     check_format(output, (".html", ".svg"))
     check_output(output)
     frame = tidy(sweep.ledger(), sweep)
     with writing(output):
-        typer.echo(make_report(sweep, frame, output))
+        typer.echo(make_report(sweep, frame, output, tolerance=tolerance))
 
 
 def export(

@@ -3,20 +3,19 @@
 This room reads measurements and measures nothing.  It needs neither Ray nor MLflow.
 """
 
+from raysweep.report.claims import sweep_verdicts
 from raysweep.report.page import Content, Failure, render
-from raysweep.report.statistics import Interval, cluster_bootstrap, partial_spearman, spearman
 from raysweep.report.summary import Summary, summary
+from raysweep.report.verdict import Verdict
 from raysweep.report.write import write_report
 
 __all__ = [
     "Content",
     "Failure",
-    "Interval",
     "Summary",
-    "cluster_bootstrap",
-    "partial_spearman",
+    "Verdict",
     "render",
-    "spearman",
     "summary",
+    "sweep_verdicts",
     "write_report",
 ]

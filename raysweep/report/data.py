@@ -39,7 +39,8 @@ class Measurements:
     step, a column per metric, and one for its standard error (`error_key`); nan where nothing was measured.
     `sizes` are the model labels from small to large, `variants` what else distinguishes runs (algorithm and
     further axes, not the seed).  `metrics` describes every metric, losses first.  `means` are means over all
-    rows, `reference` means over the rows without a model.  `reservations` are by run, step and metric.
+    rows, `reference` means over the rows without a model, with their standard errors in `reference_errors`
+    where they are known.  `reservations` are by run, step and metric.
     """
 
     checkpoints: pd.DataFrame
@@ -48,6 +49,7 @@ class Measurements:
     metrics: dict[str, Description]
     means: dict[str, float]
     reference: dict[str, float]
+    reference_errors: dict[str, float]
     reservations: dict[tuple[str, int, str], str]
 
     def shown(self, *kinds: Kind) -> list[Description]:
@@ -80,6 +82,10 @@ class Measurements:
     def _enlarged(self) -> bool:
         """Whether there are several sizes, and a trace in one space wherever there is a trace."""
         return not self._one_size and len(self.has(TRACE.name, ENLARGED.name)) == len(self.has(TRACE.name))
+
+    def comparable(self) -> list[Description]:
+        """Return the measures of flatness by which all checkpoints may be compared."""
+        return self.shown("flatness")
 
     @cached_property
     def saturating(self) -> Description | None:
@@ -127,6 +133,7 @@ def measurements(frame: pd.DataFrame) -> Measurements:
         metrics=metrics,
         means=_means(frame),
         reference=_means(frame[frame["model"].isna()]),
+        reference_errors=_errors(frame[frame["model"].isna()]),
         reservations=dict(zip(cells, doubtful["reservations"], strict=True)),
     )
 
@@ -144,6 +151,12 @@ def at(frame: pd.DataFrame, *quantities: Quantity) -> pd.DataFrame:
 
 def _means(frame: pd.DataFrame) -> dict[str, float]:
     return {str(name): float(value) for name, value in frame.groupby("metric")["value"].mean().items()}
+
+
+def _errors(frame: pd.DataFrame) -> dict[str, float]:
+    """Return the standard errors of the means of metrics over rows that are independent."""
+    known = frame.dropna(subset=["standard_error"]).groupby("metric")["standard_error"]
+    return {str(name): float(np.sqrt((errors**2).sum()) / len(errors)) for name, errors in known}
 
 
 def _wide(frame: pd.DataFrame, metrics: list[str]) -> pd.DataFrame:

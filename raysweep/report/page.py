@@ -14,8 +14,11 @@ import pandas as pd
 from raysweep.evaluation.excess_loss import ENTROPY
 from raysweep.evaluation.trace import ENLARGED, TRACE
 from raysweep.report import tables
+from raysweep.report.claims import verdicts
+from raysweep.report.claims_section import claims_section
+from raysweep.report.contest import contest_section
 from raysweep.report.contrasts import Change
-from raysweep.report.correlations import Correlations, correlations, findings
+from raysweep.report.correlations import correlations
 from raysweep.report.damage import DRAWN, damage_sections
 from raysweep.report.data import Failure, Measurements, measurements, threshold
 from raysweep.report.figures import across_sizes, along_training, marker_svg, scatter
@@ -24,6 +27,8 @@ from raysweep.report.parts import capital, download, figure, small
 from raysweep.report.style import style_sheet
 from raysweep.report.theory import theory_figures
 from raysweep.report.transfer import Diverged, curve_section, finetune_section
+from raysweep.report.verdict import Verdict
+from raysweep.sweep.claims import TOLERANCE, Questions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +37,8 @@ class Content:
 
     `frame` is the tidy table, `milestones` are the steps at which each run is measured (for a report in
     mid-sweep), `changes` the changes of the trace between them, `diverged` the cells of fine-tuning that did
-    so.  `remarks` are lines on the way of measuring.  A checkpoint counts as saturated up to
+    so.  `verdicts` are those on the sweep's claims; None is those on the usual ones, with losses as
+    independent numbers.  `remarks` are lines on the way of measuring.  A checkpoint counts as saturated up to
     `tolerance` above the least possible loss, in nats.  `provenance` and `commands` are shown as they are,
     name beside value.
     """
@@ -44,8 +50,9 @@ class Content:
     failures: Sequence[Failure] = ()
     diverged: Sequence[Diverged] = ()
     changes: Sequence[Change] = ()
+    verdicts: Sequence[Verdict] | None = None
     remarks: Sequence[str] = ()
-    tolerance: float = 0.02
+    tolerance: float = TOLERANCE
     provenance: Mapping[str, str] = field(default_factory=dict)
     commands: Mapping[str, str] = field(default_factory=dict)
 
@@ -54,6 +61,9 @@ def render(content: Content) -> str:
     """Return the page."""
     measured = measurements(content.frame)
     rows = correlations(measured, tolerance=content.tolerance)
+    found = content.verdicts
+    if found is None:
+        found = verdicts(measured, Questions(tolerance=content.tolerance))
     metrics = [metric.name for metric in measured.shown() if metric.quantity not in DRAWN]
     theory = _theory(content, measured)
     accuracy = [
@@ -64,6 +74,7 @@ def render(content: Content) -> str:
         damage_sections(measured),
         "<h2>What goes with accuracy</h2>",
         tables.correlation_table(rows, content.tolerance),
+        contest_section(measured, content.name),
         _changes(content.changes),
         "<h2>Tasks</h2>",
         tables.task_table(measured),
@@ -74,7 +85,7 @@ def render(content: Content) -> str:
         f"<h1>{escape(content.name)}</h1>",
         f'<p class="lead">{escape(content.description)}</p>' if content.description else "",
         _facts(content, measured) if asked or measured.runs else "",
-        _findings(rows) if asked else "",
+        claims_section(found) if asked else "",
         _legend(measured, content.tolerance),
         theory,
         *(accuracy if asked else [_changes(content.changes)]),
@@ -117,12 +128,6 @@ def _facts(content: Content, measured: Measurements) -> str:
         facts.append((str(failed), "failed runs" if failed > 1 else "failed run"))
     items = "".join(f"<li><b>{escape(value)}</b><span>{escape(name)}</span></li>" for value, name in facts)
     return f'<ul class="facts">{items}</ul>'
-
-
-def _findings(rows: list[Correlations]) -> str:
-    if not rows:
-        return small("Not enough data yet for what flatness and loss say about accuracy.")
-    return f'<ul class="findings">{"".join(f"<li>{escape(line)}</li>" for line in findings(rows))}</ul>'
 
 
 def _legend(measured: Measurements, tolerance: float) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from raysweep.evaluation.metric import Description
+from raysweep.evaluation.metric import Description, error_key
 from raysweep.report.data import measurements
 from raysweep.report.format import count, plus_minus
 from raysweep.report.statistics import mean_and_error
@@ -25,16 +25,16 @@ class Summary:
 def summary(frame: pd.DataFrame) -> Summary:
     """Return a row per model and variant at its last milestone, with a column per metric of the report.
 
-    Numbers are means over seeds, with the standard error over seeds where there are two or more.  The
-    look-up table closes the list.  Without such metrics there are no rows: a sweep that tests a theory has
-    its results in its figure.
+    Numbers are means over seeds, with the standard error over seeds where there are two or more, else with
+    that of the measurement.  The look-up table closes the list.  Without such metrics there are no rows: a
+    sweep that tests a theory has its results in its figure.
     """
     measured = measurements(frame)
     shown = measured.shown()
     names = [metric.name for metric in shown]
     columns, explained = _columns(shown)
     headings = ["model", "parameters", "step", "seeds", *columns]
-    title = f"At the last milestone, mean ± standard error over seeds{explained}"
+    title = f"At the last milestone, mean ± standard error over seeds (of measuring, for one){explained}"
     rows: list[list[str]] = []
     if not names:
         return Summary(headings=headings, rows=rows, title=title)
@@ -45,14 +45,14 @@ def summary(frame: pd.DataFrame) -> Summary:
         label = f"{str(model).removesuffix(shared)} {variant}".strip()
         cells = [label, count(last["parameters"].iloc[0]), f"{last['step'].iloc[0]:,}", str(len(last))]
         for name in names:
-            values = last[name].dropna().to_numpy()
-            cells.append(plus_minus(*mean_and_error(values), digits=1) if len(values) else "–")
+            known = last[[name, error_key(name)]].dropna(subset=[name]).to_numpy()
+            mean, error = mean_and_error(known[:, 0]) if len(known) else (None, None)
+            own = known[0, 1] if len(known) else None
+            cells.append(plus_minus(mean, own if error is None else error, digits=1))
         rows.append(cells)
     if measured.reference:
-        values = [measured.reference.get(name) for name in names]
-        rows.append(
-            ["look-up table", "–", "–", "–", *("–" if v is None else plus_minus(v, None) for v in values)]
-        )
+        pairs = [(measured.reference.get(name), measured.reference_errors.get(name)) for name in names]
+        rows.append(["look-up table", *["–"] * 3, *(plus_minus(*pair, digits=1) for pair in pairs)])
     return Summary(headings=headings, rows=rows, title=title)
 
 

@@ -7,7 +7,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from raysweep.evaluation.metric import NOT_TRUSTED, error_key
-from raysweep.report.correlations import LEAST_CHECKPOINTS, LEAST_RUNS, LEAST_RUNS_INTERVAL, Correlations
+from raysweep.report.correlations import LEAST_CHECKPOINTS, LEAST_RUNS, Correlations
 from raysweep.report.data import Failure, Measurements
 from raysweep.report.format import count, number, plus_minus, short, signed
 from raysweep.report.statistics import Interval
@@ -39,19 +39,30 @@ def table(
 def correlation_table(rows: Sequence[Correlations], tolerance: float) -> str:
     """Return the rank correlations with accuracy, with their intervals."""
     note = (
-        "Spearman rank correlation with accuracy and its 95 % interval from 2,000 draws of whole runs "
-        f"(cluster bootstrap). Saturated: at most {short(tolerance)} nats above the least possible loss. A "
-        f"correlation takes at least {LEAST_CHECKPOINTS} checkpoints of {LEAST_RUNS} runs, an interval "
-        f"{LEAST_RUNS_INTERVAL} runs; with few runs such intervals are somewhat too narrow."
+        "Spearman rank correlation with accuracy and its 95 % interval; “given” is at equal loss, by a "
+        "smooth function of its rank. Runs that differ in their seed alone count as one configuration: "
+        "what is peculiar to it shifts all of them. Intervals are cluster-robust (CR2, Bell and McCaffrey). "
+        f"Saturated: at most {short(tolerance)} nats above the least possible loss. A "
+        f"correlation takes at least {LEAST_CHECKPOINTS} checkpoints of {LEAST_RUNS} runs."
     )
     if not rows:
         return '<p class="note">Not enough data: loss, flatness and accuracy have not all been measured.</p>'
     tables = []
     for loss, flatness in dict.fromkeys((row.loss.title, row.flatness.title) for row in rows):
-        headings = ["task", "checkpoints", "n", "runs", loss, flatness, f"{flatness}, given {loss}"]
+        headings = [
+            "task",
+            "checkpoints",
+            "n",
+            "runs",
+            "configurations",
+            loss,
+            flatness,
+            f"{flatness}, given {loss}",
+        ]
         cells = [
             [
-                *(escape(row.task), row.band, str(row.checkpoints), str(row.runs)),
+                *(escape(row.task), row.band),
+                *(str(n) for n in (row.checkpoints, row.runs, row.configurations)),
                 *(_interval(i) for i in (row.of_loss, row.of_flatness, row.of_flatness_given_loss)),
             ]
             for row in rows
@@ -122,7 +133,7 @@ def task_table(measured: Measurements) -> str:
             [
                 escape(measured.named(accuracy)),
                 number(measured.means.get(accuracy.baseline or "")),
-                number(measured.reference.get(name)),
+                plus_minus(measured.reference.get(name), measured.reference_errors.get(name)),
                 number(measured.means.get(accuracy.ceiling or "")),
                 "–" if best is None else plus_minus(best[name], best[error_key(name)]),
                 "–" if best is None else f"{escape(str(best['run_id']))} at step {best['step']:,}",

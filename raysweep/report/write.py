@@ -13,6 +13,7 @@ import pandas as pd
 
 from raysweep.evaluation.finetune import DIVERGED_NOTE
 from raysweep.files import write_atomic
+from raysweep.report.claims import sweep_verdicts
 from raysweep.report.contrasts import changes
 from raysweep.report.page import Content, Failure, render
 from raysweep.report.picture import picture
@@ -30,17 +31,19 @@ def write_report(
     frame: pd.DataFrame,
     path: Path,
     *,
-    tolerance: float = 0.02,
+    tolerance: float | None = None,
 ) -> Path:
     """Write the report of a sweep as it stands, also in mid-sweep, and return its absolute path.
 
-    `frame` is the sweep's tidy table; `tolerance` is the excess loss in nats up to which a checkpoint counts
-    as saturated.  A path that ends in `.svg` gets the headline alone, as a picture.  The file is there whole
-    or not at all.  Raises `OSError` where it cannot be written, and `DataError` for a picture of nothing.
+    `frame` is the sweep's tidy table; `tolerance`, in place of the sweep's own, is the excess loss in nats up
+    to which a checkpoint counts as saturated.  A path that ends in `.svg` gets the headline alone, as a
+    picture.  The file is there whole or not at all.  Raises `OSError` where it cannot be written, and
+    `DataError` for a picture of nothing.
     """
     path = path.absolute()
+    questions = sweep.questions.within(tolerance)
     if path.suffix == ".svg":
-        write_atomic(path, picture(frame, tolerance=tolerance).encode())
+        write_atomic(path, picture(frame, tolerance=questions.tolerance).encode())
         return path
     ledger = sweep.ledger()
     failures = []
@@ -61,7 +64,8 @@ def write_report(
         diverged=_diverged(sweep),
         changes=changes(sweep),
         remarks=remarks(sweep),
-        tolerance=tolerance,
+        verdicts=sweep_verdicts(sweep, frame, questions),
+        tolerance=questions.tolerance,
         provenance={
             "sweep file": str(sweep.path),
             **origin(last_launch(sweep.directory)),

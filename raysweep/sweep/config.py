@@ -11,6 +11,7 @@ from typing import Any
 from raysweep import registry
 from raysweep.errors import ConfigError
 from raysweep.languages.base import Language, LanguageConfig
+from raysweep.sweep.claims import Questions
 from raysweep.sweep.format import check_format
 from raysweep.sweep.identity import canonical
 from raysweep.sweep.ledger import Ledger
@@ -100,6 +101,11 @@ class Sweep:
             near = registry.suggest(run_id, self._by_id)
             raise ConfigError(f"sweep '{self.name}' has no run '{run_id}'{near}")
         return spec
+
+    @cached_property
+    def questions(self) -> Questions:
+        """The questions to the results: the tolerance of loss and the claims."""
+        return Questions.of(self.config)
 
     @cached_property
     def _by_id(self) -> dict[str, RunSpec]:

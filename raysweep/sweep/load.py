@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from raysweep.sweep.check import Checker
+from raysweep.sweep.claims import Questions
 from raysweep.sweep.config import LanguageCache, Sweep
 from raysweep.sweep.document import Mark, Node, Problems, node_of, parse_override, put, read_file
 from raysweep.sweep.explain import explain, show, unknown
@@ -37,6 +38,8 @@ FIELDS = (
     "include",
     "exclude",
     "resources",
+    "tolerance",
+    "claims",
 )
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
@@ -64,6 +67,7 @@ def load_sweep(
     root = override(root, overrides, problems)
     _top(root, problems)
     resources = _resources(root, problems)
+    _questions(root, problems)
     grid = expand(root, problems)
     languages = LanguageCache()
     found = Problems()
@@ -158,6 +162,14 @@ def _resources(root: Node, problems: Problems) -> Resources:
     except ValidationError as error:
         explain(error, Resources, node, ("resources",), root.keys["resources"], problems)
         return Resources()
+
+
+def _questions(root: Node, problems: Problems) -> None:
+    """Check the fields that say what the results are asked."""
+    try:
+        Questions.of(root.plain)
+    except ValidationError as error:
+        explain(error, Questions, root, (), root.mark, problems)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import pytest
 
 from raysweep.bench import environment as environments
 from raysweep.bench.record import RESULTS, Record, load, save
-from raysweep.bench.suites import OF_SWEEPS, SUITES, entries
+from raysweep.bench.suites import OWN_RUNNERS, SUITES, entries
 from raysweep.errors import ConfigError
 
 COMMITTED = sorted(RESULTS.glob("*.json"))
@@ -85,7 +85,7 @@ def test_committed_records_are_whole(path: Path) -> None:
 
 
 def test_every_record_belongs_to_a_suite() -> None:
-    assert {path.stem for path in COMMITTED} <= {*SUITES, *OF_SWEEPS}
+    assert {path.stem for path in COMMITTED} <= {*SUITES, *OWN_RUNNERS}
 
 
 def test_unknown_cases_are_refused() -> None:

@@ -12,16 +12,19 @@ from html.parser import HTMLParser
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
 from raysweep.evaluation.held_out_loss import HELD_OUT_LOSS
 from raysweep.evaluation.metric import NOT_TRUSTED
 from raysweep.evaluation.trace import NOT_REACHED
-from raysweep.report import Content, Failure, partial_spearman, render, spearman, summary
+from raysweep.report import Content, Failure, render, summary
+from raysweep.report.association import at_level
 from raysweep.report.axes import log_ticks
-from raysweep.report.correlations import correlations, findings
+from raysweep.report.claims import verdicts
+from raysweep.report.correlations import configurations, correlations
 from raysweep.report.data import measurements
 from raysweep.report.figures import across_sizes, along_training, scatter
-from raysweep.report.format import signed
+from raysweep.sweep.claims import Claim, Longer, Questions
 from raysweep.sweep.tidy import cells
 
 Table = Callable[..., pd.DataFrame]
@@ -240,36 +243,17 @@ def test_correlations_find_what_is_there_and_say_when_they_cannot(table: Table) 
     rows = {(r.task, r.band): r for r in correlations(measurements(table()), tolerance=0.02)}
     assert set(rows) == {("A", "all"), ("A", "saturated"), ("B", "all"), ("B", "saturated")}
     found = rows["A", "all"]
-    assert (found.checkpoints, found.runs) == (24, 6)
+    assert (found.checkpoints, found.runs, found.configurations) == (24, 6, 2)
     assert found.of_flatness.value < -0.95
-    assert found.of_flatness.low <= found.of_flatness.value <= found.of_flatness.high < -0.8
     assert found.of_flatness_given_loss.value < 0
+    # Three seeds of two configurations are two clusters.
+    assert found.of_flatness.low is None
+    models = [(f"{16 * k}/1/2/{64 * k}", 7000 * k * k) for k in range(1, 7)]
+    many = correlations(measurements(table(models=models, seeds=(0,))), tolerance=0.02)[0]
+    assert many.of_flatness.low <= many.of_flatness.value <= many.of_flatness.high < -0.7
     unsaturated = {(r.task, r.band): r for r in correlations(measurements(table()), tolerance=1e-9)}
     assert unsaturated["A", "saturated"].checkpoints == 0
     assert unsaturated["A", "saturated"].of_flatness is None
-    few = correlations(measurements(table(seeds=(0, 1))), tolerance=10)
-    assert few[0].of_flatness is not None
-    assert few[0].of_flatness.low is None
-
-
-def test_the_findings_follow_from_the_intervals(table: Table) -> None:
-    def first(frame: pd.DataFrame, tolerance: float = 0.02) -> str:
-        return findings(correlations(measurements(frame), tolerance=tolerance))[0]
-
-    frame = table(loss_scale=0.01)
-    assert "flatter goes with better" in first(frame)
-    flipped = frame.copy()
-    accuracies = flipped["metric"].str.startswith("probe/")
-    flipped.loc[accuracies, "value"] = 1 - flipped.loc[accuracies, "value"]
-    assert "flatter goes with worse" in first(flipped)
-    noise = frame.copy()
-    noise.loc[accuracies, "value"] = np.random.default_rng(7).uniform(0.5, 0.9, int(accuracies.sum()))
-    assert "no clear relation" in first(noise)
-    unsaturated = first(frame, tolerance=1e-9)
-    assert "not enough data for an interval" in unsaturated
-    whole = correlations(measurements(frame), tolerance=1e-9)[0]
-    assert f"{signed(whole.of_flatness.value)} [{signed(whole.of_flatness.low)}, " in unsaturated
-    assert "Over all" not in first(table(seeds=(0,), loss_scale=0.01), tolerance=1e-9)
 
 
 def test_the_correlations_are_those_of_the_statistics_room(table: Table) -> None:
@@ -277,9 +261,24 @@ def test_the_correlations_are_those_of_the_statistics_room(table: Table) -> None
     found = correlations(measured, tolerance=0.02)[0]
     rows = measured.has("excess_loss", "trace", "probe/A")
     loss, trace, accuracy = (rows[c].to_numpy() for c in ("excess_loss", "trace", "probe/A"))
-    assert found.of_loss.value == pytest.approx(spearman(loss, accuracy))
-    assert found.of_flatness.value == pytest.approx(spearman(trace, accuracy))
-    assert found.of_flatness_given_loss.value == pytest.approx(partial_spearman(trace, accuracy, loss))
+    assert found.of_loss.value == pytest.approx(stats.spearmanr(loss, accuracy).statistic)
+    assert found.of_flatness.value == pytest.approx(stats.spearmanr(trace, accuracy).statistic)
+    clusters = configurations(rows)
+    given = at_level(trace, accuracy, loss, clusters, clusters, "all")
+    assert found.of_flatness_given_loss.value == pytest.approx(float(given.value))
+    assert found.configurations == 2
+
+
+def test_the_verdicts_are_the_first_section(table: Table) -> None:
+    page = render(Content(name="demo", frame=table()))
+    assert page.index("runs measured") < page.index("<h2>Verdicts</h2>") < page.index("<figure>")
+    assert "At equal loss, flatter goes with better: <b>" in page
+    assert "look-up table: <b>" in page
+    told = measurements(table())
+    some = verdicts(told, Questions(claims=(Claim(longer=Longer(task="B")),)))
+    other = render(Content(name="demo", frame=table(), verdicts=some))
+    assert "Task B: at equal loss, longer training" in other
+    assert "flatter goes with better" not in other
 
 
 def test_progress_failures_and_provenance_are_told(table: Table) -> None:
@@ -332,11 +331,15 @@ def test_summary_is_the_last_milestone_of_each_size(table: Table) -> None:
     assert headings[4:] == ["excess loss", "trace", "A", "B"]
     assert found.title.endswith("the last columns are probe accuracy by task")
     assert summary(table().iloc[:0]).rows == []
+    assert rows[2][4:] == ["–", "–", "0.860 ± 0.001", "0.860 ± 0.001"]
     # A sweep that tests a theory measures nothing of what the table holds.
     theory = table().assign(metric="sharpness/sam", report=False)
     assert summary(theory).rows == []
     assert "saturated" not in render(Content(name="theory", frame=theory))
-    assert "±" not in "".join(map(str, summary(table(seeds=(0,), lookup=False)).rows))
+    # A single seed has the error of its own measurement.
+    alone = summary(table(seeds=(0,), tasks=("A",), lookup=False)).rows[0]
+    assert alone[4].endswith("± 0.0003")
+    assert re.fullmatch(r"0\.8\d\d ± 0\.001", alone[6])
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.011, 0.013), (0.5, 0.9), (0.01, 0.3), (3, 5e4), (1e-6, 1e3)])

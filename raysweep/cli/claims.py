@@ -1,0 +1,152 @@
+"""`raysweep match`, `power`: pairs at equal loss, and the data that claims would take."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from raysweep.cli.options import JsonOption, NameArgument, StorageOption, find, print_json
+from raysweep.cli.output import console
+from raysweep.sweep import tidy
+from raysweep.sweep.units import count, duration
+
+if TYPE_CHECKING:
+    from raysweep.report.match import Match
+    from raysweep.report.paired import Apart
+    from raysweep.report.planning import Plan
+
+
+def match(
+    name: NameArgument,
+    tolerance: Annotated[
+        float,
+        typer.Option("--tol", min=0, help="Nats that two equal losses may differ by."),
+    ] = 0.002,
+    task: Annotated[
+        str | None,
+        typer.Option(metavar="TASK", help="Accuracy of this task.", show_default="all tasks"),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Pairs to show.")] = 20,
+    storage: StorageOption = None,
+    json: JsonOption = False,
+) -> None:
+    """List pairs of checkpoints at equal loss and what differs, the most telling first.
+
+    The sweep may still be running.  Differences are those of the second checkpoint, the flatter one, to the
+    first, with 95 % intervals of measuring.  They say nothing about other seeds of training.
+    """
+    from raysweep.report.data import measurements
+    from raysweep.report.match import matches
+    from raysweep.report.summary import shared_ending
+
+    sweep = find(name, storage)
+    measured = measurements(tidy(sweep.ledger(), sweep))
+    found, total = matches(sweep, measured, tolerance=tolerance, task=task, shown=limit)
+    if json:
+        print_json({"sweep": sweep.name, "pairs": total, "shown": [pair.encode() for pair in found]})
+        return
+    typer.echo(f"{count(total, 'pair')} within {tolerance:g} nats" + (", most telling:" if found else ""))
+    if not found:
+        return
+    out, ending = console(pipe_width=160), shared_ending(list(measured.sizes))
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("first → second")
+    for metric in found[0].differences:
+        table.add_column(f"Δ {measured.metrics[metric].narrow}", justify="right", no_wrap=True)
+    for pair in found:
+        table.add_row(
+            _what(pair, ending),
+            *map(_between, pair.differences.values()),
+        )
+    out.print(table)
+    if any(not apart.paired for pair in found for apart in pair.differences.values()):
+        typer.echo("~: the draws are not stored, so the two numbers count as independent")
+
+
+def _what(pair: Match, ending: str) -> str:
+    """Return what differs within a pair, after the size and seed that it shares.
+
+    `ending` ends the labels of all sizes.
+    """
+    shared = [f"{what} {_text(pair.same[what], ending)}" for what in ("size", "seed") if what in pair.same]
+    apart = [f"{what} {_text(a, ending)} → {_text(b, ending)}" for what, (a, b) in pair.differs.items()]
+    return ", ".join([*shared, *apart])
+
+
+def _text(value: object, ending: str) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value).removesuffix(ending)
+
+
+def _between(apart: Apart) -> str:
+    """Return a difference with its interval; `~` where its draws are not paired."""
+    from raysweep.report.format import number
+
+    low, high = apart.interval
+    sign = "+" if apart.value > 0 else ""
+    mark = "" if apart.paired else "~"
+    return f"{mark}{sign}{number(apart.value)} [{number(low, 2)}, {number(high, 2)}]"
+
+
+def power(
+    name: NameArgument,
+    pilot: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="Sweep with the errors.",
+            show_default="the sweep as it stands",
+        ),
+    ] = None,
+    effect: Annotated[
+        float | None,
+        typer.Option(
+            help="Effect to see: a correlation, or a difference of accuracy.",
+            show_default="that of the pilot",
+        ),
+    ] = None,
+    storage: StorageOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Say how many runs each claim of a sweep would take at 80 % power, and how long they would train."""
+    from raysweep.report import sweep_verdicts
+    from raysweep.report.planning import plans
+
+    sweep = find(name, storage)
+    source = sweep if pilot is None else find(pilot, storage)
+    verdicts = sweep_verdicts(source, questions=sweep.questions)
+    found = plans(verdicts, sweep, source, effect=effect)
+    if json:
+        print_json({"sweep": sweep.name, "pilot": source.name, "claims": [plan.encode() for plan in found]})
+        return
+    if not found:
+        typer.echo("no claims: nothing has been measured; name a finished sweep with --pilot")
+    for plan in found:
+        typer.echo(f"{plan.claim}:")
+        for line in _plan_lines(plan):
+            typer.echo(f"  {line}")
+
+
+def _plan_lines(plan: Plan) -> list[str]:
+    """Return what is known of a claim's power."""
+    from raysweep.report.verdict import amount
+
+    if plan.effect is None or plan.power is None or plan.detectable is None:
+        return ["not enough data in the pilot to say"]
+    seen = amount(abs(plan.effect), plan.unit)
+    lines = [
+        f"{plan.clusters} {plan.units} see {seen} with a probability of {plan.power:.0%}, and "
+        f"{amount(plan.detectable, plan.unit)} with 80 %"
+    ]
+    if plan.needed is None:
+        return [*lines, f"{seen} would take more than any sweep has"]
+    more = max(plan.needed, plan.clusters)
+    line = f"{seen} at 80 % takes {more:,} {plan.units}"
+    if plan.needed <= plan.clusters:
+        return [*lines, f"{line}: no more than there are"]
+    if plan.runs is not None:
+        line += f", {count(plan.runs, 'run')} in all"
+    if plan.seconds is not None:
+        line += f": about {duration(plan.seconds)} of work more, one run after another"
+    return [*lines, line]

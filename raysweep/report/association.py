@@ -1,0 +1,185 @@
+"""The association of two quantities at equal loss: its estimate, interval and test.
+
+Ranks of the checkpoints take the place of values, so nothing depends on whether a loss is that above the
+entropy, or a trace is taken as its logarithm.  With r the ranks,
+
+    r_y = f(loss) + β r_x + e,        ρ = β̂ √(x̃ᵀx̃ / ỹᵀỹ)
+
+where f is a smooth function of the rank of the loss (a polynomial of degree `DEGREE`), and x̃ and ỹ are what
+f leaves of r_x and r_y: ρ is their correlation, a partial rank correlation.  β̂ has scores s_g of clusters and
+degrees of freedom ν (`raysweep.report.regression`).  With x̂ and ŷ the x̃ and ỹ of length one, the interval is
+that of Fisher's z = artanh ρ with the first-order (delta) standard error of z,
+
+    z ± t_ν √(Σ_g ψ_g²) / (1 − ρ²),    ψ_g = s_g √(x̃ᵀx̃ / ỹᵀỹ) + ρ/2 Σ_{i in g} (x̂_i² − ŷ_i²),
+
+which at ρ = 0 is that of β̂, and the p-value is that of the same t (R. A. Fisher, "On the probable error of a
+coefficient of correlation", Metron 1, 1921).
+
+Checkpoints of a run resemble each other, and so do runs of one configuration that differ in their seed: what
+is peculiar to a model size shifts its flatness and its accuracy in all its runs.  Three sizes with many seeds
+say three things about sizes, not as many as there are runs.  So clusters are configurations, and the three
+parts of the association, which may have opposite signs (E. H. Simpson, "The interpretation of interaction in
+contingency tables", 1951), are also estimated apart:
+
+- `configurations`: means of configurations;
+- `seeds`: means of runs about that of their configuration; clusters are runs;
+- `steps`: checkpoints about the mean of their run.
+
+`raysweep bench statistics` measures coverage and level of all of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import get_args
+
+import numpy as np
+from scipy import stats
+
+from raysweep.report.regression import Array, residuals, slope
+from raysweep.sweep.claims import Level
+
+#: Degree of the polynomial of the rank of the loss.
+DEGREE = 3
+#: Checkpoints of a stratum of equal loss.
+STRATUM = 6
+#: Fewest clusters, and fewest degrees of freedom, of an interval.
+LEAST_CLUSTERS, LEAST_DOF = 3, 1.5
+#: Least share of the variation of x that the loss must leave: with less, the two are one.
+LEAST_LEFT = 0.01
+CONFIDENCE = 0.95
+
+LEVELS: tuple[Level, ...] = get_args(Level)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """Estimates [...] with their 95 % intervals and p-values; nan where they are not defined.
+
+    `standard_error` is that of Fisher's z for a correlation, and that of the value for others.
+    """
+
+    value: Array
+    low: Array
+    high: Array
+    p: Array
+    standard_error: Array
+    dof: Array
+    clusters: int
+
+
+def ranks(values: Array) -> Array:
+    """Return the ranks of values [..., n] along the last axis, from just above −1 to just below 1."""
+    n = values.shape[-1]
+    return (2 * stats.rankdata(values, axis=-1) - n - 1) / n
+
+
+def smooth(place: Array) -> Array:
+    """Return the design [..., n, p] of a smooth function of a place [..., n], its constant first.
+
+    The places are of the size of one, such as ranks.
+    """
+    degree = min(DEGREE, max(1, place.shape[-1] // 4))
+    return np.stack([place**power for power in range(degree + 1)], axis=-1)
+
+
+def strata(loss: Array) -> Array:
+    """Return the design [..., n, p] of a level for each stratum of neighbours in loss, the constant first.
+
+    The last column is the rank of the loss: within a stratum, too, a smaller loss is better.
+    """
+    n = loss.shape[-1]
+    count = max(2, n // STRATUM)
+    place = np.minimum((stats.rankdata(loss, axis=-1, method="ordinal") - 1) * count // n, count - 1)
+    steps = [place == number for number in range(1, count)]
+    return np.stack([np.ones(loss.shape), *steps, ranks(loss)], axis=-1).astype(float)
+
+
+def indicators(groups: Array) -> Array:
+    """Return a column for each group of `groups` [n] but the first: [n, p]."""
+    return (groups[:, None] == np.unique(groups)[None, 1:]).astype(float)
+
+
+def beside(design: Array, columns: Array) -> Array:
+    """Return a design [..., n, p] with further columns [n, q]."""
+    shape = (*design.shape[:-1], columns.shape[-1])
+    return np.concatenate([design, np.broadcast_to(columns, shape)], axis=-1)
+
+
+def correlation(x: Array, y: Array, design: Array, clusters: Array) -> Estimate:
+    """Return the correlation of x and y [..., n] given a design [..., n, p], with clusters [n]."""
+    found = slope(y, x, design, clusters)
+    left_x, left_y = residuals(x, design), residuals(y, design)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        scale = np.sqrt((left_x**2).sum(axis=-1) / (left_y**2).sum(axis=-1))
+        value = np.clip(found.value * scale, -1, 1)
+        value = np.where(found.left >= LEAST_LEFT, value, np.nan)
+        inside = np.clip(value, -1 + 1e-9, 1 - 1e-9)
+        member = (clusters[:, None] == np.unique(clusters)[None, :]).astype(float)
+        lengths = _shares(left_x) @ member - _shares(left_y) @ member
+        scores = found.scores * scale[..., None] + value[..., None] / 2 * lengths
+        error = np.sqrt((scores**2).sum(axis=-1)) / (1 - inside**2)
+    count = member.shape[1]
+    low, high, p = student(np.arctanh(inside), error, found.dof, count)
+    return Estimate(
+        value=value, low=np.tanh(low), high=np.tanh(high), p=p, standard_error=error, dof=found.dof,
+        clusters=count,
+    )  # fmt: skip
+
+
+def _shares(values: Array) -> Array:
+    """Return the share of each of values [..., n] in the sum of their squares."""
+    return values**2 / (values**2).sum(axis=-1, keepdims=True)
+
+
+def coefficient(x: Array, y: Array, design: Array, clusters: Array) -> Estimate:
+    """Return the slope of y over x [..., n] given a design [..., n, p], with clusters [n]."""
+    found = slope(y, x, design, clusters)
+    value = np.where(found.left >= LEAST_LEFT, found.value, np.nan)
+    count = len(np.unique(clusters))
+    low, high, p = student(value, found.standard_error, found.dof, count)
+    return Estimate(
+        value=value, low=low, high=high, p=p, standard_error=found.standard_error, dof=found.dof,
+        clusters=count,
+    )  # fmt: skip
+
+
+def student(value: Array, error: Array, dof: Array, clusters: int) -> tuple[Array, Array, Array]:
+    """Return the ends of the 95 % interval and the p-value; nan with too few degrees of freedom."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        known = (dof >= LEAST_DOF) & (error > 0) & (clusters >= LEAST_CLUSTERS)
+        dof = np.where(known, dof, np.nan)
+        margin = stats.t.ppf((1 + CONFIDENCE) / 2, dof) * error
+        return value - margin, value + margin, 2 * stats.t.sf(np.abs(value) / error, dof) + 0 * value
+
+
+def at_level(
+    x: Array, y: Array, loss: Array, runs: Array, configurations: Array, level: Level, *, way: str = "smooth"
+) -> Estimate:
+    """Return the rank correlation of x and y [..., n] at equal loss, in one part of their variation.
+
+    `runs` and `configurations` [n] are whole numbers.  `way` is how the loss is held: by a "smooth" function
+    of it or by "strata".
+    """
+    x, y = ranks(x), ranks(y)
+    design = smooth(ranks(loss)) if way == "smooth" else strata(loss)
+    match level:
+        case "all":
+            return correlation(x, y, design, configurations)
+        case "steps":
+            return correlation(x, y, beside(design, indicators(runs)), configurations)
+        case "seeds":
+            inside = beside(design, indicators(configurations))
+            first = np.unique(runs, return_index=True)[1]
+            return _of_means(x, y, inside, runs, indicators(configurations[first]))
+        case "configurations":
+            return _of_means(x, y, design, configurations, np.ones((len(np.unique(configurations)), 0)))
+
+
+def _of_means(x: Array, y: Array, design: Array, groups: Array, controls: Array) -> Estimate:
+    """Return the correlation of means over `groups` [n] of what a design leaves, given `controls` [m, q]."""
+    member = (np.unique(groups)[:, None] == groups[None, :]).astype(float)
+    member /= member.sum(axis=1, keepdims=True)
+    x, y = residuals(x, design) @ member.T, residuals(y, design) @ member.T
+    constant = np.ones((*x.shape[:-1], len(member), 1))
+    return correlation(x, y, beside(constant, controls), np.arange(len(member)))

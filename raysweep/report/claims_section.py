@@ -1,0 +1,64 @@
+"""The verdicts on the page: a sentence for each claim, and the numbers behind it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from html import escape
+
+from raysweep.report.parts import small
+from raysweep.report.tables import table
+from raysweep.report.verdict import ALPHA, Finding, Verdict, amount, effect
+
+
+def claims_section(verdicts: Sequence[Verdict]) -> str:
+    """Return the verdicts as HTML: sentences, and a folded table of ways and parts; "" without claims."""
+    if not verdicts:
+        return ""
+    lines = "".join(f"<li>{_sentence(verdict)}</li>" for verdict in verdicts)
+    rows = [row for verdict in verdicts for row in _rows(verdict)]
+    headings = ["claim", "by", "effect [95 % interval]", "p", "clusters"]
+    tests = "".join(f"<li>{escape(f'{_claim(v)}: {v.test}.')}</li>" for v in verdicts if v.test)
+    note = (
+        f"Verdicts hold together at {ALPHA:.0%}: p-values are corrected for the number of claims (Holm). "
+        "“Not enough data” also says how much it would take; “no clear relation” means that effects worth "
+        "mentioning are excluded. The loss is held by a smooth function of it, which is judged, by strata of "
+        "neighbours in loss, and by pairs of equal loss. “Mixed” is said where these, or the parts of an "
+        "association (between configurations, between seeds, along a run), contradict each other."
+    )
+    return (
+        f'<h2>Verdicts</h2><ul class="findings">{lines}</ul>'
+        f"<details><summary>The numbers behind the verdicts</summary>{small(note)}"
+        f"{table(headings, rows, text=2)}<ul>{tests}</ul></details>"
+    )
+
+
+def _claim(verdict: Verdict) -> str:
+    return f"{verdict.about}{verdict.says}"
+
+
+def _sentence(verdict: Verdict) -> str:
+    claim, outcome = escape(_claim(verdict)), escape(verdict.outcome)
+    return f"{claim}: <b>{outcome}</b> ({escape(verdict.numbers)})"
+
+
+def _rows(verdict: Verdict) -> list[list[str]]:
+    found = [verdict.main, *verdict.ways, *verdict.parts]
+    rows = [
+        ["" if place else escape(_claim(verdict)), *_cells(one, verdict.unit)]
+        for place, one in enumerate(found)
+    ]
+    if not math.isnan(verdict.detectable):
+        least = escape(f"from {amount(verdict.detectable, verdict.unit)} on")
+        rows.append(["", "seen with a probability of 80 %", least, "", ""])
+    return rows
+
+
+def _cells(found: Finding, unit: str) -> list[str]:
+    if math.isnan(found.value):
+        return [escape(found.name), '<span class="note">not enough data</span>', "", str(found.clusters)]
+    shown = escape(effect(found, unit))
+    if not found.tested:
+        shown += ' <span class="note">[not enough data]</span>'
+        return [escape(found.name), shown, "", str(found.clusters)]
+    return [escape(found.name), shown, f"{found.p:.2g}", str(found.clusters)]

@@ -1,0 +1,229 @@
+"""Claims as estimates: flatness, what a sweep sets, and the look-up table; see `raysweep.report.claims`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy import stats
+
+from raysweep.evaluation.metric import Description
+from raysweep.report.association import (
+    CONFIDENCE,
+    LEAST_CLUSTERS,
+    LEVELS,
+    Estimate,
+    at_level,
+    beside,
+    coefficient,
+    indicators,
+    smooth,
+    strata,
+)
+from raysweep.report.columns import LEAST_CHECKPOINTS, Columns, named, numbers, places
+from raysweep.report.data import Measurements
+from raysweep.report.matching import by_pairs
+from raysweep.report.paired import Key
+from raysweep.report.regression import Array
+from raysweep.report.verdict import Asked, Finding
+from raysweep.sweep.claims import About, Algorithm, Beats, Flatter, Larger, Longer
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+#: The smallest effects worth mentioning where a claim says nothing: a correlation, a difference of accuracy.
+LEAST_RHO, LEAST_ACCURACY = 0.5, 0.01
+NOTHING = Finding(name="smooth", value=math.nan, low=math.nan, high=math.nan, p=math.nan)
+_LEVELS = {
+    "configurations": "between configurations",
+    "seeds": "between seeds of a configuration",
+    "steps": "along the steps of a run",
+}
+
+
+def says(about: About) -> str:
+    """Return a claim in words, without its task."""
+    match about:
+        case Flatter():
+            return "at equal loss, flatter goes with better"
+        case Longer():
+            return "at equal loss, longer training goes with better"
+        case Larger():
+            return "at equal loss, larger models are better"
+        case Algorithm():
+            return f"at equal loss, {about.better} is better than {about.than}"
+    return "trained models beat the look-up table"
+
+
+def headed(about: About) -> tuple[str, str]:
+    """Return the task with a colon, "" for all tasks, and the claim that follows it."""
+    text = says(about)
+    return (f"Task {about.task}: ", text) if about.task else ("", text[:1].upper() + text[1:])
+
+
+def flatter(
+    measured: Measurements,
+    about: Flatter,
+    accuracies: Sequence[Description],
+    loss: Description,
+    flatness: Description,
+    near: float,
+    draws: Mapping[Key, Array],
+) -> Asked:
+    """Return the claim that flatter goes with better."""
+    data = Columns(measured, accuracies, loss, flatness)
+    x = data.table[flatness.name].to_numpy(dtype=float)
+    head, text = headed(about)
+    by_seed = about.level == "seeds"
+    units = "runs" if by_seed or _as_many(data) else "configurations"
+    test = (
+        f"partial rank correlation of {flatness.title} and {named(accuracies)}, given a smooth function of "
+        f"{loss.title}; cluster-robust (CR2, Bell and McCaffrey), clusters: {units}"
+    )
+    main, reason = NOTHING, ""
+    ways: tuple[Finding, ...] = ()
+    parts: tuple[Finding, ...] = ()
+    if len(data.loss) < LEAST_CHECKPOINTS:
+        reason = f"{len(data.loss)} checkpoints, {LEAST_CHECKPOINTS} are needed"
+    else:
+        columns = x, data.y, data.loss, data.runs, data.configurations
+        main = _finding("smooth", at_level(*columns, about.level))
+        stratified = _finding("strata", at_level(*columns, about.level, way="strata"))
+        pairs, paired = data.pairs(near, draws)
+        if about.level == "all":
+            matched = by_pairs(x, data.y, pairs, data.configurations, correlation=True)
+            ways = (_finding(_of_pairs(near, loss, paired, pairs), matched), stratified)
+            parts = tuple(_finding(_LEVELS[k], at_level(*columns, k)) for k in LEVELS if k != "all")
+        else:
+            ways = (stratified,)
+        reason = _reason(main, units)
+    return Asked(
+        about=head, says=text, unit="ρ", expected=1 if flatness.better == "more" else -1,
+        least=about.least or LEAST_RHO, main=main, ways=ways, parts=parts, units=units, test=test,
+        reason=reason, checkpoints=len(data.loss), runs=data.count,
+    )  # fmt: skip
+
+
+def _as_many(data: Columns) -> bool:
+    """Return whether every configuration has one run."""
+    return data.count == len(np.unique(data.configurations))
+
+
+def treated(
+    measured: Measurements,
+    about: Longer | Larger | Algorithm,
+    accuracies: Sequence[Description],
+    loss: Description,
+    near: float,
+    draws: Mapping[Key, Array],
+) -> Asked:
+    """Return a claim about what the sweep sets: steps, size or algorithm."""
+    chosen, unit, what, beside_it = _treatment(measured.checkpoints, about)
+    data = Columns(measured, accuracies, loss, None, chosen)
+    rows = data.table
+    match about:
+        case Longer():
+            x, groups = np.log2(rows["step"].to_numpy(dtype=float)), data.runs
+        case Larger():
+            x, groups = np.log2(rows["parameters"].to_numpy(dtype=float)), numbers(rows["variant"])
+        case Algorithm():
+            x, groups = _is(rows, about.better).to_numpy(dtype=float), numbers(rows["model"])
+    head, text = headed(about)
+    test = (
+        f"regression of {named(accuracies)} on {what}, given a smooth function of {loss.title} and the "
+        f"{beside_it}; cluster-robust (CR2, Bell and McCaffrey), clusters: runs"
+    )
+    main = NOTHING
+    ways: tuple[Finding, ...] = ()
+    if len(x) < LEAST_CHECKPOINTS or len(np.unique(x)) < 2:
+        reason = f"{len(x)} checkpoints with {len(np.unique(x))} values of {what}"
+    else:
+        held_by = smooth(places(data.loss, loss)), strata(data.loss)
+        designs = [beside(design, indicators(groups)) for design in held_by]
+        held, stratified = (coefficient(x, data.y, design, data.runs) for design in designs)
+        pairs, paired = data.pairs(near, draws)
+        pairs &= (groups[:, None] == groups[None, :]) & (x[:, None] != x[None, :])
+        matched = by_pairs(x, data.y, pairs, data.runs, correlation=False)
+        main = _finding("smooth", held)
+        ways = (_finding(_of_pairs(near, loss, paired, pairs), matched), _finding("strata", stratified))
+        reason = _reason(main, "runs")
+    return Asked(
+        about=head, says=text, unit=unit, expected=1, least=about.least or LEAST_ACCURACY, main=main,
+        ways=ways, test=test, reason=reason, checkpoints=len(data.loss), runs=data.count,
+    )  # fmt: skip
+
+
+def _treatment(table: pd.DataFrame, about: Longer | Larger | Algorithm) -> tuple[pd.Series, str, str, str]:
+    """Return the rows of a claim, the unit of its effect, what varies, and what is held beside the loss."""
+    match about:
+        case Longer():
+            return table["step"] > 0, "accuracy per doubling", "the logarithm of steps", "run"
+        case Larger():
+            return table["parameters"] > 0, "accuracy per doubling", "the logarithm of parameters", "variant"
+        case Algorithm():
+            return _is(table, about.better) | _is(table, about.than), "accuracy", "the algorithm", "size"
+
+
+def _is(table: pd.DataFrame, algorithm: str) -> pd.Series:
+    """Return the rows of an algorithm: its kind, or its whole label."""
+    labels = table["algorithm"].astype(str)
+    return (labels == algorithm) | labels.str.startswith(f"{algorithm}-")
+
+
+def beats(measured: Measurements, about: Beats, accuracies: Sequence[Description]) -> Asked:
+    """Return the claim that the last checkpoints of runs are better than the look-up table."""
+    head, text = headed(about)
+    names = [metric.name for metric in accuracies]
+    table = measured.has(*names)
+    last = table.loc[table.groupby("run_id")["step"].idxmax()]
+    known = all(name in measured.reference for name in names)
+    main, reason = NOTHING, "" if known else "the look-up table has not been measured"
+    if known and len(last) < LEAST_CLUSTERS:
+        reason = f"{LEAST_CLUSTERS} runs are needed"
+    elif known:
+        above = last[names].to_numpy(dtype=float).mean(axis=1)
+        above -= np.mean([measured.reference[name] for name in names])
+        own = above.std(ddof=1) / math.sqrt(len(above))
+        of_table = math.hypot(*(measured.reference_errors.get(name) or 0.0 for name in names)) / len(names)
+        error, value = math.hypot(own, of_table), float(above.mean())
+        dof = float(len(above) - 1)
+        margin = float(stats.t.ppf((1 + CONFIDENCE) / 2, dof)) * error
+        p = 2 * float(stats.t.sf(abs(value) / error, dof)) if error > 0 else float(value == 0)
+        main = Finding(
+            name="mean over runs", value=value, low=value - margin, high=value + margin, p=p,
+            standard_error=error, dof=dof, clusters=len(above),
+        )  # fmt: skip
+    return Asked(
+        about=head, says=text, unit="accuracy", expected=1, least=about.least or LEAST_ACCURACY, main=main,
+        checkpoints=len(last), runs=len(last), reason=reason,
+        test=f"mean over runs of {named(accuracies)} at the last milestone less that of the look-up table, "
+        "with the standard errors of both",
+    )  # fmt: skip
+
+
+def _finding(name: str, found: Estimate) -> Finding:
+    values = (found.value, found.low, found.high, found.p, found.standard_error, found.dof)
+    value, low, high, p, error, dof = (float(v) for v in values)
+    return Finding(
+        name=name, value=value, low=low, high=high, p=p, standard_error=error, dof=dof,
+        clusters=found.clusters,
+    )  # fmt: skip
+
+
+def _of_pairs(near: float, loss: Description, paired: bool, pairs: Array) -> str:
+    """Return the name of the way by pairs."""
+    how = "" if paired else ", losses as independent numbers"
+    return f"{int(pairs.sum()) // 2} pairs within {near:g} {loss.unit}{how}"
+
+
+def _reason(main: Finding, units: str) -> str:
+    """Return why there is no interval, "" where there is one."""
+    if main.tested:
+        return ""
+    if math.isnan(main.value):
+        return "at equal loss too little varies"
+    if main.clusters < LEAST_CLUSTERS:
+        return f"{main.clusters} {units}, at least {LEAST_CLUSTERS} are needed"
+    return f"few {units} have most of the variation"

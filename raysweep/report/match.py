@@ -1,0 +1,173 @@
+"""Pairs of checkpoints at equal loss: what differs between them, and by how much.
+
+Intervals are those of measuring: of the same two checkpoints, on other sentences, inputs or probe seeds.
+They do not say what other seeds of training would give; the claims do (`raysweep.report.claims`).
+
+A pair is the more telling, the surer both its differences are: it is ranked by the smaller of |Δ flatness|
+and |Δ accuracy| in standard errors, the accuracy with the largest of these.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from raysweep.errors import ConfigError
+from raysweep.evaluation.metric import Description, error_key
+from raysweep.report.columns import loss_of
+from raysweep.report.data import Measurements
+from raysweep.report.matching import equal
+from raysweep.report.paired import Apart, Draws, Key, loss_draws, loss_errors
+
+if TYPE_CHECKING:
+    from raysweep.sweep import Sweep
+
+#: Difference of two losses, in nats, up to which they are equal, where nothing else is said.
+EQUAL = 0.002
+#: Pairs that are shown, where nothing else is said.
+SHOWN = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Match:
+    """Two checkpoints of equal loss, the flatter one second, and the differences second minus first.
+
+    `differs` has the values of both by what differs: size, steps, algorithm, seed or another axis, and `same`
+    the values of what does not.  `differences` are by metric, the loss first.
+    """
+
+    first: Key
+    second: Key
+    same: Mapping[str, Any]
+    differs: Mapping[str, tuple[Any, Any]]
+    differences: Mapping[str, Apart] = field(default_factory=dict)
+    telling: float = 0.0
+
+    def encode(self) -> dict[str, Any]:
+        """Return plain data for a program."""
+        return {
+            "first": {"run_id": self.first[0], "step": self.first[1]},
+            "second": {"run_id": self.second[0], "step": self.second[1]},
+            "differs": {name: list(values) for name, values in self.differs.items()},
+            "differences": {
+                name: {
+                    "value": apart.value,
+                    "low": _plain(apart.interval[0]),
+                    "high": _plain(apart.interval[1]),
+                    "paired": apart.paired,
+                }
+                for name, apart in self.differences.items()
+            },
+            "telling": self.telling,
+        }
+
+
+def _plain(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def matches(
+    sweep: Sweep,
+    measured: Measurements,
+    *,
+    tolerance: float = EQUAL,
+    task: str | None = None,
+    shown: int = SHOWN,
+) -> tuple[list[Match], int]:
+    """Return the most telling pairs of a sweep at equal loss, and the number of all pairs.
+
+    Pairs are ranked by the errors of the numbers, and of the first `shown` the differences are taken by
+    paired draws where the ledger has them.  Raises `ConfigError` for a task that was not measured.
+    """
+    loss, flatness, accuracies = _metrics(measured, task)
+    if loss is None:
+        return [], 0
+    metrics = [loss, *flatness, *accuracies]
+    table = measured.has(loss.name, *(m.name for m in [*flatness, *accuracies[:1]]))
+    keys: list[Key] = list(zip(table["run_id"], table["step"].astype(int), strict=True))
+    errors = table[error_key(loss.name)].fillna(0).to_numpy(dtype=float)
+    of_loss, paired = loss_errors(keys, errors, loss_draws(sweep, loss))
+    pairs = np.argwhere(np.triu(equal(table[loss.name].to_numpy(dtype=float), of_loss, tolerance)))
+    rows = table.to_dict(orient="records")
+    found = []
+    for i, j in pairs:
+        if flatness and rows[i][flatness[0].name] < rows[j][flatness[0].name]:
+            i, j = j, i
+        apart = {m.name: _independent(rows[i], rows[j], m) for m in metrics}
+        apart[loss.name] = Apart(
+            value=apart[loss.name].value, standard_error=float(of_loss[i, j]), paired=paired
+        )
+        same, differs = _compared(sweep.axes, rows[i], rows[j])
+        match = Match(first=keys[i], second=keys[j], same=same, differs=differs)
+        found.append(_with(match, apart, flatness, accuracies))
+    found.sort(key=_order)
+    draws = Draws(sweep)
+    surer = []
+    for match in found[:shown]:
+        better = {m.name: draws.apart(m, match.first, match.second) for m in [*flatness, *accuracies]}
+        apart = dict(match.differences) | {name: one for name, one in better.items() if one is not None}
+        surer.append(_with(match, apart, flatness, accuracies))
+    return sorted(surer, key=_order), len(found)
+
+
+def _metrics(
+    measured: Measurements, task: str | None
+) -> tuple[Description | None, list[Description], list[Description]]:
+    """Return the loss, the measure of flatness (or none), and the accuracies of a pair."""
+    accuracies = measured.shown("accuracy")
+    chosen = [m for m in accuracies if task is None or str(m.of.get("task")) == task]
+    if task is not None and not chosen:
+        known = ", ".join(sorted({str(m.of["task"]) for m in accuracies if "task" in m.of})) or "none"
+        raise ConfigError(f"--task {task}: no accuracy of it has been measured; measured: {known}")
+    return loss_of(measured), measured.comparable()[:1], chosen
+
+
+def _with(
+    match: Match,
+    apart: Mapping[str, Apart],
+    flatness: Sequence[Description],
+    accuracies: Sequence[Description],
+) -> Match:
+    """Return a pair with its differences."""
+    sides = [max((_sure(apart[m.name]) for m in side), default=0.0) for side in (flatness, accuracies)]
+    return replace(match, differences=apart, telling=min(sides))
+
+
+def _sure(apart: Apart) -> float:
+    """Return a difference in standard errors; 0 where these are not known."""
+    if not apart.standard_error > 0:
+        return 0.0
+    return abs(apart.value) / apart.standard_error
+
+
+def _order(match: Match) -> tuple[float, Key, Key]:
+    return -match.telling, match.first, match.second
+
+
+def _independent(first: Mapping[Any, Any], second: Mapping[Any, Any], metric: Description) -> Apart:
+    """Return the difference of two numbers as independent ones."""
+    errors = [row[error_key(metric.name)] for row in (first, second)]
+    value = float(second[metric.name] - first[metric.name])
+    return Apart(value=value, standard_error=math.hypot(*errors))
+
+
+def _compared(
+    axes: Sequence[str], first: Mapping[Any, Any], second: Mapping[Any, Any]
+) -> tuple[dict[str, Any], dict[str, tuple[Any, Any]]]:
+    """Return what two checkpoints share, and the values of what differs between them, by name."""
+    names = {"model": "size", "step": "steps", "algorithm": "algorithm", "seed": "seed"}
+    names |= {axis: axis for axis in axes if axis not in names and axis in first and axis[:5] != "model"}
+    values = {shown: (_value(first[name]), _value(second[name])) for name, shown in names.items()}
+    same = {shown: one for shown, (one, other) in values.items() if one == other}
+    return same, {shown: pair for shown, pair in values.items() if shown not in same}
+
+
+def _value(value: Any) -> Any:
+    """Return a cell of a table as plain data, None for a missing one."""
+    if value is None or value != value:
+        return None
+    return value.item() if isinstance(value, np.generic) else value

@@ -1,0 +1,153 @@
+"""Differences between checkpoints that were measured on the same draws.
+
+All checkpoints of a sweep have the same sentences for the loss, the same inputs and test vectors for the
+trace, and the same training sets, projections and test sentences for each seed of the probe.  What a sentence
+or a seed adds to both sides falls out of a difference, so its standard error is that of the draws' own
+differences.  The ledger keeps the values of the draws; where it does not have them, the two numbers count as
+independent, which makes a difference less sure than it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy import stats
+
+from raysweep.evaluation.excess_loss import EXCESS_LOSS
+from raysweep.evaluation.held_out_loss import HELD_OUT_LOSS
+from raysweep.evaluation.metric import Description
+from raysweep.evaluation.probe_metrics import PROBE, of_labels
+from raysweep.evaluation.run import stored_shards
+from raysweep.evaluation.trace import TRACE, inputs_of
+from raysweep.flatness.trace.contrast import difference
+from raysweep.report.regression import Array
+from raysweep.sweep import evaluation_identity
+
+if TYPE_CHECKING:
+    from raysweep.evaluation.base import Arrays
+    from raysweep.sweep import Sweep
+
+#: Evaluations of checkpoints that are kept in memory.
+KEPT = 16
+
+#: A checkpoint: run and step.
+Key = tuple[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Apart:
+    """A difference with its standard error and the degrees of freedom of its 95 % interval.
+
+    `paired` says whether the draws' own differences gave the error; nan where it is not known.
+    """
+
+    value: float
+    standard_error: float
+    dof: float = math.inf
+    paired: bool = False
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval."""
+        margin = float(stats.t.ppf(0.975, self.dof)) * self.standard_error
+        return self.value - margin, self.value + margin
+
+
+def loss_draws(sweep: Sweep, loss: Description) -> dict[Key, Array]:
+    """Return, for each checkpoint, what each sentence [n] adds to the error of its loss.
+
+    Their sum is zero and their sum of squares the squared standard error.  {} for a loss without such values.
+    """
+    parts: dict[str, tuple[str, Callable[[list[Arrays]], Array]]] = {
+        EXCESS_LOSS.name: ("excess_loss", _of_mean),
+        HELD_OUT_LOSS.name: ("held_out_loss", _of_ratio),
+    }
+    if loss.name not in parts:
+        return {}
+    kind, made = parts[loss.name]
+    keys = [(spec.run_id, step) for spec in sweep.runs if spec.trains for step in spec.milestones]
+    return {key: made(shards) for key in keys if (shards := _stored(sweep, kind, key))}
+
+
+def _of_mean(shards: list[Arrays]) -> Array:
+    values = np.concatenate([shard["excess_loss"] for shard in shards])
+    return (values - values.mean()) / math.sqrt(len(values) * max(len(values) - 1, 1))
+
+
+def _of_ratio(shards: list[Arrays]) -> Array:
+    sums, counts = (np.concatenate([shard[name] for shard in shards]) for name in ("loss", "masked"))
+    n = len(sums)
+    return (sums - sums.sum() / counts.sum() * counts) * math.sqrt(n / max(n - 1, 1)) / counts.sum()
+
+
+def _stored(sweep: Sweep, kind: str, key: Key) -> list[Arrays]:
+    """Return the shards of an evaluation at a checkpoint; [] where they are not all there."""
+    spec, run = sweep.run(key[0]), sweep.ledger().open(key[0])
+    evaluation = spec.evaluations.get(kind)
+    if evaluation is None or run.evaluation(key[1], evaluation) is None:
+        return []
+    shards, missing = stored_shards(
+        evaluation, partial(run.load_arrays, key[1], kind, evaluation_identity(evaluation))
+    )
+    return [] if missing else shards
+
+
+def loss_errors(keys: list[Key], errors: Array, draws: Mapping[Key, Array]) -> tuple[Array, bool]:
+    """Return the standard errors [n, n] of differences of loss between checkpoints, and if all are paired.
+
+    `errors` [n] are those of the losses.
+    """
+    independent = np.sqrt(errors[:, None] ** 2 + errors[None, :] ** 2)
+    lengths = {len(draws[key]) for key in keys if key in draws}
+    if len(lengths) != 1 or any(key not in draws for key in keys):
+        return independent, False
+    stacked = np.stack([draws[key] for key in keys])
+    products = stacked @ stacked.T
+    own = np.diag(products)
+    return np.sqrt(np.maximum(own[:, None] + own[None, :] - 2 * products, 0.0)), True
+
+
+class Draws:
+    """The stored values of a sweep's draws, for differences of traces and of accuracies.
+
+    What was read last is kept, because neighbouring pairs share checkpoints.
+    """
+
+    def __init__(self, sweep: Sweep) -> None:
+        self._read = lru_cache(maxsize=KEPT)(partial(_stored, sweep))
+
+    def apart(self, metric: Description, first: Key, second: Key) -> Apart | None:
+        """Return the second number minus the first by paired draws; None where they are not stored."""
+        if metric.name == TRACE.name:
+            return self._traces(first, second)
+        if metric.quantity in (PROBE.name, of_labels(PROBE).name) and metric.unit == PROBE.unit:
+            return self._probes(metric, first, second)
+        return None
+
+    def _traces(self, first: Key, second: Key) -> Apart | None:
+        one, other = (self._read("trace", key) for key in (first, second))
+        if not one or not other:
+            return None
+        found = difference(inputs_of(one), inputs_of(other))
+        return Apart(value=found.difference, standard_error=found.standard_error, paired=True)
+
+    def _probes(self, metric: Description, first: Key, second: Key) -> Apart | None:
+        task, labels = metric.of.get("task"), metric.of.get("labels")
+        sides = []
+        for key in (first, second):
+            shards = self._read("probe", key)
+            if not shards or f"accuracy.{task}" not in shards[0] or set(metric.of) - {"task", "labels"}:
+                return None
+            sizes = shards[0][f"sizes.{task}"].tolist()
+            sides.append(shards[0][f"accuracy.{task}"][-1, 0 if labels is None else sizes.index(labels)])
+        change = sides[1] - sides[0]
+        n = len(change)
+        if n < 2:
+            return None
+        error = float(change.std(ddof=1)) / math.sqrt(n)
+        return Apart(value=float(change.mean()), standard_error=error, dof=n - 1, paired=True)

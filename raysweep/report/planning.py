@@ -1,0 +1,94 @@
+"""More data: how many runs an effect would take, and how long they would train."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from raysweep.report.power import detectable, needed, power
+from raysweep.report.verdict import Verdict
+from raysweep.sweep.estimate import History
+from raysweep.sweep.missing import Missing
+from raysweep.sweep.survey import survey
+
+if TYPE_CHECKING:
+    from raysweep.sweep import Sweep
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A claim in a design of `clusters`, judged by the errors that a pilot has shown.
+
+    `effect` is the effect that is asked about, on the scale of the claim: that which the pilot has seen, or a
+    given one.  `power` is the probability that the design sees it, `detectable` the effect that it sees with
+    80 %.  `needed` clusters, `runs` in all, see the effect with 80 %; `seconds` is the work of the runs that
+    the design lacks for that.  Numbers that are not known are None.
+    """
+
+    claim: str
+    unit: str
+    units: str
+    clusters: int
+    effect: float | None
+    power: float | None
+    detectable: float | None
+    needed: int | None
+    runs: int | None
+    seconds: float | None
+
+    def encode(self) -> dict[str, Any]:
+        """Return plain data for a program."""
+        return dict(vars(self))
+
+
+def plans(
+    verdicts: Sequence[Verdict], sweep: Sweep, pilot: Sweep, *, effect: float | None = None
+) -> list[Plan]:
+    """Return a plan for each verdict of a pilot, in the design of a sweep, which may be the pilot."""
+    seconds = run_seconds(pilot)
+    trained = [spec for spec in sweep.runs if spec.trains]
+    design = {
+        "runs": len(trained),
+        "configurations": len({spec.run_id.rpartition("-s")[0] for spec in trained}),
+    }
+    return [_plan(verdict, design, seconds, effect) for verdict in verdicts]
+
+
+def _plan(verdict: Verdict, design: dict[str, int], seconds: float | None, effect: float | None) -> Plan:
+    main, clusters = verdict.main, design[verdict.units]
+    asked = main.value if effect is None else effect
+    empty = Plan(
+        claim=f"{verdict.about}{verdict.says}", unit=verdict.unit, units=verdict.units, clusters=clusters,
+        effect=None if math.isnan(asked) else asked, power=None, detectable=None, needed=None, runs=None,
+        seconds=None,
+    )  # fmt: skip
+    if not main.tested or clusters < 2:
+        return empty
+    error = main.standard_error * math.sqrt(main.clusters / clusters)
+    dof = main.dof * clusters / main.clusters
+    scaled = math.atanh(max(-1 + 1e-9, min(1 - 1e-9, asked))) if verdict.unit == "ρ" else asked
+    seen = detectable(error, dof)
+    count = needed(scaled, main.standard_error, main.dof, main.clusters)
+    runs = None if count is None else math.ceil(count * design["runs"] / clusters)
+    return Plan(
+        claim=empty.claim, unit=verdict.unit, units=verdict.units, clusters=clusters, effect=empty.effect,
+        power=power(scaled, error, dof), detectable=math.tanh(seen) if verdict.unit == "ρ" else seen,
+        needed=count, runs=runs,
+        seconds=None if runs is None or seconds is None else max(runs - design["runs"], 0) * seconds,
+    )  # fmt: skip
+
+
+def run_seconds(sweep: Sweep) -> float | None:
+    """Return the mean seconds of work of a whole run of a sweep; None where nothing has been timed."""
+    trained = [spec for spec in sweep.runs if spec.trains]
+    history = History(sweep, survey(sweep.ledger(), trained, verify=True), {})
+    found = []
+    for spec in trained:
+        evaluations = tuple((step, kind) for step in spec.milestones for kind in spec.evaluations)
+        whole = Missing(checkpoints=spec.milestones, evaluations=evaluations)
+        found.append(history.cost(spec, whole).seconds)
+    known = [seconds for seconds in found if seconds is not None]
+    return statistics.fmean(known) if known else None

@@ -1,0 +1,110 @@
+"""A regression coefficient whose interval holds with few clusters of observations that resemble each other.
+
+The model is y = Z γ + x β + e, with errors e that are independent between clusters and anything within one.
+With x̃ what of x the controls Z leave, and w = x̃ / (x̃ᵀ x̃),
+
+    β̂ = wᵀ y,    V = Σ_g (w_gᵀ A_g ê_g)²,    A_g = ((I − H)_gg)^(−1/2),    H = X (XᵀX)⁻¹ Xᵀ,  X = [Z x]
+
+over clusters g with residuals ê.  A_g undoes the shrinking of the residuals, so that V has no bias where
+errors are alike and independent ("CR2").  V is not a number: it has a distribution, wide for few clusters.
+It is taken for that of a χ² with the degrees of freedom that give it the mean and the variance that it has
+under such errors (Satterthwaite),
+
+    ν = (tr M)² / tr M²,    M = Pᵀ P,    P_g = (I − H)_·g A_g w_g,
+
+and β̂ / √V for Student's t with ν.  ν is at most the number of clusters less one, and far less where few
+clusters have most of the variation of x.  A usual bootstrap of clusters has no such correction, and its
+intervals are too narrow.
+
+Sources: R. M. Bell and D. F. McCaffrey, "Bias reduction in standard errors for linear regression with
+multi-stage samples", Survey Methodology 28, 2002; J. E. Pustejovsky and E. Tipton, "Small-sample methods for
+cluster-robust variance estimation and hypothesis testing in fixed effects models", Journal of Business and
+Economic Statistics 36, 2018 (the generalised inverse in A_g).
+
+>>> y, x = np.array([1.0, 2.0, 3.0, 5.0]), np.array([0.0, 0.0, 1.0, 1.0])
+>>> found = slope(y, x, np.ones((4, 1)), np.arange(4))
+>>> float(found.value), round(float(found.dof), 6)  # two means of two: Welch's test
+(2.5, 2.0)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+Array = np.ndarray
+
+#: Share of a variance below which it is rounding, not variation.
+TINY = 1e-9
+
+
+@dataclass(frozen=True)
+class Slope:
+    """Coefficients [...] with standard errors and degrees of freedom; nan where x does not vary.
+
+    `scores` [..., clusters] are the terms w_gᵀ A_g ê_g, in the order of the clusters' names.  `left` is the
+    share of the variance of x that the controls leave.
+    """
+
+    value: Array
+    standard_error: Array
+    dof: Array
+    scores: Array
+    left: Array
+
+
+def residuals(values: Array, design: Array) -> Array:
+    """Return what a design [..., n, p] leaves of values [..., n], by least squares."""
+    basis = orthonormal(design)
+    fitted = basis @ (np.swapaxes(basis, -1, -2) @ values[..., None])
+    return values - fitted[..., 0]
+
+
+def orthonormal(design: Array) -> Array:
+    """Return an orthonormal basis [..., n, p] of the columns of a design; dependent columns become zero."""
+    left, singular, _ = np.linalg.svd(design, full_matrices=False)
+    kept = singular > TINY * singular[..., :1]
+    return left * kept[..., None, :]
+
+
+def slope(y: Array, x: Array, controls: Array, clusters: Array) -> Slope:
+    """Return the coefficient of x beside `controls`, which hold the constant.
+
+    `y` and `x` are [..., n], `controls` [..., n, p], `clusters` [n] says which cluster an observation is of.
+    Leading axes are data sets of the same design.
+    """
+    rest = residuals(x, controls)
+    total = x - x.mean(axis=-1, keepdims=True)
+    variation, whole = (rest**2).sum(axis=-1), (total**2).sum(axis=-1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        left = np.where(whole > 0, variation / whole, 0.0)
+        weights = rest / np.where(left > TINY, variation, np.nan)[..., None]
+    value = (weights * y).sum(axis=-1)
+    safe = np.nan_to_num(weights)
+    basis = orthonormal(np.concatenate([controls, x[..., None]], axis=-1))
+    error = residuals(y, basis)
+    names, inverse = np.unique(clusters, return_inverse=True)
+    adjusted = np.zeros((*y.shape[:-1], len(names), y.shape[-1]))
+    for cluster in range(len(names)):
+        rows = np.flatnonzero(inverse == cluster)
+        own = basis[..., rows, :]
+        values, vectors = np.linalg.eigh(np.eye(len(rows)) - own @ np.swapaxes(own, -1, -2))
+        there = values > TINY
+        roots = np.where(there, 1 / np.sqrt(np.where(there, values, 1.0)), 0.0)
+        turned = np.swapaxes(vectors, -1, -2) @ safe[..., rows, None]
+        adjusted[..., cluster, rows] = (vectors @ (roots[..., None] * turned))[..., 0]
+    scores = (adjusted * error[..., None, :]).sum(axis=-1)
+    spread = adjusted - (adjusted @ basis) @ np.swapaxes(basis, -1, -2)
+    moments = spread @ np.swapaxes(spread, -1, -2)
+    trace = np.trace(moments, axis1=-2, axis2=-1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        dof = trace**2 / (moments**2).sum(axis=(-2, -1))
+    known = ~np.isnan(value)
+    return Slope(
+        value=value,
+        standard_error=np.where(known, np.sqrt((scores**2).sum(axis=-1)), np.nan),
+        dof=np.where(known, dof, np.nan),
+        scores=scores,
+        left=left,
+    )

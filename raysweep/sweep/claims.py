@@ -1,0 +1,128 @@
+"""Claims: what a sweep is asked, written down in its file before anything is measured.
+
+    tolerance: 0.02                   # nats above the least loss up to which a checkpoint counts as saturated
+    claims:
+      - flatter: {task: A}            # at equal loss, flatter goes with better
+      - longer: {}                    # at equal loss, more steps go with better, within a run
+      - larger: {}                    # at equal loss, larger models are better
+      - algorithm: {better: adamw, than: adversarial}
+      - beats: lookup_table           # trained models transfer better than the exact conditionals
+
+A claim is no part of a run's identity: another one, or another tolerance, repeats no work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from raysweep.registry import Config
+
+#: Nats above the least loss up to which a checkpoint counts as saturated, where a sweep says nothing else.
+TOLERANCE = 0.02
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+#: The part of the variation in which flatness is compared; see `raysweep.report.association`.
+Level = Literal["all", "configurations", "seeds", "steps"]
+
+
+class About(Config):
+    """The part that every claim shares: the accuracy it is about, and what counts."""
+
+    #: The task, by its name; None is the mean over all tasks.
+    task: str | None = None
+    #: Accuracies of this kind, such as `probe` or `finetune`; None is the first that was measured.
+    accuracy: str | None = None
+    #: Two checkpoints are of equal loss up to so many nats; None is a tenth of the sweep's tolerance.
+    tolerance: Positive | None = None
+    #: The smallest effect worth mentioning: a correlation for `flatter` (None is 0.5); for the others a
+    #: difference of accuracy, for `longer` and `larger` by doubling (None is 0.01).
+    least: Positive | None = None
+
+
+class Flatter(About):
+    """At equal loss, flatter goes with better."""
+
+    #: The measure of flatness, by its name; None is the first by which all checkpoints can be compared.
+    metric: str | None = None
+    #: Between configurations, between the seeds of one, along the steps of a run, or all together.
+    level: Level = "all"
+
+
+class Longer(About):
+    """At equal loss, a later checkpoint of a run is better."""
+
+
+class Larger(About):
+    """At equal loss, larger models of the sweep are better than smaller ones."""
+
+
+class Algorithm(About):
+    """At equal loss, one algorithm gives better models than another."""
+
+    better: str = Field(min_length=1)
+    than: str = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _two(self) -> Self:
+        if self.better == self.than:
+            raise ValueError(f"than: '{self.than}' is the algorithm of `better`; name another one")
+        return self
+
+
+class Beats(About):
+    """Trained models transfer better than the look-up table."""
+
+    than: Literal["lookup_table"] = "lookup_table"
+
+
+class Claim(Config):
+    """One claim: exactly one of its fields is given."""
+
+    flatter: Flatter | None = None
+    longer: Longer | None = None
+    larger: Larger | None = None
+    algorithm: Algorithm | None = None
+    beats: Beats | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_form(cls, data: Any) -> Any:
+        """Take `beats: lookup_table` for `beats: {than: lookup_table}`."""
+        if isinstance(data, dict) and isinstance(data.get("beats"), str):
+            return data | {"beats": {"than": data["beats"]}}
+        return data
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        given = [name for name in type(self).model_fields if getattr(self, name) is not None]
+        if len(given) != 1:
+            known = ", ".join(type(self).model_fields)
+            raise ValueError(f"a claim is exactly one of {known}, e.g. {{flatter: {{task: A}}}}")
+        return self
+
+    @property
+    def about(self) -> About:
+        """The claim that is given."""
+        parts = (self.flatter, self.longer, self.larger, self.algorithm, self.beats)
+        [found] = [part for part in parts if part is not None]
+        return found
+
+
+class Questions(Config):
+    """The fields of a sweep file that say what its results are asked."""
+
+    tolerance: Positive = TOLERANCE
+    #: None is a choice by what the sweep varies; () is nothing.
+    claims: tuple[Claim, ...] | None = None
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Self:
+        """Decode these fields of the configuration of a sweep, as plain data."""
+        return cls.decode({name: config[name] for name in cls.model_fields if name in config})
+
+    def within(self, tolerance: float | None) -> Self:
+        """Return the same claims at another tolerance; None is this one."""
+        return self if tolerance is None else self.model_copy(update={"tolerance": tolerance})

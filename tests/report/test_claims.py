@@ -1,0 +1,233 @@
+"""Verdicts on made-up sweeps with a known answer."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from helpers.populations import population
+from raysweep.evaluation.held_out_loss import HELD_OUT_LOSS
+from raysweep.report.claims import default_claims, verdicts
+from raysweep.report.claims_section import claims_section
+from raysweep.report.data import measurements
+from raysweep.report.power import detectable, needed, power
+from raysweep.report.statistics import holm
+from raysweep.report.verdict import Asked, Finding, Verdict, judged
+from raysweep.sweep.claims import Claim, Questions
+from raysweep.sweep.tidy import cells
+
+
+def judge(frame: pd.DataFrame, *claims: dict[str, Any]) -> list[Verdict]:
+    return verdicts(measurements(frame), Questions(claims=tuple(map(Claim.model_validate, claims))))
+
+
+def one(frame: pd.DataFrame, **claim: Any) -> Verdict:
+    [found] = judge(frame, claim)
+    return found
+
+
+def finding(value: float, *, low: float, high: float, p: float) -> Finding:
+    return Finding(name="one", value=value, low=low, high=high, p=p, standard_error=0.3, dof=9, clusters=10)
+
+
+def test_flatter_with_a_true_effect_is_supported() -> None:
+    found = one(population(sizes=8, between=1, within=1, noise=0.002), flatter={"task": "A"})
+    assert found.outcome == "supported"
+    assert found.sentence.startswith("Task A: at equal loss, flatter goes with better: supported (ρ = −0.")
+    assert "16 runs of 8 configurations" in found.sentence
+    assert found.main.high < 0
+    assert all(way.value < 0 for way in found.ways)
+    assert found.detectable < 0.9
+
+
+def test_flatter_with_the_contrary_is_contradicted() -> None:
+    found = one(population(sizes=8, between=-1, within=-1, noise=0.002), flatter={})
+    assert found.outcome == "contradicted"
+    assert found.main.low > 0
+
+
+def test_flatter_without_an_effect_is_not_supported() -> None:
+    outcomes = [one(population(seed=k), flatter={}).outcome for k in range(8)]
+    assert sum(o in ("supported", "contradicted", "mixed") for o in outcomes) <= 2
+    assert "not enough data" in outcomes
+
+
+def test_flatter_of_opposite_signs_is_mixed() -> None:
+    frame = population(sizes=12, seeds=3, between=-2, within=4, noise=0.002)
+    found = one(frame, flatter={})
+    assert found.outcome == "mixed"
+    parts = {part.name: part for part in found.parts}
+    assert parts["between configurations"].low > 0
+    assert parts["along the steps of a run"].high < 0
+    assert "between configurations ρ = +" in found.sentence
+    steps = one(frame, flatter={"level": "steps"})
+    assert steps.outcome == "supported"
+
+
+def test_no_relation_is_only_claimed_where_effects_are_excluded() -> None:
+    wide = one(population(sizes=6, seed=3), flatter={"least": 0.3})
+    assert wide.outcome == "not enough data"
+    assert "80 % power" in wide.sentence
+    narrow = one(population(sizes=10, seeds=3, seed=3), flatter={"level": "steps"})
+    assert narrow.outcome == "no clear relation"
+    assert "an effect of |ρ| = 0.50 is excluded" in narrow.sentence
+
+
+def test_three_sizes_with_seeds_are_three_clusters() -> None:
+    found = one(population(sizes=3, seeds=4), flatter={})
+    assert found.main.clusters == 3
+    assert found.main.dof < 2.5
+    assert one(population(sizes=2, seeds=6), flatter={}).outcome == "not enough data"
+
+
+@pytest.mark.parametrize(
+    ("claim", "effect"),
+    [("longer", {"longer": 0.03}), ("larger", {"larger": 0.03})],
+)
+def test_what_the_sweep_sets_by_doubling(claim: str, effect: dict[str, float]) -> None:
+    true = one(population(**effect, noise=0.004), **{claim: {}})
+    assert true.outcome == "supported"
+    assert true.main.value == pytest.approx(0.03, abs=0.008)
+    assert "accuracy per doubling" in true.sentence
+    false = [one(population(noise=0.004, seed=k), **{claim: {}}).main for k in range(6)]
+    assert sum(main.low < 0 < main.high for main in false) >= 5
+    contrary = one(population(**{name: -value for name, value in effect.items()}, noise=0.004), **{claim: {}})
+    assert contrary.outcome == "contradicted"
+
+
+def test_longer_is_not_misled_by_larger_models_that_learn_faster() -> None:
+    """At equal loss a larger model has had fewer steps: between runs, fewer steps go with better."""
+    frames = [population(larger=0.05, faster=0.5, noise=0.004, seed=k) for k in range(4)]
+    found = [one(frame, longer={}).main for frame in frames]
+    assert sum(main.low < 0 < main.high for main in found) >= 3
+    assert one(frames[0], larger={}).outcome == "supported"
+
+
+def test_an_algorithm_is_better_than_another() -> None:
+    claim = {"better": "adamw", "than": "adversarial"}
+    both = ("adamw", "adversarial")
+    frame = population(algorithms=both, sizes=3, better=0.05, noise=0.004)
+    found = one(frame, algorithm=claim)
+    assert found.outcome == "supported"
+    assert found.main.low < 0.05 < found.main.high
+    assert "at equal loss, adamw is better than adversarial" in found.sentence.lower()
+    turned = one(frame, algorithm={"better": "adversarial", "than": "adamw"})
+    assert turned.outcome == "contradicted"
+    assert one(population(algorithms=both, sizes=3), algorithm=claim).outcome not in ("supported",)
+    absent = one(frame, algorithm={"better": "adamw", "than": "sam"})
+    assert absent.outcome == "not enough data"
+
+
+def test_trained_models_beat_the_look_up_table() -> None:
+    above = one(population(lookup=0.5), beats="lookup_table")
+    assert above.outcome == "supported"
+    assert above.runs == 12
+    assert one(population(lookup=0.9), beats="lookup_table").outcome == "contradicted"
+    # The error of the look-up table counts, however sure the runs are.
+    near = one(population(lookup=0.685, noise=0.0001, steps=(4000,)), beats="lookup_table")
+    assert near.outcome not in ("supported", "contradicted")
+    assert one(population(), beats="lookup_table").reason == "the look-up table has not been measured"
+
+
+def test_without_the_entropy_the_held_out_loss_serves() -> None:
+    frame = population(sizes=8, between=1, within=1, noise=0.002)
+    for place in frame.index[frame["metric"] == "excess_loss"]:
+        held_out = cells(HELD_OUT_LOSS.number(frame.loc[place, "value"] + 2.3, standard_error=1e-4, n=4096))
+        frame.loc[place, list(held_out)] = pd.Series(held_out)
+    found = one(frame, flatter={})
+    assert found.outcome == "supported"
+    assert "held-out loss" in found.test
+    # Ranks do not mind a constant.
+    before = one(population(sizes=8, between=1, within=1, noise=0.002), flatter={})
+    assert found.main.value == pytest.approx(before.main.value)
+
+
+def test_the_mean_over_tasks_is_the_default_and_unknown_names_say_so() -> None:
+    frame = population(tasks=("A", "B"))
+    assert "the mean of probe accuracy over A, B" in one(frame, flatter={}).test
+    assert "probe accuracy, task B" in one(frame, flatter={"task": "B"}).test
+    assert one(frame, flatter={"task": "Z"}).reason == "no such accuracy has been measured"
+    assert "no sharpness/sam" in one(frame, flatter={"metric": "sharpness/sam"}).reason
+    empty = frame[frame["metric"] == "entropy"]
+    assert one(empty, longer={}).outcome == "not enough data"
+
+
+def test_defaults_follow_from_what_varies() -> None:
+    def kinds(frame: pd.DataFrame) -> list[str]:
+        return [next(iter(c.model_dump(exclude_none=True))) for c in default_claims(measurements(frame))]
+
+    assert kinds(population(lookup=0.5)) == ["flatter", "longer", "larger", "beats"]
+    assert kinds(population(sizes=1, steps=(500,))) == ["flatter"]
+    assert "algorithm" in kinds(population(algorithms=("adamw", "adversarial")))
+    assert kinds(population().iloc[:0]) == []
+
+
+def test_several_claims_are_corrected_for_their_number() -> None:
+    frame = population(sizes=8, between=1, within=1, noise=0.002, tasks=("A", "B"))
+    found = judge(
+        frame, {"flatter": {"task": "A"}}, {"flatter": {"task": "B"}}, {"longer": {}}, {"larger": {}}
+    )
+    assert [v.p_corrected for v in found] == pytest.approx(holm([v.main.p for v in found]))
+    nearly = Finding(
+        name="smooth", value=-0.6, low=-0.9, high=-0.01, p=0.03, standard_error=0.3, dof=9, clusters=10
+    )
+    asked = Asked(about="", says="This", unit="ρ", expected=-1, least=0.5, main=nearly, runs=10)
+    assert judged([asked])[0].outcome == "supported"
+    both = judged([asked, asked])
+    assert [v.outcome for v in both] == ["not enough data", "not enough data"]
+    assert "p = 0.03 alone, 0.06 among all claims" in both[0].sentence
+
+
+def test_ways_that_contradict_each_other_are_mixed() -> None:
+    up, down = finding(0.6, low=0.1, high=0.9, p=0.001), finding(-0.6, low=-0.9, high=-0.1, p=0.001)
+    asked = Asked(about="", says="This", unit="ρ", expected=1, least=0.5, main=up, ways=(down,))
+    assert judged([asked])[0].outcome == "mixed"
+    assert judged([replace(asked, ways=(up,))])[0].outcome == "supported"
+    unsure = replace(down, low=-0.9, high=0.5, p=0.4)
+    [told] = judged([replace(asked, ways=(unsure,))])
+    assert told.outcome == "supported"
+    assert "; but by one ρ = −0.60 [−0.90, +0.50])" in told.sentence
+
+
+def test_more_data_are_named_for_an_effect_worth_mentioning() -> None:
+    asked = Asked(
+        about="", says="This", unit="ρ", expected=1, least=0.5, main=finding(0.01, low=-0.6, high=0.6, p=0.9)
+    )
+    [small] = judged([asked])
+    assert small.needed() is None or small.needed() > 1000
+    assert f"80 % power for an effect of |ρ| = 0.50 takes about {small.needed(0.5)} runs" in small.sentence
+    [larger] = judged([replace(asked, main=finding(0.7, low=-0.1, high=0.95, p=0.06))])
+    assert "this effect" in larger.sentence
+
+
+def test_power_is_that_of_a_simulated_t_test() -> None:
+    draws = np.random.default_rng(0)
+    n, effect = 9, 1.2
+    samples = effect + draws.normal(size=(20_000, n))
+    t = samples.mean(axis=1) / samples.std(axis=1, ddof=1) * math.sqrt(n)
+    edge = 2.306  # of t with 8 degrees of freedom
+    assert power(effect, 1 / math.sqrt(n), n - 1) == pytest.approx((abs(t) > edge).mean(), abs=0.01)
+    assert power(detectable(0.5, 8), 0.5, 8) == pytest.approx(0.8, abs=0.02)
+    count = needed(0.5, 1 / math.sqrt(n), n - 1, n)
+    assert count is not None
+    assert power(0.5, 1 / math.sqrt(count), count - 1) == pytest.approx(0.8, abs=0.02)
+    assert needed(0.0, 1.0, 8, 9) is None
+    assert needed(1e-6, 1.0, 8, 9) is None
+
+
+def test_the_section_has_a_sentence_for_each_claim_and_its_numbers() -> None:
+    found = judge(population(lookup=0.5), {"flatter": {"task": "A"}}, {"beats": "lookup_table"})
+    html = claims_section(found)
+    assert "<li>Task A: at equal loss, flatter goes with better: <b>" in html
+    assert "<b>supported</b>" in html
+    assert "pairs within 0.002 nats" in html
+    assert "between seeds of a configuration" in html
+    assert claims_section([]) == ""
+    plain = found[0].encode()
+    assert plain["verdict"] == found[0].outcome
+    assert plain["effect"]["value"] == pytest.approx(found[0].main.value)
