@@ -24,7 +24,8 @@ State = Literal["queued", "starting", "training", "evaluating", "unfinished", "d
 class RunState:
     """The state of one run; `eta` is the seconds to its end, None if they are not known.
 
-    `tokens_per_second` and `mfu` are those of the newest point of its training curve.
+    `tokens_per_second` and `mfu` are those of the newest point of its training curve, `metrics` those of the
+    milestone `evaluated`, which training may have left far behind.
     """
 
     run_id: str
@@ -38,6 +39,7 @@ class RunState:
     tokens_per_second: float | None = None
     mfu: float | None = None
     metrics: Sequence[Metric] = ()
+    evaluated: int = 0
     #: Shards of its evaluations: those that this attempt has measured, and those it has asked for.
     shards: tuple[int, int] = (0, 0)
     eta: float | None = None
@@ -132,7 +134,7 @@ def run_states(sweep: Sweep) -> list[RunState]:
         )
         for step in reversed(spec.milestones):
             if metrics := metrics_at(run, spec, step):
-                row.step, row.metrics = step, metrics
+                row.step, row.evaluated, row.metrics = step, step, metrics
                 break
         checkpoints = run.checkpoints()
         newest = max((record.step for record in checkpoints), default=0)
