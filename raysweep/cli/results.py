@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -79,25 +80,56 @@ def _abreast(rows: Sequence[Sequence[str]], width: int) -> list[list[int]]:
 def check_format(output: Path, known: Sequence[str]) -> None:
     """Raise `ConfigError` unless a file to write has one of the `known` endings."""
     if output.suffix not in known:
-        choice = f"{', '.join(known[:-1])} or {known[-1]}"
+        choice = " or ".join(filter(None, [", ".join(known[:-1]), known[-1]]))
         raise ConfigError(f"--output {output}: '{output.suffix}' is no known format; use {choice}")
 
 
+class Format(StrEnum):
+    """Kinds of files for figures."""
+
+    PDF = "pdf"
+    SVG = "svg"
+    PNG = "png"
+
+
 def report(
-    name: NameArgument,
+    names: Annotated[
+        list[str],
+        typer.Argument(metavar="NAME|FILE...", help="As for other commands; several are compared."),
+    ],
     output: Annotated[
         Path | None,
         typer.Option(
             "-o",
             "--output",
-            help="HTML file, or .svg for its headline alone.",
-            show_default="report.html in the sweep's folder",
+            help="HTML file, or .svg for its headline alone; with --format, a folder.",
+            show_default="report.html or figures in the sweep's folder",
         ),
+    ] = None,
+    format_: Annotated[
+        Format | None, typer.Option("--format", help="Write each figure as a file for a paper.")
     ] = None,
     storage: StorageOption = None,
 ) -> None:
-    """Write the report: one HTML file that needs no network.  The sweep may still be running."""
-    sweep = find(name, storage)
+    """Write the report: one HTML file that needs no network.  The sweep may still be running.
+
+    Examples:
+
+        raysweep report scaling -o report.html
+
+        raysweep report scaling --format pdf
+
+        raysweep report scaling scaling_hmm
+    """
+    sweeps = [find(name, storage) for name in names]
+    if format_ is not None:
+        for sweep in sweeps:
+            _figures(sweep, output, format_, several=len(sweeps) > 1)
+        return
+    if len(sweeps) > 1:
+        _several(sweeps, output)
+        return
+    [sweep] = sweeps
     if output is None:
         typer.echo(make_report(sweep, tidy(sweep.ledger(), sweep)))
         return
@@ -106,6 +138,30 @@ def report(
     frame = tidy(sweep.ledger(), sweep)
     with writing(output):
         typer.echo(make_report(sweep, frame, output))
+
+
+def _figures(sweep: Sweep, output: Path | None, kind: Format, *, several: bool) -> None:
+    """Write the figures of a sweep into a folder, its own where there are several sweeps."""
+    from raysweep.report import write_figures
+
+    folder = sweep.directory / "figures" if output is None else output / sweep.name if several else output
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"--output {folder}: is a file; with --format, name a folder")
+    with writing(folder):
+        found = write_figures(sweep, tidy(sweep.ledger(), sweep), folder, kind)
+    typer.echo("\n".join(map(str, found)) if found else f"{sweep.name}: there is nothing to draw yet")
+
+
+def _several(sweeps: Sequence[Sweep], output: Path | None) -> None:
+    """Write one page that compares sweeps."""
+    from raysweep.report import write_several
+
+    path = output or sweeps[0].storage / f"{'-'.join(sweep.name for sweep in sweeps)}.html"
+    check_format(path, (".html",))
+    check_output(path)
+    frames = [tidy(sweep.ledger(), sweep) for sweep in sweeps]
+    with writing(path):
+        typer.echo(write_several(sweeps, frames, path))
 
 
 def export(

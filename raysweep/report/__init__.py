@@ -6,7 +6,7 @@ This room reads measurements and measures nothing.  It needs neither Ray nor MLf
 from raysweep.report.page import Content, Failure, render
 from raysweep.report.statistics import Interval, cluster_bootstrap, partial_spearman, spearman
 from raysweep.report.summary import Summary, summary
-from raysweep.report.write import write_report
+from raysweep.report.write import write_figures, write_report, write_several
 
 __all__ = [
     "Content",
@@ -18,5 +18,7 @@ __all__ = [
     "render",
     "spearman",
     "summary",
+    "write_figures",
     "write_report",
+    "write_several",
 ]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import pandas as pd
 
@@ -15,8 +17,12 @@ from raysweep.evaluation.finetune import DIVERGED_NOTE
 from raysweep.files import write_atomic
 from raysweep.report.contrasts import changes
 from raysweep.report.page import Content, Failure, render
+from raysweep.report.paper import save_figures
 from raysweep.report.picture import picture
+from raysweep.report.several import render_several
 from raysweep.report.transfer import Diverged
+from raysweep.sweep.ledger import curve_of
+from raysweep.sweep.pages import run_pages
 from raysweep.sweep.provenance import last_launch
 from raysweep.sweep.remarks import remarks
 from raysweep.sweep.storage import storage_flag
@@ -42,6 +48,39 @@ def write_report(
     if path.suffix == ".svg":
         write_atomic(path, picture(frame, tolerance=tolerance).encode())
         return path
+    write_atomic(path, render(content_of(sweep, frame, path.parent, tolerance=tolerance)).encode())
+    return path
+
+
+def write_figures(
+    sweep: Sweep, frame: pd.DataFrame, folder: Path, kind: str, *, tolerance: float = 0.02
+) -> list[Path]:
+    """Write every figure of the report as a file of a kind (pdf, svg, png), and return their paths.
+
+    Raises `OSError` where one cannot be written.
+    """
+    folder = folder.absolute()
+    return save_figures(content_of(sweep, frame, folder, tolerance=tolerance), folder, kind)
+
+
+def write_several(
+    sweeps: Sequence[Sweep], frames: Sequence[pd.DataFrame], path: Path, *, tolerance: float = 0.02
+) -> Path:
+    """Write one page that compares sweeps, each with its tidy table, and return its absolute path.
+
+    Raises `OSError` where it cannot be written.
+    """
+    path = path.absolute()
+    contents = [
+        content_of(sweep, frame, path.parent, tolerance=tolerance)
+        for sweep, frame in zip(sweeps, frames, strict=True)
+    ]
+    write_atomic(path, render_several(contents).encode())
+    return path
+
+
+def content_of(sweep: Sweep, frame: pd.DataFrame, folder: Path, *, tolerance: float) -> Content:
+    """Return the content of a sweep's page, with links as they are from the `folder` of the page."""
     ledger = sweep.ledger()
     failures = []
     for spec in sweep.runs:
@@ -52,7 +91,7 @@ def write_report(
                 for r in records
             ]
     named, where = shlex.quote(sweep.name), storage_flag(sweep.storage)
-    content = Content(
+    return Content(
         name=sweep.name,
         description=sweep.description,
         frame=frame,
@@ -62,6 +101,8 @@ def write_report(
         changes=changes(sweep),
         remarks=remarks(sweep),
         tolerance=tolerance,
+        curves={spec.run_id: curve_of(ledger.open(spec.run_id).checkpoints()) for spec in sweep.runs},
+        links=_links(sweep, folder),
         provenance={
             "sweep file": str(sweep.path),
             **origin(last_launch(sweep.directory)),
@@ -72,8 +113,19 @@ def write_report(
             "table": f"raysweep export {named} -o {named}.parquet{where}",
         },
     )
-    write_atomic(path, render(content).encode())
-    return path
+
+
+def _links(sweep: Sweep, folder: Path) -> dict[str, dict[str, str]]:
+    """Return the addresses of the logs and of the MLflow page of each run, by run id."""
+    ledger, pages = sweep.ledger(), run_pages(sweep.directory)
+    links: dict[str, dict[str, str]] = {}
+    for spec in sweep.runs:
+        logs = ledger.open(spec.run_id).logs
+        found = {"logs": quote(os.path.relpath(logs, folder)) + "/"} if logs.is_dir() else {}
+        if spec.run_id in pages:
+            found["MLflow"] = pages[spec.run_id]
+        links[spec.run_id] = found
+    return links
 
 
 def _diverged(sweep: Sweep) -> list[Diverged]:
