@@ -98,7 +98,9 @@ def embedded(figure: Figure, name: str) -> str:
     svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
     # matplotlib has links for points, and no other text: they become titles.
     svg = _LINK.sub(r"<g><title>\2</title>", svg)
-    svg = svg.replace("</a>", "</g>").replace(f' id="{HOVER}"', f' class="{HOVER}"')
+    svg = svg.replace("</a>", "</g>")
+    # Targets are not painted, and yet the pointer is to find them.
+    svg = svg.replace(f' id="{HOVER}"', f' class="{HOVER}" pointer-events="all"')
     svg = re.sub(r'\bid="', f'id="{name}-', svg)
     svg = re.sub(r"url\(#", f"url(#{name}-", svg)
     svg = re.sub(r'href="#', f'href="#{name}-', svg)

@@ -43,9 +43,9 @@ def test_each_point_shows_its_own_values(table: Table) -> None:
             f"{row['model']} · seed 0 · step {row['step']:,}\ntrace (nats): {row['trace']:.1f}"
         )
         assert 'task "A" & <B>' in text
-    places = re.findall(
-        r'<title>.*?</title>\s*<use xlink:href="[^"]*" x="([\d.]+)" y="([\d.]+)"', drawn.svg, re.S
-    )
+    assert drawn.svg.count('pointer-events="all"') == 1
+    after = r'<title>[^<]*</title>\s*<g [^>]*>\s*<use xlink:href="[^"]*" x="([\d.]+)" y="([\d.]+)"'
+    places = re.findall(after, drawn.svg)
     across = np.array([float(x) for x, _ in places])
     assert len(across) == 8
     # The axis is a log axis: places are linear in the logarithm.
