@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import sys
+import webbrowser
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -19,7 +21,7 @@ from raysweep.cli.options import (
     find,
     writing,
 )
-from raysweep.cli.output import console
+from raysweep.cli.output import console, say
 from raysweep.errors import ConfigError
 from raysweep.sweep import Sweep, tidy
 from raysweep.sweep.storage import storage_flag
@@ -188,18 +190,29 @@ def export(
 def ui(
     name: NameArgument,
     port: Annotated[int, typer.Option(help="Port on 127.0.0.1.", min=1, max=65535)] = 5000,
+    open_: Annotated[bool, typer.Option("--open", help="Open the charts in a browser.")] = False,
     storage: StorageOption = None,
     tracking_uri: TrackingOption = None,
 ) -> None:
-    """Serve MLflow on 127.0.0.1 and print links to this sweep's comparison and charts; Ctrl-C ends it.
+    """Serve MLflow on 127.0.0.1 and print links to this sweep's charts and comparison; Ctrl-C ends it.
 
-    If a server tracks the sweep, there is nothing to serve, and only the links are printed.
+    The links are printed when the server answers.  If a server tracks the sweep, there is nothing to serve,
+    and only the links are printed.
     """
     from raysweep.tracking import comparison_links, serve, serve_command, served
 
     sweep = find(name, storage, tracking=tracking_uri)
-    links = "\n".join(comparison_links(sweep, f"http://127.0.0.1:{port}"))
+    links = comparison_links(sweep, f"http://127.0.0.1:{port}")
+
+    def show() -> None:
+        width = max(map(len, links))
+        # A pipe is not to wait for what a server that goes on has said.
+        typer.echo("\n".join(f"{what:<{width}}  {link}" for what, link in links.items()))
+        sys.stdout.flush()
+        if open_ and not webbrowser.open(links["charts"]):
+            say("--open: there is no browser here; open the link of the charts")
+
     if served(sweep):
-        typer.echo(links)
+        show()
         return
-    serve(serve_command(sweep, port), port, on_start=lambda: typer.echo(links))
+    serve(serve_command(sweep, port), port, on_ready=show)

@@ -107,17 +107,17 @@ class Remaining:
         return (wanted - measured) * (now - self._since) / gained if gained else None
 
 
-def axes_label(axes: Mapping[str, Any]) -> str:
+def axes_label(axes: Mapping[str, Any], between: str = " ") -> str:
     """Return the values of a run's axes as a short label.
 
-    >>> axes_label({"model.shape": "64/1/2/256", "seed": 1})
-    '64/1/2/256 seed 1'
+    >>> axes_label({"model.shape": "64/1/2/256", "seed": 1}, " · ")
+    '64/1/2/256 · seed 1'
     """
     words = []
     for path, value in axes.items():
         text = value if isinstance(value, str) else json.dumps(value)
         words.append(text if isinstance(value, str) else f"{path.rpartition('.')[2]} {text}")
-    return " ".join(words)
+    return between.join(words)
 
 
 def run_states(sweep: Sweep) -> list[RunState]:
