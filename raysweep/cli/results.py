@@ -36,11 +36,13 @@ _SPARED = ("parameters", "seeds", "step")
 _BETWEEN = 2
 
 
-def make_report(sweep: Sweep, frame: pd.DataFrame, path: Path | None = None) -> Path:
-    """Write the report of a sweep and return its path."""
+def make_report(
+    sweep: Sweep, frame: pd.DataFrame, path: Path | None = None, *, figures: Path | None = None
+) -> Path:
+    """Write the report of a sweep, with files of its figures in a folder if one is named; return its path."""
     from raysweep.report import write_report
 
-    return write_report(sweep, frame, path or sweep.directory / "report.html")
+    return write_report(sweep, frame, path or sweep.directory / "report.html", figures=figures)
 
 
 def print_summary(sweep: Sweep, frame: pd.DataFrame, page: Path) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import matplotlib
+import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
@@ -17,8 +18,6 @@ from raysweep.files import write_atomic
 from raysweep.report.data import Measurements, measurements
 from raysweep.report.drawing import HOVER, RC, Drawn
 from raysweep.report.format import count
-from raysweep.report.page import Content, render
-from raysweep.report.parts import figures_kept
 from raysweep.report.style import DASHES, INK, MARKERS, real_colour, series
 
 #: Kinds of files, and dots per inch of a PNG.
@@ -28,36 +27,34 @@ FORMATS, _DPI = ("pdf", "svg", "png"), 300
 _COLOURED = ("color", "facecolor", "edgecolor", "markerfacecolor", "markeredgecolor")
 
 
-def save_figures(content: Content, folder: Path, kind: str) -> list[Path]:
-    """Write every figure of a page as a file of a kind in `FORMATS`, and return their paths.
+def save_figures(kept: Mapping[str, Drawn], frame: pd.DataFrame, folder: Path, kind: str) -> list[Path]:
+    """Write the figures of a page as files of a kind in `FORMATS`, and return their paths.
 
-    They are named as the tables of their data.  Raises `OSError` where they cannot be written.
+    `kept` are those that a page of the tidy table `frame` showed, by name (see `figures_kept`); they can be
+    written once.  Raises `OSError` where one cannot be written.
     """
-    with figures_kept() as kept:
-        render(content)
-    measured = measurements(content.frame)
-    paths = []
+    measured, paths = measurements(frame), []
     for name, drawn in kept.items():
         path = folder / f"{name.replace('/', '-')}.{kind}"
-        write_atomic(path, _file(drawn, measured, kind))
+        write_atomic(path, _file(drawn.figure, measured, kind))
         paths.append(path)
     return paths
 
 
-def _file(drawn: Drawn, measured: Measurements, kind: str) -> bytes:
-    """Return a figure as a file; it is changed, and no figure of a page any more."""
+def _file(figure: Figure, measured: Measurements, kind: str) -> bytes:
+    """Return a figure that has been on a page as a file; it gets the legend of the page and real colours."""
     buffer = io.BytesIO()
     # No times: equal figures are equal files.
     stamp: dict[str, Any] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {}}
     with matplotlib.rc_context(RC):
-        drawn.figure.draw_without_rendering()  # makes the ticks, which have colours too
-        for artist in list(drawn.figure.findobj()):
+        for artist in list(figure.findobj()):
             if artist.get_gid() == HOVER:
                 artist.remove()
-        _legend(drawn.figure, measured)
-        for artist in drawn.figure.findobj():
+        _legend(figure, measured)
+        # Ticks have colours too; drawing the page has made them.
+        for artist in figure.findobj():
             _recolour(artist, len(measured.sizes))
-        drawn.figure.savefig(buffer, format=kind, facecolor="white", dpi=_DPI, metadata=stamp[kind])
+        figure.savefig(buffer, format=kind, facecolor="white", dpi=_DPI, metadata=stamp[kind])
     return buffer.getvalue()
 
 

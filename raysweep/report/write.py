@@ -18,6 +18,7 @@ from raysweep.files import write_atomic
 from raysweep.report.contrasts import changes
 from raysweep.report.page import Content, Failure, render
 from raysweep.report.paper import save_figures
+from raysweep.report.parts import figures_kept
 from raysweep.report.picture import picture
 from raysweep.report.several import render_several
 from raysweep.report.transfer import Diverged
@@ -37,18 +38,23 @@ def write_report(
     path: Path,
     *,
     tolerance: float = 0.02,
+    figures: Path | None = None,
 ) -> Path:
     """Write the report of a sweep as it stands, also in mid-sweep, and return its absolute path.
 
     `frame` is the sweep's tidy table; `tolerance` is the excess loss in nats up to which a checkpoint counts
     as saturated.  A path that ends in `.svg` gets the headline alone, as a picture.  The file is there whole
-    or not at all.  Raises `OSError` where it cannot be written, and `DataError` for a picture of nothing.
+    or not at all.  With `figures`, each figure of the page is also an SVG file in that folder.  Raises
+    `OSError` where one cannot be written, and `DataError` for a picture of nothing.
     """
     path = path.absolute()
     if path.suffix == ".svg":
         write_atomic(path, picture(frame, tolerance=tolerance).encode())
         return path
-    write_atomic(path, render(content_of(sweep, frame, path.parent, tolerance=tolerance)).encode())
+    with figures_kept() as kept:
+        write_atomic(path, render(content_of(sweep, frame, path.parent, tolerance=tolerance)).encode())
+    if figures is not None:
+        save_figures(kept, frame, figures, "svg")
     return path
 
 
@@ -60,7 +66,9 @@ def write_figures(
     Raises `OSError` where one cannot be written.
     """
     folder = folder.absolute()
-    return save_figures(content_of(sweep, frame, folder, tolerance=tolerance), folder, kind)
+    with figures_kept() as kept:
+        render(content_of(sweep, frame, folder, tolerance=tolerance))
+    return save_figures(kept, frame, folder, kind)
 
 
 def write_several(

@@ -13,11 +13,12 @@ import pytest
 from matplotlib.image import imread
 
 from raysweep.evaluation.metric import NOT_TRUSTED
-from raysweep.report import Content
+from raysweep.report import Content, render
 from raysweep.report.curves import runs_along_training, thinned, training_curves
 from raysweep.report.data import measurements
 from raysweep.report.figures import along_training, scatter
 from raysweep.report.paper import save_figures
+from raysweep.report.parts import figures_kept
 from raysweep.report.style import declarations
 from raysweep.training import CurvePoint
 
@@ -129,18 +130,20 @@ def test_points_are_thinned_evenly_with_both_ends() -> None:
     assert list(thinned(pd.Series([5]), 50)) == [0]
 
 
-def content(table: Table) -> Content:
+def save(table: Table, folder: Path, kind: str) -> list[Path]:
     frame = table(rates=(0.001, 0.01), seeds=(0,), tasks=("A/b",))
-    return Content(name="demo", frame=frame)
+    with figures_kept() as kept:
+        render(Content(name="demo", frame=frame))
+    return save_figures(kept, frame, folder, kind)
 
 
 @pytest.mark.parametrize("kind", ["svg", "pdf", "png"])
 def test_every_figure_of_the_page_becomes_a_file(table: Table, tmp_path: Path, kind: str) -> None:
-    paths = save_figures(content(table), tmp_path / "figures", kind)
+    paths = save(table, tmp_path / "figures", kind)
     names = {path.name for path in paths}
     assert {f"demo-A-b-excess_loss.{kind}", f"steps.{kind}", f"demo-trace-runs.{kind}"} <= names
     assert sorted((tmp_path / "figures").iterdir()) == sorted(paths)
-    again = save_figures(content(table), tmp_path / "again", kind)
+    again = save(table, tmp_path / "again", kind)
     assert [path.read_bytes() for path in again] == [path.read_bytes() for path in paths]
     headline = tmp_path / "figures" / f"demo-A-b-excess_loss.{kind}"
     if kind == "pdf":

@@ -15,7 +15,7 @@ from helpers import tiny_sweeps as tiny
 from raysweep.evaluation.excess_loss import EXCESS_LOSS
 from raysweep.evaluation.metric import Metric
 from raysweep.sweep import RunLedger, RunSpec, Sweep, load_sweep
-from raysweep.tracking import Tracker, comparison_links, serve_command
+from raysweep.tracking import Tracker, comparison_links, keep_files, serve_command
 from raysweep.tracking.charts import charts_key
 from raysweep.tracking.tracker import flatten
 from raysweep.training import CheckpointRecord, CurvePoint
@@ -229,6 +229,24 @@ def test_all_settings_are_params_and_the_look_up_table_has_no_model(
     assert not [key for key in table if key.startswith(("model.", "pretrain.")) or key == "seed"]
     assert table["algorithm.kind"] == "lookup_table"
     assert table["language.kind"] == trained["language.kind"]
+
+
+def test_files_become_artifacts_of_the_sweep(sweep: Sweep, tmp_path: Path) -> None:
+    page, figures = tmp_path / "report.html", tmp_path / "figures"
+    figures.mkdir()
+    (figures / "steps.svg").write_text("<svg/>")
+    page.write_text("old")
+    assert not keep_files(sweep, {page: ""})
+    assert Tracker(sweep).close()
+    assert keep_files(sweep, {page: "", figures: "figures"})
+    page.write_text("new")
+    assert keep_files(sweep, {page: ""})
+    kept = {path.name: path for path in (sweep.directory / "artifacts").rglob("*") if path.is_file()}
+    assert set(kept) == {"report.html", "steps.svg", "sweep.json"}
+    assert kept["report.html"].read_text() == "new"
+    assert kept["steps.svg"].parent.name == "figures"
+    # A file that cannot be read ends no launch.
+    assert not keep_files(sweep, {tmp_path / "absent": ""})
 
 
 def test_a_tracker_travels_without_its_threads(sweep: Sweep) -> None:
