@@ -77,7 +77,6 @@ def _scatter(number: int, x: str, y: str) -> dict[str, Any]:
         "runsCountToCompare": 100,
         "deleted": False,
         "isGenerated": False,
-        "displayName": f"{y} against {x}",
         "xaxis": {"key": x, "type": "METRIC"},
         "yaxis": {"key": y, "type": "METRIC"},
     }

@@ -21,6 +21,7 @@ from raysweep.errors import ConfigError, StorageError
 
 #: Seconds that a server gets to end when asked.
 GRACE = 10.0
+_STDERR = 2
 #: Seconds to wait for an answer of a server that starts, ten times those between two looks.
 _LOOK = 2.0
 
@@ -36,7 +37,8 @@ def serve(command: Sequence[str], port: int, *, on_ready: Callable[[], object] |
     code = 0
     with _ends_as_interrupt():
         try:
-            server = subprocess.Popen(command, start_new_session=True)
+            # Standard output is for results, not for what a server says of itself.
+            server = subprocess.Popen(command, start_new_session=True, stdout=_STDERR)
             if on_ready is not None and _answers(server, port):
                 on_ready()
             code = server.wait()

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from raysweep.sweep import Sweep
 
 
+#: Without it MLflow's pages open in the mode for agents.
+_MODE = "workflowType=machine_learning"
 #: Most runs of one comparison, because addresses and pages have limits.
 COMPARED = 100
 
@@ -36,14 +38,11 @@ def compare_link(base_url: str, experiment_id: str, run_ids: Sequence[str]) -> s
 def deep_link(base_url: str, experiment_id: str, parent_run_id: str) -> str:
     """Return the address of MLflow's charts of all runs of one sweep (see `raysweep.tracking.charts`).
 
-    Without the first parameters the page opens in another mode.
-
     >>> deep_link("http://127.0.0.1:5000/", "1", "ab12").partition("workflowType=machine_learning&")[::2]
     ('http://127.0.0.1:5000/#/experiments/1/runs?', 'compareRunsMode=CHART&viewStateShareKey=raysweep-ab12')
     """
-    query = {"workflowType": "machine_learning", "compareRunsMode": "CHART"}
-    query["viewStateShareKey"] = charts_name(parent_run_id)
-    return f"{base_url.rstrip('/')}/#/experiments/{experiment_id}/runs?{urlencode(query)}"
+    query = {"compareRunsMode": "CHART", "viewStateShareKey": charts_name(parent_run_id)}
+    return f"{base_url.rstrip('/')}/#/experiments/{experiment_id}/runs?{_MODE}&{urlencode(query)}"
 
 
 def comparison_links(sweep: Sweep, base_url: str) -> dict[str, str]:
