@@ -106,8 +106,8 @@ def report(
         typer.Option(
             "-o",
             "--output",
-            help="HTML file, or .svg for its headline alone; with --format, a folder.",
-            show_default="report.html or figures in the sweep's folder",
+            help="HTML file, or .svg for its headline alone; a folder with --format.",
+            show_default="report.html in the sweep's folder",
         ),
     ] = None,
     format_: Annotated[

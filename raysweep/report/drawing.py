@@ -1,4 +1,4 @@
-"""What all figures share: their look, their form on a page, and the values that they show on hover.
+"""The look of all figures, their form on a page, and the values that they show on hover.
 
 A figure is drawn once, in the stand-in colours of `raysweep.report.style`.  On a page it becomes inline SVG
 that takes its colours from the page (`Drawn.svg`), for a paper a file with colours of its own

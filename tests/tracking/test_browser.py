@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -75,6 +78,9 @@ def port(folder: Path) -> Iterator[int]:
     finally:
         server.terminate()
         server.wait(30)
+        # Its children end with it, or here.
+        with suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGKILL)
 
 
 def words(address: str, expected: str) -> str:
