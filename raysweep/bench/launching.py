@@ -26,7 +26,7 @@ PROGRAM = (sys.executable, "-m", "raysweep.cli")
 _OTHERS = ("RAY_ADDRESS", "MLFLOW_TRACKING_URI", "RAYSWEEP_STORAGE")
 
 #: Metrics that are the machine's speed, and so differ between equal trainings.
-SPEEDS = frozenset({"tokens_per_second", "mfu"})
+SPEEDS = frozenset({"train/tokens_per_second", "train/mfu"})
 
 #: Run, metric, step and value of a point in MLflow.
 Point = tuple[str, str, int, float]

@@ -74,6 +74,7 @@ def status(name: NameArgument, storage: StorageOption = None, json: JsonOption =
                         "steps": state.steps,
                         "tokens_per_second": state.tokens_per_second,
                         "mfu": state.mfu,
+                        "evaluated": state.evaluated,
                         "metrics": numbers(state.metrics),
                         "failure": failures[state.run_id].message if state.run_id in failures else None,
                     }

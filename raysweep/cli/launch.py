@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -28,6 +30,7 @@ from raysweep.sweep import Plan, Sweep, make_plan
 from raysweep.sweep.command import launch_command
 from raysweep.sweep.storage import open_directory
 from raysweep.sweep.stored import select
+from raysweep.tracking import keep_files
 from raysweep.tracking import tracking_uri as tracked_at
 
 if TYPE_CHECKING:
@@ -144,7 +147,11 @@ def _show(results: Results, again: str, *, json: bool) -> None:
     from raysweep.report import sweep_verdicts
 
     sweep, frame = results.sweep, results.to_frame()
-    page = make_report(sweep, frame)
+    with TemporaryDirectory() as folder:
+        figures = Path(folder) / "figures"
+        page = make_report(sweep, frame, figures=figures if results.tracked else None)
+        if results.tracked:
+            keep_files(sweep, {page: "", **({figures: "figures"} if figures.is_dir() else {})})
     failures = {run_id: failure.message for run_id, failure in results.failures.items()}
     if json:
         print_json(

@@ -181,7 +181,10 @@ class LineView(Lines):
             if now == before or (run.state == "queued" and not measured):
                 continue
             where = f"{run.state}, step {run.step}/{run.steps}" if run.steps else run.state
-            self.say(f"{run.label}: {', '.join([where, *measured])}{_because(run)}")
+            # Evaluations may be far behind training: a number goes with the step that it was measured at.
+            of = f"step {run.evaluated}: " if run.evaluated not in (0, run.step) else ""
+            parts = [where, *([of + ", ".join(measured)] if measured else [])]
+            self.say(f"{run.label}: {('; ' if of else ', ').join(parts)}{_because(run)}")
         if self.silent:
             share = state.done / state.total if state.total else 1.0
             left = f", about {duration(state.eta)} left" if state.eta is not None else ""

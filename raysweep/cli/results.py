@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import shlex
+import sys
+import webbrowser
 from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,7 +21,7 @@ from raysweep.cli.options import (
     find,
     writing,
 )
-from raysweep.cli.output import console
+from raysweep.cli.output import console, say
 from raysweep.errors import ConfigError
 from raysweep.sweep import Sweep, tidy
 from raysweep.sweep.storage import storage_flag
@@ -34,12 +37,18 @@ _BETWEEN = 2
 
 
 def make_report(
-    sweep: Sweep, frame: pd.DataFrame, path: Path | None = None, *, tolerance: float | None = None
+    sweep: Sweep,
+    frame: pd.DataFrame,
+    path: Path | None = None,
+    *,
+    tolerance: float | None = None,
+    figures: Path | None = None,
 ) -> Path:
-    """Write the report of a sweep and return its path."""
+    """Write the report of a sweep, with files of its figures in a folder if one is named; return its path."""
     from raysweep.report import write_report
 
-    return write_report(sweep, frame, path or sweep.directory / "report.html", tolerance=tolerance)
+    page = path or sweep.directory / "report.html"
+    return write_report(sweep, frame, page, tolerance=tolerance, figures=figures)
 
 
 def print_summary(sweep: Sweep, frame: pd.DataFrame, page: Path) -> None:
@@ -83,18 +92,29 @@ def _abreast(rows: Sequence[Sequence[str]], width: int) -> list[list[int]]:
 def check_format(output: Path, known: Sequence[str]) -> None:
     """Raise `ConfigError` unless a file to write has one of the `known` endings."""
     if output.suffix not in known:
-        choice = f"{', '.join(known[:-1])} or {known[-1]}"
+        choice = " or ".join(filter(None, [", ".join(known[:-1]), known[-1]]))
         raise ConfigError(f"--output {output}: '{output.suffix}' is no known format; use {choice}")
 
 
+class Format(StrEnum):
+    """Kinds of files for figures."""
+
+    PDF = "pdf"
+    SVG = "svg"
+    PNG = "png"
+
+
 def report(
-    name: NameArgument,
+    names: Annotated[
+        list[str],
+        typer.Argument(metavar="NAME|FILE...", help="As for other commands; several are compared."),
+    ],
     output: Annotated[
         Path | None,
         typer.Option(
             "-o",
             "--output",
-            help="HTML file, or .svg for its headline alone.",
+            help="HTML file, or .svg for its headline alone; a folder with --format.",
             show_default="report.html in the sweep's folder",
         ),
     ] = None,
@@ -106,10 +126,30 @@ def report(
             show_default="that of the sweep file",
         ),
     ] = None,
+    format_: Annotated[
+        Format | None, typer.Option("--format", help="Write each figure as a file for a paper.")
+    ] = None,
     storage: StorageOption = None,
 ) -> None:
-    """Write the report: one HTML file that needs no network.  The sweep may still be running."""
-    sweep = find(name, storage)
+    """Write the report: one HTML file that needs no network.  The sweep may still be running.
+
+    Examples:
+
+        raysweep report scaling -o report.html
+
+        raysweep report scaling --format pdf
+
+        raysweep report scaling scaling_hmm
+    """
+    sweeps = [find(name, storage) for name in names]
+    if format_ is not None:
+        for sweep in sweeps:
+            _figures(sweep, output, format_, several=len(sweeps) > 1)
+        return
+    if len(sweeps) > 1:
+        _several(sweeps, output)
+        return
+    [sweep] = sweeps
     if output is None:
         typer.echo(make_report(sweep, tidy(sweep.ledger(), sweep), tolerance=tolerance))
         return
@@ -118,6 +158,30 @@ def report(
     frame = tidy(sweep.ledger(), sweep)
     with writing(output):
         typer.echo(make_report(sweep, frame, output, tolerance=tolerance))
+
+
+def _figures(sweep: Sweep, output: Path | None, kind: Format, *, several: bool) -> None:
+    """Write the figures of a sweep into a folder, its own where there are several sweeps."""
+    from raysweep.report import write_figures
+
+    folder = sweep.directory / "figures" if output is None else output / sweep.name if several else output
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"--output {folder}: is a file; with --format, name a folder")
+    with writing(folder):
+        found = write_figures(sweep, tidy(sweep.ledger(), sweep), folder, kind)
+    typer.echo("\n".join(map(str, found)) if found else f"{sweep.name}: there is nothing to draw yet")
+
+
+def _several(sweeps: Sequence[Sweep], output: Path | None) -> None:
+    """Write one page that compares sweeps."""
+    from raysweep.report import write_several
+
+    path = output or sweeps[0].storage / f"{'-'.join(sweep.name for sweep in sweeps)}.html"
+    check_format(path, (".html",))
+    check_output(path)
+    frames = [tidy(sweep.ledger(), sweep) for sweep in sweeps]
+    with writing(path):
+        typer.echo(write_several(sweeps, frames, path))
 
 
 def export(
@@ -144,18 +208,29 @@ def export(
 def ui(
     name: NameArgument,
     port: Annotated[int, typer.Option(help="Port on 127.0.0.1.", min=1, max=65535)] = 5000,
+    open_: Annotated[bool, typer.Option("--open", help="Open the charts in a browser.")] = False,
     storage: StorageOption = None,
     tracking_uri: TrackingOption = None,
 ) -> None:
-    """Serve MLflow on 127.0.0.1 and print links to this sweep's comparison and charts; Ctrl-C ends it.
+    """Serve MLflow on 127.0.0.1 and print links to this sweep's charts and comparison; Ctrl-C ends it.
 
-    If a server tracks the sweep, there is nothing to serve, and only the links are printed.
+    The links are printed when the server answers.  If a server tracks the sweep, there is nothing to serve,
+    and only the links are printed.
     """
     from raysweep.tracking import comparison_links, serve, serve_command, served
 
     sweep = find(name, storage, tracking=tracking_uri)
-    links = "\n".join(comparison_links(sweep, f"http://127.0.0.1:{port}"))
+    links = comparison_links(sweep, f"http://127.0.0.1:{port}")
+
+    def show() -> None:
+        width = max(map(len, links))
+        # A pipe is not to wait for what a server that goes on has said.
+        typer.echo("\n".join(f"{what:<{width}}  {link}" for what, link in links.items()))
+        sys.stdout.flush()
+        if open_ and not webbrowser.open(links["charts"]):
+            say("--open: there is no browser here; open the link of the charts")
+
     if served(sweep):
-        typer.echo(links)
+        show()
         return
-    serve(serve_command(sweep, port), port, on_start=lambda: typer.echo(links))
+    serve(serve_command(sweep, port), port, on_ready=show)

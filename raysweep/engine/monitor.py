@@ -66,7 +66,7 @@ class Monitor:
         for run_id, item in news.items():
             row = self._rows.get(run_id)
             if row is not None:
-                for name in ("state", "step", "tokens_per_second", "mfu", "metrics", "shards"):
+                for name in ("state", "step", "tokens_per_second", "mfu", "evaluated", "metrics", "shards"):
                     value = getattr(item, name)
                     if value is not None:
                         setattr(row, name, value)

@@ -7,7 +7,7 @@ from raysweep.report.claims import sweep_verdicts
 from raysweep.report.page import Content, Failure, render
 from raysweep.report.summary import Summary, summary
 from raysweep.report.verdict import Verdict
-from raysweep.report.write import write_report
+from raysweep.report.write import write_figures, write_report, write_several
 
 __all__ = [
     "Content",
@@ -17,5 +17,7 @@ __all__ = [
     "render",
     "summary",
     "sweep_verdicts",
+    "write_figures",
     "write_report",
+    "write_several",
 ]

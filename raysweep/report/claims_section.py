@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from raysweep.report.parts import small
+from raysweep.report.parts import folded, section, small
 from raysweep.report.tables import table
 from raysweep.report.verdict import ALPHA, Finding, Verdict, amount, effect
 
@@ -26,11 +26,9 @@ def claims_section(verdicts: Sequence[Verdict]) -> str:
         "neighbours in loss, and by pairs of equal loss. “Mixed” is said where these, or the parts of an "
         "association (between configurations, between seeds, along a run), contradict each other."
     )
-    return (
-        f'<h2>Verdicts</h2><ul class="findings">{lines}</ul>'
-        f"<details><summary>The numbers behind the verdicts</summary>{small(note)}"
-        f"{table(headings, rows, text=2)}<ul>{tests}</ul></details>"
-    )
+    numbers = f"{small(note)}{table(headings, rows, text=2)}<ul>{tests}</ul>"
+    behind = folded("The numbers behind the verdicts", numbers)
+    return section("Verdicts", f'<ul class="findings">{lines}</ul>{behind}', fold=False)
 
 
 def _claim(verdict: Verdict) -> str:

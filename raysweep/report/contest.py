@@ -28,9 +28,9 @@ from raysweep.report.axes import plain
 from raysweep.report.columns import LEAST_CHECKPOINTS, loss_of, places
 from raysweep.report.correlations import configurations
 from raysweep.report.data import Measurements
-from raysweep.report.figures import RC, WIDTH, Drawn, embedded
+from raysweep.report.drawing import RC, WIDTH, Drawn
 from raysweep.report.format import signed
-from raysweep.report.parts import capital, figure, small
+from raysweep.report.parts import capital, figure, section, small
 from raysweep.report.regression import Array
 from raysweep.report.statistics import holm
 from raysweep.report.style import INK, MUTED
@@ -158,7 +158,7 @@ def contest_section(measured: Measurements, name: str) -> str:
     ]
     headings = ["measure", "ρ at equal loss", "p (Holm)", "R², unseen runs", "gain over the loss"]
     drawn = figure(contest_figure(found), f"{name}-contest.csv", "")
-    return f"<h2>Which measure predicts accuracy</h2>{small(note)}{drawn}{table(headings, rows)}"
+    return section("Which measure predicts accuracy", f"{small(note)}{drawn}{table(headings, rows)}")
 
 
 def _signed(value: float, low: float, high: float) -> str:
@@ -187,6 +187,5 @@ def contest_figure(found: list[Contestant]) -> Drawn:
         axes.axvline(0, color=MUTED, linewidth=0.8)
         axes.set(xlim=(-1, 1), ylim=(-0.6, len(measures) - 0.4), xlabel="ρ with accuracy at equal loss")
         axes.set_yticks(range(len(measures)), [one.title for one in reversed(measures)])
-        svg = embedded(drawn, "contest")
     text = "Rank correlation of each measure of flatness with accuracy at equal loss, filled where sure"
-    return Drawn(svg, text, pd.DataFrame([vars(one) for one in found]))
+    return Drawn(drawn, "contest", text, pd.DataFrame([vars(one) for one in found]))

@@ -14,7 +14,7 @@ from raysweep.evaluation.pretraining_loss import HEADINGS, Loss
 from raysweep.report.data import Measurements
 from raysweep.report.figures import against, along_training
 from raysweep.report.format import number
-from raysweep.report.parts import figure, small
+from raysweep.report.parts import figure, section, small
 from raysweep.report.tables import table
 from raysweep.report.transfer import heads, last_of, mean_of
 
@@ -64,9 +64,8 @@ def _section(measured: Measurements, way: _Damage) -> str:
     if not rises:
         return ""
     figures = "".join(_figures(measured, [rise.name for rise in rises], f"rise-{way.coordinate}"))
-    parts = [f"<h2>{escape(way.heading)}</h2>", small(way.note)]
-    parts += [f'<div class="pair half">{figures}</div>', _table(measured, way, rises)]
-    return "".join(parts)
+    parts = [small(way.note), f'<div class="pair half">{figures}</div>', _table(measured, way, rises)]
+    return section(way.heading, "".join(parts))
 
 
 def _figures(measured: Measurements, rises: list[str], name: str) -> Iterator[str]:

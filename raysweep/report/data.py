@@ -83,10 +83,6 @@ class Measurements:
         """Whether there are several sizes, and a trace in one space wherever there is a trace."""
         return not self._one_size and len(self.has(TRACE.name, ENLARGED.name)) == len(self.has(TRACE.name))
 
-    def comparable(self) -> list[Description]:
-        """Return the measures of flatness by which all checkpoints may be compared."""
-        return self.shown("flatness")
-
     @cached_property
     def saturating(self) -> Description | None:
         """The loss whose least possible value is known: a checkpoint near to that value is saturated."""

@@ -18,7 +18,7 @@ from raysweep.evaluation.descent import OBSERVED, PREDICTED, RATIO
 from raysweep.evaluation.metric import error_key
 from raysweep.report.axes import linear_axis, log_axis, plain
 from raysweep.report.data import at
-from raysweep.report.figures import RC, WIDTH, Drawn, embedded
+from raysweep.report.drawing import RC, WIDTH, Drawn
 from raysweep.report.statistics import mean_and_error
 from raysweep.report.style import CATEGORIES, INK, MARKERS, category
 from raysweep.sweep.tidy import FIXED
@@ -65,13 +65,12 @@ def descent(frame: pd.DataFrame) -> tuple[Drawn, str] | None:
             handles, labels, loc="outside upper left", ncols=2, frameon=False, fontsize=7.5, labelcolor=INK
         )
         figure.align_ylabels(panels)
-        svg = embedded(figure, "descent")
     rates, batches = seen["lr"].nunique(), seen["batch"].nunique()
     text = f"trace under SGD beside the ODE's prediction, {rates} rates and {batches} batch sizes"
     of = f"{part['model'].iloc[0]}, step {part['step'].iloc[0]:,}"
     caption = _caption(of, seeds, len(ratios), len(look) - len(ratios), hidden, len(groups) - 1)
     keep = ["run_id", "seed", "step", "what", *_SETTING, "time", "time_per_batch", "value", "standard_error"]
-    return Drawn(svg, text, table[[*keep, "n", "share", _SHARE_ERROR]]), caption
+    return Drawn(figure, "descent", text, table[[*keep, "n", "share", _SHARE_ERROR]]), caption
 
 
 def _caption(model: str, seeds: int, ratios: int, without: int, hidden: int, others: int) -> str:

@@ -6,12 +6,8 @@ numbers is left out, a line ends where its measurements end.
 
 from __future__ import annotations
 
-import io
-import re
 import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import matplotlib
 import numpy as np
@@ -22,43 +18,26 @@ from matplotlib.figure import Figure
 from raysweep.evaluation.metric import error_key
 from raysweep.report.axes import linear_axis, log_axis, measured_axis, plain
 from raysweep.report.data import Measurements
+from raysweep.report.drawing import RC, WIDTH, Drawn, hover, told
+from raysweep.report.format import plus_minus
 from raysweep.report.statistics import mean_and_error
-from raysweep.report.style import BAND, DASHES, INK, MARKERS, MUTED, series, to_variables
-
-RC: Any = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "raysweep",
-    "text.parse_math": False,
-    "font.size": 9.2,
-    "font.family": "sans-serif",
-    "axes.labelsize": 9.2,
-    "xtick.labelsize": 8.6,
-    "ytick.labelsize": 8.6,
-    "axes.linewidth": 0.8,
-    "lines.linewidth": 1.4,
-    "lines.markersize": 4.5,
-}
-WIDTH = 4.6
+from raysweep.report.style import BAND, DASHES, MARKERS, MUTED, series
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """A figure: inline SVG, a sentence for readers who do not see it, and its data."""
-
-    svg: str
-    alternative: str
-    data: pd.DataFrame
-
-
-def scatter(measured: Measurements, x: str, y: str, *, tolerance: float, name: str) -> Drawn | None:
+def scatter(
+    measured: Measurements, x: str, y: str, *, tolerance: float, name: str, saturated: bool = False
+) -> Drawn | None:
     """Draw the accuracy `y` against the loss or flatness `x`, a dot per checkpoint coloured by size.
 
     Dots are filled where the checkpoint is saturated (a loss of at most `tolerance` above the least possible
-    one), and the saturated band is shaded where that loss is the axis.  Bars are one standard error of the
+    one), and the saturated band is shaded where that loss is the axis.  With `saturated`, only these
+    checkpoints are drawn, which are of equal loss within the tolerance.  Bars are one standard error of the
     measurement.
     """
     table = measured.has(x, y)
     table = table[table[x] > 0]
+    if saturated:
+        table = table[measured.saturated(table, tolerance)]
     if table.empty:
         return None
     reference = measured.reference.get(y)
@@ -67,8 +46,8 @@ def scatter(measured: Measurements, x: str, y: str, *, tolerance: float, name: s
         axes = figure.subplots()
         plain(axes)
         log_axis(axes.xaxis, reach(table[x], table[error_key(x)], log=True))
-        # Both figures of a task get one scale, although one may lack a checkpoint that the other has.
-        both = measured.has(y)
+        # Figures of all checkpoints get one scale, although one may lack a checkpoint that another has.
+        both = table if saturated else measured.has(y)
         heights = reach(both[y], both[error_key(y)]) + ([reference] if reference is not None else [])
         linear_axis(axes.yaxis, heights)
         low, high = axes.get_xlim()
@@ -82,10 +61,12 @@ def scatter(measured: Measurements, x: str, y: str, *, tolerance: float, name: s
             part = table[table["model"] == size]
             draw_dots(axes, part, x, y, index, filled=measured.saturated(part, tolerance))
         labels = {metric: measured.metrics[metric].label for metric in (x, y)}
-        axes.set(xlabel=labels[x], ylabel=_wrapped(labels[y], 40))
-        svg = embedded(figure, name)
-    text = f"{labels[y]} against {labels[x]} on a log axis, {len(table)} checkpoints"
-    return Drawn(svg, text, _columns(measured, table, [x, error_key(x), y, error_key(y)]))
+        axes.set(xlabel=labels[x], ylabel=wrapped(labels[y], 40))
+        shown = [x, y] if loss is None or loss.name in (x, y) or loss.name not in table else [x, loss.name, y]
+        hover(axes, table[x], table[y], told(measured, table, shown))
+    equal = "saturated " if saturated else ""
+    text = f"{labels[y]} against {labels[x]} on a log axis, {len(table)} {equal}checkpoints"
+    return Drawn(figure, name, text, _columns(measured, table, [x, error_key(x), y, error_key(y)]))
 
 
 def against(measured: Measurements, x: str, metrics: Sequence[str], *, name: str) -> Drawn | None:
@@ -99,33 +80,34 @@ def against(measured: Measurements, x: str, metrics: Sequence[str], *, name: str
     if not shown:
         return None
     with matplotlib.rc_context(RC):
-        figure, panels = _panels(len(shown))
-        for axes, metric in zip(panels, shown, strict=True):
+        figure, stacked = panels(len(shown))
+        for axes, metric in zip(stacked, shown, strict=True):
             part = table[table[metric] > 0]
             log_axis(axes.yaxis, reach(part[metric], part[error_key(metric)], log=True))
             for index, size in enumerate(measured.sizes):
                 dots = part[part["model"] == size]
                 draw_dots(axes, dots, x, metric, index, filled=pd.Series(True, index=dots.index))
-            axes.set_ylabel(_wrapped(measured.metrics[metric].label, 26))
-        log_axis(panels[-1].xaxis, reach(table[x], table[error_key(x)], log=True))
+            axes.set_ylabel(wrapped(measured.metrics[metric].label, 26))
+            hover(axes, part[x], part[metric], told(measured, part, [x, metric]))
+        log_axis(stacked[-1].xaxis, reach(table[x], table[error_key(x)], log=True))
         label = measured.metrics[x].label
-        panels[-1].set_xlabel(label)
-        figure.align_ylabels(panels)
-        svg = embedded(figure, name)
+        stacked[-1].set_xlabel(label)
+        figure.align_ylabels(stacked)
     columns = [
         column for metric in (x, *metrics) if metric in table for column in (metric, error_key(metric))
     ]
     labels = ", ".join(measured.metrics[metric].label for metric in shown)
-    return Drawn(svg, f"{labels} against {label}, stacked on log axes", _columns(measured, table, columns))
+    text = f"{labels} against {label}, stacked on log axes"
+    return Drawn(figure, name, text, _columns(measured, table, columns))
 
 
-def _panels(count: int) -> tuple[Figure, np.ndarray]:
-    """Return a figure of panels that are stacked and share their horizontal axis."""
-    figure = Figure(figsize=(WIDTH, 0.45 + 1.65 * count), layout="constrained")
-    panels = figure.subplots(count, 1, sharex=True, squeeze=False)[:, 0]
-    for axes in panels:
+def panels(count: int, height: float = 1.65) -> tuple[Figure, np.ndarray]:
+    """Return a figure of panels, `height` inches each, that are stacked and share their horizontal axis."""
+    figure = Figure(figsize=(WIDTH, 0.45 + height * count), layout="constrained")
+    stacked = figure.subplots(count, 1, sharex=True, squeeze=False)[:, 0]
+    for axes in stacked:
         plain(axes)
-    return figure, panels
+    return figure, stacked
 
 
 def reach(values: pd.Series, errors: pd.Series, *, log: bool = False) -> list[float]:
@@ -216,8 +198,8 @@ def _stack(
     if not shown:
         return None
     with matplotlib.rc_context(RC):
-        figure, panels = _panels(len(shown))
-        for axes, metric in zip(panels, shown, strict=True):
+        figure, stacked = panels(len(shown))
+        for axes, metric in zip(stacked, shown, strict=True):
             part = cells[cells["metric"] == metric]
             accuracy = measured.metrics[metric].kind == "accuracy"
             reference = measured.reference.get(metric) if accuracy else None
@@ -231,13 +213,13 @@ def _stack(
             if reference is not None:
                 axes.axhline(reference, color=MUTED, linestyle=(0, (4, 3)), linewidth=1.1)
             lines(axes, measured, part)
-            axes.set_ylabel(_wrapped(measured.metrics[metric].label, 26))
-        measured_axis(panels[-1].xaxis, [float(v) for v in cells[x]])
-        panels[-1].set_xlabel(x_label)
-        figure.align_ylabels(panels)
-        svg = embedded(figure, name)
+            hover_line(axes, part[x], part, f"{x_label} {{}}: {measured.metrics[metric].label}")
+            axes.set_ylabel(wrapped(measured.metrics[metric].label, 26))
+        measured_axis(stacked[-1].xaxis, [float(v) for v in cells[x]])
+        stacked[-1].set_xlabel(x_label)
+        figure.align_ylabels(stacked)
     labels = ", ".join(measured.metrics[metric].label for metric in shown)
-    return Drawn(svg, f"{labels} over {x_label}, stacked", cells)
+    return Drawn(figure, name, f"{labels} over {x_label}, stacked", cells)
 
 
 def _lines_along_training(axes: Axes, measured: Measurements, part: pd.DataFrame) -> None:
@@ -272,6 +254,19 @@ def draw_line(axes: Axes, x: pd.Series, line: pd.DataFrame, colour: str, marker:
     )
 
 
+def hover_line(axes: Axes, x: pd.Series, line: pd.DataFrame, what: str) -> None:
+    """Let the points of lines show their values under the pointer; `what` is a format of x.
+
+    `line` has the columns model, variant, mean and standard_error.
+    """
+    texts = []
+    for place, (_, row) in zip(x, line.iterrows(), strict=True):
+        of = " · ".join(filter(None, [str(row["model"]), str(row["variant"])]))
+        value = plus_minus(row["mean"], row["standard_error"])
+        texts.append(f"{of}\n{what.format(f'{place:,.0f}')}: {value}")
+    hover(axes, x, line["mean"], texts)
+
+
 def _columns(measured: Measurements, table: pd.DataFrame, metrics: list[str]) -> pd.DataFrame:
     keys = ["run_id", "model", "variant", "seed", "parameters", "step"]
     # The loss says which dots are filled.
@@ -280,46 +275,6 @@ def _columns(measured: Measurements, table: pd.DataFrame, metrics: list[str]) ->
     return table[[*keys, *extra, *metrics]]
 
 
-def _wrapped(label: str, width: int) -> str:
+def wrapped(label: str, width: int) -> str:
     """Return a label in lines of at most `width` characters, so that it fits along its axis."""
     return textwrap.fill(label, width, break_on_hyphens=False, break_long_words=False)
-
-
-def embedded(figure: Figure, name: str) -> str:
-    """Return inline SVG: page colours, ids of its own, nothing that a browser would fetch."""
-    buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    svg = buffer.getvalue()
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
-    svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
-    svg = re.sub(r'\bid="', f'id="{name}-', svg)
-    svg = re.sub(r"url\(#", f"url(#{name}-", svg)
-    svg = re.sub(r'href="#', f'href="#{name}-', svg)
-    return to_variables(svg.strip())
-
-
-def marker_svg(index: int | None, *, dash: int | None = None, filled: bool = True) -> str:
-    """Return a small SVG for the legend: a size's marker, a variant's dash, or the look-up table's line."""
-    with matplotlib.rc_context(RC):
-        figure = Figure(figsize=(0.36, 0.2))
-        axes = figure.add_axes((0, 0, 1, 1))
-        axes.set_axis_off()
-        axes.set(xlim=(0, 1), ylim=(0, 1))
-        if index is not None:
-            axes.plot(
-                [0.5],
-                [0.5],
-                color=series(index),
-                linestyle="none",
-                marker=MARKERS[index % len(MARKERS)],
-                markersize=6,
-                markerfacecolor=series(index) if filled else "none",
-                markeredgecolor=series(index),
-            )
-        else:
-            style = DASHES[dash % len(DASHES)] if dash is not None else (0, (4, 3))
-            axes.plot([0, 1], [0.5, 0.5], color=INK if dash is not None else MUTED, linestyle=style)
-        svg = embedded(figure, f"key-{index}-{dash}-{filled}")
-    return svg.replace("<svg", '<svg width="26" height="14" aria-hidden="true"', 1)

@@ -12,23 +12,26 @@ from html import escape
 import pandas as pd
 
 from raysweep.evaluation.excess_loss import ENTROPY
-from raysweep.evaluation.trace import ENLARGED, TRACE
 from raysweep.report import tables
 from raysweep.report.claims import verdicts
 from raysweep.report.claims_section import claims_section
 from raysweep.report.contest import contest_section
 from raysweep.report.contrasts import Change
-from raysweep.report.correlations import correlations
+from raysweep.report.correlations import Correlations, correlations
+from raysweep.report.curves import runs_along_training, training_curves
 from raysweep.report.damage import DRAWN, damage_sections
 from raysweep.report.data import Failure, Measurements, measurements, threshold
-from raysweep.report.figures import across_sizes, along_training, marker_svg, scatter
-from raysweep.report.format import count, number
-from raysweep.report.parts import capital, download, figure, small
+from raysweep.report.figures import across_sizes, along_training, scatter
+from raysweep.report.format import number
+from raysweep.report.headline import comparable, headline, legend
+from raysweep.report.parts import capital, download, figure, folded, section, small
 from raysweep.report.style import style_sheet
+from raysweep.report.summary import summary
 from raysweep.report.theory import theory_figures
 from raysweep.report.transfer import Diverged, curve_section, finetune_section
 from raysweep.report.verdict import Verdict
 from raysweep.sweep.claims import TOLERANCE, Questions
+from raysweep.training.checkpoint import CurvePoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +42,9 @@ class Content:
     mid-sweep), `changes` the changes of the trace between them, `diverged` the cells of fine-tuning that did
     so.  `verdicts` are those on the sweep's claims; None is those on the usual ones, with losses as
     independent numbers.  `remarks` are lines on the way of measuring.  A checkpoint counts as saturated up to
-    `tolerance` above the least possible loss, in nats.  `provenance` and `commands` are shown as they are,
-    name beside value.
+    `tolerance` above the least possible loss, in nats.  `curves` are the training curves and `links` the
+    addresses of logs and other pages, by name, of each run.  `provenance` and `commands` are shown as they
+    are, name beside value.
     """
 
     name: str
@@ -53,12 +57,14 @@ class Content:
     verdicts: Sequence[Verdict] | None = None
     remarks: Sequence[str] = ()
     tolerance: float = TOLERANCE
+    curves: Mapping[str, Sequence[CurvePoint]] = field(default_factory=dict)
+    links: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     provenance: Mapping[str, str] = field(default_factory=dict)
     commands: Mapping[str, str] = field(default_factory=dict)
 
 
 def render(content: Content) -> str:
-    """Return the page."""
+    """Return the page: what was found, the figures at equal loss, and the rest folded."""
     measured = measurements(content.frame)
     rows = correlations(measured, tolerance=content.tolerance)
     found = content.verdicts
@@ -66,47 +72,54 @@ def render(content: Content) -> str:
         found = verdicts(measured, Questions(tolerance=content.tolerance))
     metrics = [metric.name for metric in measured.shown() if metric.quantity not in DRAWN]
     theory = _theory(content, measured)
+    # A sweep of the theory alone asks nothing about accuracy.
+    asked = bool(measured.shown("accuracy")) or not theory
     accuracy = [
-        _headline(content, measured),
+        section("At the last milestone", tables.variants_table(summary(content.frame)), fold=False),
         _steps_and_sizes(measured, metrics),
         curve_section(measured),
         finetune_section(measured, content.diverged),
         damage_sections(measured),
-        "<h2>What goes with accuracy</h2>",
-        tables.correlation_table(rows, content.tolerance),
+        section("What goes with accuracy", _what_goes(content, measured, rows)),
         contest_section(measured, content.name),
-        _changes(content.changes),
-        "<h2>Tasks</h2>",
-        tables.task_table(measured),
+        _flatness(content, measured),
+        section("Tasks", tables.task_table(measured)),
     ]
-    # A sweep of the theory alone asks nothing about accuracy.
-    asked = bool(measured.shown("accuracy")) or not theory
+    runs = ""
+    if asked or measured.runs:
+        failed = {failure.run_id for failure in content.failures if not failure.retried}
+        runs = tables.run_table(measured, content.milestones, failed, content.links)
     parts = [
         f"<h1>{escape(content.name)}</h1>",
         f'<p class="lead">{escape(content.description)}</p>' if content.description else "",
-        _facts(content, measured) if asked or measured.runs else "",
         claims_section(found) if asked else "",
-        _legend(measured, content.tolerance),
+        facts(content, measured) if asked or measured.runs else "",
+        section("Failures", tables.failure_table(content.failures) if content.failures else "", fold=False),
+        headline(measured, name=content.name, tolerance=content.tolerance)
+        if asked
+        else legend(measured, content.tolerance),
         theory,
-        *(accuracy if asked else [_changes(content.changes)]),
-        "<h2>Runs</h2>" if asked or measured.runs else "",
-        tables.run_table(measured, content.milestones, {f.run_id for f in content.failures if not f.retried})
-        if asked or measured.runs
-        else "",
-        _failures(content.failures),
+        *(accuracy if asked else [_flatness(content, measured)]),
+        _training(content, measured),
+        section("Runs", runs),
         _sources(content),
     ]
-    body = "\n".join(part for part in parts if part)
+    return page(content.name, "\n".join(part for part in parts if part), len(measured.sizes))
+
+
+def page(title: str, body: str, sizes: int) -> str:
+    """Return a whole page with a style sheet for so many sizes of models."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f'<title>{escape(content.name)} · raysweep</title>\n<link rel="icon" href="data:,">\n'
-        f"<style>\n{style_sheet(len(measured.sizes))}</style>\n</head>\n"
+        f'<title>{escape(title)} · raysweep</title>\n<link rel="icon" href="data:,">\n'
+        f"<style>\n{style_sheet(sizes)}</style>\n</head>\n"
         f"<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
     )
 
 
-def _facts(content: Content, measured: Measurements) -> str:
+def facts(content: Content, measured: Measurements) -> str:
+    """Return how far a sweep is, and what it has in numbers, as a list."""
     table = measured.checkpoints
     expected = {run_id: steps for run_id, steps in content.milestones.items() if tuple(steps) != (0,)}
     of_runs = f" of {len(expected)}" if expected else ""
@@ -130,86 +143,59 @@ def _facts(content: Content, measured: Measurements) -> str:
     return f'<ul class="facts">{items}</ul>'
 
 
-def _legend(measured: Measurements, tolerance: float) -> str:
-    if not measured.sizes:
-        return ""
-    parameters = measured.checkpoints.groupby("model")["parameters"].first()
-    items = [
-        f"<li>{marker_svg(index)}{escape(size)} ({count(parameters[size])} parameters)</li>"
-        for index, size in enumerate(measured.sizes)
-    ]
-    if len(measured.variants) > 1:
-        items += [
-            f"<li>{marker_svg(None, dash=dash)}{escape(variant)}</li>"
-            for dash, variant in enumerate(measured.variants)
-        ]
-    if any(metric.name in measured.reference for metric in measured.shown("accuracy")):
-        items.append(f"<li>{marker_svg(None)}look-up table: the exact conditionals themselves</li>")
-    loss = measured.saturating
-    if loss is not None:
-        above = f"{loss.title} above {threshold(loss, tolerance)}"
-        items.append(f"<li>filled: saturated, hollow: {escape(above)}</li>")
-    return f'<ul class="legend">{"".join(items)}</ul>'
-
-
 def _theory(content: Content, measured: Measurements) -> str:
     parts = []
     for name, drawn, heading, caption in theory_figures(content.frame, measured):
         shown = figure(drawn, f"{content.name}-{name}.csv", caption)
-        parts.append(f'<h2>{escape(heading)}</h2><div class="pair">{shown}</div>')
+        parts.append(section(heading, f'<div class="pair">{shown}</div>', fold=False))
     return "\n".join(parts)
 
 
-def _headline(content: Content, measured: Measurements) -> str:
-    titles = [metric.title for metric in measured.shown("loss", "flatness")] or ["loss", "flatness"]
-    head = f"<h2>{escape(capital(', '.join(titles)))} and accuracy</h2>"
+def _what_goes(content: Content, measured: Measurements, rows: list[Correlations]) -> str:
+    """Return the correlations, and the figures of all checkpoints where the headline has those of a band."""
     figures = []
     for place, accuracy in enumerate(measured.shown("accuracy")):
-        named = measured.named(accuracy)
-        for kind in ("loss", "flatness"):
-            against = measured.shown(kind)
-            if not against:
-                figures.append(small(capital(f"{accuracy.title}, against {kind}: not enough data.")))
-            for x in against:
-                name = f"headline-{place}-{x.name}"
-                drawn = scatter(measured, x.name, accuracy.name, tolerance=content.tolerance, name=name)
-                if drawn is None:
-                    against_x = f"{accuracy.title}, against {x.title}: not enough data."
-                    figures.append(small(capital(against_x)))
-                else:
-                    figures.append(figure(drawn, f"{content.name}-{named}-{x.name}.csv", ""))
-    if not figures:
-        return head + small("Not enough data: no accuracy has been measured.")
-    said = "A dot is a checkpoint."
-    loss = measured.saturating
-    if loss is not None:
-        most = threshold(loss, content.tolerance)
-        said += f" The shaded band is where {loss.title} is at most {most}."
-    said += (
-        " Bars are one standard error of the measurement: over the evaluation sentences for a loss, over the "
-        f"inputs for a trace, over seeds for an accuracy.{_spaces(measured)}"
-    )
-    return f'{head}{small(said)}<div class="pair">{"".join(figures)}</div>'
+        for x in measured.shown("flatness"):
+            if not comparable(measured, x, accuracy, content.tolerance):
+                continue
+            name = f"all-{place}-{x.name}"
+            drawn = scatter(measured, x.name, accuracy.name, tolerance=content.tolerance, name=name)
+            if drawn is not None:
+                file = f"{content.name}-{measured.named(accuracy)}-{x.name}-all.csv"
+                figures.append(figure(drawn, file, f"{capital(x.title)}, all checkpoints."))
+    drawn_all = f'<div class="pair">{"".join(figures)}</div>' if figures else ""
+    return tables.correlation_table(rows, content.tolerance) + drawn_all
 
 
-def _spaces(measured: Measurements) -> str:
-    """Return a sentence on the parameters of the traces that a page compares, "" for models of one size."""
-    names = [metric.name for metric in measured.comparable()]
-    if ENLARGED.name in names:
-        return (
-            f" The {ENLARGED.heading} is that of each model seen as one of a shape that holds all of them, "
-            "so it compares models of different size."
-        )
-    if TRACE.name not in names or measured.one_space:
+def _flatness(content: Content, measured: Measurements) -> str:
+    """Return flatness along the training of each run, with the table of its changes folded."""
+    figures = []
+    for metric in measured.shown("flatness"):
+        drawn = runs_along_training(measured, metric, name=f"runs-{metric.name}")
+        if drawn is not None:
+            caption = (
+                f"{capital(metric.title)} of every run over training steps; bars are 95 % intervals over the "
+                "inputs. Hollow: the interval is not trusted, because few inputs or a few very large values "
+                "make it."
+            )
+            figures.append(figure(drawn, f"{content.name}-{metric.name}-runs.csv", caption))
+    body = f'<div class="pair">{"".join(figures)}</div>' if figures else ""
+    if content.changes:
+        told = f"The trace between milestones, {len(content.changes)} differences"
+        body += folded(told, tables.change_table(content.changes))
+    return section("Flatness along training", body)
+
+
+def _training(content: Content, measured: Measurements) -> str:
+    drawn = training_curves(measured, content.curves)
+    if drawn is None:
         return ""
-    return (
-        " The trace is that of each model in its own parameters; models of different size are not viewed as "
-        "one architecture."
-    )
+    caption = "A line is a run, in the colour of its size. Each point is the mean since the one before."
+    shown = figure(drawn, f"{content.name}-curves.csv", caption)
+    return section("Training curves", f'<div class="pair">{shown}</div>')
 
 
 def _steps_and_sizes(measured: Measurements, metrics: Sequence[str]) -> str:
-    head = "<h2>Along training and across sizes</h2>"
     steps = along_training(measured, metrics, name="steps")
     sizes = across_sizes(measured, metrics, name="sizes")
     left = (
@@ -229,19 +215,7 @@ def _steps_and_sizes(measured: Measurements, metrics: Sequence[str]) -> str:
         if sizes is not None
         else small("Over parameters: not enough data; it takes two sizes measured at one step.")
     )
-    return f'{head}<div class="pair">{left}{right}</div>'
-
-
-def _changes(changes: Sequence[Change]) -> str:
-    if not changes:
-        return ""
-    return "<h2>The trace between milestones</h2>" + tables.change_table(changes)
-
-
-def _failures(failures: Sequence[Failure]) -> str:
-    if not failures:
-        return ""
-    return "<h2>Failures</h2>" + tables.failure_table(failures)
+    return section("Along training and across sizes", f'<div class="pair">{left}{right}</div>')
 
 
 def _sources(content: Content) -> str:
@@ -252,4 +226,4 @@ def _sources(content: Content) -> str:
     link = download(content.frame, f"{content.name}.csv")
     table = f"<dt>all measurements</dt><dd>{link} ({len(content.frame):,} rows)</dd>"
     said = "".join(f"<dt>measured</dt><dd>{escape(line)}</dd>" for line in content.remarks)
-    return f"<h2>Where this comes from</h2><dl>{commands}{table}{said}{facts}</dl>"
+    return section("Where this comes from", f"<dl>{commands}{table}{said}{facts}</dl>")

@@ -18,7 +18,8 @@ from matplotlib.lines import Line2D
 from raysweep.evaluation.metric import error_key
 from raysweep.report.axes import linear_axis, measured_axis, plain
 from raysweep.report.data import Measurements
-from raysweep.report.figures import RC, WIDTH, draw_line, embedded, reach
+from raysweep.report.drawing import RC, WIDTH
+from raysweep.report.figures import draw_line, hover_line, reach
 from raysweep.report.format import number
 from raysweep.report.statistics import mean_and_error
 from raysweep.report.style import INK, MARKERS, MUTED, series
@@ -70,10 +71,9 @@ def abreast(
     *,
     x_label: str,
     y_label: str,
-    name: str,
     tick: Callable[[float], str],
-) -> tuple[str, str]:
-    """Return the SVG of panels side by side, and a sentence on references that lie far off ("" for none).
+) -> tuple[Figure, str]:
+    """Return a figure of panels side by side, and a sentence on references that lie far off ("" for none).
 
     The horizontal axis is a log axis of positive x, and each panel has a point.
     """
@@ -89,7 +89,7 @@ def abreast(
         for axes, panel in zip(row, panels, strict=True):
             plain(axes)
             heights = [*heights, *_refer(axes, panel)]
-            _draw(axes, measured, panel.lines)
+            _draw(axes, measured, panel.lines, f"{x_label} {{}}: {y_label}")
             measured_axis(axes.xaxis, [float(x) for x in panel.lines["x"]], tick, apart=_APART)
             axes.set_title(panel.title, fontsize=8.6, color=MUTED, loc="left")
             axes.set_xlabel(x_label)
@@ -102,7 +102,7 @@ def abreast(
                 handles, references, loc="outside upper left", ncols=3, frameon=False, fontsize=8,
                 labelcolor=INK,
             )  # fmt: skip
-        return embedded(figure, name), outside
+    return figure, outside
 
 
 def _inside(panels: Sequence[Panel], room: tuple[float, float]) -> tuple[list[Panel], str]:
@@ -137,7 +137,7 @@ def _refer(axes: Axes, panel: Panel) -> list[float]:
     return values
 
 
-def _draw(axes: Axes, measured: Measurements, lines: pd.DataFrame) -> None:
+def _draw(axes: Axes, measured: Measurements, lines: pd.DataFrame, what: str) -> None:
     for index, size in enumerate(measured.sizes):
         for dash, variant in enumerate(measured.variants):
             line = lines[(lines["model"] == size) & (lines["variant"] == variant)].sort_values("x")
@@ -147,3 +147,4 @@ def _draw(axes: Axes, measured: Measurements, lines: pd.DataFrame) -> None:
                 linewidth=0,
             )  # fmt: skip
             draw_line(axes, line["x"], line, series(index), MARKERS[index % len(MARKERS)], dash)
+    hover_line(axes, lines["x"], lines, what)

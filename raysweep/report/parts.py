@@ -3,18 +3,55 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from html import escape
 
 import pandas as pd
 
-from raysweep.report.figures import Drawn
+from raysweep.report.drawing import Drawn
+
+_kept: ContextVar[dict[str, Drawn] | None] = ContextVar("kept", default=None)
 
 
 def figure(drawn: Drawn, file: str, caption: str) -> str:
     """Return a figure with its caption and a link to its data."""
+    kept = _kept.get()
+    if kept is not None:
+        kept[file.removesuffix(".csv")] = drawn
     svg = drawn.svg.replace("<svg", f'<svg role="img" aria-label="{escape(drawn.alternative)}"', 1)
     text = f"{escape(caption)} " if caption else ""
     return f"<figure>{svg}<figcaption>{text}{download(drawn.data, file)}</figcaption></figure>"
+
+
+@contextmanager
+def figures_kept() -> Iterator[dict[str, Drawn]]:
+    """Keep the figures of the pages that are rendered meanwhile, by the names of their data's files."""
+    kept: dict[str, Drawn] = {}
+    token = _kept.set(kept)
+    try:
+        yield kept
+    finally:
+        _kept.reset(token)
+
+
+def section(heading: str, body: str, *, fold: bool = True) -> str:
+    """Return a section of the page, folded until a reader opens it; "" where it has no body.
+
+    What is printed is unfolded.
+    """
+    if not body:
+        return ""
+    head = f"<h2>{escape(heading)}</h2>"
+    return (
+        f"<details><summary>{head}</summary>{body}</details>" if fold else f"<section>{head}{body}</section>"
+    )
+
+
+def folded(summary: str, body: str) -> str:
+    """Return a part of a section that a reader may open, such as a long table; "" without a body."""
+    return f"<details><summary>{escape(summary)}</summary>{body}</details>" if body else ""
 
 
 def capital(text: str) -> str:

@@ -9,7 +9,8 @@ import pandas as pd
 
 from raysweep.errors import DataError
 from raysweep.report.data import measurements, threshold
-from raysweep.report.figures import marker_svg, scatter
+from raysweep.report.drawing import marker_svg
+from raysweep.report.figures import scatter
 from raysweep.report.format import count
 from raysweep.report.style import declarations
 from raysweep.report.summary import shared_ending

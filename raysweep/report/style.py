@@ -71,6 +71,16 @@ def declarations(sizes: int) -> dict[str, str]:
     return {name: colour for name, _, colour in entries}
 
 
+def real_colour(stand_in: str, sizes: int) -> str | None:
+    """Return the colour of the light scheme that a stand-in stands for; None for any other colour.
+
+    >>> real_colour(SURFACE, 1), real_colour("#123456", 1)
+    ('#ffffff', None)
+    """
+    variable = to_variables(stand_in)
+    return None if variable == stand_in else declarations(sizes)[variable[len("var(") : -1]]
+
+
 def style_sheet(sizes: int) -> str:
     """Return the page's style sheet."""
     declared = variables(sizes)
@@ -80,8 +90,19 @@ def style_sheet(sizes: int) -> str:
     return (
         f":root {{ color-scheme: light dark; {light} }}\n"
         f"@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
-        f"@media print {{ :root {{ {light} }} }}\n{_RULES}"
+        f"@media print {{ :root {{ {light} }} }}\n{_RULES}{_tables()}"
     )
+
+
+def _tables() -> str:
+    """Return the rules of tables that do not fit: their rows become paragraphs of headings and values."""
+    rules = [f"table.paragraphs {{ {_PARAGRAPHS} }}"]
+    for media, scale in (("screen", 1.0), ("print", _PRINTED)):
+        for width in TABLE_WIDTHS:
+            narrow = f"(max-width: {scale * width - 0.5:.1f}px)"
+            rule = f"table.from-{width} {{ {_PARAGRAPHS} }}"
+            rules.append(f"@media {media} {{ @container {narrow} {{ {rule} }} }}")
+    return "\n".join(rules) + "\n"
 
 
 _LIGHT = (
@@ -93,37 +114,51 @@ _DARK = (
     *("--grid: #2c3238", "--line: #3a4149", "--band: #23405f", "--accent: #8bbcf5", "--warn: #ffae7a"),
 )
 
+#: Widths in pixels that a table may need.  One that needs more than a page has is written as paragraphs.
+TABLE_WIDTHS = (320, 400, 480, 560, 640, 720, 800, 880, 960, 1080, 1240, 1400, 1600, 1800)
+
 _RULES = """
 * { box-sizing: border-box }
 body { margin: 0; background: var(--surface); color: var(--ink);
   font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif }
-main { max-width: 1120px; margin: 0 auto; padding: 24px 20px 64px }
+main { max-width: 1880px; margin: 0 auto; padding: 24px 20px 64px }
 h1 { font-size: 1.75rem; line-height: 1.2; margin: 0 0 4px; overflow-wrap: anywhere }
-h2 { font-size: 1.2rem; margin: 44px 0 6px }
-p { margin: 6px 0 10px; max-width: 74ch }
+h2 { font-size: 1.2rem; margin: 36px 0 6px }
+h3 { font-size: 1rem; margin: 12px 0 0 }
+p { margin: 6px 0 10px; max-width: 90ch }
 .lead, .note, figcaption { color: var(--muted) }
 .note, figcaption { font-size: .875rem }
 .facts { display: flex; flex-wrap: wrap; gap: 12px; margin: 20px 0 8px; padding: 0; list-style: none }
 .facts li { background: var(--raised); border-radius: 8px; padding: 10px 16px; flex: 1 1 150px }
 .facts b { display: block; font-size: 1.3rem; line-height: 1.3; font-variant-numeric: tabular-nums }
 .facts span { color: var(--muted); font-size: .875rem }
-.findings { margin: 14px 0; padding-left: 20px; max-width: 80ch }
+.findings { margin: 14px 0; padding-left: 20px; max-width: 96ch }
 .findings li { margin: 4px 0 }
 .legend { display: flex; flex-wrap: wrap; gap: 4px 20px; margin: 10px 0; padding: 0; list-style: none;
   font-size: .875rem }
 .legend li { display: flex; align-items: center; gap: 6px }
 .legend svg { flex: none }
-.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 430px), 1fr)); gap: 8px 28px }
-@media (min-width: 900px) { .half { grid-template-columns: 1fr 1fr } }
+details { border-top: 1px solid var(--line); margin-top: 18px }
+details > summary { cursor: pointer; padding: 8px 0; color: var(--accent) }
+summary h2 { display: inline; margin: 0; color: var(--ink) }
+details details { border-top: 0; margin-top: 8px; font-size: .875rem }
+.pairs, .pair { display: grid; gap: 8px 28px }
+.pairs { grid-template-columns: repeat(auto-fit, minmax(min(100%, 720px), 1fr)) }
+.pair { grid-template-columns: repeat(auto-fit, minmax(min(100%, 330px), 1fr)) }
+.pair > * { max-width: 640px }
+@media (min-width: 860px) { .half { grid-template-columns: 1fr 1fr } }
 figure { margin: 8px 0; min-width: 0 }
 figure svg { display: block; width: 100%; height: auto }
 figure svg text { font-family: system-ui, -apple-system, "Segoe UI", Roboto, Arial, sans-serif !important }
-.scroll { overflow-x: auto; margin: 8px 0 }
-table { border-collapse: collapse; font-size: .875rem; font-variant-numeric: tabular-nums; min-width: 100% }
+.hover { cursor: help }
+.fit { container-type: inline-size; overflow-x: auto; margin: 8px 0 }
+table { border-collapse: collapse; font-size: .875rem; font-variant-numeric: tabular-nums;
+  min-width: min(100%, 860px) }
 th, td { padding: 5px 14px 5px 0; text-align: right; white-space: nowrap;
   border-bottom: 1px solid var(--line) }
-th { font-weight: 600; color: var(--muted); vertical-align: bottom }
+th { font-weight: 600; color: var(--muted); vertical-align: bottom; white-space: normal }
 td.text, th.text { text-align: left }
+td.text:has(code) { white-space: normal; min-width: 16ch }
 td.wrap { white-space: normal; min-width: 24ch; overflow-wrap: anywhere }
 tbody tr:hover { background: var(--raised) }
 td.none { color: var(--muted) }
@@ -136,5 +171,27 @@ pre { background: var(--raised); border-radius: 8px; padding: 10px 14px; overflo
 a { color: var(--accent) }
 @media (max-width: 560px) { main { padding: 16px 14px 40px } dl { grid-template-columns: 1fr }
   dt { margin-top: 6px } }
-@media print { tbody tr, figure { break-inside: avoid } main { max-width: none } }
+@page { size: A4; margin: 14mm }
+@media print {
+  main { max-width: none; padding: 0 }
+  details::details-content { content-visibility: visible; height: auto }
+  .pair, .half { grid-template-columns: 1fr 1fr }
+  tbody tr, figure, .facts li { break-inside: avoid }
+  h2, summary { break-after: avoid }
+  figure svg { max-height: 230mm }
+  .fit { overflow: visible }
+  .pairs { display: block }
+  table { font-size: calc(.875rem * .72) }
+  table .note, table code { font-size: 1em }
+}
 """
+
+#: The size of a printed table relative to that on a screen.
+_PRINTED = 0.72
+
+#: A table as paragraphs: rules within the rule of the table.
+_PARAGRAPHS = """&, & tbody { display: block } & thead { display: none }
+  & tr { display: flex; flex-wrap: wrap; gap: 1px 20px; padding: 8px 0; border-bottom: 1px solid var(--line) }
+  & th, & td { border: 0; padding: 0; text-align: left; white-space: normal; min-width: 0 }
+  & td.wrap { flex-basis: 100% }
+  & td::before { content: attr(data-head) " "; color: var(--muted) }"""

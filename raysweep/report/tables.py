@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from html import escape
+from html import escape, unescape
 from typing import TYPE_CHECKING
 
 from raysweep.evaluation.metric import NOT_TRUSTED, error_key
@@ -11,29 +12,52 @@ from raysweep.report.correlations import LEAST_CHECKPOINTS, LEAST_RUNS, Correlat
 from raysweep.report.data import Failure, Measurements
 from raysweep.report.format import count, number, plus_minus, short, signed
 from raysweep.report.statistics import Interval
+from raysweep.report.style import TABLE_WIDTHS
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from raysweep.report.contrasts import Change
+    from raysweep.report.summary import Summary
+
+
+#: Pixels of a character of a table and between two columns, as the style sheet has them; characters of a
+#: column of long text, and of an id, which may break.
+_CHARACTER, _BETWEEN, _LONG, _ID = 7.9, 14, 24, 16
 
 
 def table(
     headings: Sequence[str], rows: Sequence[Sequence[str]], text: int = 1, wrap: int | None = None
 ) -> str:
-    """Return a table of cells that are HTML; the first `text` columns are text, the others numbers."""
+    """Return a table of cells that are HTML; the first `text` columns are text, the others numbers.
+
+    Where a page is too narrow for it, each row becomes a paragraph in which every number has its heading.
+    """
 
     def cells(tag: str, values: Sequence[str]) -> str:
         made = []
-        for place, value in enumerate(values):
+        for place, (heading, value) in enumerate(zip(headings, values, strict=True)):
             kinds = (["text"] if place < text or place == wrap else []) + (["wrap"] if place == wrap else [])
             kind = f' class="{" ".join(kinds)}"' if kinds else ""
-            made.append(f"<{tag}{kind}>{value}</{tag}>")
+            head = f' data-head="{heading}"' if tag == "td" else ""
+            made.append(f"<{tag}{kind}{head}>{value}</{tag}>")
         return f"<tr>{''.join(made)}</tr>"
 
     body = "".join(cells("td", row) for row in rows)
+    needed = sum(_needed(k == wrap, head, [row[k] for row in rows]) for k, head in enumerate(headings))
+    room = next((width for width in TABLE_WIDTHS if needed <= width), None)
+    kind = "paragraphs" if room is None else f"from-{room}"
     head = cells("th", headings)
-    return f'<div class="scroll"><table><thead>{head}</thead><tbody>{body}</tbody></table></div>'
+    return f'<div class="fit"><table class="{kind}"><thead>{head}</thead><tbody>{body}</tbody></table></div>'
+
+
+def _needed(wraps: bool, heading: str, column: Sequence[str]) -> float:
+    """Return about how many pixels a column of a table takes; the words of its heading may break."""
+    texts = [unescape(re.sub(r"<[^>]*>", "", cell)) for cell in column]
+    longest = max([*map(len, texts), *map(len, unescape(heading).split())], default=0)
+    if wraps or (column and column[0].startswith("<code>")):
+        longest = min(longest, _LONG if wraps else _ID)
+    return _CHARACTER * longest + _BETWEEN
 
 
 def correlation_table(rows: Sequence[Correlations], tolerance: float) -> str:
@@ -143,8 +167,22 @@ def task_table(measured: Measurements) -> str:
     return table(headings, rows, wrap=5)
 
 
-def run_table(measured: Measurements, milestones: Mapping[str, Sequence[int]], failed: set[str]) -> str:
-    """Return a row per run: its last measured checkpoint, value ± standard error, and its progress."""
+def variants_table(found: Summary) -> str:
+    """Return the table at the end of a launch: sizes and variants as rows, means over seeds."""
+    if not found.rows:
+        return ""
+    rows = [[escape(cell) for cell in row] for row in found.rows]
+    note = f'<p class="note">{escape(found.title)}.</p>'
+    return table([*map(escape, found.headings)], rows) + note
+
+
+def run_table(
+    measured: Measurements,
+    milestones: Mapping[str, Sequence[int]],
+    failed: set[str],
+    links: Mapping[str, Mapping[str, str]],
+) -> str:
+    """Return a row per run: its last measured checkpoint, value ± standard error, progress and links."""
     checkpoints = measured.checkpoints
     known = set(checkpoints["run_id"])
     waiting = [run for run, steps in milestones.items() if run not in known and tuple(steps) != (0,)]
@@ -160,7 +198,7 @@ def run_table(measured: Measurements, milestones: Mapping[str, Sequence[int]], f
         state = f'<span class="warn">failed</span>, {done}' if run_id in failed else done
         rows.append(
             [
-                f"<code>{escape(str(run_id))}</code>",
+                _linked(str(run_id), links),
                 *([escape(str(last["variant"]))] if varied else []),
                 *(count(last["parameters"]), state),
                 f"{last['step']:,}",
@@ -170,7 +208,7 @@ def run_table(measured: Measurements, milestones: Mapping[str, Sequence[int]], f
     blank = ["–"] * (2 + varied + len(metrics))
     for run_id in waiting:
         state = '<span class="warn">failed</span>' if run_id in failed else "not measured yet"
-        cells = [f"<code>{escape(run_id)}</code>", *blank]
+        cells = [_linked(run_id, links), *blank]
         cells.insert(2 + varied, state)
         rows.append(cells)
     names = [metric.column for metric in metrics]
@@ -184,6 +222,13 @@ def run_table(measured: Measurements, milestones: Mapping[str, Sequence[int]], f
             "large ones."
         )
     return f'<p class="note">{note}</p>' + table([*headings, *map(escape, names)], rows, text=1 + varied)
+
+
+def _linked(run_id: str, links: Mapping[str, Mapping[str, str]]) -> str:
+    """Return a run's id with its links, as HTML."""
+    found = links.get(run_id, {}).items()
+    shown = "".join(f' <a href="{escape(address)}">{escape(name)}</a>' for name, address in found)
+    return f"<code>{escape(run_id)}</code>{shown}"
 
 
 def _measured(measured: Measurements, checkpoint: pd.Series, metric: str) -> str:

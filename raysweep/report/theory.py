@@ -22,7 +22,7 @@ from raysweep.models.dyck import expected_accuracy
 from raysweep.report.axes import linear_axis, log_axis, plain
 from raysweep.report.data import Measurements, at
 from raysweep.report.descent import descent
-from raysweep.report.figures import RC, WIDTH, Drawn, embedded
+from raysweep.report.drawing import RC, WIDTH, Drawn
 from raysweep.report.style import DASHES, INK, MARKERS, MUTED, category, series
 
 #: Lengths of brackets in a figure; further ones are in its table.
@@ -90,7 +90,6 @@ def bartlett(measured: Measurements) -> Figured | None:
         for axes in (upper, lower):
             _legend(axes)
         figure.align_ylabels([upper, lower])
-        svg = embedded(figure, "bartlett")
     text = (
         f"ratio of gradient covariance to Hessian against excess loss on a log axis, {len(table)} checkpoints"
     )
@@ -103,7 +102,7 @@ def bartlett(measured: Measurements) -> Figured | None:
         + _left_out(int((traces <= 0).sum()), "trace", "a value of zero or less")
     )
     columns = [column for name in names for column in (name, error_key(name))]
-    return Drawn(svg, text, table[["run_id", "model", "seed", "step", *columns]]), caption
+    return Drawn(figure, "bartlett", text, table[["run_id", "model", "seed", "step", *columns]]), caption
 
 
 def _left_out(count: int, what: str, why: str) -> str:
@@ -137,7 +136,6 @@ def brackets(frame: pd.DataFrame) -> Figured | None:
             fontsize=7.5, labelcolor=INK,
         )  # fmt: skip
         grid[-1, 0].set_xlabel("downstream examples")
-        svg = embedded(figure, "brackets")
     keep = ["run_id", "algorithm", "length", "metric", "value", "standard_error", "n", "unit"]
     text = f"accuracy against examples, and trace beside the least possible, of {len(solutions)} solutions"
     caption = (
@@ -149,7 +147,7 @@ def brackets(frame: pd.DataFrame) -> Figured | None:
     )
     if len(set(table["length"].fillna(0))) > len(lengths):
         caption += f" Lengths beyond the first {len(lengths)} are in the table."
-    return Drawn(svg, text, table[keep]), caption
+    return Drawn(figure, "brackets", text, table[keep]), caption
 
 
 def _transfer(axes: Axes, part: pd.DataFrame, solutions: Sequence[str], length: int) -> None:

@@ -14,10 +14,10 @@ from raysweep.evaluation.finetune import DIVERGED, FINETUNE, GUESS, STD
 from raysweep.evaluation.metric import Description
 from raysweep.evaluation.probe_metrics import BEST, PROBE, PROBE_AREA, of_labels
 from raysweep.report.data import Measurements
-from raysweep.report.figures import Drawn
+from raysweep.report.drawing import Drawn
 from raysweep.report.format import count, number, plus_minus
 from raysweep.report.panels import Panel, abreast, over_runs
-from raysweep.report.parts import figure, small
+from raysweep.report.parts import figure, section, small
 from raysweep.report.tables import table
 
 #: A size and what else distinguishes runs but their seed.
@@ -46,8 +46,8 @@ def curve_section(measured: Measurements) -> str:
         "Bands and bars are ± one standard error: over these seeds, or for one seed over those of the probe. "
         "A better representation needs fewer labels: its line lies higher on the left."
     )
-    head = "<h2>Accuracy over the number of labels</h2>" + small(note)
-    return f'{head}<div class="pair half">{"".join(figures)}</div>{_curve_table(measured)}'
+    body = f'<div class="pair half">{"".join(figures)}</div>{_curve_table(measured)}'
+    return section("Accuracy over the number of labels", small(note) + body)
 
 
 def probe_curve(measured: Measurements, task: str) -> tuple[Drawn, str] | None:
@@ -72,15 +72,15 @@ def probe_curve(measured: Measurements, task: str) -> tuple[Drawn, str] | None:
     panels = [Panel(title, part, references) for title, part in _ends(cells)]
     # A task's name is no name for parts of a drawing.
     place, judged = _tasks(measured, _CURVE).index(task), f"{metrics[0].heading}, task {task}"
-    svg, outside = abreast(
-        measured, panels, x_label="labels", y_label=judged, name=f"labels-{place}",
+    drawn, outside = abreast(
+        measured, panels, x_label="labels", y_label=judged,
         tick=lambda value: f"{value:,.0f}",
     )  # fmt: skip
     low, high = metrics[0].of["labels"], metrics[-1].of["labels"]
     caption = f"Task {task}: the probe with {low:,} to {high:,} labels, on a log axis.{outside}"
     text = f"{judged}, over the number of labels on a log axis, {len(panels)} milestones"
     data = cells.rename(columns={"x": "labels"}).astype({"labels": int})
-    return Drawn(svg, text, data), caption
+    return Drawn(drawn, f"labels-{place}", text, data), caption
 
 
 def finetune_section(measured: Measurements, diverged: Sequence[Diverged]) -> str:
@@ -99,13 +99,16 @@ def finetune_section(measured: Measurements, diverged: Sequence[Diverged]) -> st
         "over seeds of pre-training. Bands and bars are ± one standard error: over these seeds, or for one "
         "seed over those of probe and fine-tuning."
     )
-    parts = ["<h2>Fine-tuning beside the probe</h2>", small(note)]
-    parts += [f'<div class="pair half">{"".join(figures)}</div>', _finetune_table(measured, tasks)]
+    parts = [
+        small(note),
+        f'<div class="pair half">{"".join(figures)}</div>',
+        _finetune_table(measured, tasks),
+    ]
     if diverged:
         rows = [[f"<code>{escape(d.run_id)}</code>", escape(d.cells), f"{d.step:,}"] for d in diverged]
         parts.append(small("These cells of fine-tuning diverged, and no mean includes them:"))
         parts.append(table(["run", "cells", "milestone"], rows, text=2, wrap=1))
-    return "".join(parts)
+    return section("Fine-tuning beside the probe", "".join(parts))
 
 
 def beside(measured: Measurements, task: str) -> tuple[Drawn, str] | None:
@@ -119,14 +122,15 @@ def beside(measured: Measurements, task: str) -> tuple[Drawn, str] | None:
     panels = [panel for name, title in titles.items() if (panel := _along_training(measured, name, title))]
     if not panels:
         return None
-    svg, outside = abreast(
+    drawn, outside = abreast(
         measured, panels, x_label="training steps", y_label=f"{tuned.unit}, task {task}",
-        name=f"finetune-{_tasks(measured, FINETUNE.name).index(task)}", tick=count,
+        tick=count,
     )  # fmt: skip
     named = " and ".join(panel.title for panel in panels)
     caption = f"Task {task}: {named} at each milestone of pre-training.{outside}"
     data = pd.concat([panel.lines for panel in panels]).drop(columns="x")
-    return Drawn(svg, f"{tuned.unit}, task {task}, over training steps: {named}", data), caption
+    text = f"{tuned.unit}, task {task}, over training steps: {named}"
+    return Drawn(drawn, f"finetune-{_tasks(measured, FINETUNE.name).index(task)}", text, data), caption
 
 
 def _along_training(measured: Measurements, name: str, title: str) -> Panel | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import pandas as pd
 
@@ -16,8 +18,13 @@ from raysweep.files import write_atomic
 from raysweep.report.claims import sweep_verdicts
 from raysweep.report.contrasts import changes
 from raysweep.report.page import Content, Failure, render
+from raysweep.report.paper import save_figures
+from raysweep.report.parts import figures_kept
 from raysweep.report.picture import picture
+from raysweep.report.several import render_several
 from raysweep.report.transfer import Diverged
+from raysweep.sweep.ledger import curve_of
+from raysweep.sweep.pages import run_pages
 from raysweep.sweep.provenance import last_launch
 from raysweep.sweep.remarks import remarks
 from raysweep.sweep.storage import storage_flag
@@ -32,20 +39,63 @@ def write_report(
     path: Path,
     *,
     tolerance: float | None = None,
+    figures: Path | None = None,
 ) -> Path:
     """Write the report of a sweep as it stands, also in mid-sweep, and return its absolute path.
 
     `frame` is the sweep's tidy table; `tolerance`, in place of the sweep's own, is the excess loss in nats up
     to which a checkpoint counts as saturated.  A path that ends in `.svg` gets the headline alone, as a
-    picture.  The file is there whole or not at all.  Raises `OSError` where it cannot be written, and
-    `DataError` for a picture of nothing.
+    picture.  The file is there whole or not at all.  With `figures`, each figure of the page is also an SVG
+    file in that folder.  Raises `OSError` where one cannot be written, and `DataError` for a picture of
+    nothing.
     """
     path = path.absolute()
-    questions = sweep.questions.within(tolerance)
     if path.suffix == ".svg":
-        write_atomic(path, picture(frame, tolerance=questions.tolerance).encode())
+        chosen = sweep.questions.within(tolerance).tolerance
+        write_atomic(path, picture(frame, tolerance=chosen).encode())
         return path
-    ledger = sweep.ledger()
+    with figures_kept() as kept:
+        write_atomic(path, render(content_of(sweep, frame, path.parent, tolerance=tolerance)).encode())
+    if figures is not None:
+        save_figures(kept, frame, figures, "svg")
+    return path
+
+
+def write_figures(
+    sweep: Sweep, frame: pd.DataFrame, folder: Path, kind: str, *, tolerance: float | None = None
+) -> list[Path]:
+    """Write every figure of the report as a file of a kind (pdf, svg, png), and return their paths.
+
+    Raises `OSError` where one cannot be written.
+    """
+    folder = folder.absolute()
+    with figures_kept() as kept:
+        render(content_of(sweep, frame, folder, tolerance=tolerance))
+    return save_figures(kept, frame, folder, kind)
+
+
+def write_several(
+    sweeps: Sequence[Sweep], frames: Sequence[pd.DataFrame], path: Path, *, tolerance: float | None = None
+) -> Path:
+    """Write one page that compares sweeps, each with its tidy table, and return its absolute path.
+
+    Raises `OSError` where it cannot be written.
+    """
+    path = path.absolute()
+    contents = [
+        content_of(sweep, frame, path.parent, tolerance=tolerance)
+        for sweep, frame in zip(sweeps, frames, strict=True)
+    ]
+    write_atomic(path, render_several(contents).encode())
+    return path
+
+
+def content_of(sweep: Sweep, frame: pd.DataFrame, folder: Path, *, tolerance: float | None = None) -> Content:
+    """Return the content of a sweep's page, with links as they are from the `folder` of the page.
+
+    `tolerance` is in place of the sweep's own.
+    """
+    ledger, questions = sweep.ledger(), sweep.questions.within(tolerance)
     failures = []
     for spec in sweep.runs:
         run = ledger.open(spec.run_id)
@@ -55,7 +105,7 @@ def write_report(
                 for r in records
             ]
     named, where = shlex.quote(sweep.name), storage_flag(sweep.storage)
-    content = Content(
+    return Content(
         name=sweep.name,
         description=sweep.description,
         frame=frame,
@@ -66,6 +116,8 @@ def write_report(
         remarks=remarks(sweep),
         verdicts=sweep_verdicts(sweep, frame, questions),
         tolerance=questions.tolerance,
+        curves={spec.run_id: curve_of(ledger.open(spec.run_id).checkpoints()) for spec in sweep.runs},
+        links=_links(sweep, folder),
         provenance={
             "sweep file": str(sweep.path),
             **origin(last_launch(sweep.directory)),
@@ -76,8 +128,19 @@ def write_report(
             "table": f"raysweep export {named} -o {named}.parquet{where}",
         },
     )
-    write_atomic(path, render(content).encode())
-    return path
+
+
+def _links(sweep: Sweep, folder: Path) -> dict[str, dict[str, str]]:
+    """Return the addresses of the logs and of the MLflow page of each run, by run id."""
+    ledger, pages = sweep.ledger(), run_pages(sweep.directory)
+    links: dict[str, dict[str, str]] = {}
+    for spec in sweep.runs:
+        logs = ledger.open(spec.run_id).logs
+        found = {"logs": quote(os.path.relpath(logs, folder)) + "/"} if logs.is_dir() else {}
+        if spec.run_id in pages:
+            found["MLflow"] = pages[spec.run_id]
+        links[spec.run_id] = found
+    return links
 
 
 def _diverged(sweep: Sweep) -> list[Diverged]:

@@ -24,7 +24,8 @@ State = Literal["queued", "starting", "training", "evaluating", "unfinished", "d
 class RunState:
     """The state of one run; `eta` is the seconds to its end, None if they are not known.
 
-    `tokens_per_second` and `mfu` are those of the newest point of its training curve.
+    `tokens_per_second` and `mfu` are those of the newest point of its training curve, `metrics` those of the
+    milestone `evaluated`, which training may have left far behind.
     """
 
     run_id: str
@@ -38,6 +39,7 @@ class RunState:
     tokens_per_second: float | None = None
     mfu: float | None = None
     metrics: Sequence[Metric] = ()
+    evaluated: int = 0
     #: Shards of its evaluations: those that this attempt has measured, and those it has asked for.
     shards: tuple[int, int] = (0, 0)
     eta: float | None = None
@@ -105,17 +107,17 @@ class Remaining:
         return (wanted - measured) * (now - self._since) / gained if gained else None
 
 
-def axes_label(axes: Mapping[str, Any]) -> str:
+def axes_label(axes: Mapping[str, Any], between: str = " ") -> str:
     """Return the values of a run's axes as a short label.
 
-    >>> axes_label({"model.shape": "64/1/2/256", "seed": 1})
-    '64/1/2/256 seed 1'
+    >>> axes_label({"model.shape": "64/1/2/256", "seed": 1}, " · ")
+    '64/1/2/256 · seed 1'
     """
     words = []
     for path, value in axes.items():
         text = value if isinstance(value, str) else json.dumps(value)
         words.append(text if isinstance(value, str) else f"{path.rpartition('.')[2]} {text}")
-    return " ".join(words)
+    return between.join(words)
 
 
 def run_states(sweep: Sweep) -> list[RunState]:
@@ -132,7 +134,7 @@ def run_states(sweep: Sweep) -> list[RunState]:
         )
         for step in reversed(spec.milestones):
             if metrics := metrics_at(run, spec, step):
-                row.step, row.metrics = step, metrics
+                row.step, row.evaluated, row.metrics = step, step, metrics
                 break
         checkpoints = run.checkpoints()
         newest = max((record.step for record in checkpoints), default=0)

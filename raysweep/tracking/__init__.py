@@ -3,6 +3,7 @@
 Only this room imports mlflow, and only when a store is opened, not when the room is imported.
 """
 
+from raysweep.tracking.artifacts import keep_files
 from raysweep.tracking.server import serve
 from raysweep.tracking.tracker import Tracker, tracking_uri
 from raysweep.tracking.ui import comparison_links, deep_link, serve_command, served
@@ -20,6 +21,7 @@ __all__ = [
     "comparison_links",
     "deep_link",
     "default_tracking_uri",
+    "keep_files",
     "metric_name",
     "run_view",
     "serve",

@@ -6,11 +6,13 @@ this process is asked to end, by Ctrl-C, SIGTERM or a terminal that closes.
 
 from __future__ import annotations
 
+import http.client
 import os
 import signal
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -19,22 +21,26 @@ from raysweep.errors import ConfigError, StorageError
 
 #: Seconds that a server gets to end when asked.
 GRACE = 10.0
+_STDERR = 2
+#: Seconds to wait for an answer of a server that starts, ten times those between two looks.
+_LOOK = 2.0
 
 
-def serve(command: Sequence[str], port: int, *, on_start: Callable[[], object] | None = None) -> None:
+def serve(command: Sequence[str], port: int, *, on_ready: Callable[[], object] | None = None) -> None:
     """Run a server on a port of 127.0.0.1 until Ctrl-C, SIGTERM or SIGHUP, then end all of it and return.
 
-    `on_start` is called when the port has been found free.  Raises `ConfigError` if the port is in use, and
-    `StorageError` if the server ends with an error.
+    `on_ready` is called once, when the server answers; it is not called if it never does.  Raises
+    `ConfigError` if the port is in use, and `StorageError` if the server ends with an error.
     """
     _check_free(port)
-    if on_start is not None:
-        on_start()
     server: subprocess.Popen[bytes] | None = None
     code = 0
     with _ends_as_interrupt():
         try:
-            server = subprocess.Popen(command, start_new_session=True)
+            # Standard output is for results, not for what a server says of itself.
+            server = subprocess.Popen(command, start_new_session=True, stdout=_STDERR)
+            if on_ready is not None and _answers(server, port):
+                on_ready()
             code = server.wait()
         except KeyboardInterrupt:
             pass
@@ -43,6 +49,19 @@ def serve(command: Sequence[str], port: int, *, on_start: Callable[[], object] |
                 _end(server)
     if code:
         raise StorageError(f"the MLflow server ended with exit code {code}; its messages are above")
+
+
+def _answers(server: subprocess.Popen[bytes], port: int) -> bool:
+    """Wait until a server takes connections and answers; False if it ends before."""
+    while server.poll() is None:
+        # An answer of any kind will do.
+        with suppress(OSError, http.client.HTTPException):
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_LOOK)
+            connection.request("GET", "/health")
+            connection.getresponse()
+            return True
+        time.sleep(_LOOK / 10)
+    return False
 
 
 def _check_free(port: int) -> None:

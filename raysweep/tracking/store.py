@@ -5,8 +5,9 @@ Calls are synchronous and may raise.
 Writing is idempotent.  A run is found by its tag `raysweep.run_id`, never by name; a point that the store
 already holds (same metric, step and timestamp) is not sent again, and a run with an unchanged view is not
 read at all (tag `raysweep.digest`).  MLflow cannot alter a point or a param.  A run with records that
-contradict written points is therefore deleted (MLflow keeps it in its bin) and written anew, so the store
-never shows two values for one measurement.
+contradict written points, or that know nothing of them, is therefore deleted (MLflow keeps it in its bin) and
+written anew, so the store never shows two values for one measurement.  The checkpoints of a run are logged
+models of MLflow (`raysweep.tracking.models`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from raysweep.evaluation.metric import Kind
+from raysweep.tracking.charts import charts, charts_key
+from raysweep.tracking.models import Checkpoints
 from raysweep.tracking.sqlite import prepare
 from raysweep.tracking.view import Point, RunView, Status, SweepView
 
@@ -41,6 +45,9 @@ DIGEST = "raysweep.digest"
 # Limits of one log_batch call, of 1,000 things in all, and of one param and one tag (the smallest of the
 # supported versions).
 _METRICS, _PARAMS, _PARAM_LENGTH, _TAG_LENGTH = 900, 100, 500, 5000
+
+#: MLflow's own tags for the name of a run and for a note on it.
+_NAME, _NOTE = "mlflow.runName", "mlflow.note.content"
 
 _SQLITE = "sqlite:///"
 _OLDEST_FIRST = ["attributes.start_time ASC", "attributes.run_id ASC"]
@@ -73,11 +80,17 @@ class _Written:
     digest: str | None
     status: str
     params: dict[str, str]
-    note: str
+    #: The tags of name and note.
+    words: dict[str, str]
     #: Names of stored metrics with points that have not been read back.
     unread: set[str] = field(default_factory=set)
     #: (metric, step) -> timestamp in ms, of the points written or read back by this process.
     points: dict[tuple[str, int], int] = field(default_factory=dict)
+
+    @property
+    def metrics(self) -> set[str]:
+        """The names of all stored metrics."""
+        return self.unread | {key for key, _ in self.points}
 
 
 class Store:
@@ -100,8 +113,12 @@ class Store:
             prepare(Path(tracking_uri.removeprefix(_SQLITE)), rebuild=rebuild)
         self.client: MlflowClient = MlflowClient(tracking_uri=tracking_uri)
         self.sweep = sweep
+        #: Tags of the experiment.
+        self._tags: dict[str, str] = {}
         self.experiment_id = self._experiment(artifact_location)
         self._runs: dict[str, _Written] = {}
+        self._checkpoints = Checkpoints(self.client, self.experiment_id)
+        self._shown: dict[str, Kind] = {}
         self.parent_id = self._parent()
         self._find_children()
 
@@ -112,6 +129,7 @@ class Store:
             return created
         if found.lifecycle_stage == "deleted":
             self.client.restore_experiment(found.experiment_id)
+        self._tags |= found.tags
         experiment_id: str = found.experiment_id
         return experiment_id
 
@@ -132,7 +150,7 @@ class Store:
 
     def _parent(self) -> str:
         note = self.sweep.note[:_TAG_LENGTH]
-        tags = {SWEEP: self.sweep.name, "mlflow.note.content": note}
+        tags = {SWEEP: self.sweep.name, _NOTE: note}
         if self.sweep.git_commit:
             tags["mlflow.source.git.commit"] = self.sweep.git_commit
         if self.sweep.directory:
@@ -161,7 +179,7 @@ class Store:
                 digest=run.data.tags.get(DIGEST),
                 status=run.info.status,
                 params=dict(run.data.params),
-                note=run.data.tags.get("mlflow.note.content", ""),
+                words={name: run.data.tags.get(name, "") for name in (_NAME, _NOTE)},
                 unread=set(run.data.metrics),
             )
             if run.info.status == "RUNNING":
@@ -171,11 +189,13 @@ class Store:
     def write(self, view: RunView) -> bool:
         """Bring the store up to date with `view`; return False if it was already."""
         digest = view.digest
+        self._chart(view.shown)
         known = self._runs.get(view.run_id)
         if known is not None and known.digest == digest and known.status == view.status:
             return False
         params = {key: value[:_PARAM_LENGTH] for key, value in view.params.items()}
         if known is not None and self._contradicts(known, view, params):
+            self._checkpoints.delete(known.mlflow_id)
             self.client.delete_run(known.mlflow_id)
             del self._runs[view.run_id]
             known = None
@@ -186,6 +206,8 @@ class Store:
 
     def _contradicts(self, known: _Written, view: RunView, params: Mapping[str, str]) -> bool:
         if any(known.params.get(key, value) != value for key, value in params.items()):
+            return True
+        if known.metrics - {p.key for p in view.points}:
             return True
         stored = self._stored(known, view.points)
         return any(stored.get((p.key, p.step), p.time_ms) != p.time_ms for p in view.points)
@@ -203,38 +225,61 @@ class Store:
         if self.sweep.git_commit:
             tags["mlflow.source.git.commit"] = self.sweep.git_commit
         run = self.client.create_run(
-            self.experiment_id, start_time=view.start_ms or None, tags=tags, run_name=view.run_id
+            self.experiment_id, start_time=view.start_ms or None, tags=tags, run_name=view.name
         )
-        return _Written(run.info.run_id, None, run.info.status, {}, "")
+        self._checkpoints.new(run.info.run_id)
+        return _Written(run.info.run_id, None, run.info.status, {}, {_NAME: view.name, _NOTE: ""})
 
     def _log(self, known: _Written, view: RunView, params: Mapping[str, str]) -> None:
         from mlflow.entities import Metric, Param
 
         stored = self._stored(known, view.points)
+        models = self._checkpoints.of(known.mlflow_id, view)
         if known.digest is None:
             self.client.log_dict(known.mlflow_id, dict(view.config), "config.json")
         fresh = _chunks([item for item in params.items() if item[0] not in known.params], _PARAMS)
-        missing = _chunks([p for p in view.points if (p.key, p.step) not in stored], _METRICS)
+        # A kill can fall between a point of a run and that of its model; the store doubles neither.
+        lacking = [p for p in view.points if (p.key, p.step) not in stored or models.lacks(p)]
+        missing = _chunks(lacking, _METRICS)
         # Together where there are both: a call costs the store several transactions, and a short run has few.
         for batch, points in zip_longest(fresh, missing, fillvalue=()):
             self.client.log_batch(
                 known.mlflow_id,
-                metrics=[Metric(p.key, p.value, p.time_ms, p.step) for p in points],
+                metrics=[
+                    Metric(p.key, p.value, p.time_ms, p.step, model_id=models.model_id(p)) for p in points
+                ],
                 params=[Param(key, value) for key, value in batch],
             )
             known.params.update(batch)
             stored.update({(p.key, p.step): p.time_ms for p in points})
+            models.note(points)
+        models.finalize()
         if view.status == "RUNNING":
             if known.status != "RUNNING":
                 self.client.update_run(known.mlflow_id, status="RUNNING")
                 known.status = "RUNNING"
         else:
             self._terminate(known, view.status, view.end_ms)
-        note = view.note[:_TAG_LENGTH]
+        words = {_NAME: view.name, _NOTE: view.note[:_TAG_LENGTH]}
+        self._tag(known.mlflow_id, {k: v for k, v in words.items() if known.words.get(k) != v})
         # This tag comes last, because it says that everything above has arrived.
-        self._tag(known.mlflow_id, {"mlflow.note.content": note} if note != known.note else {})
         self._tag(known.mlflow_id, {DIGEST: view.digest})
-        known.note, known.digest = note, view.digest
+        known.words, known.digest = words, view.digest
+
+    def _chart(self, shown: Mapping[str, Kind]) -> None:
+        """Keep the charts that `raysweep ui` opens, where there is something new to draw."""
+        if shown.keys() <= self._shown.keys():
+            return
+        self._shown |= shown
+        name, value = charts_key(self.parent_id), charts(self.parent_id, self._shown)
+        if self._tags.get(name) != value:
+            self.client.set_experiment_tag(self.experiment_id, name, value)
+            self._tags[name] = value
+
+    @property
+    def runs(self) -> dict[str, str]:
+        """MLflow's ids of all runs, by run id."""
+        return {run_id: known.mlflow_id for run_id, known in self._runs.items()}
 
     def _terminate(self, known: _Written, status: Status, end_ms: int | None) -> None:
         self.client.set_terminated(known.mlflow_id, status=status, end_time=end_ms or _now_ms())

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from raysweep.sweep.ledger import Ledger, RunLedger, heads
 from raysweep.sweep.missing import missing
 from raysweep.sweep.records import EvaluationRecord, FailureRecord, RecordName
+from raysweep.sweep.run_state import axes_label
 from raysweep.sweep.survey import RunRecords
 from raysweep.tracking.view import RunView, Status, SweepView, run_view
 from raysweep.tracking.writer import Location, MLflowWriter, default_tracking_uri
@@ -171,8 +172,8 @@ class Tracker:
         checkpoints = [r for r in records.values() if isinstance(r, CheckpointRecord)]
         evaluations = [r for r in records.values() if isinstance(r, EvaluationRecord)]
         failures = [r for r in records.values() if isinstance(r, FailureRecord)]
-        identity, axes, config = self._identity(run, spec)
-        if identity is None:
+        shown_as = self._identity(run, spec)
+        if shown_as is None:
             return None
         status: Status = "RUNNING" if active else "KILLED"
         if failures:
@@ -181,9 +182,7 @@ class Tracker:
             status = "FINISHED"
         return run_view(
             run_id=run.run_id,
-            identity=identity,
-            axes=axes,
-            config=config,
+            **shown_as,
             checkpoints=checkpoints,
             evaluations=evaluations,
             status=status,
@@ -208,17 +207,23 @@ class Tracker:
         self._records[run.run_id] = kept
         return kept
 
-    def _identity(
-        self, run: RunLedger, spec: RunSpec | None
-    ) -> tuple[str | None, Mapping[str, Any], Mapping[str, Any]]:
+    def _identity(self, run: RunLedger, spec: RunSpec | None) -> dict[str, Any] | None:
+        """Return identity, name, params and configuration of a run; None where they are not known."""
         if spec is not None:
-            return spec.training_identity, spec.axes, spec.encode()
+            name = axes_label(spec.axes, " · ") if spec.trains else spec.algorithm.label
+            params = settings(spec.identity_content, spec.language.encode())
+            for kind, evaluation in spec.evaluations.items():
+                params |= {f"evaluate.{kind}.{k}": v for k, v in settings(evaluation.content()).items()}
+            known = {"identity": spec.training_identity, "name": name or spec.run_id}
+            return known | {"params": params, "config": spec.encode()}
         record = run.identity()
         if record is None:
-            return None, {}, {}
+            return None
         base = flatten(self._sweep.runs[0].identity_content) if self._sweep.runs else {}
-        axes = {path: value for path, value in flatten(record.content).items() if base.get(path) != value}
-        return record.identity, axes, record.content
+        varied = {path: value for path, value in flatten(record.content).items() if base.get(path) != value}
+        params = settings(record.content, record.language)
+        known = {"identity": record.identity, "name": axes_label(varied, " · ") or run.run_id}
+        return known | {"params": params, "config": record.content}
 
     def _finished(self, held: RunRecords, spec: RunSpec | None) -> bool:
         # A run that a search algorithm has made must have what the sweep's own runs have.
@@ -230,6 +235,19 @@ class Tracker:
         if "FAILED" in states.values():
             return "FAILED"
         return "FINISHED" if set(states.values()) <= {"FINISHED"} else "KILLED"
+
+
+def settings(content: Mapping[str, Any], language: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return what a run or an evaluation was set to, by dotted path, without what was left open.
+
+    The language's configuration takes the place of its fingerprint.  The number of steps and the milestones
+    are no settings unless weights depend on them: more steps extend a run, and MLflow cannot alter a param.
+
+    >>> settings({"language": "5fac", "algorithm": {"lr": 0.001, "ema": None}}, {"kind": "hmm"})
+    {'language.kind': 'hmm', 'algorithm.lr': 0.001}
+    """
+    whole = {**content, "language": language} if language is not None else content
+    return {path: value for path, value in flatten(whole).items() if value is not None}
 
 
 def flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -10,6 +10,7 @@ from urllib.parse import quote, urlencode
 
 from raysweep.errors import ConfigError, StorageError
 from raysweep.sweep.tracking_uri import is_server
+from raysweep.tracking.charts import charts_name
 from raysweep.tracking.store import children, locate
 from raysweep.tracking.tracker import shared_directory, tracking_uri
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from raysweep.sweep import Sweep
 
 
+#: Without it MLflow's pages open in the mode for agents.
+_MODE = "workflowType=machine_learning"
 #: Most runs of one comparison, because addresses and pages have limits.
 COMPARED = 100
 
@@ -33,30 +36,22 @@ def compare_link(base_url: str, experiment_id: str, run_ids: Sequence[str]) -> s
 
 
 def deep_link(base_url: str, experiment_id: str, parent_run_id: str) -> str:
-    """Return the address of MLflow's charts of all runs of one sweep.
+    """Return the address of MLflow's charts of all runs of one sweep (see `raysweep.tracking.charts`).
 
-    Without these parameters the page hides nested runs and opens in another mode.
-
-    >>> deep_link("http://127.0.0.1:5000/", "1", "ab12").split("?")[0]
-    'http://127.0.0.1:5000/#/experiments/1/runs'
+    >>> deep_link("http://127.0.0.1:5000/", "1", "ab12").partition("workflowType=machine_learning&")[::2]
+    ('http://127.0.0.1:5000/#/experiments/1/runs?', 'compareRunsMode=CHART&viewStateShareKey=raysweep-ab12')
     """
-    query = urlencode(
-        {
-            "workflowType": "machine_learning",
-            "compareRunsMode": "CHART",
-            "searchFilter": f"tags.`mlflow.parentRunId` = '{parent_run_id}'",
-        },
-        quote_via=quote,
-    )
-    return f"{base_url.rstrip('/')}/#/experiments/{experiment_id}/runs?{query}"
+    query = {"compareRunsMode": "CHART", "viewStateShareKey": charts_name(parent_run_id)}
+    return f"{base_url.rstrip('/')}/#/experiments/{experiment_id}/runs?{_MODE}&{urlencode(query)}"
 
 
-def comparison_links(sweep: Sweep, base_url: str) -> list[str]:
-    """Return links into MLflow's pages, on `base_url` or on the server that tracks the sweep.
+def comparison_links(sweep: Sweep, base_url: str) -> dict[str, str]:
+    """Return links into MLflow's pages by what they show, on `base_url` or on the server of the sweep.
 
-    The first link compares the sweep's runs side by side, if there are any (the oldest hundred).  The last
-    leads to the experiment's charts, in which the runs are folded under the sweep's own.  This only reads the
-    store.  Raises `ConfigError` if the sweep is not in it yet, and `StorageError` if it cannot be reached.
+    The first leads to the charts of accuracy against loss and flatness.  The next compares the sweep's runs
+    side by side, if there are any (the oldest hundred).  Then follow its checkpoints as models, and the
+    sweep's own run with the report.  This only reads the store.  Raises `ConfigError` if the sweep is not in
+    it yet, and `StorageError` if it cannot be reached.
     """
     uri = tracking_uri(sweep)
     try:
@@ -72,9 +67,15 @@ def comparison_links(sweep: Sweep, base_url: str) -> list[str]:
         raise ConfigError(f"sweep '{sweep.name}' is not in MLflow at {uri} yet; launch it first")
     if uri.startswith("databricks"):
         raise ConfigError(f"tracking_uri: '{uri}': open experiment {found[0]} in the workspace's own pages")
-    base = uri if is_server(uri) else base_url
-    charts = deep_link(base, *found)
-    return [compare_link(base, found[0], runs), charts] if runs else [charts]
+    base = (uri if is_server(uri) else base_url).rstrip("/")
+    experiment = f"{base}/#/experiments/{found[0]}"
+    links = {"charts": deep_link(base, *found)}
+    if runs:
+        links["runs side by side"] = compare_link(base, found[0], runs)
+    return links | {
+        "checkpoints": f"{experiment}/models",
+        "report": f"{experiment}/runs/{found[1]}/artifacts",
+    }
 
 
 def served(sweep: Sweep) -> bool:

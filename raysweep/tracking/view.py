@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from raysweep.evaluation.metric import numbers
+from raysweep.evaluation.metric import Kind, Metric
 from raysweep.sweep.ledger import curve_of
 from raysweep.sweep.records import EvaluationRecord
 from raysweep.training.checkpoint import CheckpointRecord
@@ -21,18 +21,26 @@ from raysweep.training.checkpoint import CheckpointRecord
 #: MLflow's names for the state of a run; KILLED is a run that is neither done, failed nor under way.
 Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
 
+#: The sections into which MLflow's charts sort metrics, by what comes before a slash: the training curve,
+#: standard errors, and what is neither a loss, nor flatness, nor an accuracy.  All others keep their names.
+TRAINING, ERRORS, OTHERS = "train", "uncertainty", "various"
+
 # MLflow accepts these characters in the names of metrics and params, and no others.
 _FORBIDDEN = re.compile(r"[^\w\-. :/]")
 
 
 @dataclass(frozen=True, order=True)
 class Point:
-    """One metric point; `step` counts training steps, `time_ms` is when it was recorded (unix ms)."""
+    """One metric point; `step` counts training steps, `time_ms` is when it was recorded (unix ms).
+
+    With `model`, it is also a metric of the checkpoint at that step.
+    """
 
     key: str
     step: int
     time_ms: int
     value: float
+    model: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,15 +62,18 @@ class SweepView:
 class RunView:
     """A run as MLflow shows it: a child run.
 
-    `params` are the swept axes, `config` the whole configuration (plain JSON), `start_ms` and `end_ms` are
-    unix milliseconds; `end_ms` is None while the run is RUNNING.
+    `name` is what people call it, `params` are its settings, `config` is the whole configuration (plain
+    JSON), `shown` the metrics that the report shows by their kinds.  `start_ms` and `end_ms` are unix
+    milliseconds; `end_ms` is None while the run is RUNNING.
     """
 
     run_id: str
     identity: str
+    name: str
     params: Mapping[str, str]
     config: Mapping[str, Any]
     points: tuple[Point, ...]
+    shown: Mapping[str, Kind]
     status: Status
     start_ms: int
     end_ms: int | None
@@ -74,9 +85,10 @@ class RunView:
         shown = [
             self.run_id,
             self.identity,
+            self.name,
             dict(self.params),
             self.config,
-            [[p.key, p.step, p.time_ms, repr(p.value)] for p in self.points],
+            [[p.key, p.step, p.time_ms, repr(p.value), p.model] for p in self.points],
             [self.status, self.start_ms, self.end_ms, self.note],
         ]
         return hashlib.sha256(json.dumps(shown, sort_keys=True).encode()).hexdigest()
@@ -91,11 +103,26 @@ def metric_name(name: str) -> str:
     return _FORBIDDEN.sub("_", name)
 
 
+def keys(metric: Metric) -> tuple[str, str]:
+    """Return the names in MLflow of a metric and of its standard error.
+
+    >>> from raysweep.evaluation.probe_metrics import MAJORITY, PROBE
+    >>> keys(PROBE.number(0.9, n=5, of={"task": "A"}))
+    ('probe/A', 'uncertainty/probe.A')
+    >>> keys(MAJORITY.number(0.3, n=9, of={"task": "A"}))[0]
+    'various/majority.A'
+    """
+    within = metric.name.replace("/", ".")
+    own = metric.report or metric.kind != "diagnostic"
+    return metric_name(metric.name if own else f"{OTHERS}/{within}"), metric_name(f"{ERRORS}/{within}")
+
+
 def run_view(
     *,
     run_id: str,
     identity: str,
-    axes: Mapping[str, Any],
+    name: str,
+    params: Mapping[str, Any],
     config: Mapping[str, Any],
     checkpoints: Iterable[CheckpointRecord],
     evaluations: Iterable[EvaluationRecord],
@@ -104,35 +131,49 @@ def run_view(
 ) -> RunView:
     """Return the view of one run.
 
-    The training curve becomes `train_loss`, and if known `tokens_per_second` and `mfu`, at its
+    The training curve becomes `train/loss`, and if known `train/tokens_per_second` and `train/mfu`, at its
     own steps and times.  Every metric of an evaluation becomes a point at the evaluated step, and so does
-    its standard error (`raysweep.evaluation.metric.numbers`).
+    its standard error (see `keys`).  What has a name of its own is also a metric of the checkpoint.
     """
     checkpoints, evaluations = list(checkpoints), list(evaluations)
+    steps = {checkpoint.step for checkpoint in checkpoints}
     points: dict[tuple[str, int], Point] = {}
 
-    def add(key: str, step: int, time_ms: int, value: float) -> None:
-        key = metric_name(key)
-        points[key, step] = Point(key, step, time_ms, float(value))
+    def add(key: str, step: int, time_ms: int, value: float, *, model: bool = False) -> None:
+        points[key, step] = Point(key, step, time_ms, float(value), model)
 
     for point in curve_of(checkpoints):
-        add("train_loss", point.step, point.time_ms, point.loss)
+        add(f"{TRAINING}/loss", point.step, point.time_ms, point.loss)
         for key, speed in (("tokens_per_second", point.tokens_per_second), ("mfu", point.mfu)):
             if speed is not None:
-                add(key, point.step, point.time_ms, speed)
+                add(f"{TRAINING}/{key}", point.step, point.time_ms, speed)
+    shown: dict[str, Kind] = {}
     for record in sorted(evaluations, key=lambda record: record.time):
         time_ms = round(record.time * 1000)
-        for key, value in numbers(record.metrics).items():
-            add(key, record.step, time_ms, value)
+        for metric in record.metrics:
+            key, error = keys(metric)
+            add(
+                key,
+                record.step,
+                time_ms,
+                metric.value,
+                model=record.step in steps and not key.startswith(OTHERS),
+            )
+            if metric.standard_error is not None:
+                add(error, record.step, time_ms, metric.standard_error)
+            if metric.report:
+                shown[key] = metric.kind
 
     times = [p.time_ms for p in points.values()] + [round(c.time * 1000) for c in checkpoints]
     start_ms = min(times, default=0)
     return RunView(
         run_id=run_id,
         identity=identity,
-        params={metric_name(axis): _text(value) for axis, value in axes.items()},
+        name=name,
+        params={metric_name(path): _text(value) for path, value in params.items()},
         config=config,
         points=tuple(sorted(points.values())),
+        shown=shown,
         status=status,
         start_ms=start_ms,
         end_ms=None if status == "RUNNING" else max([*times, start_ms]),

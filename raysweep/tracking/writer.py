@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from raysweep.sweep.pages import save_pages
 from raysweep.sweep.tracking_uri import is_server
 from raysweep.tracking.store import Store
 from raysweep.tracking.view import RunView, Status, SweepView
@@ -54,6 +55,7 @@ class MLflowWriter:
 
     def __init__(self, sweep: SweepView, *, directory: Path, tracking_uri: str | None = None) -> None:
         self.sweep = sweep
+        self._directory = directory
         self.tracking_uri = tracking_uri or default_tracking_uri(directory)
         self._own = self.tracking_uri == default_tracking_uri(directory)
         # A database keeps no files, and MLflow would put them into ./mlruns of the current folder.
@@ -144,6 +146,7 @@ class MLflowWriter:
                 store = self._drain()
                 if closing is not None:
                     store.finish(closing)
+                    save_pages(self._directory, self.tracking_uri, store.experiment_id, store.runs)
                     self._flushed = not self._pending and not self._refused
             # The sweep goes on, whatever error the client, its server or its database raises.
             except Exception as error:

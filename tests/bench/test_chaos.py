@@ -262,8 +262,8 @@ def test_points_of_deleted_runs_and_speeds_do_not_count(tmp_path: Path) -> None:
             "create table metrics (run_uuid, key, step, value);"
             "insert into runs values ('a', 'active'), ('b', 'deleted'), ('c', 'active');"
             "insert into tags values ('a', 'raysweep.run_id', 'one'), ('b', 'raysweep.run_id', 'one');"
-            "insert into metrics values ('a', 'loss', 5, 0.5), ('a', 'mfu', 5, 0.1), ('b', 'loss', 5, 0.6),"
-            " ('c', 'loss', 5, 0.7);"
+            "insert into metrics values ('a', 'loss', 5, 0.5), ('a', 'train/mfu', 5, 0.1),"
+            " ('b', 'loss', 5, 0.6), ('c', 'loss', 5, 0.7);"
         )
     connection.close()
     assert points(store) == [("one", "loss", 5, 0.5)]

@@ -51,11 +51,13 @@ def test_a_line_for_every_change_and_none_without() -> None:
     assert out.getvalue() == ""
     view(state(run(state="training", step=10)))
     view(state(run(state="training", step=20)))
-    view(state(run(state="training", step=30, metrics=MEASURED)))
-    view(state(run(state="done", step=100, metrics=MEASURED)))
+    view(state(run(state="training", step=30, metrics=MEASURED, evaluated=25)))
+    view(state(run(state="evaluating", step=100, metrics=MEASURED, evaluated=25)))
+    view(state(run(state="done", step=100, metrics=MEASURED, evaluated=100)))
     assert out.getvalue().splitlines() == [
         "run a: training, step 10/100",
-        "run a: training, step 30/100, excess 0.5, trace 12, probe A 0.75",
+        "run a: training, step 30/100; step 25: excess 0.5, trace 12, probe A 0.75",
+        "run a: evaluating, step 100/100; step 25: excess 0.5, trace 12, probe A 0.75",
         "run a: done, step 100/100, excess 0.5, trace 12, probe A 0.75",
     ]
 

@@ -11,6 +11,7 @@ from helpers import tiny_sweeps as tiny
 from raysweep.engine import monitor
 from raysweep.engine.board import News
 from raysweep.engine.monitor import Monitor
+from raysweep.evaluation.excess_loss import EXCESS_LOSS
 from raysweep.sweep import load_sweep
 from raysweep.sweep.run_state import LaunchState
 
@@ -43,3 +44,18 @@ def test_what_is_left_of_evaluations_is_estimated(tmp_path: Path, monkeypatch: p
     assert again.runs[0].eta is None
     assert again.eta is None
     assert after(100, (1, 10)).runs[0].eta == pytest.approx(900)
+
+
+def test_metrics_come_with_the_milestone_that_they_are_of(tmp_path: Path) -> None:
+    """Training is ahead of the evaluations, and goes on after the news of a milestone."""
+    (tmp_path / "tiny.yaml").write_text(tiny.HEAD + "evaluate: {excess_loss: {sentences: 64}}\n")
+    sweep = load_sweep(tmp_path / "tiny.yaml", storage=tmp_path / "results")
+    [spec] = sweep.runs
+    first, last = spec.milestones[0], spec.milestones[-1]
+    metrics = [EXCESS_LOSS.number(0.5, n=64)]
+    news = {spec.run_id: News(state="training", step=last - 1, evaluated=first, metrics=metrics)}
+    seen: list[LaunchState] = []
+    board: Any = type("Board", (), {"read": lambda self: news})()
+    Monitor(sweep, board, seen.append, slots=1)._observe()
+    [row] = seen[-1].runs
+    assert (row.step, row.evaluated, list(row.metrics)) == (last - 1, first, metrics)

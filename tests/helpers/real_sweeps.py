@@ -83,7 +83,7 @@ def same_points(storage: Path, reference: Path) -> None:
     """MLflow holds each point once, with the values of the undisturbed launch; speed is the machine's."""
     mine, theirs = points(storage), points(reference)
     assert not mine.duplicated(["run_id", "key", "step"]).any()
-    speeds = ["tokens_per_second", "mfu"]
+    speeds = ["train/tokens_per_second", "train/mfu"]
     assert set(speeds) <= set(mine["key"])
     mine, theirs = (found[~found["key"].isin(speeds)] for found in (mine, theirs))
     order = ["run_id", "key", "step"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 import subprocess
@@ -110,6 +111,24 @@ def test_a_server_that_fails_and_one_that_ends() -> None:
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+#: Answers one request after a while.
+SLOW = """
+import http.server, sys, time
+time.sleep(0.5)
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), http.server.BaseHTTPRequestHandler).handle_request()
+"""
+
+
+def test_what_is_said_of_a_server_waits_for_its_answer() -> None:
+    port, ready = free_port(), []
+    began = time.monotonic()
+    serve([sys.executable, "-c", SLOW, str(port)], port, on_ready=lambda: ready.append(time.monotonic()))
+    [at] = ready
+    assert at - began > 0.5
+    serve([sys.executable, "-c", ""], free_port(), on_ready=lambda: ready.append(0.0))
+    assert len(ready) == 1
+
+
 def test_a_port_in_use_is_said_before_anything_starts() -> None:
     started: list[int] = []
     with socket.socket() as other:
@@ -117,7 +136,7 @@ def test_a_port_in_use_is_said_before_anything_starts() -> None:
         other.listen()
         port = other.getsockname()[1]
         with pytest.raises(ConfigError, match=rf"--port {port}: .*in use"):
-            serve(["absent"], port, on_start=lambda: started.append(1))
+            serve(["absent"], port, on_ready=lambda: started.append(1))
     assert started == []
 
 
@@ -137,11 +156,17 @@ def test_a_sweep_on_a_server_gets_its_link_and_nothing_is_served(
     monkeypatch.setattr("raysweep.tracking.serve", None)  # serving would be an error
     arguments = ["ui", str(sweep.path), "--storage", str(sweep.storage)]
     assert run([*arguments, "--tracking-uri", "http://mlflow.example.org"]) == 0
-    side_by_side, charts = capsys.readouterr().out.splitlines()
-    assert side_by_side.startswith("http://mlflow.example.org/#/compare-runs?")
-    assert "cd34" in side_by_side
-    assert "ef56" in side_by_side
-    assert charts.startswith("http://mlflow.example.org/#/experiments/7/runs?")
+    links = dict(re.split(r"\s{2,}", line) for line in capsys.readouterr().out.splitlines())
+    assert links["runs side by side"].startswith("http://mlflow.example.org/#/compare-runs?")
+    assert "cd34" in links["runs side by side"]
+    assert "ef56" in links["runs side by side"]
+    assert links["charts"].startswith("http://mlflow.example.org/#/experiments/7/runs?")
+    assert links["report"].startswith("http://mlflow.example.org/#/experiments/7/runs/ab12/artifacts?")
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", lambda link: bool(opened.append(link)))
+    assert run([*arguments, "--tracking-uri", "http://mlflow.example.org", "--open"]) == 0
+    assert opened == [links["charts"]]
+    assert "there is no browser here" in capsys.readouterr().err
     assert run([*arguments, "--tracking-uri", "databricks"]) == 2
     assert "open experiment 7" in capsys.readouterr().err
 
@@ -171,7 +196,8 @@ def test_ui_serves_and_leaves_nothing_behind(sweep: Sweep, tmp_path: Path) -> No
         )
         try:
             assert ui.stdout is not None
-            assert ui.stdout.readline().startswith(f"http://127.0.0.1:{port}/#/experiments/")
+            # The first line is printed when the server answers.
+            assert ui.stdout.readline().split()[1].startswith(f"http://127.0.0.1:{port}/#/experiments/")
 
             def answers() -> bool:
                 assert ui.poll() is None, (tmp_path / "server.log").read_text()

@@ -19,13 +19,15 @@ from raysweep.tracking.ui import server_command
 
 
 def view(steps: int, status: str) -> RunView:
-    points = tuple(Point("train_loss", s, 1_000_000 + s, 1.0 / s) for s in range(1, steps + 1))
+    points = tuple(Point("train/loss", s, 1_000_000 + s, 1.0 / s) for s in range(1, steps + 1))
     return RunView(
         run_id="a",
         identity="x",
+        name="seed 0",
         params={"seed": "0"},
         config={},
         points=points,
+        shown={},
         status=status,
         start_ms=1_000_000,
         end_ms=None if status == "RUNNING" else 2_000_000,

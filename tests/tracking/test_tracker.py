@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import sqlite3
 import time
@@ -11,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from helpers import tiny_sweeps as tiny
+from raysweep.evaluation.excess_loss import EXCESS_LOSS
 from raysweep.evaluation.metric import Metric
 from raysweep.sweep import RunLedger, RunSpec, Sweep, load_sweep
-from raysweep.tracking import Tracker, comparison_links, serve_command
+from raysweep.tracking import Tracker, comparison_links, keep_files, serve_command
+from raysweep.tracking.charts import charts_key
 from raysweep.tracking.tracker import flatten
 from raysweep.training import CheckpointRecord, CurvePoint
 
@@ -47,7 +50,11 @@ def record(run: RunLedger, spec: RunSpec, step: int, value: float = 0.5) -> None
             step=step, milestone=True, files={}, curve=curve, time=1000.0 + step, train_seconds=1.0
         )
     )
-    metric = Metric(name="excess_loss", value=value, standard_error=0.1, n=64, unit="nats")
+    measure(run, spec, step, value)
+
+
+def measure(run: RunLedger, spec: RunSpec, step: int, value: float = 0.5) -> None:
+    metric = EXCESS_LOSS.number(value, standard_error=0.1, n=64)
     for evaluation in spec.evaluations.values():
         run.record_evaluation(step, evaluation, [metric], seconds=1.0)
 
@@ -159,7 +166,7 @@ def test_a_stretch_that_is_trained_again_changes_no_point(sweep: Sweep) -> None:
     )
     assert Tracker(sweep).close()
     after = set(rows(sweep, "select key, step, timestamp, value from metrics"))
-    assert after - before == {("train_loss", 50, 9_000_050, 1 / 50)}
+    assert after - before == {("train/loss", 50, 9_000_050, 1 / 50)}
     assert before < after
     assert rows(sweep, "select count(*) from runs") == [(2,)]
 
@@ -184,10 +191,62 @@ def test_a_run_that_a_search_algorithm_made_is_shown_with_what_it_varies(sweep: 
     assert tracker.close()
     assert states(sweep) == {"tiny": "KILLED", spec.run_id: "KILLED"}
     params = dict(rows(sweep, "select key, value from params"))
-    assert params == {"algorithm.lr": "0.01"}
+    assert params["algorithm.lr"] == "0.01"
+    assert params["language.kind"] == spec.language.kind
+    names = rows(sweep, "select name from runs join tags using (run_uuid) where key = 'raysweep.run_id'")
+    assert names == [("lr 0.01",)]
     # Later launches of the file itself leave it as it is.
     assert Tracker(sweep).close()
     assert states(sweep)[spec.run_id] == "KILLED"
+
+
+def test_all_settings_are_params_and_the_look_up_table_has_no_model(
+    tmp_path: Path, make_store: Callable[[Path], None]
+) -> None:
+    (tmp_path / "tiny.yaml").write_text(FILE + "include:\n  - algorithm: {kind: lookup_table}\n")
+    sweep = load_sweep(tmp_path / "tiny.yaml", storage=tmp_path / "results")
+    make_store(sweep.directory)
+    for spec in sweep.runs:
+        (record if spec.trains else measure)(sweep.ledger().run(spec), spec, spec.milestones[0])
+    assert Tracker(sweep).close()
+    found = rows(
+        sweep,
+        "select r.name, p.key, p.value from runs r join params p using (run_uuid) "
+        "join tags t on t.run_uuid = r.run_uuid and t.key = 'raysweep.run_id'",
+    )
+    of: dict[str, dict[str, str]] = {}
+    for name, key, value in found:
+        of.setdefault(name, {})[key] = value
+    assert set(of) == {"seed 0", "seed 1", "lookup_table"}
+    trained, [spec, *_] = of["seed 0"], sweep.runs
+    assert trained["model.shape"] == spec.model.label.partition("-")[0]
+    assert trained["algorithm.lr"] == "0.001"
+    assert trained["pretrain.batch_size"] == str(spec.pretrain.batch_size)
+    assert trained["evaluate.excess_loss.sentences"] == "64"
+    # They change when a run is extended, and MLflow cannot alter a param.
+    assert not {"pretrain.steps", "pretrain.milestones"} & set(trained)
+    table = of["lookup_table"]
+    assert not [key for key in table if key.startswith(("model.", "pretrain.")) or key == "seed"]
+    assert table["algorithm.kind"] == "lookup_table"
+    assert table["language.kind"] == trained["language.kind"]
+
+
+def test_files_become_artifacts_of_the_sweep(sweep: Sweep, tmp_path: Path) -> None:
+    page, figures = tmp_path / "report.html", tmp_path / "figures"
+    figures.mkdir()
+    (figures / "steps.svg").write_text("<svg/>")
+    page.write_text("old")
+    assert not keep_files(sweep, {page: ""})
+    assert Tracker(sweep).close()
+    assert keep_files(sweep, {page: "", figures: "figures"})
+    page.write_text("new")
+    assert keep_files(sweep, {page: ""})
+    kept = {path.name: path for path in (sweep.directory / "artifacts").rglob("*") if path.is_file()}
+    assert set(kept) == {"report.html", "steps.svg", "sweep.json"}
+    assert kept["report.html"].read_text() == "new"
+    assert kept["steps.svg"].parent.name == "figures"
+    # A file that cannot be read ends no launch.
+    assert not keep_files(sweep, {tmp_path / "absent": ""})
 
 
 def test_a_tracker_travels_without_its_threads(sweep: Sweep) -> None:
@@ -210,10 +269,23 @@ def test_the_link_opens_the_charts_of_the_sweep(sweep: Sweep) -> None:
         sweep,
         "select experiment_id, run_uuid from runs join tags using (run_uuid) where key = 'raysweep.sweep'",
     )
-    [link] = comparison_links(sweep, "http://127.0.0.1:5000")
-    assert link.startswith(f"http://127.0.0.1:5000/#/experiments/{experiment}/runs?")
-    assert "compareRunsMode=CHART" in link
-    assert f"parentRunId%60%20%3D%20%27{parent}%27" in link
+    links = comparison_links(sweep, "http://127.0.0.1:5000")
+    assert list(links) == ["charts", "checkpoints", "report"]
+    assert links["charts"].startswith(f"http://127.0.0.1:5000/#/experiments/{experiment}/runs?")
+    assert "compareRunsMode=CHART" in links["charts"]
+    assert links["report"].startswith(
+        f"http://127.0.0.1:5000/#/experiments/{experiment}/runs/{parent}/artifacts?"
+    )
+    # The link names a state of MLflow's page, which is kept where there is something to draw.
+    state = charts_key(parent)
+    assert f"viewStateShareKey={state.removeprefix('mlflow.sharedViewState.')}" in links["charts"]
+    kept = f"select value from experiment_tags where key = '{state}'"
+    assert rows(sweep, kept) == []
+    one, _ = sweep.runs
+    record(sweep.ledger().run(one), one, 50)
+    assert Tracker(sweep).close()
+    [(value,)] = rows(sweep, kept)
+    assert parent in json.loads(value)["searchFilter"]
     command = serve_command(sweep, 5001)
     assert command[command.index("--host") + 1] == "127.0.0.1"
     assert command[command.index("--backend-store-uri") + 1] == f"sqlite:///{sweep.directory / 'mlflow.db'}"
@@ -239,8 +311,9 @@ def test_sweeps_of_one_name_in_a_shared_store_stay_apart(
         assert sorted(database.execute(active).fetchall()) == [(0.0,), (1.0,)]
         assert database.execute("select count(*) from runs").fetchall() == [(4,)]
     pairs = [comparison_links(sweep, "http://x") for sweep in sweeps]
-    assert len({link for pair in pairs for link in pair}) == 4
-    for sweep, (side_by_side, _) in zip(sweeps, pairs, strict=True):
+    for what in ("charts", "runs side by side", "report"):
+        assert pairs[0][what] != pairs[1][what]
+    for sweep, side_by_side in zip(sweeps, (pair["runs side by side"] for pair in pairs), strict=True):
         with sqlite3.connect(tmp_path / "team" / "mlflow.db") as database:
             children = database.execute(
                 "select r.run_uuid from runs r join tags p on p.run_uuid = r.run_uuid and p.key = "

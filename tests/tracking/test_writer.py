@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from raysweep.evaluation.metric import Metric
+from raysweep.evaluation.excess_loss import EXCESS_LOSS
+from raysweep.evaluation.probe_metrics import MAJORITY
 from raysweep.sweep import EvaluationRecord
 from raysweep.tracking import MLflowWriter, RunView, SweepView, default_tracking_uri, run_view
 from raysweep.tracking.store import Store, locate
@@ -50,8 +51,8 @@ def evaluation(step: int, value: float, time: float | None = None) -> Evaluation
         config={},
         identity="0" * 64,
         metrics=(
-            Metric(name="excess_loss", value=value, standard_error=0.01, n=64, unit="nats"),
-            Metric(name="trace/layers.0", value=2 * value, standard_error=None, n=64, unit="nats"),
+            EXCESS_LOSS.number(value, standard_error=0.01, n=64),
+            MAJORITY.number(0.3, n=64, of={"task": "A"}),
         ),
         time=time if time is not None else START + step + 0.5,
         seconds=1.0,
@@ -63,7 +64,8 @@ def view(run_id: str = "a", steps: tuple[int, ...] = (100,), status: str = "RUNN
     made = run_view(
         run_id=run_id,
         identity=f"identity of {run_id}",
-        axes={"model.shape": "64/1/1/256", "seed": 0},
+        name=f"64/1/1/256 · {run_id}",
+        params={"model.shape": "64/1/1/256", "seed": 0},
         config={"model": {"kind": "encoder"}},
         checkpoints=[checkpoint(step, before) for step, before in zip(steps, previous, strict=False)],
         evaluations=[evaluation(step, 1.0 / step) for step in steps],
@@ -128,6 +130,14 @@ def test_a_sweep_is_a_parent_run_and_a_run_its_child(folder: Path) -> None:
     assert locate("tiny", default_tracking_uri(folder))[1] == parent
 
 
+def test_a_run_is_named_as_people_name_it_and_can_be_renamed(folder: Path) -> None:
+    query = "select name from runs join tags using (run_uuid) where key = 'raysweep.run_id'"
+    assert write(folder, view("a", (100,), "FINISHED"))
+    assert rows(folder, query) == [("64/1/1/256 · a",)]
+    assert write(folder, view("a", (100,), "FINISHED", name="64/1/1/256 · lr 0.1"))
+    assert rows(folder, query) == [("64/1/1/256 · lr 0.1",)]
+
+
 def test_nothing_is_written_where_one_happens_to_be(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere = folder / "elsewhere"
     elsewhere.mkdir()
@@ -141,13 +151,14 @@ def test_points_carry_training_steps_and_the_times_of_the_records(folder: Path) 
     assert write(folder, view("a", (100,), "FINISHED"))
     points = rows(folder, "select key, step, timestamp, value from metrics order by key, step")
     assert ("excess_loss", 100, round(1000 * (START + 100.5)), 0.01) in points
-    assert ("excess_loss_se", 100, round(1000 * (START + 100.5)), 0.01) in points
-    assert ("train_loss", 50, round(1000 * (START + 50)), 3.0 / 50) in points
-    assert [key for key, *_ in points].count("train_loss") == 10
-    assert ("tokens_per_second", 60, round(1000 * (START + 60)), 1e5 + 60) in points
-    assert ("mfu", 60, round(1000 * (START + 60)), 0.25) in points
+    assert ("various/majority.A", 100, round(1000 * (START + 100.5)), 0.3) in points
+    assert ("uncertainty/excess_loss", 100, round(1000 * (START + 100.5)), 0.01) in points
+    assert ("train/loss", 50, round(1000 * (START + 50)), 3.0 / 50) in points
+    assert [key for key, *_ in points].count("train/loss") == 10
+    assert ("train/tokens_per_second", 60, round(1000 * (START + 60)), 1e5 + 60) in points
+    assert ("train/mfu", 60, round(1000 * (START + 60)), 0.25) in points
     keys = [key for key, *_ in points]
-    assert keys.count("tokens_per_second") == keys.count("mfu") == 5
+    assert keys.count("train/tokens_per_second") == keys.count("train/mfu") == 5
     assert len(points) == 23
     [(start, end)] = rows(
         folder,
@@ -232,7 +243,8 @@ def test_records_that_contradict_the_store_replace_the_run(folder: Path) -> None
     again = run_view(
         run_id="a",
         identity="identity of a",
-        axes={"seed": 0},
+        name="a",
+        params={"seed": 0},
         config={},
         checkpoints=[],
         evaluations=[evaluation(100, 0.5, START + 900)],

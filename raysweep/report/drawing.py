@@ -1,0 +1,132 @@
+"""The look of all figures, their form on a page, and the values that they show on hover.
+
+A figure is drawn once, in the stand-in colours of `raysweep.report.style`.  On a page it becomes inline SVG
+that takes its colours from the page (`Drawn.svg`), for a paper a file with colours of its own
+(`raysweep.report.paper`).
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import matplotlib
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from raysweep.evaluation.metric import error_key
+from raysweep.report.data import Measurements
+from raysweep.report.format import plus_minus
+from raysweep.report.style import DASHES, INK, MARKERS, MUTED, series, to_variables
+
+RC: Any = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "raysweep",
+    "pdf.fonttype": 42,
+    "text.parse_math": False,
+    "font.size": 9.2,
+    "font.family": "sans-serif",
+    "axes.labelsize": 9.2,
+    "xtick.labelsize": 8.6,
+    "ytick.labelsize": 8.6,
+    "axes.linewidth": 0.8,
+    "lines.linewidth": 1.4,
+    "lines.markersize": 4.5,
+}
+WIDTH = 4.6
+
+#: The mark of what is in a figure for hovering alone, and the diameter of its targets in points.
+HOVER, _TARGET = "hover", 11.0
+#: A link as matplotlib writes it: its address is in the quotes that it does not hold.
+_LINK = re.compile(r"""<a xlink:href=(["'])(.*?)\1[^>]*>""", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A figure, a name for the parts of its SVG, a sentence for who does not see it, and its data."""
+
+    figure: Figure
+    name: str
+    alternative: str
+    data: pd.DataFrame
+
+    @cached_property
+    def svg(self) -> str:
+        """Inline SVG for a page."""
+        return embedded(self.figure, self.name)
+
+
+def hover(axes: Axes, x: Iterable[float], y: Iterable[float], texts: Sequence[str]) -> None:
+    """Let each point of a figure show a text under the pointer, which takes no script in SVG."""
+    if texts:
+        targets = axes.scatter(list(x), list(y), s=_TARGET**2, color=INK, alpha=0, linewidths=0, urls=texts)
+        targets.set_gid(HOVER)
+
+
+def named_run(row: pd.Series) -> str:
+    """Return what people call the run of a checkpoint: size, variant and seed, as far as it has them."""
+    seed = "" if pd.isna(row["seed"]) else f"seed {row['seed']:.0f}"
+    return " · ".join(filter(None, [str(row["model"]), str(row["variant"]), seed]))
+
+
+def told(measured: Measurements, table: pd.DataFrame, metrics: Sequence[str]) -> list[str]:
+    """Return the text of each checkpoint of a table: run, step and the values of some metrics."""
+    texts = []
+    for _, row in table.iterrows():
+        lines = [f"{named_run(row)} · step {row['step']:,}"]
+        for name in metrics:
+            metric = measured.metrics[name]
+            lines.append(f"{metric.label}: {plus_minus(row[name], row[error_key(name)])}")
+        texts.append("\n".join(lines))
+    return texts
+
+
+def embedded(figure: Figure, name: str) -> str:
+    """Return inline SVG: page colours, ids of its own, texts for hovering, nothing that a browser fetches."""
+    buffer = io.StringIO()
+    with matplotlib.rc_context(RC):
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
+    svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
+    # matplotlib has links for points, and no other text: they become titles.
+    svg = _LINK.sub(r"<g><title>\2</title>", svg)
+    svg = svg.replace("</a>", "</g>")
+    # Targets are not painted, and yet the pointer is to find them.
+    svg = svg.replace(f' id="{HOVER}"', f' class="{HOVER}" pointer-events="all"')
+    svg = re.sub(r'\bid="', f'id="{name}-', svg)
+    svg = re.sub(r"url\(#", f"url(#{name}-", svg)
+    svg = re.sub(r'href="#', f'href="#{name}-', svg)
+    return to_variables(svg.strip())
+
+
+def marker_svg(index: int | None, *, dash: int | None = None, filled: bool = True) -> str:
+    """Return a small SVG for the legend: a size's marker, a variant's dash, or the look-up table's line."""
+    with matplotlib.rc_context(RC):
+        figure = Figure(figsize=(0.36, 0.2))
+        axes = figure.add_axes((0, 0, 1, 1))
+        axes.set_axis_off()
+        axes.set(xlim=(0, 1), ylim=(0, 1))
+        if index is not None:
+            axes.plot(
+                [0.5],
+                [0.5],
+                color=series(index),
+                linestyle="none",
+                marker=MARKERS[index % len(MARKERS)],
+                markersize=6,
+                markerfacecolor=series(index) if filled else "none",
+                markeredgecolor=series(index),
+            )
+        else:
+            style = DASHES[dash % len(DASHES)] if dash is not None else (0, (4, 3))
+            axes.plot([0, 1], [0.5, 0.5], color=INK if dash is not None else MUTED, linestyle=style)
+        svg = embedded(figure, f"key-{index}-{dash}-{filled}")
+    return svg.replace("<svg", '<svg width="26" height="14" aria-hidden="true"', 1)

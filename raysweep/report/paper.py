@@ -1,0 +1,100 @@
+"""Figures as files for a paper: PDF, SVG or PNG on white, in colours of their own, each with its legend."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from raysweep.files import write_atomic
+from raysweep.report.data import Measurements, measurements
+from raysweep.report.drawing import HOVER, RC, Drawn
+from raysweep.report.format import count
+from raysweep.report.style import DASHES, INK, MARKERS, real_colour, series
+
+#: Kinds of files, and dots per inch of a PNG.
+FORMATS, _DPI = ("pdf", "svg", "png"), 300
+
+#: Properties of matplotlib's artists that hold a colour.
+_COLOURED = ("color", "facecolor", "edgecolor", "markerfacecolor", "markeredgecolor")
+
+
+def save_figures(kept: Mapping[str, Drawn], frame: pd.DataFrame, folder: Path, kind: str) -> list[Path]:
+    """Write the figures of a page as files of a kind in `FORMATS`, and return their paths.
+
+    `kept` are those that a page of the tidy table `frame` showed, by name (see `figures_kept`); they can be
+    written once.  Raises `OSError` where one cannot be written.
+    """
+    measured, paths = measurements(frame), []
+    for name, drawn in kept.items():
+        path = folder / f"{name.replace('/', '-')}.{kind}"
+        write_atomic(path, _file(drawn.figure, measured, kind))
+        paths.append(path)
+    return paths
+
+
+def _file(figure: Figure, measured: Measurements, kind: str) -> bytes:
+    """Return a figure that has been on a page as a file; it gets the legend of the page and real colours."""
+    buffer = io.BytesIO()
+    # No times: equal figures are equal files.
+    stamp: dict[str, Any] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {}}
+    with matplotlib.rc_context(RC):
+        for artist in list(figure.findobj()):
+            if artist.get_gid() == HOVER:
+                artist.remove()
+        _legend(figure, measured)
+        # Ticks have colours too; drawing the page has made them.
+        for artist in figure.findobj():
+            _recolour(artist, len(measured.sizes))
+        figure.savefig(buffer, format=kind, facecolor="white", dpi=_DPI, metadata=stamp[kind])
+    return buffer.getvalue()
+
+
+def _legend(figure: Figure, measured: Measurements) -> None:
+    """Add the sizes and variants that a figure shows, which a page says once for all figures."""
+    used = {colour for artist in figure.findobj() for _, colour in _colours(artist)}
+    handles: list[Line2D] = []
+    parameters = measured.checkpoints.groupby("model")["parameters"].first()
+    for index, size in enumerate(measured.sizes):
+        if series(index) in used:
+            label = f"{size} ({count(parameters[size])})"
+            marker = MARKERS[index % len(MARKERS)]
+            handles.append(Line2D([], [], color=series(index), marker=marker, linestyle="none", label=label))
+    if handles and len(measured.variants) > 1:
+        for dash, variant in enumerate(measured.variants):
+            look: dict[str, Any] = {"linestyle": DASHES[dash % len(DASHES)], "label": variant}
+            handles.append(Line2D([], [], color=INK, **look))
+    if handles:
+        figure.legend(
+            handles=handles, loc="outside lower left", ncols=2, frameon=False, fontsize=8, labelcolor=INK
+        )
+
+
+def _colours(artist: Artist) -> Iterator[tuple[str, str]]:
+    """Yield the properties of an artist that have one colour, and that colour in hexadecimal."""
+    for name in _COLOURED:
+        get = getattr(artist, f"get_{name}", None)
+        value = get() if get is not None else None
+        if value is None or (isinstance(value, str) and value in ("none", "auto")):
+            continue
+        if not isinstance(value, str) and getattr(value, "ndim", 1) == 2:
+            if len(value) != 1:
+                continue
+            value = value[0]
+        yield name, to_hex(value)
+
+
+def _recolour(artist: Artist, sizes: int) -> None:
+    """Give an artist the real colours that its stand-ins stand for, those of the light scheme."""
+    for name, colour in list(_colours(artist)):
+        real = real_colour(colour, sizes)
+        if real is not None:
+            artist.set(**{name: real})
