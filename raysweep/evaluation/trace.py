@@ -224,7 +224,7 @@ class TraceConfig(Evaluation):
 
         Further arrays are `weights`, the numbers of masked positions; `control` [n, K], statistics of mean
         zero, where there are some; `spread` [n, 1+K, 1+K], the covariance of value and statistics by test
-        vectors, where there are draws or repeats; `enlarged/shape`, the model's shape, and
+        vectors, where there are draws or repeats; `enlarged/shape` [n, k], the model's shape, and
         `enlarged/powers` [n, 3] and `enlarged/last` [n], the parts that a larger shape takes
         (`raysweep.flatness.trace.enlarged`), where there are larger ones; `repeat/<k>` [n, 1+K], value and
         statistics of a repeat; and the size of each parameter left out.

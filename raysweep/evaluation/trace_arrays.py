@@ -51,8 +51,10 @@ def enlarged_arrays(found: Sequence[Parts | None]) -> Arrays:
     parts = [part for part in found if part is not None]
     if not parts:
         return {}
+    # Every array of a shard has a row for each input, so the shape stands in each.
+    shape = np.tile(np.array(parts[0].shape, dtype=np.int32), (len(parts[0].powers), 1))
     arrays = {
-        "enlarged/shape": np.array(parts[0].shape),
+        "enlarged/shape": shape,
         "enlarged/powers": torch.stack([part.powers for part in parts]).mean(dim=0).numpy(),
     }
     last = [part.last for part in parts if part.last is not None]
@@ -87,7 +89,7 @@ def _parts_of(shards: Sequence[Mapping[str, np.ndarray]]) -> Parts:
     """Return what `enlarged_arrays` has put into all shards."""
     if "enlarged/shape" not in shards[0]:
         raise ConfigError("trace.enlarged_to: this model cannot be enlarged; leave it out")
-    numbers = [int(number) for number in shards[0]["enlarged/shape"]]
+    numbers = [int(number) for number in shards[0]["enlarged/shape"][0]]
 
     def joined(name: str) -> Tensor:
         return torch.from_numpy(np.concatenate([shard[f"enlarged/{name}"] for shard in shards]))

@@ -25,7 +25,7 @@ def arrays(step: int, shard: int) -> dict[str, np.ndarray]:
     """Return a shard of made-up values, a pure function of its number; later milestones are more skewed."""
     generator = np.random.default_rng((step, shard))
     values = generator.lognormal(sigma=step / 80, size=256)
-    parts = {"shape": np.array([16, 1, 1, 32]), "powers": np.outer(values, [0.5, 0.0, 0.0])}
+    parts = {"shape": np.tile([16, 1, 1, 32], (256, 1)), "powers": np.outer(values, [0.5, 0.0, 0.0])}
     larger = {f"enlarged/{name}": part for name, part in parts.items()}
     return {"head": values, "weights": np.ones(256)} | larger
 

@@ -182,10 +182,10 @@ def _encoder(scale: float, apart: float) -> Encoder:
     assert isinstance(model, Encoder)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.4 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
-        for parameter in model.parameters():
-            parameter.add_(apart * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+        for size in (0.4, apart):
+            for parameter in model.parameters():
+                noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+                parameter.add_(noise, alpha=size)
         for parameter in (model.head_norm.weight, model.head_norm.bias, model.decoder.bias):
             parameter.mul_(scale)
     return model
