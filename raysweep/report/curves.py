@@ -1,6 +1,6 @@
 """Figures along training with a line for each run: the training curve, and a measurement with intervals.
 
->>> list(thinned(pd.Series([1, 2, 3, 4, 8]), 3))
+>>> thinned(pd.Series([1, 2, 3, 4, 8]), 3).tolist()
 [0, 2, 4]
 """
 

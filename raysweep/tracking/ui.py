@@ -73,8 +73,8 @@ def comparison_links(sweep: Sweep, base_url: str) -> dict[str, str]:
     if runs:
         links["runs side by side"] = compare_link(base, found[0], runs)
     return links | {
-        "checkpoints": f"{experiment}/models",
-        "report": f"{experiment}/runs/{found[1]}/artifacts",
+        "checkpoints": f"{experiment}/models?{_MODE}",
+        "report": f"{experiment}/runs/{found[1]}/artifacts?{_MODE}",
     }
 
 

@@ -15,6 +15,7 @@ from raysweep.cli.app import run
 from raysweep.evaluation import ModelSubject
 from raysweep.evaluation import run as evaluation_run
 from raysweep.evaluation.trace import TraceConfig
+from raysweep.flatness.trace.fisher import FIRST_LOOK
 from raysweep.models.encoder import EncoderConfig
 from raysweep.models.huggingface import to_huggingface
 from raysweep.sweep import Sweep
@@ -175,12 +176,12 @@ def test_a_target_and_how_gradients_were_computed(
     monkeypatch.setattr(evaluation_run, "run_evaluation", slowly)
     assert run(["evaluate", str(checkpoint), *options]) == 0
     assert "note: trace was measured by vmap: a Conv is unknown" in capsys.readouterr().out.splitlines()
-    # One shard after the other, of those that are known to be wanted: two for the first look.
+    # One shard after the other, of those that are known to be wanted: eight for the first look.
     shards = found["trace"]["n"] // 256
     assert [done for done, _ in told] == list(range(1, shards + 1))
-    assert told[0] == (1, 2)
+    assert told[0] == (1, FIRST_LOOK // 256)
     assert told[-1] == (shards, shards)
-    assert 2 <= shards < 16
+    assert 8 <= shards < 16
 
     assert run(["evaluate", str(checkpoint), *options, "-e", "trace.repeats=3"]) == 2
     message = "evaluate.trace.target_rse: 0.02 does not go with repeats 3"

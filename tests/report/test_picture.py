@@ -48,7 +48,7 @@ def test_nothing_is_drawn_of_nothing(table: Callable[..., pd.DataFrame]) -> None
 def test_a_report_that_ends_in_svg_is_the_picture(table: Callable[..., pd.DataFrame], tmp_path: Path) -> None:
     sweep = load_sweep(COMMITTED.with_suffix(".yaml"), storage=tmp_path)
     path = write_report(sweep, table(), tmp_path / "headline.svg")
-    assert path.read_text() == picture(table(), tolerance=0.02)
+    assert path.read_text() == picture(table(), tolerance=sweep.questions.tolerance)
 
 
 def test_the_picture_of_readme_is_whole() -> None:

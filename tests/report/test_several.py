@@ -67,7 +67,7 @@ def test_the_headline_is_open_and_the_rest_folds(table: Table) -> None:
         assert f"<summary><h2>{heading}</h2></summary>" in folded
     for heading in ("Excess loss, trace and accuracy", "At the last milestone"):
         assert f"<section><h2>{heading}</h2>" in page
-    assert page.index('class="findings"') < page.index("<figure>") < page.index("<details>")
+    assert page.index('class="findings"') < page.index("<figure>") < page.index("<summary><h2>")
     assert '<a href="runs/x/logs/">logs</a> <a href="http://x/#/runs/a&quot;b">MLflow</a>' in page
 
 

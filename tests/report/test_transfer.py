@@ -192,7 +192,7 @@ def test_rises_are_drawn_against_flatness(measured: Measurements) -> None:
 def test_the_page_is_whole_and_each_rise_is_drawn_in_one_place(frame: pd.DataFrame) -> None:
     page = render(Content(name="transfer", frame=frame))
     heads = re.findall(r"<h2>(.*?)</h2>", page)
-    assert heads[3:7] == [
+    assert heads[4:8] == [
         "Accuracy over the number of labels",
         "Fine-tuning beside the probe",
         "Forgetting by fine-tuning",

@@ -76,8 +76,8 @@ def test_a_larger_size_gives_another_record_of_the_same_measurement(load: Any) -
 
 
 def test_the_main_jobs_sizes_are_seen_as_the_largest() -> None:
-    for name in ("scaling", "scaling_hmm"):
-        assert seen_as(load_sweep(SWEEPS / f"{name}.yaml")) == {"64/4/2/256"}
+    for name, shape in {"scaling": "192/12/2/768", "scaling_hmm": "64/4/2/256"}.items():
+        assert seen_as(load_sweep(SWEEPS / f"{name}.yaml")) == {shape}
 
 
 def test_every_evaluation_may_take_something_from_the_models(
