@@ -179,8 +179,12 @@ def _wide(frame: pd.DataFrame, metrics: list[str]) -> pd.DataFrame:
 
 def _variants(table: pd.DataFrame, axes: list[str]) -> pd.Series:
     """Return the values that distinguish runs of one size and seed, as readable text; "" where none do."""
+    own = [name for name in axes if name.startswith("algorithm.")]
+    told = bool(own) and bool(table[own].notna().all(axis=None))
+    # The label of an algorithm adds nothing to values that tell all algorithms apart.
+    told = told and bool(table.groupby(own)["algorithm"].nunique().le(1).all())
     parts = []
-    for name in ["algorithm", *axes]:
+    for name in [*([] if told else ["algorithm"]), *axes]:
         if name == "seed" or name.startswith(("model.shape", "pretrain.milestones")):
             continue
         # An axis that follows from the model's label, such as its width, adds nothing.
@@ -200,4 +204,4 @@ def _part(name: str, value: Any) -> str:
         return ""
     if isinstance(value, float) and value.is_integer():
         value = int(value)  # beside absent values whole numbers have become floats in the table
-    return f"{name.rsplit('.', 1)[-1]}={value}"
+    return f"{name.rsplit('.', 1)[-1]} {value}"

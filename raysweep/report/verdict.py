@@ -86,17 +86,18 @@ class Verdict(Asked):
         found = detectable(self.main.standard_error, self.main.dof)
         return math.tanh(found) if self.unit == "ρ" else found
 
-    def needed(self, effect: float | None = None) -> int | None:
+    def needed(self, effect: float | None = None, *, level: float = ALPHA) -> int | None:
         """Return the number of clusters, such as configurations, that an effect would take: the observed one.
 
-        None where nothing was tested, and where it would take more than any sweep has.
+        `level` is that of the test.  None where nothing was tested, and where it would take more than any
+        sweep has.
         """
         main = self.main
         if not main.tested:
             return None
         seen = main.value if effect is None else effect
         scaled = math.atanh(max(-1 + 1e-9, min(1 - 1e-9, seen))) if self.unit == "ρ" else seen
-        return needed(scaled, main.standard_error, main.dof, main.clusters)
+        return needed(scaled, main.standard_error, main.dof, main.clusters, level=level)
 
     @property
     def sentence(self) -> str:
@@ -128,7 +129,11 @@ class Verdict(Asked):
     def more(self) -> str:
         """A clause on the data that the effect would take, or the least one if it is not worth mentioning."""
         if self.p_corrected > ALPHA >= self.main.p:
-            return f"p = {self.main.p:.2g} alone, {self.p_corrected:.2g} among all claims"
+            text = f"p = {self.main.p:.2g} alone, {self.p_corrected:.2g} among all claims"
+            # The level at which Holm's procedure tests it.
+            count = self.needed(level=ALPHA * self.main.p / self.p_corrected)
+            more = count is not None and count > self.main.clusters
+            return f"{text}; 80 % power among them takes about {count:,} {self.units}" if more else text
         small = abs(self.main.value) < self.least
         count = self.needed(self.least if small else None)
         if count is None:

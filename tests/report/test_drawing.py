@@ -60,7 +60,7 @@ def test_points_of_lines_show_their_values(table: Table) -> None:
     assert drawn is not None
     cells = drawn.data
     assert len(titles(drawn.svg)) == len(cells) == 2 * 2 * 4
-    assert titles(drawn.svg)[0].splitlines()[0] == "32/1/2/128 · lr=0.001"
+    assert titles(drawn.svg)[0].splitlines()[0] == "32/1/2/128 · lr 0.001"
     assert titles(drawn.svg)[0].splitlines()[1].startswith("training steps 400: trace (nats): ")
     one = along_training(
         measurements(table(steps=(400,), seeds=(0,), models=(("a", 1),))), ["trace"], name="s"
@@ -165,7 +165,7 @@ def check_standalone(svg: str) -> None:
     assert "<title>" not in svg
     assert 'class="hover"' not in svg
     # What the page says once, each file says.
-    for said in ("32/1/2/128 (14k)", "64/1/2/256 (52k)", "lr=0.01", "excess loss (nats)"):
+    for said in ("32/1/2/128 (14k)", "64/1/2/256 (52k)", "lr 0.01", "excess loss (nats)"):
         assert said in svg
     colours = declarations(2)
     assert colours["--series-0"] in svg

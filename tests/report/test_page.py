@@ -225,15 +225,21 @@ def test_runs_of_other_lengths_are_no_seeds_of_one_another(table: Table) -> None
     lengths = frame["run_id"].map({run: k for k, run in enumerate(frame["run_id"].unique())}) % 3
     # Where a rate is constant a run has no length of its own.
     frame["pretrain.steps"] = lengths.map({0: 500.0, 1: 1000.0, 2: None})
-    assert measurements(frame).variants == ("", "steps=1000", "steps=500")
+    assert measurements(frame).variants == ("", "steps 1000", "steps 500")
 
 
 def test_axes_beyond_size_and_seed_become_variants(table: Table) -> None:
     measured = measurements(table(rates=(0.001, 0.01)))
-    assert measured.variants == ("lr=0.001", "lr=0.01")
+    assert measured.variants == ("lr 0.001", "lr 0.01")
     assert measurements(table()).variants == ("",)
+    # The label of an algorithm adds nothing to its rate, but tells a run without a rate from the others.
+    named = table(rates=(0.001, 0.01))
+    named["algorithm"] = "adamw-lr" + named["algorithm.lr"].astype(str)
+    assert measurements(named).variants == ("lr 0.001", "lr 0.01")
+    named.loc[named["algorithm.lr"] == 0.001, ["algorithm", "algorithm.lr"]] = "sam", None
+    assert measurements(named).variants == ("adamw-lr0.01, lr 0.01", "sam")
     page = render(Content(name="demo", frame=table(rates=(0.001, 0.01), seeds=(0,), tasks=("A",))))
-    assert "lr=0.01" in text(page)
+    assert "lr 0.01" in text(page)
 
 
 def test_the_data_of_every_figure_travels_with_the_page(table: Table, page: str) -> None:
