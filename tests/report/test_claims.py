@@ -182,8 +182,9 @@ def test_several_claims_are_corrected_for_their_number() -> None:
     assert [v.outcome for v in both] == ["not enough data", "not enough data"]
     assert "p = 0.03 alone, 0.06 among all claims" in both[0].sentence
     # Holm tests the first of two at half the level.
-    seen = [detectable(0.3 * math.sqrt(10 / n), 0.9 * n, level=0.025) <= math.atanh(0.6) for n in range(5, 40)]
-    assert f"80 % power among them takes about {5 + seen.index(True)} runs" in both[0].sentence
+    errors = [detectable(0.3 * math.sqrt(10 / n), 0.9 * n, level=0.025) for n in range(5, 40)]
+    enough = 5 + [error <= math.atanh(0.6) for error in errors].index(True)
+    assert f"80 % power among them takes about {enough} runs" in both[0].sentence
 
 
 def test_ways_that_contradict_each_other_are_mixed() -> None:
