@@ -59,6 +59,10 @@ class TaskGroup:
         """Return the number of examples of a split; None where it has no end, or is not known yet."""
         return None if self.data is None else self.data.size(split)
 
+    def most(self, split: Split) -> int | None:
+        """Return the largest number that `size` can be; None where nothing bounds it, or it is not known."""
+        return None if self.data is None else self.data.most(split)
+
     def examples(self, split: Split, n: int, *, seed: int, start: int = 0) -> Examples:
         """Return examples `start .. start+n-1` of a split; they do not depend on how they are sliced.
 

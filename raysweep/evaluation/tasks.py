@@ -83,11 +83,16 @@ class TaskEvaluation(Evaluation):
     def shortage(self, language: Language, field: str, split: Split, n: int) -> list[tuple[str, str]]:
         """Return (field, message) for every task that has fewer than `n` examples of a split.
 
-        Sizes that are known only after the data were prepared count as enough before.
+        Sizes that are known only after the data were prepared count as enough before, unless the rows are
+        fewer already.
         """
         return [
-            (field, f"{n} examples are asked for, and task '{name}' has {size} of '{split}'; ask for fewer")
+            (
+                field,
+                f"{n} examples are asked for, and task '{name}' has no more than {most} of '{split}'; ask "
+                "for fewer, or add rows",
+            )
             for group in self.groups(language)
-            if (size := group.size(split)) is not None and size < n
+            if (most := group.most(split)) is not None and most < n
             for name in group.names
         ]

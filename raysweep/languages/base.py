@@ -101,6 +101,10 @@ class LabelledData(ABC):
     def fingerprint(self) -> str:
         """The sha256 of all that determines sentences and labels, independent of file names."""
 
+    def problems(self) -> list[tuple[str, str]]:
+        """Return field and message for each mistake that can be seen before `prepare`, in bounded time."""
+        return []
+
     @abstractmethod
     def prepare(self) -> None:
         """Read and check the rows and make their sentences, unless that is done.
@@ -111,6 +115,10 @@ class LabelledData(ABC):
     @abstractmethod
     def size(self, split: Literal["train", "test"]) -> int | None:
         """Return the number of rows of a split, None where it is unknown before `prepare`."""
+
+    def most(self, split: Literal["train", "test"]) -> int | None:
+        """Return the largest number that `size` can be, None where it is unknown before `prepare`."""
+        return self.size(split)
 
     @abstractmethod
     def take(self, split: Literal["train", "test"], rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -185,6 +193,17 @@ class Language(ABC):
         None where they never repeat, and where the number is unknown before `prepare`.
         """
         return None
+
+    def problems(self) -> list[tuple[str, str]]:
+        """Return field of the configuration and message for each mistake that `prepare` would find at once.
+
+        Local tables of `data_tasks` are read for it; nothing is made, and no rows come from the hub.
+        """
+        return [
+            (f"tasks.{k}.{field}", message)
+            for k, data in enumerate(self.data_tasks.values())
+            for field, message in data.problems()
+        ]
 
     def prepare(self) -> None:
         """Make what sampling reads, such as the token shards of a corpus; without it, the first sample does.

@@ -7,8 +7,9 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 from raysweep.errors import ConfigError, DataError
 from raysweep.files import write_atomic
@@ -16,6 +17,11 @@ from raysweep.languages.cache import cache_directory
 
 _HASH_BYTES = 1 << 22
 _COMMIT = re.compile(r"[0-9a-f]{40}\Z")
+#: The remedy for local files that are not there.
+TEXT_OF_GRAMMAR = (
+    "correct the path, or make what is missing first (the comment at the top of the sweep file may say how; "
+    "`raysweep language text GRAMMAR.yaml -o FOLDER` writes text and labelled tables from a grammar)"
+)
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?\Z")
 
 
@@ -36,6 +42,16 @@ def local_files(source: str, endings: Collection[str]) -> list[str]:
     return sorted(found)
 
 
+def local_rows(loader: str, files: Sequence[str], **options: Any) -> Any:
+    """Return the rows of local files, streamed by a loader of `datasets`: csv, json, parquet or text.
+
+    Nothing leaves this machine; `datasets.load_dataset` would count the reading on a server.
+    """
+    import datasets
+
+    return getattr(datasets.Dataset, f"from_{loader}")(list(files), streaming=True, **options)
+
+
 def hub_commit(name: str, revision: str | None, endings: Collection[str]) -> str:
     """Return the commit of a data set on the hub; the hub is not asked where `revision` is one.
 
@@ -43,9 +59,7 @@ def hub_commit(name: str, revision: str | None, endings: Collection[str]) -> str
     cannot be reached.
     """
     if not _HUB_NAME.match(name) or Path(name).suffix in endings:
-        raise ConfigError(
-            f"source: there is no file, folder or pattern '{name}', and no data set is called so"
-        )
+        raise ConfigError(f"source: there is no file, folder or pattern '{name}'; {TEXT_OF_GRAMMAR}")
     if revision is not None and _COMMIT.match(revision):
         return revision
     import huggingface_hub
@@ -55,8 +69,8 @@ def hub_commit(name: str, revision: str | None, endings: Collection[str]) -> str
     except Exception as error:  # network, name, login and server each have errors of their own
         raise DataError(
             f"source: '{name}' is no local file, and the Hugging Face hub did not name its data set: "
-            f"{brief(error)}; correct the name, or download the data and name its files as source; with "
-            "a commit as revision the hub is not asked"
+            f"{brief(error)}; correct the name (a local path may begin with ./), or download the data and "
+            "name its files as source; with a commit as revision the hub is not asked"
         ) from error
 
 

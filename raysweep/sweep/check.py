@@ -24,7 +24,7 @@ from raysweep.models.base import ModelConfig
 from raysweep.registry import Config, Registry, suggest
 from raysweep.sweep.config import LanguageCache
 from raysweep.sweep.document import Mark, Node, Problems, dotted
-from raysweep.sweep.explain import explain, one_line, show, unknown
+from raysweep.sweep.explain import explain, explain_named, nearest, one_line, show, unknown
 from raysweep.sweep.grid import Point
 from raysweep.sweep.identity import canonical, digest, extent
 from raysweep.sweep.run import RunSpec
@@ -59,6 +59,8 @@ class Checker:
         self._alive: list[Node] = []
         self._built: dict[int, Language | None] = {}
         self._fitted: set[tuple[int, ...]] = set()
+        #: Languages with problems; no run is made of them.
+        self._faulty: set[int] = set()
 
     def evaluations(self, node: Node | None, mark: Mark) -> dict[str, tuple[Evaluation, Node, Mark]]:
         """Decode `evaluate`: kind -> settings; a kind without a value has its defaults."""
@@ -177,12 +179,21 @@ class Checker:
         return node.value
 
     def language(self, config: LanguageConfig, point: Point) -> Language | None:
-        """Return the built language, or None if its parameters make no sense."""
+        """Return the built language, or None if its parameters make no sense.
+
+        The local tables of its tasks are read and checked too.
+        """
         if id(config) not in self._built:
+            node, at = point.sections["language"], point.marks["language"]
             try:
-                self._built[id(config)] = self.languages.get(config)
+                language = self.languages.get(config)
+                for field, message in language.problems():
+                    self._faulty.add(id(language))
+                    self._add(field, message, node, at, "language")
+                self._built[id(config)] = language
             except (RaysweepError, OSError) as error:
-                self.problems.add(point.marks["language"], "language", one_line(str(error)))
+                message = one_line(str(error))
+                explain_named(message, type(config), node, ("language",), at, self.problems)
                 self._built[id(config)] = None
         return self._built[id(config)]
 
@@ -193,12 +204,12 @@ class Checker:
             return
         self._fitted.add(key)
         for field, message in config.problems(language):
-            # `tasks.1` is the second element of `tasks`.
-            path = [int(key) if key.isdecimal() else key for key in field.split(".") if key]
-            holder = node.find(path) or node.find(path[:1]) if path else None
-            self.problems.add(
-                at if holder is None else holder.mark, dotted((*name.split("."), *path)), one_line(message)
-            )
+            self._add(field, message, node, at, name)
+
+    def _add(self, field: str, message: str, node: Node, at: Mark, name: str) -> None:
+        """Note a problem of a field below a section; `tasks.1` is the second element of `tasks`."""
+        path = [int(key) if key.isdecimal() else key for key in field.split(".") if key]
+        self.problems.add(nearest(node, path, at), dotted((*name.split("."), *path)), one_line(message))
 
     def _can_measure(
         self,
@@ -219,9 +230,7 @@ class Checker:
         else:
             found = evaluation.untrained_problems(algorithm, language)
         for field, message in found:
-            holder = node.get(field) if field else None
-            name = dotted(("evaluate", evaluation.kind, *([field] if field else [])))
-            self.problems.add(at if holder is None else holder.mark, name, one_line(message))
+            self._add(field, message, node, at, f"evaluate.{evaluation.kind}")
 
     def runs(
         self, points: Iterable[Point], evaluations: Mapping[str, tuple[Evaluation, Node, Mark]]
@@ -246,7 +255,7 @@ class Checker:
                 self._fits(evaluation, language, node, at, f"evaluate.{kind}")
                 if model is not None and algorithm is not None:
                     self._can_measure(evaluation, model, algorithm, language, node, at)
-            if None in (model, algorithm, pretrain, seed):
+            if None in (model, algorithm, pretrain, seed) or id(language) in self._faulty:
                 continue
             spec = RunSpec(
                 language=language_config,

@@ -93,18 +93,35 @@ def explain(
             if path not in meant:
                 problems.add(at, name, f"missing — add '{key}: ...'")
         else:
-            target = node.find(path)
-            mark = at if target is None or not path else target.mark
             message = _sentence(found)
-            named = _NAMED.fullmatch(message) if not path else None
-            if named and named["field"] in cls.model_fields:
-                inner: list[Key] = [named["field"]]
-                if named["index"] is not None:
-                    inner.append(int(named["index"]))
-                holder = node.find(inner) or node.find(inner[:1])
-                mark = at if holder is None else holder.mark
-                name, message = dotted((*prefix, *inner)), named["rest"]
-            problems.add(mark, name, message)
+            if not path:
+                explain_named(message, cls, node, prefix, at, problems)
+                continue
+            target = node.find(path)
+            problems.add(at if target is None else target.mark, name, message)
+
+
+def explain_named(
+    message: str, cls: type[Config], node: Node, prefix: Sequence[Key], at: Mark, problems: Problems
+) -> None:
+    """Add a message on a whole configuration; it may begin with the name of a field of `cls` and a colon."""
+    named = _NAMED.fullmatch(message)
+    if named is None or named["field"] not in cls.model_fields:
+        problems.add(at, dotted(prefix), message)
+        return
+    inner: list[Key] = [named["field"]]
+    if named["index"] is not None:
+        inner.append(int(named["index"]))
+    problems.add(nearest(node, inner, at), dotted((*prefix, *inner)), named["rest"])
+
+
+def nearest(node: Node, path: Sequence[Key], at: Mark) -> Mark:
+    """Return the place of what a path leads to, or of the last thing on the way; `at` where nothing is."""
+    for length in range(len(path), 0, -1):
+        found = node.find(path[:length])
+        if found is not None:
+            return found.mark
+    return at
 
 
 def _place(loc: Sequence[Key], node: Node, cls: type[Config], kind: str) -> tuple[Key, ...]:

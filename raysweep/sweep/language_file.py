@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 from raysweep import registry
-from raysweep.errors import RaysweepError
 from raysweep.languages.base import Language, LanguageConfig
 from raysweep.sweep.check import Checker
 from raysweep.sweep.config import LanguageCache
@@ -18,11 +18,12 @@ from raysweep.sweep.load import override
 
 def load_language(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Language:
     """Build the language that `load_language_config` finds; errors are as there."""
-    config, mark = _read(path, overrides)
-    try:
-        return config.build()
-    except RaysweepError as error:
-        raise type(error)(f"{mark}: language: {error}") from error
+    problems = Problems()
+    checker, point = Checker(problems, LanguageCache()), _point(path, overrides, problems)
+    config = checker.section("language", registry.languages, point)
+    language = None if config is None else checker.language(config, point)
+    problems.raise_any()
+    return cast(Language, language)
 
 
 def load_language_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> LanguageConfig:
@@ -31,11 +32,15 @@ def load_language_config(path: str | os.PathLike[str], overrides: Sequence[str] 
     `overrides` are `a.b=c` on the file's own fields.  Raises `ConfigError` with one line
     `file:line:column: field: message` for each error.
     """
-    return _read(path, overrides)[0]
-
-
-def _read(path: str | os.PathLike[str], overrides: Sequence[str]) -> tuple[LanguageConfig, Mark]:
     problems = Problems()
+    point = _point(path, overrides, problems)
+    config = Checker(problems, LanguageCache()).section("language", registry.languages, point)
+    problems.raise_any()
+    return cast(LanguageConfig, config)
+
+
+def _point(path: str | os.PathLike[str], overrides: Sequence[str], problems: Problems) -> Point:
+    """Return the section of the language as the only one of a point."""
     root = read_file(Path(path), problems)
     alone = root.get("kind") is not None
     if alone:
@@ -48,7 +53,4 @@ def _read(path: str | os.PathLike[str], overrides: Sequence[str]) -> tuple[Langu
         root = override(root, overrides, problems, base=True)
     node = root if alone else root.get("language")
     mark = root.mark if alone else root.keys.get("language", root.mark)
-    point = Point(sections={} if node is None else {"language": node}, marks={"language": mark}, axes={})
-    config: LanguageConfig = Checker(problems, LanguageCache()).section("language", registry.languages, point)
-    problems.raise_any()
-    return config, mark
+    return Point(sections={} if node is None else {"language": node}, marks={"language": mark}, axes={})

@@ -47,7 +47,10 @@ def load(folder: Path, *settings: str) -> Sweep:
 def test_the_commands_of_its_head_make_what_it_reads(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ConfigError, match=r"language: source: there is no file.*transfer/text.txt"):
+    with pytest.raises(
+        ConfigError,
+        match=r"transfer.yaml:20:11: language.source: there is no file.*text.txt.*`raysweep language text",
+    ):
         load(folder)
     first, second = re.findall(r"^#   (raysweep .+)$", TEXT, re.MULTILINE)
     assert second == "raysweep launch sweeps/transfer.yaml"

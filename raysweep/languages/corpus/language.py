@@ -38,7 +38,8 @@ _FORMAT = 1  # of the stored form; another version uses another folder
 class Corpus(Language):
     """The training rows of a corpus; `held_out` has the others.  Latents: `row` [B], the number of the row.
 
-    The constructor reads only what identifies source and tokenizer.  `prepare`, or the first sample, makes
+    The constructor reads only what identifies source and tokenizer; tasks are looked for when they are asked
+    for, or by `problems`.  `prepare`, or the first sample, makes
     the tokens, which are kept in `$RAYSWEEP_CACHE` or `~/.cache/raysweep` for later processes.
     """
 
@@ -116,8 +117,10 @@ class Corpus(Language):
     def prepare(self) -> None:
         """Tokenise the corpus unless that is done; this may take hours, and continues after an interruption.
 
-        Progress is logged as `raysweep.corpus`.
+        Progress is logged as `raysweep.corpus`.  Raises `DataError`, before that, for bad tables of tasks.
         """
+        for field, message in self.problems():
+            raise DataError(f"{field}: {message}")
         _ = self.manifest
         super().prepare()
 

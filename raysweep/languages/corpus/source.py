@@ -13,7 +13,7 @@ from typing import Any
 
 from raysweep.errors import ConfigError, DataError
 from raysweep.languages.corpus.fields import CorpusFields
-from raysweep.languages.sources import brief, content_digest, hub_commit, local_files
+from raysweep.languages.sources import brief, content_digest, hub_commit, local_files, local_rows
 
 #: Ending -> the loader of `datasets` that reads it.
 FORMATS = {".txt": "text", ".jsonl": "json", ".parquet": "parquet"}
@@ -66,10 +66,10 @@ class Source:
         return sum(map(os.path.getsize, self.files)) if self.loader in ("text", "json") else None
 
     def _open(self) -> Any:
-        import datasets
-
         config = self.config
         if self.loader == "hub":
+            import datasets
+
             commit = self.identity["commit"]
             return datasets.load_dataset(
                 config.source, config.subset, split=config.split, revision=commit, streaming=True
@@ -77,9 +77,7 @@ class Source:
         options: dict[str, Any] = {}
         if self.loader == "text":
             options["sample_by"] = "document" if config.document == "file" else config.document
-        return datasets.load_dataset(
-            self.loader, data_files=list(self.files), split="train", streaming=True, **options
-        )
+        return local_rows(self.loader, self.files, **options)
 
     def _rows(self, start: int, count: int | None) -> Iterator[str]:
         """Yield the text of `count` rows from number `start` on."""

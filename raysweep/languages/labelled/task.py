@@ -1,16 +1,18 @@
 """A downstream task of labelled texts: its sentences, made once and kept in the cache folder.
 
 The folder is `$RAYSWEEP_CACHE/tasks` or `~/.cache/raysweep/tasks`; a file's name is the task's fingerprint.
-Training rows whose sentence is also a test sentence are left out, so that the two share no sentence.
+Training rows whose sentence is also a test sentence are left out, so that the two share no sentence.  The
+folder also has the numbers of rows of tables that were checked alone.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,16 +21,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raysweep.errors import DataError
+from raysweep.errors import ConfigError, DataError
 from raysweep.files import write_atomic
 from raysweep.languages.base import LabelledData, Task
 from raysweep.languages.cache import cache_directory
-from raysweep.languages.labelled import labels
+from raysweep.languages.labelled.checked import read
 from raysweep.languages.labelled.config import DataTask
-from raysweep.languages.labelled.rows import Rows, Table, find
+from raysweep.languages.labelled.rows import Table, find
 from raysweep.languages.labelled.sentences import Encoding, Tally, sentences_of
 from raysweep.languages.splits import Split
-from raysweep.languages.text_split import is_held_out
 
 log = logging.getLogger("raysweep.corpus")
 
@@ -69,24 +70,39 @@ class TextTask(LabelledData):
     ) -> None:
         self.config, self._length, self._pad_id = config, length, pad_id
         self._encoding, self._words = encoding, dict(identity)
-        self._table: Table = find(config)
+        self._found: list[tuple[str, str]] | None = None
+
+    @cached_property
+    def _table(self) -> Table:
+        with self._named():
+            return find(self.config)
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        """Put the name of the task behind the field that an error begins with."""
+        try:
+            yield
+        except (ConfigError, DataError) as error:
+            field, _, message = str(error).partition(": ")
+            raise type(error)(f"{field}: task '{self.config.title}': {message}") from error
+
+    @cached_property
+    def _recipe(self) -> dict[str, Any]:
+        """Plain data that determines texts and labels."""
+        settings = self.config.encode()
+        for name in ("source", "name", "subset", "revision", "train", "test"):
+            del settings[name]
+        return {
+            "format": _FORMAT,
+            "table": self._table.identity,
+            "settings": settings,
+            "columns": self.config.columns,
+        }
 
     @cached_property
     def fingerprint(self) -> str:
         """The sha256 of rows, settings and the language's way of writing texts."""
-        config = self.config
-        settings = config.encode()
-        for name in ("source", "name", "subset", "revision", "train", "test"):
-            del settings[name]
-        content = {
-            "format": _FORMAT,
-            "table": self._table.identity,
-            "settings": settings,
-            "columns": config.columns,
-            "length": self._length,
-            "words": self._words,
-        }
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        return _digest(self._recipe | {"length": self._length, "words": self._words})
 
     @property
     def regression(self) -> bool:
@@ -104,6 +120,43 @@ class TextTask(LabelledData):
             segments=2 if len(config.columns) == 2 else 1,
         )
 
+    def problems(self) -> list[tuple[str, str]]:
+        """Return field and message for what is wrong with local rows, without making sentences.
+
+        The tables are read, unless that was done for this content; of a data set on the hub, only the commit
+        is asked for where it is not known.
+        """
+        self._found = []
+        try:
+            _ = self._bounds
+        except (ConfigError, DataError) as error:
+            field, _, message = str(error).partition(": ")
+            self._found = [(field, message)]
+        except OSError as error:
+            message = f"task '{self.config.title}': {error.filename} cannot be read: {error.strerror}"
+            self._found = [("source", message)]
+        return self._found
+
+    @cached_property
+    def _bounds(self) -> dict[Split, int]:
+        """The numbers of rows that bound those of examples; {} where the rows are not looked at."""
+        if self._table.loader == "hub" or self._file.is_file():
+            return {}
+        record = self._file.with_name(f"{_digest(self._recipe)}.json")
+        with contextlib.suppress(
+            OSError, ValueError, KeyError, TypeError
+        ):  # no record, or a damaged one: the rows are read
+            known = json.loads(record.read_bytes())
+            return {"train": int(known["train"]), "test": int(known["test"])}
+        with self._named():
+            checked = read(self._table)
+            fresh = checked.fresh(
+                {split: zip(*rows.texts, strict=True) for split, rows in checked.rows.items()}
+            )
+        bounds: dict[Split, int] = {"train": int(fresh.sum()), "test": len(checked.answers["test"])}
+        write_atomic(record, json.dumps(bounds).encode())
+        return bounds
+
     def prepare(self) -> None:
         """Make the sentences, unless they are in the cache; raises `DataError` for rows that make no task."""
         _ = self._made
@@ -112,6 +165,12 @@ class TextTask(LabelledData):
         if "_made" not in self.__dict__ and not self._file.is_file():
             return None
         return len(self._made[0][split].labels)
+
+    def most(self, split: Split) -> int | None:
+        if self.problems() if self._found is None else self._found:
+            return None
+        size = self.size(split)
+        return self._bounds.get(split) if size is None else size
 
     def take(self, split: Split, rows: Tensor) -> tuple[Tensor, Tensor]:
         sentences, number = self._made[0][split], rows.numpy()
@@ -140,7 +199,8 @@ class TextTask(LabelledData):
     def _made(self) -> tuple[dict[str, Sentences], dict[str, Any]]:
         if self._file.is_file():
             return _load(self._file)
-        splits, facts = self._make()
+        with self._named():
+            splits, facts = self._make()
         arrays = {
             f"{split}_{name}": array for split, found in splits.items() for name, array in vars(found).items()
         }
@@ -152,37 +212,20 @@ class TextTask(LabelledData):
 
     def _make(self) -> tuple[dict[str, Sentences], dict[str, Any]]:
         config, encoding, tally = self.config, self._encoding(), Tally()
-        (train, test), empty = self._rows()
-        classes: tuple[str, ...] = ()
-        if config.classes == ():
-            answers = {"train": labels.numbers(train), "test": labels.numbers(test)}
-        else:
-            classes = labels.classes_of(config, train)
-            answers = {
-                "train": labels.class_numbers(train, classes),
-                "test": labels.class_numbers(
-                    test, classes, named=config.classes is None and train.names is not None
-                ),
-            }
+        checked = read(self._table)
         rule = config.outside or encoding.outside
         texts = {
-            "train": sentences_of(train.texts, encoding, rule, tally),
-            "test": sentences_of(test.texts, encoding, rule, tally),
+            split: sentences_of(rows.texts, encoding, rule, tally) for split, rows in checked.rows.items()
         }
-        total = len(train.labels) + len(test.labels)
-        held = {ids.tobytes() for ids in texts["test"]}
-        fresh = np.array([ids.tobytes() not in held for ids in texts["train"]])
-        answers["train"] = answers["train"][fresh]
+        total = sum(map(len, texts.values()))
+        fresh = checked.fresh({split: [ids.tobytes() for ids in found] for split, found in texts.items()})
         texts["train"] = [ids for ids, new in zip(texts["train"], fresh, strict=True) if new]
-        if not texts["train"]:
-            raise DataError(f"task '{config.title}': every training sentence is also a test sentence")
-        if classes:
-            labels.check_classes(config.title, classes, answers["train"], answers["test"])
+        answers = {**checked.answers, "train": checked.answers["train"][fresh]}
         facts = {
-            "classes": list(classes),
+            "classes": list(checked.classes),
             "train": len(texts["train"]),
             "test": len(texts["test"]),
-            "empty": empty,
+            "empty": checked.empty,
             "repeated": int((~fresh).sum()),
             "outside": tally.outside / tally.tokens if tally.tokens else 0.0,
             "rule": rule,
@@ -190,38 +233,6 @@ class TextTask(LabelledData):
             "cut": tally.cut / total,
         }
         return {split: _packed(texts[split], answers[split]) for split in texts}, facts
-
-    def _rows(self) -> tuple[tuple[Rows, Rows], int]:
-        """Return training and test rows, and the number of incomplete rows that were left out."""
-        config = self.config
-        train, empty = self._complete(self._table.rows(config.train))
-        if config.reported is not None:
-            test, more = self._complete(self._table.rows(config.reported))
-            return (train, test), empty + more
-        share = config.held_out or 0.0
-        sides: tuple[list[int], list[int]] = [], []
-        for k, texts in enumerate(zip(*train.texts, strict=True)):
-            sides[is_held_out("\n".join(texts), share, config.seed)].append(k)
-        if not all(sides):
-            raise DataError(
-                f"held_out: {share} of the {len(train.labels)} rows of {train.place} are {len(sides[1])}; "
-                "take another share or more rows"
-            )
-        return (train.kept(sides[0]), train.kept(sides[1])), empty
-
-    def _complete(self, rows: Rows) -> tuple[Rows, int]:
-        complete = list(rows.complete())
-        if all(complete):
-            return rows, 0
-        if not self.config.skip_empty:
-            raise DataError(
-                f"row {complete.index(False)} of {rows.place} has an empty text or no label; remove it, or "
-                "leave such rows out with skip_empty: true"
-            )
-        kept = [k for k, good in enumerate(complete) if good]
-        if not kept:
-            raise DataError(f"all {len(complete)} rows of {rows.place} have an empty text or no label")
-        return rows.kept(kept), len(complete) - len(kept)
 
 
 def facts_as_text(facts: Mapping[str, Any]) -> str:
@@ -239,6 +250,10 @@ def facts_as_text(facts: Mapping[str, Any]) -> str:
     if facts["empty"]:
         parts.append(f"{facts['empty']:,} rows without text or label are left out")
     return "; ".join(parts)
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _packed(sentences: Sequence[np.ndarray], answers: np.ndarray) -> Sentences:
