@@ -75,6 +75,8 @@ def evaluate(
 
         raysweep evaluate '64-*-s0-*@2000' -e hessian.inputs=4096 -e sharpness
 
+        raysweep evaluate '64-*-s0-*@2000' -e probe.train=512 -e finetune.train=512 -e finetune.seeds=2
+
         raysweep evaluate my-model --language sweeps/scaling.yaml -e trace -o trace.json
     """
     from raysweep.evaluation import ModelSubject

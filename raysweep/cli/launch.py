@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -131,12 +132,15 @@ def _launch(
                 # From here on the view owns the terminal.
                 stack.enter_context(view)
 
+        cluster = address or os.environ.get("RAY_ADDRESS")
+        where = f"connecting to the Ray cluster at {cluster}" if cluster else "starting Ray on this machine"
         return start(
             sweep,
             address=address,
             only=only,
             retry_failed=retry_failed,
             observer=view,
+            on_work=lambda: say(where),
             on_start=started,
             reconnect=reconnect,
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
@@ -10,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from raysweep.cli.output import Lines
+from raysweep.cli.output import HEARTBEAT, Lines
 from raysweep.evaluation.metric import Kind, Metric, in_order
 from raysweep.sweep.units import duration
 
@@ -23,6 +25,14 @@ STYLES = {
     "training": "cyan",
     "evaluating": "cyan",
     "unfinished": "yellow",
+}
+#: Stages of a run for its count; those in other states wait.
+_STAGES = {
+    "done": "done",
+    "failed": "failed",
+    "starting": "running",
+    "training": "running",
+    "evaluating": "running",
 }
 #: Formats of the kinds of metrics that need few digits.
 _FORMATS: dict[Kind, str] = {"loss": ".4f", "accuracy": ".3f"}
@@ -132,6 +142,29 @@ def _because(run: RunState) -> str:
     return f": {run.trouble}" if run.trouble else ""
 
 
+def _total(state: LaunchState) -> str:
+    """Return the progress of the whole sweep: all work, its parts, the runs and the time."""
+    parts = []
+    (trained, steps), (measured, evaluations) = state.steps, state.evaluations
+    if steps:
+        parts.append(f"{trained / steps:.0%} of training")
+    if evaluations:
+        parts.append(f"{measured:,} of {evaluations:,} evaluations")
+    share = "" if state.share is None else f"{state.share:.0%} of all work: "
+    counted = Counter(_STAGES.get(run.state, "waiting") for run in state.runs)
+    runs = ", ".join(f"{counted[stage]} {stage}" for stage in ("done", "running", "waiting"))
+    failed = f", {counted['failed']} failed" if counted["failed"] else ""
+    time = f"{duration(state.elapsed)} so far"
+    if state.left is not None and any(run.state not in ("done", "failed") for run in state.runs):
+        time += f", {_range(*state.left)} left"
+    return f"{share}{', '.join(parts)}; runs: {runs}{failed}; {time}"
+
+
+def _range(least: float, most: float) -> str:
+    low, high = duration(least), duration(most)
+    return f"about {high}" if low == high else f"{low} to {high}"
+
+
 class LiveView:
     """The view on a terminal: the table, redrawn in place, with a bar for the whole sweep."""
 
@@ -149,26 +182,24 @@ class LiveView:
 
     def __call__(self, state: LaunchState) -> None:
         """Show a state."""
-        room = max(5, self._console.height - 6 - len(self._footer))
-        bar = Table.grid(padding=(0, 1))
-        share = state.done / state.total if state.total else 1.0
-        left = f"about {duration(state.eta)} left" if state.eta is not None else "estimating"
-        bar.add_row(
-            ProgressBar(total=max(state.total, 1), completed=state.done, width=40),
-            f"{share:.0%} of {state.total:,} steps, {duration(state.elapsed)} so far, {left}",
-        )
+        room = max(5, self._console.height - 8 - len(self._footer))
+        trained, steps = state.steps
+        share = state.share if state.share is not None else trained / max(steps, 1)
+        bar = Table.grid()
+        bar.add_row(ProgressBar(total=1.0, completed=share, width=40))
         troubled = [run for run in state.runs if run.trouble][:_MOST_TROUBLES]
         troubles = [Text(f"{run.label}: unfinished{_because(run)}", style="yellow") for run in troubled]
         notes = [Text(line, style="dim") for line in self._footer]
         table = runs_table(state.runs, width=self._console.width, limit=room - len(troubles))
-        self._live.update(Group(table, bar, *troubles, *notes))
+        self._live.update(Group(table, bar, Text(_total(state)), *troubles, *notes))
 
 
 class LineView(Lines):
-    """A view for a pipe: a line for every change of state or milestone, and a sign of life once a minute."""
+    """A view for a pipe: a line for every change of state or milestone, and one for all once a minute."""
 
     def __init__(self, target: Console) -> None:
         super().__init__(target)
+        self._counted = time.monotonic()
         self._seen: dict[str, tuple[str, tuple[str, ...]]] = {}
 
     def __call__(self, state: LaunchState) -> None:
@@ -185,10 +216,6 @@ class LineView(Lines):
             of = f"step {run.evaluated}: " if run.evaluated not in (0, run.step) else ""
             parts = [where, *([of + ", ".join(measured)] if measured else [])]
             self.say(f"{run.label}: {('; ' if of else ', ').join(parts)}{_because(run)}")
-        if self.silent:
-            share = state.done / state.total if state.total else 1.0
-            left = f", about {duration(state.eta)} left" if state.eta is not None else ""
-            at_work = [run.shards for run in state.runs if run.state in ("training", "evaluating")]
-            done, asked = (sum(shards[k] for shards in at_work) for k in range(2))
-            shards = f", {done} of {asked} shards of evaluations" if done < asked else ""
-            self.say(f"{share:.0%} of {state.total} steps{shards}, {duration(state.elapsed)} so far{left}")
+        if time.monotonic() - self._counted >= HEARTBEAT:
+            self._counted = time.monotonic()
+            self.say(_total(state))

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Self
 
@@ -37,7 +38,7 @@ def remarks_of_ray(path: Path) -> Iterator[None]:
 
 
 class Lines:
-    """A view for a pipe: plain lines, and a sign of life once a minute."""
+    """A view for a pipe: plain lines with the time of day, and a sign of life once a minute."""
 
     def __init__(self, target: Console) -> None:
         self._console = target
@@ -51,7 +52,8 @@ class Lines:
 
     def say(self, line: str) -> None:
         """Print a line, unwrapped."""
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        now = f"{datetime.now():%H:%M:%S}"
+        self._console.print(f"{now} {line}", markup=False, highlight=False, soft_wrap=True)
         self._spoke = time.monotonic()
 
     @property

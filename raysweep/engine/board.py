@@ -35,6 +35,8 @@ class News:
     metrics: Sequence[Metric] | None = None
     #: Shards of the run's evaluations: those that this attempt has measured, and those it has asked for.
     shards: tuple[int, int] | None = None
+    #: Evaluations of each kind that are done, parts included, and their seconds.
+    evaluations: Mapping[str, tuple[float, float]] | None = None
     #: The trouble that ended the latest attempt.
     trouble: Trouble | None = None
 
@@ -76,6 +78,8 @@ class _Board:
         self._news[run_id].pop("trouble", None)
 
     def post(self, run_id: str, news: dict[str, Any]) -> None:
+        if self._stop_all and news.get("state") == "evaluating":
+            news = news | {"state": "unfinished"}  # nobody waits for evaluations any more
         self._news.setdefault(run_id, {}).update(news)
 
     def read(self) -> dict[str, dict[str, Any]]:
@@ -91,6 +95,9 @@ class _Board:
     def request_stop(self, run_id: str | None) -> None:
         if run_id is None:
             self._stop_all = True
+            for news in self._news.values():
+                if news.get("state") == "evaluating":
+                    news["state"] = "unfinished"
         else:
             self._stop.add(run_id)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import traceback
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray._private.node import Node
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raysweep.engine.forks import close_fork_server, fork_server
@@ -44,6 +46,8 @@ EMBEDDED = {
     "PL_DISABLE_FORK": "1",
     "RAY_WARN_BLOCKING_GET_INSIDE_ASYNC": "0",
 }
+
+log = logging.getLogger("raysweep.launch")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +108,7 @@ def connect(address: str | None = None, *, patience: float = 0.0) -> Cluster:
     `address` (or RAY_ADDRESS) names a running cluster.  Without one, an embedded Ray is started on this
     machine, without its dashboard.  Ray ends this process if a cluster's control store does not
     answer for `patience` seconds, but not before its own limit of 60.  Raises `StorageError` if no cluster
-    answers.
+    answers, or if Ray does not start here.
     """
     if ray.is_initialized():
         return _describe()
@@ -115,39 +119,77 @@ def connect(address: str | None = None, *, patience: float = 0.0) -> Cluster:
     elif patience > 60:
         settings["RAY_gcs_rpc_server_reconnect_timeout_s"] = f"{patience:.0f}"
     os.environ.update({key: value for key, value in settings.items() if key not in os.environ})
+    if address is None:
+        session = _start()
+        claim(session)
+        remove_left(lock.parent for lock in session.parent.glob("session_*/lock"))
+    else:
+        _join(address)
+    _quiet()
+    return _describe(session)
+
+
+def _start(attempts: int = 2) -> Path:
+    """Start a Ray on this machine and return the folder of its session.
+
+    On a busy machine Ray may give up before its parts are there.  Nothing depends on it yet, so a failed
+    start is cleared away and repeated, up to so many `attempts` in all.
+    """
+    server = fork_server()
     try:
-        if address is None:
-            # "local" and not None: None would join any cluster that was last started on this machine.
-            # Ray's types do not know what an embedded Ray tells.
-            server = fork_server()
-            with server.in_place_of_python() if server else nullcontext():
-                started: Any = ray.init(
-                    address="local",
-                    include_dashboard=False,
-                    logging_level=logging.ERROR,
-                    log_to_driver=False,
-                )
-            session = Path(started.address_info["session_dir"])
-            claim(session)
-            remove_left(lock.parent for lock in session.parent.glob("session_*/lock"))
-        else:
-            ray.init(
-                address=address,
+        # "local" and not None: None would join any cluster that was last started on this machine.
+        # Ray's types do not know what an embedded Ray tells.
+        with server.in_place_of_python() if server else nullcontext():
+            started: Any = ray.init(
+                address="local",
+                include_dashboard=False,
                 logging_level=logging.ERROR,
                 log_to_driver=False,
-                runtime_env={"env_vars": dict(ENVIRONMENT)},
             )
+        return Path(started.address_info["session_dir"])
     # Ray raises a bare `Exception` for a start that takes too long.
     except Exception as error:
-        where = f"the Ray cluster at {address}" if address else "an embedded Ray"
+        _clear(error)
+        said = " ".join(str(error).split())
+        if attempts == 1:
+            raise StorageError(
+                f"Ray does not start on this machine ({said}); the machine may be busy or short of memory; "
+                "nothing is lost, and the same command goes on"
+            ) from error
+        log.warning("Ray did not start, and is started once more: %s", said)
+    return _start(attempts - 1)
+
+
+def _clear(error: Exception) -> None:
+    """End what a failed start of Ray has left: its processes would live as long as this one."""
+    with suppress(Exception):
+        ray.shutdown()
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        # The node that failed is known to nothing else.
+        node = frame.f_locals.get("self")
+        if isinstance(node, Node):
+            with suppress(Exception):
+                node.kill_all_processes(check_alive=False, allow_graceful=False)
+            return
+
+
+def _join(address: str) -> None:
+    """Connect to a running cluster."""
+    try:
+        ray.init(
+            address=address,
+            logging_level=logging.ERROR,
+            log_to_driver=False,
+            runtime_env={"env_vars": dict(ENVIRONMENT)},
+        )
+    # As above.
+    except Exception as error:
         with suppress(Exception):
             ray.shutdown()
         raise StorageError(
-            f"{where} cannot be reached or started: {' '.join(str(error).split())} "
+            f"the Ray cluster at {address} cannot be reached: {' '.join(str(error).split())} "
             "(check --address / RAY_ADDRESS, or leave both out to run on this machine)"
         ) from error
-    _quiet()
-    return _describe(session)
 
 
 @contextmanager

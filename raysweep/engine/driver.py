@@ -85,15 +85,16 @@ def launch(
     retry_failed: bool = False,
     observer: Observer | None = None,
     on_start: OnStart | None = None,
+    on_work: Callable[[], None] | None = None,
     reconnect: float = 0.0,
 ) -> Results:
     """Train and evaluate the missing part of a sweep, and return the results.
 
     `only` restricts the work to runs with an id that matches one of the patterns (`*` and `?`).
-    `retry_failed` tries failed runs again.  `on_start` is called once, with the plan and the cluster; if
-    nothing is missing, Ray is not started and the cluster is None.  Steps are timed only if there
-    is an `on_start`.  Afterwards `observer` is called twice a second with the state of all runs, from a
-    thread.
+    `retry_failed` tries failed runs again.  `on_work` is called as soon as work is found missing, before Ray
+    is started.  `on_start` is called once, with the plan and the cluster; if nothing is missing, Ray is not
+    started and the cluster is None.  Steps are timed only if there is an `on_start`.  Afterwards `observer`
+    is called twice a second with the state of all runs, from a thread.
 
     A failed run does not stop the others; see `Results.failures`.  A run that trouble ends, such as a process
     that dies, is tried again after each of `PAUSES`; if memory was short, with one run less at once and a
@@ -117,6 +118,8 @@ def launch(
         save_sweep(sweep)
         save_launch(sweep.directory, facts)
         if unfinished(chosen):
+            if on_work is not None:
+                on_work()
             stack.enter_context(warmed_up(address))
             # Steps can be timed only on languages that are prepared.
             chosen.prepare()
@@ -168,7 +171,9 @@ def _work(
     if on_start is not None:
         on_start(plan.at(slots), cluster)
     services = start_services(sweep, engine, shared)
-    monitor = Monitor(sweep, services.board, observer, slots=slots) if observer is not None else None
+    monitor = None
+    if observer is not None:
+        monitor = Monitor(sweep, plan, services.board, observer, slots=slots)
     tracker.start()
     if monitor is not None:
         monitor.start()

@@ -52,20 +52,27 @@ class Evaluations:
         self._attempts: dict[Shard, int] = {}
         self._newest = 0
         self._measured = self._wanted = 0
-        self._told = (0, 0)
+        #: Shards that each unfinished cell has asked for here, and of each kind the finished cells with their
+        #: seconds.
+        self._asked: dict[Cell, int] = {}
+        self._recorded: dict[str, tuple[int, float]] = {}
+        self._told = News(shards=(0, 0), evaluations={})
         self.submitted: set[int] = set()
 
     def submit(self, step: int) -> None:
         """Queue the missing evaluations of a milestone."""
         self.submitted.add(step)
         for kind, evaluation in self._spec.evaluations.items():
-            if self._run.evaluation(step, evaluation) is not None:
+            record = self._run.evaluation(step, evaluation)
+            if record is not None:
+                self._count(kind, record.seconds)
                 continue
             self._seconds[step, kind] = 0.0
             self._go_on((step, kind))
 
     def _queue(self, cell: Cell, shards: list[int]) -> None:
         self._left[cell] = self._left.get(cell, 0) + len(shards)
+        self._asked[cell] = self._asked.get(cell, 0) + len(shards)
         self._wanted += len(shards)
         references = self._references(cell[1])
         for shard in shards:
@@ -105,6 +112,7 @@ class Evaluations:
                     raise
                 log.warning("step %d: %s, shard %d is tried again: %s", *shard, error)
                 self._left[cell] -= 1
+                self._asked[cell] -= 1
                 self._wanted -= 1
                 self._queue(cell, [shard[2]])
                 continue
@@ -115,12 +123,21 @@ class Evaluations:
         if not self._left:
             self._tell()
 
+    def _count(self, kind: str, seconds: float) -> None:
+        number, spent = self._recorded.get(kind, (0, 0.0))
+        self._recorded[kind] = number + 1, spent + seconds
+
     def _tell(self) -> None:
-        """Post how many shards are measured, where that has changed."""
-        now = (self._measured, self._wanted)
-        if now != self._told:
-            self._told = now
-            self._services.board.post(self._spec.run_id, News(shards=now))
+        """Post how many shards are measured, and how many evaluations, where that has changed."""
+        evaluations: dict[str, tuple[float, float]] = dict(self._recorded)
+        for cell, left in self._left.items():
+            number, spent = evaluations.get(cell[1], (0.0, 0.0))
+            part = 1 - left / self._asked[cell]
+            evaluations[cell[1]] = number + part, spent + self._seconds[cell]
+        news = News(shards=(self._measured, self._wanted), evaluations=evaluations)
+        if news != self._told:
+            self._told = news
+            self._services.board.post(self._spec.run_id, news)
 
     def _go_on(self, cell: Cell) -> None:
         """Queue the missing shards, or record the evaluation."""
@@ -140,6 +157,8 @@ class Evaluations:
             notes=evaluation.notes(shards),
         )
         self._left.pop(cell, None)
+        self._asked.pop(cell, None)
+        self._count(kind, self._seconds[cell])
         log.info("step %d: %s evaluated", step, kind)
         if step >= self._newest:
             self._newest = step

@@ -10,8 +10,9 @@ from collections.abc import Callable
 import ray
 
 from raysweep.engine.board import Board
-from raysweep.sweep import Sweep
-from raysweep.sweep.run_state import LaunchState, Pace, Remaining, RunState, run_states
+from raysweep.sweep import Plan, Sweep
+from raysweep.sweep.progress import Progress
+from raysweep.sweep.run_state import Evaluated, LaunchState, Pace, Remaining, run_states
 
 log = logging.getLogger("raysweep.monitor")
 
@@ -24,6 +25,7 @@ class Monitor:
     def __init__(
         self,
         sweep: Sweep,
+        plan: Plan,
         board: Board,
         observer: Observer,
         *,
@@ -32,12 +34,12 @@ class Monitor:
     ) -> None:
         self._board = board
         self._observer: Observer | None = observer
-        self._slots = slots
         self._period = period
         self._started = time.monotonic()
         self._ended = threading.Event()
         self._rows = {row.run_id: row for row in run_states(sweep)}
-        self._at_start = {row.run_id: row.step for row in self._rows.values()}
+        timed = {run.run_id: run.cost.step for run in plan.runs if run.cost.step is not None}
+        self._progress = Progress(self._rows.values(), timed, slots=slots, now=self._started)
         self._paces = {row.run_id: Pace() for row in self._rows.values()}
         self._measuring = {row.run_id: Remaining() for row in self._rows.values()}
         self._thread = threading.Thread(target=self._watch, name="raysweep-monitor", daemon=True)
@@ -70,6 +72,9 @@ class Monitor:
                     value = getattr(item, name)
                     if value is not None:
                         setattr(row, name, value)
+                for kind, (done, seconds) in (item.evaluations or {}).items():
+                    wanted = row.evaluations[kind].wanted
+                    row.evaluations = {**row.evaluations, kind: Evaluated(done, wanted, seconds)}
                 row.trouble = item.trouble.message if item.trouble and row.state == "unfinished" else ""
                 if row.state == "training":
                     row.steps_per_second = self._paces[run_id].see(time.monotonic(), row.step)
@@ -85,48 +90,19 @@ class Monitor:
             self._observer = None
 
     def _summarise(self) -> LaunchState:
-        rows = list(self._rows.values())
-        elapsed = time.monotonic() - self._started
+        rows, now = list(self._rows.values()), time.monotonic()
         speeds: dict[str, list[float]] = {}
         for row in rows:
             if row.steps_per_second:
                 speeds.setdefault(row.model, []).append(row.steps_per_second)
-        left = 0.0
-        known = True
         for row in rows:
-            if row.state == "evaluating":
-                row.eta = self._measuring[row.run_id].see(time.monotonic(), *row.shards)
-                known = known and row.eta is not None
-                left += row.eta or 0.0
-                continue
             remaining = row.steps - row.step
-            if row.state in ("done", "failed") or remaining <= 0:
-                row.eta = 0.0
-                continue
             mine = [row.steps_per_second] if row.steps_per_second else speeds.get(row.model, [])
-            if not mine:
-                known = False
-                row.eta = None
-                continue
-            row.eta = remaining / (sum(mine) / len(mine))
-            left += row.eta
-        return LaunchState(
-            runs=rows,
-            done=sum(row.step for row in rows),
-            total=sum(row.steps for row in rows),
-            elapsed=elapsed,
-            eta=self._eta(rows, left, known, elapsed),
-        )
-
-    def _eta(self, rows: list[RunState], left: float, known: bool, elapsed: float) -> float | None:
-        """Estimate the seconds to the end.
-
-        Return the larger of two estimates.  One comes from training speeds, once every size has been seen.
-        The other comes from the share of steps done in the time so far, which includes start and evaluation.
-        """
-        gained = sum(row.step - self._at_start[row.run_id] for row in rows)
-        missing = sum(row.steps - row.step for row in rows if row.state != "failed")
-        estimates = [left / self._slots] if known else []
-        if gained > 0 and missing > 0:
-            estimates.append(elapsed * missing / gained)
-        return max(estimates, default=None)
+            if row.state == "evaluating":
+                row.eta = self._measuring[row.run_id].see(now, *row.shards)
+            elif row.state in ("done", "failed") or remaining <= 0:
+                row.eta = 0.0
+            else:
+                row.eta = remaining / (sum(mine) / len(mine)) if mine else None
+        share, left = self._progress.see(now, rows)
+        return LaunchState(runs=rows, elapsed=now - self._started, share=share, left=left)

@@ -104,6 +104,8 @@ def train(job: Job, world: World, board: Board, threads: int) -> None:
             )
             if watch():
                 board.post(spec.run_id, News(state="unfinished"))
+            elif world.rank == 0:
+                board.post(spec.run_id, News(step=spec.pretrain.steps))
         except Exception as error:
             log.exception("training ends here")
             # With several workers, an error that is not raysweep's is mostly the sign that another worker

@@ -14,7 +14,7 @@ slightly more than the variance of a mean over crossed sentences and draws.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -43,6 +43,7 @@ AFTER = {
     loss: Quantity(name=f"quantize_{loss}/{{weights}}", heading=f"{heading} of changed weights", unit="nats")
     for loss, heading in HEADINGS.items()
 }
+
 
 Bits = Annotated[int, Field(ge=2, le=16)]
 NoiseSize = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -155,3 +156,20 @@ def mean_over_draws(sums: np.ndarray, counts: np.ndarray) -> Estimate:
     means = sums.sum(axis=0) / counts.sum()
     error = math.hypot(whole.standard_error, float(means.std(ddof=1)) / math.sqrt(len(means)))
     return Estimate(value=whole.value, standard_error=error, n=whole.n)
+
+
+def in_words(weights: Iterable[str]) -> str:
+    """Return what values of the coordinate `weights` stand for, one example of each form.
+
+    >>> in_words(["int4", "int8", "noise0.01", "noise0.1"])
+    "int4: weights rounded to 4 bits; noise0.01: Gaussian weight noise of 1 % of each matrix's norm"
+    """
+    forms: dict[str, str] = {}
+    for name in weights:
+        form = "noise" if name.startswith("noise") else "int"
+        size = name.removeprefix(form)
+        words = f"weights rounded to {size} bits"
+        if form == "noise":
+            words = f"Gaussian weight noise of {100 * float(size):g} % of each matrix's norm"
+        forms.setdefault(form, f"{name}: {words}")
+    return "; ".join(forms.values())

@@ -14,11 +14,12 @@ loss (`raysweep.report.association`, `raysweep.report.matching`).  The first is 
 - `beats`: mean over runs of the accuracy of the last checkpoint less that of the look-up table, with the
   error of both.
 
-Without claims in the sweep file, those are taken that follow from what it varies.
+Without claims in the sweep file, those are taken that follow from what it varies and that it can estimate.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -60,6 +61,9 @@ def verdicts(
     """Return the verdicts on claims, judged together; see `raysweep.report.paired.loss_draws` for `draws`."""
     claims = default_claims(measured) if questions.claims is None else questions.claims
     asked = [_asked(measured, claim, questions.tolerance, draws or {}) for claim in claims]
+    if questions.claims is None:
+        # Nobody has asked for these: one that the sweep has no answer to is left out.
+        asked = [one for one in asked if not math.isnan(one.main.value)]
     return judged(asked)
 
 

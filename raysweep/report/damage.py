@@ -44,9 +44,8 @@ _WAYS = (
         "weights",
         quantize.RISE,
         quantize.AFTER,
-        "The pre-training loss on the same sentences before and after a change of the weights: int8 and int4 "
-        "are rounded to 8 and 4 bits, noise is Gaussian and has this size relative to the norm of each "
-        "matrix. For small noise, the rise grows with the sharpness of the minimum.",
+        "The pre-training loss on the same sentences before and after a change of the weights. For small "
+        "noise, the rise grows with the sharpness of the minimum.",
     ),
 )
 
@@ -64,7 +63,8 @@ def _section(measured: Measurements, way: _Damage) -> str:
     if not rises:
         return ""
     figures = "".join(_figures(measured, [rise.name for rise in rises], f"rise-{way.coordinate}"))
-    parts = [small(way.note), f'<div class="pair half">{figures}</div>', _table(measured, way, rises)]
+    words = f" {quantize.in_words(rise.place for rise in rises)}." if way.rise == quantize.RISE else ""
+    parts = [small(way.note + words), f'<div class="pair half">{figures}</div>', _table(measured, way, rises)]
     return section(way.heading, "".join(parts))
 
 

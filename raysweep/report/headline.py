@@ -12,15 +12,24 @@ from raysweep.report.figures import scatter
 from raysweep.report.format import count
 from raysweep.report.parts import capital, figure, folded, section, small
 
+#: Where a sweep asks for no measure of flatness.
+_NO_FLATNESS = (
+    " This sweep does not measure flatness; add `trace` to `evaluate` and launch it again to ask whether "
+    "flatter goes with better at equal loss."
+)
+
 #: Fewest saturated checkpoints of a figure at equal loss, and most accuracies whose figures are not folded.
 LEAST_SATURATED, MOST_OPEN = 3, 3
 
 
-def headline(measured: Measurements, *, name: str, tolerance: float) -> str:
-    """Return each accuracy against loss and, at equal loss, against flatness."""
-    titles = [metric.title for metric in measured.shown("loss", "flatness")] or ["loss", "flatness"]
+def headline(measured: Measurements, *, name: str, tolerance: float, awaited: bool = True) -> str:
+    """Return each accuracy against loss and, at equal loss, against flatness.
+
+    Where no flatness has been measured, one sentence says so; `awaited` is whether the sweep will measure it.
+    """
+    titles = [metric.title for metric in measured.shown("loss", "flatness")] or ["loss"]
     heading = capital(", ".join(titles)) + " and accuracy"
-    accuracies = measured.shown("accuracy")
+    accuracies, flat = measured.shown("accuracy"), measured.shown("flatness")
     if not accuracies:
         return section(heading, small("Not enough data: no accuracy has been measured."), fold=False)
     pairs = [
@@ -31,15 +40,19 @@ def headline(measured: Measurements, *, name: str, tolerance: float) -> str:
     loss = measured.saturating
     if loss is not None:
         most = threshold(loss, tolerance)
+        said += f" The shaded band is where {loss.title} is at most {most}: there losses count as equal."
+    if loss is not None and flat:
         said += (
-            f" The shaded band is where {loss.title} is at most {most}: there losses count as equal. "
-            "Figures against flatness show the checkpoints of this band alone, where there are "
+            " Figures against flatness show the checkpoints of this band alone, where there are "
             f"{LEAST_SATURATED} or more."
         )
+    trace = " over the inputs for a trace," if flat else ""
     said += (
-        " Bars are one standard error of the measurement: over the evaluation sentences for a loss, over the "
-        f"inputs for a trace, over seeds for an accuracy.{_spaces(measured)}"
+        " Bars are one standard error of the measurement: over the evaluation sentences for a loss,"
+        f"{trace} over seeds for an accuracy.{_spaces(measured)}"
     )
+    if not flat:
+        said += " No flatness has been measured yet." if awaited else _NO_FLATNESS
     first, others = pairs[:MOST_OPEN], pairs[MOST_OPEN:]
     body = f'{legend(measured, tolerance)}<div class="pairs">{"".join(first)}</div>'
     if others:
@@ -70,7 +83,7 @@ def pair(
     named, shown = measured.named(accuracy), []
     for kind in ("loss", "flatness"):
         against = measured.shown(kind)
-        if not against:
+        if not against and kind == "loss":
             shown.append(small(capital(f"{accuracy.title}, against {kind}: not enough data.")))
         for x in against:
             equal = kind == "flatness" and comparable(measured, x, accuracy, tolerance)

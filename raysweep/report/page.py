@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
@@ -40,11 +40,11 @@ class Content:
 
     `frame` is the tidy table, `milestones` are the steps at which each run is measured (for a report in
     mid-sweep), `changes` the changes of the trace between them, `diverged` the cells of fine-tuning that did
-    so.  `verdicts` are those on the sweep's claims; None is those on the usual ones, with losses as
-    independent numbers.  `remarks` are lines on the way of measuring.  A checkpoint counts as saturated up to
-    `tolerance` above the least possible loss, in nats.  `curves` are the training curves and `links` the
-    addresses of logs and other pages, by name, of each run.  `provenance` and `commands` are shown as they
-    are, name beside value.
+    so, and `kinds` the kinds of the sweep's evaluations.  `verdicts` are those on the sweep's claims; None is
+    those on the usual ones, with losses as independent numbers.  `remarks` are lines on the way of measuring.
+    A checkpoint counts as saturated up to `tolerance` above the least possible loss, in nats.  `curves` are
+    the training curves and `links` the addresses of logs and other pages, by name, of each run.  `provenance`
+    and `commands` are shown as they are, name beside value.
     """
 
     name: str
@@ -54,6 +54,7 @@ class Content:
     failures: Sequence[Failure] = ()
     diverged: Sequence[Diverged] = ()
     changes: Sequence[Change] = ()
+    kinds: Collection[str] = ()
     verdicts: Sequence[Verdict] | None = None
     remarks: Sequence[str] = ()
     tolerance: float = TOLERANCE
@@ -95,7 +96,7 @@ def render(content: Content) -> str:
         claims_section(found) if asked else "",
         facts(content, measured) if asked or measured.runs else "",
         section("Failures", tables.failure_table(content.failures) if content.failures else "", fold=False),
-        headline(measured, name=content.name, tolerance=content.tolerance)
+        headline(measured, name=content.name, tolerance=content.tolerance, awaited="trace" in content.kinds)
         if asked
         else legend(measured, content.tolerance),
         theory,
@@ -152,7 +153,12 @@ def _theory(content: Content, measured: Measurements) -> str:
 
 
 def _what_goes(content: Content, measured: Measurements, rows: list[Correlations]) -> str:
-    """Return the correlations, and the figures of all checkpoints where the headline has those of a band."""
+    """Return the correlations, and the figures of all checkpoints where the headline has those of a band.
+
+    "" where no flatness has been measured.
+    """
+    if not measured.shown("flatness"):
+        return ""
     figures = []
     for place, accuracy in enumerate(measured.shown("accuracy")):
         for x in measured.shown("flatness"):

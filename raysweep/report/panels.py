@@ -5,7 +5,7 @@ Colours, markers and dashes are those of the other figures, so the page's legend
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,7 +13,6 @@ import matplotlib
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from raysweep.evaluation.metric import error_key
 from raysweep.report.axes import linear_axis, measured_axis, plain
@@ -22,7 +21,7 @@ from raysweep.report.drawing import RC, WIDTH
 from raysweep.report.figures import draw_line, hover_line, reach
 from raysweep.report.format import number
 from raysweep.report.statistics import mean_and_error
-from raysweep.report.style import INK, MARKERS, MUTED, series
+from raysweep.report.style import INK, MARKERS, MUTED, series, to_variables
 
 #: Looks of values that lines are compared with, by name.
 REFERENCES: dict[str, tuple[str, Any]] = {
@@ -81,7 +80,6 @@ def abreast(
     span = max(_REACH * (max(ends) - min(ends)), _SPAN)
     room = min(ends) - span, max(ends) + span
     panels, outside = _inside(panels, room)
-    references = [known for known in REFERENCES if any(known in panel.references for panel in panels)]
     with matplotlib.rc_context(RC):
         figure = Figure(figsize=(WIDTH, 3.0), layout="constrained")
         row = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
@@ -91,18 +89,30 @@ def abreast(
             heights = [*heights, *_refer(axes, panel)]
             _draw(axes, measured, panel.lines, f"{x_label} {{}}: {y_label}")
             measured_axis(axes.xaxis, [float(x) for x in panel.lines["x"]], tick, apart=_APART)
-            axes.set_title(panel.title, fontsize=8.6, color=MUTED, loc="left")
+            axes.set_title(panel.title, fontsize=10, color=MUTED, loc="left")
             axes.set_xlabel(x_label)
         linear_axis(row[0].yaxis, heights)
         row[0].set_ylabel(y_label)
-        if references:
-            looks = [REFERENCES[known] for known in references]
-            handles = [Line2D([], [], color=colour, linestyle=dash) for colour, dash in looks]
-            figure.legend(
-                handles, references, loc="outside upper left", ncols=3, frameon=False, fontsize=8,
-                labelcolor=INK,
-            )  # fmt: skip
     return figure, outside
+
+
+def references_of(figures: Iterable[Figure]) -> list[str]:
+    """Return the names in `REFERENCES` of the values that figures compare with."""
+    named = {line.get_label() for figure in figures for axes in figure.axes for line in axes.lines}
+    return [name for name in REFERENCES if name in named]
+
+
+def references_legend(figures: Iterable[Figure]) -> str:
+    """Return the legend of the values that figures compare with as HTML; "" where there are none."""
+    items = []
+    for name in references_of(figures):
+        colour, style = REFERENCES[name]
+        dashes = "" if style == "solid" else f' stroke-dasharray="{" ".join(map(str, style[1]))}"'
+        line = (
+            f'<line x1="0" y1="7" x2="26" y2="7" stroke="{to_variables(colour)}" stroke-width="1.5"{dashes}/>'
+        )
+        items.append(f'<li><svg width="26" height="14" aria-hidden="true">{line}</svg>{name}</li>')
+    return f'<ul class="legend">{"".join(items)}</ul>' if items else ""
 
 
 def _inside(panels: Sequence[Panel], room: tuple[float, float]) -> tuple[list[Panel], str]:
@@ -129,10 +139,10 @@ def _refer(axes: Axes, panel: Panel) -> list[float]:
     for name, value in panel.references.items():
         colour, style = REFERENCES[name]
         if isinstance(value, pd.Series):
-            axes.plot(value.index, value, color=colour, linestyle=style, linewidth=1.1)
+            axes.plot(value.index, value, color=colour, linestyle=style, linewidth=1.1, label=name)
             values += list(value)
         else:
-            axes.axhline(value, color=colour, linestyle=style, linewidth=1.1)
+            axes.axhline(value, color=colour, linestyle=style, linewidth=1.1, label=name)
             values.append(value)
     return values
 

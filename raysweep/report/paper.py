@@ -18,6 +18,7 @@ from raysweep.files import write_atomic
 from raysweep.report.data import Measurements, measurements
 from raysweep.report.drawing import HOVER, RC, Drawn
 from raysweep.report.format import count
+from raysweep.report.panels import REFERENCES, references_of
 from raysweep.report.style import DASHES, INK, MARKERS, real_colour, series
 
 #: Kinds of files, and dots per inch of a PNG.
@@ -59,7 +60,7 @@ def _file(figure: Figure, measured: Measurements, kind: str) -> bytes:
 
 
 def _legend(figure: Figure, measured: Measurements) -> None:
-    """Add the sizes and variants that a figure shows, which a page says once for all figures."""
+    """Add the sizes, variants and references that a figure shows, which a page says once for many figures."""
     used = {colour for artist in figure.findobj() for _, colour in _colours(artist)}
     handles: list[Line2D] = []
     parameters = measured.checkpoints.groupby("model")["parameters"].first()
@@ -72,6 +73,9 @@ def _legend(figure: Figure, measured: Measurements) -> None:
         for dash, variant in enumerate(measured.variants):
             look: dict[str, Any] = {"linestyle": DASHES[dash % len(DASHES)], "label": variant}
             handles.append(Line2D([], [], color=INK, **look))
+    for name in references_of([figure]):
+        colour, style = REFERENCES[name]
+        handles.append(Line2D([], [], color=colour, linestyle=style, label=name))
     if handles:
         figure.legend(
             handles=handles, loc="outside lower left", ncols=2, frameon=False, fontsize=8, labelcolor=INK

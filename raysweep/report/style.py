@@ -191,7 +191,10 @@ _PRINTED = 0.72
 
 #: A table as paragraphs: rules within the rule of the table.
 _PARAGRAPHS = """&, & tbody { display: block } & thead { display: none }
-  & tr { display: flex; flex-wrap: wrap; gap: 1px 20px; padding: 8px 0; border-bottom: 1px solid var(--line) }
+  & tr { display: grid; grid-template-columns: repeat(auto-fill, minmax(130px, 1fr)); gap: 6px 16px;
+    padding: 10px 0; border-bottom: 1px solid var(--line) }
   & th, & td { border: 0; padding: 0; text-align: left; white-space: normal; min-width: 0 }
-  & td.wrap { flex-basis: 100% }
-  & td::before { content: attr(data-head) " "; color: var(--muted) }"""
+  & td.wrap, & td.text:has(code) { grid-column: 1 / -1 }
+  & td:empty { display: none }
+  & td::before { content: attr(data-head); display: block; color: var(--muted); font-size: .8125rem;
+    line-height: 1.3 }"""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from raysweep.evaluation.metric import Description, error_key
+from raysweep.evaluation.quantize import RISE, in_words
 from raysweep.report.data import measurements
 from raysweep.report.format import count, plus_minus
 from raysweep.report.statistics import mean_and_error
@@ -68,6 +69,8 @@ def _columns(shown: Sequence[Description]) -> tuple[list[str], str]:
         return [metric.place or metric.title for metric in shown], explained
     names = {metric.brief: metric.heading for metric in placed.values() if metric.brief != metric.heading}
     explained = "".join(f"; {brief}: {heading}" for brief, heading in names.items())
+    if weights := [metric.place for metric in shown if metric.quantity == RISE.name]:
+        explained += f"; {in_words(weights)}"
     return [metric.narrow if metric.of else metric.title for metric in shown], explained
 
 

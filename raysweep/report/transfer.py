@@ -16,7 +16,7 @@ from raysweep.evaluation.probe_metrics import BEST, PROBE, PROBE_AREA, of_labels
 from raysweep.report.data import Measurements
 from raysweep.report.drawing import Drawn
 from raysweep.report.format import count, number, plus_minus
-from raysweep.report.panels import Panel, abreast, over_runs
+from raysweep.report.panels import Panel, abreast, over_runs, references_legend
 from raysweep.report.parts import figure, section, small
 from raysweep.report.tables import table
 
@@ -46,7 +46,8 @@ def curve_section(measured: Measurements) -> str:
         "Bands and bars are ± one standard error: over these seeds, or for one seed over those of the probe. "
         "A better representation needs fewer labels: its line lies higher on the left."
     )
-    body = f'<div class="pair half">{"".join(figures)}</div>{_curve_table(measured)}'
+    known = references_legend(drawn.figure for _, (drawn, _) in curves)
+    body = f'{known}<div class="pair half">{"".join(figures)}</div>{_curve_table(measured)}'
     return section("Accuracy over the number of labels", small(note) + body)
 
 
@@ -88,12 +89,8 @@ def finetune_section(measured: Measurements, diverged: Sequence[Diverged]) -> st
     tasks = list(dict.fromkeys([*_tasks(measured, FINETUNE.name), *_tasks(measured, DIVERGED.name)]))
     if not tasks:
         return ""
-    figures = [
-        figure(drawn, f"finetune-{task}.csv", caption)
-        for task in tasks
-        if (found := beside(measured, task))
-        for drawn, caption in [found]
-    ]
+    curves = [(task, found) for task in tasks if (found := beside(measured, task))]
+    figures = [figure(drawn, f"finetune-{task}.csv", caption) for task, (drawn, caption) in curves]
     note = (
         "The probe reads the representations as they are, fine-tuning changes all weights. Lines are means "
         "over seeds of pre-training. Bands and bars are ± one standard error: over these seeds, or for one "
@@ -101,6 +98,7 @@ def finetune_section(measured: Measurements, diverged: Sequence[Diverged]) -> st
     )
     parts = [
         small(note),
+        references_legend(drawn.figure for _, (drawn, _) in curves),
         f'<div class="pair half">{"".join(figures)}</div>',
         _finetune_table(measured, tasks),
     ]
@@ -204,27 +202,27 @@ def _finetune_table(measured: Measurements, tasks: Sequence[str]) -> str:
                     escape(task if unit == "accuracy" else f"{task} ({unit})"),
                     *cells,
                     mean_of(last, probe.name if probe is not None else None),
-                    _with_deviation(last, name, STD.name.format(task=task)),
+                    mean_of(last, name),
+                    _deviation(last, STD.name.format(task=task)),
                     *([f"{last[DIVERGED.name.format(task=task)].sum():.0f}"] if lost else []),
                     number(measured.means.get(GUESS.name.format(task=task))),
                     number(measured.means.get(BEST.name.format(task=task)) if unit == "accuracy" else None),
                 ]
             )
-    headings = ["task", *heads(measured), "probe ± standard error", "fine-tuned ± deviation"]
+    headings = ["task", *heads(measured), "probe", "fine-tuned", "deviation by seed"]
     headings += [*(["seeds diverged"] if lost else []), "majority label", "best possible"]
     note = (
-        "The last milestone of each size. Probe: with the most labels, mean ± standard error. Fine-tuned: "
-        "mean ± standard deviation between the seeds of fine-tuning one model."
+        "The last milestone of each size, mean ± standard error over seeds of pre-training (of measuring, "
+        "for one). Probe: with the most labels. Deviation by seed: the standard deviation between the seeds "
+        "of fine-tuning one model, which the paper reports."
     )
     return small(note) + table(headings, rows, text=2 + (len(measured.variants) > 1))
 
 
-def _with_deviation(rows: pd.DataFrame, metric: str, deviation: str) -> str:
-    """Return the mean over runs ± root mean square of the deviations within each."""
-    if metric not in rows or rows[metric].isna().all():
-        return "–"
+def _deviation(rows: pd.DataFrame, deviation: str) -> str:
+    """Return the root mean square over runs of a deviation within each."""
     squares = rows[deviation].dropna() ** 2 if deviation in rows else pd.Series(dtype=float)
-    return plus_minus(rows[metric].mean(), math.sqrt(squares.mean()) if len(squares) else None, digits=1)
+    return number(math.sqrt(squares.mean()) if len(squares) else None, digits=2)
 
 
 def _tasks(measured: Measurements, quantity: str) -> list[str]:

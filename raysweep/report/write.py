@@ -113,6 +113,7 @@ def content_of(sweep: Sweep, frame: pd.DataFrame, folder: Path, *, tolerance: fl
         failures=failures,
         diverged=_diverged(sweep),
         changes=changes(sweep),
+        kinds=frozenset(kind for spec in sweep.runs for kind in spec.evaluations),
         remarks=remarks(sweep),
         verdicts=sweep_verdicts(sweep, frame, questions),
         tolerance=questions.tolerance,

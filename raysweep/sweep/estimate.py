@@ -23,10 +23,11 @@ _BYTES_PER_PARAMETER = 12
 
 @dataclass(frozen=True)
 class Cost:
-    """Estimated seconds of work and bytes of checkpoints; None if nothing was measured."""
+    """Estimated seconds of work, bytes of checkpoints and seconds of a step; None if nothing was measured."""
 
     seconds: float | None = 0.0
     bytes: float | None = 0.0
+    step: float | None = None
 
 
 class History:
@@ -101,4 +102,4 @@ class History:
             measuring = sum(self.evaluations.get((model, kind), 0.0) for _, kind in lacks.evaluations)
             seconds = lacks.train_steps * step + measuring
         new = len(lacks.checkpoints)
-        return Cost(seconds, new * self._checkpoint_bytes(spec) if new else 0.0)
+        return Cost(seconds, new * self._checkpoint_bytes(spec) if new else 0.0, step or None)

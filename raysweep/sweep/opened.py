@@ -9,6 +9,7 @@ a folder with config.json                      a Hugging Face model; its languag
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -60,8 +61,7 @@ def open_model(
     `ConfigError` or `DataError` naming what is missing, and for a model that cannot read the language.
     """
     path = Path(place)
-    if overrides and language is None:
-        raise ConfigError("--set: changes the file of --language, which is missing; add --language FILE")
+    _check_overrides(overrides, language)
     if not path.is_dir():
         if path.exists() or os.sep in place:
             raise ConfigError(f"{place}: is not a folder; name the folder of a checkpoint, or RUN@STEP")
@@ -81,6 +81,19 @@ def open_model(
         f"{place}: holds no model; name a checkpoint (.../runs/<run>/checkpoints/step-00000500), the folder "
         "of a run, or one that transformers' save_pretrained has written"
     )
+
+
+def _check_overrides(overrides: Sequence[str], language: str | os.PathLike[str] | None) -> None:
+    """Raise `ConfigError` for overrides of evaluations, and for any where there is no file to change."""
+    for text in overrides:
+        setting = text.strip().removeprefix("evaluate.")
+        kind = setting.partition("=")[0].partition(".")[0]
+        if setting != text.strip() or kind in registry.evaluations.kinds():
+            raise ConfigError(
+                f"--set {text}: changes the language, not what is measured; write -e {shlex.quote(setting)}"
+            )
+    if overrides and language is None:
+        raise ConfigError("--set: changes the file of --language, which is missing; add --language FILE")
 
 
 def _checkpoint(directory: Path, language: str | os.PathLike[str] | None, overrides: Sequence[str]) -> Opened:

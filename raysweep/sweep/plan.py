@@ -317,7 +317,7 @@ def _plan_run(
                 items.append(Item(step, kind, "failed", _failed(held)))
             else:
                 changed = (step, kind) in before
-                reason = "evaluation settings changed" if changed else "no record"
+                reason = "evaluation settings changed" if changed else "not measured yet"
                 items.append(Item(step, kind, "new", reason))
     status: State
     if lacks.finished:
@@ -330,7 +330,8 @@ def _plan_run(
         status, reason = "new", _reason_of(items, lacks.checkpoints[0])
         if lacks.resume_step:
             status, reason = "resume", f"from step {lacks.resume_step} to {lacks.train_to}: {reason}"
-    cost = Cost() if status in ("done", "failed") else history.cost(spec, lacks)
+    idle = status in ("done", "failed")
+    cost = Cost(step=history.step(spec)) if idle else history.cost(spec, lacks)
     return RunPlan(spec, status, reason, tuple(items), lacks, cost)
 
 
@@ -339,7 +340,7 @@ def _checkpoint_item(step: int, lacks: Missing, held: RunRecords, failed: bool) 
         return Item(step, None, "done")
     if failed:
         return Item(step, None, "failed", _failed(held))
-    reason = "checkpoint missing" if step in held.recorded else "no record"
+    reason = "checkpoint missing" if step in held.recorded else "not trained yet"
     if lacks.resume_step:
         return Item(step, None, "resume", f"{reason}; from step {lacks.resume_step}")
     return Item(step, None, "new", reason)

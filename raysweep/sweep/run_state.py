@@ -8,16 +8,29 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from raysweep.evaluation.base import Evaluation
 from raysweep.evaluation.metric import Metric
 from raysweep.sweep.config import Sweep
+from raysweep.sweep.ledger import RunLedger
 from raysweep.sweep.missing import metrics_at, missing
+from raysweep.sweep.records import EvaluationRecord
+from raysweep.sweep.run import RunSpec
 from raysweep.sweep.survey import survey_run
 
 #: `unfinished`: the run was begun, and as far as known nobody is working on it.
 State = Literal["queued", "starting", "training", "evaluating", "unfinished", "done", "failed"]
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """The evaluations of one kind of a run: how many are done, parts included, of how many, in how long."""
+
+    done: float
+    wanted: int
+    seconds: float
 
 
 @dataclass(kw_only=True)
@@ -42,6 +55,8 @@ class RunState:
     evaluated: int = 0
     #: Shards of its evaluations: those that this attempt has measured, and those it has asked for.
     shards: tuple[int, int] = (0, 0)
+    #: Its evaluations by kind, at all milestones.
+    evaluations: Mapping[str, Evaluated] = field(default_factory=dict)
     eta: float | None = None
     #: The trouble that left it unfinished.
     trouble: str = ""
@@ -49,16 +64,27 @@ class RunState:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchState:
-    """The states of all runs, and the progress of the sweep: `done` of `total` steps.
+    """The states of all runs, and the progress of the sweep (`raysweep.sweep.progress`).
 
-    `elapsed` and `eta` are seconds since the start and to the end.
+    `elapsed` is seconds since the start, `share` the share of all work that is done, `left` the least and the
+    most seconds to the end; the last two are None as long as they are not known.
     """
 
     runs: list[RunState]
-    done: int
-    total: int
     elapsed: float
-    eta: float | None
+    share: float | None = None
+    left: tuple[float, float] | None = None
+
+    @property
+    def steps(self) -> tuple[int, int]:
+        """Steps of training that are done, and all."""
+        return sum(run.step for run in self.runs), sum(run.steps for run in self.runs)
+
+    @property
+    def evaluations(self) -> tuple[int, int]:
+        """Evaluations that are done as a whole, and all."""
+        found = [kind for run in self.runs for kind in run.evaluations.values()]
+        return sum(int(kind.done) for kind in found), sum(kind.wanted for kind in found)
 
 
 class Pace:
@@ -120,6 +146,11 @@ def axes_label(axes: Mapping[str, Any], between: str = " ") -> str:
     return between.join(words)
 
 
+def _records(run: RunLedger, spec: RunSpec, evaluation: Evaluation) -> list[EvaluationRecord]:
+    found = (run.evaluation(step, evaluation) for step in spec.milestones)
+    return [record for record in found if record is not None]
+
+
 def run_states(sweep: Sweep) -> list[RunState]:
     """Return the state of every run according to its records alone."""
     ledger = sweep.ledger()
@@ -136,6 +167,11 @@ def run_states(sweep: Sweep) -> list[RunState]:
             if metrics := metrics_at(run, spec, step):
                 row.step, row.evaluated, row.metrics = step, step, metrics
                 break
+        row.evaluations = {
+            kind: Evaluated(len(found), len(spec.milestones), sum(record.seconds for record in found))
+            for kind, evaluation in spec.evaluations.items()
+            for found in [_records(run, spec, evaluation)]
+        }
         checkpoints = run.checkpoints()
         newest = max((record.step for record in checkpoints), default=0)
         row.step = min(max(row.step, newest), row.steps)

@@ -267,6 +267,9 @@ def test_errors_name_the_remedy(
         (["model", *other, "--set", "vocabulary=12"], "the model has 8 words, the language 12"),
         ([here, *other, "--set", "vocabulary=12"], "the model has vocabulary_size 8, its language 12"),
         ([here, "--set", "seed=1"], "--set: changes the file of --language, which is missing"),
+        ([here, "-e", "probe", "--set", "probe.train=512"], "what is measured; write -e probe.train=512"),
+        ([here, "--set", "evaluate.trace.inputs=[1, 2]"], "write -e 'trace.inputs=[1, 2]'"),
+        ([here, *other, "--set", "evaluate.probe.seeds=1"], "write -e probe.seeds=1"),
         (
             [here, "-e", "trase"],
             "--evaluate trase: evaluate.trase: unknown evaluation — did you mean",

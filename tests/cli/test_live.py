@@ -11,14 +11,14 @@ import pytest
 from rich.console import Console
 
 from helpers.transfer_ledger import transfer_sweep
-from raysweep.cli import output
+from raysweep.cli import live, output
 from raysweep.cli.live import LineView, LiveView, runs_table
 from raysweep.evaluation.excess_loss import ENTROPY, EXCESS_LOSS
 from raysweep.evaluation.held_out_loss import HELD_OUT_LOSS
 from raysweep.evaluation.metric import Quantity
 from raysweep.evaluation.probe_metrics import PROBE
 from raysweep.evaluation.trace import TRACE
-from raysweep.sweep.run_state import LaunchState, RunState
+from raysweep.sweep.run_state import Evaluated, LaunchState, RunState
 
 
 def run(run_id: str = "a", **values: Any) -> RunState:
@@ -26,9 +26,17 @@ def run(run_id: str = "a", **values: Any) -> RunState:
     return RunState(run_id=run_id, **given)
 
 
-def state(*runs: RunState, eta: float | None = 75.0) -> LaunchState:
-    done, total = sum(r.step for r in runs), sum(r.steps for r in runs)
-    return LaunchState(runs=list(runs), done=done, total=total, elapsed=10.0, eta=eta)
+def state(
+    *runs: RunState, share: float | None = None, left: tuple[float, float] | None = None
+) -> LaunchState:
+    return LaunchState(runs=list(runs), elapsed=10.0, share=share, left=left)
+
+
+def said(out: io.StringIO) -> list[str]:
+    """Return the lines of a pipe without their times of day, which all of them have."""
+    lines = out.getvalue().splitlines()
+    assert all(re.match(r"\d\d:\d\d:\d\d ", line) for line in lines)
+    return [line[9:] for line in lines]
 
 
 MEASURED = [
@@ -54,7 +62,7 @@ def test_a_line_for_every_change_and_none_without() -> None:
     view(state(run(state="training", step=30, metrics=MEASURED, evaluated=25)))
     view(state(run(state="evaluating", step=100, metrics=MEASURED, evaluated=25)))
     view(state(run(state="done", step=100, metrics=MEASURED, evaluated=100)))
-    assert out.getvalue().splitlines() == [
+    assert said(out) == [
         "run a: training, step 10/100",
         "run a: training, step 30/100; step 25: excess 0.5, trace 12, probe A 0.75",
         "run a: evaluating, step 100/100; step 25: excess 0.5, trace 12, probe A 0.75",
@@ -62,17 +70,53 @@ def test_a_line_for_every_change_and_none_without() -> None:
     ]
 
 
-def test_a_sign_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_whole_sweep_has_a_line_a_minute_whatever_else_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(live.time, "monotonic", lambda: now)
     target, out = console()
     view = LineView(target)
-    view(state(run(state="training", step=10)))
-    now = output.time.monotonic()
-    monkeypatch.setattr(output.time, "monotonic", lambda: now + output.HEARTBEAT)
-    view(state(run(state="training", step=20)))
-    assert out.getvalue().splitlines()[-1] == "20% of 100 steps, 10 s so far, about 75 s left"
+    probes = {"probe": Evaluated(1.5, 4, 30.0), "trace": Evaluated(0, 4, 0.0)}
+    for second in range(0, 181, 30):
+        now = 1000.0 + second
+        # There is news all the time.
+        loss = EXCESS_LOSS.number(1 / (1 + second), n=9)
+        busy = run("a", state="training", step=second // 3, metrics=[loss], evaluated=1)
+        others = (
+            run("b", state="queued", evaluations=probes),
+            run("c", state="failed"),
+            run("d", state="done"),
+        )
+        view(state(busy, *others))
+    totals = [line for line in said(out) if "runs:" in line]
+    assert [line.partition(";")[0] for line in totals] == [
+        f"{share}% of training, 1 of 8 evaluations" for share in (5, 10, 15)
+    ]
+    assert totals[0].endswith("; runs: 1 done, 1 running, 1 waiting, 1 failed; 10 s so far")
 
 
-def test_shards_of_evaluations_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_share_and_range_are_told_where_they_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(live.time, "monotonic", lambda: now)
+    target, out = console()
+    view = LineView(target)
+    busy = run("a", state="evaluating", step=100, evaluations={"probe": Evaluated(3, 4, 30.0)})
+    for left in ((300.0, 540.0), (290.0, 300.0)):
+        now += output.HEARTBEAT
+        view(state(busy, share=0.314, left=left))
+    totals = [line for line in said(out) if "runs:" in line]
+    assert totals == [
+        "31% of all work: 100% of training, 3 of 4 evaluations; runs: 0 done, 1 running, 0 waiting; "
+        f"10 s so far, {left} left"
+        for left in ("5 min to 9 min", "about 5 min")
+    ]
+    # A launch whose runs have all ended does not say that time is left.
+    now += output.HEARTBEAT
+    view(state(run("a", state="done", step=100), share=1.0, left=(0.0, 1.0)))
+    whole = "100% of all work: 100% of training; runs: 1 done, 0 running, 0 waiting; 10 s so far"
+    assert said(out)[-1] == whole
+
+
+def test_shards_of_evaluations_are_counted() -> None:
     """A run that is evaluated shows how far it is and what is left; one that trains shows its steps."""
     runs = [run("a", state="evaluating", step=100, shards=(7, 40), eta=66.0), run("b", state="training")]
     for width, shown in ((80, "eval. 7/40"), (120, "evaluating 7/40")):
@@ -82,14 +126,6 @@ def test_shards_of_evaluations_are_counted(monkeypatch: pytest.MonkeyPatch) -> N
         assert shown in first
         assert "66 s" in first
         assert "training" in second
-    target, out = console()
-    view = LineView(target)
-    now = output.time.monotonic()
-    monkeypatch.setattr(output.time, "monotonic", lambda: now + output.HEARTBEAT)
-    view(state(*runs))
-    now += output.HEARTBEAT
-    view(state(*runs))
-    assert "50% of 200 steps, 7 of 40 shards of evaluations, 10 s so far" in out.getvalue()
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -130,10 +166,10 @@ def test_the_live_view_takes_any_state() -> None:
     out = io.StringIO()
     target = Console(file=out, width=100, height=30, force_terminal=True, color_system=None)
     with LiveView(target, ["records: here"]) as view:
-        view(state(run(state="training", step=40), eta=None))
-        view(state(run(state="done", step=100)))
+        view(state(run(state="training", step=40)))
+        view(state(run(state="done", step=100), share=1.0))
         target.print("\n", end="")
-    assert "100% of 100 steps" in out.getvalue()
+    assert "100% of all work: 100% of training; runs: 1 done, 0 running, 0 waiting" in out.getvalue()
     assert "records: here" in out.getvalue()
 
 

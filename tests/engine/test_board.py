@@ -44,6 +44,24 @@ def test_a_run_that_begins_again_is_no_longer_asked_to_stop() -> None:
     assert board.stop_requested("run")
 
 
+def test_at_the_end_of_a_launch_no_run_is_said_to_be_evaluated() -> None:
+    """Trials go on for a moment after the request, and training takes its time for a checkpoint."""
+    board = _Board()
+    for run_id, state in {"a": "evaluating", "b": "training", "c": "done"}.items():
+        board.post(run_id, {"state": state})
+    board.request_stop(None)
+    states = [{run_id: news["state"] for run_id, news in board.read().items()}]
+    board.post("b", {"state": "unfinished"})
+    board.post("b", {"state": "evaluating", "step": 7})
+    board.post("a", {"state": "done"})
+    states.append({run_id: news["state"] for run_id, news in board.read().items()})
+    assert states == [
+        {"a": "unfinished", "b": "training", "c": "done"},
+        {"a": "done", "b": "unfinished", "c": "done"},
+    ]
+    assert board.read()["b"]["step"] == 7
+
+
 def test_runs_at_work_are_those_that_a_trial_holds() -> None:
     board = _Board()
     for run_id, state in {"a": "training", "b": "evaluating", "c": "done", "d": "failed"}.items():

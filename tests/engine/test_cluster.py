@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from ray._private.node import Node
 
-from raysweep.engine.cluster import Cluster, concurrency, per_run
-from raysweep.errors import ConfigError
+from raysweep.engine import cluster as module
+from raysweep.engine.cluster import Cluster, concurrency, connect, per_run
+from raysweep.errors import ConfigError, StorageError
 from raysweep.sweep import Resources
 
 
@@ -76,3 +82,63 @@ def test_a_growing_cluster_is_taken_at_its_word() -> None:
 
 def test_a_run_takes_what_its_workers_take() -> None:
     assert per_run(Resources(workers=4, per_worker={"CPU": 2.0, "GPU": 1.0})) == {"CPU": 8.0, "GPU": 4.0}
+
+
+class Starts:
+    """A stand-in for `ray.init` that fails so many times, each time with a process left behind."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, session: Path, failures: int) -> None:
+        self.left: list[subprocess.Popen[bytes]] = []
+        self.calls: list[str] = []
+        self._session, self._failures = session, failures
+        monkeypatch.setattr(os, "environ", {"PATH": os.environ["PATH"]})
+        monkeypatch.setattr(module, "fork_server", lambda: None)
+        monkeypatch.setattr(module, "_describe", lambda session=None: session)
+        monkeypatch.setattr(module.ray, "is_initialized", lambda: False)
+        monkeypatch.setattr(module.ray, "shutdown", lambda: None)
+        monkeypatch.setattr(module.ray, "init", self)
+
+    def __call__(self, address: str, **_: Any) -> Any:
+        self.calls.append(address)
+        if len(self.calls) <= self._failures:
+            node = Node.__new__(Node)
+            node.kill_all_processes = lambda **_: self.left[-1].kill()  # type: ignore[method-assign]
+            self.left.append(subprocess.Popen(["sleep", "600"]))
+            self._give_up(node)
+        return SimpleNamespace(address_info={"session_dir": str(self._session)})
+
+    @staticmethod
+    def _give_up(self: Node) -> None:
+        raise Exception("The current node\ntimed out during startup.")
+
+
+def test_a_failed_start_of_ray_is_cleared_away_and_repeated_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts = Starts(monkeypatch, tmp_path / "session_1", failures=1)
+    monkeypatch.setattr(module, "claim", lambda session: session.mkdir())
+    assert connect() == tmp_path / "session_1"  # type: ignore[comparison-overlap]
+    assert starts.calls == ["local", "local"]
+    assert [process.wait(10) for process in starts.left] == [-9]
+
+
+def test_where_ray_never_starts_no_address_is_blamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    starts = Starts(monkeypatch, tmp_path, failures=9)
+    with pytest.raises(StorageError, match="the machine may be busy") as raised:
+        connect()
+    assert "Ray does not start on this machine (The current node timed out during startup.)" in str(
+        raised.value
+    )
+    assert str(raised.value).endswith("the same command goes on")
+    assert "address" not in str(raised.value)
+    assert starts.calls == ["local", "local"]
+    assert [process.wait(10) for process in starts.left] == [-9, -9]
+
+
+def test_a_cluster_that_does_not_answer_is_tried_once_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts = Starts(monkeypatch, tmp_path, failures=9)
+    with pytest.raises(StorageError, match=r"the Ray cluster at head:6379 cannot be reached: .*--address"):
+        connect("head:6379")
+    assert starts.calls == ["head:6379"]

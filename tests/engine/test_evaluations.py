@@ -175,3 +175,12 @@ def test_a_fixed_number_of_inputs_is_one_round(tmp_path: Path, monkeypatch: pyte
     # Progress is on the board before every look, and at the end: three shards at a time of the eight.
     assert [news.shards for news in launch.news if news.shards] == [(0, 8), (3, 8), (6, 8), (8, 8)]
     assert isinstance(launch.spec.evaluations["trace"], TraceConfig)
+    told = [news.evaluations["trace"] for news in launch.news if news.evaluations]
+    done, seconds = zip(*told, strict=True)
+    assert list(done) == sorted(done)
+    assert (done[0], done[-1]) == (0, 2)
+    assert list(seconds) == pytest.approx([4.0 * part for part in (0, 3 / 8, 6 / 8, 1)])
+    # Another launch begins with what is recorded.
+    again = Launch(sweep, monkeypatch, seed=0)
+    again.evaluations.advance(timeout=0.0)
+    assert again.news[-1].evaluations == {"trace": (2, 4.0)}

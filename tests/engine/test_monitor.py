@@ -12,7 +12,7 @@ from raysweep.engine import monitor
 from raysweep.engine.board import News
 from raysweep.engine.monitor import Monitor
 from raysweep.evaluation.excess_loss import EXCESS_LOSS
-from raysweep.sweep import load_sweep
+from raysweep.sweep import load_sweep, make_plan
 from raysweep.sweep.run_state import LaunchState
 
 
@@ -25,7 +25,7 @@ def test_what_is_left_of_evaluations_is_estimated(tmp_path: Path, monkeypatch: p
     board: Any = type("Board", (), {"read": lambda self: news})()
     now = 1000.0
     monkeypatch.setattr(monitor.time, "monotonic", lambda: now)
-    watched = Monitor(sweep, board, seen.append, slots=2)
+    watched = Monitor(sweep, make_plan(sweep), board, seen.append, slots=2)
 
     def after(seconds: float, shards: tuple[int, int]) -> LaunchState:
         nonlocal now
@@ -36,13 +36,10 @@ def test_what_is_left_of_evaluations_is_estimated(tmp_path: Path, monkeypatch: p
         return state
 
     assert after(0, (0, 10)).runs[0].eta is None
-    state = after(300, (1, 10))
-    assert state.runs[0].eta == pytest.approx(2700)
-    assert state.eta == pytest.approx(1350)  # two runs at once
+    assert after(300, (1, 10)).runs[0].eta == pytest.approx(2700)
     assert after(300, (2, 10)).runs[0].eta == pytest.approx(2400)
     again = after(1, (0, 10))
     assert again.runs[0].eta is None
-    assert again.eta is None
     assert after(100, (1, 10)).runs[0].eta == pytest.approx(900)
 
 
@@ -56,6 +53,32 @@ def test_metrics_come_with_the_milestone_that_they_are_of(tmp_path: Path) -> Non
     news = {spec.run_id: News(state="training", step=last - 1, evaluated=first, metrics=metrics)}
     seen: list[LaunchState] = []
     board: Any = type("Board", (), {"read": lambda self: news})()
-    Monitor(sweep, board, seen.append, slots=1)._observe()
+    Monitor(sweep, make_plan(sweep), board, seen.append, slots=2)._observe()
     [row] = seen[-1].runs
     assert (row.step, row.evaluated, list(row.metrics)) == (last - 1, first, metrics)
+
+
+def test_the_share_of_all_work_holds_what_was_there_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two runs, of which the ledger has one whole: its steps took 0.5 s, its two evaluations 2 s each."""
+    (tmp_path / "tiny.yaml").write_text(
+        tiny.HEAD + "evaluate: {excess_loss: {sentences: 64}}\naxes: {seed: [0, 1]}\n"
+    )
+    sweep = load_sweep(tmp_path / "tiny.yaml", storage=tmp_path / "results")
+    first, second = sweep.runs
+    tiny.finish(sweep.ledger().run(first), first)
+    news: dict[str, News] = {}
+    seen: list[LaunchState] = []
+    board: Any = type("Board", (), {"read": lambda self: news})()
+    watched = Monitor(sweep, make_plan(sweep), board, seen.append, slots=2)
+    watched._observe()
+    # 100 steps and two evaluations take 50 s and 4 s, of each run.
+    assert seen[-1].share == pytest.approx(0.5)
+    assert (seen[-1].steps, seen[-1].evaluations) == ((100, 200), (2, 4))
+    parts = {"excess_loss": (1.5, 3.0)}
+    news[second.run_id] = News(state="evaluating", step=100, shards=(3, 4), evaluations=parts)
+    watched._observe()
+    assert seen[-1].share == pytest.approx((54.0 + 53.0) / 108.0)
+    assert seen[-1].evaluations == (3, 4)
+    assert seen[-1].left is None

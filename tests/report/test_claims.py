@@ -167,6 +167,16 @@ def test_defaults_follow_from_what_varies() -> None:
     assert kinds(population().iloc[:0]) == []
 
 
+def test_a_default_that_the_sweep_has_no_answer_to_is_left_out() -> None:
+    few = measurements(population(sizes=2, seeds=1, steps=(500, 4000)))
+    assert len(default_claims(few)) > 1
+    assert verdicts(few, Questions()) == []
+    # Who asks gets an answer, be it that there is none.
+    [asked] = verdicts(few, Questions(claims=default_claims(few)[:1]))
+    assert asked.outcome == "not enough data"
+    assert len(verdicts(measurements(population(sizes=6)), Questions())) == 3
+
+
 def test_several_claims_are_corrected_for_their_number() -> None:
     frame = population(sizes=8, between=1, within=1, noise=0.002, tasks=("A", "B"))
     found = judge(

@@ -18,6 +18,7 @@ from raysweep.report import Content, render, summary, write_report
 from raysweep.report.damage import damage_sections
 from raysweep.report.data import Measurements, measurements
 from raysweep.report.figures import against
+from raysweep.report.panels import references_of
 from raysweep.report.transfer import beside, curve_section, finetune_section, probe_curve
 from raysweep.sweep import Sweep, tidy
 from raysweep.sweep.tidy import cells
@@ -60,7 +61,8 @@ def test_a_curve_holds_means_over_runs_with_their_error(frame: pd.DataFrame, mea
         assert row["runs"] == 2
         assert row["mean"] == pytest.approx(values.mean())
         assert row["standard_error"] == pytest.approx(values.std(ddof=1) / np.sqrt(2))
-    for shown in (">128<", ">512<", ">2,048<", ">step 200<", ">step 3,200<", ">best possible<"):
+    assert references_of([drawn.figure]) == ["best possible", "look-up table", "majority label"]
+    for shown in (">128<", ">512<", ">2,048<", ">step 200<", ">step 3,200<"):
         assert shown in drawn.svg
     assert ">step 800<" not in drawn.svg
     assert caption.startswith("Task B: the probe with 128 to 2,048 labels")
@@ -77,8 +79,7 @@ def test_a_single_run_keeps_the_error_of_its_measurement(frame: pd.DataFrame) ->
 def test_a_reference_far_away_is_named_and_not_drawn(measured: Measurements) -> None:
     drawn, caption = beside(measured, "A") or pytest.fail("no figure")
     best, majority = KNOWN["A"]
-    assert ">best possible<" in drawn.svg
-    assert ">majority label<" not in drawn.svg
+    assert references_of([drawn.figure]) == ["best possible", "look-up table"]
     assert f"Outside the axis: majority label, {majority:.3f}." in caption
     assert f"{best}" not in caption
     low = min(float(tick) for tick in re.findall(r"<text[^>]*>(0\.\d+)</text>", drawn.svg))
@@ -111,9 +112,13 @@ def test_fine_tuning_stands_beside_the_largest_probe(frame: pd.DataFrame, measur
     [first, *_] = (row for row in rows(finetune_section(measured, [])) if row[0] == "B")
     own = chosen(frame, "32/1/2/128", 3200, "finetune/B")["value"]
     deviations = chosen(frame, "32/1/2/128", 3200, "finetune_std/B")["value"]
-    mean, deviation = first[5].split(" ± ")
+    mean, error = first[5].split(" ± ")
     assert float(mean) == pytest.approx(own.mean(), abs=0.006)
-    assert float(deviation) == pytest.approx(np.sqrt((deviations**2).mean()), rel=0.5)
+    # As everywhere else, and so in the table at the end of a launch.
+    assert float(error) == pytest.approx(own.std(ddof=1) / np.sqrt(2), rel=0.5)
+    ended = summary(frame)
+    assert ended.rows[0][ended.headings.index("tuned B")] == first[5]
+    assert float(first[6]) == pytest.approx(np.sqrt((deviations**2).mean()), rel=0.1)
     best, majority = KNOWN["B"]
     assert [float(cell) for cell in first[-2:]] == [majority, best]
 
@@ -123,7 +128,7 @@ def test_cells_that_diverged_are_counted_and_named(sweep: Sweep, frame: pd.DataF
     for run in (spec.run_id for spec in sweep.runs if spec.trains and spec.seed == 1):
         assert [run, "task A, seed 0 at step 3 of 40", "3,200"] in rows(page)
     last = [row for row in rows(page) if row[:3] == ["A", "32/1/2/128", "3,200"]]
-    assert any(row[6] == "1" for row in last)
+    assert any(row[7] == "1" for row in last)
     # All seeds of the first milestone diverged: there is no accuracy, and the other run is alone.
     drawn, _ = beside(measurements(frame), "A") or pytest.fail("no figure")
     tuned = drawn.data[(drawn.data["metric"] == "finetune/A") & (drawn.data["step"] == 200)]
@@ -134,7 +139,7 @@ def test_a_checkpoint_whose_seeds_all_diverged_has_no_accuracy(frame: pd.DataFra
     lost = frame[(frame["seed"] == 1) & (frame["step"] == 200)]
     section = finetune_section(measurements(lost), [])
     row = next(row for row in rows(section) if row[0] == "A")
-    assert (row[5], row[6]) == ("–", "3")
+    assert row[5:8] == ["–", "–", "3"]
 
 
 def test_a_single_number_of_labels_makes_no_curve(frame: pd.DataFrame) -> None:
@@ -201,6 +206,11 @@ def test_the_page_is_whole_and_each_rise_is_drawn_in_one_place(frame: pd.DataFra
     ids = re.findall(r'\bid="([^"]+)"', page)
     assert len(ids) == len(set(ids))
     assert "A (tuned)" in page
+    # What lines are compared with is said once in each of the two sections that draw it.
+    for section in heads[4:6]:
+        part = page.split(f"<h2>{section}</h2>")[1].split("<h2>")[0]
+        assert part.count("best possible</li>") == 1
+        assert part.count("best possible<") == 1 + part.count(">best possible</th>")
     assert page == render(Content(name="transfer", frame=frame))
 
 
@@ -223,3 +233,20 @@ def test_the_summary_explains_its_short_headings(frame: pd.DataFrame) -> None:
     assert found.headings[4:7] == ["excess loss", "trace", "tuned A"]
     assert {"probe area C", "forgets B", "rise int8"} <= set(found.headings)
     assert "; tuned: accuracy after fine-tuning; probe area: area under the probe curve" in found.title
+    assert "; noise0.01: Gaussian weight noise of 1 % of each matrix's norm" in found.title
+
+
+def test_a_sweep_without_flatness_says_so_once(sweep: Sweep, frame: pd.DataFrame, tmp_path: Path) -> None:
+    flat = [name for name in frame["metric"].unique() if name.startswith("trace")]
+    assert flat
+    without = frame[~frame["metric"].isin(flat)]
+    page = text(render(Content(name="transfer", frame=without)))
+    assert page.count("add `trace` to `evaluate`") == 1
+    assert page.lower().count("flatness") == 1
+    assert "What goes with accuracy" not in page
+    assert page.count("flatter goes with") == 1
+    # This one will measure it.
+    early = text(write_report(sweep, without, tmp_path / "early.html").read_text())
+    assert "No flatness has been measured yet." in early
+    assert "add `trace`" not in early
+    assert "add `trace`" not in render(Content(name="transfer", frame=frame))

@@ -30,7 +30,9 @@ def test_everything_is_new_at_first(sweep: Any) -> None:
     assert plan.counts == {"done": 0, "evaluate": 0, "resume": 0, "new": 4, "failed": 0}
     assert not plan.finished
     assert why(plan) == {
-        (step, kind): ("new", "no record") for step in (50, 100) for kind in (None, "counted")
+        (step, kind): ("new", "not trained yet" if kind is None else "not measured yet")
+        for step in (50, 100)
+        for kind in (None, "counted")
     }
     assert (plan.runs[0].resume_step, plan.runs[0].train_to, plan.runs[0].train_steps) == (0, 100, 100)
     assert plan.runs[0].missing == ((50, "counted"), (100, "counted"))
@@ -56,8 +58,8 @@ def test_more_steps_resume(load: Any, sweep: Any) -> None:
     assert plan.runs[0].run_id == spec.run_id
     assert plan.runs[0].state == "resume"
     assert (plan.runs[0].resume_step, plan.runs[0].train_to) == (100, 300)
-    assert plan.runs[0].reason == "from step 100 to 300: no record"
-    assert why(plan)[300, None] == ("resume", "no record; from step 100")
+    assert plan.runs[0].reason == "from step 100 to 300: not trained yet"
+    assert why(plan)[300, None] == ("resume", "not trained yet; from step 100")
     assert why(plan)[100, "counted"] == ("done", "")
 
 
@@ -87,9 +89,9 @@ def test_changed_evaluation_settings_need_no_training(load: Any, sweep: Any) -> 
     assert plan.counts["evaluate"] == 4
     assert plan.runs[0].train_steps == 0
     assert why(plan)[50, "counted"] == ("new", "evaluation settings changed")
-    assert why(plan)[50, "weighted"] == ("new", "no record")
+    assert why(plan)[50, "weighted"] == ("new", "not measured yet")
     assert plan.runs[0].reason == (
-        "counted: evaluation settings changed at steps 50, 100, weighted: no record at steps 50, 100"
+        "counted: evaluation settings changed at steps 50, 100, weighted: not measured yet at steps 50, 100"
     )
 
 
@@ -229,11 +231,11 @@ def test_a_plan_is_plain_data_and_plain_text(sweep: Any) -> None:
         "step": 50,
         "evaluation": None,
         "state": "new",
-        "reason": "no record",
+        "reason": "not trained yet",
     }
     lines = plan.lines(limit=1)
     assert lines[0] == "sweep tiny: 4 runs"
-    assert lines[-2].split() == [sweep.runs[0].run_id, "new", "no", "record"]
+    assert lines[-2].split() == [sweep.runs[0].run_id, "new", "not", "trained", "yet"]
     assert lines[-1].strip() == "... and 3 more runs"
 
 

@@ -1,0 +1,175 @@
+"""The progress of a launch: the share of all work that is done, and the time that is left.
+
+Work is counted in seconds of a single run: steps times the seconds of a step, and evaluations times the
+seconds of one of their kind.  The seconds of a step are those of the run in this launch; else those of other
+runs of its model; else those that were timed before the launch, scaled by what the launch makes of others.
+The seconds of an evaluation are the mean over runs of the model; else that of other models, scaled by the
+seconds of a step.
+
+The least time left is that of the work left at the pace of the launch so far, which holds its start and its
+pauses.  The most is that of runs, `slots` of them at once, that do their work one thing after another: it is
+larger where few runs are left at the end.  The range is the one that these predictions of the latter half of
+the time so far lie in: a prediction that still moves is worth little.
+"""
+
+from __future__ import annotations
+
+import heapq
+import statistics
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+
+from raysweep.sweep.run_state import RunState
+
+#: Seconds, and share of the work that a launch has to do, before its end is predicted.
+_LEAST_SECONDS, _LEAST_SHARE = 20.0, 0.05
+#: A range is told if its ends differ by this factor at most, or by so many seconds.
+_FACTOR, _NEAR = 3.0, 60.0
+#: The least half width of a range, relative to the prediction.
+_LEAST_WIDTH = 0.1
+#: Predictions that are kept of the time so far, about.
+_KEPT = 200
+#: Seconds of training after which its pace is known.
+_PACE = 2.0
+
+#: States of a run that asks for nothing more.
+_OVER = ("done", "failed")
+
+
+class Progress:
+    """Estimates share and time left from the states of all runs at growing times in seconds.
+
+    `rows` are the states at the start, `timed` the seconds of a step by run id as timed before it, and
+    `slots` is the number of runs at once.
+    """
+
+    def __init__(
+        self, rows: Iterable[RunState], timed: Mapping[str, float], *, slots: int, now: float
+    ) -> None:
+        self._timed = dict(timed)
+        self._slots = slots
+        self._begun = self._last = now
+        self._first = {row.run_id: _amounts(row) for row in rows}
+        self._steps = {run_id: amounts[""] for run_id, amounts in self._first.items()}
+        self._trained = dict.fromkeys(self._first, 0.0)
+        self._ends: deque[tuple[float, float, float]] = deque()
+
+    def see(self, now: float, rows: Sequence[RunState]) -> tuple[float | None, tuple[float, float] | None]:
+        """Return the share of all work that is done, and the least and the most seconds that are left.
+
+        Each is None as long as it is not known.
+        """
+        for row in rows:
+            if row.state == "training":
+                self._trained[row.run_id] += now - self._last
+        self._last = now
+        step = self._step_seconds(rows)
+        kinds = self._evaluation_seconds(rows, step)
+        done = gained = 0.0
+        left: list[float] = []
+        for row in rows:
+            first = self._first[row.run_id]
+            wanted = _wanted(row)
+            left.append(0.0)
+            for what, amount in _amounts(row).items():
+                remaining = 0.0 if row.state in _OVER else max(0.0, wanted[what] - amount)
+                seconds = step.get(row.run_id) if what == "" else kinds.get((row.run_id, what))
+                if seconds is None:
+                    if remaining or amount:
+                        return None, None
+                    continue
+                done += amount * seconds
+                gained += max(0.0, amount - first.get(what, 0.0)) * seconds
+                left[-1] += remaining * seconds
+        whole = done + sum(left)
+        return (done / whole if whole else 1.0), self._left(now, gained, left)
+
+    def _left(self, now: float, gained: float, left: Sequence[float]) -> tuple[float, float] | None:
+        """Return the range of the time left, given the work done here and that left of each run in order."""
+        elapsed = now - self._begun
+        if elapsed < _LEAST_SECONDS or gained < _LEAST_SHARE * (gained + sum(left)):
+            return None
+        pace = gained / elapsed
+        least = sum(left) / pace
+        # What shares a processor has more seconds of work than the clock has.
+        most = max(least, _one_after_another(left, self._slots) / max(1.0, pace / self._slots))
+        if not self._ends or now - self._ends[-1][0] >= elapsed / _KEPT:
+            self._ends.append((now, now + least, now + most))
+        while self._ends[0][0] < now - elapsed / 2:
+            self._ends.popleft()
+        least = max(0.0, min((1 - _LEAST_WIDTH) * least, *(end - now for _, end, _ in self._ends)))
+        most = max((1 + _LEAST_WIDTH) * most, *(end - now for _, _, end in self._ends))
+        return (least, most) if most <= max(_FACTOR * least, least + _NEAR) else None
+
+    def _step_seconds(self, rows: Sequence[RunState]) -> dict[str, float]:
+        """Return the seconds of a step by run id, as far as they are known."""
+        own, alike = {}, dict[str, list[float]]()
+        for row in rows:
+            spent, steps = self._trained[row.run_id], row.step - self._steps[row.run_id]
+            if spent >= _PACE and steps > 0:
+                own[row.run_id] = spent / steps
+                alike.setdefault(row.model, []).append(spent / steps)
+        scale = _ratio(own, self._timed)
+        found = {}
+        for row in rows:
+            if row.run_id in own:
+                found[row.run_id] = own[row.run_id]
+            elif row.model in alike:
+                found[row.run_id] = statistics.fmean(alike[row.model])
+            elif row.run_id in self._timed:
+                found[row.run_id] = scale * self._timed[row.run_id]
+        return found
+
+    def _evaluation_seconds(
+        self, rows: Sequence[RunState], step: Mapping[str, float]
+    ) -> dict[tuple[str, str], float]:
+        """Return the seconds of an evaluation by run id and kind, as far as they are known."""
+        spent, counted = dict[tuple[str, str], float](), dict[tuple[str, str], float]()
+        paces = {row.model: step[row.run_id] for row in rows if row.run_id in step}
+        for row in rows:
+            for kind, of in row.evaluations.items():
+                spent[row.model, kind] = spent.get((row.model, kind), 0.0) + of.seconds
+                counted[row.model, kind] = counted.get((row.model, kind), 0.0) + of.done
+        known = {key: spent[key] / counted[key] for key in spent if counted[key] > 0}
+        found = {}
+        for row in rows:
+            for kind in row.evaluations:
+                here = known.get((row.model, kind))
+                if here is None:
+                    others = {model: value for (model, other), value in known.items() if other == kind}
+                    scaled = [
+                        value * paces[row.model] / paces[model] if {model, row.model} <= set(paces) else value
+                        for model, value in others.items()
+                    ]
+                    here = statistics.fmean(scaled) if scaled else None
+                if here is not None:
+                    found[row.run_id, kind] = here
+        return found
+
+
+def _amounts(row: RunState) -> dict[str, float]:
+    """Return what is done of a run: steps under "", and evaluations under their kinds."""
+    return {"": row.step, **{kind: of.done for kind, of in row.evaluations.items()}}
+
+
+def _wanted(row: RunState) -> dict[str, float]:
+    """Return what is wanted of a run, under the same keys."""
+    return {"": row.steps, **{kind: of.wanted for kind, of in row.evaluations.items()}}
+
+
+def _one_after_another(work: Iterable[float], slots: int) -> float:
+    """Return when the last of some works ends, each begun in order as soon as one of the slots is free.
+
+    >>> _one_after_another([3.0, 1.0, 1.0, 4.0], slots=2)
+    6.0
+    """
+    free = [0.0] * slots
+    for seconds in work:
+        heapq.heapreplace(free, free[0] + seconds)
+    return max(free)
+
+
+def _ratio(own: Mapping[str, float], timed: Mapping[str, float]) -> float:
+    """Return the median of own over timed seconds; 1 where there is no pair."""
+    ratios = [seconds / timed[run_id] for run_id, seconds in own.items() if timed.get(run_id)]
+    return statistics.median(ratios) if ratios else 1.0

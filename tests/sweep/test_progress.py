@@ -1,0 +1,144 @@
+"""Share and time left of launches that are played through second by second with known costs."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+
+import pytest
+
+from raysweep.sweep.progress import Progress
+from raysweep.sweep.run_state import Evaluated, RunState
+
+#: Seconds of a step, and of an evaluation of each kind, by model.
+STEP = {"small": 0.02, "large": 0.1}
+MEASURE = {"small": {"probe": 4.0, "finetune": 20.0}, "large": {"probe": 20.0, "finetune": 100.0}}
+STEPS, MILESTONES, SLOTS = 1000, 3, 2
+
+
+@dataclass
+class Played:
+    """A launch of runs that train and are then evaluated, `SLOTS` at once, at `load` times their cost."""
+
+    models: list[str]
+    load: float = 1.0
+    rows: list[RunState] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rows = [
+            RunState(
+                run_id=f"{model}{k}",
+                model=model,
+                label="",
+                steps=STEPS,
+                evaluations={kind: Evaluated(0, MILESTONES, 0.0) for kind in MEASURE[model]},
+            )
+            for k, model in enumerate(self.models)
+        ]
+
+    @property
+    def timed(self) -> dict[str, float]:
+        """The seconds of a step on an idle machine, by run id."""
+        return {row.run_id: STEP[row.model] for row in self.rows}
+
+    def tick(self) -> None:
+        """Let a second pass."""
+        for row in [row for row in self.rows if row.state not in ("done", "failed")][:SLOTS]:
+            self._work(row)
+
+    def _work(self, row: RunState) -> None:
+        if row.step < row.steps:
+            row.state = "training"
+            row.step = min(row.steps, row.step + round(1 / (self.load * STEP[row.model])))
+            return
+        row.state = "evaluating"
+        for kind, of in row.evaluations.items():
+            if of.done < of.wanted:
+                seconds = self.load * MEASURE[row.model][kind]
+                now = Evaluated(min(of.wanted, of.done + 1 / seconds), of.wanted, of.seconds + 1)
+                row.evaluations = {**row.evaluations, kind: now}
+                return
+        row.state = "done"
+
+    def share(self) -> float:
+        """Return the true share of work that is done."""
+        done = total = 0.0
+        for row in self.rows:
+            costs = MEASURE[row.model]
+            total += row.steps * STEP[row.model] + MILESTONES * sum(costs.values())
+            done += row.step * STEP[row.model]
+            done += sum(costs[kind] * of.done for kind, of in row.evaluations.items())
+        return done / total
+
+
+def test_the_share_is_that_of_the_seconds_and_the_range_holds_the_end() -> None:
+    played = Played(["small", "large", "small", "large"], load=1.7)
+    progress = Progress(played.rows, played.timed, slots=SLOTS, now=0.0)
+    shares: list[tuple[int, float | None, float]] = []
+    ranges: list[tuple[int, tuple[float, float]]] = []
+    for second in itertools.count(1):
+        played.tick()
+        share, left = progress.see(float(second), played.rows)
+        shares.append((second, share, played.share()))
+        ranges += [(second, left)] if left is not None else []
+        if all(row.state == "done" for row in played.rows):
+            break
+    end = shares[-1][0]
+    # Nothing is known of fine-tuning until the first run gets there, so nothing is told.
+    assert shares[0][1] is None
+    assert next(second for second, share, _ in shares if share is not None) < 0.15 * end
+    assert all(share == pytest.approx(true, abs=0.06) for _, share, true in shares if share is not None)
+    assert shares[-1][1] == pytest.approx(1.0)
+    assert ranges[0][0] >= 20
+    assert len(ranges) > 0.5 * end
+    held = [least - 2 <= end - second <= most + 2 for second, (least, most) in ranges]
+    assert sum(held) > 0.8 * len(held)
+    assert all(most <= max(3 * least, least + 60) for _, (least, most) in ranges)
+
+
+def test_a_size_that_was_never_seen_counts_by_its_timing() -> None:
+    """Large models wait; what the launch makes of the small ones says how slow they will be."""
+    played = Played(["small", "small", "large", "large"], load=3.0)
+    progress = Progress(played.rows, played.timed, slots=SLOTS, now=0.0)
+    untimed = Progress(played.rows, {}, slots=SLOTS, now=0.0)
+    share: float | None = None
+    unknown: float | None = None
+    for second in itertools.count(1):
+        played.tick()
+        share, _ = progress.see(float(second), played.rows)
+        unknown, _ = untimed.see(float(second), played.rows)
+        if played.rows[0].state == "done":
+            break
+    assert share == pytest.approx(played.share(), abs=0.03)
+    assert unknown is None
+
+
+def test_what_is_recorded_is_no_work_of_this_launch_and_failed_runs_ask_for_none() -> None:
+    played = Played(["small", "small", "small"])
+    whole, failed, waiting = played.rows
+    whole.state, whole.step = "done", STEPS
+    whole.evaluations = {
+        kind: Evaluated(MILESTONES, MILESTONES, MILESTONES * cost) for kind, cost in MEASURE["small"].items()
+    }
+    failed.state = "failed"
+    progress = Progress(played.rows, played.timed, slots=SLOTS, now=0.0)
+    # 92 of 184 seconds of work are done, and nothing by this launch.
+    assert progress.see(100.0, played.rows) == (pytest.approx(0.5), None)
+    waiting.state, waiting.step = "training", STEPS // 2
+    share, left = progress.see(110.0, played.rows)
+    # 10 of the 92 seconds in 110: the other 82 take 902.
+    assert share == pytest.approx(102 / 184)
+    assert left == (pytest.approx(0.9 * 902), pytest.approx(1.1 * 902))
+
+
+def test_a_prediction_that_moves_much_is_not_told() -> None:
+    [row] = Played(["small"]).rows
+    row.evaluations, row.state = {}, "training"
+    progress = Progress([row], {row.run_id: 1.0}, slots=1, now=0.0)
+    found = []
+    for second, step in ((30, 60), (60, 70), (90, 80), (120, 500)):
+        row.step = step
+        found.append(progress.see(float(second), [row])[1])
+    assert found[0] is not None
+    # A jump: what was said half of the time ago is far from what is said now.
+    assert found[3] is None
