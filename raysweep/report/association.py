@@ -6,14 +6,15 @@ entropy, or a trace is taken as its logarithm.  With r the ranks,
     r_y = f(loss) + β r_x + e,        ρ = β̂ √(x̃ᵀx̃ / ỹᵀỹ)
 
 where f is a smooth function of the rank of the loss (a polynomial of degree `DEGREE`), and x̃ and ỹ are what
-f leaves of r_x and r_y: ρ is their correlation, a partial rank correlation.  β̂ has scores s_g of clusters and
-degrees of freedom ν (`raysweep.report.regression`).  With x̂ and ŷ the x̃ and ỹ of length one, the interval is
-that of Fisher's z = artanh ρ with the first-order (delta) standard error of z,
+f leaves of r_x and r_y: ρ is their correlation, a partial rank correlation.  β̂ has scores s_g of clusters,
+and the ratio of its error to its standard error has the quantile c (`raysweep.report.regression`).  With x̂
+and ŷ the x̃ and ỹ of length one, the interval is that of Fisher's z = artanh ρ with the first-order (delta)
+standard error of z,
 
-    z ± t_ν √(Σ_g ψ_g²) / (1 − ρ²),    ψ_g = s_g √(x̃ᵀx̃ / ỹᵀỹ) + ρ/2 Σ_{i in g} (x̂_i² − ŷ_i²),
+    z ± c √(Σ_g ψ_g²) / (1 − ρ²),    ψ_g = s_g √(x̃ᵀx̃ / ỹᵀỹ) + ρ/2 Σ_{i in g} (x̂_i² − ŷ_i²),
 
-which at ρ = 0 is that of β̂, and the p-value is that of the same t (R. A. Fisher, "On the probable error of a
-coefficient of correlation", Metron 1, 1921).
+which at ρ = 0 is that of β̂, and the p-value is that of the same ratio (R. A. Fisher, "On the probable error
+of a coefficient of correlation", Metron 1, 1921).
 
 Checkpoints of a run resemble each other, and so do runs of one configuration that differ in their seed: what
 is peculiar to a model size shifts its flatness and its accuracy in all its runs.  Three sizes with many seeds
@@ -36,6 +37,7 @@ from typing import get_args
 import numpy as np
 from scipy import stats
 
+from raysweep.report.ratio import Ratio
 from raysweep.report.regression import Array, residuals, slope
 from raysweep.sweep.claims import Level
 
@@ -120,7 +122,7 @@ def correlation(x: Array, y: Array, design: Array, clusters: Array) -> Estimate:
         scores = found.scores * scale[..., None] + value[..., None] / 2 * lengths
         error = np.sqrt((scores**2).sum(axis=-1)) / (1 - inside**2)
     count = member.shape[1]
-    low, high, p = student(np.arctanh(inside), error, found.dof, count)
+    low, high, p = _ends(np.arctanh(inside), error, found.ratio, count)
     return Estimate(
         value=value, low=np.tanh(low), high=np.tanh(high), p=p, standard_error=error, dof=found.dof,
         clusters=count,
@@ -137,20 +139,20 @@ def coefficient(x: Array, y: Array, design: Array, clusters: Array) -> Estimate:
     found = slope(y, x, design, clusters)
     value = np.where(found.left >= LEAST_LEFT, found.value, np.nan)
     count = len(np.unique(clusters))
-    low, high, p = student(value, found.standard_error, found.dof, count)
+    low, high, p = _ends(value, found.standard_error, found.ratio, count)
     return Estimate(
         value=value, low=low, high=high, p=p, standard_error=found.standard_error, dof=found.dof,
         clusters=count,
     )  # fmt: skip
 
 
-def student(value: Array, error: Array, dof: Array, clusters: int) -> tuple[Array, Array, Array]:
+def _ends(value: Array, error: Array, ratio: Ratio, clusters: int) -> tuple[Array, Array, Array]:
     """Return the ends of the 95 % interval and the p-value; nan with too few degrees of freedom."""
     with np.errstate(invalid="ignore", divide="ignore"):
-        known = (dof >= LEAST_DOF) & (error > 0) & (clusters >= LEAST_CLUSTERS)
-        dof = np.where(known, dof, np.nan)
-        margin = stats.t.ppf((1 + CONFIDENCE) / 2, dof) * error
-        return value - margin, value + margin, 2 * stats.t.sf(np.abs(value) / error, dof) + 0 * value
+        known = (ratio.dof >= LEAST_DOF) & (error > 0) & (clusters >= LEAST_CLUSTERS)
+        margin = np.where(known, ratio.quantile(1 - CONFIDENCE) * error, np.nan)
+        size = np.where(known & ~np.isnan(value), np.abs(value) / error, 0.0)
+    return value - margin, value + margin, np.where(known, ratio.tail(size), np.nan) + 0 * value
 
 
 def at_level(

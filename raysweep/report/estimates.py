@@ -28,7 +28,7 @@ from raysweep.report.matching import by_pairs
 from raysweep.report.paired import Key
 from raysweep.report.regression import Array
 from raysweep.report.verdict import Asked, Finding
-from raysweep.sweep.claims import About, Algorithm, Beats, Flatter, Larger, Longer
+from raysweep.sweep.claims import About, Algorithm, Beats, Flatter, Larger, Longer, is_algorithm
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -168,8 +168,7 @@ def _treatment(table: pd.DataFrame, about: Longer | Larger | Algorithm) -> tuple
 
 def _is(table: pd.DataFrame, algorithm: str) -> pd.Series:
     """Return the rows of an algorithm: its kind, or its whole label."""
-    labels = table["algorithm"].astype(str)
-    return (labels == algorithm) | labels.str.startswith(f"{algorithm}-")
+    return table["algorithm"].map(lambda label: is_algorithm(str(label), algorithm)).astype(bool)
 
 
 def beats(measured: Measurements, about: Beats, accuracies: Sequence[Description]) -> Asked:

@@ -98,9 +98,7 @@ def matches(
         if flatness and rows[i][flatness[0].name] < rows[j][flatness[0].name]:
             i, j = j, i
         apart = {m.name: _independent(rows[i], rows[j], m) for m in metrics}
-        apart[loss.name] = Apart(
-            value=apart[loss.name].value, standard_error=float(of_loss[i, j]), paired=paired
-        )
+        apart[loss.name] = Apart.student(apart[loss.name].value, float(of_loss[i, j]), paired=paired)
         same, differs = _compared(sweep.axes, rows[i], rows[j])
         match = Match(first=keys[i], second=keys[j], same=same, differs=differs)
         found.append(_with(match, apart, flatness, accuracies))
@@ -152,7 +150,7 @@ def _independent(first: Mapping[Any, Any], second: Mapping[Any, Any], metric: De
     """Return the difference of two numbers as independent ones."""
     errors = [row[error_key(metric.name)] for row in (first, second)]
     value = float(second[metric.name] - first[metric.name])
-    return Apart(value=value, standard_error=math.hypot(*errors))
+    return Apart.student(value, math.hypot(*errors), paired=False)
 
 
 def _compared(

@@ -18,8 +18,9 @@ association itself, as its degrees of freedom.
 from __future__ import annotations
 
 import numpy as np
+from scipy import stats
 
-from raysweep.report.association import Estimate, ranks, student
+from raysweep.report.association import CONFIDENCE, Estimate, ranks
 from raysweep.report.regression import Array
 
 #: Fewest degrees of freedom of an interval.
@@ -65,9 +66,10 @@ def by_pairs(x: Array, y: Array, pairs: Array, clusters: Array, *, correlation: 
             inside, rest = value, each
         spread = ((rest - rest.mean(axis=-1, keepdims=True)) ** 2).sum(axis=-1)
         error = np.sqrt((count - 1) / count * spread)
-    enough = (dof >= LEAST_TIED) & np.isfinite(error)
+    enough = (dof >= LEAST_TIED) & (error > 0) & np.isfinite(error)
     error, dof = np.where(enough, error, np.nan), np.where(enough, dof, np.nan)
-    low, high, p = student(inside, error, dof, count)
+    margin = stats.t.ppf((1 + CONFIDENCE) / 2, dof) * error
+    low, high, p = inside - margin, inside + margin, 2 * stats.t.sf(np.abs(inside) / error, dof)
     if correlation:
         low, high = np.tanh(low), np.tanh(high)
     return Estimate(value=value, low=low, high=high, p=p, standard_error=error, dof=dof, clusters=count)

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from scipy import stats
@@ -23,10 +23,11 @@ from raysweep.evaluation.held_out_loss import HELD_OUT_LOSS
 from raysweep.evaluation.metric import Description
 from raysweep.evaluation.probe_metrics import PROBE, of_labels
 from raysweep.evaluation.run import stored_shards
-from raysweep.evaluation.trace import TRACE, inputs_of
+from raysweep.evaluation.trace import ENLARGED, TRACE, TraceConfig
+from raysweep.evaluation.trace_arrays import inputs_of
 from raysweep.flatness.trace.contrast import difference
 from raysweep.report.regression import Array
-from raysweep.sweep import evaluation_identity
+from raysweep.sweep import arrays_identity
 
 if TYPE_CHECKING:
     from raysweep.evaluation.base import Arrays
@@ -41,21 +42,22 @@ Key = tuple[str, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Apart:
-    """A difference with its standard error and the degrees of freedom of its 95 % interval.
+    """A difference with its standard error, nan where it is not known, and its 95 % interval.
 
-    `paired` says whether the draws' own differences gave the error; nan where it is not known.
+    `paired` says whether the draws' own differences gave the error.
     """
 
     value: float
     standard_error: float
-    dof: float = math.inf
-    paired: bool = False
+    interval: tuple[float, float]
+    paired: bool
 
-    @property
-    def interval(self) -> tuple[float, float]:
-        """The 95 % interval."""
-        margin = float(stats.t.ppf(0.975, self.dof)) * self.standard_error
-        return self.value - margin, self.value + margin
+    @classmethod
+    def student(cls, value: float, standard_error: float, *, dof: float = math.inf, paired: bool) -> Self:
+        """Return a difference with the interval of Student's t, the normal one for infinite `dof`."""
+        margin = float(stats.t.ppf(0.975, dof)) * standard_error
+        ends = value - margin, value + margin
+        return cls(value=value, standard_error=standard_error, interval=ends, paired=paired)
 
 
 def loss_draws(sweep: Sweep, loss: Description) -> dict[Key, Array]:
@@ -92,7 +94,7 @@ def _stored(sweep: Sweep, kind: str, key: Key) -> list[Arrays]:
     if evaluation is None or run.evaluation(key[1], evaluation) is None:
         return []
     shards, missing = stored_shards(
-        evaluation, partial(run.load_arrays, key[1], kind, evaluation_identity(evaluation))
+        evaluation, partial(run.load_arrays, key[1], kind, arrays_identity(evaluation))
     )
     return [] if missing else shards
 
@@ -119,22 +121,30 @@ class Draws:
     """
 
     def __init__(self, sweep: Sweep) -> None:
+        self._sweep = sweep
         self._read = lru_cache(maxsize=KEPT)(partial(_stored, sweep))
 
     def apart(self, metric: Description, first: Key, second: Key) -> Apart | None:
         """Return the second number minus the first by paired draws; None where they are not stored."""
-        if metric.name == TRACE.name:
-            return self._traces(first, second)
+        if metric.name in (TRACE.name, ENLARGED.name):
+            return self._traces(metric, first, second)
         if metric.quantity in (PROBE.name, of_labels(PROBE).name) and metric.unit == PROBE.unit:
             return self._probes(metric, first, second)
         return None
 
-    def _traces(self, first: Key, second: Key) -> Apart | None:
-        one, other = (self._read("trace", key) for key in (first, second))
-        if not one or not other:
-            return None
-        found = difference(inputs_of(one), inputs_of(other))
-        return Apart(value=found.difference, standard_error=found.standard_error, paired=True)
+    def _traces(self, metric: Description, first: Key, second: Key) -> Apart | None:
+        """Return the difference of traces, each in its own parameters or all in one space."""
+        sides = []
+        for key in (first, second):
+            shards, evaluation = self._read("trace", key), self._sweep.run(key[0]).evaluations.get("trace")
+            if not shards or not isinstance(evaluation, TraceConfig):
+                return None
+            shape = evaluation.enlarged_to if metric.name == ENLARGED.name else None
+            sides.append(inputs_of(shards, shape))
+        found = difference(*sides)
+        return Apart(
+            value=found.difference, standard_error=found.standard_error, interval=found.interval, paired=True
+        )
 
     def _probes(self, metric: Description, first: Key, second: Key) -> Apart | None:
         task, labels = metric.of.get("task"), metric.of.get("labels")
@@ -150,4 +160,4 @@ class Draws:
         if n < 2:
             return None
         error = float(change.std(ddof=1)) / math.sqrt(n)
-        return Apart(value=float(change.mean()), standard_error=error, dof=n - 1, paired=True)
+        return Apart.student(float(change.mean()), error, dof=n - 1, paired=True)

@@ -6,20 +6,23 @@ With x̃ what of x the controls Z leave, and w = x̃ / (x̃ᵀ x̃),
     β̂ = wᵀ y,    V = Σ_g (w_gᵀ A_g ê_g)²,    A_g = ((I − H)_gg)^(−1/2),    H = X (XᵀX)⁻¹ Xᵀ,  X = [Z x]
 
 over clusters g with residuals ê.  A_g undoes the shrinking of the residuals, so that V has no bias where
-errors are alike and independent ("CR2").  V is not a number: it has a distribution, wide for few clusters.
-It is taken for that of a χ² with the degrees of freedom that give it the mean and the variance that it has
-under such errors (Satterthwaite),
+errors are alike and independent ("CR2").  V is not a number: it has a distribution, wide for few clusters,
+and wider where few of them have most of the variation of x.  With errors e that are normal and alike, and
+correlated within clusters by r,
 
-    ν = (tr M)² / tr M²,    M = Pᵀ P,    P_g = (I − H)_·g A_g w_g,
+    β̂ − β = wᵀe,    V = Σ_g (P_gᵀe)²,    P_g = (I − H)_·g A_g w_g,    Ω = (1 − r) I + r · [same cluster],
 
-and β̂ / √V for Student's t with ν.  ν is at most the number of clusters less one, and far less where few
-clusters have most of the variation of x.  A usual bootstrap of clusters has no such correction, and its
-intervals are too narrow.
+the distribution of (β̂ − β) / √V is known (`raysweep.report.ratio`), and its quantiles make the interval.  r
+is estimated: the mean product of the residuals of two observations of a cluster, by their mean square.
+Student's t with the degrees of freedom that V has (Satterthwaite) would make intervals too wide with few of
+them, and a usual bootstrap of clusters makes intervals too narrow.
 
 Sources: R. M. Bell and D. F. McCaffrey, "Bias reduction in standard errors for linear regression with
 multi-stage samples", Survey Methodology 28, 2002; J. E. Pustejovsky and E. Tipton, "Small-sample methods for
 cluster-robust variance estimation and hypothesis testing in fixed effects models", Journal of Business and
-Economic Statistics 36, 2018 (the generalised inverse in A_g).
+Economic Statistics 36, 2018 (the generalised inverse in A_g); G. W. Imbens and M. Kolesár, "Robust standard
+errors in small samples: some practical advice", Review of Economics and Statistics 98, 2016 (the errors of a
+cluster that resemble each other).
 
 >>> y, x = np.array([1.0, 2.0, 3.0, 5.0]), np.array([0.0, 0.0, 1.0, 1.0])
 >>> found = slope(y, x, np.ones((4, 1)), np.arange(4))
@@ -33,7 +36,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-Array = np.ndarray
+from raysweep.report.ratio import Array, Ratio
 
 #: Share of a variance below which it is rounding, not variation.
 TINY = 1e-9
@@ -41,17 +44,23 @@ TINY = 1e-9
 
 @dataclass(frozen=True)
 class Slope:
-    """Coefficients [...] with standard errors and degrees of freedom; nan where x does not vary.
+    """Coefficients [...] with standard errors; nan where x does not vary.
 
-    `scores` [..., clusters] are the terms w_gᵀ A_g ê_g, in the order of the clusters' names.  `left` is the
-    share of the variance of x that the controls leave.
+    `ratio` is that of the coefficients' errors to the standard errors.  `scores` [..., clusters] are the
+    terms w_gᵀ A_g ê_g, in the order of the clusters' names.  `left` is the share of the variance of x that
+    the controls leave.
     """
 
     value: Array
     standard_error: Array
-    dof: Array
+    ratio: Ratio
     scores: Array
     left: Array
+
+    @property
+    def dof(self) -> Array:
+        """The degrees of freedom of the standard errors [...]."""
+        return self.ratio.dof
 
 
 def residuals(values: Array, design: Array) -> Array:
@@ -96,15 +105,30 @@ def slope(y: Array, x: Array, controls: Array, clusters: Array) -> Slope:
         adjusted[..., cluster, rows] = (vectors @ (roots[..., None] * turned))[..., 0]
     scores = (adjusted * error[..., None, :]).sum(axis=-1)
     spread = adjusted - (adjusted @ basis) @ np.swapaxes(basis, -1, -2)
-    moments = spread @ np.swapaxes(spread, -1, -2)
-    trace = np.trace(moments, axis1=-2, axis2=-1)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        dof = trace**2 / (moments**2).sum(axis=(-2, -1))
+    forms = np.concatenate([safe[..., None, :], spread], axis=-2)
+    member = (inverse[:, None] == np.arange(len(names))[None, :]).astype(float)
+    shared, sums = _shared(error, member)[..., None, None], forms @ member
+    moments = (1 - shared) * (forms @ np.swapaxes(forms, -1, -2)) + shared * (
+        sums @ np.swapaxes(sums, -1, -2)
+    )
     known = ~np.isnan(value)
     return Slope(
         value=value,
         standard_error=np.where(known, np.sqrt((scores**2).sum(axis=-1)), np.nan),
-        dof=np.where(known, dof, np.nan),
+        ratio=Ratio(np.where(known[..., None, None], moments, 0.0)),
         scores=scores,
         left=left,
     )
+
+
+def _shared(error: Array, member: Array) -> Array:
+    """Return the correlation [...] of residuals [..., n] of the same cluster; `member` is [n, clusters].
+
+    It is at least 0 and at most 1.
+    """
+    squares, pairs = (error**2).sum(axis=-1), (member.sum(axis=0) ** 2 - member.sum(axis=0)).sum()
+    products = ((error @ member) ** 2).sum(axis=-1) - squares
+    mean = squares / error.shape[-1]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        found = np.where((mean > 0) & (pairs > 0), products / pairs / mean, 0.0)
+    return np.clip(found, 0.0, 1.0)

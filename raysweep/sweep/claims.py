@@ -8,17 +8,19 @@
       - algorithm: {better: adamw, than: adversarial}
       - beats: lookup_table           # trained models transfer better than the exact conditionals
 
-A claim is no part of a run's identity: another one, or another tolerance, repeats no work.
+A claim is no part of a run's identity: another one, or another tolerance, repeats no work.  The tasks and
+algorithms that it names are those of the sweep.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from raysweep.registry import Config
+from raysweep.registry import Config, suggest
+from raysweep.sweep.document import Key
 
 #: Nats above the least loss up to which a checkpoint counts as saturated, where a sweep says nothing else.
 TOLERANCE = 0.02
@@ -126,3 +128,44 @@ class Questions(Config):
     def within(self, tolerance: float | None) -> Self:
         """Return the same claims at another tolerance; None is this one."""
         return self if tolerance is None else self.model_copy(update={"tolerance": tolerance})
+
+    def misnamed(
+        self, tasks: Sequence[str], algorithms: Sequence[str]
+    ) -> Iterator[tuple[tuple[Key, ...], str]]:
+        """Yield the place and the fault of each name in the claims that a sweep does not have.
+
+        `tasks` are those of its languages, `algorithms` the labels of those that train.
+        """
+        for k, claim in enumerate(self.claims or ()):
+            about, [kind] = claim.about, claim.model_fields_set
+            if about.task is not None and about.task not in tasks:
+                yield ("claims", k, kind, "task"), _no_task(about.task, tasks)
+            if isinstance(about, Algorithm):
+                for side in ("better", "than"):
+                    name = getattr(about, side)
+                    if not any(is_algorithm(label, name) for label in algorithms):
+                        yield ("claims", k, kind, side), _no_algorithm(name, algorithms)
+
+
+def is_algorithm(label: str, name: str) -> bool:
+    """Return whether an algorithm with this label goes by a name: its kind, or its whole label.
+
+    >>> [is_algorithm("sgd-lr0.5", name) for name in ("sgd", "sgd-lr0.5", "sg", "sgd-lr0.50")]
+    [True, True, False, False]
+    """
+    return label == name or label.startswith(f"{name}-")
+
+
+def _no_task(task: str, known: Sequence[str]) -> str:
+    """Return the sentence for a task that no language of the sweep has."""
+    if not known:
+        return f"'{task}': the language has no downstream tasks; leave the task out"
+    return f"'{task}' is no task of the language{suggest(task, known)}; it has {', '.join(known)}"
+
+
+def _no_algorithm(name: str, labels: Sequence[str]) -> str:
+    """Return the sentence for an algorithm with which no run of the sweep trains."""
+    known = list(dict.fromkeys(kind for label in labels for kind in (label.partition("-")[0], label)))
+    return (
+        f"no run has the algorithm '{name}'{suggest(name, known)}; the sweep trains with {', '.join(known)}"
+    )

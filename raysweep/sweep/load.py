@@ -11,10 +11,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from raysweep.downstream.tasks import task_names
 from raysweep.sweep.check import Checker
 from raysweep.sweep.claims import Questions
 from raysweep.sweep.config import LanguageCache, Sweep
-from raysweep.sweep.document import Mark, Node, Problems, node_of, parse_override, put, read_file
+from raysweep.sweep.document import Mark, Node, Problems, dotted, node_of, parse_override, put, read_file
 from raysweep.sweep.explain import explain, show, unknown
 from raysweep.sweep.grid import SECTIONS, Composer, Setting, expand
 from raysweep.sweep.identity import EXTENT
@@ -67,7 +68,7 @@ def load_sweep(
     root = override(root, overrides, problems)
     _top(root, problems)
     resources = _resources(root, problems)
-    _questions(root, problems)
+    questions = _questions(root, problems)
     grid = expand(root, problems)
     languages = LanguageCache()
     found = Problems()
@@ -78,6 +79,8 @@ def load_sweep(
         # A field that a faulty axis sets is not missing.
         if not (problem.message.startswith("missing") and problem.field in grid.faulty):
             problems.add(problem.mark, problem.field, problem.message)
+    problems.raise_any()
+    _names(root, questions, checked.runs, languages, problems)
     problems.raise_any()
     description = root.get("description")
     plain = {key: value for key, value in root.plain.items() if key != "extends"}
@@ -164,12 +167,25 @@ def _resources(root: Node, problems: Problems) -> Resources:
         return Resources()
 
 
-def _questions(root: Node, problems: Problems) -> None:
-    """Check the fields that say what the results are asked."""
+def _questions(root: Node, problems: Problems) -> Questions:
+    """Return the fields that say what the results are asked."""
     try:
-        Questions.of(root.plain)
+        return Questions.of(root.plain)
     except ValidationError as error:
         explain(error, Questions, root, (), root.mark, problems)
+        return Questions()
+
+
+def _names(
+    root: Node, questions: Questions, runs: Sequence[RunSpec], languages: LanguageCache, problems: Problems
+) -> None:
+    """Check the tasks and algorithms that claims name against those of the runs."""
+    trained = [spec for spec in runs if spec.trains]
+    tasks = dict.fromkeys(task for spec in runs for task in task_names(languages.get(spec.language)))
+    algorithms = dict.fromkeys(spec.algorithm.label for spec in trained)
+    for path, message in questions.misnamed(list(tasks), list(algorithms)):
+        node = root.find(path)
+        problems.add(root.mark if node is None else node.mark, dotted(path), message)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The table at the end of a launch."""
+"""The table at the end of a launch, and the report: files of figures, and several sweeps on one page."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import pytest
 from rich.console import Console
 
 from helpers.transfer_ledger import transfer_sweep
+from raysweep.cli.app import run
 from raysweep.cli.results import print_summary
-from raysweep.sweep import tidy
+from raysweep.sweep import Sweep, tidy
+from raysweep.sweep.stored import save_sweep
 
 
 @pytest.mark.parametrize("width", [80, 120, 400])
@@ -28,3 +30,80 @@ def test_many_columns_become_several_tables(
     assert "longer training goes with better: " in " ".join(lines)
     for heading in ("tuned A", "probe area C", "forgets B", "rise noise0.1"):
         assert sum(heading in head for head in heads) == 1
+
+
+@pytest.fixture(scope="module")
+def sweeps(tmp_path_factory: pytest.TempPathFactory) -> list[Sweep]:
+    """Three finished sweeps in one storage, each of another size."""
+    folder = tmp_path_factory.mktemp("several")
+    found = []
+    for name, shape in (("a", "16/1/2/64"), ("b", "32/1/2/128"), ("c", "64/1/2/256")):
+        found.append(transfer_sweep(folder, f"name={name}", f"axes.model.shape=[{shape}]"))
+        save_sweep(found[-1])
+    return found
+
+
+def reported(capsys: pytest.CaptureFixture[str], sweeps: list[Sweep], *arguments: str) -> list[Path]:
+    """Return the paths that `raysweep report` prints of sweeps by name."""
+    names = [sweep.name for sweep in sweeps]
+    assert run(["report", *names, *arguments, "--storage", str(sweeps[0].storage)]) == 0
+    return [Path(line) for line in capsys.readouterr().out.splitlines()]
+
+
+@pytest.mark.parametrize(("kind", "start"), [("pdf", b"%PDF-"), ("svg", b"<?xml"), ("png", b"\x89PNG")])
+def test_every_figure_is_a_file_of_the_kind(
+    sweeps: list[Sweep], tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, start: bytes
+) -> None:
+    paths = reported(capsys, sweeps[:1], "--format", kind, "-o", str(tmp_path / "new"))
+    assert sorted(paths) == sorted((tmp_path / "new").iterdir())
+    assert len(paths) > 5
+    for path in paths:
+        assert path.suffix == f".{kind}"
+        assert path.read_bytes().startswith(start), path
+        assert path.stat().st_size > 1000, path
+
+
+def test_figures_go_to_the_folder_of_the_sweep_and_of_several_to_one_each(
+    sweeps: list[Sweep], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = reported(capsys, sweeps[:1], "--format", "svg")
+    assert {path.parent for path in own} == {sweeps[0].directory / "figures"}
+    of_each = reported(capsys, sweeps[:2], "--format", "svg", "-o", str(tmp_path))
+    assert {path.parent for path in of_each} == {tmp_path / "a", tmp_path / "b"}
+    assert {path.name for path in of_each if path.parent.name == "a"} == {path.name for path in own}
+    (tmp_path / "file").touch()
+    where = ["--storage", str(sweeps[0].storage)]
+    assert run(["report", "a", "--format", "svg", "-o", str(tmp_path / "file"), *where]) == 2
+    assert "is a file; with --format, name a folder" in capsys.readouterr().err
+    assert run(["report", "a", "--format", "gif", *where]) == 2
+
+
+def test_several_sweeps_make_one_page(
+    sweeps: list[Sweep], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [path] = reported(capsys, sweeps)
+    assert path == sweeps[0].storage / "a-b-c.html"
+    page = path.read_text()
+    assert "<title>a, b, c · raysweep</title>" in page
+    for size in ("16/1/2/64", "32/1/2/128", "64/1/2/256"):
+        assert size in page
+    [path] = reported(capsys, sweeps[:2], "-o", str(tmp_path / "two.html"))
+    assert path == tmp_path / "two.html"
+    assert "64/1/2/256" not in path.read_text()
+    where = ["--storage", str(sweeps[0].storage)]
+    assert run(["report", "a", "b", "-o", str(tmp_path / "x.svg"), *where]) == 2
+    assert "'.svg' is no known format; use .html" in capsys.readouterr().err
+    assert run(["report", "a", "nothing", *where]) == 2
+
+
+@pytest.mark.parametrize("names", [("a",), ("a", "b")])
+def test_the_tolerance_of_the_command_counts_on_every_page(
+    sweeps: list[Sweep], tmp_path: Path, capsys: pytest.CaptureFixture[str], names: tuple[str, ...]
+) -> None:
+    chosen = [sweep for sweep in sweeps if sweep.name in names]
+    pages = []
+    for tolerance in ("0.011", "0.31"):
+        [path] = reported(capsys, chosen, "--tolerance", tolerance, "-o", str(tmp_path / f"{tolerance}.html"))
+        pages.append(path.read_text())
+        assert f"{tolerance} nats" in pages[-1]
+    assert pages[0] != pages[1]

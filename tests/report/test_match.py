@@ -14,12 +14,13 @@ from raysweep.cli.app import run
 from raysweep.errors import ConfigError
 from raysweep.evaluation.held_out_loss import mean_per_word
 from raysweep.evaluation.run import stored_shards
+from raysweep.models.shapes import Shape
 from raysweep.report.claims import sweep_verdicts
 from raysweep.report.data import Measurements, measurements
 from raysweep.report.match import matches
 from raysweep.report.paired import _of_ratio, loss_draws, loss_errors
 from raysweep.report.planning import plans, run_seconds
-from raysweep.sweep import Sweep, evaluation_identity, load_sweep, tidy
+from raysweep.sweep import Sweep, arrays_identity, load_sweep, tidy
 from raysweep.sweep.stored import save_sweep
 
 FILE = (
@@ -34,17 +35,23 @@ axes:
   seed: [0, 1]
 """
 )
+#: Sizes that one shape holds, 32/2/2/64.
+HELD = ("axes.model.shape=[16/1/1/32, 16/1/2/32, 32/2/1/64]",)
 SHARED = 0.05  # of each sentence's loss, for all checkpoints
 
 
 @pytest.fixture
 def sweep(tmp_path: Path) -> Sweep:
+    return stored_draws(tmp_path)
+
+
+def stored_draws(tmp_path: Path, overrides: tuple[str, ...] = ()) -> Sweep:
     """A sweep with stored draws: losses that differ by little beside their spread over sentences."""
     (tmp_path / "tiny.yaml").write_text(FILE)
-    sweep = load_sweep(str(tmp_path / "tiny.yaml"), (), storage=tmp_path / "results")
+    sweep = load_sweep(str(tmp_path / "tiny.yaml"), overrides, storage=tmp_path / "results")
     save_sweep(sweep)
     draws = np.random.default_rng(0)
-    sentences, inputs = draws.exponential(SHARED, size=400), draws.exponential(size=64)
+    sentences, inputs = draws.exponential(SHARED, size=400), stored_inputs()
     for place, spec in enumerate(sweep.runs):
         journal = sweep.ledger().run(spec)
         for step in spec.milestones:
@@ -52,7 +59,13 @@ def sweep(tmp_path: Path) -> Sweep:
             flat = 1.0 + 0.5 * place
             arrays = {
                 "excess_loss": {"entropy": np.ones(400), "excess_loss": excess},
-                "trace": {"head": flat * inputs, "weights": np.ones(64)},
+                "trace": {
+                    "head": flat * inputs,
+                    "weights": np.ones(64),
+                    "enlarged/shape": np.tile(np.int32(Shape.parse(spec.model.shape)), (64, 1)),
+                    "enlarged/powers": np.outer(flat * inputs, [0.25, 0.125, 0.0]),
+                    "enlarged/last": 0.1 * inputs,
+                },
                 "probe": {
                     "accuracy.2": np.array([[0.9 - 0.05 * flat + 0.001 * draws.normal(size=4)]]),
                     "error.2": np.array([[0.01]]),
@@ -64,10 +77,15 @@ def sweep(tmp_path: Path) -> Sweep:
                 },
             }
             for kind, evaluation in spec.evaluations.items():
-                journal.save_arrays(step, kind, evaluation_identity(evaluation), 0, arrays[kind])
+                journal.save_arrays(step, kind, arrays_identity(evaluation), 0, arrays[kind])
                 metrics = evaluation.combine([arrays[kind]])
                 journal.record_evaluation(step, evaluation, metrics, seconds=2.0)
     return sweep
+
+
+def stored_inputs() -> np.ndarray:
+    """Sizes of the inputs' values of all traces [64]."""
+    return np.random.default_rng(7).exponential(size=64)
 
 
 def measured(sweep: Sweep) -> Measurements:
@@ -91,7 +109,7 @@ def test_losses_are_compared_sentence_by_sentence(sweep: Sweep) -> None:
         evaluation, journal = spec.evaluations["excess_loss"], sweep.ledger().open(run_id)
 
         def load(shard: int, step: int = step, journal=journal, evaluation=evaluation):
-            return journal.load_arrays(step, "excess_loss", evaluation_identity(evaluation), shard)
+            return journal.load_arrays(step, "excess_loss", arrays_identity(evaluation), shard)
 
         [arrays], missing = stored_shards(evaluation, load)
         assert missing == []
@@ -130,13 +148,45 @@ def test_pairs_have_paired_differences_and_the_flatter_one_second(sweep: Sweep) 
         assert trace.paired
         assert trace.value < 0
         assert accuracy.paired
-        assert accuracy.dof == 3
+        # Four seeds: Student's t with three degrees of freedom.
+        assert accuracy.interval[1] - accuracy.value == pytest.approx(3.182446 * accuracy.standard_error)
         assert accuracy.interval[0] > 0
         assert "steps" in pair.same
         assert "size" in {**pair.same, **pair.differs}
     assert matches(sweep, measured(sweep), tolerance=1e-9)[0] == []
     with pytest.raises(ConfigError, match="--task Z: no accuracy of it has been measured; measured: 2"):
         matches(sweep, measured(sweep), task="Z")
+
+
+def test_sizes_apart_are_compared_in_one_space_by_the_same_inputs(tmp_path: Path) -> None:
+    sweep = stored_draws(tmp_path, HELD)
+    found, _ = matches(sweep, measured(sweep), tolerance=0.0005)
+    apart = [pair for pair in found if "size" in pair.differs]
+    assert apart
+    for pair in apart:
+        assert "trace" not in pair.differences
+        trace = pair.differences["trace_enlarged"]
+        assert trace.paired
+        assert trace.value < 0
+        values = [in_one_space(sweep, key) for key in (pair.first, pair.second)]
+        changes = values[1] - values[0]
+        assert trace.value == pytest.approx(changes.mean())
+        assert trace.standard_error == pytest.approx(changes.std(ddof=1) / math.sqrt(64))
+        # The differences are skewed as the inputs are, so the interval reaches further on their side.
+        assert trace.value - trace.interval[0] > trace.interval[1] - trace.value
+        independent = math.hypot(*(v.std(ddof=1) / math.sqrt(64) for v in values))
+        assert trace.standard_error < 0.8 * independent
+
+
+def in_one_space(sweep: Sweep, key: tuple[str, int]) -> np.ndarray:
+    """The inputs' values of a checkpoint seen as 32/2/2/64, by hand from what `stored_draws` stores."""
+    place = [spec.run_id for spec in sweep.runs].index(key[0])
+    inputs = stored_inputs()
+    own, shape = (1.0 + 0.5 * place) * inputs, sweep.runs[place].model.shape
+    wider = {16: 2, 32: 1}[int(shape.split("/")[0])]
+    deeper = 2 - int(shape.split("/")[2])
+    # A quarter of the trace grows with the width, an eighth shrinks, the rest stays.
+    return own * (0.25 * wider + 0.125 / wider + 0.625) + deeper * 2 / wider * 0.1 * inputs
 
 
 def test_the_commands_print_tables_and_json(sweep: Sweep, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,8 +13,8 @@ from raysweep.report.regression import residuals, slope
 
 def slow(
     y: np.ndarray, x: np.ndarray, controls: np.ndarray, clusters: np.ndarray
-) -> tuple[float, float, float]:
-    """Coefficient, standard error and degrees of freedom, with every matrix written out."""
+) -> tuple[float, float, np.ndarray]:
+    """Coefficient, standard error and moments of their ratio, with every matrix written out."""
     design = np.column_stack([controls, x])
     n = len(y)
     hat = design @ np.linalg.pinv(design)
@@ -30,9 +30,13 @@ def slow(
         columns.append(np.zeros(n))
         columns[-1][rows] = pick[rows] @ vectors @ power @ vectors.T
     variance = sum(float(column @ error) ** 2 for column in columns)
-    spread = np.column_stack([rest @ column for column in columns])
-    roots = np.linalg.eigvalsh(spread.T @ spread)
-    return float(pick @ y), math.sqrt(variance), float(roots.sum() ** 2 / (roots**2).sum())
+    pairs = [(i, j) for i in range(n) for j in range(n) if i != j and clusters[i] == clusters[j]]
+    shared = np.mean([error[i] * error[j] for i, j in pairs]) / np.mean(error**2)
+    omega = np.eye(n)
+    for i, j in pairs:
+        omega[i, j] = min(max(shared, 0.0), 1.0)
+    forms = np.column_stack([pick, *(rest @ column for column in columns)])
+    return float(pick @ y), math.sqrt(variance), forms.T @ omega @ forms
 
 
 @pytest.mark.parametrize("blocks", [False, True])
@@ -41,16 +45,17 @@ def test_it_is_the_formula(blocks: bool) -> None:
     clusters = np.repeat(np.arange(6), [3, 4, 2, 5, 1, 4])
     n = len(clusters)
     y, x, z = generator.normal(size=(3, 2, n))
+    y += generator.normal(size=(2, 6))[:, clusters]
     controls = np.stack([np.ones((2, n)), z], axis=-1)
     if blocks:  # constants of clusters make the blocks of I − H singular
         own = (clusters[:, None] == np.arange(1, 6)).astype(float)
         controls = np.concatenate([controls, np.broadcast_to(own, (2, n, 5))], axis=-1)
     found = slope(y, x, controls, clusters)
     for k in range(2):
-        value, error, dof = slow(y[k], x[k], controls[k], clusters)
+        value, error, moments = slow(y[k], x[k], controls[k], clusters)
         assert found.value[k] == pytest.approx(value)
         assert found.standard_error[k] == pytest.approx(error)
-        assert found.dof[k] == pytest.approx(dof)
+        assert found.ratio.moments[k] == pytest.approx(moments)
 
 
 def test_two_groups_of_single_observations_are_welch_s_test() -> None:
@@ -61,6 +66,16 @@ def test_two_groups_of_single_observations_are_welch_s_test() -> None:
     welch = stats.ttest_ind(two, one, equal_var=False)
     assert found.value / found.standard_error == pytest.approx(welch.statistic)
     assert found.dof == pytest.approx(8.0)  # as if both groups had one variance
+
+
+def test_errors_that_clusters_share_leave_fewer_degrees_of_freedom() -> None:
+    generator = np.random.default_rng(3)
+    clusters = np.repeat(np.arange(8), 6)
+    x = generator.normal(size=8)[clusters] + 0.3 * generator.normal(size=48)
+    own, of_cluster = generator.normal(size=48), 3 * generator.normal(size=8)[clusters]
+    alike, apart = (slope(y, x, np.ones((48, 1)), clusters) for y in (own + of_cluster, own))
+    assert alike.dof < apart.dof < 7
+    assert alike.ratio.quantile(0.05) > apart.ratio.quantile(0.05)
 
 
 def test_copies_of_observations_within_clusters_say_nothing_new() -> None:

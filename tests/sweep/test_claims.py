@@ -18,21 +18,27 @@ Load = Callable[..., Sweep]
 CLAIMS = """\
 tolerance: 0.05
 claims:
-  - flatter: {task: A, least: 0.3}
+  - flatter: {task: "2", least: 0.3}
   - longer: {}
   - larger: {tolerance: 0.001}
-  - algorithm: {better: adamw, than: adversarial}
+  - algorithm: {better: adamw, than: sgd-lr0.5}
   - beats: lookup_table
+"""
+#: The algorithms that the claims compare.
+BOTH = """\
+include:
+  - algorithm: {kind: sgd, lr: 0.5}
+  - algorithm: {kind: lookup_table}
 """
 
 
 def test_claims_are_read_in_their_order(load: Load) -> None:
-    questions = load(BASE + AXES + CLAIMS).questions
+    questions = load(BASE + AXES + BOTH + CLAIMS).questions
     assert questions.tolerance == 0.05
     abouts = [claim.about for claim in questions.claims]
-    assert abouts[0] == Flatter(task="A", least=0.3)
+    assert abouts[0] == Flatter(task="2", least=0.3)
     assert abouts[2].tolerance == 0.001
-    assert abouts[3] == Algorithm(better="adamw", than="adversarial")
+    assert abouts[3] == Algorithm(better="adamw", than="sgd-lr0.5")
     assert abouts[4] == Beats()
     plain = load().questions
     assert (plain.tolerance, plain.claims) == (TOLERANCE, None)
@@ -41,7 +47,7 @@ def test_claims_are_read_in_their_order(load: Load) -> None:
 
 
 def test_they_change_no_identity_and_are_kept_with_the_launch(load: Load, tmp_path: Path) -> None:
-    plain, asked = load(storage=tmp_path / "r"), load(BASE + AXES + CLAIMS, storage=tmp_path / "r")
+    plain, asked = (load(BASE + AXES + BOTH + text, storage=tmp_path / "r") for text in ("", CLAIMS))
     assert [run.run_id for run in plain.runs] == [run.run_id for run in asked.runs]
     save_sweep(asked)
     assert load_stored(asked.directory).questions == asked.questions
@@ -68,3 +74,51 @@ def test_mistakes_are_named_with_their_place(load: Load, text: str, said: str) -
         load(BASE + AXES + text + "\n")
     assert said in str(caught.value)
     assert "s.yaml:" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "claims:\n  - flatter: {}\n  - flatter:\n      task: Z\n",
+            "s.yaml:16:13: claims[1].flatter.task: 'Z' is no task of the language; it has 2",
+        ),
+        (
+            "claims: [{algorithm: {better: adam, than: sgd}}]",
+            "s.yaml:13:31: claims[0].algorithm.better: no run has the algorithm 'adam' — did you mean",
+        ),
+        (
+            "claims: [{algorithm: {better: adamw, than: lookup_table}}]",
+            "claims[0].algorithm.than: no run has the algorithm 'lookup_table'",
+        ),
+        (
+            "claims: [{algorithm: {better: adamw, than: muon}}]",
+            "claims[0].algorithm.than: no run has the algorithm 'muon'; the sweep trains with adamw, sgd",
+        ),
+    ],
+)
+def test_names_that_the_sweep_does_not_have_are_refused(load: Load, text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(BASE + AXES + BOTH + text)
+    assert said in str(caught.value)
+
+
+def test_other_mistakes_are_told_alone(load: Load) -> None:
+    """What the languages and algorithms are is not known where a section is wrong."""
+    text = (BASE + AXES).replace("states: 4", "states: no") + "claims: [{flatter: {task: Z}}]"
+    with pytest.raises(ConfigError) as caught:
+        load(text)
+    assert "language.states" in str(caught.value)
+    assert "claims" not in str(caught.value)
+
+
+def test_tasks_are_those_of_all_languages(load: Load) -> None:
+    text = BASE.replace("tasks: [2]", "tasks: [2, 3]").replace("{counted: {n: 3}}", "{excess_loss: {}}")
+    both = text + "zip: [{language.seed: [0, 1], language.tasks: [[2], [4]]}]\n"
+    for task in ("2", "4"):
+        load(f'{both}claims: [{{flatter: {{task: "{task}"}}}}]')
+    with pytest.raises(ConfigError, match=r"task: '3' is no task of the language; it has 2, 4"):
+        load(f'{both}claims: [{{flatter: {{task: "3"}}}}]')
+    none = text.replace("tasks: [2, 3]", "tasks: []")
+    with pytest.raises(ConfigError, match=r"task: '3': the language has no downstream tasks"):
+        load(f'{none}claims: [{{flatter: {{task: "3"}}}}]')
