@@ -11,7 +11,7 @@ from torch import Tensor
 
 from raysweep.errors import ConfigError, DataError
 from raysweep.languages import HMM, Language
-from raysweep.languages.hmm import passes
+from raysweep.languages.hmm import HMMConfig, passes
 from raysweep.languages.hmm.blocks import Blocks
 
 
@@ -32,6 +32,50 @@ def test_defaults_are_the_papers() -> None:
     language = HMM.random()
     assert (language.states, language.vocabulary_size, language.max_length) == (100, 200, 16)
     assert list(language.tasks) == ["6", "10"]
+
+
+def joint(language: HMM, ids: np.ndarray) -> np.ndarray:
+    """Return Pr(x) [B] by the forward recursion, a sentence and a word at a time."""
+    found = []
+    for words in ids:
+        alpha = language.initial * language.emission[:, words[0]]
+        for word in words[1:]:
+            alpha = (alpha @ language.transition) * language.emission[:, word]
+        found.append(alpha.sum())
+    return np.array(found)
+
+
+def test_the_papers_preset_has_its_entropy() -> None:
+    language = HMM.random(preset="paper")
+    ids = language.sample(6, seed=0)
+    entropies = []
+    for sentence in ids.numpy():
+        terms = []
+        for t in range(16):
+            others = np.repeat(sentence[None], 200, axis=0)
+            others[:, t] = np.arange(200)
+            p = joint(language, others)
+            p = p[p > 0] / p.sum()
+            terms.append(-(p * np.log(p)).sum())
+        entropies.append(np.mean(terms))
+    np.testing.assert_allclose(language.sentence_entropy(ids).numpy(), entropies, rtol=1e-5)
+    estimate = language.entropy(4096, seed=0)
+    assert estimate.standard_error < 5e-4
+    assert abs(np.mean(entropies) - estimate.value) < 4 * np.std(entropies, ddof=1) / np.sqrt(6)
+    assert abs(estimate.value - 3.758) < 4 * estimate.standard_error
+    # The blocks of the default are too small for it.
+    assert HMM.random().entropy(64, seed=0).value < np.log(20) < 3.758
+
+
+def test_a_preset_gives_way_to_what_stands_beside_it() -> None:
+    config = HMMConfig.decode({"preset": "paper", "blocks": 2})
+    assert (config.blocks, config.concentration) == (2, 0.276)
+    assert HMMConfig.decode(config.encode()) == config
+    assert HMM.random(preset="paper", blocks=4, concentration=0.276).fingerprint == (
+        HMM.random(blocks=4, concentration=0.276).fingerprint
+    )
+    with pytest.raises(ConfigError, match=r"^preset: .*should be 'paper'"):
+        HMM.random(preset="book")
 
 
 def test_state_labels_are_the_sampled_states() -> None:
