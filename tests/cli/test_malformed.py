@@ -51,6 +51,112 @@ def test_sweep_files(
     assert [path.name for path in tmp_path.iterdir()] == ["bad.yaml"]
 
 
+TABLES = """\
+name: bad
+language:
+  kind: corpus
+  source: ./text.txt
+  document: line
+  tokenizer: {train: wordpiece, vocabulary: 100}
+  length: 8
+  held_out: 0.3
+  tasks:
+    - {name: mine, text: sentence, source: ./mine}
+model: {kind: encoder, shape: 16/1/1/32}
+algorithm: {kind: adamw}
+pretrain: {steps: 60, batch_size: 16, mask: 0.15}
+evaluate: {probe: {train: 4, test: 2}}
+"""
+
+ROWS = "".join(f'{{"sentence": "word{k}", "label": {k % 2}}}\n' for k in range(6))
+
+
+@pytest.mark.parametrize(
+    ("bad", "expected"),
+    [
+        (
+            "",
+            ["bad.yaml:10:44: language.tasks[0].source: task 'mine': ", "train.jsonl has no rows; add some"],
+        ),
+        (
+            ROWS.replace('word2", "', 'word2" "'),
+            [
+                "bad.yaml:10:44: language.tasks[0].source: task 'mine': line 3 of ",
+                "is broken JSON: Expecting ','",
+            ],
+        ),
+        (
+            ROWS.replace("word4", ""),
+            [
+                "bad.yaml:10:26: language.tasks[0].text: task 'mine': line 5 of ",
+                "empty text",
+                "skip_empty: true",
+            ],
+        ),
+        (
+            ROWS.replace('"label": 1', '"label": null', 1),
+            [
+                "bad.yaml:10:7: language.tasks[0].label: task 'mine': line 2 of ",
+                "has no label",
+                "skip_empty: true",
+            ],
+        ),
+        (
+            ROWS.replace("sentence", "text"),
+            ["bad.yaml:10:26: language.tasks[0].text: ", "no column 'sentence', but"],
+        ),
+        (
+            "".join(ROWS.splitlines(True)[:3]),
+            ["bad.yaml:14:27: evaluate.probe.train: 4 examples", "ask for fewer"],
+        ),
+    ],
+)
+def test_tables_of_tasks(
+    bad: str,
+    expected: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The same error before anything starts, whatever the command."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RAYSWEEP_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "bad.yaml").write_text(TABLES)
+    (tmp_path / "text.txt").write_text("".join(f"some word{k}\n" for k in range(40)))
+    (tmp_path / "mine").mkdir()
+    train = tmp_path / "mine" / "train.jsonl"
+    (tmp_path / "mine" / "validation.jsonl").write_text(ROWS.replace("word", "other"))
+    train.write_text(bad)
+    said = []
+    for command in ("validate", "plan", "launch --dry-run", "launch"):
+        assert run([*command.split(), "bad.yaml"]) == 2
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        said.append(printed.err)
+    assert said == [said[0]] * 4
+    for text in expected:
+        assert text in said[0]
+    assert not (tmp_path / "results").exists()
+    train.write_text(ROWS)
+    assert run(["validate", "bad.yaml"]) == 0
+
+
+def test_a_missing_text_says_how_to_make_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.yaml").write_text(TABLES)
+    assert run(["validate", "bad.yaml"]) == 2
+    error = capsys.readouterr().err
+    assert (
+        f"bad.yaml:4:11: language.source: there is no file, folder or pattern '{tmp_path}/text.txt'" in error
+    )
+    assert (
+        "`raysweep language text GRAMMAR.yaml -o FOLDER` writes text and labelled tables from a grammar"
+        in error
+    )
+
+
 def test_the_file_they_are_made_from_is_good(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "good.yaml"
     file.write_text(GOOD)

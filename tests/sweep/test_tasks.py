@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from helpers import local_glue, local_models, local_texts
-from raysweep.errors import ConfigError, DataError
+from raysweep.errors import ConfigError
+from raysweep.languages.labelled.rows import Table
 from raysweep.sweep import Sweep, load_sweep
+from raysweep.sweep.language_file import load_language
 
 FILE = """\
 name: tasks
@@ -111,42 +113,97 @@ def _write(folder: Path, train: Sequence[tuple[Any, Any]], test: Sequence[tuple[
 GOOD = [(f"the value of {word}", k % 2) for k, word in enumerate(["a", "an", "one", "to", "from", "by"])]
 
 
-@pytest.mark.parametrize(
-    ("train", "test", "settings", "message"),
-    [
-        (GOOD, [("a name", 1)], "label: kind", r"label: 'train' of .* has no column 'kind', but text, label"),
-        (
-            [(text, 1) for text, _ in GOOD],
-            [("a name", 1)],
-            "",
-            r"'mine': all 6 training rows have the label '1'",
-        ),
-        (
-            [*GOOD, (" ", 0)],
-            GOOD,
-            "",
-            r"row 6 of 'train' of .* an empty text or no label; remove it",
-        ),
-        (GOOD, [("other", 2)], "", r"label: row 0 of 'validation' of .* holds '2', and the classes are 0, 1"),
-        (
-            [*GOOD, ("rare", 2)],
-            [("rare", 2), ("a name", 0)],
-            "",
-            r"task 'mine': the class '2' occurs in the test rows and in no training row",
-        ),
-        (
-            GOOD,
-            [("a name", 0), ("a value", 1)],
-            "",
-            r"evaluate.probe.test: 8 examples .* task 'mine' has 2 of 'test'",
-        ),
-    ],
-)
-def test_bad_rows_are_refused_before_anything_starts(
-    train: Any, test: Any, settings: str, message: str, load, tmp_path: Path
-) -> None:
-    _write(tmp_path / "mine", train, test)
-    task = f"{{name: mine, source: mine, text: text{', ' + settings if settings else ''}}}"
-    sweep = load(f"language.tasks=[{task}]", "evaluate.probe={train: 4, test: 8}")
-    with pytest.raises((ConfigError, DataError), match=message):
-        sweep.prepare()
+class TestTables:
+    """Local tables are checked when the file is read, and each mistake is at its own line and column."""
+
+    def test_all_mistakes_are_named_at_once(self, tmp_path: Path, load) -> None:
+        _write(tmp_path / "good", GOOD, [("a name", 0), ("a value", 1)])
+        _write(tmp_path / "empty", [*GOOD, (" ", 0)], GOOD)
+        _write(tmp_path / "class", GOOD, [("a name", 0), ("other", 2)])
+        (tmp_path / "sweep.yaml").write_text(
+            "name: tasks\n"
+            "language:\n"
+            "  kind: corpus\n"
+            "  source: texts/*.txt\n"
+            "  length: 16\n"
+            "  held_out: 0.2\n"
+            "  tokenizer: {train: wordpiece, vocabulary: 300}\n"
+            "  tasks:\n"
+            "    - {name: good, source: good, text: text}\n"
+            "    - {name: empty, source: empty, text: text}\n"
+            "    - {name: class, source: class, text: text}\n"
+            "    - {name: absent, text: text, source: ./absent}\n"
+            "    - {name: column, source: good, text: text,\n"
+            "       label: kind}\n"
+            "model: {kind: encoder, shape: 64/1/1/64}\n"
+            "algorithm: {kind: adamw}\n"
+            "pretrain: {steps: 2, batch_size: 4, mask: 1.5}\n"
+            "evaluate:\n"
+            "  probe: {train: 7, test: 2}\n"
+            "  finetune: {tasks: [good, best], train: 6, test: 3}\n"
+        )
+        with pytest.raises(ConfigError) as error:
+            load()
+        lines = str(error.value).replace(f"{tmp_path}/", "").splitlines()
+        expected = [
+            ("10:42", "language.tasks[1].text: task 'empty': line 7 of empty/train.jsonl has an empty text"),
+            ("11:7", "language.tasks[2].label: task 'class': line 2 of class/validation.jsonl holds '2'"),
+            ("12:42", "language.tasks[3].source: task 'absent': there is no file, folder or pattern"),
+            ("14:15", "language.tasks[4].label: task 'column': good/train.jsonl has no column 'kind'"),
+            ("17:43", "pretrain.mask: 1.5 is neither"),
+            ("19:18", "evaluate.probe.train: 7 examples are asked for, and task 'good' has no more than 6"),
+            ("20:28", "evaluate.finetune.tasks[1]: unknown task 'best'"),
+        ]
+        for line, (place, words) in zip(lines, expected, strict=True):
+            assert line.startswith(f"sweep.yaml:{place}: {words}"), lines
+
+    def test_more_examples_than_rows_are_refused(self, tmp_path: Path, load) -> None:
+        _write(tmp_path / "mine", [*GOOD, ("a name", 1)], [("a name", 0), ("other", 1)])
+        task = "language.tasks=[{name: mine, source: mine, text: text}]"
+        for kind in ("probe", "finetune"):
+            # The row that is in the test too does not count.
+            for field, n, most, asked in (
+                ("train", 7, 6, "{train: 7, test: 2}"),
+                ("test", 3, 2, "{train: 6, test: 3}"),
+            ):
+                message = (
+                    f"evaluate.{kind}.{field}: {n} examples .* no more than {most} of '{field}'; ask for"
+                )
+                with pytest.raises(ConfigError, match=message):
+                    load(task, f"evaluate={{{kind}: {asked}}}")
+            assert len(load(task, f"evaluate={{{kind}: {{train: 6, test: 2}}}}").runs) == 1
+
+    def test_a_variant_is_checked_too(self, tmp_path: Path, load) -> None:
+        _write(tmp_path / "mine", [(text, 1) for text, _ in GOOD], [("a name", 1)])
+        sweep = load("language.tasks=[{glue: rte, source: rte}]")
+        with pytest.raises(
+            ConfigError, match=r"setting language.tasks: .*\[0\].label: task 'mine': all 6 rows of"
+        ):
+            sweep.variant({"language.tasks": [{"name": "mine", "source": "mine", "text": "text"}]})
+
+    def test_nothing_is_tokenised_and_tables_are_read_once(
+        self, tmp_path: Path, load, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        lengths = "axes={language.length: [12, 16, 20], seed: [0, 1]}"
+        read: list[str] = []
+        original = Table.rows
+
+        def counted(table: Table, split: str):
+            read.append(split)
+            return original(table, split)
+
+        monkeypatch.setattr(Table, "rows", counted)
+        assert len(load(lengths).runs) == 6
+        assert read == ["train", "validation"]
+        load(lengths)
+        assert len(read) == 2
+        assert not (tmp_path / "cache" / "corpus").exists()
+        assert not list((tmp_path / "cache" / "tasks").glob("*.npz"))
+
+    def test_a_language_alone_is_checked_as_well(self, tmp_path: Path, load) -> None:
+        load()
+        _write(tmp_path / "mine", [("a", 0), ("", 1)], [("b", 1)])
+        settings = ["language.tasks=[{name: mine, source: mine, text: text}]"]
+        with pytest.raises(ConfigError, match=r"--set .*: language.tasks\[0\].text: task 'mine': line 2 of"):
+            load_language(tmp_path / "sweep.yaml", settings)
+        assert load_language(tmp_path / "sweep.yaml").data_tasks["rte"].most("train") == 40

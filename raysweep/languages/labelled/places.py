@@ -61,11 +61,11 @@ class _BrokenError(Exception):
         self.line, self.fault = line, fault
 
 
-def _json_rows(path: str) -> Iterator[tuple[int, Any]]:
+def _json_rows(path: str, *, strict: bool = False) -> Iterator[tuple[int, Any]]:
     """Yield line and value of each row: objects one after another, or in a list."""
     with open(path, encoding="utf-8-sig") as file:
         text = file.read()
-    decoder, at, line = json.JSONDecoder(), 0, 1
+    decoder, at, line = json.JSONDecoder(strict=strict), 0, 1
     while True:
         begin = at + len(_BETWEEN.match(text, at)[0])  # type: ignore[index]  # it always matches
         line += text.count("\n", at, begin)
@@ -82,7 +82,7 @@ def _json_rows(path: str) -> Iterator[tuple[int, Any]]:
 
 def _json_fault(path: str) -> str | None:
     try:
-        for line, value in _json_rows(path):
+        for line, value in _json_rows(path, strict=True):
             if not isinstance(value, dict):
                 return (
                     f"line {line} of {path} holds {shown(value)}, not an object; write each row as "
