@@ -1,4 +1,4 @@
-"""Reads a language alone: from a sweep file, or from a file of its own."""
+"""Reads a language alone, or evaluations alone: from a sweep file, or from a file of its own."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 from raysweep import registry
 from raysweep.errors import RaysweepError
+from raysweep.evaluation.base import Evaluation
 from raysweep.languages.base import Language, LanguageConfig
 from raysweep.sweep.check import Checker
 from raysweep.sweep.config import LanguageCache
@@ -32,6 +33,19 @@ def load_language_config(path: str | os.PathLike[str], overrides: Sequence[str] 
     `file:line:column: field: message` for each error.
     """
     return _read(path, overrides)[0]
+
+
+def load_evaluations(path: str | os.PathLike[str]) -> dict[str, Evaluation]:
+    """Return the evaluations of a sweep file by kind; {} for the file of a language.
+
+    Raises `ConfigError` as above.
+    """
+    problems = Problems()
+    root = read_file(Path(path), problems)
+    node = None if root.get("kind") is not None else root.get("evaluate")
+    found = Checker(problems, LanguageCache()).evaluations(node, root.mark)
+    problems.raise_any()
+    return {kind: evaluation for kind, (evaluation, _, _) in found.items()}
 
 
 def _read(path: str | os.PathLike[str], overrides: Sequence[str]) -> tuple[LanguageConfig, Mark]:
