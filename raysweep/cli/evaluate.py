@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from raysweep.cli.options import JsonOption, StorageOption, check_output, print_json, writing
-from raysweep.cli.output import console, say
+from raysweep.cli.output import Lines, console, say
 from raysweep.errors import ConfigError
 from raysweep.sweep.units import duration
 
@@ -42,7 +42,7 @@ def evaluate(
             "-e",
             metavar="KIND[.FIELD=VALUE]",
             help="Evaluation to make, with its settings; may be repeated.",
-            show_default="the evaluations of the run's sweep; else loss, trace and probe",
+            show_default="the evaluations of the run's sweep or of --language; else loss, trace and probe",
         ),
     ] = None,
     language: Annotated[
@@ -50,7 +50,8 @@ def evaluate(
         typer.Option(
             "--language",
             metavar="FILE",
-            help="Sweep file, or a file with one language, to evaluate on.",
+            help="Sweep file, or a file with one language, to evaluate on.  A Hugging Face model is measured "
+            "with the evaluations of the sweep file.",
             show_default="the run's own",
             dir_okay=False,
         ),
@@ -77,7 +78,7 @@ def evaluate(
 
         raysweep evaluate '64-*-s0-*@2000' -e probe.train=512 -e finetune.train=512 -e finetune.seeds=2
 
-        raysweep evaluate my-model --language sweeps/scaling.yaml -e trace -o trace.json
+        raysweep evaluate my-model --language sweeps/scaling.yaml -e trace -e probe -o measured.json
     """
     from raysweep.evaluation import ModelSubject
     from raysweep.evaluation.notes import remarks
@@ -135,17 +136,17 @@ def _measure(
         start = time.monotonic()
         with _progress(kind, errors) as progress:
             found = run_evaluation(evaluation, subject, progress=progress)
-        seconds = time.monotonic() - start
-        if not errors.is_terminal:
-            say(f"{kind}: {duration(seconds)}")
-        yield evaluation, found, seconds
+        yield evaluation, found, time.monotonic() - start
 
 
 @contextmanager
 def _progress(kind: str, errors: Console) -> Iterator[Any]:
-    """Show a bar on a terminal until the evaluation is done; show nothing in a pipe."""
+    """Show a bar on a terminal until the evaluation is done; in a pipe, lines at its beginning and end."""
     if not errors.is_terminal:
-        yield None
+        lines, start = Lines(errors), time.monotonic()
+        lines.say(f"{kind}: measuring")
+        yield lambda done, total: lines.say(f"{kind}: {done} of {total} shards") if lines.silent else None
+        lines.say(f"{kind}: measured in {duration(time.monotonic() - start)}")
         return
     bar = Progress(
         TextColumn(kind),

@@ -27,9 +27,11 @@ def export_model(
 ) -> None:
     """Write a trained encoder as a folder that AutoModelForMaskedLM opens, with a tokenizer of its words.
 
-    Example:
+    The folder does not hold the language: to measure it again, name the file of its sweep.  Examples:
 
-        raysweep export-model '64-*-s0-*@8000' -o my-model
+        raysweep export-model '64-*-s0-*@4000' -o my-model
+
+        raysweep evaluate my-model --language sweeps/scaling.yaml -e probe -e finetune.train=512
     """
     from raysweep.models.huggingface import to_huggingface, word_names
     from raysweep.sweep.checkpoints import find_checkpoint
@@ -44,5 +46,13 @@ def export_model(
     words = word_names(language)
     with writing(output):
         to_huggingface(model, output, words=words)
-    without = "" if words is not None else ", without a tokenizer (its words have no names of their own)"
+    first = language.vocabulary_size
+    without = (
+        ""
+        if words is not None
+        else (
+            ", without a tokenizer, because its words are not texts between spaces: word ids are those of "
+            f"the language, padding is {first}, the mask {first + 1}"
+        )
+    )
     typer.echo(f"{output}: {found.name}{without}")

@@ -81,6 +81,11 @@ class Folder:
         return Shape(c.hidden_size, c.num_attention_heads, c.num_hidden_layers, c.intermediate_size)
 
     @property
+    def dropout(self) -> float:
+        """The dropout that its model was trained with."""
+        return float(self.config.hidden_dropout_prob)
+
+    @property
     def positions(self) -> int:
         """The largest number of words in a sentence."""
         return int(self.config.max_position_embeddings) - self.first_position

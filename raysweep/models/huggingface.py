@@ -207,7 +207,10 @@ def _tokenizer(words: Sequence[str], pad: int) -> Any:
 
 
 def word_names(language: Language) -> list[str] | None:
-    """Return the names of a language's words, or None if they cannot be separated by spaces."""
+    """Return the names of a language's words, or None if text between spaces does not name them.
+
+    A language of word pieces has special tokens of its own among its words.
+    """
     names = [language.text(torch.tensor([k])) for k in range(language.vocabulary_size)]
     sound = len(set(names)) == len(names) and all(name and name == "".join(name.split()) for name in names)
-    return names if sound else None
+    return names if sound and not set(names) & set(_SPECIAL) else None

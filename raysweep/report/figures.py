@@ -23,6 +23,9 @@ from raysweep.report.format import plus_minus
 from raysweep.report.statistics import mean_and_error
 from raysweep.report.style import BAND, DASHES, MARKERS, MUTED, series
 
+#: Most characters of a line of the label of one of several panels that are stacked.
+_LABEL = 20
+
 
 def scatter(
     measured: Measurements, x: str, y: str, *, tolerance: float, name: str, saturated: bool = False
@@ -87,7 +90,7 @@ def against(measured: Measurements, x: str, metrics: Sequence[str], *, name: str
             for index, size in enumerate(measured.sizes):
                 dots = part[part["model"] == size]
                 draw_dots(axes, dots, x, metric, index, filled=pd.Series(True, index=dots.index))
-            axes.set_ylabel(wrapped(measured.metrics[metric].label, 26))
+            axes.set_ylabel(wrapped(measured.metrics[metric].label, _LABEL))
             hover(axes, part[x], part[metric], told(measured, part, [x, metric]))
         log_axis(stacked[-1].xaxis, reach(table[x], table[error_key(x)], log=True))
         label = measured.metrics[x].label
@@ -214,7 +217,7 @@ def _stack(
                 axes.axhline(reference, color=MUTED, linestyle=(0, (4, 3)), linewidth=1.1)
             lines(axes, measured, part)
             hover_line(axes, part[x], part, f"{x_label} {{}}: {measured.metrics[metric].label}")
-            axes.set_ylabel(wrapped(measured.metrics[metric].label, 26))
+            axes.set_ylabel(wrapped(measured.metrics[metric].label, _LABEL))
         measured_axis(stacked[-1].xaxis, [float(v) for v in cells[x]])
         stacked[-1].set_xlabel(x_label)
         figure.align_ylabels(stacked)

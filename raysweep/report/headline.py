@@ -54,9 +54,10 @@ def headline(measured: Measurements, *, name: str, tolerance: float, awaited: bo
     if not flat:
         said += " No flatness has been measured yet." if awaited else _NO_FLATNESS
     first, others = pairs[:MOST_OPEN], pairs[MOST_OPEN:]
-    body = f'{legend(measured, tolerance)}<div class="pairs">{"".join(first)}</div>'
+    grid = "pairs" if len(measured.shown("loss", "flatness")) > 1 else "pairs single"
+    body = f'{legend(measured, tolerance)}<div class="{grid}">{"".join(first)}</div>'
     if others:
-        body += folded("Further accuracies", f'<div class="pairs">{"".join(others)}</div>')
+        body += folded("Further accuracies", f'<div class="{grid}">{"".join(others)}</div>')
     return section(heading, body + small(said), fold=False)
 
 

@@ -145,7 +145,8 @@ details details { border-top: 0; margin-top: 8px; font-size: .875rem }
 .pairs, .pair { display: grid; gap: 8px 28px }
 .pairs { grid-template-columns: repeat(auto-fit, minmax(min(100%, 720px), 1fr)) }
 .pair { grid-template-columns: repeat(auto-fit, minmax(min(100%, 330px), 1fr)) }
-.pair > * { max-width: 640px }
+.single { grid-template-columns: repeat(auto-fit, minmax(min(100%, 330px), 1fr)) }
+.pair > * { max-width: 520px }
 @media (min-width: 860px) { .half { grid-template-columns: 1fr 1fr } }
 figure { margin: 8px 0; min-width: 0 }
 figure svg { display: block; width: 100%; height: auto }
@@ -194,7 +195,7 @@ _PARAGRAPHS = """&, & tbody { display: block } & thead { display: none }
   & tr { display: grid; grid-template-columns: repeat(auto-fill, minmax(130px, 1fr)); gap: 6px 16px;
     padding: 10px 0; border-bottom: 1px solid var(--line) }
   & th, & td { border: 0; padding: 0; text-align: left; white-space: normal; min-width: 0 }
-  & td.wrap, & td.text:has(code) { grid-column: 1 / -1 }
+  & td.wrap, & td:first-child:has(code) { grid-column: 1 / -1 }
   & td:empty { display: none }
   & td::before { content: attr(data-head); display: block; color: var(--muted); font-size: .8125rem;
     line-height: 1.3 }"""

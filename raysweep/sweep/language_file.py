@@ -1,4 +1,4 @@
-"""Reads a language alone: from a sweep file, or from a file of its own."""
+"""Reads a language alone, or evaluations alone: from a sweep file, or from a file of its own."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import cast
 
 from raysweep import registry
+from raysweep.evaluation.base import Evaluation
 from raysweep.languages.base import Language, LanguageConfig
 from raysweep.sweep.check import Checker
 from raysweep.sweep.config import LanguageCache
@@ -37,6 +38,19 @@ def load_language_config(path: str | os.PathLike[str], overrides: Sequence[str] 
     config = Checker(problems, LanguageCache()).section("language", registry.languages, point)
     problems.raise_any()
     return cast(LanguageConfig, config)
+
+
+def load_evaluations(path: str | os.PathLike[str]) -> dict[str, Evaluation]:
+    """Return the evaluations of a sweep file by kind; {} for the file of a language.
+
+    Raises `ConfigError` as above.
+    """
+    problems = Problems()
+    root = read_file(Path(path), problems)
+    node = None if root.get("kind") is not None else root.get("evaluate")
+    found = Checker(problems, LanguageCache()).evaluations(node, root.mark)
+    problems.raise_any()
+    return {kind: evaluation for kind, (evaluation, _, _) in found.items()}
 
 
 def _point(path: str | os.PathLike[str], overrides: Sequence[str], problems: Problems) -> Point:

@@ -23,13 +23,14 @@ from raysweep.errors import ConfigError, DataError
 from raysweep.evaluation.base import Evaluation
 from raysweep.languages.base import Language, LanguageConfig
 from raysweep.models.base import MaskedLM, ModelConfig
+from raysweep.models.folder import Folder
 from raysweep.models.pretrained import HuggingFaceConfig
 from raysweep.sweep.check import Checker
 from raysweep.sweep.checkpoints import find_checkpoint
 from raysweep.sweep.config import LanguageCache
 from raysweep.sweep.document import Mark, Problems, node_of, parse, put
 from raysweep.sweep.format import check_format
-from raysweep.sweep.language_file import load_language
+from raysweep.sweep.language_file import load_evaluations, load_language
 from raysweep.sweep.ledger import RunLedger
 from raysweep.sweep.run import RunSpec
 from raysweep.sweep.stored import load_stored
@@ -38,7 +39,11 @@ from raysweep.training.checkpoint import STATE, load_model
 
 @dataclass(frozen=True, kw_only=True)
 class Opened:
-    """A model that can be loaded, with its language; `evaluations` are its run's, by kind."""
+    """A model that can be loaded, with its language.
+
+    `evaluations`, by kind, are those of its run, or of the sweep file that names the language of a model from
+    elsewhere.
+    """
 
     name: str
     language: Language
@@ -149,22 +154,28 @@ def _from_elsewhere(path: Path, language: str | os.PathLike[str] | None, overrid
         )
     built = load_language(language, overrides)
     try:
-        model = HuggingFaceConfig.decode({"kind": "huggingface", "path": str(path.resolve())})
+        # Fine-tuning drops out as much as the folder says; that is the run's own share after an export.
+        given = {"path": str(path.resolve()), "dropout": Folder.read(path).dropout}
+        model = HuggingFaceConfig.decode({"kind": "huggingface", **given})
     except ValidationError as error:
         raise ConfigError(f"{path}: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from error
     for _, message in model.problems(built):
         raise ConfigError(f"{path}: {message}")
     return Opened(
-        name=path.resolve().name, language=built, model=model, load=partial(model.build, built, seed=0)
+        name=path.resolve().name,
+        language=built,
+        model=model,
+        load=partial(model.build, built, seed=0),
+        evaluations=load_evaluations(language),
     )
 
 
 def choose_evaluations(texts: Sequence[str], opened: Opened) -> tuple[dict[str, Evaluation], list[str]]:
     """Return the evaluations that `texts` ask for, by kind, and notes on the choice.
 
-    A text is KIND or KIND.FIELD=VALUE.  A field that no text sets comes from the run's own evaluation of that
-    kind, or else from the defaults.  Without texts, the evaluations are the run's own, or else excess loss
-    (or held-out loss), trace and probe as far as they fit.  Raises `ConfigError` with all errors, and
+    A text is KIND or KIND.FIELD=VALUE.  A field that no text sets comes from `opened`'s own evaluation of
+    that kind, or else from the defaults.  Without texts, the evaluations are its own, or else excess loss (or
+    held-out loss), trace and probe as far as they fit.  Raises `ConfigError` with all errors, and
     `DataError` where the rows of a task make none.
     """
     for data in opened.language.data_tasks.values():

@@ -11,7 +11,7 @@ from raysweep.training import pretrain
 FILE = """\
 name: small
 language: {kind: hmm, states: 4, vocabulary: 8, length: 4, blocks: 2, tasks: [1]}
-model: {kind: encoder, shape: 8/2/1/16}
+model: {kind: encoder, shape: 8/2/1/16, dropout: 0.0}
 algorithm: {kind: adamw, warmup_steps: 1}
 pretrain: {steps: 4, batch_size: 8, milestones: [2, 4]}
 evaluate: {excess_loss: {sentences: 8}}

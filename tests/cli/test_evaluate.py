@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -122,6 +123,40 @@ def test_a_hugging_face_folder_is_fine_tuned_and_quantised(
     assert "finetune: the rate never reaches lr" in notes["warm_up"]
 
 
+def test_an_exported_model_is_measured_as_in_its_sweep(
+    finished: Sweep, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From a run to a folder to numbers, with the commands that the help gives."""
+    name = f"{finished.runs[1].run_id}@2"
+    assert run(["export-model", name, "-o", "mine"]) == 0
+    small = "finetune: {train: 32, test: 16, epochs: 1, seeds: 2, forgetting: 8}"
+    file = tmp_path / "sweep.yaml"
+    file.write_text(
+        (finished.path.read_text()).replace(
+            "excess_loss: {sentences: 8}",
+            f"excess_loss: {{sentences: 8}}, probe: {{train: 64, test: 32, seeds: 2}}, {small}",
+        )
+    )
+    capsys.readouterr()
+    there = ["mine", "--language", str(file)]
+    facts = evaluate(capsys, *there, "-e", "probe", "-e", "finetune")
+    configs = {part["kind"]: part["config"] for part in facts["evaluations"]}
+    assert (configs["probe"]["train"], configs["finetune"]["seeds"]) == (64, 2)
+    fields = ["probe.train=64", "probe.test=32", "probe.seeds=2", "finetune.forgetting=8"]
+    fields += [f"finetune.{setting}" for setting in ("train=32", "test=16", "epochs=1", "seeds=2")]
+    ours = evaluate(capsys, name, *(part for field in fields for part in ("-e", field)))
+    expected = metrics(ours)
+    assert metrics(facts).keys() == expected.keys()
+    # The run has no dropout, and so fine-tuning of the folder has none: the numbers agree.
+    for metric, found in metrics(facts).items():
+        assert found["value"] == pytest.approx(expected[metric]["value"], rel=1e-3, abs=1e-4), metric
+    # Without a choice, all that the sweep measures.
+    assert {part["kind"] for part in evaluate(capsys, *there)["evaluations"]} == {
+        "excess_loss",
+        *("probe", "finetune"),
+    }
+
+
 def test_settings_of_any_kind(finished: Sweep, checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = {
         "excess_loss": ["sentences=8"],
@@ -151,7 +186,7 @@ def test_table_and_file(checkpoint: Path, capsys: pytest.CaptureFixture[str], tm
         (row,) = (line for line in lines if line.startswith(f"{metric['name']} "))
         assert float(row.split()[1]) == pytest.approx(metric["value"], rel=1e-4)
         assert row.rstrip().endswith(f"{metric['n']}  {metric['unit']}")
-    assert shown.err.startswith("trace: ")
+    assert re.fullmatch(r"\S+ trace: measuring\n\S+ trace: measured in \d+ s\n", shown.err)
     assert facts["provenance"]["versions"]["torch"]
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from helpers import local_texts
 from raysweep.cli.app import run
-from raysweep.sweep import Sweep
-from raysweep.training import load_model
+from raysweep.sweep import Sweep, load_sweep
+from raysweep.sweep.stored import save_sweep
+from raysweep.training import load_model, pretrain
 
 
 @pytest.fixture(autouse=True)
@@ -67,3 +70,35 @@ def test_what_is_not_there_is_an_error_with_what_is(
         assert run(["export-model", *arguments, *output]) == 2
         assert message in capsys.readouterr().err
     assert not (tmp_path / "model").exists()
+
+
+def test_a_model_of_word_pieces_is_exported_without_a_tokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its tokenizer has special tokens among its words, and splits words into pieces."""
+    monkeypatch.setenv("RAYSWEEP_CACHE", str(tmp_path / "cache"))
+    source = local_texts.files()["jsonl"]
+    (tmp_path / "pieces.yaml").write_text(
+        f"name: pieces\nlanguage: {{kind: corpus, source: {source}, length: 16, held_out: 0.2,\n"
+        "  tokenizer: {train: wordpiece, vocabulary: 300}}\nmodel: {kind: encoder, shape: 8/2/1/16}\n"
+        "algorithm: {kind: adamw}\npretrain: {steps: 2, batch_size: 4, milestones: [2]}\n"
+        "evaluate: {held_out_loss: {sentences: 8}}\n"
+    )
+    sweep = load_sweep(tmp_path / "pieces.yaml", storage=tmp_path / "results")
+    sweep.prepare()
+    save_sweep(sweep)
+    [spec] = sweep.runs
+    journal, language = sweep.ledger().run(spec), sweep.language(spec)
+    pretrain(
+        language=language, model=spec.model, algorithm=spec.algorithm, pretrain=spec.pretrain, seed=0,
+        journal=journal,
+    )  # fmt: skip
+    storage = ["--storage", str(tmp_path / "results")]
+    assert run(["export-model", spec.run_id, "-o", "model", *storage]) == 0
+    assert "without a tokenizer" in (told := capsys.readouterr().out)
+    assert "padding is 300, the mask 301" in told
+    assert not (tmp_path / "model" / "tokenizer.json").exists()
+    # And it is measured again on the language of its sweep file, with the evaluations there.
+    assert run(["evaluate", "model", "--language", "pieces.yaml", "--json"]) == 0
+    [found] = json.loads(capsys.readouterr().out)["evaluations"]
+    assert found["config"]["sentences"] == 8
