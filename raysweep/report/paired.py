@@ -59,6 +59,13 @@ class Apart:
         ends = value - margin, value + margin
         return cls(value=value, standard_error=standard_error, interval=ends, paired=paired)
 
+    @classmethod
+    def of_draws(cls, changes: Array) -> Self:
+        """Return the mean difference of paired draws [n], two at least, with their own error."""
+        n = len(changes)
+        error = float(changes.std(ddof=1)) / math.sqrt(n)
+        return cls.student(float(changes.mean()), error, dof=n - 1, paired=True)
+
 
 def loss_draws(sweep: Sweep, loss: Description) -> dict[Key, Array]:
     """Return, for each checkpoint, what each sentence [n] adds to the error of its loss.
@@ -148,10 +155,7 @@ class Draws:
         sides = [self.seeds(metric, key) for key in (first, second)]
         if sides[0] is None or sides[1] is None or len(sides[0]) < 2:
             return None
-        change = sides[1] - sides[0]
-        n = len(change)
-        error = float(change.std(ddof=1)) / math.sqrt(n)
-        return Apart.student(float(change.mean()), error, dof=n - 1, paired=True)
+        return Apart.of_draws(sides[1] - sides[0])
 
     def seeds(self, metric: Description, key: Key) -> Array | None:
         """Return the accuracy of a probe for each of its seeds [n]; None where it is not stored."""

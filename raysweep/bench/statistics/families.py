@@ -24,7 +24,11 @@ from raysweep.report.statistics import holm
 from raysweep.report.verdict import ALPHA
 
 #: Sizes, seeds of each and checkpoints.
-DESIGNS = {"family, 3 × 2": Design(3, 2, 4), "family, 6 × 2": Design(6, 2, 8), "family, 10 × 2": Design(10, 2, 4)}
+DESIGNS = {
+    "family, 3 × 2": Design(3, 2, 4),
+    "family, 6 × 2": Design(6, 2, 8),
+    "family, 10 × 2": Design(10, 2, 4),
+}
 #: Numbers of tasks; each has five claims.
 TASKS = (1, 3)
 #: Standard deviation of the log loss at a checkpoint, and its fall with each doubling of size.
