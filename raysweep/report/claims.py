@@ -11,8 +11,8 @@ loss (`raysweep.report.association`, `raysweep.report.matching`).  The first is 
 - `larger`: accuracy over log₂ of the number of parameters, beside the variant; clusters are runs.  It holds
   for the sizes of the sweep.
 - `algorithm`: the difference of accuracy between two algorithms, beside size; clusters are runs.
-- `beats`: mean over runs of the accuracy of the last checkpoint less that of the look-up table, with the
-  error of both.
+- `beats`: mean over runs of the accuracy of the last checkpoint less that of the look-up table, seed by seed
+  of the probe (`raysweep.report.reference`), or with the errors of both where seeds are not stored.
 
 Without claims in the sweep file, those are taken that follow from what it varies and that it can estimate.
 """
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from raysweep.report.columns import accuracies_of, loss_of
 from raysweep.report.data import Measurements, measurements
 from raysweep.report.estimates import NOTHING, beats, flatter, headed, treated
-from raysweep.report.paired import Key, loss_draws
+from raysweep.report.paired import Draws, Key, loss_draws
 from raysweep.report.regression import Array
 from raysweep.report.verdict import Asked, Verdict, judged
 from raysweep.sweep import tidy
@@ -47,20 +47,27 @@ def sweep_verdicts(
     """Return the verdicts on the claims of a sweep, in the order of its file.
 
     `frame` is its tidy table, where it has been made already, and `questions` take the place of its own.
-    Losses are compared sentence by sentence where the ledger has their values.
+    Losses are compared sentence by sentence, and probes with the look-up table's seed by seed, where the
+    ledger has their values.
     """
     measured = measurements(tidy(sweep.ledger(), sweep) if frame is None else frame)
     loss = loss_of(measured)
     draws = {} if loss is None else loss_draws(sweep, loss)
-    return verdicts(measured, questions or sweep.questions, draws)
+    return verdicts(measured, questions or sweep.questions, draws, Draws(sweep))
 
 
 def verdicts(
-    measured: Measurements, questions: Questions, draws: Mapping[Key, Array] | None = None
+    measured: Measurements,
+    questions: Questions,
+    draws: Mapping[Key, Array] | None = None,
+    stored: Draws | None = None,
 ) -> list[Verdict]:
-    """Return the verdicts on claims, judged together; see `raysweep.report.paired.loss_draws` for `draws`."""
+    """Return the verdicts on claims, judged together.
+
+    `draws` are those of `raysweep.report.paired.loss_draws`, `stored` those of all else.
+    """
     claims = default_claims(measured) if questions.claims is None else questions.claims
-    asked = [_asked(measured, claim, questions.tolerance, draws or {}) for claim in claims]
+    asked = [_asked(measured, claim, questions.tolerance, draws or {}, stored) for claim in claims]
     if questions.claims is None:
         # Nobody has asked for these: one that the sweep has no answer to is left out.
         asked = [one for one in asked if not math.isnan(one.main.value)]
@@ -87,14 +94,20 @@ def default_claims(measured: Measurements) -> tuple[Claim, ...]:
     return tuple(found)
 
 
-def _asked(measured: Measurements, claim: Claim, tolerance: float, draws: Mapping[Key, Array]) -> Asked:
+def _asked(
+    measured: Measurements,
+    claim: Claim,
+    tolerance: float,
+    draws: Mapping[Key, Array],
+    stored: Draws | None,
+) -> Asked:
     about, loss = claim.about, loss_of(measured)
     accuracies = accuracies_of(measured, about)
     near = about.tolerance or MATCHED * tolerance
     if not accuracies:
         return _without(claim, "no such accuracy has been measured")
     if isinstance(about, Beats):
-        return beats(measured, about, accuracies)
+        return beats(measured, about, accuracies, stored)
     if loss is None:
         return _without(claim, "no loss has been measured")
     if isinstance(about, (Longer, Larger, Algorithm)):

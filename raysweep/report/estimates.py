@@ -7,11 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy import stats
 
 from raysweep.evaluation.metric import Description
 from raysweep.report.association import (
-    CONFIDENCE,
     LEAST_CLUSTERS,
     LEVELS,
     Estimate,
@@ -25,7 +23,8 @@ from raysweep.report.association import (
 from raysweep.report.columns import LEAST_CHECKPOINTS, Columns, named, numbers, places
 from raysweep.report.data import Measurements
 from raysweep.report.matching import by_pairs
-from raysweep.report.paired import Key
+from raysweep.report.paired import Draws, Key
+from raysweep.report.reference import by_numbers, by_seeds
 from raysweep.report.regression import Array
 from raysweep.report.verdict import Asked, Finding
 from raysweep.sweep.claims import About, Algorithm, Beats, Flatter, Larger, Longer, is_algorithm
@@ -171,34 +170,38 @@ def _is(table: pd.DataFrame, algorithm: str) -> pd.Series:
     return table["algorithm"].map(lambda label: is_algorithm(str(label), algorithm)).astype(bool)
 
 
-def beats(measured: Measurements, about: Beats, accuracies: Sequence[Description]) -> Asked:
-    """Return the claim that the last checkpoints of runs are better than the look-up table."""
+def beats(
+    measured: Measurements, about: Beats, accuracies: Sequence[Description], stored: Draws | None
+) -> Asked:
+    """Return the claim that the last checkpoints of runs are better than the look-up table.
+
+    Their probes are compared seed by seed where the seeds of all are `stored`.
+    """
     head, text = headed(about)
     names = [metric.name for metric in accuracies]
     table = measured.has(*names)
     last = table.loc[table.groupby("run_id")["step"].idxmax()]
     known = all(name in measured.reference for name in names)
     main, reason = NOTHING, "" if known else "the look-up table has not been measured"
+    how = "with the standard errors of both"
     if known and len(last) < LEAST_CLUSTERS:
         reason = f"{LEAST_CLUSTERS} runs are needed"
     elif known:
-        above = last[names].to_numpy(dtype=float).mean(axis=1)
-        above -= np.mean([measured.reference[name] for name in names])
-        own = above.std(ddof=1) / math.sqrt(len(above))
-        of_table = math.hypot(*(measured.reference_errors.get(name) or 0.0 for name in names)) / len(names)
-        error, value = math.hypot(own, of_table), float(above.mean())
-        dof = float(len(above) - 1)
-        margin = float(stats.t.ppf((1 + CONFIDENCE) / 2, dof)) * error
-        p = 2 * float(stats.t.sf(abs(value) / error, dof)) if error > 0 else float(value == 0)
-        main = Finding(
-            name="mean over runs", value=value, low=value - margin, high=value + margin, p=p,
-            standard_error=error, dof=dof, clusters=len(above),
-        )  # fmt: skip
+        keys: list[Key] = list(zip(last["run_id"], last["step"].astype(int), strict=True))
+        apart = None if stored is None else stored.beside_the_table(accuracies, keys)
+        if apart is not None:
+            how = "seed by seed of the probe; runs and seeds are samples"
+            found = by_seeds(apart)
+        else:
+            reference = float(np.mean([measured.reference[name] for name in names]))
+            error = math.hypot(*(measured.reference_errors.get(name) or 0.0 for name in names)) / len(names)
+            found = by_numbers(last[names].to_numpy(dtype=float).mean(axis=1), reference, error)
+        main = _finding("mean over runs", found)
     return Asked(
         about=head, says=text, unit="accuracy", expected=1, least=about.least or LEAST_ACCURACY, main=main,
         checkpoints=len(last), runs=len(last), reason=reason,
         test=f"mean over runs of {named(accuracies)} at the last milestone less that of the look-up table, "
-        "with the standard errors of both",
+        f"{how}",
     )  # fmt: skip
 
 

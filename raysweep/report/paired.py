@@ -10,7 +10,7 @@ independent, which makes a difference less sure than it is.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Self
@@ -58,6 +58,13 @@ class Apart:
         margin = float(stats.t.ppf(0.975, dof)) * standard_error
         ends = value - margin, value + margin
         return cls(value=value, standard_error=standard_error, interval=ends, paired=paired)
+
+    @classmethod
+    def of_draws(cls, changes: Array) -> Self:
+        """Return the mean difference of paired draws [n], two at least, with their own error."""
+        n = len(changes)
+        error = float(changes.std(ddof=1)) / math.sqrt(n)
+        return cls.student(float(changes.mean()), error, dof=n - 1, paired=True)
 
 
 def loss_draws(sweep: Sweep, loss: Description) -> dict[Key, Array]:
@@ -128,9 +135,7 @@ class Draws:
         """Return the second number minus the first by paired draws; None where they are not stored."""
         if metric.name in (TRACE.name, ENLARGED.name):
             return self._traces(metric, first, second)
-        if metric.quantity in (PROBE.name, of_labels(PROBE).name) and metric.unit == PROBE.unit:
-            return self._probes(metric, first, second)
-        return None
+        return self._probes(metric, first, second)
 
     def _traces(self, metric: Description, first: Key, second: Key) -> Apart | None:
         """Return the difference of traces, each in its own parameters or all in one space."""
@@ -147,17 +152,34 @@ class Draws:
         )
 
     def _probes(self, metric: Description, first: Key, second: Key) -> Apart | None:
-        task, labels = metric.of.get("task"), metric.of.get("labels")
-        sides = []
-        for key in (first, second):
-            shards = self._read("probe", key)
-            if not shards or f"accuracy.{task}" not in shards[0] or set(metric.of) - {"task", "labels"}:
-                return None
-            sizes = shards[0][f"sizes.{task}"].tolist()
-            sides.append(shards[0][f"accuracy.{task}"][-1, 0 if labels is None else sizes.index(labels)])
-        change = sides[1] - sides[0]
-        n = len(change)
-        if n < 2:
+        sides = [self.seeds(metric, key) for key in (first, second)]
+        if sides[0] is None or sides[1] is None or len(sides[0]) < 2:
             return None
-        error = float(change.std(ddof=1)) / math.sqrt(n)
-        return Apart.student(float(change.mean()), error, dof=n - 1, paired=True)
+        return Apart.of_draws(sides[1] - sides[0])
+
+    def seeds(self, metric: Description, key: Key) -> Array | None:
+        """Return the accuracy of a probe for each of its seeds [n]; None where it is not stored."""
+        if metric.quantity not in (PROBE.name, of_labels(PROBE).name) or metric.unit != PROBE.unit:
+            return None
+        task, labels = metric.of.get("task"), metric.of.get("labels")
+        shards = self._read("probe", key)
+        if not shards or f"accuracy.{task}" not in shards[0] or set(metric.of) - {"task", "labels"}:
+            return None
+        sizes = shards[0][f"sizes.{task}"].tolist()
+        found: Array = shards[0][f"accuracy.{task}"][-1, 0 if labels is None else sizes.index(labels)]
+        return found
+
+    def beside_the_table(self, metrics: Sequence[Description], keys: Sequence[Key]) -> Array | None:
+        """Return the mean accuracies of checkpoints less those of the look-up table, by seed [keys, n].
+
+        None where the seeds of one are not stored, and where the sweep has several languages, or no table.
+        """
+        untrained = [(spec.run_id, spec.milestones[-1]) for spec in self._sweep.runs if not spec.trains]
+        if len(untrained) != 1 or len({spec.language_fingerprint for spec in self._sweep.runs}) > 1:
+            return None
+        sides = [[self.seeds(metric, key) for metric in metrics] for key in (*untrained, *keys)]
+        known = [[one for one in side if one is not None] for side in sides]
+        if any(len(side) < len(metrics) for side in known) or len({len(o) for s in known for o in s}) != 1:
+            return None
+        means = np.array(known).mean(axis=1)
+        return means[1:] - means[0] if means.shape[1] > 1 else None

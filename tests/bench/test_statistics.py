@@ -9,7 +9,16 @@ import pytest
 
 from raysweep.bench import statistics
 from raysweep.bench.record import Goal, load
-from raysweep.bench.statistics import associations, goals, population, treatments
+from raysweep.bench.statistics import (
+    associations,
+    families,
+    goals,
+    pairs,
+    population,
+    references,
+    trace,
+    treatments,
+)
 from raysweep.bench.table import markdown
 from raysweep.cli.app import run
 from raysweep.report.association import Estimate
@@ -68,10 +77,56 @@ def test_a_quick_record_has_every_design_and_is_printed(
     file = tmp_path / "record.json"
     assert run(["bench", "statistics", "--quick", "--output", str(file)]) == 0
     record = load(file)
-    assert [case.key for case in record.cases] == [*associations.DESIGNS, *treatments.DESIGNS]
+    assert [case.key for case in record.cases] == [
+        *associations.DESIGNS,
+        *treatments.DESIGNS,
+        *(f"table, {runs} runs" for runs in references.RUNS),
+        *families.DESIGNS,
+        *pairs.TOLERANCES,
+        *(case.name for case in trace.cases()),
+    ]
     text = markdown(record)
     assert "| level, smooth |" in text
     assert "0.93–0.97" in text
     figures = {figure.name: figure for figure in record.cases[0].figures}
     assert 0 <= figures["coverage, smooth"].value <= 1
     assert figures["replicates"].value == 8
+    of_trace = {f.name: f for f in record.cases[-1].figures}
+    assert of_trace["trace: missed without a warning"].goal == goals.LEVEL
+    assert 0 <= of_trace["trace: coverage without a warning"].value <= 1
+
+
+def test_a_wrong_reference_is_seen() -> None:
+    """The simulation can fail: with the seeds taken for independent ones, intervals are too wide."""
+    [case, *_] = references.reference_cases(replicates=400, seed=1)
+    found = {figure.name: figure for figure in case.figures}
+    assert found["beats: coverage, by seeds, runs apart"].value > 0.9
+    assert found["beats: coverage, independent, runs alike"].value > 0.98
+
+
+def test_seeds_are_shared_with_the_table() -> None:
+    ours, table = references.draw(4000, 3, 1.0, np.random.default_rng(0))
+    assert ours[:, :, 0].var() == pytest.approx(1 + references.OF_SEED**2 + 1, rel=0.1)
+    with_table = np.corrcoef(ours[:, 0, 0], table[:, 0])[0, 1]
+    assert with_table == pytest.approx(references.OF_SEED**2 / np.sqrt(6 * 5), abs=0.05)
+
+
+def test_among_claims_that_are_not_true_p_values_are_even() -> None:
+    design = families.DESIGNS["family, 10 × 2"]
+    p = families.p_values(design, 200, 2, np.random.default_rng(1))
+    assert p.shape == (200, 5, 2)
+    shares = np.nanmean(p <= 0.2, axis=(0, 2))
+    assert shares == pytest.approx(np.full(5, 0.2), abs=0.1)
+    # Tasks resemble each other, and claims about one task hardly do.
+    assert np.corrcoef(p[:, 1, 0], p[:, 1, 1])[0, 1] > 0.1
+
+
+def test_pairs_called_equal_are_near_and_their_intervals_hold() -> None:
+    generator = np.random.default_rng(2)
+    found = [pairs.sweep(4.0, generator) for _ in range(10)]
+    apart = np.concatenate([distances for distances, _, _ in found])
+    held = np.concatenate([inside for _, inside, _ in found])
+    assert len(apart) > 200
+    assert apart.max() < 4.0 + 5.0
+    assert (apart > 8.0).mean() < 0.05
+    assert 0.9 < held.mean() < 0.99

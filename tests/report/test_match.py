@@ -20,7 +20,9 @@ from raysweep.report.data import Measurements, measurements
 from raysweep.report.match import matches
 from raysweep.report.paired import _of_ratio, loss_draws, loss_errors
 from raysweep.report.planning import plans, run_seconds
+from raysweep.report.reference import by_seeds
 from raysweep.sweep import Sweep, arrays_identity, load_sweep, tidy
+from raysweep.sweep.claims import Questions
 from raysweep.sweep.stored import save_sweep
 
 FILE = (
@@ -47,6 +49,7 @@ def sweep(tmp_path: Path) -> Sweep:
 
 def stored_draws(tmp_path: Path, overrides: tuple[str, ...] = ()) -> Sweep:
     """A sweep with stored draws: losses that differ by little beside their spread over sentences."""
+    tmp_path.mkdir(exist_ok=True)
     (tmp_path / "tiny.yaml").write_text(FILE)
     sweep = load_sweep(str(tmp_path / "tiny.yaml"), overrides, storage=tmp_path / "results")
     save_sweep(sweep)
@@ -55,7 +58,7 @@ def stored_draws(tmp_path: Path, overrides: tuple[str, ...] = ()) -> Sweep:
     for place, spec in enumerate(sweep.runs):
         journal = sweep.ledger().run(spec)
         for step in spec.milestones:
-            excess = sentences + 0.001 * (place % 2) + 10 / step**2 + 1e-4 * draws.normal(size=400)
+            excess = sentences + 0.001 * (place % 2) + 10 / max(step, 1) ** 2 + 1e-4 * draws.normal(size=400)
             flat = 1.0 + 0.5 * place
             arrays = {
                 "excess_loss": {"entropy": np.ones(400), "excess_loss": excess},
@@ -187,6 +190,33 @@ def in_one_space(sweep: Sweep, key: tuple[str, int]) -> np.ndarray:
     deeper = 2 - int(shape.split("/")[2])
     # A quarter of the trace grows with the width, an eighth shrinks, the rest stays.
     return own * (0.25 * wider + 0.125 / wider + 0.625) + deeper * 2 / wider * 0.1 * inputs
+
+
+def test_probes_are_compared_with_the_look_up_table_seed_by_seed(tmp_path: Path) -> None:
+    table = "include=[{algorithm: {kind: lookup_table}}]"
+    asked = Questions.decode({"claims": [{"beats": "lookup_table"}]})
+    sweep = stored_draws(tmp_path, (table,))
+    [verdict] = sweep_verdicts(sweep, questions=asked)
+    own, seeds = {}, []
+    for spec in sweep.runs:
+        probe = spec.evaluations["probe"]
+        arrays = (
+            sweep.ledger()
+            .open(spec.run_id)
+            .load_arrays(spec.milestones[-1], "probe", arrays_identity(probe), 0)
+        )
+        if spec.trains:
+            seeds.append(arrays["accuracy.2"][0, 0])
+        else:
+            own = arrays["accuracy.2"][0, 0]
+    found = by_seeds(np.array(seeds) - own)
+    assert verdict.main.value == pytest.approx(float(found.value))
+    assert (verdict.main.low, verdict.main.p) == pytest.approx((float(found.low), float(found.p)))
+    assert "seed by seed" in verdict.test
+    # Runs of another language are probed on other sentences.
+    both = stored_draws(tmp_path / "two", (table, "zip=[{language.seed: [0, 1]}]"))
+    [verdict] = sweep_verdicts(both, questions=asked)
+    assert "with the standard errors of both" in verdict.test
 
 
 def test_the_commands_print_tables_and_json(sweep: Sweep, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,10 +13,21 @@ from raysweep.bench.environment import environment, measure_peak
 from raysweep.bench.harness import Say
 from raysweep.bench.record import CaseRecord, Record
 from raysweep.bench.statistics.associations import association_cases
+from raysweep.bench.statistics.families import family_cases
+from raysweep.bench.statistics.pairs import pair_cases
+from raysweep.bench.statistics.references import reference_cases
+from raysweep.bench.statistics.trace import trace_cases
 from raysweep.bench.statistics.treatments import treatment_cases
 
 #: Each makes the cases of one kind of interval, given `replicates` and `seed`.
-SIMULATIONS: Sequence[Callable[..., list[CaseRecord]]] = (association_cases, treatment_cases)
+SIMULATIONS: Sequence[Callable[..., list[CaseRecord]]] = (
+    association_cases,
+    treatment_cases,
+    reference_cases,
+    family_cases,
+    pair_cases,
+    trace_cases,
+)
 #: Sweeps for each number, and those of a quick record.
 REPLICATES, QUICK = 2000, 60
 

@@ -23,6 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raysweep.bench.record import CaseRecord, Figure
+from raysweep.bench.statistics.goals import COVERAGE, LEVEL
 from raysweep.flatness.trace.estimate import doubt, ratio, reaches, relative_error
 from raysweep.flatness.trace.fisher import FIRST_LOOK, input_traces, next_look
 from raysweep.flatness.trace.interval import interval, skewness_of
@@ -30,6 +32,8 @@ from raysweep.models.encoder import Encoder, EncoderConfig
 
 #: The coverage that an interval states.
 STATED = 0.95
+#: The share of samples with a warning from which on those without one are too few of a kind for a goal.
+MOST_WARNED = 1 / 3
 
 Draw = Callable[[np.random.Generator, int], np.ndarray]
 
@@ -79,6 +83,26 @@ def cases() -> list[Case]:
             for name, (d, m), t in stopped
         ),
     ]
+
+
+def trace_cases(*, replicates: int, seed: int) -> list[CaseRecord]:
+    """Return a case for each kind of values."""
+    found = []
+    for row in trace_coverage(replicates=replicates, seed=seed):
+        figures = [
+            Figure(name="trace: missed without a warning", unit="", value=row["missed"], goal=LEVEL),
+            Figure(name="trace: with a warning", unit="", value=row["warned"]),
+            Figure(name="trace: inputs", unit="", value=row["inputs"]),
+            Figure(name="replicates", unit="", value=float(replicates)),
+        ]
+        if row["measured"] is not None:
+            goal = COVERAGE if row["warned"] < MOST_WARNED else None
+            name = "trace: coverage without a warning"
+            figures.insert(0, Figure(name=name, unit="", value=row["measured"], goal=goal))
+        found.append(
+            CaseRecord(key=row["name"], work="values of inputs", unit="sample", figures=tuple(figures))
+        )
+    return found
 
 
 def trace_coverage(*, replicates: int, seed: int) -> list[dict[str, Any]]:
