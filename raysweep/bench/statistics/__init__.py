@@ -13,10 +13,11 @@ from raysweep.bench.environment import environment, measure_peak
 from raysweep.bench.harness import Say
 from raysweep.bench.record import CaseRecord, Record
 from raysweep.bench.statistics.associations import association_cases
+from raysweep.bench.statistics.powerlaws import powerlaw_cases
 from raysweep.bench.statistics.treatments import treatment_cases
 
 #: Each makes the cases of one kind of interval, given `replicates` and `seed`.
-SIMULATIONS: Sequence[Callable[..., list[CaseRecord]]] = (association_cases, treatment_cases)
+SIMULATIONS: Sequence[Callable[..., list[CaseRecord]]] = (association_cases, treatment_cases, powerlaw_cases)
 #: Sweeps for each number, and those of a quick record.
 REPLICATES, QUICK = 2000, 60
 
