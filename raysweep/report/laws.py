@@ -1,10 +1,10 @@
 """Power laws of a sweep: of its excess loss, its flatness and its distance from the best accuracy.
 
 `raysweep.report.powerlaw` has the law.  It holds after an initial transient alone, so the first milestone of
-a fit is looked for, among few: those from 1/16, 1/8, 1/4 and 1/2 of the last milestone on.  It is the earliest
-from which the law is within `TOLERANCE` of the means over seeds, apart from what the scatter of single
-checkpoints explains, and from which the exponent does not drift: a choice among many would follow the noise,
-and intervals would not hold.  Each variant of a sweep has laws of its own.
+a fit is looked for, among few: those from 1/16, 1/8, 1/4 and 1/2 of the last milestone on.  It is the
+earliest from which the law is within `TOLERANCE` of the means over seeds, apart from what the scatter of
+single checkpoints explains, and from which the exponent does not drift: a choice among many would follow the
+noise, and intervals would not hold.  Each variant of a sweep has laws of its own.
 """
 
 from __future__ import annotations
@@ -134,8 +134,8 @@ def law_of(asked: Asked) -> Found:
     return Found(
         asked=asked,
         misfit=misfit,
-        reason=f"no power law: even the last milestones are off by {100 * misfit:.1f} % (root mean square), or "
-        "bend the exponent",
+        reason=f"no power law: from the last possible milestone on it is off by {100 * misfit:.1f} %, or its "
+        "exponent drifts",
     )
 
 

@@ -48,15 +48,15 @@ import numpy as np
 from raysweep.report.regression import Array
 
 #: Exponents that are searched, and the numbers of the first and of each finer grid.
-EXPONENTS, _COARSE, _FINE, _FINER = (0.02, 6.0), 49, 9, 2
+EXPONENTS, _COARSE, _FINE, _FINER = (0.02, 6.0), 49, 9, 3
 #: Draws for an interval, and fewest degrees of freedom of one.
 DRAWS, LEAST_DOF = 1000, 2
 #: Steps of equal loss are looked for up to this multiple of the last milestone, at so many places.
 FAR, _PLACES = 100.0, 401
 #: Ends of a 95 % and of a 99 % interval among the draws.
 _ENDS, _WIDER = (0.975, 0.025), (0.995, 0.005)
-#: Share of the interval of an exponent up to which a change of it does not matter.
-DRIFT = 0.125
+#: Shares of an exponent, and of its interval, up to which a change of it does not matter.
+DRIFT = 0.01, 0.125
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,8 +220,8 @@ class Fit:
     def drifts(self) -> bool:
         """Return whether the exponent is another one without the milestones below twice the first.
 
-        It is where the change has a 99 % interval, by the same draws, without zero, and is more than `DRIFT`
-        times the interval of the exponent.  False where fewer than three milestones of a size are left.
+        It is where the change has a 99 % interval, by the same draws, without zero, and is more than the parts
+        in `DRIFT` of the exponent and of its interval.  False where fewer than three milestones of a size are left.
         """
         first = self.curves.log_steps[self.curves.known].min()
         curves = self.curves.since(first + np.log(2))
@@ -233,7 +233,7 @@ class Fit:
         ends = np.quantile(np.log(late_drawn.exponent / drawn.exponent), _WIDER)
         low, high = self.interval(lambda law: np.log(law.exponent))
         apart = not 2 * change - ends[0] <= 0 <= 2 * change - ends[1]
-        return apart and abs(change) > DRIFT * float(high - low)
+        return apart and abs(change) > max(DRIFT[0], DRIFT[1] * float(high - low))
 
     @cached_property
     def _free(self) -> tuple[Law, Law]:

@@ -9,7 +9,7 @@ import pytest
 
 from raysweep.bench import statistics
 from raysweep.bench.record import Goal, load
-from raysweep.bench.statistics import associations, goals, population, treatments
+from raysweep.bench.statistics import associations, goals, population, powerlaws, treatments
 from raysweep.bench.table import markdown
 from raysweep.cli.app import run
 from raysweep.report.association import Estimate
@@ -60,6 +60,17 @@ def test_the_true_correlation_is_near_that_of_the_parts() -> None:
     assert -0.75 < found < -0.6
 
 
+def test_a_made_up_sweep_has_the_law_that_it_states() -> None:
+    design = powerlaws.Design(3, 400, (500, 1000, 4000), 0.8, 0.6)
+    table, scale = powerlaws.drawn(design, np.random.default_rng(0))
+    logs = np.log(table["value"]).groupby([table["model"], table["step"]]).mean().unstack()
+    assert np.exp(logs[4000]).to_numpy() == pytest.approx(scale, rel=0.02)
+    truth = 0.6 + 0.4 * 4**0.8
+    assert np.exp(logs[1000] - logs[4000]).to_numpy() == pytest.approx(np.full(3, truth), rel=0.02)
+    spread = np.log(table[table["step"] == 4000]["value"]).groupby(table["model"]).std()
+    assert spread.to_numpy() == pytest.approx(np.full(3, np.hypot(0.05, 0.01)), rel=0.15)
+
+
 def test_a_quick_record_has_every_design_and_is_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,7 +79,11 @@ def test_a_quick_record_has_every_design_and_is_printed(
     file = tmp_path / "record.json"
     assert run(["bench", "statistics", "--quick", "--output", str(file)]) == 0
     record = load(file)
-    assert [case.key for case in record.cases] == [*associations.DESIGNS, *treatments.DESIGNS]
+    assert [case.key for case in record.cases] == [
+        *associations.DESIGNS,
+        *treatments.DESIGNS,
+        *powerlaws.DESIGNS,
+    ]
     text = markdown(record)
     assert "| level, smooth |" in text
     assert "0.93–0.97" in text
