@@ -47,8 +47,9 @@ import numpy as np
 
 from raysweep.report.regression import Array
 
-#: Exponents that are searched, and the numbers of the first and of each finer grid.
-EXPONENTS, _COARSE, _FINE, _FINER = (0.02, 6.0), 49, 9, 3
+#: Exponents that are searched, the numbers of the first and of each finer grid, and the finer ones: more with
+#: bounds, where the sum of squares may have a bend.
+EXPONENTS, _COARSE, _FINE, _FINER = (0.02, 6.0), 49, 9, {True: 6, False: 2}
 #: Draws for an interval, and fewest degrees of freedom of one.
 DRAWS, LEAST_DOF = 1000, 2
 #: Steps of equal loss are looked for up to this multiple of the last milestone, at so many places.
@@ -158,11 +159,11 @@ def fit(means: Array, curves: Curves, *, bounded: bool = True) -> Law:
     away = curves.log_steps - origin
     rows = np.arange(len(inverse))
     grid = np.linspace(*np.log(EXPONENTS), _COARSE)[None]
-    for finer in range(_FINER + 1):
+    for finer in range(_FINER[bounded] + 1):
         cost = _solved(inverse, away, np.exp(grid), bounded)[2]
         grid = np.broadcast_to(grid, cost.shape)
         place = np.clip(cost.argmin(axis=1), 1, grid.shape[1] - 2)
-        if finer < _FINER:
+        if finer < _FINER[bounded]:
             grid = np.linspace(grid[rows, place - 1], grid[rows, place + 1], _FINE, axis=-1)
     below, here, above = (cost[rows, place + shift] for shift in (-1, 0, 1))
     bend = below - 2 * here + above
@@ -220,8 +221,8 @@ class Fit:
     def drifts(self) -> bool:
         """Return whether the exponent is another one without the milestones below twice the first.
 
-        It is where the change has a 99 % interval, by the same draws, without zero, and is more than the parts
-        in `DRIFT` of the exponent and of its interval.  False where fewer than three milestones of a size are left.
+        It is where the change has a 99 % interval, by the same draws, without zero, and is more than the
+        shares `DRIFT` of the exponent and of its interval.  False where a size has fewer than three left.
         """
         first = self.curves.log_steps[self.curves.known].min()
         curves = self.curves.since(first + np.log(2))
@@ -291,7 +292,8 @@ class Fit:
         places = np.linspace(start, last + np.log(FAR), _PLACES)
         low, high = self.interval(lambda law: law.at(size, places) - target(law)[..., None])
         near, far = np.flatnonzero(low <= 0), np.flatnonzero(high >= 0)
-        first = float(np.exp(places[near[0]])) if len(near) else np.inf
+        # Outward to the next place, so that no rounding makes an interval too short.
+        first = float(np.exp(places[max(near[0] - 1, 0)])) if len(near) else np.inf
         if len(far) and far[-1] == _PLACES - 1:
             return Meeting(step, first, np.inf)
-        return Meeting(step, first, float(np.exp(places[far[-1]] if len(far) else start)))
+        return Meeting(step, first, float(np.exp(places[far[-1] + 1] if len(far) else start)))
