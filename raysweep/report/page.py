@@ -24,6 +24,7 @@ from raysweep.report.data import Failure, Measurements, measurements, threshold
 from raysweep.report.figures import across_sizes, along_training, scatter
 from raysweep.report.format import number
 from raysweep.report.headline import comparable, headline, legend
+from raysweep.report.laws_section import laws_section
 from raysweep.report.parts import capital, download, figure, folded, section, small
 from raysweep.report.style import style_sheet
 from raysweep.report.summary import summary
@@ -78,6 +79,7 @@ def render(content: Content) -> str:
     accuracy = [
         section("At the last milestone", tables.variants_table(summary(content.frame)), fold=False),
         _steps_and_sizes(measured, metrics),
+        laws_section(measured, content.name),
         curve_section(measured),
         finetune_section(measured, content.diverged),
         damage_sections(measured),

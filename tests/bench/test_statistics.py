@@ -15,6 +15,7 @@ from raysweep.bench.statistics import (
     goals,
     pairs,
     population,
+    powerlaws,
     references,
     trace,
     treatments,
@@ -69,6 +70,17 @@ def test_the_true_correlation_is_near_that_of_the_parts() -> None:
     assert -0.75 < found < -0.6
 
 
+def test_a_made_up_sweep_has_the_law_that_it_states() -> None:
+    design = powerlaws.Design(3, 400, (500, 1000, 4000), 0.8, 0.6)
+    table, scale = powerlaws.drawn(design, np.random.default_rng(0))
+    logs = np.log(table["value"]).groupby([table["model"], table["step"]]).mean().unstack()
+    assert np.exp(logs[4000]).to_numpy() == pytest.approx(scale, rel=0.02)
+    truth = 0.6 + 0.4 * 4**0.8
+    assert np.exp(logs[1000] - logs[4000]).to_numpy() == pytest.approx(np.full(3, truth), rel=0.02)
+    spread = np.log(table[table["step"] == 4000]["value"]).groupby(table["model"]).std()
+    assert spread.to_numpy() == pytest.approx(np.full(3, np.hypot(0.05, 0.01)), rel=0.15)
+
+
 def test_a_quick_record_has_every_design_and_is_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,6 +96,7 @@ def test_a_quick_record_has_every_design_and_is_printed(
         *families.DESIGNS,
         *pairs.TOLERANCES,
         *(case.name for case in trace.cases()),
+        *powerlaws.DESIGNS,
     ]
     text = markdown(record)
     assert "| level, smooth |" in text

@@ -15,6 +15,7 @@ from raysweep.bench.record import CaseRecord, Record
 from raysweep.bench.statistics.associations import association_cases
 from raysweep.bench.statistics.families import family_cases
 from raysweep.bench.statistics.pairs import pair_cases
+from raysweep.bench.statistics.powerlaws import powerlaw_cases
 from raysweep.bench.statistics.references import reference_cases
 from raysweep.bench.statistics.trace import trace_cases
 from raysweep.bench.statistics.treatments import treatment_cases
@@ -27,6 +28,7 @@ SIMULATIONS: Sequence[Callable[..., list[CaseRecord]]] = (
     family_cases,
     pair_cases,
     trace_cases,
+    powerlaw_cases,
 )
 #: Sweeps for each number, and those of a quick record.
 REPLICATES, QUICK = 2000, 60

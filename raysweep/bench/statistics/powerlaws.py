@@ -1,0 +1,130 @@
+"""Coverage of the intervals of power laws: exponents, floors, extrapolations and steps of equal loss.
+
+Size c of N_c = 2^c parameters has the median loss
+
+    L_c(S) = 0.05 N_c^−α e^{C_c} (f + (1 − f) (S / S_last)^−β) (1 + 3 e^{−S / 120})
+
+with effects C_c of sizes (standard deviation 0.1) and a transient that the analysis is to leave out.  The log
+loss of a run deviates from it by a constant (0.05), a slope over the log step (0.03) and noise of each
+checkpoint (0.01, standard deviations).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from raysweep.bench.record import CaseRecord, Figure
+from raysweep.bench.statistics.goals import COVERAGE
+from raysweep.evaluation.excess_loss import EXCESS_LOSS
+from raysweep.evaluation.metric import Description
+from raysweep.report.laws import Asked, Found, law_of
+from raysweep.report.powerlaw import FAR, Meeting
+from raysweep.report.regression import Array
+
+#: Standard deviations of a size, and of a run's constant, slope and noise.
+OF_SIZE, OF_RUN = 0.1, (0.05, 0.03, 0.01)
+#: The exponent over parameters, and the multiple of the last milestone of an extrapolation.
+ALPHA, BEYOND = 0.5, 4.0
+_LOSS = Description(**EXCESS_LOSS.model_dump())
+
+
+@dataclass(frozen=True)
+class Design:
+    """Sizes with seeds, milestones, the exponent over steps, and the floor's share of the last loss."""
+
+    sizes: int
+    seeds: int
+    steps: tuple[int, ...]
+    beta: float
+    floor: float
+
+
+_DOUBLING, _EVEN = tuple(125 * 2**k for k in range(8)), tuple(range(500, 4001, 500))
+DESIGNS = {
+    "law, 2 sizes × 3": Design(2, 3, _DOUBLING, 0.8, 0.6),
+    "law, 3 sizes × 2": Design(3, 2, _DOUBLING, 0.8, 0.6),
+    "law, 3 sizes × 4": Design(3, 4, _EVEN, 0.5, 0.2),
+    "law, 6 sizes × 2": Design(6, 2, _EVEN, 0.8, 0.6),
+    "law, floor above": Design(4, 3, _EVEN, 1.0, 0.85),
+    "law, no floor": Design(3, 3, _DOUBLING, 0.8, 0.0),
+}
+
+
+def powerlaw_cases(*, replicates: int, seed: int) -> list[CaseRecord]:
+    """Return a case for each design."""
+    return [_case(name, design, replicates, seed + k) for k, (name, design) in enumerate(DESIGNS.items())]
+
+
+def _case(name: str, design: Design, replicates: int, seed: int) -> CaseRecord:
+    generator = np.random.default_rng(seed)
+    held: dict[str, list[bool]] = {}
+    fitted = 0
+    for _ in range(replicates):
+        table, scale = drawn(design, generator)
+        found = law_of(Asked(metric=_LOSS, title="loss", variant="", table=table))
+        if found.fit is not None:
+            fitted += 1
+            for what, inside in _held(design, found, scale).items():
+                held.setdefault(what, []).append(inside)
+    figures = [
+        Figure(name=f"coverage, {what}", unit="", value=float(np.mean(inside)), goal=COVERAGE)
+        for what, inside in held.items()
+    ]
+    figures.append(Figure(name="without a law", unit="", value=1 - fitted / replicates))
+    figures.append(Figure(name="replicates", unit="", value=float(replicates)))
+    work = f"power laws of {design.sizes} sizes with {design.seeds} seeds, {len(design.steps)} milestones"
+    return CaseRecord(key=name, work=work, unit="sweep", figures=tuple(figures))
+
+
+def drawn(design: Design, generator: np.random.Generator) -> tuple[pd.DataFrame, Array]:
+    """Return the table of a made-up sweep, and the true loss of each size at the last milestone."""
+    steps = np.array(design.steps, dtype=float)
+    away = np.log(steps / steps[-1])
+    parameters = 2.0 ** np.arange(design.sizes)
+    scale = 0.05 * parameters**-ALPHA * np.exp(OF_SIZE * generator.standard_normal(design.sizes))
+    law = scale[:, None] * (design.floor + (1 - design.floor) * np.exp(-design.beta * away))
+    logs = np.log(law * (1 + 3 * np.exp(-steps / 120)))[:, None]
+    shape = design.sizes, design.seeds
+    constant, slope = generator.standard_normal((2, *shape, 1))
+    noise = generator.standard_normal((*shape, len(steps)))
+    logs = logs + OF_RUN[0] * constant + OF_RUN[1] * slope * away + OF_RUN[2] * noise
+    rows = [
+        {"run_id": f"{c}-{r}", "model": str(c), "parameters": parameters[c], "step": s, "value": value}
+        for c in range(design.sizes)
+        for r in range(design.seeds)
+        for s, value in zip(design.steps, np.exp(logs[c, r]), strict=True)
+    ]
+    return pd.DataFrame(rows), scale
+
+
+def _held(design: Design, found: Found, scale: Array) -> dict[str, bool]:
+    """Return which intervals hold the truth; that of floors, extrapolation and equal loss for size 0."""
+    fit = found.fit
+    assert fit is not None
+    last, floor = float(design.steps[-1]), design.floor * scale[0]
+    _, low, high = fit.exponent
+    held = {"over steps": low <= design.beta <= high}
+    low, high = (float(ends[0]) for ends in fit.floors()[1:])
+    held["floor"] = low <= floor <= high
+    there = np.array([np.log(BEYOND * last)])
+    low, high = (float(ends[0]) for ends in fit.interval(lambda law: law.at(0, there)))
+    held["loss at 4 times the steps"] = low <= floor + (scale[0] - floor) * BEYOND**-design.beta <= high
+    held["equal loss"] = _meets(design, fit.equal(0, 1), found.start, scale)
+    pure = found.over_size
+    if pure is not None and not np.isnan(pure.low):
+        held["over parameters"] = bool(pure.low <= -ALPHA <= pure.high)
+    return held
+
+
+def _meets(design: Design, meeting: Meeting, start: float, scale: Array) -> bool:
+    """Return whether an interval holds the true step of equal loss, as far as steps are looked for."""
+    gap, last = scale[1] - design.floor * scale[0], float(design.steps[-1])
+    truth = np.inf
+    if gap > 0:
+        truth = last * ((1 - design.floor) * scale[0] / gap) ** (1 / design.beta)
+    if truth > FAR * last:
+        return meeting.high == np.inf
+    return meeting.low <= max(truth, start) * 1.02 and truth <= meeting.high * 1.02
