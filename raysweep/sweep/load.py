@@ -33,6 +33,7 @@ FIELDS = (
     "pretrain",
     "evaluate",
     "seed",
+    "seeds",
     "axes",
     "zip",
     "include",
