@@ -10,6 +10,7 @@ from rich.table import Table
 from raysweep.cli.options import JsonOption, NameArgument, StorageOption, find, print_json
 from raysweep.cli.output import console
 from raysweep.sweep import tidy
+from raysweep.sweep.tidy import SEEDS
 from raysweep.sweep.units import count, duration
 
 if TYPE_CHECKING:
@@ -66,11 +67,15 @@ def match(
 
 
 def _what(pair: Match, ending: str) -> str:
-    """Return what differs within a pair, after the size and seed that it shares.
+    """Return what differs within a pair, after the size and the seeds that it shares.
 
     `ending` ends the labels of all sizes.
     """
-    shared = [f"{what} {_text(pair.same[what], ending)}" for what in ("size", "seed") if what in pair.same]
+    shared = [
+        f"{what} {_text(value, ending)}"
+        for what, value in pair.same.items()
+        if what in ("size", "seed", *SEEDS)
+    ]
     apart = [f"{what} {_text(a, ending)} → {_text(b, ending)}" for what, (a, b) in pair.differs.items()]
     return ", ".join([*shared, *apart])
 

@@ -41,13 +41,14 @@ def rounds(c0, c1, c2, c3, key):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def fill(key, first, blocks, out):  # type: ignore[no-untyped-def]
-    """Write the words of sentences `first` .. `first + TILE - 1` into `out` uint32 [4, TILE * blocks].
+def fill(key, numbers, first, blocks, out):  # type: ignore[no-untyped-def]
+    """Write the words of the sentences `numbers[first:]`, up to TILE, into `out` uint32 [4, TILE * blocks].
 
     Draw d of the i-th sentence is out[d % 4, i * blocks + d // 4].
     """
     for i in range(TILE):
-        index = np.uint64(first + i)
+        # Whole tiles, so that the loop below has one length: behind the end, the last sentence again.
+        index = np.uint64(numbers[min(first + i, len(numbers) - 1)])
         for block in range(blocks):
             lane = i * blocks + block
             out[0, lane] = block

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from raysweep.errors import DataError
 from raysweep.languages.base import LabelledData, Language, Task
-from raysweep.languages.corpus.permutation import permuted
+from raysweep.languages.permutation import permuted
 from raysweep.languages.splits import Split, draw_split
 from raysweep.registry import suggest
 

@@ -20,6 +20,7 @@ from raysweep.engine.worker import built, check_visible, device, one_thread
 from raysweep.models.subject import ModelSubject
 from raysweep.sweep import RunLedger, RunSpec, arrays_identity
 from raysweep.training import load_model
+from raysweep.training.data import training_set
 
 
 @lru_cache(maxsize=2)
@@ -45,7 +46,8 @@ def _measure_shard(
     language = built(spec.language)
     subject: Any
     if spec.trains:
-        subject = ModelSubject(language, _model(run, spec, step, device()))
+        training = training_set(language, spec.pretrain, seed=spec.seeds.data)
+        subject = ModelSubject(language, _model(run, spec, step, device()), training=training)
     else:
         subject = spec.algorithm.subject(language)
     if reference is None and evaluation.needs_reference:

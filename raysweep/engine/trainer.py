@@ -95,7 +95,7 @@ def train(job: Job, world: World, board: Board, threads: int) -> None:
                 model=spec.model,
                 algorithm=spec.algorithm,
                 pretrain=spec.pretrain,
-                seed=spec.seed,
+                seed=spec.seeds,
                 journal=run,
                 world=world,
                 device=ray.train.torch.get_device(),

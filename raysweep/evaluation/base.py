@@ -20,6 +20,7 @@ import numpy as np
 from raysweep.algorithms.base import AlgorithmConfig
 from raysweep.evaluation.metric import Metric
 from raysweep.languages.base import Language
+from raysweep.languages.training_set import TrainingSet
 from raysweep.models.base import ModelConfig
 from raysweep.models.subject import Subject
 from raysweep.registry import KindConfig
@@ -84,6 +85,13 @@ class Evaluation(KindConfig):
         """Return (field, message) for every obstacle to measuring a model; [] where there is none.
 
         The field "" is the evaluation itself.
+        """
+        return []
+
+    def training_problems(self, training: TrainingSet | None) -> list[tuple[str, str]]:
+        """Return (field, message) for every value that does not fit what a model was trained on.
+
+        `training` is None where nobody knows it.  [] when all fit, as far as that is known.
         """
         return []
 

@@ -8,6 +8,13 @@ over sentences x of the language and one uniformly drawn masked position t each.
 exact, the mean over the word at the masked position is taken exactly: the noise of a sampled loss is gone,
 and only the spread over sentences is left.  All sums are in float64.
 
+The training set is given, words and all, so no mean over words is taken there:
+
+    excess loss in training = mean over x of the set and t of log Pr(x_t | x_-t) - log f(x_t | x_-t)
+
+Its mean is the excess loss for a model that has not seen the sentences; the difference is what it gained from
+seeing these very words.  A model that has learned them by heart can go below zero.
+
 Source: Liu, Xie, Li and Ma, "Same pre-training loss, better downstream", ICML 2023, section 3.
 """
 
@@ -19,13 +26,15 @@ from typing import ClassVar, Literal, Self
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
 from raysweep.algorithms.lookup_table import LookupTable
-from raysweep.evaluation.base import Arrays, Evaluation, Subject
+from raysweep.evaluation.base import Arrays, Subject
 from raysweep.evaluation.metric import Metric, Quantity
 from raysweep.evaluation.sharding import draw_sentences, shard_count, shard_range
+from raysweep.evaluation.split import SplitFields, gap
 from raysweep.flatness.trace.fisher import draw_positions
 from raysweep.languages.base import Language
 from raysweep.models.subject import normalise
@@ -36,15 +45,22 @@ EXCESS_LOSS = Quantity(
 )  # fmt: skip
 LOSS = Quantity(name="loss", heading="loss", unit="nats", kind="loss", better="less")
 ENTROPY = Quantity(name="entropy", heading="entropy", unit="nats")
+TRAIN_EXCESS_LOSS = Quantity(
+    name="train_excess_loss", heading="excess loss in training", short="train", unit="nats", better="less",
+    report=True,
+)  # fmt: skip
+GAP = Quantity(name="excess_gap", heading="gap of the excess loss", short="gap", unit="nats", report=True)
 
 _BLOCK = 256  # sentences at a time, so that [block * T, V] in float64 stays within tens of MB
 
 
-class ExcessLossConfig(Evaluation):
+class ExcessLossConfig(SplitFields):
     """Excess loss, entropy and loss over a fixed set of sentences, the same for every run.
 
     `positions: all` masks every position in turn and averages over each sentence; `random` masks one drawn
-    position a sentence: T times cheaper, and noisier.
+    position a sentence: T times cheaper, and noisier.  With `split: both` it is measured on as many sentences
+    of the training set too (`train_excess_loss`), and `excess_gap` is the excess loss less that (see
+    `raysweep.evaluation.split`); their exact conditionals are computed for each checkpoint.
     """
 
     kind: Literal["excess_loss"] = "excess_loss"
@@ -86,23 +102,46 @@ class ExcessLossConfig(Evaluation):
         return draw_positions(ids, language.pad_id, seed=self.seed, start=start)
 
     def measure(self, subject: Subject, shard: int, reference: np.ndarray | None = None) -> Arrays:
-        """Return `entropy` and `excess_loss` [n] of the shard's sentences, float64, in nats."""
-        language = subject.language
-        ids = self.draw(language, shard)
-        first = shard_range(self.sentences, self.shard_size, shard).start
+        """Return `entropy` and `excess_loss` [n] of the shard's sentences, float64, in nats.
+
+        The excess loss of training sentences stands beside them.  Raises `ConfigError` as
+        `training_sentences` does.
+        """
+        ids = self.draw(subject.language, shard)
+        numbers = shard_range(self.sentences, self.shard_size, shard)
+        entropy, excess = self._terms(subject, ids, numbers.start, reference)
+        found = {"entropy": entropy, "excess_loss": excess}
+        own = self.training_sentences(subject, numbers)
+        if own is not None:
+            _, found["train_excess_loss"] = self._terms(subject, own, numbers.start, None, given=True)
+        return found
+
+    def _terms(
+        self,
+        subject: Subject,
+        ids: Tensor,
+        first: int,
+        reference: np.ndarray | None,
+        *,
+        given: bool = False,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return mean entropy and divergence of sentences `first ..` [n], from their exact conditionals.
+
+        Where the words are `given`, they take the place of the mean over words.
+        """
         parts = []
         for k in range(0, len(ids), _BLOCK):
             block = ids[k : k + _BLOCK]
             if reference is None:
-                exact = self._exact(language, block, first + k)
+                exact = self._exact(subject.language, block, first + k)
             else:
                 # A copy: what comes from the object store cannot be written, which tensors do not know.
                 exact = torch.from_numpy(reference[k : k + _BLOCK].copy())
-            parts.append(self._divergence(subject, block, exact, first + k))
+            parts.append(self._divergence(subject, block, exact, first + k, given))
         entropy, excess = torch.cat(parts, dim=1).numpy()
-        return {"entropy": entropy, "excess_loss": excess}
+        return entropy, excess
 
-    def _divergence(self, subject: Subject, ids: Tensor, exact: Tensor, start: int) -> Tensor:
+    def _divergence(self, subject: Subject, ids: Tensor, exact: Tensor, start: int, given: bool) -> Tensor:
         """Return mean entropy and KL over the masked positions of each sentence: [2, n]."""
         if self.positions == "all":
             rows, columns = (ids != subject.language.pad_id).nonzero(as_tuple=True)
@@ -113,7 +152,7 @@ class ExcessLossConfig(Evaluation):
         # The table's answer is the exact conditional itself: there is nothing to compute a second time.
         own = isinstance(subject, LookupTable)
         log_q = log_p if own else subject.log_probs(ids[rows], columns).to(log_p)
-        p = log_p.exp()
+        p = F.one_hot(ids[rows, columns], log_p.shape[1]).to(log_p) if given else log_p.exp()
         # A word of probability zero adds nothing, whatever the model says of it.
         terms = torch.stack([-log_p, log_p - log_q]).masked_fill(p == 0, 0.0)
         values = (p * terms).sum(dim=-1)
@@ -123,9 +162,15 @@ class ExcessLossConfig(Evaluation):
     def combine(self, shards: Sequence[Mapping[str, np.ndarray]]) -> list[Metric]:
         entropy = np.concatenate([shard["entropy"] for shard in shards])
         excess = np.concatenate([shard["excess_loss"] for shard in shards])
-        return [
+        metrics = [
             EXCESS_LOSS.mean(excess),
             ENTROPY.mean(entropy),
             # Of the sums, not of the parts: entropy and excess of a sentence are correlated.
             LOSS.mean(entropy + excess),
         ]
+        if "train_excess_loss" in shards[0]:
+            training = TRAIN_EXCESS_LOSS.mean(
+                np.concatenate([shard["train_excess_loss"] for shard in shards])
+            )
+            metrics += [training, gap(GAP, metrics[0], training)]
+        return metrics

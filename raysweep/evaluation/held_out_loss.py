@@ -19,11 +19,13 @@ from typing import Literal, Self
 import numpy as np
 import torch
 from pydantic import Field, field_validator
+from torch import Tensor
 
 from raysweep.errors import DataError
-from raysweep.evaluation.base import Arrays, Evaluation, Subject
+from raysweep.evaluation.base import Arrays, Subject
 from raysweep.evaluation.metric import Metric, Quantity
 from raysweep.evaluation.sharding import draw_sentences, shard_count, shard_range
+from raysweep.evaluation.split import SplitFields, gap
 from raysweep.languages.base import Estimate, Language
 from raysweep.seeding import derive, one_position
 from raysweep.training.config import check_mask
@@ -34,11 +36,18 @@ HELD_OUT_LOSS = Quantity(
     live=True, report=True,
 )  # fmt: skip
 
+TRAIN_LOSS = Quantity(
+    name="train_loss", heading="training loss", short="train", unit="nats", better="less", report=True
+)
+GAP = Quantity(name="generalisation_gap", heading="generalisation gap", short="gap", unit="nats", report=True)
 
-class HeldOutLossConfig(Evaluation):
+
+class HeldOutLossConfig(SplitFields):
     """Loss over `sentences` held-out sentences, the same words of them masked for every run.
 
-    `mask` is "one" or a rate, as in `pretrain`; every masked word is hidden by the mask token.
+    With `split: both` it is measured over as many sentences of the training set too (`train_loss`), and
+    `generalisation_gap` is the held-out loss less that (see `raysweep.evaluation.split`).  `mask` is "one" or
+    a rate, as in `pretrain`; every masked word is hidden by the mask token.
     """
 
     kind: Literal["held_out_loss"] = "held_out_loss"
@@ -71,7 +80,8 @@ class HeldOutLossConfig(Evaluation):
     def measure(self, subject: Subject, shard: int, reference: np.ndarray | None = None) -> Arrays:
         """Return the sum of losses and the number of masked words of each sentence [n], float64.
 
-        Raises `DataError` for a language with fewer held-out sentences.
+        Those of the training sentences stand beside them.  Raises `DataError` for a language with fewer
+        held-out sentences, and `ConfigError` as `training_sentences` does.
         """
         language = subject.language
         numbers = shard_range(self.sentences, self.shard_size, shard)
@@ -79,8 +89,19 @@ class HeldOutLossConfig(Evaluation):
         for field, message in self.problems(language):
             raise DataError(f"{field}: {message}")
         ids = draw_sentences(language, numbers, seed=self.seed, purpose="held_out_loss")
+        loss, masked = self._losses(subject, ids, numbers, "mask")
+        found = {"loss": loss, "masked": masked}
+        own = self.training_sentences(subject, numbers)
+        if own is not None:
+            found["train_loss"], found["train_masked"] = self._losses(subject, own, numbers, "training mask")
+        return found
+
+    def _losses(
+        self, subject: Subject, ids: Tensor, numbers: range, purpose: str
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the sum of losses and the number of masked words of each sentence [n]."""
         at = torch.arange(numbers.start, numbers.stop)
-        lengths, key = language.lengths(ids), derive(self.seed, "held_out_loss", "mask")
+        lengths, key = subject.language.lengths(ids), derive(self.seed, "held_out_loss", purpose)
         if self.mask == "one":
             mask = torch.zeros_like(ids, dtype=torch.bool)
             mask[torch.arange(len(ids)), one_position(key, at, lengths)] = True
@@ -88,16 +109,20 @@ class HeldOutLossConfig(Evaluation):
             mask = some_positions(lengths, ids.shape[1], self.mask, seed=key, sentences=at)
         losses = -subject.word_log_probs(ids, mask).cpu()
         rows = mask.nonzero()[:, 0]
-        return {
-            "loss": torch.zeros(len(ids), dtype=torch.float64).index_add_(0, rows, losses).numpy(),
-            "masked": mask.sum(dim=1).double().numpy(),
-        }
+        sums = torch.zeros(len(ids), dtype=torch.float64).index_add_(0, rows, losses)
+        return sums.numpy(), mask.sum(dim=1).double().numpy()
 
     def combine(self, shards: Sequence[Mapping[str, np.ndarray]]) -> list[Metric]:
-        """Return `held_out_loss` in nats a masked word; n counts sentences."""
-        losses = np.concatenate([shard["loss"] for shard in shards])
-        masked = np.concatenate([shard["masked"] for shard in shards])
-        return [HELD_OUT_LOSS.estimate(mean_per_word(losses, masked))]
+        """Return the losses in nats a masked word; n counts sentences."""
+        held_out = HELD_OUT_LOSS.estimate(_mean(shards, "loss", "masked"))
+        if "train_loss" not in shards[0]:
+            return [held_out]
+        training = TRAIN_LOSS.estimate(_mean(shards, "train_loss", "train_masked"))
+        return [held_out, training, gap(GAP, held_out, training)]
+
+
+def _mean(shards: Sequence[Mapping[str, np.ndarray]], sums: str, counts: str) -> Estimate:
+    return mean_per_word(*(np.concatenate([shard[name] for shard in shards]) for name in (sums, counts)))
 
 
 def mean_per_word(sums: np.ndarray, counts: np.ndarray) -> Estimate:

@@ -295,6 +295,19 @@ class Language(ABC):
         """Draw sentences `start .. start+n-1` of `seed`: ids [n, max_length]."""
         return self.sample_latent(n, seed=seed, start=start).ids
 
+    @property
+    def drawn_together(self) -> int:
+        """Number of neighbouring sentences that are drawn at the price of one, from a multiple of it on."""
+        return 1
+
+    def sample_at(self, numbers: Tensor, *, seed: int) -> Tensor:
+        """Draw the sentences `numbers` [n] of `seed`, in any order: ids [n, max_length].
+
+        This draws one after the other; a language overrides it where it can draw many at once.
+        """
+        rows = [self.sample(1, seed=seed, start=number) for number in numbers.tolist()]
+        return torch.cat([torch.empty(0, self.max_length, dtype=torch.int64), *rows])
+
     def lengths(self, ids: Tensor) -> Tensor:
         """Return the number of words of each row [B]."""
         return (ids != self.pad_id).sum(dim=1)

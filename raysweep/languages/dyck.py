@@ -113,16 +113,20 @@ class Dyck(Language):
         return repr(self.max_length).encode()
 
     def sample_latent(self, n: int, *, seed: int, start: int = 0) -> Sample:
+        """Draw sentences; there are no latents."""
+        return Sample(ids=self.sample_at(torch.arange(start, start + n), seed=seed))
+
+    def sample_at(self, numbers: Tensor, *, seed: int) -> Tensor:
         """Draw sentences bracket by bracket: each is < with the share of < among the missing brackets."""
-        T = self.max_length
-        draw = words(seed, "dyck", torch.arange(start, start + n), T).T.contiguous()
+        n, T = len(numbers), self.max_length
+        draw = words(seed, "dyck", numbers, T).T.contiguous()
         ids = torch.empty(n, T, dtype=torch.int64)
         missing = torch.full((n,), T // 2)
         for t in range(T):
             opens = (draw[t] * (T - t)) >> 32 < missing
             missing -= opens.to(torch.int64)
             ids[:, t] = torch.where(opens, OPEN, CLOSE)
-        return Sample(ids=ids)
+        return ids
 
     def labels(self, task: str, sample: Sample) -> Tensor:
         """Raise `DataError`: there are no tasks."""

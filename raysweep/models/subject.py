@@ -10,6 +10,7 @@ from torch import Tensor
 
 from raysweep.errors import ConfigError, DataError
 from raysweep.languages.base import Language
+from raysweep.languages.training_set import TrainingSet
 from raysweep.models.base import MaskedLM
 from raysweep.models.representation import Layers, Representation, misfits, represent
 
@@ -43,12 +44,19 @@ class Subject(Protocol):
 class ModelSubject:
     """A model, put into evaluation mode, with the language that it models.
 
-    Results are on the model's device.  Rows go through the model in batches of `batch`, sorted by length, so
-    that little of a batch is padding.  Raises `ConfigError` for a model of another vocabulary or of shorter
-    sentences.
+    `training` are the sentences that it was trained on, where they are known.  Results are on the model's
+    device.  Rows go through the model in batches of `batch`, sorted by length, so that little of a batch is
+    padding.  Raises `ConfigError` for a model of another vocabulary or of shorter sentences.
     """
 
-    def __init__(self, language: Language, model: MaskedLM, *, batch: int = 256) -> None:
+    def __init__(
+        self,
+        language: Language,
+        model: MaskedLM,
+        *,
+        training: TrainingSet | None = None,
+        batch: int = 256,
+    ) -> None:
         for field in ("vocabulary_size", "pad_id"):
             if getattr(model, field) != getattr(language, field):
                 raise ConfigError(
@@ -62,6 +70,7 @@ class ModelSubject:
             )
         self.language = language
         self.model = model.eval()
+        self.training = training
         self.batch = batch
 
     def _batches(self, ids: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

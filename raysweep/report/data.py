@@ -17,7 +17,7 @@ import pandas as pd
 from raysweep.evaluation.metric import Description, Kind, Quantity, error_key
 from raysweep.evaluation.trace import ENLARGED, TRACE
 from raysweep.report.format import short
-from raysweep.sweep.tidy import FIXED, descriptions
+from raysweep.sweep.tidy import FIXED, SEEDS, descriptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,12 +35,12 @@ class Failure:
 class Measurements:
     """The measurements of a sweep so far.
 
-    `checkpoints` has a row per run and step: run_id, model, algorithm, seed, parameters, the axes, variant,
-    step, a column per metric, and one for its standard error (`error_key`); nan where nothing was measured.
-    `sizes` are the model labels from small to large, `variants` what else distinguishes runs (algorithm and
-    further axes, not the seed).  `metrics` describes every metric, losses first.  `means` are means over all
-    rows, `reference` means over the rows without a model, with their standard errors in `reference_errors`
-    where they are known.  `reservations` are by run, step and metric.
+    `checkpoints` has a row per run and step: run_id, model, algorithm, seed or seeds, parameters, the axes,
+    variant, step, a column per metric, and one for its standard error (`error_key`); nan where nothing was
+    measured.  `sizes` are the model labels from small to large, `variants` what else distinguishes runs
+    (algorithm and further axes, not the seeds).  `metrics` describes every metric, losses first.  `means` are
+    means over all rows, `reference` means over the rows without a model, with their standard errors in
+    `reference_errors` where they are known.  `reservations` are by run, step and metric.
     """
 
     checkpoints: pd.DataFrame
@@ -145,6 +145,13 @@ def at(frame: pd.DataFrame, *quantities: Quantity) -> pd.DataFrame:
     return rows.join(pd.DataFrame([json.loads(of) for of in rows["of"]], index=rows.index))
 
 
+def seed_of(row: pd.Series) -> str:
+    """Return the seed of a checkpoint's run for a reader, or all of its seeds where there are several."""
+    if not pd.isna(row["seed"]):
+        return f"seed {row['seed']:.0f}"
+    return ", ".join(f"{name} {row[column]:.0f}" for column, name in SEEDS.items() if column in row)
+
+
 def _means(frame: pd.DataFrame) -> dict[str, float]:
     return {str(name): float(value) for name, value in frame.groupby("metric")["value"].mean().items()}
 
@@ -185,7 +192,7 @@ def _variants(table: pd.DataFrame, axes: list[str]) -> pd.Series:
     told = told and bool(table.groupby(own)["algorithm"].nunique().le(1).all())
     parts = []
     for name in [*([] if told else ["algorithm"]), *axes]:
-        if name == "seed" or name.startswith(("model.shape", "pretrain.milestones")):
+        if name in ("seed", *SEEDS) or name.startswith(("model.shape", "pretrain.milestones")):
             continue
         # An axis that follows from the model's label, such as its width, adds nothing.
         if table.groupby("model")[name].nunique(dropna=False).le(1).all() and name != "algorithm":

@@ -20,7 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from raysweep.evaluation.metric import error_key
-from raysweep.report.data import Measurements
+from raysweep.report.data import Measurements, seed_of
 from raysweep.report.format import plus_minus
 from raysweep.report.style import DASHES, INK, MARKERS, MUTED, series, to_variables
 
@@ -70,8 +70,7 @@ def hover(axes: Axes, x: Iterable[float], y: Iterable[float], texts: Sequence[st
 
 def named_run(row: pd.Series) -> str:
     """Return what people call the run of a checkpoint: size, variant and seed, as far as it has them."""
-    seed = "" if pd.isna(row["seed"]) else f"seed {row['seed']:.0f}"
-    return " · ".join(filter(None, [str(row["model"]), str(row["variant"]), seed]))
+    return " · ".join(filter(None, [str(row["model"]), str(row["variant"]), seed_of(row)]))
 
 
 def told(measured: Measurements, table: pd.DataFrame, metrics: Sequence[str]) -> list[str]:

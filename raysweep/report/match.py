@@ -22,6 +22,7 @@ from raysweep.report.columns import loss_of
 from raysweep.report.data import Measurements
 from raysweep.report.matching import equal
 from raysweep.report.paired import Apart, Draws, Key, loss_draws, loss_errors
+from raysweep.sweep.tidy import SEEDS
 
 if TYPE_CHECKING:
     from raysweep.sweep import Sweep
@@ -157,7 +158,8 @@ def _compared(
     axes: Sequence[str], first: Mapping[Any, Any], second: Mapping[Any, Any]
 ) -> tuple[dict[str, Any], dict[str, tuple[Any, Any]]]:
     """Return what two checkpoints share, and the values of what differs between them, by name."""
-    names = {"model": "size", "step": "steps", "algorithm": "algorithm", "seed": "seed"}
+    names = {"model": "size", "step": "steps", "algorithm": "algorithm"}
+    names |= {column: column for column in (SEEDS if set(SEEDS) & set(first) else ["seed"])}
     names |= {axis: axis for axis in axes if axis not in names and axis in first and axis[:5] != "model"}
     values = {shown: (_value(first[name]), _value(second[name])) for name, shown in names.items()}
     same = {shown: one for shown, (one, other) in values.items() if one == other}

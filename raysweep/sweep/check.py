@@ -20,6 +20,7 @@ from raysweep.algorithms.base import AlgorithmConfig
 from raysweep.errors import RaysweepError
 from raysweep.evaluation.base import Evaluation
 from raysweep.languages.base import Language, LanguageConfig
+from raysweep.languages.training_set import TrainingSet
 from raysweep.models.base import ModelConfig
 from raysweep.registry import Config, Registry, suggest
 from raysweep.sweep.config import LanguageCache
@@ -30,6 +31,7 @@ from raysweep.sweep.identity import canonical, digest, extent
 from raysweep.sweep.run import RunSpec
 from raysweep.sweep.together import together
 from raysweep.training.config import PretrainConfig
+from raysweep.training.seeds import Seeds
 
 C = TypeVar("C", bound=Config)
 
@@ -168,8 +170,19 @@ class Checker:
                 data[key] = os.path.abspath(path)
         return data
 
-    def seed(self, point: Point) -> int | None:
-        """Return the seed of a point, by default 0."""
+    def seeds(self, point: Point) -> Seeds | None:
+        """Return the seeds of a point: `seed`, by default 0, where `seeds` names no other."""
+        seed, node = self._seed(point), point.sections.get("seeds")
+        if seed is None or node is None or node.value is None:
+            return None if seed is None else Seeds.of(seed)
+        if not isinstance(node.value, dict):
+            message = f"{show(node.plain)} is not a mapping, e.g. {{init: 0, data: 1, dropout: 0}}"
+            self.problems.add(node.mark, "seeds", message)
+            return None
+        own = {name: value for name, value in node.plain.items() if value is not None}
+        return self._validate(Seeds, Seeds.of(seed).encode() | own, node, ("seeds",), point.marks["seeds"])
+
+    def _seed(self, point: Point) -> int | None:
         node = point.sections.get("seed")
         if node is None:
             return 0
@@ -216,17 +229,23 @@ class Checker:
         evaluation: Evaluation,
         model: ModelConfig,
         algorithm: AlgorithmConfig,
+        pretrain: PretrainConfig | None,
         language: Language,
         node: Node,
         at: Mark,
     ) -> None:
         """Check once whether an evaluation can measure a model, or what an untrained algorithm gives."""
-        key = (id(evaluation), id(model if algorithm.trains else algorithm), id(language))
+        measured = (model, pretrain) if algorithm.trains else (algorithm,)
+        key = (id(evaluation), id(language), *map(id, measured))
         if key in self._fitted or not evaluation.applies_to(algorithm):
             return
         self._fitted.add(key)
         if algorithm.trains:
             found = evaluation.model_problems(model, language)
+            if pretrain is not None:
+                # Only the number of sentences matters here, not which they are.
+                training = TrainingSet(language=language, seed=0, sentences=pretrain.sentences)
+                found = [*found, *evaluation.training_problems(training)]
         else:
             found = evaluation.untrained_problems(algorithm, language)
         for field, message in found:
@@ -242,27 +261,30 @@ class Checker:
             model = self.section("model", registry.models, point)
             algorithm = self.section("algorithm", registry.algorithms, point)
             pretrain = self.section("pretrain", PretrainConfig, point)
-            seed = self.seed(point)
+            seeds = self.seeds(point)
             language = self.language(language_config, point) if language_config is not None else None
             if language is None:
                 continue
             if model is not None:
                 self._fits(model, language, point.sections["model"], point.marks["model"], "model")
+            if pretrain is not None and algorithm is not None and algorithm.trains:
+                node, at = point.sections["pretrain"], point.marks["pretrain"]
+                self._fits(pretrain, language, node, at, "pretrain")
             if algorithm is not None:
                 node, at = point.sections["algorithm"], point.marks["algorithm"]
                 self._fits(algorithm, language, node, at, "algorithm")
             for kind, (evaluation, node, at) in evaluations.items():
                 self._fits(evaluation, language, node, at, f"evaluate.{kind}")
                 if model is not None and algorithm is not None:
-                    self._can_measure(evaluation, model, algorithm, language, node, at)
-            if None in (model, algorithm, pretrain, seed) or id(language) in self._faulty:
+                    self._can_measure(evaluation, model, algorithm, pretrain, language, node, at)
+            if None in (model, algorithm, pretrain, seeds) or id(language) in self._faulty:
                 continue
             spec = RunSpec(
                 language=language_config,
                 model=model,
                 algorithm=algorithm,
                 pretrain=pretrain,
-                seed=typing.cast(int, seed),
+                seeds=typing.cast(Seeds, seeds),
                 evaluations=merger.evaluations_of(algorithm, language),
                 language_fingerprint=language.fingerprint,
                 axes=_telling(point.axes, algorithm),
@@ -300,11 +322,13 @@ class _Merger:
             if evaluation.applies_to(algorithm)
         }
 
-    def _text(self, config: Config, drop: frozenset[str] = frozenset()) -> str:
+    def _text(
+        self, config: ModelConfig | AlgorithmConfig | PretrainConfig, drop: frozenset[str] = frozenset()
+    ) -> str:
         key = (id(config), drop)
         if key not in self._texts:
             self._alive.append(config)
-            data = config.content() if isinstance(config, ModelConfig | AlgorithmConfig) else config.encode()
+            data = config.content()
             self._texts[key] = canonical({name: value for name, value in data.items() if name not in drop})
         return self._texts[key]
 
@@ -314,7 +338,7 @@ class _Merger:
         key: tuple[Any, ...] = (spec.language_fingerprint, self._text(spec.algorithm))
         if spec.trains:
             free = extent(spec.algorithm.depends_on_steps)
-            key += (self._text(spec.model), self._text(spec.pretrain, free), spec.seed)
+            key += (self._text(spec.model), self._text(spec.pretrain, free), spec.seeds)
         group = self.groups.setdefault(key, [])
         group.append(spec)
         return group[0]

@@ -11,6 +11,7 @@ from typing import Any
 from raysweep import registry
 from raysweep.errors import ConfigError
 from raysweep.languages.base import Language, LanguageConfig
+from raysweep.languages.training_set import TrainingSet
 from raysweep.sweep.claims import Questions
 from raysweep.sweep.format import check_format
 from raysweep.sweep.identity import canonical
@@ -88,8 +89,13 @@ class Sweep:
         for spec in self.runs:
             language = self.language(spec)
             language.prepare()
+            training = TrainingSet(language=language, seed=0, sentences=spec.pretrain.sentences)
+            if spec.trains:
+                for field_, message in spec.pretrain.problems(language):
+                    found[f"pretrain.{field_}: {message}"] = None
             for kind, evaluation in spec.evaluations.items():
-                for field_, message in evaluation.problems(language):
+                of_training = evaluation.training_problems(training) if spec.trains else []
+                for field_, message in [*evaluation.problems(language), *of_training]:
                     found[f"evaluate.{kind}{'.' if field_ else ''}{field_}: {message}"] = None
         if found:
             raise ConfigError("\n".join(found))

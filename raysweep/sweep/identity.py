@@ -54,14 +54,14 @@ def training_content(
     model: Mapping[str, Any],
     algorithm: Mapping[str, Any],
     pretrain: Mapping[str, Any],
-    seed: int,
+    seed: int | Mapping[str, int],
     trains: bool,
     depends_on_steps: bool,
 ) -> dict[str, Any]:
     """Return the plain data that the training identity is computed from.
 
     If nothing is trained (`trains` False: the look-up table), model, pretrain and seed are left out;
-    `depends_on_steps` is the algorithm's.
+    `depends_on_steps` is the algorithm's.  `seed` is `Seeds.content`.
     """
     if not trains:
         return {"language": fingerprint, "algorithm": dict(algorithm)}
@@ -97,7 +97,7 @@ def safe(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "x"
 
 
-def run_name(*, model: str, algorithm: str, seed: int, trains: bool, identity: str) -> str:
-    """Return the readable, durable id of a run: labels, seed, and the head of its identity."""
-    parts = [model, algorithm, f"s{seed}"] if trains else [algorithm]
+def run_name(*, model: str, algorithm: str, seeds: str, trains: bool, identity: str) -> str:
+    """Return the readable, durable id of a run: labels, seeds, and the head of its identity."""
+    parts = [model, algorithm, seeds] if trains else [algorithm]
     return "-".join([*map(safe, parts), identity[:DIGITS]])

@@ -34,6 +34,7 @@ FIELDS = (
     "pretrain",
     "evaluate",
     "seed",
+    "seeds",
     "axes",
     "zip",
     "include",

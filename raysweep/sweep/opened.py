@@ -22,6 +22,7 @@ from raysweep import registry
 from raysweep.errors import ConfigError, DataError
 from raysweep.evaluation.base import Evaluation
 from raysweep.languages.base import Language, LanguageConfig
+from raysweep.languages.training_set import TrainingSet
 from raysweep.models.base import MaskedLM, ModelConfig
 from raysweep.models.folder import Folder
 from raysweep.models.pretrained import HuggingFaceConfig
@@ -35,6 +36,7 @@ from raysweep.sweep.ledger import RunLedger
 from raysweep.sweep.run import RunSpec
 from raysweep.sweep.stored import load_stored
 from raysweep.training.checkpoint import STATE, load_model
+from raysweep.training.data import training_set
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +44,8 @@ class Opened:
     """A model that can be loaded, with its language.
 
     `evaluations`, by kind, are those of its run, or of the sweep file that names the language of a model from
-    elsewhere.
+    elsewhere.  `training` is the sentences that its run was trained on; None where they are not known or of
+    another language.
     """
 
     name: str
@@ -50,6 +53,7 @@ class Opened:
     model: ModelConfig
     load: Callable[[], MaskedLM] = field(repr=False)
     evaluations: Mapping[str, Evaluation] = field(default_factory=dict)
+    training: TrainingSet | None = None
 
 
 def open_model(
@@ -108,12 +112,16 @@ def _checkpoint(directory: Path, language: str | os.PathLike[str] | None, overri
     # The tensors have the shapes of its own language, even if another is measured.
     own = config.build()
     built = own if language is None else load_language(language, overrides)
+    training = None
+    if spec is not None and language is None:
+        training = training_set(own, spec.pretrain, seed=spec.seeds.data)
     return Opened(
         name=f"{run.run_id}@{step}",
         language=built,
         model=model,
         load=partial(load_model, directory, model, own),
         evaluations={} if spec is None else spec.evaluations,
+        training=training,
     )
 
 
@@ -212,7 +220,11 @@ def choose_evaluations(texts: Sequence[str], opened: Opened) -> tuple[dict[str, 
 
 
 def _misfits(evaluation: Evaluation, opened: Opened) -> list[tuple[str, str]]:
-    return [*evaluation.problems(opened.language), *evaluation.model_problems(opened.model, opened.language)]
+    return [
+        *evaluation.problems(opened.language),
+        *evaluation.model_problems(opened.model, opened.language),
+        *evaluation.training_problems(opened.training),
+    ]
 
 
 def _usual(language: Language) -> dict[str, Evaluation]:

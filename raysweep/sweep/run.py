@@ -1,4 +1,4 @@
-"""A run: one configuration with its seed, decoded, checked and named.
+"""A run: one configuration with its seeds, decoded, checked and named.
 
 It can be encoded to plain JSON and decoded elsewhere, so that a worker needs neither the sweep file nor the
 process that read it.
@@ -15,6 +15,7 @@ from raysweep import registry
 from raysweep.evaluation.base import Evaluation
 from raysweep.languages.base import LanguageConfig
 from raysweep.sweep.identity import digest, run_name, training_content
+from raysweep.training.seeds import Seeds
 
 if TYPE_CHECKING:
     from raysweep.algorithms.base import AlgorithmConfig
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSpec:
-    """One run: language, model, algorithm, pre-training and seed, and the evaluations at its milestones.
+    """One run: language, model, algorithm, pre-training and seeds, and the evaluations at its milestones.
 
     `evaluations` is keyed by kind and holds only those that apply to the algorithm; `axes` maps the dotted
     paths of the sweep's axes to this run's values, for display.
@@ -34,7 +35,7 @@ class RunSpec:
     model: ModelConfig
     algorithm: AlgorithmConfig
     pretrain: PretrainConfig
-    seed: int
+    seeds: Seeds
     evaluations: Mapping[str, Evaluation]
     #: sha256 of the language's content.
     language_fingerprint: str
@@ -44,6 +45,11 @@ class RunSpec:
     def trains(self) -> bool:
         """False if there is nothing to train, as for the look-up table."""
         return bool(self.algorithm.trains)
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of initial weights, data and dropout; None where they have different ones."""
+        return self.seeds.common
 
     @property
     def milestones(self) -> tuple[int, ...]:
@@ -59,8 +65,8 @@ class RunSpec:
             fingerprint=self.language_fingerprint,
             model=self.model.content(),
             algorithm=self.algorithm.content(),
-            pretrain=self.pretrain.encode(),
-            seed=self.seed,
+            pretrain=self.pretrain.content(),
+            seed=self.seeds.content(),
             trains=self.trains,
             depends_on_steps=self.algorithm.depends_on_steps,
         )
@@ -76,7 +82,7 @@ class RunSpec:
         return run_name(
             model=self.model.label if self.trains else "",
             algorithm=self.algorithm.label,
-            seed=self.seed,
+            seeds=self.seeds.label,
             trains=self.trains,
             identity=self.training_identity,
         )
@@ -88,7 +94,7 @@ class RunSpec:
             "model": self.model.encode(),
             "algorithm": self.algorithm.encode(),
             "pretrain": self.pretrain.encode(),
-            "seed": self.seed,
+            "seed": self.seeds.content(),
             "evaluations": [evaluation.encode() for evaluation in self.evaluations.values()],
             "language_fingerprint": self.language_fingerprint,
             "axes": dict(self.axes),
@@ -105,7 +111,7 @@ class RunSpec:
             model=registry.models.decode(data["model"]),
             algorithm=registry.algorithms.decode(data["algorithm"]),
             pretrain=PretrainConfig.decode(data["pretrain"]),
-            seed=data["seed"],
+            seeds=Seeds.of(data["seed"]),
             evaluations={evaluation.kind: evaluation for evaluation in evaluations},
             language_fingerprint=data["language_fingerprint"],
             axes=dict(data["axes"]),

@@ -10,11 +10,14 @@ from raysweep.sweep.config import Sweep
 from raysweep.sweep.identity import canonical
 from raysweep.sweep.ledger import Ledger
 from raysweep.sweep.run import RunSpec
+from raysweep.training.seeds import Seeds
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _BEFORE = ("sweep", "run_id", "model", "algorithm", "seed")
+#: Columns of the seeds of runs, by field, where a sweep has runs with several different ones.
+SEEDS = {f"seeds.{name}": name for name in Seeds.model_fields}
 _AFTER = (
     *("parameters", "step", "metric", "value", "standard_error", "n", "unit"),
     *("quantity", "of", "heading", "short", "kind", "better", "least", "baseline", "ceiling", "report"),
@@ -29,7 +32,8 @@ def tidy(ledger: Ledger, sweep: Sweep) -> pd.DataFrame:
 
     Its columns are
 
-    - sweep, run_id, model, algorithm, seed;
+    - sweep, run_id, model, algorithm, seed (missing where a run has several);
+    - seeds.init, seeds.data and seeds.dropout, where some run of the sweep has several;
     - one for each other axis: its dotted path, sections as JSON;
     - parameters (trainable, tied ones once) and step;
     - metric (its name, such as probe/A), value, standard_error, n, unit;
@@ -47,7 +51,8 @@ def tidy(ledger: Ledger, sweep: Sweep) -> pd.DataFrame:
     """
     import pandas as pd  # takes a third of a second, and workers do without it
 
-    axes = [name for name in sweep.axes if name not in _BEFORE]
+    axes = [name for name in sweep.axes if name not in _BEFORE and name.partition(".")[0] != "seeds"]
+    seeds = list(SEEDS) if any(spec.trains and spec.seed is None for spec in sweep.runs) else []
     rows: list[dict[str, Any]] = []
     counts: dict[tuple[str, str], int] = {}
     for spec in sweep.runs:
@@ -58,11 +63,11 @@ def tidy(ledger: Ledger, sweep: Sweep) -> pd.DataFrame:
                 record = run.evaluation(step, evaluation)
                 if record is None:
                     continue
-                head = head or _head(sweep, spec, axes, counts)
+                head = head or _head(sweep, spec, axes, seeds, counts)
                 rows.extend(head | {"step": step} | cells(metric) for metric in record.metrics)
-    frame = pd.DataFrame(rows, columns=[*_BEFORE, *axes, *_AFTER])
+    frame = pd.DataFrame(rows, columns=[*_BEFORE, *seeds, *axes, *_AFTER])
     frame = frame.sort_values(["run_id", "step", "metric"], kind="stable", ignore_index=True)
-    whole = ("seed", "parameters", "step", "n")
+    whole = ("seed", *seeds, "parameters", "step", "n")
     real = ("value", "standard_error", "least")
     text = (
         *("sweep", "run_id", "model", "algorithm", "metric", "unit"),
@@ -96,7 +101,9 @@ def descriptions(frame: pd.DataFrame) -> list[Description]:
     return in_order(found)
 
 
-def _head(sweep: Sweep, spec: RunSpec, axes: list[str], counts: dict[tuple[str, str], int]) -> dict[str, Any]:
+def _head(
+    sweep: Sweep, spec: RunSpec, axes: list[str], seeds: list[str], counts: dict[tuple[str, str], int]
+) -> dict[str, Any]:
     """Return the columns that all rows of a run share."""
     parameters = None
     if spec.trains:
@@ -110,6 +117,7 @@ def _head(sweep: Sweep, spec: RunSpec, axes: list[str], counts: dict[tuple[str, 
         "model": spec.model.label if spec.trains else None,
         "algorithm": spec.algorithm.label,
         "seed": spec.seed if spec.trains else None,
+        **{name: getattr(spec.seeds, SEEDS[name]) if spec.trains else None for name in seeds},
         **{name: _cell(spec.axes.get(name)) if _applies(name, spec) else None for name in axes},
         "parameters": parameters,
     }

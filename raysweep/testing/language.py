@@ -53,6 +53,10 @@ class _AnyLanguage(Contract):
                 torch.cat([language.labels(name, part) for part in parts]), language.labels(name, whole)
             )
         assert not torch.equal(language.sample(50, seed=10, start=3), whole.ids)
+        numbers = torch.tensor([52, 3, 20, 20, 19, 41, 4])
+        assert torch.equal(language.sample_at(numbers, seed=9), whole.ids[numbers - 3])
+        none = language.sample_at(numbers[:0], seed=9)
+        assert (none.shape, none.dtype) == ((0, language.max_length), torch.int64)
 
     def test_labels_are_classes(self, language: Language) -> None:
         sample = language.sample_latent(500, seed=4)

@@ -34,12 +34,14 @@ class Walk(Language):
         }
 
     def sample_latent(self, n: int, *, seed: int, start: int = 0) -> Sample:
-        index = torch.arange(start, start + n)
-        u = seeding.uniforms(seed, "walk", index, self.max_length)
+        return Sample(ids=self.sample_at(torch.arange(start, start + n), seed=seed))
+
+    def sample_at(self, numbers: Tensor, *, seed: int) -> Tensor:
+        u = seeding.uniforms(seed, "walk", numbers, self.max_length)
         first = (u[:, :1] * self.vocabulary_size).long()
         ids = torch.cat([first, (u[:, 1:] < 0.7).long()], dim=1).cumsum(dim=1) % self.vocabulary_size
-        ids[index % 3 == 0, self.max_length - 2 :] = self.pad_id
-        return Sample(ids=ids)
+        ids[numbers % 3 == 0, self.max_length - 2 :] = self.pad_id
+        return ids
 
     def labels(self, task: str, sample: Sample) -> Tensor:
         first, third = sample.ids[:, 0], sample.ids[:, 2]

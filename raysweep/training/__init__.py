@@ -13,6 +13,7 @@ from raysweep.training.data import World
 from raysweep.training.journal import Journal
 from raysweep.training.loop import pretrain
 from raysweep.training.progress import Progress
+from raysweep.training.seeds import Seeds
 from raysweep.training.timing import StepTimes, step_seconds
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "Journal",
     "PretrainConfig",
     "Progress",
+    "Seeds",
     "StepTimes",
     "World",
     "checkpoint_directory",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
+from raysweep.languages.base import Language
 from raysweep.models.precision import Precision
 from raysweep.registry import Config
 
@@ -21,7 +22,9 @@ def check_mask(value: object) -> object:
 class PretrainConfig(Config):
     """Settings of masked-language-model pre-training.
 
-    Training makes `steps` updates on batches of `batch_size` fresh sentences.  The state after each of
+    Training makes `steps` updates on batches of `batch_size` sentences.  These are fresh for ever, or with
+    `sentences` come in epochs over a finite set of so many (`raysweep.languages.training_set`), in each epoch
+    with other masks; a corpus without it runs through all of its rows.  The state after each of
     `milestones` is kept and evaluated; by default after the last step alone.  `mask` is "one" (one uniformly
     drawn position a sentence) or a rate r in (0, 1): max(1, round(r · length)) distinct positions a sentence.
     `replace` says what the model sees instead of a masked word: the mask token (`mask`), or as in BERT
@@ -34,12 +37,41 @@ class PretrainConfig(Config):
 
     steps: Annotated[int, Field(gt=0)]
     batch_size: Annotated[int, Field(gt=0)]
+    sentences: Annotated[int, Field(gt=0)] | None = None
     milestones: tuple[int, ...] = ()
     mask: Literal["one"] | float = "one"
     replace: Literal["mask", "bert"] = "mask"
     checkpoint_every: Annotated[int, Field(gt=0)] | None = None
     precision: Precision = "auto"
     micro_batch: Annotated[int, Field(gt=0)] | None = None
+
+    def content(self) -> dict[str, Any]:
+        """Return the plain data that is part of a run's identity: every field.
+
+        `sentences` is left out where it is None, so runs from before there was such a field keep theirs.
+        """
+        return {key: value for key, value in self.encode().items() if key != "sentences" or value is not None}
+
+    def problems(self, language: Language) -> list[tuple[str, str]]:
+        """Return (field, message) for every value that does not fit the language, as far as that is known."""
+        there = language.distinct
+        if self.sentences is None or there is None or self.sentences <= there:
+            return []
+        message = (
+            f"{self.sentences:,} are asked for, the language has {there:,} for training; ask for no more"
+        )
+        return [("sentences", message)]
+
+    @field_validator("sentences")
+    @classmethod
+    def _no_batch_holds_a_sentence_twice(cls, sentences: int | None, info: ValidationInfo) -> int | None:
+        batch_size = info.data.get("batch_size")
+        if sentences is None or batch_size is None or sentences >= batch_size:
+            return sentences
+        raise ValueError(
+            f"{sentences} sentences do not fill a batch of {batch_size}; "
+            f"use at least {batch_size}, or lower batch_size to {sentences}"
+        )
 
     @field_validator("milestones", mode="before")
     @classmethod

@@ -1,9 +1,10 @@
 """Batches with their masks: pure functions of (seed, step).
 
-Step s, counted from 1, trains on sentences (s-1)·B .. s·B-1 of the seed derived for "train".  The masked
-positions of a sentence, and what the model sees there, are keyed by its number under the seed derived for
-"mask".  Every masked word is to be predicted.  Rank r of W takes rows B·r/W .. B·(r+1)/W of every batch, so
-the batches do not depend on the number of workers.
+Step s, counted from 1, trains on the sentences at places (s-1)·B .. s·B-1 of the training.  Fresh sentences
+have these as their numbers under the seed derived for "train"; for a finite set, `TrainingSet` says which
+sentence is where.  The masked positions of a sentence, and what the model sees there, are keyed by its place
+under the seed derived for "mask", so each epoch has other masks.  Every masked word is to be predicted.  Rank
+r of W takes rows B·r/W .. B·(r+1)/W of every batch, so the batches do not depend on the number of workers.
 
 Sentences are drawn for many steps at once; each rank draws whole batches, which needs no communication.
 """
@@ -21,6 +22,7 @@ from torch import Tensor
 from raysweep import seeding
 from raysweep.errors import ConfigError
 from raysweep.languages.base import Language
+from raysweep.languages.training_set import TrainingSet
 from raysweep.models.batch import Batch
 from raysweep.training.config import PretrainConfig
 
@@ -35,6 +37,18 @@ class World:
     def rows(self, batch_size: int) -> slice:
         """Return the rows of a batch that belong to this rank."""
         return slice(batch_size * self.rank // self.size, batch_size * (self.rank + 1) // self.size)
+
+
+def training_set(language: Language, pretrain: PretrainConfig, *, seed: int) -> TrainingSet:
+    """Return the sentences that a run trains on, given its seed of the data.
+
+    Raises `ConfigError` where the language does not have so many; prepares the language to know that.
+    """
+    if pretrain.sentences is not None:
+        language.prepare()
+    for field, message in pretrain.problems(language):
+        raise ConfigError(f"pretrain.{field}: {message}")
+    return TrainingSet(language=language, seed=seeding.derive(seed, "train"), sentences=pretrain.sentences)
 
 
 def masked_words(lengths: Tensor, mask: Literal["one"] | float) -> Tensor:
@@ -86,10 +100,11 @@ def chunks(
             f"pretrain.batch_size: {size} sentences cannot be shared by {world.size} workers; "
             f"use at least {world.size}, or fewer workers"
         )
+    drawn_from = training_set(language, pretrain, seed=seed)
     steps = max(1, language.drawn_at_once // size)
     for start in range(first, last + 1, steps):
         stop = min(start + steps, last + 1)
-        yield list(_chunk(language, pretrain, seed, (start - 1) * size, stop - start, size, world, device))
+        yield list(_chunk(drawn_from, pretrain, seed, (start - 1) * size, stop - start, size, world, device))
 
 
 def batches(
@@ -112,7 +127,7 @@ def batches(
 
 
 def _chunk(
-    language: Language,
+    drawn_from: TrainingSet,
     pretrain: PretrainConfig,
     seed: int,
     offset: int,
@@ -121,9 +136,9 @@ def _chunk(
     world: World,
     device: str | torch.device,
 ) -> Iterator[Batch]:
-    """Yield `steps` batches of `size` sentences, from sentence `offset` on."""
-    ids = language.sample(steps * size, seed=seeding.derive(seed, "train"), start=offset)
-    sentences = torch.arange(offset, offset + len(ids))
+    """Yield `steps` batches of `size` sentences, from place `offset` of the training on."""
+    language, ids = drawn_from.language, drawn_from.drawn(offset, steps * size)
+    places = torch.arange(offset, offset + len(ids))
     lengths = language.lengths(ids)
     key = seeding.derive(seed, "mask")
     width, rows = ids.shape[1], world.rows(size)
@@ -132,10 +147,10 @@ def _chunk(
     def hide(marked: Tensor) -> Tensor:
         if pretrain.replace == "mask":
             return ids.masked_fill(marked, language.mask_id)
-        return replaced(ids, marked, language, seed=key, sentences=sentences)
+        return replaced(ids, marked, language, seed=key, sentences=places)
 
     if pretrain.mask == "one":
-        positions = seeding.one_position(key, sentences, lengths)
+        positions = seeding.one_position(key, places, lengths)
         targets = ids.gather(1, positions[:, None])[:, 0]
         marked = torch.arange(width) == positions[:, None]
         hidden = hide(marked)
@@ -151,7 +166,7 @@ def _chunk(
                 single=True,
             )
         return
-    marked = some_positions(lengths, width, pretrain.mask, seed=key, sentences=sentences)
+    marked = some_positions(lengths, width, pretrain.mask, seed=key, sentences=places)
     hidden = hide(marked).view(steps, size, width)[:, rows].to(device)
     marked = marked.view(steps, size, width)
     counts = marked.sum(dim=(1, 2)).tolist()

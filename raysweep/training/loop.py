@@ -1,7 +1,7 @@
 """The training loop: from the last good checkpoint to the next milestones.
 
-A run is a function of (language, model, algorithm, batch size, mask, seed): batches, masks, dropout and
-initial weights are keyed by seed and step, and a checkpoint holds everything else.  So a run that is killed
+A run is a function of (language, model, algorithm, batch size, mask, seeds): batches, masks, dropout and
+initial weights are keyed by seeds and step, and a checkpoint holds everything else.  So a run that is killed
 at any moment and started again ends with bitwise the same weights as one that was never killed, on the same
 kind of processor with the same number of threads and workers.
 
@@ -33,6 +33,7 @@ from raysweep.training.data import World, chunks
 from raysweep.training.journal import Journal, survey
 from raysweep.training.memory import keep_freed_memory
 from raysweep.training.progress import Looks, Progress
+from raysweep.training.seeds import Seeds
 from raysweep.training.step import Stepper
 from raysweep.training.throughput import Throughput
 from raysweep.training.timing import StepTimes
@@ -49,7 +50,7 @@ def pretrain(
     model: ModelConfig,
     algorithm: AlgorithmConfig,
     pretrain: PretrainConfig,
-    seed: int,
+    seed: int | Seeds,
     journal: Journal,
     world: World | None = None,
     device: str | torch.device = "cpu",
@@ -67,12 +68,14 @@ def pretrain(
     A thread draws sentences one chunk of steps ahead, where that pays.  Every point of the curve holds tokens
     a second and model FLOPs utilisation.
 
+    One `seed` decides initial weights, data and dropout, or `Seeds` one each.
+
     With `world.size` > 1 every worker calls this, `torch.distributed` is initialised, and `journal.directory`
     is on storage that all of them see.
 
-    Raises `ConfigError` for an algorithm that does not train and for a batch smaller than the number of
-    workers, `RunFailedError` naming the first step with a loss that is not finite, and `StorageError` where a
-    checkpoint cannot be written.
+    Raises `ConfigError` for an algorithm that does not train, for a batch smaller than the number of workers
+    and for more `pretrain.sentences` than there are, `RunFailedError` naming the first step with a loss that
+    is not finite, and `StorageError` where a checkpoint cannot be written.
     """
     if not algorithm.trains:
         raise ConfigError(f"algorithm.kind: '{algorithm.kind}' does no training; evaluate it directly")
@@ -91,12 +94,12 @@ class _Loop:
         model: ModelConfig,
         algorithm: AlgorithmConfig,
         config: PretrainConfig,
-        seed: int,
+        seed: int | Seeds,
         journal: Journal,
         world: World,
         device: torch.device,
     ) -> None:
-        self.language, self.config, self.seed = language, config, seed
+        self.language, self.config, self.seeds = language, config, Seeds.of(seed)
         self.journal, self.world, self.device = journal, world, device
         self._model, self._algorithm = model, algorithm
         self.latest = math.nan
@@ -155,13 +158,13 @@ class _Loop:
 
     def _start(self, record: CheckpointRecord | None) -> None:
         """Make the model, its optimizer and the loss buffer, at the step of `record` or at 0."""
-        model = self._model.build(self.language, seed=self.seed)
+        model = self._model.build(self.language, seed=self.seeds.init)
         self.stepper = Stepper(
             model,
             self._algorithm,
             language=self.language,
             pretrain=self.config,
-            seed=self.seed,
+            seed=self.seeds,
             world=self.world,
             device=self.device,
         )
@@ -203,7 +206,7 @@ class _Loop:
         return chunks(
             self.language,
             self.config,
-            seed=self.seed,
+            seed=self.seeds.data,
             first=first,
             last=last,
             world=self.world,

@@ -3,9 +3,9 @@
 The loss of a step is the sum of -log f(x_t | visible words) over the masked words of the whole batch divided
 by their number, in nats, whatever the number of workers: every rank divides by the global count, and
 gradients are summed.  An algorithm's extra loss (`ExtraLoss`) is the same on every rank, so each rank adds
-its share.  Where a model keys dropout by sentence (`MaskedLM.masked_loss`), the key in step s is (seed, s);
-other models draw dropout from a generator seeded by (seed, s, rank), or (seed, s, rank, half) for half of the
-batch.  So a step depends on nothing but the state before it.
+its share.  Where a model keys dropout by sentence (`MaskedLM.masked_loss`), the key in step s is (seed, s),
+seed being that of the dropout; other models draw dropout from a generator seeded by (seed, s, rank), or
+(seed, s, rank, half) for half of the batch.  So a step depends on nothing but the state before it.
 
 A batch that is too large for the memory is split into parts whose gradients add up (`micro_batch`).  Where
 dropout is not keyed by sentence, other parts see other masks; a resumed run is then bitwise equal to an
@@ -35,6 +35,7 @@ from raysweep.models.batch import Batch
 from raysweep.models.precision import Precision, multiplies_bfloat16
 from raysweep.training.config import PretrainConfig
 from raysweep.training.data import World
+from raysweep.training.seeds import Seeds
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +86,7 @@ class Stepper:
         *,
         language: Language,
         pretrain: PretrainConfig,
-        seed: int,
+        seed: int | Seeds,
         world: World,
         device: torch.device,
     ) -> None:
@@ -95,12 +96,13 @@ class Stepper:
                 f"workers one of either half, as '{algorithm.kind}' needs; use at least {2 * world.size}"
             )
         self.model = model.to(device).train()
-        self.algorithm, self.seed, self.world, self.device = algorithm, seed, world, device
+        seeds = Seeds.of(seed)
+        self.algorithm, self.seed, self.world, self.device = algorithm, seeds.dropout, world, device
         self.pretrain = pretrain
         self.optimizer = algorithm.build(self.model)
         decay = algorithm.average_decay
         self.average = None if decay is None else WeightAverage(self.model, decay)
-        extra = algorithm.extra_loss(language, seed=seed, device=device)
+        extra = algorithm.extra_loss(language, seed=seeds.data, device=device)
         self.dtype = working_precision(self.model, pretrain.precision, device)
         self._masked = MaskedLoss(self.model, extra, world.size, self.dtype)
         self._loss: nn.Module = self._masked

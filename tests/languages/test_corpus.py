@@ -22,7 +22,7 @@ import torch
 from helpers import local_texts
 from raysweep.errors import ConfigError, DataError
 from raysweep.languages.corpus import Corpus, prepare, source, tokenizer
-from raysweep.languages.corpus.permutation import permuted
+from raysweep.languages.permutation import permuted
 from raysweep.languages.text_split import is_held_out, normalised
 
 SMALL = {"tokenizer": {"train": "wordpiece", "vocabulary": 400}, "length": 24, "held_out": 0.2}

@@ -25,10 +25,12 @@ FAR = (1 << 40) + (1 << 32) - 5
 @pytest.mark.parametrize("blocks", [1, 7])
 def test_compiled_words_are_seedings(start: int, blocks: int) -> None:
     out = np.empty((4, TILE * blocks), dtype=np.uint32)
-    fill(key(3, "test"), start, blocks, out)
-    drawn = out.reshape(4, TILE, blocks).transpose(1, 2, 0).reshape(TILE, 4 * blocks)
-    wanted = words(3, "test", torch.arange(start, start + TILE), 4 * blocks)
-    assert np.array_equal(drawn.astype(np.int64), wanted.numpy())
+    numbers = torch.tensor([start + i * (7 if i % 2 else -3) % 40 for i in range(TILE + 9)])
+    for first in (0, TILE):
+        fill(key(3, "test"), numbers.numpy(), first, blocks, out)
+        drawn = out.reshape(4, TILE, blocks).transpose(1, 2, 0).reshape(TILE, 4 * blocks)
+        wanted = words(3, "test", numbers[first : first + TILE], 4 * blocks)
+        assert np.array_equal(drawn.astype(np.int64)[: len(wanted)], wanted.numpy())
 
 
 @pytest.mark.parametrize(
@@ -79,11 +81,12 @@ def test_compiled_derivations_are_the_torch_forms(fields: dict[str, Any]) -> Non
     language = PCFG.random(seed=2, **fields)
     sampler = language._sampler
     for n, start in ((0, 0), (1, 5), (1003, 0), (100, FAR)):
-        compiled = sampler.draw(n, seed=4, start=start, pad=language.pad_id)
-        for a, b in zip(compiled, sampler.expand(n, seed=4, start=start, pad=language.pad_id), strict=True):
+        numbers = torch.arange(start, start + n)
+        compiled = sampler.draw(numbers, seed=4, pad=language.pad_id)
+        for a, b in zip(compiled, sampler.expand(numbers, seed=4, pad=language.pad_id), strict=True):
             assert a.dtype == b.dtype
             assert torch.equal(a, b)
-        bare = sampler.draw(n, seed=4, start=start, pad=language.pad_id, derivations=False)
+        bare = sampler.draw(numbers, seed=4, pad=language.pad_id, derivations=False)
         assert torch.equal(bare[0], compiled[0])
         assert bare[1].shape == bare[2].shape == (0, 2, language.max_length)
 
@@ -99,11 +102,12 @@ MODELS: dict[str, dict[str, Any]] = {
 def test_compiled_paths_are_the_torch_forms(fields: dict[str, Any]) -> None:
     sampler = HMM.random(seed=2, **fields)._sampler
     for n, start in ((0, 0), (1, 5), (1003, 0), (100, FAR)):
-        compiled = sampler.draw(n, seed=4, start=start)
-        for a, b in zip(compiled, sampler.walk(n, seed=4, start=start), strict=True):
+        numbers = torch.arange(start, start + n)
+        compiled = sampler.draw(numbers, seed=4)
+        for a, b in zip(compiled, sampler.walk(numbers, seed=4), strict=True):
             assert a.dtype == b.dtype
             assert torch.equal(a, b)
-        ids, states = sampler.draw(n, seed=4, start=start, states=False)
+        ids, states = sampler.draw(numbers, seed=4, states=False)
         assert torch.equal(ids, compiled[0])
         assert states.shape == (0, sampler.length)
 

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from helpers import training_fakes as fakes
 from raysweep import seeding
+from raysweep.errors import ConfigError
 from raysweep.models import EncoderConfig
 from raysweep.models.batch import Batch
 from raysweep.sweep.identity import training_content
@@ -80,6 +81,78 @@ def test_workers_share_a_batch(mask, size: int) -> None:
             if not part.single:
                 at = (part.ids == fakes.Walk().mask_id).flatten().nonzero()[:, 0]
                 assert torch.equal(part.index, at)
+
+
+def finite(sentences: int, size: int, *, last: int, mask="one", world: World | None = None, first: int = 1):
+    config = PretrainConfig(steps=100, batch_size=size, mask=mask, sentences=sentences)
+    return list(batches(fakes.Walk(), config, seed=3, first=first, last=last, world=world))
+
+
+def unmasked(batch: Batch) -> list[tuple[int, ...]]:
+    """Return the sentences of a batch with one masked word each."""
+    return [tuple(row) for row in batch.ids.scatter(1, batch.index[:, None], batch.targets[:, None]).tolist()]
+
+
+@pytest.mark.parametrize("mask", ["one", 0.5])
+@pytest.mark.parametrize("size", [1, 4, 5, 13])
+def test_epochs_over_a_finite_set_do_not_depend_on_the_split(
+    mask, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = 60 // size
+    whole = finite(13, size, last=steps, mask=mask)
+    for workers in (w for w in (1, 2, 3) if w <= size):
+        shares = [finite(13, size, last=steps, mask=mask, world=World(r, workers)) for r in range(workers)]
+        for batch, *parts in zip(whole, *shares, strict=True):
+            assert torch.equal(torch.cat([p.ids for p in parts]), batch.ids)
+            assert torch.equal(torch.cat([p.targets for p in parts]), batch.targets)
+    monkeypatch.setattr(fakes.Walk, "drawn_at_once", 9)
+    for batch, again in zip(whole[2:], finite(13, size, last=steps, mask=mask, first=3), strict=True):
+        assert torch.equal(batch.ids, again.ids)
+        assert torch.equal(batch.index, again.index)
+
+
+def test_a_finite_set_is_the_same_for_all_batch_sizes_and_has_fresh_masks() -> None:
+    sentences = [tuple(row) for row in fakes.Walk().sample(13, seed=seeding.derive(3, "train")).tolist()]
+    orders = []
+    for size in (1, 4, 13):
+        found = finite(13, size, last=78 // size + 1)
+        rows = [row for batch in found for row in unmasked(batch)][:78]
+        orders.append((rows, [int(at) for batch in found for at in batch.index][:78]))
+        for epoch in range(6):
+            assert Counter(rows[13 * epoch : 13 * epoch + 13]) == Counter(sentences)
+    assert orders[0] == orders[1] == orders[2]
+    rows, positions = orders[0]
+    pairs = list(zip(rows, positions, strict=True))
+    assert len({tuple(sorted(pairs[k : k + 13])) for k in range(0, 78, 13)}) == 6
+
+
+@pytest.mark.parametrize("mask", ["one", 0.5])
+def test_the_first_epoch_is_that_of_fresh_sentences(mask) -> None:
+    for fresh, one in zip(drawn(mask, last=4), finite(20, 5, last=4, mask=mask), strict=True):
+        assert torch.equal(fresh.ids, one.ids)
+        assert torch.equal(fresh.index, one.index)
+
+
+def test_sets_that_make_no_sense() -> None:
+    for sentences, message in (
+        (0, "greater than 0"),
+        (-1, "greater than 0"),
+        (7, "7 sentences do not fill a batch of 8; use at least 8, or lower batch_size to 7"),
+    ):
+        with pytest.raises(ValidationError, match=message):
+            PretrainConfig(steps=1, batch_size=8, sentences=sentences)
+    assert PretrainConfig(steps=1, batch_size=8, sentences=8).content()["sentences"] == 8
+    assert "sentences" not in PretrainConfig(steps=1, batch_size=8).content()
+
+
+def test_more_sentences_than_a_corpus_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fakes.Walk, "distinct", 1234)
+    config = PretrainConfig(steps=1, batch_size=8, sentences=1235)
+    message = "1,235 are asked for, the language has 1,234 for training; ask for no more"
+    assert config.problems(fakes.Walk()) == [("sentences", message)]
+    with pytest.raises(ConfigError, match=f"pretrain.sentences: {message}"):
+        next(batches(fakes.Walk(), config, seed=0, first=1, last=1))
+    assert PretrainConfig(steps=1, batch_size=8, sentences=1234).problems(fakes.Walk()) == []
 
 
 def by_sentence(batch: Batch) -> list[tuple[int, list[int], int, list[tuple[int, int]]]]:

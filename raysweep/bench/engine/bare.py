@@ -31,7 +31,7 @@ def _run(sweep: Sweep, spec: RunSpec) -> None:
         model=spec.model,
         algorithm=spec.algorithm,
         pretrain=spec.pretrain,
-        seed=spec.seed,
+        seed=spec.seeds,
         journal=run,
     )
     for step in spec.milestones:

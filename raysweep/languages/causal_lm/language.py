@@ -150,19 +150,26 @@ class CausalLM(Language):
     def sample_latent(self, n: int, *, seed: int, start: int = 0) -> Sample:
         """Draw sentences; there are no latents.
 
-        Cost: T token passes a sentence, in whole blocks of sentences (64 for OPT-125M).
+        Cost: T token passes a sentence, in whole blocks of `drawn_together` sentences (64 for OPT-125M).
         """
+        return Sample(ids=self.sample_at(torch.arange(start, start + n), seed=seed))
+
+    @property
+    def drawn_together(self) -> int:
+        return block_size(self._network(self._device, torch.float32))
+
+    def sample_at(self, numbers: Tensor, *, seed: int) -> Tensor:
         network = self._network(self._device, torch.float32)
-        out = torch.empty(n, self.max_length, dtype=torch.int64)
-        size = block_size(network)
-        for block in range(start // size, -(-(start + n) // size) if n else 0):
+        out = torch.empty(len(numbers), self.max_length, dtype=torch.int64)
+        blocks, places = numbers // self.drawn_together, numbers % self.drawn_together
+        for block in blocks.unique().tolist():
             with torch.no_grad():
                 words, _ = draw_block(
                     network, self.bos, self.max_length, seed=seed, purpose="causal_lm", block=block
                 )
-            first, last = max(start, block * size), min(start + n, (block + 1) * size)
-            out[first - start : last - start] = words[first - block * size : last - block * size].cpu()
-        return Sample(ids=out)
+            rows = blocks == block
+            out[rows] = words.cpu()[places[rows]]
+        return out
 
     def log_prob(self, ids: Tensor) -> Tensor:
         """Return log Pr(x) [B] in nats, computed in float64; -inf for sentences of another length."""

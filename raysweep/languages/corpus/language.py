@@ -25,12 +25,12 @@ from raysweep.languages.checks import decoded
 from raysweep.languages.corpus import prepare, tokenizer
 from raysweep.languages.corpus.config import CorpusConfig
 from raysweep.languages.corpus.fields import TrainedTokenizer
-from raysweep.languages.corpus.permutation import permuted
 from raysweep.languages.corpus.source import Source, resolve
 from raysweep.languages.corpus.store import Manifest, Rows, Split, Store, dump
 from raysweep.languages.corpus.tokenizer import Words
 from raysweep.languages.labelled.sentences import Encoding
 from raysweep.languages.labelled.task import TextTask
+from raysweep.languages.permutation import permuted
 
 _FORMAT = 1  # of the stored form; another version uses another folder
 
@@ -177,11 +177,18 @@ class Corpus(Language):
 
     def sample_latent(self, n: int, *, seed: int, start: int = 0) -> Sample:
         """Draw rows without replacement, epoch by epoch: latents `row` int64 [n]."""
-        number = torch.arange(start, start + n)
+        row = self._row(torch.arange(start, start + n), seed)
+        return Sample(ids=self._taken(row), latents={"row": row})
+
+    def sample_at(self, numbers: Tensor, *, seed: int) -> Tensor:
+        return self._taken(self._row(numbers, seed))
+
+    def _row(self, numbers: Tensor, seed: int) -> Tensor:
         rows = len(self._rows)
-        row = permuted(number % rows, rows, seed=seed, purpose="corpus", epoch=number // rows)
-        ids = torch.from_numpy(self._rows.take(row.numpy()))
-        return Sample(ids=ids, latents={"row": row})
+        return permuted(numbers % rows, rows, seed=seed, purpose="corpus", epoch=numbers // rows)
+
+    def _taken(self, row: Tensor) -> Tensor:
+        return torch.from_numpy(self._rows.take(row.numpy()))
 
     def labels(self, task: str, sample: Sample) -> Tensor:
         """Raise `DataError`: a corpus has no tasks."""

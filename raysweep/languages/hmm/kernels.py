@@ -19,8 +19,8 @@ _NONE = np.float32(-np.inf)
 
 
 @kernel(error_model="numpy")
-def paths(first, step, word, vocabulary, key, start, ids, states):  # type: ignore[no-untyped-def]
-    """Write sentences `start ..` into `ids` int64 [n, T] and their states into `states`, [n, T] or [0, T].
+def paths(first, step, word, vocabulary, key, numbers, ids, states):  # type: ignore[no-untyped-def]
+    """Write sentences `numbers` [n] into `ids` int64 [n, T] and their states into `states`, [n, T] or [0, T].
 
     `first`, `step` and `word` are guides of the rows of [1, S], [S, S] and [S, vocabulary].
     """
@@ -30,7 +30,7 @@ def paths(first, step, word, vocabulary, key, start, ids, states):  # type: igno
     drawn = np.empty((4, TILE * blocks), dtype=np.uint32)
     state = np.empty(TILE, dtype=np.int64)
     for tile in range(0, n, TILE):
-        fill(key, start + tile, blocks, drawn)
+        fill(key, numbers, tile, blocks, drawn)
         size = min(TILE, n - tile)
         # Position by position, because the draws of different sentences do not wait for each other.
         for t in range(T):

@@ -100,12 +100,16 @@ class HMM(Language):
 
         They are made on `device` and are the same on every device.
         """
-        ids, states = self._sampler.draw(n, seed=seed, start=start, device=torch.device(device))
+        numbers = torch.arange(start, start + n)
+        ids, states = self._sampler.draw(numbers, seed=seed, device=torch.device(device))
         return Sample(ids=ids, latents={"states": states})
 
     def sample(self, n: int, *, seed: int, start: int = 0, device: torch.device | str = "cpu") -> Tensor:
         """Draw the sentences of `sample_latent` alone: ids [n, T]."""
-        return self._sampler.draw(n, seed=seed, start=start, states=False, device=torch.device(device))[0]
+        return self.sample_at(torch.arange(start, start + n), seed=seed, device=device)
+
+    def sample_at(self, numbers: Tensor, *, seed: int, device: torch.device | str = "cpu") -> Tensor:
+        return self._sampler.draw(numbers, seed=seed, states=False, device=torch.device(device))[0]
 
     def labels(self, task: str, sample: Sample) -> Tensor:
         """Return the hidden state at the task's position [B]: the sampled or the most probable one."""

@@ -31,22 +31,24 @@ class Sampler:
         }
 
     def draw(
-        self, n: int, *, seed: int, start: int, states: bool = True, device: torch.device = CPU
+        self, numbers: Tensor, *, seed: int, states: bool = True, device: torch.device = CPU
     ) -> tuple[Tensor, Tensor]:
-        """Return ids [n, T] and states [n, T], or [0, T] without `states`; int64.
+        """Return ids [n, T] and states [n, T], or [0, T] without `states`, of sentences `numbers` [n]; int64.
 
         A compiled kernel draws on a CPU; other devices draw all sentences together.
         """
         if device.type != "cpu":
-            ids, path = self.walk(n, seed=seed, start=start, device=device)
+            ids, path = self.walk(numbers, seed=seed, device=device)
             return ids, path if states else path[:0]
         from raysweep.compiled.philox import key
         from raysweep.languages.hmm import kernels
 
+        n = len(numbers)
         ids = torch.empty(n, self.length, dtype=torch.int64)
         path = torch.empty(n if states else 0, self.length, dtype=torch.int64)
         first, step, word = self._guides
-        kernels.paths(first, step, word, self.vocabulary, key(seed, "hmm"), start, ids.numpy(), path.numpy())
+        stream = key(seed, "hmm"), numbers.contiguous().numpy()
+        kernels.paths(first, step, word, self.vocabulary, *stream, ids.numpy(), path.numpy())
         return ids, path
 
     @cached_property
@@ -56,15 +58,15 @@ class Sampler:
         first, step, word = self._tables[CPU]
         return guide(first), guide(step), guide(word)
 
-    def walk(self, n: int, *, seed: int, start: int, device: torch.device = CPU) -> tuple[Tensor, Tensor]:
+    def walk(self, numbers: Tensor, *, seed: int, device: torch.device = CPU) -> tuple[Tensor, Tensor]:
         """Return the result of `draw`, with a few tensor operations per step for all sentences."""
         if device not in self._tables:
             self._tables[device] = tuple(table.to(device) for table in self._tables[CPU])
         first, step, word = self._tables[device]
-        T, row = self.length, torch.arange(n, device=device)
-        u = uniforms(seed, "hmm", row + start, 2 * T)
+        n, T = len(numbers), self.length
+        u = uniforms(seed, "hmm", numbers.to(device), 2 * T)
         states = torch.empty(n, T, dtype=torch.int64, device=device)
-        states[:, 0] = first.draw(torch.zeros_like(row), u[:, 0])
+        states[:, 0] = first.draw(torch.zeros(n, dtype=torch.int64, device=device), u[:, 0])
         for t in range(1, T):
             states[:, t] = step.draw(states[:, t - 1], u[:, t]) % self.states
         return word.draw(states, u[:, T:]) % self.vocabulary, states

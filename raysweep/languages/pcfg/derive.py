@@ -38,8 +38,8 @@ def push(nodes, at, row, slot, symbol, width):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def derivations(choices, key, start, ids, symbol, width):  # type: ignore[no-untyped-def]
-    """Write sentences `start ..` into `ids` int64 [n, L], padded before, and their derivations.
+def derivations(choices, key, numbers, ids, symbol, width):  # type: ignore[no-untyped-def]
+    """Write sentences `numbers` [n] into `ids` int64 [n, L], padded before, and their derivations.
 
     `symbol` and `width` are int16 [n, 2 * L], zero before, or [0, 2 * L] where nobody wants them.
     """
@@ -52,7 +52,7 @@ def derivations(choices, key, start, ids, symbol, width):  # type: ignore[no-unt
     inner, leaf = np.empty((TILE * L + 2, 4), dtype=np.int32), np.empty((TILE * L + 2, 4), dtype=np.int32)
     keep = len(symbol) > 0
     for tile in range(0, n, TILE):
-        fill(key, start + tile, blocks, drawn)
+        fill(key, numbers, tile, blocks, drawn)
         inners, leaves = 0, 0
         for row in range(min(TILE, n - tile)):
             # No left child ends where a longest sentence ends, so that uniform is free for the root.

@@ -153,14 +153,17 @@ class PCFG(Language):
         They are made on `device`, and are the same on every device.
         """
         ids, symbol, width = self._sampler.draw(
-            n, seed=seed, start=start, pad=self.pad_id, device=torch.device(device)
+            torch.arange(start, start + n), seed=seed, pad=self.pad_id, device=torch.device(device)
         )
         return Sample(ids=ids, latents={"symbol": symbol, "width": width})
 
     def sample(self, n: int, *, seed: int, start: int = 0, device: torch.device | str = "cpu") -> Tensor:
         """Draw the sentences of `sample_latent` alone: ids [n, max_length]."""
+        return self.sample_at(torch.arange(start, start + n), seed=seed, device=device)
+
+    def sample_at(self, numbers: Tensor, *, seed: int, device: torch.device | str = "cpu") -> Tensor:
         return self._sampler.draw(
-            n, seed=seed, start=start, pad=self.pad_id, derivations=False, device=torch.device(device)
+            numbers, seed=seed, pad=self.pad_id, derivations=False, device=torch.device(device)
         )[0]
 
     def text(self, ids: Tensor) -> str:

@@ -96,33 +96,33 @@ class Sampler:
 
     def draw(
         self,
-        n: int,
+        numbers: Tensor,
         *,
         seed: int,
-        start: int,
         pad: int,
         derivations: bool = True,
         device: torch.device = CPU,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return ids [n, L] padded with `pad`, and the derivations' symbols and widths int16 [n, 2, L].
+        """Return sentences `numbers` [n]: ids [n, L] padded with `pad`, and their derivations.
 
-        Without `derivations`, the latter are [0, 2, L].  The result is the same on every device: a compiled
-        kernel draws on a CPU; other devices expand all sentences together.
+        Symbols and widths of these are int16 [n, 2, L]; without `derivations`, they are [0, 2, L].  The
+        result is the same on every device: a compiled kernel draws on a CPU; other devices expand
+        all sentences together.
         """
         if device.type != "cpu":
-            ids, symbol, width = self.expand(n, seed=seed, start=start, pad=pad, device=device)
+            ids, symbol, width = self.expand(numbers, seed=seed, pad=pad, device=device)
             return (ids, symbol, width) if derivations else (ids, symbol[:0], width[:0])
         from raysweep.compiled.philox import key
         from raysweep.languages.pcfg import derive
 
-        L = self.longest
+        n, L = len(numbers), self.longest
         kept = n if derivations else 0
         ids = torch.full((n, L), pad, dtype=torch.int64)
         symbol, width = (torch.zeros(kept, 2, L, dtype=torch.int16) for _ in range(2))
         derive.derivations(
             self._choices,
             key(seed, "pcfg"),
-            start,
+            numbers.contiguous().numpy(),
             ids.numpy(),
             symbol.view(kept, 2 * L).numpy(),
             width.view(kept, 2 * L).numpy(),
@@ -151,13 +151,13 @@ class Sampler:
         )
 
     def expand(
-        self, n: int, *, seed: int, start: int, pad: int, device: torch.device = CPU
+        self, numbers: Tensor, *, seed: int, pad: int, device: torch.device = CPU
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the result of `draw`, with a few tensor operations per level of all derivations."""
-        L, N = self.longest, self.symbols
+        n, L, N = len(numbers), self.longest, self.symbols
         tables = self._on(device)
         row = torch.arange(n, device=device)
-        u = uniforms(seed, "pcfg", row + start, 3 * L)
+        u = uniforms(seed, "pcfg", numbers.to(device), 3 * L)
         symbol = torch.zeros(n, 2, L, dtype=torch.int16, device=device)
         width = torch.zeros(n, 2, L, dtype=torch.int16, device=device)
         # No left child ends where a longest sentence ends, so that uniform is free for the root.

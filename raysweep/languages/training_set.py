@@ -1,0 +1,81 @@
+"""The sentences that a run trains on: fresh ones for ever, or epochs over a finite set.
+
+A finite set of N sentences is the first N of its seed.  Nothing of it is stored: sentence i is drawn by its
+number whenever it is needed.  The first epoch has the sentences in the order of their numbers, as fresh
+sentences come, so a run on N sentences equals a run on fresh ones up to sentence N.  Every later epoch has
+them in the order of a permutation that is keyed by seed and epoch, and computed, not stored.  Each sentence
+comes exactly once in an epoch; a batch may hold the end of one epoch and the beginning of the next.
+
+Where drawing gives neighbouring sentences at the price of one (`Language.drawn_together`), whole blocks of
+neighbours are permuted, and what N leaves of a block comes at the end of every epoch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from raysweep.languages.base import Language
+from raysweep.languages.permutation import permuted
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSet:
+    """The sentences `seed` of `language` that a run trains on: the first `sentences`, or all where None."""
+
+    language: Language
+    seed: int
+    sentences: int | None = None
+
+    @property
+    def size(self) -> int | None:
+        """Number of sentences before they repeat; None for fresh ones, and where it is not known yet."""
+        return self.language.distinct if self.sentences is None else self.sentences
+
+    @property
+    def endless(self) -> bool:
+        """Whether every sentence is fresh, because the language is generated and no number is set."""
+        return self.sentences is None and self.language.held_out is self.language
+
+    def drawn(self, start: int, n: int) -> Tensor:
+        """Return the sentences [n, max_length] at places `start` .. `start+n-1` of the training."""
+        if self.sentences is None or start + n <= self.sentences:
+            return self.language.sample(n, seed=self.seed, start=start)
+        return self.take(self.numbers(torch.arange(start, start + n)))
+
+    def take(self, numbers: Tensor) -> Tensor:
+        """Return sentences [n, max_length] by number."""
+        return self.language.sample_at(numbers, seed=self.seed)
+
+    def numbers(self, places: Tensor) -> Tensor:
+        """Return the numbers [n] of the sentences at `places` [n] of the training.
+
+        >>> from raysweep.languages import Dyck
+        >>> finite = TrainingSet(language=Dyck(length=4), seed=0, sentences=6)
+        >>> finite.numbers(torch.arange(6)).tolist(), sorted(finite.numbers(torch.arange(6, 12)).tolist())
+        ([0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5])
+        """
+        if self.sentences is None:
+            return places
+        epoch, place = places // self.sentences, places % self.sentences
+        return torch.where(epoch == 0, place, self._permuted(place, self.sentences, self.seed, epoch))
+
+    def some(self, places: Tensor, *, seed: int) -> Tensor:
+        """Return sentences [n, max_length] at `places` [n], below `size`, of another order, that of `seed`.
+
+        Different places are different sentences.  Raises `TypeError` for fresh sentences.
+        """
+        if self.size is None:
+            raise TypeError("fresh sentences have no order; ask for those of a finite set")
+        return self.take(self._permuted(places, self.size, seed, torch.zeros_like(places)))
+
+    def _permuted(self, places: Tensor, size: int, seed: int, epoch: Tensor) -> Tensor:
+        """Return the numbers [n] at `places` [n], below `size`, in the permutation of (seed, epoch [n])."""
+        together = self.language.drawn_together
+        blocks, numbers = size // together, places.clone()
+        whole = places < blocks * together
+        block = permuted(places[whole] // together, blocks, seed=seed, purpose="epoch", epoch=epoch[whole])
+        numbers[whole] = block * together + places[whole] % together
+        return numbers
