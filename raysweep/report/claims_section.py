@@ -26,7 +26,7 @@ def claims_section(verdicts: Sequence[Verdict]) -> str:
         "neighbours in loss, and by pairs of equal loss. “Mixed” is said where these, or the parts of an "
         "association (between configurations, between seeds, along a run), contradict each other."
     )
-    numbers = f"{small(note)}{table(headings, rows, text=2)}<ul>{tests}</ul>"
+    numbers = f"{small(note)}{table(headings, rows, text=2, wrap=0)}<ul>{tests}</ul>"
     behind = folded("The numbers behind the verdicts", numbers)
     return section("Verdicts", f'<ul class="findings">{lines}</ul>{behind}', fold=False)
 

@@ -123,6 +123,7 @@ class Verdict(Asked):
             text += f"; {self.more}"
         if self.outcome == "no clear relation":
             text += f"; an effect of {amount(self.least, self.unit)} is excluded"
+            text += "".join(f"; but by {way.name} {effect(way, self.unit)}" for way in _sure(self.ways))
         return text
 
     @property
@@ -211,13 +212,18 @@ def _judged(asked: Asked, p: float) -> Verdict:
 def _opposite(asked: Asked) -> bool:
     """Return whether parts, or ways, contradict each other or the whole, each for their number."""
     for group in (asked.parts, asked.ways):
-        found = [one for one in group if one.tested]
-        sure = [one.value > 0 for one, p in zip(found, holm([o.p for o in found]), strict=True) if p <= ALPHA]
+        sure = [one.value > 0 for one in _sure(group)]
         if asked.main.tested and asked.main.p <= ALPHA:
             sure.append(asked.main.value > 0)
         if len(set(sure)) > 1:
             return True
     return False
+
+
+def _sure(group: Sequence[Finding]) -> list[Finding]:
+    """Return the findings that differ from zero at 5 % for all of them together."""
+    found = [one for one in group if one.tested]
+    return [one for one, p in zip(found, holm([o.p for o in found]), strict=True) if p <= ALPHA]
 
 
 def effect(found: Finding, unit: str) -> str:

@@ -206,6 +206,11 @@ def test_ways_that_contradict_each_other_are_mixed() -> None:
     [told] = judged([replace(asked, ways=(unsure,))])
     assert told.outcome == "supported"
     assert "; but by one ρ = −0.60 [−0.90, +0.50])" in told.sentence
+    none = finding(0.01, low=-0.2, high=0.2, p=0.9)
+    [told] = judged([replace(asked, main=none, ways=(unsure, replace(up, value=0.2, high=0.3)))])
+    assert told.outcome == "no clear relation"
+    assert "is excluded; but by one ρ = +0.20 [+0.10, +0.30])" in told.sentence
+    assert "but by" not in judged([replace(asked, main=none, ways=(unsure,))])[0].sentence
 
 
 def test_more_data_are_named_for_an_effect_worth_mentioning() -> None:
