@@ -279,7 +279,7 @@ class TestDataSets:
 
     def test_more_rows_than_there_are_is_a_problem(self, rows):
         ((field, message),) = config(train=41, test=20, tasks=("rows",)).problems(rows)
-        assert (field, "task 'rows' has 40 of 'train'" in message) == ("train", True)
+        assert (field, "task 'rows' has no more than 40 of 'train'" in message) == ("train", True)
         assert config(train=40, test=20).problems(rows) == []
 
     def test_tasks_of_both_kinds_go_together(self, rows, make_subject):

@@ -78,7 +78,7 @@ BROKEN = {
     "the end is missing": (
         "jsonl",
         ROW + '{"text": "b", "la',
-        r"source: task 'x': line 2 of FILE is broken JSON: Unterminated string .* at column 15",
+        r"source: task 'x': line 2 of FILE is broken JSON: Unterminated string starting at column 15",
     ),
     "a list": (
         "json",

@@ -75,7 +75,8 @@ def _json_rows(path: str, *, strict: bool = False) -> Iterator[tuple[int, Any]]:
             value, at = decoder.raw_decode(text, begin)
         except json.JSONDecodeError as error:
             where = f"column {error.colno}" if error.lineno == line else f"line {error.lineno}"
-            raise _BrokenError(line, f"{error.msg} at {where}") from None
+            # Some of the messages end with "at".
+            raise _BrokenError(line, f"{error.msg.removesuffix(' at')} at {where}") from None
         yield line, value
         line += text.count("\n", begin, at)
 
