@@ -16,6 +16,9 @@ def main() -> None:
     launches = sys.argv[1:2] == ["launch"]
     if launches:
         guard()
+        if "--help" not in sys.argv:
+            # The imports take seconds.
+            print("reading the sweep and its records", file=sys.stderr, flush=True)
     try:
         with ExitStack() as stack:
             # Imported late: the guard needs nothing of them.

@@ -23,7 +23,7 @@ from raysweep.sweep.run_state import RunState
 
 #: Seconds, and share of the work that a launch has to do, before its end is predicted.
 _LEAST_SECONDS, _LEAST_SHARE = 20.0, 0.05
-#: A range is told if its ends differ by this factor at most, or by so many seconds.
+#: The ends of a range differ by this factor at most, or by so many seconds.
 _FACTOR, _NEAR = 3.0, 60.0
 #: The least half width of a range, relative to the prediction.
 _LEAST_WIDTH = 0.1

@@ -61,7 +61,7 @@ def test_metrics_come_with_the_milestone_that_they_are_of(tmp_path: Path) -> Non
 def test_the_share_of_all_work_holds_what_was_there_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two runs, of which the ledger has one whole: its steps took 0.5 s, its two evaluations 2 s each."""
+    """The ledger has one of two runs whole: its steps took 0.5 s, its two evaluations 2 s each."""
     (tmp_path / "tiny.yaml").write_text(
         tiny.HEAD + "evaluate: {excess_loss: {sentences: 64}}\naxes: {seed: [0, 1]}\n"
     )

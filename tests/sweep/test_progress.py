@@ -84,7 +84,7 @@ def test_the_share_is_that_of_the_seconds_and_the_range_holds_the_end() -> None:
         if all(row.state == "done" for row in played.rows):
             break
     end = shares[-1][0]
-    # Nothing is known of fine-tuning until the first run gets there, so nothing is told.
+    # Nothing is known of fine-tuning until the first run gets there, so the share is not known.
     assert shares[0][1] is None
     assert next(second for second, share, _ in shares if share is not None) < 0.15 * end
     assert all(share == pytest.approx(true, abs=0.06) for _, share, true in shares if share is not None)
