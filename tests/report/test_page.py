@@ -91,7 +91,7 @@ def test_the_page_is_whole_and_needs_no_network(page: str) -> None:
     assert not re.search(r"url\((?!#)", page)
     assert "@import" not in page
     assert len(set(reader.ids)) == len(reader.ids)
-    # Of each task loss, flatness at equal loss, and flatness of all; sizes, steps, laws, and the trace by run.
+    # Of each task loss, flatness at equal loss, and flatness of all; sizes, steps, laws, the trace by run.
     assert reader.tags.count("figure") == 2 * 3 + 4
     for svg in re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL):
         ElementTree.fromstring(svg)
@@ -152,7 +152,8 @@ def test_text_from_outside_cannot_become_markup(table: Table) -> None:
         # Too few saturated checkpoints for a figure at equal loss: all are in the headline.
         ({"seeds": (0,), "steps": (400,), "models": (("32/1/2/128", 14_000),)}, 6),
         ({"models": (("32/1/2/128", 14_000),)}, 8),
-        ({"trace": False, "tasks": ("A",)}, 4),
+        # The losses of this table drift off a law, by chance.
+        ({"trace": False, "tasks": ("A",)}, 3),
         ({"models": ()}, 0),
         ({"models": (), "lookup": False}, 0),
     ],
