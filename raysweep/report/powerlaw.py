@@ -54,10 +54,10 @@ EXPONENTS, _COARSE, _FINE, _FINER = (0.02, 6.0), 49, 9, {True: 6, False: 2}
 DRAWS, LEAST_DOF = 1000, 2
 #: Steps of equal loss are looked for up to this multiple of the last milestone, at so many places.
 FAR, _PLACES = 100.0, 401
-#: Ends of a 95 % and of a 99 % interval among the draws.
-_ENDS, _WIDER = (0.975, 0.025), (0.995, 0.005)
+#: Ends of a 95 % and of a 90 % interval among the draws.
+_ENDS, _SHORTER = (0.975, 0.025), (0.95, 0.05)
 #: Shares of an exponent, and of its interval, up to which a change of it does not matter.
-DRIFT = 0.01, 0.125
+DRIFT = 0.01, 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,7 +221,7 @@ class Fit:
     def drifts(self) -> bool:
         """Return whether the exponent is another one without the milestones below twice the first.
 
-        It is where the change has a 99 % interval, by the same draws, without zero, and is more than the
+        It is where the change has a 90 % interval, by the same draws, without zero, and is more than the
         shares `DRIFT` of the exponent and of its interval.  False where a size has fewer than three left.
         """
         first = self.curves.log_steps[self.curves.known].min()
@@ -231,7 +231,7 @@ class Fit:
         later = Fit(curves, draws=self._draws, seed=self._seed)
         (free, drawn), (late, late_drawn) = self._free, later._free
         change = float(np.log(late.exponent / free.exponent))
-        ends = np.quantile(np.log(late_drawn.exponent / drawn.exponent), _WIDER)
+        ends = np.quantile(np.log(late_drawn.exponent / drawn.exponent), _SHORTER)
         low, high = self.interval(lambda law: np.log(law.exponent))
         apart = not 2 * change - ends[0] <= 0 <= 2 * change - ends[1]
         return apart and abs(change) > max(DRIFT[0], DRIFT[1] * float(high - low))
