@@ -15,8 +15,8 @@ ROOT = PACKAGE.parent
 MODULES = sorted({*PACKAGE.rglob("*.py"), *(ROOT / "tests").rglob("*.py")} - {Path(__file__)})
 TEXTS = sorted(
     [ROOT / "README.md", ROOT / "cluster.yaml"]
-    + [path for folder in (PACKAGE, ROOT / ".github") for path in folder.rglob("*.md")]
-    + list((ROOT / "sweeps").glob("*.yaml"))
+    + [path for folder in (PACKAGE, ROOT / ".github", ROOT / "sweeps") for path in folder.rglob("*.md")]
+    + list((ROOT / "sweeps").rglob("*.yaml"))
 )
 
 QUESTION = re.compile(r"(What|How|Where|Which|Whose|Why)\b")

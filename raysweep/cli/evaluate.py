@@ -100,7 +100,7 @@ def evaluate(
         "language": opened.language.fingerprint,
         "evaluations": [
             {
-                "kind": evaluation.kind,
+                "kind": evaluation.key,
                 "config": evaluation.encode(),
                 "seconds": seconds,
                 "metrics": [metric.model_dump() for metric in found.metrics],
@@ -120,7 +120,7 @@ def evaluate(
     # In a pipe, the columns must not be cut off.
     console(pipe_width=160).print(_table([metric for _, found, _ in measured for metric in found.metrics]))
     for evaluation, found, _ in measured:
-        for text in remarks(evaluation.kind, found.notes):
+        for text in remarks(evaluation.key, found.notes):
             typer.echo(f"note: {text}")
     if output is not None:
         typer.echo(f"{output}: written")

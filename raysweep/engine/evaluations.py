@@ -152,7 +152,7 @@ class Evaluations:
         self._run.record_evaluation(
             step,
             evaluation,
-            evaluation.combine(shards),
+            evaluation.metrics(shards),
             seconds=self._seconds[cell],
             notes=evaluation.notes(shards),
         )

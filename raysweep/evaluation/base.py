@@ -29,7 +29,11 @@ Arrays = dict[str, np.ndarray]
 
 
 class Evaluation(KindConfig):
-    """Base of evaluation configurations."""
+    """Base of evaluation configurations.
+
+    `name` is that of a further evaluation of one kind in a sweep: its key in the sweep file, which begins the
+    names of its metrics.  It is no part of the identity of the measurement.
+    """
 
     #: True where only a subject with parameters can be measured, so not the look-up table.
     needs_parameters: ClassVar[bool] = False
@@ -42,6 +46,13 @@ class Evaluation(KindConfig):
     #: Part of the identity.  Raise it when the measurement under the same settings, or the arrays of a shard,
     #: change, so that older measurements are made again instead of mixed.
     version: ClassVar[int] = 1
+
+    name: str | None = None
+
+    @property
+    def key(self) -> str:
+        """The key of the evaluation in its sweep: its name, or its kind where it has none."""
+        return self.name or self.kind
 
     def problems(self, language: Language) -> list[tuple[str, str]]:
         """Return (field, message) for every value that does not fit the language; [] when all fit.
@@ -56,7 +67,8 @@ class Evaluation(KindConfig):
 
     def content(self) -> dict[str, Any]:
         """Return the plain data that identify the measurement: settings and version."""
-        return {**self.encode(), "version": self.version}
+        settings = {field: value for field, value in self.encode().items() if field != "name"}
+        return {**settings, "version": self.version}
 
     def arrays_content(self) -> dict[str, Any]:
         """Return the plain data that identify the arrays of shards: `content`, unless a kind says otherwise.
@@ -136,6 +148,11 @@ class Evaluation(KindConfig):
     @abstractmethod
     def combine(self, shards: Sequence[Mapping[str, np.ndarray]]) -> list[Metric]:
         """Combine all shards that are wanted, in order, into metrics."""
+
+    def metrics(self, shards: Sequence[Mapping[str, np.ndarray]]) -> list[Metric]:
+        """Return the metrics of `combine` under the evaluation's name, where it has one."""
+        found = self.combine(shards)
+        return found if self.name is None else [metric.under(self.name) for metric in found]
 
     def notes(self, shards: Sequence[Mapping[str, np.ndarray]]) -> dict[str, str]:
         """Return text for the record on the way of measuring, where there are several ways.

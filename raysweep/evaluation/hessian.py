@@ -9,21 +9,23 @@ from typing import ClassVar, Literal, Self
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import Tensor
 
 from raysweep.evaluation.base import Arrays, Subject
 from raysweep.evaluation.labels import LabelledEvaluation, model_of
 from raysweep.evaluation.metric import NOT_TRUSTED, Metric, Quantity
 from raysweep.evaluation.notes import method_arrays, method_notes
-from raysweep.evaluation.sharding import shard_count, shard_range
+from raysweep.evaluation.sharding import draw_inputs, shard_count, shard_range
 from raysweep.evaluation.trace import TraceConfig
-from raysweep.flatness.trace.estimate import doubt, largest_share
+from raysweep.flatness.trace.estimate import doubt, largest_share, ratio
 from raysweep.flatness.trace.fisher import input_traces
 from raysweep.flatness.trace.hessian import residual_traces
 from raysweep.flatness.trace.regression import adjusted
 from raysweep.languages.base import Language
 from raysweep.models.base import ModelConfig
+from raysweep.training.config import check_mask
+from raysweep.training.data import masked_words
 
 TRACE = Quantity(
     name="hessian/trace", heading="trace of the Hessian", unit="nats", kind="flatness", better="less"
@@ -49,10 +51,12 @@ log = logging.getLogger("raysweep.evaluation")
 
 
 class HessianConfig(LabelledEvaluation):
-    """Trace of the Hessian over `inputs` sentences with one masked position each.
+    """Trace of the Hessian over `inputs` sentences with masked positions.
 
-    `draws` random directions are averaged at each input.  Inputs and test vectors are those of `trace` with
-    the same seed, whose value `hessian/gauss_newton` is.  Metrics, in nats where nothing else is said:
+    `mask` is "one" position a sentence, or a rate as in `pretrain`: the loss is then the mean over masked
+    words, each hidden by the mask token.  `draws` random directions are averaged at each input.  Inputs and
+    test vectors are those of `trace` with the same seed and mask, whose value `hessian/gauss_newton` is.
+    Metrics, in nats where nothing else is said:
 
     - `hessian/trace`: Tr H, its standard error over inputs, each with both its parts;
     - `hessian/gauss_newton`: the part that is the Fisher trace;
@@ -64,17 +68,39 @@ class HessianConfig(LabelledEvaluation):
 
     kind: Literal["hessian"] = "hessian"
     needs_parameters: ClassVar[bool] = True
-    #: 3 trusts intervals that allow for skewness.
-    version: ClassVar[int] = 3
+    #: 4 stores the numbers of masked positions.
+    version: ClassVar[int] = 4
 
     inputs: int = Field(default=1024, gt=0)
     draws: int = Field(default=1, gt=0)
+    mask: Literal["one"] | float = "one"
     #: Inputs a shard.
     shard_size: int = Field(default=256, gt=0)
 
     @classmethod
     def example(cls, folder: Path) -> Self:
         return cls(inputs=40, shard_size=16)
+
+    @field_validator("mask", mode="before")
+    @classmethod
+    def _mask_is_one_or_a_rate(cls, value: object) -> object:
+        return check_mask(value)
+
+    def problems(self, language: Language) -> list[tuple[str, str]]:
+        found = super().problems(language)
+        if found or not self.needs_reference or language.most_hidden is None:
+            return found
+        most = int(masked_words(torch.tensor([language.max_length]), self.mask))
+        if most <= language.most_hidden:
+            return []
+        known = f"exact conditionals of a {type(language).__name__} hide {language.most_hidden} at most"
+        return [("mask", f"{self.mask} hides {most} words, and {known}; use 'one', or labels: hard")]
+
+    def reference_bytes(self, language: Language) -> int:
+        return super().reference_bytes(language) * (1 if self.mask == "one" else language.max_length)
+
+    def draw(self, language: Language, numbers: range) -> tuple[Tensor, Tensor]:
+        return draw_inputs(language, numbers, mask=self.mask, seed=self.seed)
 
     def model_problems(self, model: ModelConfig, language: Language) -> list[tuple[str, str]]:
         return TraceConfig().model_problems(model, language)
@@ -86,14 +112,21 @@ class HessianConfig(LabelledEvaluation):
         return shard_range(self.inputs, self.shard_size, shard)
 
     def measure(self, subject: Subject, shard: int, reference: np.ndarray | None = None) -> Arrays:
-        """Return both parts [n] of the shard's inputs, float64, and the control [n, K] of the first."""
+        """Return both parts [n] of the shard's inputs, float64, and the control [n, K] of the first.
+
+        The parts are sums over the `weights` [n] masked positions of each.
+        """
         numbers = self.labelled(shard)
         model = model_of(self.kind, subject)
         ids, positions = self.draw(subject.language, numbers)
         pool = self.pool(subject, numbers, reference)
         traces = input_traces(model, ids, positions, seed=self.seed, start=numbers.start, draws=self.draws)
         residual = residual_traces(model, pool, seed=self.seed, start=numbers.start, draws=self.draws)
-        arrays = {"gauss_newton": traces.values.sum(dim=1).numpy(), "residual": residual.numpy()}
+        arrays = {
+            "gauss_newton": traces.values.sum(dim=1).numpy(),
+            "residual": residual.numpy(),
+            "weights": traces.weights.numpy(),
+        }
         if traces.control is not None:
             arrays["control"] = traces.control.numpy()
         return arrays | method_arrays(traces)
@@ -102,19 +135,19 @@ class HessianConfig(LabelledEvaluation):
         def joined(name: str) -> Tensor:
             return torch.from_numpy(np.concatenate([shard[name] for shard in shards]))
 
-        residual = joined("residual")
+        residual, weights = joined("residual"), joined("weights")
         control = joined("control") if all("control" in shard for shard in shards) else None
-        gauss_newton = adjusted(joined("gauss_newton"), torch.ones_like(residual), control)
+        gauss_newton = adjusted(joined("gauss_newton"), weights, control)
         # Of the sums, not of the parts: both parts of an input go together.
         both = gauss_newton + residual
-        doubtful = doubt(both, torch.ones_like(both))
+        doubtful = doubt(both, weights)
         if doubtful is not None:
             log.warning("the interval of this Hessian trace is not to be trusted: %s", doubtful)
-        n = len(both)
+        n, reservations = len(both), [] if doubtful is None else [NOT_TRUSTED]
         return [
-            TRACE.mean(both.numpy(), reservations=[] if doubtful is None else [NOT_TRUSTED]),
-            GAUSS_NEWTON.mean(gauss_newton.numpy()),
-            RESIDUAL.mean(residual.numpy()),
+            TRACE.estimate(ratio(both, weights), reservations=reservations),
+            GAUSS_NEWTON.estimate(ratio(gauss_newton, weights)),
+            RESIDUAL.estimate(ratio(residual, weights)),
             LARGEST_SHARE.number(largest_share(both), n=n),
             INTERVAL_TRUSTED.number(float(doubtful is None), n=n),
         ]

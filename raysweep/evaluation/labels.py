@@ -15,8 +15,7 @@ from torch import Tensor
 
 from raysweep.errors import ConfigError
 from raysweep.evaluation.base import Evaluation, Subject
-from raysweep.evaluation.sharding import draw_sentences
-from raysweep.flatness.inputs import draw_positions
+from raysweep.evaluation.sharding import draw_inputs
 from raysweep.flatness.pool import Pool
 from raysweep.languages.base import Language
 from raysweep.models.base import MaskedLM
@@ -54,14 +53,14 @@ class LabelledEvaluation(Evaluation):
         raise TypeError(f"{self.kind} does not say which inputs it labels")
 
     def reference(self, language: Language, shard: int, *, device: str = "cpu") -> np.ndarray:
-        """Return the conditionals [n, V] of the masked words of the shard's labelled inputs."""
+        """Return the conditionals of the shard's labelled inputs, in the form that `Pool.of` takes."""
         if not self.needs_reference:
             return super().reference(language, shard, device=device)
         numbers = self.labelled(shard)
         if not numbers:
             return np.zeros((0, language.vocabulary_size), dtype=np.float32)
         ids, positions = self.draw(language, numbers)
-        return language.conditionals_at(ids.to(device), positions.to(device)).cpu().numpy()
+        return _exact(language, ids.to(device), positions.to(device)).cpu().numpy()
 
     def reference_bytes(self, language: Language) -> int:
         if not self.needs_reference:
@@ -69,9 +68,8 @@ class LabelledEvaluation(Evaluation):
         return sum(len(self.labelled(k)) for k in range(self.shards())) * language.vocabulary_size * 4
 
     def draw(self, language: Language, numbers: range) -> tuple[Tensor, Tensor]:
-        """Return the sentences [n, T] `numbers` and the masked position [n] of each."""
-        ids = draw_sentences(language, numbers, seed=self.seed, purpose="trace")
-        return ids, draw_positions(ids, language.pad_id, seed=self.seed, start=numbers.start)
+        """Return the sentences [n, T] `numbers` and the masked position [n] of each, or a mask [n, T]."""
+        return draw_inputs(language, numbers, mask="one", seed=self.seed)
 
     def pool(self, subject: Subject, numbers: range, reference: np.ndarray | None) -> Pool:
         """Return the inputs `numbers` with their labels; `reference` holds their conditionals where given.
@@ -84,11 +82,17 @@ class LabelledEvaluation(Evaluation):
         ids, positions = self.draw(language, numbers)
         log_probs = None
         if self.needs_reference and reference is None:
-            log_probs = language.conditionals_at(ids, positions)
+            log_probs = _exact(language, ids, positions)
         elif self.needs_reference and reference is not None:
             # A copy: what comes from the object store cannot be written, which tensors do not know.
             log_probs = torch.from_numpy(reference.copy())
         return Pool.of(model, ids, positions, log_probs=log_probs)
+
+
+def _exact(language: Language, ids: Tensor, positions: Tensor) -> Tensor:
+    """Return the exact conditionals at one position a sentence, or at those of a mask that are all hidden."""
+    several = positions.dtype == torch.bool
+    return language.conditionals(ids, positions) if several else language.conditionals_at(ids, positions)
 
 
 def model_of(kind: str, subject: Subject) -> MaskedLM:

@@ -172,6 +172,21 @@ class Metric(Description):
     n: int
     reservations: tuple[str, ...] = ()
 
+    def under(self, name: str) -> Metric:
+        """Return the metric as one of a further evaluation `name` of its kind; the live view leaves it out.
+
+        >>> metric = Quantity(name="gap/{task}", heading="gap", unit="nats").number(1, n=1, of={"task": "A"})
+        >>> metric.under("narrow").name, metric.under("narrow").label
+        ('narrow/gap/A', 'gap (narrow), task A (nats)')
+        """
+        linked = {link: getattr(self, link) for link in ("name", "quantity", "baseline", "ceiling")}
+        headed = {"heading": self.heading, "short": self.short}
+        return self.model_copy(
+            update={key: f"{name}/{text}" for key, text in linked.items() if text}
+            | {key: f"{text} ({name})" for key, text in headed.items() if text}
+            | {"live": False}
+        )
+
 
 _Described = TypeVar("_Described", bound=Description)
 

@@ -30,7 +30,7 @@ def run_evaluation(
             shards.append(evaluation.measure(subject, shard))
             if progress is not None:
                 progress(shard + 1, wanted)
-    return Measured(metrics=evaluation.combine(shards), notes=evaluation.notes(shards))
+    return Measured(metrics=evaluation.metrics(shards), notes=evaluation.notes(shards))
 
 
 def stored_shards(

@@ -31,7 +31,7 @@ from raysweep.errors import ConfigError
 from raysweep.evaluation.base import Arrays, Evaluation, Subject
 from raysweep.evaluation.metric import NOT_TRUSTED, Metric, Quantity
 from raysweep.evaluation.notes import PREFIX, method_arrays, method_notes
-from raysweep.evaluation.sharding import draw_sentences, shard_count, shard_range
+from raysweep.evaluation.sharding import draw_inputs, shard_count, shard_range
 from raysweep.evaluation.trace_arrays import (
     OWN,
     enlarged_arrays,
@@ -49,7 +49,7 @@ from raysweep.flatness.trace.estimate import (
     reaches,
     relative_error,
 )
-from raysweep.flatness.trace.fisher import FIRST_LOOK, draw_positions, input_traces, next_look
+from raysweep.flatness.trace.fisher import FIRST_LOOK, input_traces, next_look
 from raysweep.flatness.trace.regression import adjusted, coefficients, pool_variance
 from raysweep.flatness.vectors import Vectors
 from raysweep.languages.base import Estimate, Language
@@ -59,7 +59,6 @@ from raysweep.models.enlarge import enlargement
 from raysweep.models.subject import ModelSubject
 from raysweep.seeding import derive
 from raysweep.training.config import check_mask
-from raysweep.training.data import some_positions
 
 TRACE = Quantity(
     name="trace", heading="trace", unit="nats", kind="flatness", better="less", live=True, report=True
@@ -235,8 +234,7 @@ class TraceConfig(Evaluation):
         if self.enlarged_to is not None:
             enlargement(model, self.enlarged_to)
         numbers = shard_range(self.inputs, self.shard_size, shard)
-        ids = draw_sentences(language, numbers, seed=self.seed, purpose="trace")
-        positions = self._positions(ids, language, numbers)
+        ids, positions = draw_inputs(language, numbers, mask=self.mask, seed=self.seed)
         left_out = [n for n, _ in model.named_parameters() if self.preset == "paper" and _paper_omits(n)]
         with _without(model, left_out):
             found = [
@@ -267,17 +265,6 @@ class TraceConfig(Evaluation):
         for name in found[0].excluded:
             arrays[f"excluded/{name}"] = np.array([float(sizes[name].numel())])
         return arrays | method_arrays(found[0])
-
-    def _positions(self, ids: Tensor, language: Language, numbers: range) -> Tensor:
-        if self.mask == "one":
-            return draw_positions(ids, language.pad_id, seed=self.seed, start=numbers.start)
-        return some_positions(
-            language.lengths(ids),
-            ids.shape[1],
-            self.mask,
-            seed=derive(self.seed, "trace", "mask"),
-            sentences=torch.arange(numbers.start, numbers.stop),
-        )
 
     def combine(self, shards: Sequence[Mapping[str, np.ndarray]]) -> list[Metric]:
         """Return `trace`, its parts `trace/<group>`, and what its standard error rests on.

@@ -1,6 +1,7 @@
 """Derivatives along a direction of all parameters at once, another direction for every input of a batch.
 
-For input i with logits z_i(θ) and a direction v_i in the space of parameters, this gives
+For input i with logits z_i(θ), at one masked position or several, and a direction v_i in the space of
+parameters, this gives
 
     ż_i = d/dε z_i(θ + ε v_i)            and            ⟨r_i, z̈_i⟩ = d²/dε² ⟨r_i, z_i(θ + ε v_i)⟩    at ε = 0
 
@@ -34,6 +35,7 @@ from torch.func import functional_call
 
 from raysweep.errors import ConfigError
 from raysweep.flatness.evaluating import twice_differentiable
+from raysweep.flatness.norms.ghost import MaskedLogits, masked_logits
 from raysweep.models.base import MaskedLM
 from raysweep.seeding import signs
 
@@ -80,7 +82,10 @@ class Directions:
         return found
 
     def first(self, ids: Tensor, positions: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Return logits and ż [B, C] of masked `ids` [B, T] at `positions` [B]; `index` [B] numbers them."""
+        """Return logits and ż [B, C] of masked `ids` [B, T] at `positions` [B]; `index` [B] numbers them.
+
+        At several positions [B, m], −1 for none, they are [B, m, C], and those of none mean nothing.
+        """
         found = []
         for _, logits, step in self._pieces(ids, positions, index, alone=self.random):
             found.append(_slopes(logits, step))
@@ -90,7 +95,10 @@ class Directions:
     def second(
         self, ids: Tensor, positions: Tensor, index: Tensor, weights: Callable[[Tensor, Tensor], Tensor]
     ) -> Tensor:
-        """Return ⟨r, z̈⟩ [B], where r [b, C] = `weights`(logits [b, C], their places [b] in the batch)."""
+        """Return ⟨r, z̈⟩ [B], where r [b, C] = `weights`(logits [b, C], their places [b] in the batch).
+
+        At several positions logits and r are [b, m, C], and r is to be 0 where there is none.
+        """
         found = []
         for rows, logits, step in self._pieces(ids, positions, index, alone=True):
             (slope,) = torch.autograd.grad(logits, step, weights(logits.detach(), rows), create_graph=True)
@@ -127,7 +135,7 @@ class Directions:
         handles = [module.register_forward_hook(move) for module in self._modules]
         try:
             with torch.enable_grad():
-                return self.model(ids, positions), step
+                return masked_logits(self.model, ids, positions), step
         finally:
             for handle in handles:
                 handle.remove()
@@ -138,8 +146,8 @@ class Directions:
         step = torch.zeros(1, device=ids.device, dtype=self._dtype, requires_grad=True)
         longest = int((ids != self.model.pad_id).sum(dim=1).max())
         with torch.enable_grad(), twice_differentiable(self.model):
-            moved = {n: p.detach() + step * direction[n] for n, p in self.parameters.items()}
-            return functional_call(self.model, moved, (ids[:, :longest], positions)), step
+            moved = {f"model.{n}": p.detach() + step * direction[n] for n, p in self.parameters.items()}
+            return functional_call(MaskedLogits(self.model), moved, (ids[:, :longest], positions)), step
 
     def _check(self, ids: Tensor, positions: Tensor, index: Tensor) -> None:
         """Compare both ways on one input; where they differ, inputs are taken one at a time from then on."""

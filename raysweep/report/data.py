@@ -55,10 +55,11 @@ class Measurements:
     def shown(self, *kinds: Kind) -> list[Description]:
         """Return the metrics that the report shows, of these kinds or of all.
 
-        Of the trace in each model's own parameters and that in one space it is the one of `comparable`.
+        Of the trace in each model's own parameters and that in one space it is the one of `comparable`, also
+        where an evaluation of traces has a name, which begins its metrics.
         """
         hidden = TRACE.name if self._enlarged else ENLARGED.name
-        found = (m for m in self.metrics.values() if m.report and m.name != hidden)
+        found = (m for m in self.metrics.values() if m.report and m.name.rpartition("/")[2] != hidden)
         return [m for m in found if not kinds or m.kind in kinds]
 
     def comparable(self, kind: Kind = "flatness") -> list[Description]:

@@ -128,7 +128,8 @@ def treated(
         case Larger():
             x, groups = np.log2(rows["parameters"].to_numpy(dtype=float)), numbers(rows["variant"])
         case Algorithm():
-            x, groups = _is(rows, about.better).to_numpy(dtype=float), numbers(rows["model"])
+            # Models of one size may differ in what is no parameter, such as dropout.
+            x, groups = _better(rows, about).to_numpy(dtype=float), numbers(rows["parameters"])
     head, text = headed(about)
     test = (
         f"regression of {named(accuracies)} on {what}, given a smooth function of {loss.title} and the "
@@ -163,6 +164,16 @@ def _treatment(table: pd.DataFrame, about: Longer | Larger | Algorithm) -> tuple
             return table["parameters"] > 0, "accuracy per doubling", "the logarithm of parameters", "variant"
         case Algorithm():
             return _is(table, about.better) | _is(table, about.than), "accuracy", "the algorithm", "size"
+
+
+def _better(table: pd.DataFrame, about: Algorithm) -> pd.Series:
+    """Return which rows of a claim about two algorithms are of the better one.
+
+    Rows of a variant that is named, such as `adamw-wd0` of `adamw`, are of the variant.
+    """
+    better = _is(table, about.better)
+    variant = about.than.startswith(f"{about.better}-")
+    return better & ~_is(table, about.than) if variant else better
 
 
 def _is(table: pd.DataFrame, algorithm: str) -> pd.Series:

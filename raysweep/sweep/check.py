@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -34,6 +35,8 @@ from raysweep.training.config import PretrainConfig
 from raysweep.training.seeds import Seeds
 
 C = TypeVar("C", bound=Config)
+
+_KEY = re.compile(r"[A-Za-z]\w{0,49}\Z", re.ASCII)
 
 _NEEDED = {
     "language": "language: {kind: pcfg, seed: 0}",
@@ -65,35 +68,53 @@ class Checker:
         self._faulty: set[int] = set()
 
     def evaluations(self, node: Node | None, mark: Mark) -> dict[str, tuple[Evaluation, Node, Mark]]:
-        """Decode `evaluate`: kind -> settings; a kind without a value has its defaults."""
+        """Decode `evaluate`: key -> settings; a key without a value has the defaults of its kind.
+
+        The key is the kind, unless the settings name another kind: then it is the evaluation's name.
+        """
         found: dict[str, tuple[Evaluation, Node, Mark]] = {}
         if node is None or node.value is None:
             return found
         if not isinstance(node.value, dict):
             self.problems.add(node.mark, "evaluate", "must be a mapping, e.g. {excess_loss: {}, trace: {}}")
             return found
-        for kind, settings in node.items():
-            at = node.keys[kind]
-            name = f"evaluate.{kind}"
-            if kind not in registry.evaluations.kinds():
-                self.problems.add(at, name, unknown(kind, registry.evaluations.kinds(), "evaluation"))
-                continue
+        for key, settings in node.items():
+            at = node.keys[key]
             if settings.value is None:
                 settings = Node({}, settings.mark)
             if not isinstance(settings.value, dict):
-                self.problems.add(settings.mark, name, f"{show(settings.plain)} is not a mapping of settings")
+                message = f"{show(settings.plain)} is not a mapping of settings"
+                self.problems.add(settings.mark, f"evaluate.{key}", message)
                 continue
-            if "kind" in settings.value:
-                self.problems.add(
-                    settings.keys["kind"], f"{name}.kind", "remove it; the key above is the kind"
-                )
+            cls = self._evaluation_class(key, settings, at)
+            if cls is None:
                 continue
-            cls = registry.evaluations.get(kind)
-            data = self._with_absolute_paths(cls, settings, name) | {"kind": kind}
-            evaluation = self._validate(cls, data, settings, ("evaluate", kind), at)
+            data = self._with_absolute_paths(cls, settings, f"evaluate.{key}")
+            data |= {"name": key} if "kind" in data else {"kind": key}
+            evaluation = self._validate(cls, data, settings, ("evaluate", key), at)
             if evaluation is not None:
-                found[kind] = (evaluation, settings, at)
+                found[key] = (evaluation, settings, at)
         return found
+
+    def _evaluation_class(self, key: str, settings: Node, at: Mark) -> type[Evaluation] | None:
+        """Return the class of the evaluation under a key, or None if the key or the kind is wrong."""
+        name, kinds, kind = f"evaluate.{key}", registry.evaluations.kinds(), settings.get("kind")
+        if "name" in settings.value:
+            self.problems.add(settings.keys["name"], f"{name}.name", "remove it; the key above is the name")
+        elif kind is None and key not in kinds:
+            self.problems.add(at, name, unknown(key, kinds, "evaluation"))
+        elif kind is None:
+            return registry.evaluations.get(key)
+        elif key in kinds:
+            self.problems.add(settings.keys["kind"], f"{name}.kind", "remove it; the key above is the kind")
+        elif not _KEY.match(key):
+            self.problems.add(at, name, f"{show(key)} is not a name; use letters, digits and '_'")
+        elif kind.value not in kinds:
+            message = unknown(str(kind.plain), kinds, "evaluation")
+            self.problems.add(kind.mark, f"{name}.kind", message)
+        else:
+            return registry.evaluations.get(str(kind.value))
+        return None
 
     def section(self, name: str, source: Registry[Any] | type[Config], point: Point) -> Any:
         """Return the decoded section of a point, or None if it is wrong.
@@ -249,7 +270,7 @@ class Checker:
         else:
             found = evaluation.untrained_problems(algorithm, language)
         for field, message in found:
-            self._add(field, message, node, at, f"evaluate.{evaluation.kind}")
+            self._add(field, message, node, at, f"evaluate.{evaluation.key}")
 
     def runs(
         self, points: Iterable[Point], evaluations: Mapping[str, tuple[Evaluation, Node, Mark]]

@@ -194,7 +194,7 @@ class RunLedger:
 
     def evaluation(self, step: int, evaluation: Evaluation) -> EvaluationRecord | None:
         """Return the record of an evaluation at a step with exactly these settings, or None."""
-        return self._evaluation(step, evaluation.kind, evaluation_identity(evaluation))
+        return self._evaluation(step, evaluation.key, evaluation_identity(evaluation))
 
     def _evaluation(self, step: int, kind: str, identity: str) -> EvaluationRecord | None:
         record = self.read(evaluation_name(step, kind, identity), EvaluationRecord)
@@ -222,7 +222,7 @@ class RunLedger:
             return first
         identity = evaluation_identity(evaluation)
         record = EvaluationRecord(
-            kind=evaluation.kind,
+            kind=evaluation.key,
             step=step,
             config=evaluation.encode(),
             identity=identity,
@@ -231,7 +231,7 @@ class RunLedger:
             seconds=seconds,
             notes=dict(notes or {}),
         )
-        write_atomic(self._records / evaluation_name(step, evaluation.kind, identity), encode(record))
+        write_atomic(self._records / evaluation_name(step, evaluation.key, identity), encode(record))
         return record
 
     # Failures

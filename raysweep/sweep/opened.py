@@ -202,7 +202,10 @@ def choose_evaluations(texts: Sequence[str], opened: Opened) -> tuple[dict[str, 
         kind = path[0]
         if root.get(kind) is None:
             own = opened.evaluations.get(kind)
-            settings = {} if own is None else {k: v for k, v in own.encode().items() if k != "kind"}
+            settings = {} if own is None else own.encode()
+            # The key says the name, and where there is none, the kind.
+            if settings.pop("name", None) is None:
+                settings.pop("kind", None)
             root = put(root, [kind], node_of(settings, mark), mark)
         if equals:
             try:

@@ -38,6 +38,7 @@ class RunRecord(Record):
 class EvaluationRecord(Record):
     """One evaluation of one checkpoint; `time` is in unix seconds, `seconds` is the work spent.
 
+    `kind` is what the sweep calls the evaluation: its name, or its kind where it has none.
     `notes` describe the way of measuring (see `Evaluation.notes`).
     """
 

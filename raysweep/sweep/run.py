@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 class RunSpec:
     """One run: language, model, algorithm, pre-training and seeds, and the evaluations at its milestones.
 
-    `evaluations` is keyed by kind and holds only those that apply to the algorithm; `axes` maps the dotted
-    paths of the sweep's axes to this run's values, for display.
+    `evaluations` is keyed by name, or by kind where there is none, and holds only those that apply to the
+    algorithm; `axes` maps the dotted paths of swept fields to the run's values, for display.
     """
 
     language: LanguageConfig
@@ -112,7 +112,7 @@ class RunSpec:
             algorithm=registry.algorithms.decode(data["algorithm"]),
             pretrain=PretrainConfig.decode(data["pretrain"]),
             seeds=Seeds.of(data["seed"]),
-            evaluations={evaluation.kind: evaluation for evaluation in evaluations},
+            evaluations={evaluation.key: evaluation for evaluation in evaluations},
             language_fingerprint=data["language_fingerprint"],
             axes=dict(data["axes"]),
         )

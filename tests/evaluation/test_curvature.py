@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from pydantic import ValidationError
 
 from raysweep.errors import ConfigError
@@ -21,6 +22,7 @@ from raysweep.flatness.pool import Pool
 from raysweep.flatness.trace.hessian import hessian_trace
 from raysweep.models.encoder import EncoderConfig
 from raysweep.seeding import derive
+from raysweep.training.data import some_positions
 
 KINDS = [HessianConfig, SpectrumConfig, SharpnessConfig]
 
@@ -51,6 +53,41 @@ def test_hessian(pcfg, make_subject, run, labels, n):
     assert metrics["hessian/trace"].n == n
     share = estimate.per_input.abs().max() / estimate.per_input.abs().sum()
     assert metrics["hessian/largest_share"].value == pytest.approx(share.item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("labels", ["soft", "hard"])
+def test_hessian_of_a_rate_of_masks(pcfg, make_subject, run, labels):
+    subject, n = make_subject(pcfg), 60
+    config = HessianConfig(inputs=n, shard_size=25, seed=3, labels=labels, mask=0.5)
+    metrics = run(config, subject)
+    ids = pcfg.sample(n, seed=derive(3, "trace"))
+    mask = some_positions(
+        pcfg.lengths(ids), ids.shape[1], 0.5, seed=derive(3, "trace", "mask"), sentences=torch.arange(n)
+    )
+    assert mask.sum(dim=1).max() > 1
+    soft = pcfg.conditionals(ids, mask) if labels == "soft" else None
+    estimate = hessian_trace(subject.model, ids, mask, log_probs=soft, seed=3)
+    assert metrics["hessian/trace"].value == pytest.approx(estimate.value, rel=1e-4)
+    assert metrics["hessian/trace"].standard_error == pytest.approx(estimate.standard_error, rel=1e-4)
+    trace = run(TraceConfig(inputs=n, seed=3, mask=0.5), subject)["trace"]
+    assert metrics["hessian/gauss_newton"].value == pytest.approx(trace.value, rel=1e-5)
+    if labels == "soft":
+        reference = [config.reference(pcfg, shard) for shard in range(config.shards())]
+        assert sum(array.nbytes for array in reference) == config.reference_bytes(pcfg)
+        given, own = config.measure(subject, 1, reference[1]), config.measure(subject, 1)
+        np.testing.assert_array_equal(given["residual"], own["residual"])
+
+
+def test_hessian_asks_for_no_more_hidden_words_than_are_known(hmm):
+    text = SimpleNamespace(exact=True, most_hidden=1, max_length=24)
+    ((field, message),) = HessianConfig(mask=0.15).problems(text)
+    assert field == "mask"
+    assert "0.15 hides 4 words, and exact conditionals of a SimpleNamespace hide 1 at most" in message
+    for fits in (HessianConfig(), HessianConfig(mask=0.15, labels="hard"), HessianConfig(mask=0.05)):
+        assert fits.problems(text) == []
+    assert HessianConfig(mask=0.15).problems(hmm) == []
+    with pytest.raises(ValidationError, match="neither 'one' nor a rate"):
+        HessianConfig(mask=1.5)
 
 
 def test_spectrum(hmm, make_subject, run):

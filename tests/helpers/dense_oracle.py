@@ -5,12 +5,22 @@ from types import SimpleNamespace
 import torch
 
 from raysweep.models.encoder import EncoderConfig
+from raysweep.models.lstm import LSTMConfig
 
 
 def tiny_model(norm="pre", words=5, length=3):
     """Return an encoder of about 250 parameters, none of them at its initial value, float64."""
+    return _moved(EncoderConfig(shape="4/1/1/6", norm=norm), words, length)
+
+
+def tiny_lstm(words=5, length=3):
+    """Return an LSTM of about 150 parameters, none of them at its initial value, float64."""
+    return _moved(LSTMConfig(shape="4/1"), words, length)
+
+
+def _moved(config, words, length):
     language = SimpleNamespace(vocabulary_size=words, pad_id=words, max_length=length)
-    model = EncoderConfig(shape="4/1/1/6", norm=norm).build(language, seed=3).double()
+    model = config.build(language, seed=3).double()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -123,6 +123,18 @@ def test_an_algorithm_is_better_than_another() -> None:
     assert absent.outcome == "not enough data"
 
 
+@pytest.mark.parametrize("variant", ["adamw-wd0", "adamw-lr0.002-wd0"])
+def test_an_algorithm_is_better_than_a_variant_of_itself(variant: str) -> None:
+    """Without weight decay there may be no dropout either, so the models differ in their labels too."""
+    frame = population(algorithms=("adamw", variant), sizes=3, better=0.05, noise=0.004)
+    frame.loc[frame["algorithm"] == variant, "model"] += "-dropout0"
+    found = one(frame, algorithm={"better": "adamw", "than": variant})
+    assert found.outcome == "supported"
+    assert found.main.low < 0.05 < found.main.high
+    turned = one(frame, algorithm={"better": variant, "than": "adamw"})
+    assert turned.main.value == pytest.approx(-found.main.value)
+
+
 def test_trained_models_beat_the_look_up_table() -> None:
     above = one(population(lookup=0.5), beats="lookup_table")
     assert above.outcome == "supported"

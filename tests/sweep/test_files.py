@@ -11,8 +11,9 @@ import pytest
 
 from helpers import tiny_sweeps as tiny
 from raysweep.errors import ConfigError
-from raysweep.sweep import load_sweep
+from raysweep.sweep import RunSpec, evaluation_identity, load_sweep, missing_now, tidy
 from raysweep.sweep.document import Mark, Problems, parse
+from raysweep.sweep.missing import metrics_at
 
 
 def plain(text: str) -> Any:
@@ -148,6 +149,30 @@ MALFORMED = [
         "counted:",
         "countd:",
         "6:12: evaluate.countd: unknown evaluation — did you mean 'counted'?",
+    ),
+    (
+        "unknown evaluation kind",
+        "{n: 3}",
+        "{n: 3, kind: weighted}",
+        "6:28: evaluate.counted.kind: remove it; the key above is the kind",
+    ),
+    (
+        "named evaluation",
+        "counted: {n: 3}",
+        "more: {n: 3, kind: countd}",
+        "6:31: evaluate.more.kind: unknown evaluation — did you mean 'counted'?",
+    ),
+    (
+        "evaluation's name",
+        "counted: {n: 3}",
+        "more/than: {n: 3, kind: counted}",
+        "6:12: evaluate.more/than: 'more/than' is not a name; use letters, digits and '_'",
+    ),
+    (
+        "evaluation named twice",
+        "{n: 3}",
+        "{n: 3, name: more}",
+        "6:28: evaluate.counted.name: remove it; the key above is the name",
     ),
     ("evaluation field", "{n: 3}", "{m: 3}", "6:22: evaluate.counted.m: unknown field"),
     (
@@ -407,3 +432,26 @@ def test_storage(load: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 def test_sweeps_need_neither_ray_nor_mlflow() -> None:
     code = "import sys, raysweep.sweep; sys.exit('ray' in sys.modules or 'mlflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_two_evaluations_of_one_kind(load: Any) -> None:
+    """The second has a name; each has records, arrays and metrics of its own, whatever its settings."""
+    text = tiny.BASE.replace("{counted: {n: 3}}", "{counted: {n: 3}, twice: {kind: counted, n: 3}}")
+    sweep = load(text)
+    (spec,) = sweep.runs
+    assert list(spec.evaluations) == ["counted", "twice"]
+    plain, named = spec.evaluations.values()
+    assert (plain.key, named.key, named.kind) == ("counted", "twice", "counted")
+    # A name is no part of what is measured, and an evaluation without one is what it was.
+    assert evaluation_identity(plain) == evaluation_identity(named)
+    assert "name" not in plain.content()
+    assert RunSpec.decode(spec.encode()) == spec
+    run = sweep.ledger().run(spec)
+    for step in spec.milestones:
+        tiny.checkpoint(run, step)
+    run.record_evaluation(50, plain, plain.metrics([]), seconds=1.0)
+    assert missing_now(run, spec).evaluations == ((50, "twice"), (100, "counted"), (100, "twice"))
+    run.record_evaluation(50, named, named.metrics([]), seconds=1.0)
+    assert [metric.name for metric in metrics_at(run, spec, 50)] == ["count", "twice/count"]
+    assert sorted(tidy(sweep.ledger(), sweep)["metric"]) == ["count", "twice/count"]
+    assert [record.kind for record in run.evaluations()] == ["counted", "twice"]

@@ -21,6 +21,7 @@ from raysweep.flatness.norms.base import PaddedNorms
 from raysweep.flatness.norms.ghost import (
     TOLERANCE,
     GhostNorms,
+    MaskedLogits,
     masked_logits,
     own_norms,
     require_finite,
@@ -78,7 +79,7 @@ class GradientNorms(PaddedNorms):
 
     def _together(self, ids: Tensor, positions: Tensor, cotangents: Tensor) -> Tensor:
         parameters = {name: p.detach() for name, p in self._parameters.items()}
-        wrapped = _Logits(self.model)
+        wrapped = MaskedLogits(self.model)
 
         def norms(row: Tensor, at: Tensor, v: Tensor) -> Tensor:
             def logits(values: dict[str, Tensor]) -> Tensor:
@@ -119,17 +120,6 @@ class GradientNorms(PaddedNorms):
             return
         if bool(((found - truth).abs() <= tolerance * truth.sum(dim=1, keepdim=True)).all()):
             self.method = "vmap"
-
-
-class _Logits(nn.Module):
-    """A module with the logits of a model as its forward, for `functional_call`."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
-        return masked_logits(self.model, ids, positions)
 
 
 @contextmanager

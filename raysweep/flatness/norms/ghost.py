@@ -55,6 +55,17 @@ def masked_logits(model: nn.Module, ids: Tensor, positions: Tensor) -> Tensor:
     return model.head(hidden.gather(1, index))
 
 
+class MaskedLogits(nn.Module):
+    """A module with `masked_logits` of its `model` as its forward, for `functional_call`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
+        return masked_logits(self.model, ids, positions)
+
+
 def split_parameters(model: nn.Module) -> tuple[dict[str, nn.Parameter], list[str]]:
     """Return the trainable parameters by name, each once, and the names of the frozen ones.
 

@@ -13,6 +13,10 @@ its own (raysweep.flatness.directions):
 With soft labels R is zero for a model that has reached its language, value by value and not only on average,
 so the residual's noise vanishes with it; with hard labels its noise is that of the drawn words.
 
+With several masked positions in a sentence the loss is the mean over all masked words
+(raysweep.flatness.pool), and so are the traces: sums over a sentence's positions, divided by the mean number
+of positions.
+
 Sources: Schraudolph, "Fast curvature matrix-vector products for second-order gradient descent" (Neural
 Computation 14, 2002) for the split; Hutchinson, "A stochastic estimator of the trace of the influence matrix
 for Laplacian smoothing splines" (Communications in Statistics 19, 1990).
@@ -38,7 +42,7 @@ from raysweep.flatness.directions import Directions
 from raysweep.flatness.evaluating import evaluating
 from raysweep.flatness.inputs import draw_positions
 from raysweep.flatness.pool import Pool
-from raysweep.flatness.trace.estimate import doubt
+from raysweep.flatness.trace.estimate import doubt, ratio
 from raysweep.flatness.trace.fisher import input_traces
 from raysweep.flatness.trace.interval import interval, skewness_of
 from raysweep.flatness.trace.regression import adjusted
@@ -52,12 +56,12 @@ log = logging.getLogger("raysweep.flatness")
 
 @dataclass(frozen=True, kw_only=True)
 class HessianEstimate:
-    """A Hessian trace in nats: the mean of `n` independent inputs, and its two parts.
+    """A Hessian trace in nats: the mean over the masked words of `n` independent inputs, and its two parts.
 
-    `per_input` [n] float64 are the inputs' own values, of both parts together, so that the standard error
-    includes the covariance of the parts.  `excluded` names the frozen parameters, which are not part of it.
-    `warning` says why the interval is not to be trusted, None where it is; `method` and `reason` are those of
-    `TraceEstimate`.
+    `per_input` [n] float64 are the inputs' own values, sums over their `weights` [n] masked positions and of
+    both parts together, so that the standard error includes the covariance of the parts.  `excluded` names
+    the frozen parameters, which are not part of it.  `warning` says why the interval is not to be trusted,
+    None where it is; `method` and `reason` are those of `TraceEstimate`.
     """
 
     value: float
@@ -66,6 +70,7 @@ class HessianEstimate:
     gauss_newton: Estimate
     residual: Estimate
     per_input: Tensor
+    weights: Tensor
     excluded: tuple[str, ...]
     warning: str | None
     method: str
@@ -74,7 +79,7 @@ class HessianEstimate:
     @property
     def interval(self) -> tuple[float, float]:
         """The 95 % interval of the population's trace (raysweep.flatness.trace.interval)."""
-        skewness = skewness_of(self.per_input, torch.ones_like(self.per_input))
+        skewness = skewness_of(self.per_input, self.weights)
         return interval(self.value, self.standard_error, n=self.n, skewness=skewness)
 
 
@@ -83,14 +88,15 @@ def residual_traces(
 ) -> Tensor:
     """Return an unbiased value [n] of Tr R at each input of a pool, float64 on the CPU; dropout is off.
 
-    Input i's directions, `draws` of them, are keyed by (seed, start + i).
+    Input i's directions, `draws` of them, are keyed by (seed, start + i).  Its value is the sum over its
+    masked positions; so many inputs are computed at once as have `batch` of them, but one at least.
     """
     values = torch.zeros(len(pool), dtype=torch.float64, device=pool.masked.device)
     index = torch.arange(start, start + len(pool), device=pool.masked.device)
     with evaluating(model):
         for draw in range(draws):
             directions = Directions(model, seed=seed if draw == 0 else derive(seed, "draw", draw))
-            for rows, ids, positions in pool.batches(batch):
+            for rows, ids, positions in pool.batches(max(1, batch // pool.most), several=True):
 
                 def slopes(logits: Tensor, places: Tensor, rows: Tensor = rows) -> Tensor:
                     return pool.slopes(logits, rows[places])
@@ -111,11 +117,12 @@ def hessian_trace(
     draws: int = 1,
     batch: int = 64,
 ) -> HessianEstimate:
-    """Estimate Tr H of `model` on sentences `ids` [n, T], one masked position each; dropout is off.
+    """Estimate Tr H of `model` on sentences `ids` [n, T] with masked positions; dropout is off.
 
-    `log_probs` [n, V] in nats are the exact conditionals of the masked words (`Language.conditionals_at`);
-    without them the words of `ids` are the labels.  The other arguments are those of `fisher_trace`; `draws`
-    holds for both parts.  Raises `DataError` for inputs that do not fit the model, `ConfigError` for a model
+    `log_probs` in nats are the exact conditionals of the masked words: [n, V] for one a sentence
+    (`Language.conditionals_at`), or [n, T, V] for several (`Language.conditionals` of their mask).  Without
+    them the words of `ids` are the labels.  The other arguments are those of `fisher_trace`; `draws` holds
+    for both parts.  Raises `DataError` for inputs that do not fit the model, `ConfigError` for a model
     without trainable parameters.
     """
     if positions is None:
@@ -126,18 +133,20 @@ def hessian_trace(
     )
     residual = residual_traces(model, pool, seed=seed, start=start, draws=draws, batch=batch)
     gauss_newton = adjusted(traces.values.sum(dim=1), traces.weights, traces.control)
-    parts = Estimate.of(gauss_newton), Estimate.of(residual)
+    weights = traces.weights
+    parts = ratio(gauss_newton, weights), ratio(residual, weights)
     both = gauss_newton + residual
-    warning = doubt(both, traces.weights)
+    warning = doubt(both, weights)
     if warning is not None:
         log.warning("the interval of this Hessian trace is not to be trusted: %s", warning)
     return HessianEstimate(
         value=parts[0].value + parts[1].value,
-        standard_error=Estimate.of(both).standard_error,
+        standard_error=ratio(both, weights).standard_error,
         n=len(both),
         gauss_newton=parts[0],
         residual=parts[1],
         per_input=both,
+        weights=weights,
         excluded=traces.excluded,
         warning=warning,
         method=traces.method,

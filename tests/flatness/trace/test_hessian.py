@@ -6,11 +6,15 @@ import math
 import pytest
 import torch
 
-from helpers.dense_oracle import flat, gauss_newton, hessians, tiny_model
+from helpers.dense_oracle import flat, gauss_newton, hessians, tiny_lstm, tiny_model
 from raysweep.errors import DataError
+from raysweep.flatness.curvature.loss import gradient_norm
+from raysweep.flatness.curvature.relative import scaled_traces
+from raysweep.flatness.curvature.sharpness import sharpness
 from raysweep.flatness.directions import Directions
 from raysweep.flatness.inputs import draw_positions
 from raysweep.flatness.pool import Pool
+from raysweep.flatness.theory.bartlett import bartlett_terms
 from raysweep.flatness.trace.fisher import fisher_trace, input_traces
 from raysweep.flatness.trace.hessian import hessian_trace, residual_traces
 from raysweep.languages.hmm import HMM
@@ -158,8 +162,8 @@ def test_conditionals_must_fit(make_model, make_ids):
         hessian_trace(make_model(), ids, positions, log_probs=torch.zeros(4, 3))
     with pytest.raises(DataError, match="masked position 7 is not one of its 1 words"):
         Pool.of(make_model(), ids, torch.full((4,), 7))
-    with pytest.raises(DataError, match=r"positions of shape \[4, 2\]: give one for each sentence"):
-        Pool.of(make_model(), torch.zeros(4, 3, dtype=torch.int64), torch.tensor([[0, 1]]).repeat(4, 1))
+    with pytest.raises(DataError, match=r"shape \[4, 5\]: give those of 5 words for each of 4 positions of"):
+        hessian_trace(make_model(), ids, positions[:, None], log_probs=torch.zeros(4, 5))
 
 
 def test_soft_labels_cut_the_noise_of_the_residual():
@@ -227,8 +231,91 @@ def test_a_doubtful_interval_says_so(make_model, make_ids, caplog):
     assert low < estimate.value < high
 
 
-def test_several_positions_are_refused_before_anything_is_computed(make_model, make_ids, monkeypatch):
-    ids, positions = make_ids(8, 4)
-    monkeypatch.setattr("raysweep.flatness.trace.hessian.input_traces", None)
-    with pytest.raises(DataError, match="give one for each sentence"):
-        hessian_trace(make_model(), ids, positions[:, None])
+@pytest.fixture(scope="module", params=["pre", "post", "lstm"])
+def several(request):
+    """Sentences with one, two and three masks, and the dense matrices of each one's masked loss."""
+    model = tiny_lstm() if request.param == "lstm" else tiny_model(request.param)
+    pad = model.pad_id
+    ids = torch.tensor([[1, 4, 0], [3, 2, 3], [2, 0, pad]])
+    mask = torch.tensor([[True, False, True], [True, True, True], [False, True, False]])
+    generator = torch.Generator().manual_seed(4)
+    log_probs = torch.randn(3, 3, WORDS, generator=generator, dtype=torch.float64).mul(2).log_softmax(-1)
+    soft = torch.nn.functional.pad(log_probs.exp(), (0, model.total_vocabulary - WORDS))
+    hard = torch.nn.functional.one_hot(ids, model.total_vocabulary).double()
+    masked = ids.masked_fill(mask, pad + 1)
+    size = sum(p.numel() for p in model.parameters())
+    dense = {name: torch.zeros(3, size, size, dtype=torch.float64) for name in ("soft", "hard", "fisher")}
+    # The loss is a sum over masked words, whose terms are taken one at a time.
+    for row, t in mask.nonzero().tolist():
+        one = masked[row : row + 1], torch.tensor([t])
+        dense["soft"][row] += hessians(model, *one, soft[row, t][None])[0]
+        dense["hard"][row] += hessians(model, *one, hard[row, t][None])[0]
+        dense["fisher"][row] += gauss_newton(model, *one)[0]
+    exact = log_probs.masked_fill(~mask[:, :, None], torch.nan)
+    return {"model": model, "ids": ids, "mask": mask, "log_probs": {"soft": exact, "hard": None}, **dense}
+
+
+@pytest.mark.parametrize("labels", ["soft", "hard"])
+def test_several_masks_against_the_dense_hessian_of_their_loss(several, labels):
+    model, ids, mask = several["model"], several["ids"], several["mask"]
+    pool = Pool.of(model, ids, mask, log_probs=several["log_probs"][labels])
+    found = residual_traces(model, pool, seed=5, start=100)
+    directions = Directions(model, seed=5)
+    for row, matrix in enumerate(several[labels] - several["fisher"]):
+        at = directions.at(100 + row)
+        v = flat(at[name] for name, _ in model.named_parameters())
+        assert found[row].item() == pytest.approx((v @ matrix @ v).item(), rel=1e-7, abs=1e-7)
+    # The Gauss-Newton part is exact, so the whole is known but for the residual's directions.
+    estimate = hessian_trace(
+        model, ids, mask, log_probs=several["log_probs"][labels], seed=5, start=100, vectors="exact"
+    )
+    trace = several["fisher"].diagonal(dim1=1, dim2=2).sum(dim=1)
+    torch.testing.assert_close(estimate.per_input, trace + found, rtol=1e-7, atol=1e-7)
+    assert estimate.weights.tolist() == [2, 3, 1]
+    assert estimate.value == pytest.approx(estimate.per_input.sum().item() / 6)
+    assert estimate.gauss_newton.value == pytest.approx(trace.sum().item() / 6, rel=1e-7)
+
+
+def test_several_masks_are_unbiased(several):
+    """z-test of the trace of the masked loss over many directions; nothing stops early."""
+    model, replicates, log_probs = several["model"], 100, several["log_probs"]["soft"]
+    estimate = hessian_trace(
+        model,
+        several["ids"].repeat(replicates, 1),
+        several["mask"].repeat(replicates, 1),
+        log_probs=log_probs.repeat(replicates, 1, 1),
+        batch=300,
+    )
+    truth = several["soft"].diagonal(dim1=1, dim2=2).sum(dim=1)
+    values = estimate.per_input.view(replicates, 3)
+    error = values.std(dim=0) / math.sqrt(replicates)
+    assert (((values.mean(dim=0) - truth) / error).abs() < 4).all()
+    total = values.sum(dim=1)
+    assert abs(estimate.value - truth.sum() / 6) < 4 * total.std() / math.sqrt(replicates) / 6
+
+
+def test_positions_and_their_mask_are_the_same_inputs(several):
+    model, ids, log_probs = several["model"], several["ids"], several["log_probs"]["soft"]
+    listed = torch.tensor([[2, 0, -1], [1, 0, 2], [-1, 1, -1]])
+    one, other = (
+        hessian_trace(model, ids, at, log_probs=log_probs, vectors="exact")
+        for at in (several["mask"], listed)
+    )
+    torch.testing.assert_close(one.per_input, other.per_input, rtol=1e-9, atol=1e-9)
+
+
+def test_one_mask_each_by_either_form(make_model, make_ids):
+    model = make_model()
+    ids, positions = make_ids(12, 4)
+    mask = torch.nn.functional.one_hot(positions, 4).bool()
+    one, other = (hessian_trace(model, ids, at, vectors="exact") for at in (positions, mask))
+    torch.testing.assert_close(one.per_input, other.per_input, rtol=1e-9, atol=1e-9)
+
+
+def test_measures_of_one_mask_refuse_several(make_model, make_ids):
+    model = make_model()
+    ids, positions = make_ids(4, 4)
+    pool = Pool.of(model, ids, positions[:, None])
+    for measure in (sharpness, gradient_norm, scaled_traces, bartlett_terms):
+        with pytest.raises(DataError, match=r"positions of shape \[4, 1\]: give one for each sentence"):
+            measure(model, pool)
