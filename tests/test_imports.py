@@ -41,7 +41,7 @@ MAY = {
     "sweep": SWEEP,
     "tracking": SWEEP,
     "report": SWEEP,
-    "engine": {"generation", "tracking"} | SWEEP,
+    "engine": {"generation", "tracking", "report"} | SWEEP,
     "bench": {"report"} | SWEEP,
     "cli": {"engine", "tracking", "report", "bench"} | SWEEP,
 }

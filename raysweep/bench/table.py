@@ -138,21 +138,45 @@ def terminal(record: Record) -> RenderableType:
 def markdown(record: Record) -> str:
     """Return the table with its notes as Markdown, below the introduction of the suite if it has one."""
     if record.suite in CROSSED:
-        rows, said = crossed(record), merged_notes(record)
+        tables, said = crossed(record), merged_notes(record)
     else:
-        rows, said = [HEADINGS, *(line.cells for line in lines(record))], notes(record)
-    rows.insert(1, tuple("---" for _ in rows[0]))
-    table = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
+        tables, said = [[HEADINGS, *(line.cells for line in lines(record))]], notes(record)
     remarks = "\n".join(f"- {note}" for note in said)
     module = importlib.import_module((SUITES | OWN_RUNNERS)[record.suite])
     introduction = getattr(module, "introduction", None)
     above = "" if introduction is None else introduction(record)
-    return "\n\n".join(part for part in (above, table, remarks, caption(record)) if part) + "\n"
+    parts = (above, *map(_in_markdown, tables), remarks, caption(record))
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def crossed(record: Record) -> list[tuple[str, ...]]:
-    """Return the rows of a table with a column for each case and a line for each peer and figure."""
-    cases = [case for case in record.cases if case.reason is None]
+def _in_markdown(rows: list[tuple[str, ...]]) -> str:
+    """Return rows, the headings first, as a table in Markdown."""
+    ruled = [rows[0], tuple("---" for _ in rows[0]), *rows[1:]]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in ruled)
+
+
+def crossed(record: Record) -> list[list[tuple[str, ...]]]:
+    """Return the rows of tables, each of neighbouring cases with peers or goals in common."""
+    groups: list[list[CaseRecord]] = []
+    for case in record.cases:
+        if case.reason is None:
+            if not groups or not _measured(groups[-1][-1]) & _measured(case):
+                groups.append([])
+            groups[-1].append(case)
+    return [_crossed(group, record.quick) for group in groups]
+
+
+def _measured(case: CaseRecord) -> set[str]:
+    """Return the names of a case's peers and of its figures with a goal."""
+    figures = {figure.name for figure in case.figures if figure.goal is not None}
+    return figures | {row.peer for row in case.comparisons}
+
+
+def _crossed(cases: list[CaseRecord], quick: bool) -> list[tuple[str, ...]]:
+    """Return the rows of a table of cases by peers and figures.
+
+    A case is a column, or a line where there are more of them than of peers and figures.
+    """
     cells: dict[str, dict[str, str]] = {}
     goals: dict[str, str] = {}
     for case in cases:
@@ -162,10 +186,13 @@ def crossed(record: Record) -> list[tuple[str, ...]]:
             own[case.key] = number(case.timing.seconds.median)
         for beside, found, goal, met in (*map(_compared, case.comparisons), *map(_figure, case.figures)):
             # Goals hold for full sizes.
-            verdict = {True: " ✓", False: " missed", None: ""}[None if record.quick else met]
+            verdict = {True: " ✓", False: " missed", None: ""}[None if quick else met]
             cells.setdefault(beside, {})[case.key] = found + verdict
             goals[beside] = goals.get(beside) or goal
     keys = [case.key for case in cases]
+    if len(keys) > len(cells):
+        headings = [f"{name} ({goals[name]})" if goals.get(name) else name for name in cells]
+        return [("case", *headings), *((f"`{k}`", *(row.get(k, "") for row in cells.values())) for k in keys)]
     rows = [(name, *(row.get(key, "") for key in keys), goals.get(name, "")) for name, row in cells.items()]
     return [("beside", *(f"`{key}`" for key in keys), "goal"), *rows]
 

@@ -36,7 +36,8 @@ def match(
     """List pairs of checkpoints at equal loss and what differs, the most telling first.
 
     The sweep may still be running.  Differences are those of the second checkpoint, the flatter one, to the
-    first, with 95 % intervals of measuring.  They say nothing about other seeds of training.
+    first, with 95 % intervals of measuring.  They say nothing about other seeds of training, and those of
+    the most telling pairs, which are chosen by what was measured, hold less often.
     """
     from raysweep.report.data import measurements
     from raysweep.report.match import matches

@@ -144,10 +144,10 @@ def report(
     sweeps = [find(name, storage) for name in names]
     if format_ is not None:
         for sweep in sweeps:
-            _figures(sweep, output, format_, several=len(sweeps) > 1)
+            _figures(sweep, output, format_, tolerance, several=len(sweeps) > 1)
         return
     if len(sweeps) > 1:
-        _several(sweeps, output)
+        _several(sweeps, output, tolerance)
         return
     [sweep] = sweeps
     if output is None:
@@ -160,7 +160,9 @@ def report(
         typer.echo(make_report(sweep, frame, output, tolerance=tolerance))
 
 
-def _figures(sweep: Sweep, output: Path | None, kind: Format, *, several: bool) -> None:
+def _figures(
+    sweep: Sweep, output: Path | None, kind: Format, tolerance: float | None, *, several: bool
+) -> None:
     """Write the figures of a sweep into a folder, its own where there are several sweeps."""
     from raysweep.report import write_figures
 
@@ -168,11 +170,11 @@ def _figures(sweep: Sweep, output: Path | None, kind: Format, *, several: bool) 
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"--output {folder}: is a file; with --format, name a folder")
     with writing(folder):
-        found = write_figures(sweep, tidy(sweep.ledger(), sweep), folder, kind)
+        found = write_figures(sweep, tidy(sweep.ledger(), sweep), folder, kind, tolerance=tolerance)
     typer.echo("\n".join(map(str, found)) if found else f"{sweep.name}: there is nothing to draw yet")
 
 
-def _several(sweeps: Sequence[Sweep], output: Path | None) -> None:
+def _several(sweeps: Sequence[Sweep], output: Path | None, tolerance: float | None) -> None:
     """Write one page that compares sweeps."""
     from raysweep.report import write_several
 
@@ -181,7 +183,7 @@ def _several(sweeps: Sequence[Sweep], output: Path | None) -> None:
     check_output(path)
     frames = [tidy(sweep.ledger(), sweep) for sweep in sweeps]
     with writing(path):
-        typer.echo(write_several(sweeps, frames, path))
+        typer.echo(write_several(sweeps, frames, path, tolerance=tolerance))
 
 
 def export(

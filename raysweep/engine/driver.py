@@ -40,6 +40,8 @@ from raysweep.tracking import Tracker
 if TYPE_CHECKING:
     import pandas as pd
 
+    from raysweep.report import Verdict
+
 log = logging.getLogger("raysweep.launch")
 
 #: Seconds that workers get to write a checkpoint after Ctrl-C.
@@ -75,6 +77,20 @@ class Results:
     def to_frame(self) -> pd.DataFrame:
         """Return the tidy table: one row per run x milestone x metric."""
         return tidy(self.sweep.ledger(), self.sweep)
+
+    def verdicts(self) -> list[Verdict]:
+        """Return the verdicts on the sweep's claims, in the order of its file.
+
+        A verdict has its `outcome`, such as "supported", the `sentence` that a launch prints, and in `main`
+        the effect: `value`, the ends `low` and `high` of its 95 % interval, and `p`.  `p_corrected` is that
+        for all claims together.
+
+            for verdict in rs.launch(sweep).verdicts():
+                print(verdict.sentence)
+        """
+        from raysweep.report import sweep_verdicts  # needs matplotlib, which a launch does without
+
+        return sweep_verdicts(self.sweep)
 
 
 def launch(

@@ -4,7 +4,9 @@ Intervals are those of measuring: of the same two checkpoints, on other sentence
 They do not say what other seeds of training would give; the claims do (`raysweep.report.claims`).
 
 A pair is the more telling, the surer both its differences are: it is ranked by the smaller of |Δ flatness|
-and |Δ accuracy| in standard errors, the accuracy with the largest of these.
+and |Δ accuracy| in standard errors, the accuracy with the largest of these.  The first ones are chosen by
+what was measured, so their intervals, which are single ones, hold less often than they state
+(`raysweep.bench.statistics.pairs`).
 """
 
 from __future__ import annotations

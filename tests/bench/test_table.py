@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from raysweep.bench import table
-from raysweep.bench.record import RESULTS, Record, Spread, load
+from raysweep.bench.record import RESULTS, CaseRecord, Figure, Goal, Record, Spread, load
 from raysweep.errors import ConfigError
 
 MARKDOWN = """\
@@ -133,3 +133,25 @@ def test_cases_of_the_same_peers_are_columns(record: Record) -> None:
     assert "cheaper by 1,000× (good), 1,000× (odd|peer)." in above
     assert above.endswith("2 of 4 goals are met.")
     assert below.startswith(CROSSED)
+
+
+def test_cases_of_other_figures_are_tables_of_their_own(record: Record) -> None:
+    """Where there are more cases than figures, a case is a line."""
+
+    def case(key: str, *names: str) -> CaseRecord:
+        figures = [Figure(name=n, unit="", value=0.5, goal=Goal(sense="at most", value=1)) for n in names]
+        figures.append(Figure(name="replicates", unit="", value=8.0))
+        return CaseRecord(key=key, work="", unit="sweep", figures=tuple(figures))
+
+    cases = (case("a", "one", "two"), case("b", "one"), *(case(key, "three") for key in "cdef"))
+    text = table.markdown(record.model_copy(update={"suite": "statistics", "cases": cases}))
+    first, second, *_ = text.split("\n\n")
+    assert first.splitlines() == [
+        "| beside | `a` | `b` | goal |",
+        "| --- | --- | --- | --- |",
+        "| one | 0.500 ✓ | 0.500 ✓ | ≤ 1 |",
+        "| two | 0.500 ✓ |  | ≤ 1 |",
+        "| replicates | 8 | 8 |  |",
+    ]
+    assert second.splitlines()[0] == "| case | three (≤ 1) | replicates |"
+    assert second.splitlines()[2:] == [f"| `{key}` | 0.500 ✓ | 8 |" for key in "cdef"]

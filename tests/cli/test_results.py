@@ -38,7 +38,8 @@ def sweeps(tmp_path_factory: pytest.TempPathFactory) -> list[Sweep]:
     folder = tmp_path_factory.mktemp("several")
     found = []
     for name, shape in (("a", "16/1/2/64"), ("b", "32/1/2/128"), ("c", "64/1/2/256")):
-        found.append(transfer_sweep(folder, f"name={name}", f"axes.model.shape=[{shape}]"))
+        small = "evaluate={excess_loss: {sentences: 64}, trace: {inputs: 64}}"
+        found.append(transfer_sweep(folder, f"name={name}", f"axes.model.shape=[{shape}]", small))
         save_sweep(found[-1])
     return found
 
@@ -56,7 +57,7 @@ def test_every_figure_is_a_file_of_the_kind(
 ) -> None:
     paths = reported(capsys, sweeps[:1], "--format", kind, "-o", str(tmp_path / "new"))
     assert sorted(paths) == sorted((tmp_path / "new").iterdir())
-    assert len(paths) > 5
+    assert len(paths) > 1
     for path in paths:
         assert path.suffix == f".{kind}"
         assert path.read_bytes().startswith(start), path

@@ -11,9 +11,11 @@ import ray
 
 import raysweep as rs
 from helpers import tiny_sweeps as tiny
+from helpers.transfer_ledger import transfer_sweep
 from raysweep.engine import driver, forks
 from raysweep.engine.board import News
 from raysweep.engine.outcome import Trouble
+from raysweep.report import sweep_verdicts
 
 
 @pytest.mark.parametrize("connected", [True, False])
@@ -30,6 +32,15 @@ def test_a_server_that_began_early_is_ended_but_not_that_of_the_callers_ray(
     monkeypatch.setattr(driver.ray, "is_initialized", lambda: connected)
     assert rs.launch(sweep).worked_on == ()
     assert ended == ([] if connected else ["closed"])
+
+
+def test_results_offer_the_verdicts_on_the_claims(tmp_path: Path) -> None:
+    sweep = transfer_sweep(tmp_path, "claims=[{beats: {task: A}}, {larger: {}}]")
+    results = rs.Results(sweep=sweep, failures={}, unfinished={}, worked_on=(), tracked=True)
+    found = results.verdicts()
+    assert [one.encode() for one in found] == [one.encode() for one in sweep_verdicts(sweep)]
+    assert "trained models beat the look-up table: " in found[0].sentence
+    assert "larger models are better: " in found[1].sentence
 
 
 def test_runs_are_unfinished_where_tune_itself_ends_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
