@@ -84,7 +84,8 @@ def _exponents(found: Sequence[Found], varied: bool) -> str:
         "all of them, from the first milestone at which this holds; and as N^−α over the parameters N at the "
         "last step that all sizes have. “Off by” is the root mean square of the difference from the means "
         "over seeds. Brackets are 95 % intervals: of β over runs, whose spread is taken to be alike in all "
-        "sizes; of α over sizes. That sizes share one β is an assumption, and its error is in no interval."
+        "sizes; of α over sizes. No interval has the error of sizes that do not share one β, or of a "
+        "transient unseen."
     )
     return table([*headings, "from step", "off by", "runs"], rows, text=1 + varied) + small(note)
 
