@@ -6,11 +6,15 @@ with F the objective, H the inverse Hessian as the last steps show it, and a len
 falls.
 
 Inputs are turned to their principal axes first, in which directions without variance drop out.  F does not
-depend on coordinates, and in these its Hessian is nearly diagonal: at W = 0 it is (C-1)/C² E[z_j²] + λ in
-direction j, averaged over the C classes.  The inverse is the initial matrix of L-BFGS (Liu and Nocedal, "On
-the limited memory BFGS method for large scale optimization", Mathematical Programming 45, 1989), scaled by
-the last step as usual.  Every problem has its own steps, with a backtracking line search, and is dropped
-where its gap is within the tolerance.
+depend on coordinates, and in these and in turned classes its Hessian is nearly diagonal
+(`raysweep.downstream.curvature`).  Its inverse is the initial matrix of L-BFGS (Liu and Nocedal, "On the
+limited memory BFGS method for large scale optimization", Mathematical Programming 45, 1989), scaled by the
+last step as usual.
+
+The heads are found in the quarter of the axes with the most variance first, roughly.  There a pass costs a
+quarter, and the curvature of the heads found is far nearer to that of the minimum than at zero.  The second
+solve starts from them, in all axes, and alone decides on the gap.  Every problem has its own steps, with a
+backtracking line search, and is dropped where its gap is within the tolerance.
 
 Turning G groups of n inputs costs 4 G n (K+1)² operations and a second copy of them, 4 G n (K+1) bytes; a
 pass costs what `raysweep.downstream.logistic` says.  The steps that are remembered take 64 bytes for each
@@ -31,12 +35,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from raysweep.downstream.absent import Ranking
+from raysweep.downstream.curvature import Curvature
 from raysweep.downstream.logistic import Inputs, Objective, Problem, dot
 
 MEMORY = 8  # steps that L-BFGS remembers
+_LEADING = 4  # all axes by those of the first solve
+_ROUGH = 100  # tolerance of the first solve by that of the second
 _HALVINGS = 30  # of a step before a problem is given up: its arithmetic is at its limit
 _NOISE = 1e-7  # relative rounding of an objective
 
@@ -45,8 +53,8 @@ _NOISE = 1e-7  # relative rounding of an objective
 class Solution:
     """Heads [G, P, C, K+1], the bound on their distance from the least objective `gap` [G, P], and its cost.
 
-    `value` [G, P] are the objectives, float64; `passes` is the number of times that rows were read, the most
-    of any problem.
+    `value` [G, P] are the objectives, float64; `passes` is the number of times that rows were read in all
+    axes, the most of any problem.
     """
 
     heads: Tensor
@@ -60,7 +68,8 @@ def solve(
 ) -> Solution:
     """Minimise the objectives of problems with penalties l2 [G, P] to within `tolerance` nats, one or [P].
 
-    Ends after so many passes over the rows at the latest; `gap` says how far it came.
+    Ends after so many passes over the rows at the latest, in some axes and then in all; `gap` says how far it
+    came.
     """
     axes, turned = principal_axes(inputs.x)
     rankings = {p.task: Ranking.of(inputs.y[:, :, p.task], p.classes) for p in problems}
@@ -68,8 +77,13 @@ def solve(
     for task, ranking in rankings.items():
         y[:, :, task] = ranking.rank[y[:, :, task]]
     merged = [rankings[problem.task].merged(problem) for problem in problems]
-    objective = Objective(replace(inputs, x=turned, y=y), merged, l2)
-    found = minimise(objective, tolerance=tolerance, passes=passes)
+    near = torch.as_tensor(tolerance)
+    heads = turned.new_zeros(*l2.shape, max(problem.classes for problem in merged), 0)
+    for leading, scale in ((-(-turned.shape[2] // _LEADING), _ROUGH), (turned.shape[2], 1)):
+        objective = Objective(replace(inputs, x=turned[:, :, :leading], y=y), merged, l2)
+        heads = F.pad(heads, (0, leading - heads.shape[3]))
+        found = minimise(objective, heads, tolerance=scale * near, passes=passes)
+        heads = found.heads
     turned_back = found.heads @ axes[:, None].mT
     most = max(problem.classes for problem in problems)
     heads = turned_back.new_zeros(*l2.shape, most, axes.shape[1])
@@ -81,14 +95,15 @@ def solve(
 def principal_axes(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return orthonormal directions [G, K, r] of inputs x [G, n, K], and x [G, n, r] in their coordinates.
 
-    Directions in which no group has more than rounding are left out.
+    Those with the most variance come first.  Directions in which no group has more than rounding are left
+    out.
     """
     axes = None
     if x.shape[1] < x.shape[2]:
         # Heads of few sentences lie in the span of these, which is cheaper to look at.
         axes = torch.linalg.qr(x.mT).Q
         x = x @ axes
-    turn = torch.linalg.eigh((x.mT @ x).double()).eigenvectors.to(x)
+    turn = torch.linalg.eigh((x.mT @ x).double()).eigenvectors.flip(2).to(x)
     turned = x @ turn
     squares = turned.square().sum(dim=1)
     kept = (squares > 1e-10 * squares.amax(dim=1, keepdim=True)).any(dim=0)
@@ -96,13 +111,12 @@ def principal_axes(x: Tensor) -> tuple[Tensor, Tensor]:
     return turn if axes is None else axes @ turn, turned[:, :, kept]
 
 
-def minimise(objective: Objective, *, tolerance: float | Tensor, passes: int) -> Solution:
-    """Minimise objectives from heads of zero, in the coordinates of their inputs."""
-    heads = objective.zeros()
-    near = torch.as_tensor(tolerance).to(objective.penalty).expand(len(objective.problems))
+def minimise(objective: Objective, heads: Tensor, *, tolerance: Tensor, passes: int) -> Solution:
+    """Minimise objectives from heads [G, P, C, K+1], in the coordinates of their inputs."""
+    near = tolerance.to(objective.penalty).expand(len(objective.problems))
     value, gap = torch.zeros_like(objective.penalty), torch.zeros_like(objective.penalty)
     left = torch.arange(len(objective.problems), device=heads.device)
-    state = _State(objective, heads)
+    state, heads = _State(objective, heads), torch.zeros_like(heads)
     while True:
         done = state.gap() <= near[left]
         over = state.passes >= passes
@@ -124,12 +138,10 @@ class _State:
     def __init__(self, objective: Objective, heads: Tensor) -> None:
         self.objective, self.heads, self.passes = objective, heads, 1
         self.value, self.gradient = objective(heads)
-        classes = torch.tensor([problem.classes for problem in objective.problems], device=heads.device)
-        bend = ((classes - 1) / classes.square()).to(heads)[:, None] * objective.squares()
-        self.inverse = 1 / (bend + objective.penalty.to(heads)[:, :, None])[:, :, None]
+        self.curvature = Curvature.of(objective, heads)
         #: Steps, changes of the gradient, and 1 / their products; zero where a problem took none.
         self.pairs: list[tuple[Tensor, Tensor, Tensor]] = []
-        self.direction = -self.inverse * self.gradient
+        self.direction = -self.curvature.solve(self.gradient)
         self.length = torch.ones_like(self.value)
         self.halvings = torch.zeros_like(self.value)
 
@@ -145,8 +157,9 @@ class _State:
         self.heads, self.gradient, self.direction = (
             part[:, kept, :most] for part in (self.heads, self.gradient, self.direction)
         )
-        self.value, self.length, self.halvings, self.inverse = (
-            part[:, kept] for part in (self.value, self.length, self.halvings, self.inverse)
+        self.curvature = self.curvature.only(kept, most)
+        self.value, self.length, self.halvings = (
+            part[:, kept] for part in (self.value, self.length, self.halvings)
         )
 
     def step(self, done: Tensor) -> None:
@@ -177,8 +190,8 @@ class _State:
             found = found - _spread(share, found) * change
             shares.append(share)
         step, change, rho = self.pairs[-1]
-        scale = dot(step, change) / dot(change, self.inverse * change).clamp_min(1e-300)
-        found = _spread(torch.where(rho > 0, scale, 1.0), found) * self.inverse * found
+        scale = dot(step, change) / dot(change, self.curvature.solve(change)).clamp_min(1e-300)
+        found = _spread(torch.where(rho > 0, scale, 1.0), found) * self.curvature.solve(found)
         for (step, change, rho), share in zip(self.pairs, reversed(shares), strict=True):
             found = found + _spread(share - rho * dot(change, found), found) * step
         return found

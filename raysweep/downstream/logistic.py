@@ -35,19 +35,15 @@ a penalty of m ‖w‖².  Its head is kept as √m w, for which penalty and gap
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 #: Scores that are in memory at once.
 _SCORES = 1 << 20
-#: Products of matrices with a multiple of so many columns are up to twice as fast on a CPU.
-_COLUMNS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +77,6 @@ class Columns:
     """The scores of problems below each other: a row for each class of each problem, without padding."""
 
     def __init__(self, problems: Sequence[Problem], device: torch.device) -> None:
-        self.problems = list(problems)
         ends = accumulate(problem.classes for problem in problems)
         #: The rows of each problem.
         self.spans = [slice(end - p.classes, end) for p, end in zip(problems, ends, strict=True)]
@@ -89,10 +84,17 @@ class Columns:
         rows = [k * most + torch.arange(problem.classes) for k, problem in enumerate(problems)]
         #: The place of each row among heads that are padded to the most classes.
         self.places = torch.cat(rows).to(device)
-        roots = torch.ones(self.spans[-1].stop, 1)
+        copies = torch.ones(self.spans[-1].stop, 1)
         for problem, span in zip(problems, self.spans, strict=True):
-            roots[span.stop - 1] = math.sqrt(problem.copies)
-        self.roots = roots.to(device)
+            copies[span.stop - 1] = problem.copies
+        #: √m and ln m of each row.
+        self.roots, self.logs = copies.sqrt().to(device), copies.log().to(device)
+
+    def scores(self, x: Tensor, heads: Tensor) -> Tensor:
+        """Return the scores [G, R, r] of inputs x [G, r, K+1] under heads [G, P, C, K+1] of P problems."""
+        end = self.spans[heads.shape[1] - 1].stop
+        rows = heads.flatten(1, 2)[:, self.places[:end]] / self.roots[:end]
+        return torch.baddbmm(self.logs[:end], rows, x.mT)
 
     def loss_and_slope(
         self, x: Tensor, labels: Tensor, heads: Tensor, counts: Tensor | None = None
@@ -102,15 +104,11 @@ class Columns:
         `x` are [G, r, K+1], `labels` [G, r, P], `heads` [G, P, C, K+1] of the first P problems, `counts`
         [G, r] the weights of rows.
         """
-        problems = self.problems[: heads.shape[1]]
-        end = self.spans[len(problems) - 1].stop
-        places, roots = self.places[:end], self.roots[:end]
-        slope = (heads.flatten(1, 2)[:, places] / roots) @ x.mT
+        slope = self.scores(x, heads)
+        end = slope.shape[1]
         loss = torch.zeros(heads.shape[:2], dtype=torch.float64, device=heads.device)
         minus = slope.new_full((), -1.0).expand(len(x), 1, x.shape[1])
-        for k, (problem, span) in enumerate(zip(problems, self.spans, strict=False)):
-            if problem.copies > 1:
-                slope[:, span.stop - 1] += math.log(problem.copies)
+        for k, span in enumerate(self.spans[: heads.shape[1]]):
             part, label = slope[:, span].log_softmax(dim=1), labels[:, None, :, k]
             right = part.gather(1, label)
             part = part.exp_().scatter_add_(1, label, minus)
@@ -120,7 +118,7 @@ class Columns:
             loss[:, k] = -right.sum(dim=(1, 2), dtype=torch.float64)
             slope[:, span] = part
         gradient = torch.zeros_like(heads, memory_format=torch.contiguous_format)
-        gradient.flatten(1, 2)[:, places] = (slope @ x) / roots
+        gradient.flatten(1, 2)[:, self.places[:end]] = (slope @ x) / self.roots[:end]
         return loss, gradient
 
 
@@ -181,17 +179,6 @@ class Objective:
         """Return the bound on F - min F [G, P], float64, from the gradient."""
         return dot(gradient, gradient) / (2 * self.penalty)
 
-    def squares(self) -> Tensor:
-        """Return the mean square of each input over the rows of each problem [G, P, K+1]."""
-        x = self.inputs.x
-        total = x.new_zeros(len(x), len(self.problems), x.shape[2])
-        for rows, active in self.blocks():
-            part = x[:, rows].square()
-            if self.inputs.counts is not None:
-                part *= self.inputs.counts[:, rows, None]
-            total[:, :active] += part.sum(dim=1)[:, None]
-        return total / self.rows.to(x)[:, :, None]
-
     def _rows(self) -> Tensor:
         """Return the number of rows of each problem that count [G, P], float64."""
         x, counts = self.inputs.x, self.inputs.counts
@@ -211,15 +198,9 @@ def lacking_classes(classes: Sequence[int], device: torch.device) -> Tensor | No
     return torch.arange(most, device=device) >= torch.tensor(classes, device=device)[:, None]
 
 
-def log_probs(x: Tensor, heads: Tensor, lacking: Tensor | None) -> Tensor:
-    """Return log-probabilities [G, r, P, C] of inputs x [G, r, K+1] under heads [G, P, C, K+1]."""
-    count, classes = heads.shape[1:3]
-    columns = count * classes
-    flat = F.pad(heads.flatten(1, 2), (0, 0, 0, -columns % _COLUMNS))
-    scores = (x @ flat.mT)[:, :, :columns].unflatten(2, (count, classes))
-    if lacking is not None:
-        scores.masked_fill_(lacking, -torch.inf)
-    return scores.log_softmax(dim=3)
+def log_probs(x: Tensor, heads: Tensor) -> Tensor:
+    """Return log-probabilities [G, r, C] of inputs x [G, r, K+1] under heads [G, C, K+1]."""
+    return (x @ heads.mT).log_softmax(dim=2)
 
 
 def dot(a: Tensor, b: Tensor) -> Tensor:

@@ -54,8 +54,6 @@ def surprise(inputs: Inputs, task: int, head: Tensor, first: int, last: int) -> 
     total = inputs.x.new_zeros(len(inputs.x), dtype=torch.float64)
     for start in range(first, last, _ROWS):
         rows = slice(start, min(start + _ROWS, last))
-        right = log_probs(inputs.x[:, rows], head[:, None], None)[:, :, 0].gather(
-            2, inputs.y[:, rows, task, None]
-        )
+        right = log_probs(inputs.x[:, rows], head).gather(2, inputs.y[:, rows, task, None])
         total -= right.sum(dim=(1, 2), dtype=torch.float64)
     return total

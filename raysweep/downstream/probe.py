@@ -23,7 +23,7 @@ from torch import Tensor
 
 from raysweep.downstream.adamw import AdamW, train_heads
 from raysweep.downstream.lbfgs import solve
-from raysweep.downstream.logistic import Inputs, Objective, Problem, lacking_classes, log_probs
+from raysweep.downstream.logistic import Inputs, Objective, Problem, lacking_classes
 from raysweep.downstream.online_code import code_length, portions
 from raysweep.downstream.projection import Chunk, Projection, gather
 from raysweep.errors import DataError
@@ -267,15 +267,18 @@ def _predictions(
 
     Raises `DataError` where there are no sentences.
     """
-    sizes = heads.shape[1]
-    lacking = lacking_classes(list(classes) * sizes, heads.device)
+    shape = heads.shape[1:4]
+    lacking = lacking_classes(classes, heads.device)
+    weights, bias = project.unprojected(heads.flatten(1, 3))
     predicted, labels = [], []
     for chunk in test:
-        for x in project(chunk.layers).split(_ROWS, dim=1):
-            scores = log_probs(x, heads.flatten(1, 2), lacking)
-            predicted.append(scores.argmax(dim=3).to(torch.int16).cpu())
+        for features in chunk.layers.split(_ROWS):
+            scores = torch.baddbmm(bias, project.standardised(features), weights).unflatten(2, (-1, *shape))
+            if lacking is not None:
+                scores.masked_fill_(lacking, -torch.inf)
+            predicted.append(scores.argmax(dim=5).to(torch.int16).cpu())
         labels.append(torch.stack([chunk.labels[task].cpu() for task in tasks], dim=1))
     if not labels:
         raise DataError("the linear probe was given no test sentences")
-    together = torch.cat(predicted, dim=1).unflatten(2, (sizes, len(tasks)))
-    return together.permute(0, 2, 3, 1), torch.cat(labels)
+    # From [L, n, S, sizes, tasks].
+    return torch.cat(predicted, dim=1).permute(0, 2, 3, 4, 1).flatten(0, 1), torch.cat(labels)

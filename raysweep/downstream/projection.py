@@ -60,17 +60,32 @@ class Projection:
 
         Raises `RunFailedError` for features that are not finite.
         """
-        features = _by_layer(features)
-        if self.standardize:
-            if self._moments is None:
-                self._moments = _moments(features)
-            mean, factor = self._moments
-            features = (features - mean) * factor
+        features = self.standardised(features)
         if self.width is None:
             return self.shared(_with_one(features)) if of is None else _with_one(features)
         matrix = self._drawn(features)
         matrix = matrix if of is None else matrix[of : of + 1]
         return _with_one((features[:, None] @ matrix).flatten(0, 1))
+
+    def standardised(self, features: Tensor) -> Tensor:
+        """Return features [n, L, F] as [L, n, F], standardised if they are to be."""
+        features = _by_layer(features)
+        if not self.standardize:
+            return features
+        if self._moments is None:
+            self._moments = _moments(features)
+        mean, factor = self._moments
+        return (features - mean) * factor
+
+    def unprojected(self, heads: Tensor) -> tuple[Tensor, Tensor]:
+        """Return W R [L, F, S·H] and biases [L, 1, S·H] of heads [L·S, H, K+1], after a call.
+
+        Scores (W R) φ cost no projection of a sentence.
+        """
+        weights, bias = (part.unflatten(0, (-1, self.seeds)) for part in (heads[..., :-1], heads[..., -1]))
+        if self._matrix is not None:
+            weights = torch.stack([layer @ self._matrix.mT for layer in weights])
+        return weights.flatten(1, 2).mT, bias.flatten(1, 2)[:, None]
 
     def shared(self, x: Tensor) -> Tensor:
         """Return inputs [L·S, n, K+1] of seeds that share x [L, n, K+1]; a view where L is one."""

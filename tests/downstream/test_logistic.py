@@ -7,6 +7,7 @@ from sklearn.linear_model import LogisticRegression
 
 from raysweep.downstream import logistic
 from raysweep.downstream.absent import Ranking
+from raysweep.downstream.curvature import Curvature
 from raysweep.downstream.lbfgs import principal_axes, solve
 from raysweep.downstream.logistic import Inputs, Objective, Problem
 
@@ -70,10 +71,55 @@ def test_objectives_are_those_of_autograd(inputs, l2, counted, block, monkeypatc
                 gradient[group, k, : problem.classes].double(), head.grad, rtol=1e-4, atol=1e-5
             )
             assert (gradient[group, k, problem.classes :] == 0).all()
-            squares = inputs.x[group, : problem.rows].square()
-            weights = torch.ones(problem.rows) if not counted else counts[group, : problem.rows]
-            mean = (squares * weights[:, None]).sum(0) / weights.sum()
-            torch.testing.assert_close(objective.squares()[group, k], mean, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("counted", [False, True])
+def test_the_curvature_is_the_diagonal_of_the_dense_hessian(inputs, l2, counted):
+    """In the classes that it turns to; and their mean Hessian is diagonal there."""
+    counts = (torch.rand(2, 400, generator=torch.Generator().manual_seed(1)) < 0.7).float()
+    given = Inputs(x=inputs.x, y=inputs.y, counts=counts if counted else None)
+    heads = 0.3 * torch.randn(2, 6, 5, 20, generator=torch.Generator().manual_seed(2))
+    heads[:, ::2, 2:] = 0
+    found = Curvature.of(Objective(given, PROBLEMS, l2), heads)
+    for group in range(2):
+        for k, problem in enumerate(PROBLEMS):
+            classes = problem.classes
+            hessian = torch.autograd.functional.hessian(
+                lambda head, group=group, k=k, problem=problem: plain(
+                    inputs, problem, head, l2[group, k], group, given.counts
+                ),
+                heads[group, k, :classes].double(),
+            )
+            u = found.turn[group, k, :classes, :classes].double()
+            torch.testing.assert_close(u.T @ u, torch.eye(classes).double(), rtol=0, atol=1e-5)
+            turned = torch.einsum("ck,cidj,dl->kilj", u, hessian, u)
+            diagonal = torch.einsum("kiki->ki", turned)
+            torch.testing.assert_close(
+                1 / found.inverse[group, k, :classes].double(), diagonal, rtol=1e-3, atol=1e-5
+            )
+            of_ones = turned[:, 19, :, 19]
+            torch.testing.assert_close(of_ones, of_ones.diagonal().diag(), rtol=0, atol=1e-6)
+    slopes = torch.randn(2, 6, 5, 20, generator=torch.Generator().manual_seed(4))
+    slopes[:, ::2, 2:] = 0
+    back = found.turn @ ((found.turn.mT @ found.solve(slopes)) / found.inverse)
+    torch.testing.assert_close(back, slopes, rtol=0, atol=1e-3)
+    assert (found.solve(slopes)[:, ::2, 2:] == 0).all()
+
+
+def test_the_curvature_of_one_class_for_several(inputs):
+    short = [Problem(task=1, classes=6, rows=400, copies=4)]
+    l2 = torch.tensor([[1.0], [2.0]])
+    heads = 0.3 * torch.randn(2, 1, 6, 20, generator=torch.Generator().manual_seed(2))
+    objective = Objective(inputs, short, l2)
+    found = Curvature.of(objective, heads)
+    # Slopes of neighbours of the heads, on either side: the change of the gradient is that of the Hessian.
+    u, step = found.turn[:, :, :, 2], 1e-2
+    for axis in (0, 7, 19):
+        aside = torch.zeros_like(heads)
+        aside[:, :, :, axis] = step * u
+        change = (objective(heads + aside)[1] - objective(heads - aside)[1]) / (2 * step)
+        bend = (change[:, :, :, axis] * u).sum(dim=2)
+        torch.testing.assert_close(1 / found.inverse[:, :, 2, axis], bend, rtol=1e-2, atol=0)
 
 
 def test_the_minimum_is_that_of_scikit_learn(inputs, l2):
