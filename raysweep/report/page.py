@@ -79,10 +79,10 @@ def render(content: Content) -> str:
     accuracy = [
         section("At the last milestone", tables.variants_table(summary(content.frame)), fold=False),
         _steps_and_sizes(measured, metrics),
-        laws_section(measured, content.name),
         curve_section(measured),
         finetune_section(measured, content.diverged),
         damage_sections(measured),
+        laws_section(measured, content.name),
         section("What goes with accuracy", _what_goes(content, measured, rows)),
         contest_section(measured, content.name),
         _flatness(content, measured),

@@ -9,14 +9,15 @@ import pytest
 from raysweep.errors import DataError
 from raysweep.languages.labelled.config import DataTask
 from raysweep.languages.labelled.labels import class_numbers, classes_of
-from raysweep.languages.labelled.rows import Rows
+from raysweep.languages.labelled.rows import Rows, Table
 
 TASK = DataTask(source="x", name="x", text="text", label="y")
 DIGITS = ("1", "2", "3", "4", "5")
 
 
 def rows(labels: list[Any], names: tuple[str, ...] | None = None) -> Rows:
-    return Rows("the rows", [["a"] * len(labels)], labels, names)
+    table = Table(TASK, "hub", {}, {})
+    return Rows(table, "train", [["a"] * len(labels)], labels, names, range(len(labels)))
 
 
 def test_names_that_are_digits_are_five_classes() -> None:
@@ -47,15 +48,16 @@ def test_a_table_with_names_in_another_order_than_glue_has_its_classes() -> None
     [([-1], DIGITS, "-1"), ([-1], ("-1", "1"), "-1"), ([7], ("1", "7"), "7"), ([0], ("6", "7"), "6")],
 )
 def test_a_number_without_a_name_is_refused(labels: list[int], names: tuple[str, ...], found: str) -> None:
-    with pytest.raises(DataError, match=rf"row 0 of the rows holds '{found}', and the classes are"):
+    with pytest.raises(DataError, match=rf"row 1 of 'train' of x holds '{found}', and the classes are"):
         class_numbers(rows(labels, names), ("1", "7", "-1"))
 
 
 def test_numbers_without_names_are_refused_where_the_names_are_other_numbers() -> None:
     train = rows([0, 1, 2, 3, 4], DIGITS)
-    with pytest.raises(DataError, match="label: the rows does not name its classes"):
-        class_numbers(rows([1]), classes_of(TASK, train), named=True)
-    assert class_numbers(rows([1, "good"]), ("bad", "good"), named=True).tolist() == [1, 1]
+    with pytest.raises(DataError, match="label: 'train' of x does not name its classes"):
+        class_numbers(rows([1]), classes_of(TASK, train), train=train)
+    named = rows([0, 1], ("bad", "good"))
+    assert class_numbers(rows([1, "good"]), ("bad", "good"), train=named).tolist() == [1, 1]
 
 
 def test_equal_numbers_written_in_two_ways_have_a_fixed_order() -> None:

@@ -233,7 +233,7 @@ def test_the_commands_print_tables_and_json(sweep: Sweep, capsys: pytest.Capture
     assert found["shown"][0]["differences"]["trace"]["paired"] is True
     assert run(["power", *where, "--json"]) == 0
     claims = json.loads(capsys.readouterr().out)["claims"]
-    assert [claim["units"] for claim in claims] == ["configurations", "runs", "runs"]
+    assert [claim["units"] for claim in claims] == ["configurations", "runs"]
     assert run(["power", *where]) == 0
     assert "with 80 %" in capsys.readouterr().out
 

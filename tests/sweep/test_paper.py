@@ -192,9 +192,12 @@ def test_without_the_hub_the_error_says_where_else_to_take_it_from(monkeypatch: 
     for name, message in (
         (
             "fig3c",
-            r"fig3c.yaml:\d+:1: language: model: 'facebook/opt-125m' is no local folder.*give its folder",
+            r"fig3c.yaml:\d+:\d+: language.model: 'facebook/opt-125m' is no local folder.*give its folder",
         ),
-        ("fig2c", r"openwebtext.yaml:\d+:1: language: source: .* is no local file.*name its files as source"),
+        (
+            "fig2c",
+            r"openwebtext.yaml:\d+:\d+: language.source: .* is no local file.*name its files as source",
+        ),
     ):
         with pytest.raises(ConfigError, match=message):
             load_sweep(FOLDER / f"{name}.yaml", storage=local() / "results")
