@@ -7,10 +7,15 @@ from pathlib import Path
 
 import pytest
 import tokenizers
+import torch
 
 from helpers import local_glue, local_texts
 from raysweep.errors import ConfigError
+from raysweep.evaluation import ModelSubject
+from raysweep.evaluation.run import run_evaluation
+from raysweep.models import EncoderConfig
 from raysweep.sweep import RunSpec, Sweep, evaluation_identity, load_sweep, make_plan
+from raysweep.training.data import training_set
 
 SWEEPS = Path(__file__).parents[2] / "sweeps"
 
@@ -163,3 +168,37 @@ def test_local_sources_are_beside_the_file_that_names_them(tmp_path: Path, cache
     (tmp_path / "sweep.yaml").write_text(text.replace("texts/*.txt", "./nothing.txt"))
     with pytest.raises(ConfigError, match=r"sweep.yaml:2:34: language.source: there is no file"):
         load_sweep(tmp_path / "sweep.yaml", storage=tmp_path / "results")
+
+
+def test_finite_data_and_the_gap_on_text(tmp_path: Path, cache: Path) -> None:
+    """Numbers of rows are known once the corpus is prepared; without `sentences`, all rows are the set."""
+    fields = [*SMALL, "evaluate.held_out_loss.sentences=30", "evaluate.held_out_loss.split=both"]
+    sweep = local("openwebtext", *fields, tmp_path=tmp_path)
+    sweep.prepare()
+    [spec] = sweep.runs
+    corpus = sweep.language(spec)
+    rows = corpus.distinct
+    assert rows is not None
+    wrong = f"pretrain.sentences={rows + 1}"
+    with pytest.raises(
+        ConfigError, match=f"pretrain.sentences: {rows + 1:,} are asked for, the language has"
+    ):
+        local("openwebtext", *fields, "pretrain.batch_size=8", wrong, tmp_path=tmp_path)
+    few = ["pretrain.batch_size=8", "pretrain.sentences=20"]
+    with pytest.raises(ConfigError, match=r"held_out_loss.sentences: 30 are asked for, the training has 20"):
+        local("openwebtext", *fields, *few, tmp_path=tmp_path)
+    training = training_set(corpus, spec.pretrain, seed=0)
+    assert training.size == rows
+    every = training.some(torch.arange(rows), seed=3)
+    assert sorted(every.tolist()) == sorted(corpus.sample(rows, seed=1).tolist())
+    finite = training_set(corpus, spec.pretrain.model_copy(update={"sentences": 20}), seed=0)
+    taken = corpus.sample_latent(20, seed=finite.seed).latents["row"]
+    assert len(set(taken.tolist())) == 20
+    assert torch.equal(finite.drawn(0, 20), corpus.sample(20, seed=finite.seed))
+    assert sorted(finite.drawn(20, 20).tolist()) == sorted(finite.drawn(0, 20).tolist())
+    model = EncoderConfig(shape="8/1/1/16").build(corpus, seed=0)
+    subject = ModelSubject(corpus, model, training=training)
+    found = [m.name for m in run_evaluation(spec.evaluations["held_out_loss"], subject).metrics]
+    assert found == ["held_out_loss", "train_loss", "generalisation_gap"]
+    with pytest.raises(ConfigError, match=r"held_out_loss.split: every sentence of training is fresh"):
+        load_sweep(SWEEPS / "scaling.yaml", ["evaluate={held_out_loss: {split: both}}", "claims=null"])
