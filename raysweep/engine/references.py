@@ -95,10 +95,10 @@ class _References:
         if keep:
             self._left -= size
         elif folder is None:
-            log.warning("%s: %d bytes of exact conditionals are not shared", evaluation.kind, size)
+            log.warning("%s: %d bytes of exact conditionals are not shared", evaluation.key, size)
             return []
         if folder is not None:
-            identity = {"language": known.fingerprint, "evaluation": evaluation.encode()}
+            identity = {"language": known.fingerprint, "evaluation": evaluation.unnamed().encode()}
             ShardStore.make(folder, identity)
         task = exact_conditionals.options(**task_options(resources))
         made: list[ray.ObjectRef] = []

@@ -54,6 +54,15 @@ class Evaluation(KindConfig):
         """The key of the evaluation in its sweep: its name, or its kind where it has none."""
         return self.name or self.kind
 
+    def unnamed(self) -> Self:
+        """Return the same measurement without a name."""
+        return self.model_copy(update={"name": None})
+
+    def encode(self) -> dict[str, Any]:
+        """Return the normalised plain data: every field, defaults included, and the name where it has one."""
+        data = super().encode()
+        return data if self.name is not None else {k: v for k, v in data.items() if k != "name"}
+
     def problems(self, language: Language) -> list[tuple[str, str]]:
         """Return (field, message) for every value that does not fit the language; [] when all fit.
 
@@ -67,8 +76,7 @@ class Evaluation(KindConfig):
 
     def content(self) -> dict[str, Any]:
         """Return the plain data that identify the measurement: settings and version."""
-        settings = {field: value for field, value in self.encode().items() if field != "name"}
-        return {**settings, "version": self.version}
+        return {**self.unnamed().encode(), "version": self.version}
 
     def arrays_content(self) -> dict[str, Any]:
         """Return the plain data that identify the arrays of shards: `content`, unless a kind says otherwise.

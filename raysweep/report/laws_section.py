@@ -198,8 +198,8 @@ def law_figure(measured: Measurements, found: Found, *, name: str) -> Drawn:
         log_axis(axes.yaxis, heights)
         log_axis(axes.xaxis, [*points["step"].astype(float), right], count)
         axes.set(xlabel="training steps", ylabel=metric.label)
-    exponent, low, high = fit.exponent
-    within = f" [{number(low, 2)}, {number(high, 2)}]" if fit.sure else ""
+    exponent, least, most = fit.exponent
+    within = f" [{number(least, 2)}, {number(most, 2)}]" if fit.sure else ""
     text = (
         f"{metric.label} over training steps on log axes, with laws of exponent {number(exponent, 2)}{within}"
     )

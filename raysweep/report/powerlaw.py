@@ -39,6 +39,7 @@ inf
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -158,7 +159,7 @@ def fit(means: Array, curves: Curves, *, bounded: bool = True) -> Law:
     origin = float(curves.last.max())
     away = curves.log_steps - origin
     rows = np.arange(len(inverse))
-    grid = np.linspace(*np.log(EXPONENTS), _COARSE)[None]
+    grid = np.linspace(math.log(EXPONENTS[0]), math.log(EXPONENTS[1]), _COARSE)[None]
     for finer in range(_FINER[bounded] + 1):
         cost = _solved(inverse, away, np.exp(grid), bounded)[2]
         grid = np.broadcast_to(grid, cost.shape)

@@ -99,7 +99,7 @@ class Checker:
     def _evaluation_class(self, key: str, settings: Node, at: Mark) -> type[Evaluation] | None:
         """Return the class of the evaluation under a key, or None if the key or the kind is wrong."""
         name, kinds, kind = f"evaluate.{key}", registry.evaluations.kinds(), settings.get("kind")
-        if "name" in settings.value:
+        if settings.get("name") is not None:
             self.problems.add(settings.keys["name"], f"{name}.name", "remove it; the key above is the name")
         elif kind is None and key not in kinds:
             self.problems.add(at, name, unknown(key, kinds, "evaluation"))

@@ -204,8 +204,7 @@ def choose_evaluations(texts: Sequence[str], opened: Opened) -> tuple[dict[str, 
             own = opened.evaluations.get(kind)
             settings = {} if own is None else own.encode()
             # The key says the name, and where there is none, the kind.
-            if settings.pop("name", None) is None:
-                settings.pop("kind", None)
+            settings.pop("name" if "name" in settings else "kind", None)
             root = put(root, [kind], node_of(settings, mark), mark)
         if equals:
             try:

@@ -157,6 +157,22 @@ def test_an_exported_model_is_measured_as_in_its_sweep(
     }
 
 
+def test_a_second_evaluation_of_one_kind(
+    finished: Sweep, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    named = ["-e", "trace_paper.kind=trace", "-e", "trace_paper.inputs=8"]
+    found = metrics(evaluate(capsys, str(checkpoint), *FEW, *named))
+    assert found["trace_paper/trace"]["value"] == found["trace"]["value"]
+    assert found["trace_paper/trace"]["heading"] == "trace (trace_paper)"
+    # The name of one of the run's own is enough.
+    opened = open_model(str(checkpoint), storage=finished.storage)
+    own = TraceConfig(name="trace_paper", inputs=8, draws=2)
+    chosen, _ = choose_evaluations(
+        ["trace_paper.inputs=4"], replace(opened, evaluations={"trace_paper": own})
+    )
+    assert chosen == {"trace_paper": TraceConfig(name="trace_paper", inputs=4, draws=2)}
+
+
 def test_settings_of_any_kind(finished: Sweep, checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = {
         "excess_loss": ["sentences=8"],

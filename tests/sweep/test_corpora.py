@@ -57,6 +57,9 @@ def test_the_shipped_sweeps_plan_without_tokenising(
             5000,
         )
         assert sweep.language(spec).vocabulary_size == 30522
+        # Trace and loss are of the masks that are trained.
+        for kind in ("trace", "held_out_loss"):
+            assert spec.evaluations[kind].encode()["mask"] == spec.pretrain.mask
 
 
 def test_preparing_a_sweep_checks_what_is_known_then(tmp_path: Path, cache: Path) -> None:

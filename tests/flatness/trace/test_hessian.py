@@ -314,8 +314,8 @@ def test_one_mask_each_by_either_form(make_model, make_ids):
 
 def test_measures_of_one_mask_refuse_several(make_model, make_ids):
     model = make_model()
-    ids, positions = make_ids(4, 4)
+    ids, positions = make_ids(16, 4)
     pool = Pool.of(model, ids, positions[:, None])
     for measure in (sharpness, gradient_norm, scaled_traces, bartlett_terms):
-        with pytest.raises(DataError, match=r"positions of shape \[4, 1\]: give one for each sentence"):
+        with pytest.raises(DataError, match=r"positions of shape \[16, 1\]: give one for each sentence"):
             measure(model, pool)
