@@ -99,7 +99,7 @@ def _probe(language: Any, train: int, test: int) -> Any:
 
     evaluation = ProbeConfig(train=train, test=test)
     obstacles = evaluation.untrained_problems(LookupTableConfig(), language)
-    for _, message in evaluation.problems(language) + obstacles:
+    for _, message in obstacles + evaluation.problems(language):
         raise ConfigError(f"--probe: {message}")
     return lambda: run_evaluation(evaluation, LookupTable(language)).metrics
 

@@ -27,7 +27,7 @@ def test_many_columns_become_several_tables(
     heads = [line for line in lines if line.startswith("model")]
     assert (len(heads) == 1) == (width == 400)
     assert sum(line.startswith("64/1/2/256") for line in lines) == len(heads)
-    assert "longer training goes with better: " in " ".join(lines)
+    assert "larger models are better: " in " ".join(lines)
     for heading in ("tuned A", "probe area C", "forgets B", "rise noise0.1"):
         assert sum(heading in head for head in heads) == 1
 
