@@ -1,4 +1,4 @@
-"""Seeds of initial weights, data and dropout, each of which decides its own part alone; and finite data."""
+"""Seeds of initial weights, data and dropout: each decides its own part alone.  Epochs over finite data."""
 
 from pathlib import Path
 from typing import Any
