@@ -51,6 +51,17 @@ def test_a_checkpoint_that_is_not_seen_as_the_others_keeps_all_in_their_own_spac
     assert not measured.one_space
 
 
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [({"enlarged": True}, "trace_enlarged"), ({"models": ONE, "enlarged": True}, "trace")],
+)
+def test_a_named_trace_is_compared_as_that_without_a_name(table: Table, change: dict, expected: str) -> None:
+    frame = table(**change)
+    again = frame[frame["metric"].str.startswith("trace")]
+    again = again.assign(metric="trace_paper/" + again["metric"])
+    assert names(pd.concat([frame, again], ignore_index=True)) == [expected, f"trace_paper/{expected}"]
+
+
 def test_other_kinds_compare_all_checkpoints_as_they_are(table: Table) -> None:
     measured = measurements(table(enlarged=True))
     assert [metric.name for metric in measured.comparable("loss")] == ["excess_loss"]
