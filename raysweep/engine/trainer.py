@@ -105,7 +105,7 @@ def train(job: Job, world: World, board: Board, threads: int) -> None:
             if watch():
                 board.post(spec.run_id, News(state="unfinished"))
             elif world.rank == 0:
-                board.post(spec.run_id, News(step=spec.pretrain.steps))
+                board.post(spec.run_id, News(step=spec.pretrain.milestones[-1]))
         except Exception as error:
             log.exception("training ends here")
             # With several workers, an error that is not raysweep's is mostly the sign that another worker

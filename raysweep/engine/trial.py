@@ -128,7 +128,8 @@ class _Trial:
         lacking = missing_now(self._run, self._spec, check_files=True).checkpoints
         if not lacking:
             return
-        pretrain = self._spec.pretrain.model_copy(update={"steps": lacking[-1], "milestones": lacking})
+        # A rate may depend on the number of steps, so that stays.
+        pretrain = self._spec.pretrain.model_copy(update={"milestones": lacking})
         parts = self._services.parts.get(self._spec.run_id, 1)
         if parts > 1:
             rows = max(1, (pretrain.micro_batch or pretrain.batch_size) // parts)

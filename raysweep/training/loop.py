@@ -232,10 +232,10 @@ class _Loop:
         values: list[float] = losses.tolist()
         for step, value in enumerate(values, start=self.step - self.pending + 1):
             if not math.isfinite(value):
+                rate = self._algorithm.learning_rate(step, self.config.steps)
                 raise RunFailedError(
-                    f"step {step}: the training loss is {value}; lower the learning rate "
-                    f"(algorithm.lr, now {self._algorithm.learning_rate(step, self.steps):g} at this step), "
-                    "warm up for longer, or clip the gradient"
+                    f"step {step}: the training loss is {value}; lower the learning rate (algorithm.lr, now "
+                    f"{rate:g} at this step), warm up for longer, or clip the gradient"
                 )
         return values
 
