@@ -29,7 +29,7 @@ def export_model(
 
     The folder does not hold the language: to measure it again, name the file of its sweep.  Examples:
 
-        raysweep export-model '64-*-s0-*@4000' -o my-model
+        raysweep export-model '64-*-s0-*@2000' -o my-model
 
         raysweep evaluate my-model --language sweeps/scaling.yaml -e probe -e finetune.train=512
     """
