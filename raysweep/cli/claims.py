@@ -127,7 +127,10 @@ def power(
         print_json({"sweep": sweep.name, "pilot": source.name, "claims": [plan.encode() for plan in found]})
         return
     if not found:
-        typer.echo("no claims: nothing has been measured; name a finished sweep with --pilot")
+        typer.echo(
+            f"no claims: {source.name} asks none, and has measured too little for the usual ones; "
+            "name a finished sweep with --pilot"
+        )
     for plan in found:
         typer.echo(f"{plan.claim}:")
         for line in _plan_lines(plan):

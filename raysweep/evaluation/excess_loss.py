@@ -38,6 +38,7 @@ from raysweep.evaluation.split import SplitFields, gap
 from raysweep.flatness.trace.fisher import draw_positions
 from raysweep.languages.base import Language
 from raysweep.models.subject import normalise
+from raysweep.seeding import derive
 
 EXCESS_LOSS = Quantity(
     name="excess_loss", heading="excess loss", short="excess", unit="nats", kind="loss", better="less",
@@ -93,13 +94,15 @@ class ExcessLossConfig(SplitFields):
         positions = language.max_length if self.positions == "all" else 1
         return self.sentences * positions * language.vocabulary_size * 4
 
-    def _exact(self, language: Language, ids: Tensor, start: int) -> Tensor:
+    def _exact(self, language: Language, ids: Tensor, start: int, given: bool = False) -> Tensor:
         if self.positions == "all":
             return language.conditionals(ids)
-        return language.conditionals_at(ids, self._drawn(language, ids, start))
+        return language.conditionals_at(ids, self._drawn(language, ids, start, given))
 
-    def _drawn(self, language: Language, ids: Tensor, start: int) -> Tensor:
-        return draw_positions(ids, language.pad_id, seed=self.seed, start=start)
+    def _drawn(self, language: Language, ids: Tensor, start: int, given: bool) -> Tensor:
+        # Sentences of training have positions of their own, so that the two losses are independent.
+        seed = derive(self.seed, "training positions") if given else self.seed
+        return draw_positions(ids, language.pad_id, seed=seed, start=start)
 
     def measure(self, subject: Subject, shard: int, reference: np.ndarray | None = None) -> Arrays:
         """Return `entropy` and `excess_loss` [n] of the shard's sentences, float64, in nats.
@@ -133,7 +136,7 @@ class ExcessLossConfig(SplitFields):
         for k in range(0, len(ids), _BLOCK):
             block = ids[k : k + _BLOCK]
             if reference is None:
-                exact = self._exact(subject.language, block, first + k)
+                exact = self._exact(subject.language, block, first + k, given)
             else:
                 # A copy: what comes from the object store cannot be written, which tensors do not know.
                 exact = torch.from_numpy(reference[k : k + _BLOCK].copy())
@@ -147,7 +150,7 @@ class ExcessLossConfig(SplitFields):
             rows, columns = (ids != subject.language.pad_id).nonzero(as_tuple=True)
             exact = exact[rows, columns]
         else:
-            rows, columns = torch.arange(len(ids)), self._drawn(subject.language, ids, start)
+            rows, columns = torch.arange(len(ids)), self._drawn(subject.language, ids, start, given)
         log_p = normalise(exact)
         # The table's answer is the exact conditional itself: there is nothing to compute a second time.
         own = isinstance(subject, LookupTable)

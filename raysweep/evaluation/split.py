@@ -44,7 +44,12 @@ class SplitFields(Evaluation):
         if self.split == "held_out":
             return []
         if training is None:
-            return [("split", "nobody knows what this model was trained on; leave split out")]
+            return [
+                (
+                    "split",
+                    "the training set of this model is not known, or is of another language; leave split out",
+                )
+            ]
         if training.endless:
             return [
                 (
@@ -71,7 +76,7 @@ class SplitFields(Evaluation):
         problems = self.training_problems(training)
         if training is None or problems:
             field, message = problems[0]
-            raise ConfigError(f"evaluate.{self.kind}.{field}: {message}")
+            raise ConfigError(f"evaluate.{self.key}.{field}: {message}")
         places = torch.arange(numbers.start, numbers.stop)
         return training.some(places, seed=derive(self.seed, self.kind, "training"))
 

@@ -201,7 +201,7 @@ class TraceConfig(Evaluation):
             return self.model_copy(update={"enlarged_to": str(common_shape(models))}), None
         except ConfigError as error:
             said = "no shape holds all models, so their traces are of different parameter spaces"
-            return self, f"evaluate.trace.common: {said}: {error}; null turns this off"
+            return self, f"evaluate.{self.key}.common: {said}: {error}; null turns this off"
 
     def shards(self) -> int:
         return shard_count(self.inputs, self.shard_size)

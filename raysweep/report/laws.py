@@ -19,8 +19,7 @@ from raysweep.evaluation.metric import Description
 from raysweep.report.association import Estimate, coefficient
 from raysweep.report.columns import loss_of, numbers
 from raysweep.report.data import Measurements
-from raysweep.report.format import number
-from raysweep.report.powerlaw import Curves, Fit
+from raysweep.report.powerlaw import EXPONENTS, Curves, Fit
 from raysweep.report.regression import Array
 
 #: Fewest milestones of a run, and fewest sizes: a curve of three numbers is checked by a fourth point.
@@ -29,8 +28,9 @@ LEAST_MILESTONES, LEAST_SIZES = 4, 2
 TOLERANCE = 0.01
 #: Shares of the last milestone from which a law may hold.
 SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2)
-#: Most times that the upper end of the interval of an exponent is the lower one, if it is determined at all.
-DETERMINED = 10.0
+#: Most times that the upper end of the interval of an exponent is the lower one, if it is determined at all;
+#: and how near to an end of the range that is searched an exponent may lie, as a factor.
+DETERMINED, EDGE = 10.0, 1.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,19 +105,23 @@ def law_of(asked: Asked) -> Found:
     table = asked.table.sort_values(["parameters", "model", "run_id", "step"], kind="stable")
     if (table["value"] <= 0).any():
         return Found(asked=asked, reason="not all values are positive")
+    if table.groupby("model")["parameters"].first().duplicated().any():
+        return Found(asked=asked, reason="models of one size differ in something else, such as dropout")
     # Without enough milestones the first candidate says so.
-    misfit = np.nan
+    misfit, drifts = np.nan, False
     for start in _candidates(table["step"]):
         curves, sizes = arranged(table[table["step"] >= start])
         if curves is None:
             break
         fit = Fit(curves)
         misfit = off(fit)
-        if misfit <= allowed(curves) and not (fit.sure and fit.drifts()):
-            _, low, high = fit.exponent
-            if high > DETERMINED * low:
-                ends = f"[{number(low, 2)}, {number(high, 2)}]"
-                return Found(asked=asked, reason=f"the exponent is not determined, its interval is {ends}")
+        holds = misfit <= allowed(curves)
+        if holds and _flat(curves):
+            return Found(asked=asked, reason="the values hardly change, so that no exponent is determined")
+        drifts = holds and fit.sure and fit.drifts()
+        if holds and not drifts:
+            if reason := _undetermined(fit):
+                return Found(asked=asked, reason=reason)
             over_size, step = _over_size(table, sizes) if asked.pure else (None, None)
             return Found(
                 asked=asked,
@@ -131,12 +135,27 @@ def law_of(asked: Asked) -> Found:
     if np.isnan(misfit):
         need = f"it takes {LEAST_MILESTONES} milestones at each of {LEAST_SIZES} sizes"
         return Found(asked=asked, reason=f"not enough data: {need}")
-    return Found(
-        asked=asked,
-        misfit=misfit,
-        reason=f"no power law: from the last possible milestone on it is off by {100 * misfit:.1f} %, or its "
-        "exponent drifts",
-    )
+    why = "its exponent drifts" if drifts else f"it is off by {100 * misfit:.1f} %"
+    reason = f"no power law: from the last possible milestone on {why}"
+    return Found(asked=asked, misfit=misfit, reason=reason)
+
+
+def _flat(curves: Curves) -> bool:
+    """Return whether no size falls by more than a law may be off."""
+    ends = (means[known][[0, -1]] for means, known in zip(curves.means, curves.known, strict=True))
+    return max(first - last for first, last in ends) <= 2 * allowed(curves)
+
+
+def _undetermined(fit: Fit) -> str:
+    """Return why the exponent of a law is not determined, "" where it is."""
+    exponent, low, high = fit.exponent
+    if not EXPONENTS[0] * EDGE < exponent < EXPONENTS[1] / EDGE:
+        return f"the exponent is not determined: its best value is at an end of {list(EXPONENTS)}"
+    # Runs that differ in their level alone give an interval without a width: 1 % is left to the search.
+    inside = low <= 1.01 * exponent and exponent <= 1.01 * high
+    if fit.sure and not (inside and high <= DETERMINED * low):
+        return "the exponent is not determined by these runs"
+    return ""
 
 
 def _candidates(steps: pd.Series) -> list[int]:

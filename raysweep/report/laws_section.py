@@ -138,9 +138,8 @@ def ends(found: Found, meeting: Meeting) -> str:
     if math.isnan(meeting.low):
         return "not enough data"
     low, high = ("never" if math.isinf(end) else _step(end) for end in (meeting.low, meeting.high))
-    if low == high:
-        return low
-    return f"[{'≤ ' if meeting.low <= found.start * 1.0001 else ''}{low}, {high}]"
+    before = "≤ " if meeting.low <= found.start * 1.0001 else ""
+    return f"{before}{low}" if low == high else f"[{before}{low}, {high}]"
 
 
 def _step(step: float) -> str:

@@ -55,6 +55,8 @@ EXPONENTS, _COARSE, _FINE, _FINER = (0.02, 6.0), 49, 9, {True: 6, False: 2}
 DRAWS, LEAST_DOF = 1000, 2
 #: Steps of equal loss are looked for up to this multiple of the last milestone, at so many places.
 FAR, _PLACES = 100.0, 401
+#: Largest logarithm of a step.
+_FARTHEST = 700.0
 #: Ends of a 95 % and of a 90 % interval among the draws.
 _ENDS, _SHORTER = (0.975, 0.025), (0.95, 0.05)
 #: Shares of an exponent, and of its interval, up to which a change of it does not matter.
@@ -263,7 +265,9 @@ class Fit:
     def floors(self) -> tuple[Array, Array, Array]:
         """Return the floors [k] with their intervals."""
         low, high = self.interval(lambda law: law.floor)
-        return self.law.floor, np.maximum(low, 0), np.maximum(high, 0)
+        floor = self.law.floor
+        # The interval is that of floors without a bound; where the bound acts it may leave out this one.
+        return floor, np.minimum(np.maximum(low, 0), floor), np.maximum(high, floor)
 
     def misfit(self) -> Array:
         """Return log L less the mean over runs, [k, T]; 0 where nothing is known."""
@@ -286,8 +290,9 @@ class Fit:
         gap, scale = float(target(law) - law.floor[size]), float(law.scale[size])
         step = np.inf
         if gap > 0:
-            with np.errstate(divide="ignore", over="ignore"):
-                step = float(np.exp(law.origin + np.log(scale / gap) / float(law.exponent)))
+            with np.errstate(divide="ignore"):
+                # At most a number, however far: infinity is for a floor above.
+                step = float(np.exp(min(law.origin + np.log(scale / gap) / float(law.exponent), _FARTHEST)))
         if not self.sure:
             return Meeting(step, np.nan, np.nan)
         places = np.linspace(start, last + np.log(FAR), _PLACES)

@@ -108,7 +108,9 @@ class Checker:
         elif key in kinds:
             self.problems.add(settings.keys["kind"], f"{name}.kind", "remove it; the key above is the kind")
         elif not _KEY.match(key):
-            self.problems.add(at, name, f"{show(key)} is not a name; use letters, digits and '_'")
+            self.problems.add(
+                at, name, f"{show(key)} is not a name; use a letter, then letters, digits and '_'"
+            )
         elif kind.value not in kinds:
             message = unknown(str(kind.plain), kinds, "evaluation")
             self.problems.add(kind.mark, f"{name}.kind", message)
@@ -201,6 +203,10 @@ class Checker:
             self.problems.add(node.mark, "seeds", message)
             return None
         own = {name: value for name, value in node.plain.items() if value is not None}
+        if "seed" in point.axes and own.keys() >= Seeds.model_fields.keys():
+            message = "names all seeds, so the axis seed has no effect; leave out that axis, or one of these"
+            self.problems.add(node.mark, "seeds", message)
+            return None
         return self._validate(Seeds, Seeds.of(seed).encode() | own, node, ("seeds",), point.marks["seeds"])
 
     def _seed(self, point: Point) -> int | None:

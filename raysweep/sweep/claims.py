@@ -137,7 +137,8 @@ class Questions(Config):
         `tasks` are those of its languages, `algorithms` the labels of those that train.
         """
         for k, claim in enumerate(self.claims or ()):
-            about, [kind] = claim.about, claim.model_fields_set
+            about = claim.about
+            [kind] = [name for name in type(claim).model_fields if getattr(claim, name) is not None]
             if about.task is not None and about.task not in tasks:
                 yield ("claims", k, kind, "task"), _no_task(about.task, tasks)
             if isinstance(about, Algorithm):

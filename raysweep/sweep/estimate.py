@@ -95,11 +95,12 @@ class History:
 
         Evaluations that were never timed count as nothing: a total needs only the time of training.
         """
-        step = self.step(spec) if lacks.train_steps else 0.0
+        known = self.step(spec)
+        step = known if lacks.train_steps else 0.0
         seconds = None
         if step is not None:
             model = self._model(spec)
             measuring = sum(self.evaluations.get((model, kind), 0.0) for _, kind in lacks.evaluations)
             seconds = lacks.train_steps * step + measuring
         new = len(lacks.checkpoints)
-        return Cost(seconds, new * self._checkpoint_bytes(spec) if new else 0.0, step or None)
+        return Cost(seconds, new * self._checkpoint_bytes(spec) if new else 0.0, known)

@@ -87,7 +87,7 @@ class Progress:
     def _left(self, now: float, gained: float, left: Sequence[float]) -> tuple[float, float] | None:
         """Return the range of the time left, given the work done here and that left of each run in order."""
         elapsed = now - self._begun
-        if elapsed < _LEAST_SECONDS or gained < _LEAST_SHARE * (gained + sum(left)):
+        if elapsed < _LEAST_SECONDS or gained <= 0 or gained < _LEAST_SHARE * (gained + sum(left)):
             return None
         pace = gained / elapsed
         least = sum(left) / pace

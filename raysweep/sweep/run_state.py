@@ -159,7 +159,7 @@ def run_states(sweep: Sweep) -> list[RunState]:
         run = ledger.open(spec.run_id)
         row = RunState(
             run_id=spec.run_id,
-            model=spec.model.label,
+            model=spec.model.label if spec.trains else spec.algorithm.label,
             label=(axes_label(spec.axes) or spec.run_id) if spec.trains else spec.algorithm.label,
             steps=spec.milestones[-1],
         )

@@ -64,7 +64,7 @@ class PretrainConfig(Config):
 
     @field_validator("sentences")
     @classmethod
-    def _no_batch_holds_a_sentence_twice(cls, sentences: int | None, info: ValidationInfo) -> int | None:
+    def _an_epoch_fills_a_batch(cls, sentences: int | None, info: ValidationInfo) -> int | None:
         batch_size = info.data.get("batch_size")
         if sentences is None or batch_size is None or sentences >= batch_size:
             return sentences

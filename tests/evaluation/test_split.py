@@ -77,6 +77,13 @@ def test_excess_of_training_one_word_at_a_time(request, make_subject, run, name)
     assert {name: found[name] for name in alone} == alone
 
 
+def test_sentences_of_training_have_positions_of_their_own(hmm) -> None:
+    """Otherwise the two losses would not be independent."""
+    config, ids = ExcessLossConfig(sentences=40, positions="random", split="both"), hmm.sample(40, seed=5)
+    held_out, training = (config._drawn(hmm, ids, 0, given) for given in (False, True))
+    assert (held_out != training).float().mean() > 0.3
+
+
 @pytest.mark.parametrize("config", KINDS)
 def test_the_gap_is_the_difference_with_the_error_of_both(config, hmm, make_subject, run) -> None:
     found = run(config(sentences=40, split="both"), trained_on(make_subject(hmm), 100))
@@ -125,7 +132,10 @@ def test_what_has_no_training_set(config, hmm, make_subject, run) -> None:
     both = config(sentences=20, split="both")
     assert list(run(both, LookupTable(hmm))) == list(run(config(sentences=20), LookupTable(hmm)))
     cases = [
-        (make_subject(hmm), "split: nobody knows what this model was trained on; leave split out"),
+        (
+            make_subject(hmm),
+            "split: the training set of this model is not known, or is of another language; leave split out",
+        ),
         (trained_on(make_subject(hmm), None), "split: every sentence of training is fresh, so there is no"),
         (
             trained_on(make_subject(hmm), 19),

@@ -166,7 +166,7 @@ MALFORMED = [
         "evaluation's name",
         "counted: {n: 3}",
         "more/than: {n: 3, kind: counted}",
-        "6:12: evaluate.more/than: 'more/than' is not a name; use letters, digits and '_'",
+        "6:12: evaluate.more/than: 'more/than' is not a name; use a letter, then letters, digits and '_'",
     ),
     (
         "evaluation named twice",

@@ -131,6 +131,14 @@ def test_what_is_recorded_is_no_work_of_this_launch_and_failed_runs_ask_for_none
     assert left == (pytest.approx(0.9 * 902), pytest.approx(1.1 * 902))
 
 
+def test_nothing_left_and_nothing_gained_has_no_time_left() -> None:
+    played = Played(["small"])
+    progress = Progress(played.rows, played.timed, slots=SLOTS, now=0.0)
+    [row] = played.rows
+    row.state = "failed"
+    assert progress.see(30.0, played.rows) == (1.0, None)
+
+
 def test_a_prediction_that_moves_much_is_not_told() -> None:
     [row] = Played(["small"]).rows
     row.evaluations, row.state = {}, "training"

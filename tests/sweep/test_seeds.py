@@ -60,6 +60,12 @@ def test_seeds_that_make_no_sense(load: Any, seeds: str, message: str) -> None:
     assert message in str(caught.value)
 
 
+def test_an_axis_of_seeds_without_effect_is_refused(load: Any) -> None:
+    with pytest.raises(ConfigError, match="names all seeds, so the axis seed has no effect"):
+        load(tiny.BASE + "seeds: {init: 0, data: 0, dropout: 0}\naxes: {seed: [0, 1]}\n")
+    assert len(load(tiny.BASE + "seeds: {init: 0, data: 0}\naxes: {seed: [0, 1]}\n").runs) == 2
+
+
 def test_runs_that_differ_in_seeds_alone_are_replicates(load: Any) -> None:
     sweep = load(
         tiny.BASE + "axes: {algorithm.lr: [1e-3, 1e-2], seeds.init: [0, 1], seeds.dropout: [0, 2]}\n"

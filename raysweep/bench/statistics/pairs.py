@@ -1,6 +1,6 @@
 """Pairs at equal loss, as `raysweep match` lists them: are they equal, and do their intervals hold?
 
-A sweep has checkpoints with true excess losses that lie evenly, and true accuracies.  Sentence s adds to the
+A sweep has checkpoints with true excess losses drawn evenly, and true accuracies.  Sentence s adds to the
 loss of checkpoint i, and seed k of the probe to its accuracy,
 
     l_is = L_i + X_s + 0.3 Y_is,        a_ik = A_i + B_k + E_ik
