@@ -139,6 +139,7 @@ def power(
 
 def _plan_lines(plan: Plan) -> list[str]:
     """Return what is known of a claim's power."""
+    from raysweep.report.power import POWER
     from raysweep.report.verdict import amount
 
     if plan.effect is None or plan.power is None or plan.detectable is None:
@@ -149,7 +150,9 @@ def _plan_lines(plan: Plan) -> list[str]:
         f"{amount(plan.detectable, plan.unit)} with 80 %"
     ]
     if plan.needed is None:
-        return [*lines, f"{seen} would take more than any sweep has"]
+        return (
+            lines if plan.power >= POWER else [*lines, f"{seen} at 80 % is not to be had by more runs alone"]
+        )
     more = max(plan.needed, plan.clusters)
     line = f"{seen} at 80 % takes {more:,} {plan.units}"
     if plan.needed <= plan.clusters:

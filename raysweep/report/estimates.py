@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -207,7 +208,7 @@ def beats(
             reference = float(np.mean([measured.reference[name] for name in names]))
             error = math.hypot(*(measured.reference_errors.get(name) or 0.0 for name in names)) / len(names)
             found = by_numbers(last[names].to_numpy(dtype=float).mean(axis=1), reference, error)
-        main = _finding("mean over runs", found)
+        main = replace(_finding("mean over runs", found), shrinks=False)
     return Asked(
         about=head, says=text, unit="accuracy", expected=1, least=about.least or LEAST_ACCURACY, main=main,
         checkpoints=len(last), runs=len(last), reason=reason,

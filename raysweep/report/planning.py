@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from raysweep.report.power import detectable, needed, power
@@ -13,6 +13,7 @@ from raysweep.report.verdict import Verdict
 from raysweep.sweep.estimate import History
 from raysweep.sweep.missing import Missing
 from raysweep.sweep.survey import survey
+from raysweep.training.seeds import Seeds
 
 if TYPE_CHECKING:
     from raysweep.sweep import Sweep
@@ -52,7 +53,7 @@ def plans(
     trained = [spec for spec in sweep.runs if spec.trains]
     design = {
         "runs": len(trained),
-        "configurations": len({spec.run_id.rpartition("-s")[0] for spec in trained}),
+        "configurations": len({replace(spec, seeds=Seeds.of(0)).training_identity for spec in trained}),
     }
     return [_plan(verdict, design, seconds, effect) for verdict in verdicts]
 
@@ -67,11 +68,11 @@ def _plan(verdict: Verdict, design: dict[str, int], seconds: float | None, effec
     )  # fmt: skip
     if not main.tested or clusters < 2:
         return empty
-    error = main.standard_error * math.sqrt(main.clusters / clusters)
-    dof = main.dof * clusters / main.clusters
+    share = main.clusters / clusters if main.shrinks else 1.0
+    error, dof = main.standard_error * math.sqrt(share), main.dof / share
     scaled = math.atanh(max(-1 + 1e-9, min(1 - 1e-9, asked))) if verdict.unit == "ρ" else asked
     seen = detectable(error, dof)
-    count = needed(scaled, main.standard_error, main.dof, main.clusters)
+    count = needed(scaled, main.standard_error, main.dof, main.clusters) if main.shrinks else None
     runs = None if count is None else math.ceil(count * design["runs"] / clusters)
     return Plan(
         claim=empty.claim, unit=verdict.unit, units=verdict.units, clusters=clusters, effect=empty.effect,

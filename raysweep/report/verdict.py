@@ -28,6 +28,7 @@ class Finding:
     """An effect with its 95 % interval and p-value, by one way; nan where there is too little data.
 
     `standard_error` and `dof` are those on the scale of the test: that of Fisher's z for a correlation.
+    `shrinks` says whether more clusters make them better; a reference that was measured once sets a limit.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Finding:
     standard_error: float = math.nan
     dof: float = math.nan
     clusters: int = 0
+    shrinks: bool = True
 
     @property
     def tested(self) -> bool:
@@ -89,11 +91,11 @@ class Verdict(Asked):
     def needed(self, effect: float | None = None, *, level: float = ALPHA) -> int | None:
         """Return the number of clusters, such as configurations, that an effect would take: the observed one.
 
-        `level` is that of the test.  None where nothing was tested, and where it would take more than any
-        sweep has.
+        `level` is that of the test.  None where nothing was tested, where it would take more than any sweep
+        has, and where clusters are not all that it takes.
         """
         main = self.main
-        if not main.tested:
+        if not main.tested or not main.shrinks:
             return None
         seen = main.value if effect is None else effect
         scaled = math.atanh(max(-1 + 1e-9, min(1 - 1e-9, seen))) if self.unit == "ρ" else seen

@@ -251,6 +251,13 @@ def test_power_is_that_of_a_simulated_t_test() -> None:
     assert needed(1e-6, 1.0, 8, 9) is None
 
 
+def test_runs_alone_do_not_make_a_reference_surer() -> None:
+    found = one(population(lookup=0.5), beats="lookup_table")
+    assert found.main.tested
+    assert found.needed() is None
+    assert one(population(), flatter={"task": "A"}).needed() is not None
+
+
 def test_the_section_has_a_sentence_for_each_claim_and_its_numbers() -> None:
     found = judge(population(lookup=0.5), {"flatter": {"task": "A"}}, {"beats": "lookup_table"})
     html = claims_section(found)
