@@ -1,10 +1,10 @@
 """Power laws of a sweep: of its excess loss, its flatness and its distance from the best accuracy.
 
-`raysweep.report.powerlaw` has the law.  It holds after an initial transient alone, so the first milestone of
-a fit is looked for, among few: those from 1/16, 1/8, 1/4 and 1/2 of the last milestone on.  It is the
-earliest from which the law is within `TOLERANCE` of the means over seeds, apart from what the scatter of
-single checkpoints explains, and from which the exponent does not drift: a choice among many would follow the
-noise, and intervals would not hold.  Each variant of a sweep has laws of its own.
+`raysweep.report.powerlaw` has the law.  It holds after an initial transient alone, so a fit begins at a
+quarter of the last milestone, or at an eighth where a quarter leaves too few milestones.  If from there the
+law is not within `TOLERANCE` of the means over seeds, apart from what the scatter of single checkpoints
+explains, or its exponent drifts, the fit begins at half of the last milestone: a choice among more would
+follow the noise, and intervals would not hold.  Each variant of a sweep has laws of its own.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from raysweep.report.regression import Array
 LEAST_MILESTONES, LEAST_SIZES = 4, 2
 #: Root mean square of log L less the means, from which a law does not hold.
 TOLERANCE = 0.01
-#: Shares of the last milestone from which a law may hold.
-SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2)
+#: Shares of the last milestone from which a law may hold; the first one where the second leaves too little.
+SHARES = (1 / 8, 1 / 4, 1 / 2)
 #: Most times that the upper end of the interval of an exponent is the lower one, if it is determined at all;
 #: and how near to an end of the range that is searched an exponent may lie, as a factor.
 DETERMINED, EDGE = 10.0, 1.2
@@ -160,7 +160,11 @@ def _undetermined(fit: Fit) -> str:
 
 def _candidates(steps: pd.Series) -> list[int]:
     """Return the milestones from which a law may be fitted, in ascending order."""
-    return sorted({int(steps[steps >= steps.max() * share].min()) for share in SHARES}) if len(steps) else []
+    if not len(steps):
+        return []
+    starts = [int(steps[steps >= steps.max() * share].min()) for share in SHARES]
+    enough = steps[steps >= starts[1]].nunique() >= LEAST_MILESTONES
+    return sorted(set(starts[1:] if enough else starts))
 
 
 def arranged(table: pd.DataFrame) -> tuple[Curves | None, list[str]]:
