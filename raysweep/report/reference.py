@@ -26,7 +26,7 @@ from raysweep.report.ratio import Array
 
 
 def by_seeds(apart: Array) -> Estimate:
-    """Return the mean of differences [..., runs, seeds] of which both are samples, two at least of each."""
+    """Return the mean of differences [..., runs, seeds]: runs and seeds are samples, two at least of each."""
     runs, seeds = apart.shape[-2:]
     value = apart.mean(axis=(-2, -1))
     of_run, of_seed = (apart.mean(axis=axis, keepdims=True) for axis in (-1, -2))

@@ -136,7 +136,7 @@ def test_cases_of_the_same_peers_are_columns(record: Record) -> None:
 
 
 def test_cases_of_other_figures_are_tables_of_their_own(record: Record) -> None:
-    """Where there are more cases than figures, a case is a line."""
+    """A case is a line if there are more cases than figures."""
 
     def case(key: str, *names: str) -> CaseRecord:
         figures = [Figure(name=n, unit="", value=0.5, goal=Goal(sense="at most", value=1)) for n in names]

@@ -104,7 +104,7 @@ def test_names_that_the_sweep_does_not_have_are_refused(load: Load, text: str, s
 
 
 def test_other_mistakes_are_told_alone(load: Load) -> None:
-    """What the languages and algorithms are is not known where a section is wrong."""
+    """Languages and algorithms are not known if a section is wrong."""
     text = (BASE + AXES).replace("states: 4", "states: no") + "claims: [{flatter: {task: Z}}]"
     with pytest.raises(ConfigError) as caught:
         load(text)
