@@ -10,7 +10,6 @@ import os
 import re
 import typing
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,9 +27,9 @@ from raysweep.sweep.config import LanguageCache
 from raysweep.sweep.document import Mark, Node, Problems, dotted
 from raysweep.sweep.explain import explain, explain_named, nearest, one_line, show, unknown
 from raysweep.sweep.grid import Point
-from raysweep.sweep.identity import canonical, digest, extent
+from raysweep.sweep.identity import extent
+from raysweep.sweep.merge import Checked, Merger
 from raysweep.sweep.run import RunSpec
-from raysweep.sweep.together import together
 from raysweep.training.config import PretrainConfig
 from raysweep.training.seeds import Seeds
 
@@ -44,14 +43,6 @@ _NEEDED = {
     "algorithm": "algorithm: {kind: adamw}",
     "pretrain": "pretrain: {steps: 1000, batch_size: 256}",
 }
-
-
-@dataclass(frozen=True)
-class Checked:
-    """Distinct runs, and notes on points that turned out to be the same run."""
-
-    runs: tuple[RunSpec, ...]
-    notes: tuple[str, ...]
 
 
 class Checker:
@@ -282,7 +273,7 @@ class Checker:
         self, points: Iterable[Point], evaluations: Mapping[str, tuple[Evaluation, Node, Mark]]
     ) -> Checked:
         """Return the runs of all points, merging those that share a training; problems are collected."""
-        merger = _Merger({kind: found[0] for kind, found in evaluations.items()})
+        merger = Merger({kind: found[0] for kind, found in evaluations.items()})
         for point in points:
             language_config = self.section("language", registry.languages, point)
             model = self.section("model", registry.models, point)
@@ -326,98 +317,10 @@ class Checker:
         return merger.finish()
 
 
-class _Merger:
-    """Joins points that share a training: all their milestones, and only the axes they agree on."""
-
-    def __init__(self, evaluations: Mapping[str, Evaluation]) -> None:
-        self.evaluations = dict(evaluations)
-        self.groups: dict[Any, list[RunSpec]] = {}
-        self._evaluations: dict[int, dict[str, Evaluation]] = {}
-        self._texts: dict[tuple[int, frozenset[str]], str] = {}
-        self._alive: list[Any] = []
-
-    def evaluations_of(self, algorithm: Any, language: Language) -> dict[str, Evaluation]:
-        """Return the evaluations that make sense for an algorithm, fitted to the language."""
-        if id(language) not in self._evaluations:
-            self._alive.append(language)
-            self._evaluations[id(language)] = {
-                kind: evaluation.fitted(language) for kind, evaluation in self.evaluations.items()
-            }
-        return {
-            kind: evaluation
-            for kind, evaluation in self._evaluations[id(language)].items()
-            if evaluation.applies_to(algorithm)
-        }
-
-    def _text(
-        self, config: ModelConfig | AlgorithmConfig | PretrainConfig, drop: frozenset[str] = frozenset()
-    ) -> str:
-        key = (id(config), drop)
-        if key not in self._texts:
-            self._alive.append(config)
-            data = config.content()
-            self._texts[key] = canonical({name: value for name, value in data.items() if name not in drop})
-        return self._texts[key]
-
-    def add(self, spec: RunSpec) -> RunSpec:
-        """Add the run of a point; return the first one with the same training."""
-        # This groups as the training identity does, without hashing everything for every point.
-        key: tuple[Any, ...] = (spec.language_fingerprint, self._text(spec.algorithm))
-        if spec.trains:
-            free = extent(spec.algorithm.depends_on_steps)
-            key += (self._text(spec.model), self._text(spec.pretrain, free), spec.seeds)
-        group = self.groups.setdefault(key, [])
-        group.append(spec)
-        return group[0]
-
-    def finish(self) -> Checked:
-        """Return the joined runs in the order of their first points."""
-        runs, notes = [], []
-        for specs in self.groups.values():
-            spec = _join(specs) if len(specs) > 1 else specs[0]
-            runs.append(spec)
-            extents = {canonical([s.pretrain.steps, s.milestones]) for s in specs}
-            if spec.trains and len(extents) < len(specs):
-                notes.append(f"{len(specs)} points of the grid are the same run, {spec.run_id}; it runs once")
-        compared, remarks = together(runs)
-        return Checked(compared, (*notes, *_lengths(runs), *remarks))
-
-
 def _telling(axes: Mapping[str, Any], algorithm: AlgorithmConfig) -> dict[str, Any]:
     """Return the axes that distinguish runs: the number of steps only if a step depends on it."""
     free = extent(algorithm.depends_on_steps)
     return {path: value for path, value in axes.items() if path.partition(".")[2] not in free}
-
-
-def _lengths(runs: Iterable[RunSpec]) -> list[str]:
-    """Return a note for each algorithm with separate trainings of several lengths."""
-    found: dict[str, set[int]] = {}
-    for run in runs:
-        if run.trains and run.algorithm.depends_on_steps:
-            found.setdefault(run.algorithm.label, set()).add(run.pretrain.steps)
-    return [
-        f"pretrain.steps: the rate of '{label}' depends on the number of steps, so its runs of "
-        f"{', '.join(map(str, sorted(steps)))} steps are separate trainings"
-        for label, steps in found.items()
-        if len(steps) > 1
-    ]
-
-
-def _join(specs: list[RunSpec]) -> RunSpec:
-    first = specs[0]
-    shared = {
-        path: value
-        for path, value in first.axes.items()
-        if all(path in s.axes and digest(s.axes[path]) == digest(value) for s in specs)
-    }
-    every = [s.pretrain.checkpoint_every for s in specs if s.pretrain.checkpoint_every is not None]
-    joined = first.pretrain.encode() | {
-        "steps": max(s.pretrain.steps for s in specs),
-        "milestones": sorted({step for s in specs for step in s.pretrain.milestones}),
-        "checkpoint_every": min(every, default=None),
-    }
-    pretrain = PretrainConfig.decode(joined) if first.trains else first.pretrain
-    return replace(first, pretrain=pretrain, axes=shared)
 
 
 def _matches(path: Path) -> bool:
