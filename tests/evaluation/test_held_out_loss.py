@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.losses import one_word_at_a_time
 from raysweep.errors import DataError, RunFailedError
 from raysweep.evaluation import LookupTable, ModelSubject
 from raysweep.evaluation.excess_loss import ExcessLossConfig
@@ -23,13 +24,7 @@ def test_loss_of_a_model_one_word_at_a_time(request, make_subject, run, name) ->
     ids = language.sample(50, seed=derive(0, "held_out_loss"))
     key = derive(0, "held_out_loss", "mask")
     mask = some_positions(language.lengths(ids), ids.shape[1], 0.4, seed=key, sentences=torch.arange(50))
-    losses = []
-    for row, marked in zip(ids, mask, strict=True):
-        hidden = torch.where(marked, language.mask_id, row)
-        for t in marked.nonzero()[:, 0]:
-            with torch.no_grad():
-                logits = subject.model(hidden[None], t[None]).double()[0]
-            losses.append(-logits.log_softmax(-1)[row[t]].item())
+    losses = one_word_at_a_time(subject, ids, mask)
     assert metric.value == pytest.approx(np.mean(losses), rel=1e-5)
     assert metric.n == 50
     assert metric.unit == "nats"

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.losses import one_word_at_a_time
 from raysweep.errors import ConfigError
 from raysweep.evaluation import LookupTable, ModelSubject
 from raysweep.evaluation.excess_loss import ExcessLossConfig
@@ -43,13 +44,7 @@ def test_losses_of_training_one_word_at_a_time(request, make_subject, run, name)
     assert sorted(ids.tolist()) == sorted(language.sample(50, seed=5).tolist())
     key = derive(0, "held_out_loss", "training mask")
     mask = some_positions(language.lengths(ids), ids.shape[1], 0.4, seed=key, sentences=torch.arange(50))
-    losses = []
-    for row, marked in zip(ids, mask, strict=True):
-        hidden = torch.where(marked, language.mask_id, row)
-        for t in marked.nonzero()[:, 0]:
-            with torch.no_grad():
-                logits = subject.model(hidden[None], t[None]).double()[0]
-            losses.append(-logits.log_softmax(-1)[row[t]].item())
+    losses = one_word_at_a_time(subject, ids, mask)
     assert found["train_loss"].value == pytest.approx(np.mean(losses), rel=1e-5)
     alone = run(HeldOutLossConfig(sentences=50, mask=0.4, shard_size=20), subject)
     assert list(alone) == ["held_out_loss"]
