@@ -29,7 +29,7 @@ def environment(threads: int, device: Device = "cpu") -> Environment:
     facts = provenance()
     return Environment(
         date=time.strftime("%Y-%m-%d", time.gmtime(facts["time"])),
-        cpu=_cpu(),
+        cpu=facts["processor"],
         cpu_capability=torch.backends.cpu.get_cpu_capability(),
         cores=os.cpu_count() or 1,
         memory_gib=round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
@@ -73,15 +73,3 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-def _cpu() -> str:
-    """Return the name that the system gives to the processor's model."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            for line in lines:
-                if line.startswith("model name"):
-                    return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()

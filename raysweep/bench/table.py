@@ -17,6 +17,7 @@ from rich.text import Text
 from raysweep.bench.record import CaseRecord, Comparison, Figure, Goal, Record, Spread
 from raysweep.bench.suites import OWN_RUNNERS, SUITES
 from raysweep.errors import ConfigError
+from raysweep.report.markdown import in_markdown, replaced
 
 HEADINGS = ("work", "raysweep", "beside", "found", "goal")
 
@@ -145,14 +146,8 @@ def markdown(record: Record) -> str:
     module = importlib.import_module((SUITES | OWN_RUNNERS)[record.suite])
     introduction = getattr(module, "introduction", None)
     above = "" if introduction is None else introduction(record)
-    parts = (above, *map(_in_markdown, tables), remarks, caption(record))
+    parts = (above, *map(in_markdown, tables), remarks, caption(record))
     return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _in_markdown(rows: list[tuple[str, ...]]) -> str:
-    """Return rows, the headings first, as a table in Markdown."""
-    ruled = [rows[0], tuple("---" for _ in rows[0]), *rows[1:]]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in ruled)
 
 
 def crossed(record: Record) -> list[list[tuple[str, ...]]]:
@@ -218,21 +213,12 @@ def merged_notes(record: Record) -> list[str]:
     return found
 
 
-def between(suite: str) -> tuple[str, str]:
-    """Return the two comments that stand around the table of a suite."""
-    return f"<!-- bench:{suite} -->", f"<!-- /bench:{suite} -->"
-
-
 def written(text: str, record: Record) -> str:
     """Return a text with the table of a record between its two comments.
 
     Raises `ConfigError` where the text does not have exactly one such pair.
     """
-    first, last = between(record.suite)
-    if text.count(first) != 1 or text.count(last) != 1 or text.index(first) > text.index(last):
-        raise ConfigError(f"the text needs one line '{first}' and, after it, one line '{last}'")
-    head, tail = text.partition(first)[0], text.partition(last)[2]
-    return f"{head}{first}\n{markdown(record)}{last}{tail}"
+    return replaced(text, f"bench:{record.suite}", markdown(record))
 
 
 def write(path: Path, record: Record) -> None:

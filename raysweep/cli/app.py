@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import typer
 
 import raysweep
-from raysweep.cli import bench, claims, evaluate, export_model, inspect, language, launch, results
+from raysweep.cli import bench, claims, evaluate, export_model, inspect, language, launch, paper, results
 from raysweep.engine.interrupt import INTERRUPTED
 from raysweep.errors import RaysweepError, StorageError
 
@@ -67,6 +67,7 @@ app.command("evaluate")(evaluate.evaluate)
 app.command("export-model")(export_model.export_model)
 app.command("ui")(results.ui)
 app.add_typer(language.app, name="language")
+app.add_typer(paper.app, name="paper")
 app.add_typer(bench.app, name="bench")
 
 

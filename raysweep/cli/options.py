@@ -41,6 +41,15 @@ StorageOption = Annotated[
         show_default="results",
     ),
 ]
+FolderOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--folder",
+        metavar="DIR",
+        help="Folder of the suite's sweep files.",
+        show_default="sweeps/paper of this clone",
+    ),
+]
 TrackingOption = Annotated[
     str | None,
     typer.Option(

@@ -14,6 +14,7 @@ import typer
 from rich.table import Table
 
 from raysweep.cli.options import (
+    FolderOption,
     NameArgument,
     StorageOption,
     TrackingOption,
@@ -24,7 +25,8 @@ from raysweep.cli.options import (
 from raysweep.cli.output import console, say
 from raysweep.errors import ConfigError
 from raysweep.sweep import Sweep, tidy
-from raysweep.sweep.storage import storage_flag
+from raysweep.sweep.storage import storage_flag, storage_root
+from raysweep.sweep.suite import suite as members
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -106,9 +108,9 @@ class Format(StrEnum):
 
 def report(
     names: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(metavar="NAME|FILE...", help="As for other commands; several are compared."),
-    ],
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -129,6 +131,11 @@ def report(
     format_: Annotated[
         Format | None, typer.Option("--format", help="Write each figure as a file for a paper.")
     ] = None,
+    suite: Annotated[
+        bool,
+        typer.Option("--suite", help="All figures of the paper on one page, as `raysweep paper` lists them."),
+    ] = False,
+    folder: FolderOption = None,
     storage: StorageOption = None,
 ) -> None:
     """Write the report: one HTML file that needs no network.  The sweep may still be running.
@@ -140,7 +147,23 @@ def report(
         raysweep report scaling --format pdf
 
         raysweep report scaling scaling_hmm
+
+        raysweep report --suite -o paper.html
     """
+    if suite:
+        refused = (
+            ["NAME"] * bool(names)
+            + ["--format"] * (format_ is not None)
+            + ["--tolerance"] * (tolerance is not None)
+        )
+        if refused:
+            raise ConfigError(f"--suite: is the page of all files, without {' and '.join(refused)}")
+        _suite(output, folder, storage)
+        return
+    if folder is not None:
+        raise ConfigError("--folder: names the folder of a suite; add --suite")
+    if not names:
+        raise ConfigError("NAME: missing; name a sweep, or --suite for all of the paper's")
     sweeps = [find(name, storage) for name in names]
     if format_ is not None:
         for sweep in sweeps:
@@ -184,6 +207,20 @@ def _several(sweeps: Sequence[Sweep], output: Path | None, tolerance: float | No
     frames = [tidy(sweep.ledger(), sweep) for sweep in sweeps]
     with writing(path):
         typer.echo(write_several(sweeps, frames, path, tolerance=tolerance))
+
+
+def _suite(output: Path | None, folder: Path | None, storage: Path | None) -> None:
+    """Write the page of a suite."""
+    from raysweep.report.suite import newest, write_suite
+
+    root = storage_root(storage)
+    path = output or root / "paper.html"
+    check_format(path, (".html",))
+    if output is not None:
+        check_output(output)
+    entries = newest(members(folder), root)
+    with writing(path):
+        typer.echo(write_suite(entries, path))
 
 
 def export(

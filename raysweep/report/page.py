@@ -110,13 +110,13 @@ def render(content: Content) -> str:
     return page(content.name, "\n".join(part for part in parts if part), len(measured.sizes))
 
 
-def page(title: str, body: str, sizes: int) -> str:
-    """Return a whole page with a style sheet for so many sizes of models."""
+def page(title: str, body: str, sizes: int, *ramps: int) -> str:
+    """Return a whole page with a style sheet for so many sizes of models, and for parts with others."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f'<title>{escape(title)} · raysweep</title>\n<link rel="icon" href="data:,">\n'
-        f"<style>\n{style_sheet(sizes)}</style>\n</head>\n"
+        f"<style>\n{style_sheet(sizes, *ramps)}</style>\n</head>\n"
         f"<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
     )
 

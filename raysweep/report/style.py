@@ -81,8 +81,8 @@ def real_colour(stand_in: str, sizes: int) -> str | None:
     return None if variable == stand_in else declarations(sizes)[variable[len("var(") : -1]]
 
 
-def style_sheet(sizes: int) -> str:
-    """Return the page's style sheet."""
+def style_sheet(sizes: int, *ramps: int) -> str:
+    """Return the page's style sheet, with a class `ramp-N` for parts of it with other numbers of sizes."""
     declared = variables(sizes)
     kinds = [[f"--category-{k}: {pair[scheme]}" for k, pair in enumerate(CATEGORIES)] for scheme in (0, 1)]
     light = "; ".join([*_LIGHT, *kinds[0], *declared["light"]])
@@ -90,7 +90,17 @@ def style_sheet(sizes: int) -> str:
     return (
         f":root {{ color-scheme: light dark; {light} }}\n"
         f"@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
-        f"@media print {{ :root {{ {light} }} }}\n{_RULES}{_tables()}"
+        f"@media print {{ :root {{ {light} }} }}\n{''.join(map(_ramp, ramps))}{_RULES}{_tables()}"
+    )
+
+
+def _ramp(sizes: int) -> str:
+    """Return the rules of a part of the page that has so many sizes."""
+    light, dark = (f".ramp-{sizes} {{ {'; '.join(variables(sizes)[scheme])} }}" for scheme in _RAMP)
+    return (
+        f"{light}\n@media (prefers-color-scheme: dark) {{ {dark} }}\n@media print {{ {light} }}\n"
+        if sizes
+        else ""
     )
 
 

@@ -10,6 +10,10 @@
 
 A claim is no part of a run's identity: another one, or another tolerance, repeats no work.  The tasks and
 algorithms that it names are those of the sweep.
+
+A sweep that repeats a paper's says what that found, for readers of both (`raysweep.sweep.suite`):
+
+    paper: {place: Figure 1, question: "At equal loss, is a flatter model better?", finding: the trace tells}
 """
 
 from __future__ import annotations
@@ -113,12 +117,25 @@ class Claim(Config):
         return found
 
 
+class Paper(Config):
+    """A figure or table of a paper that a sweep repeats."""
+
+    #: The place in the paper, such as `Figure 2a`.
+    place: str = Field(min_length=1)
+    #: The question of the figure, with the language and task that it is asked on.
+    question: str = Field(min_length=1)
+    #: What the paper found, in its own numbers.
+    finding: str = Field(min_length=1)
+
+
 class Questions(Config):
     """The fields of a sweep file that say what its results are asked."""
 
     tolerance: Positive = TOLERANCE
     #: None is a choice by what the sweep varies; () is nothing.
     claims: tuple[Claim, ...] | None = None
+    #: None is a sweep that repeats no paper's.
+    paper: Paper | None = None
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:

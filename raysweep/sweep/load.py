@@ -42,6 +42,7 @@ FIELDS = (
     "resources",
     "tolerance",
     "claims",
+    "paper",
 )
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")

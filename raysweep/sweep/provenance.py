@@ -68,10 +68,27 @@ def provenance() -> dict[str, Any]:
         "platform": platform.platform(),
         "python": platform.python_version(),
         "cpus": os.cpu_count(),
+        "processor": processor(),
         "git_commit": commit,
         "git_dirty": dirty,
         "versions": {package: _version(package) for package in PACKAGES},
     }
+
+
+def processor() -> str:
+    """Return the name that the system gives to the processor's model, with its family where it is known."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    # The lines of the first processor come first.
+    facts = {
+        key.strip(): value.strip() for key, _, value in (line.partition(":") for line in reversed(lines))
+    }
+    name = facts.get("model name") or platform.processor() or platform.machine()
+    if "cpu family" not in facts or "model" not in facts:
+        return name
+    return f"{name} (family {facts['cpu family']}, model {facts['model']})"
 
 
 def save_launch(directory: Path, facts: Mapping[str, Any]) -> None:
@@ -82,5 +99,9 @@ def save_launch(directory: Path, facts: Mapping[str, Any]) -> None:
 
 def last_launch(directory: Path) -> dict[str, Any] | None:
     """Return the provenance of the latest launch, None if there was none."""
-    found = sorted((directory / "launches").glob("*.json"))
-    return json.loads(found[-1].read_bytes()) if found else None
+    return next(iter(reversed(all_launches(directory))), None)
+
+
+def all_launches(directory: Path) -> list[dict[str, Any]]:
+    """Return the provenance of all launches of a sweep, the oldest first."""
+    return [json.loads(path.read_bytes()) for path in sorted((directory / "launches").glob("*.json"))]

@@ -67,16 +67,19 @@ def tidy(ledger: Ledger, sweep: Sweep) -> pd.DataFrame:
                 rows.extend(head | {"step": step} | cells(metric) for metric in record.metrics)
     frame = pd.DataFrame(rows, columns=[*_BEFORE, *seeds, *axes, *_AFTER])
     frame = frame.sort_values(["run_id", "step", "metric"], kind="stable", ignore_index=True)
-    whole = ("seed", *seeds, "parameters", "step", "n")
+    return typed(frame)
+
+
+def typed(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return a tidy table with the types of its columns; an empty one has those of a full one."""
+    whole = ("seed", *(name for name in SEEDS if name in frame), "parameters", "step", "n")
     real = ("value", "standard_error", "least")
     text = (
         *("sweep", "run_id", "model", "algorithm", "metric", "unit"),
         *("quantity", "of", "heading", "short", "kind", "better", "baseline", "ceiling", "reservations"),
     )
-    # An empty table has the types of a full one.
     kinds = dict.fromkeys(whole, "Int64") | dict.fromkeys(real, "float64") | dict.fromkeys(text, "object")
-    kinds["report"] = "bool"
-    return frame.astype(kinds)
+    return frame.astype(kinds | {"report": "bool"})
 
 
 def cells(metric: Metric) -> dict[str, Any]:

@@ -1,0 +1,66 @@
+"""The figures of a sweep's claims: those in which a reader sees what a verdict says."""
+
+from __future__ import annotations
+
+from raysweep.evaluation.metric import Description
+from raysweep.report.columns import accuracies_of, loss_of
+from raysweep.report.data import Measurements
+from raysweep.report.figures import across_sizes, along_training
+from raysweep.report.headline import legend, pair
+from raysweep.report.parts import figure, small
+from raysweep.sweep.claims import About, Claim, Larger, Longer, Questions
+
+#: Most accuracies of a sweep.
+PLACES = 1000
+
+
+def suite_figures(measured: Measurements, questions: Questions, *, name: str, place: int = 0) -> str:
+    """Return the legend and the figures of all claims as HTML; a sentence where there is nothing to draw.
+
+    A claim on steps is drawn over steps, one on sizes over parameters, and all others as accuracy against
+    loss and flatness.  `name` begins the names of the figures; it is another one for each sweep of a page,
+    and so is `place`, a multiple of `PLACES`.
+    """
+    shown: dict[str, str] = {}
+    for claim in questions.claims or (Claim(longer=Longer()),):
+        about = claim.about
+        for accuracy in accuracies_of(measured, about):
+            kind = "steps" if isinstance(about, Longer) else "sizes" if isinstance(about, Larger) else "pair"
+            key = f"{name}-{kind}-{measured.named(accuracy)}"
+            if key not in shown:
+                shown[key] = _drawn(
+                    measured, about, accuracy, questions.tolerance, name, key, place + len(shown)
+                )
+    body = "".join(shown.values())
+    if not body:
+        return small("Not enough data: no accuracy has been measured.")
+    return f'{legend(measured, questions.tolerance)}<div class="pairs">{body}</div>'
+
+
+def _drawn(
+    measured: Measurements,
+    about: About,
+    accuracy: Description,
+    tolerance: float,
+    name: str,
+    key: str,
+    place: int,
+) -> str:
+    loss = loss_of(measured)
+    stacked = [accuracy.name, *([loss.name] if loss else []), *(m.name for m in measured.comparable())]
+    mark = "".join(letter if letter.isalnum() else "-" for letter in key)
+    if isinstance(about, Longer):
+        drawn = along_training(measured, stacked, name=mark)
+        caption = "Over training steps: mean over seeds, bars ± one standard error over seeds."
+    elif isinstance(about, Larger):
+        found = across_sizes(measured, stacked, name=mark)
+        drawn, step = found if found is not None else (None, 0)
+        caption = (
+            f"Over parameters, at step {step:,}, the last that all sizes have reached: mean over seeds, bars "
+            "± one standard error over seeds."
+        )
+    else:
+        return pair(measured, accuracy, name=name, tolerance=tolerance, place=place)
+    if drawn is None:
+        return small(f"{measured.named(accuracy)}: not enough data for this figure.")
+    return f'<div class="pair">{figure(drawn, f"{key}.csv", caption)}</div>'
