@@ -85,10 +85,9 @@ def overview(
         table.add_column(heading, no_wrap=heading == "file")
     for entry in entries:
         paper = entry.member.paper
-        said = [*map(in_short, entry.verdicts), *entry.remarks]
-        state = entry.standing.words
+        said, state = [*map(in_short, entry.verdicts)], entry.standing.words
         if entry.standing.state == "not run" and entry.result is not None:
-            state += "; committed"
+            state, said = f"{state}; committed", said + entry.remarks
         table.add_row(entry.member.stem, "" if paper is None else paper.place, state, "\n".join(said))
     console(pipe_width=160).print(table)
 
@@ -133,7 +132,8 @@ def run(
         if code:
             codes[member.stem] = code
     for stem, code in codes.items():
-        say(f"{stem}: did not end well (exit code {code}); the same command tries again what is missing")
+        again = "--retry-failed tries its failed runs again" if code == 3 else "the same command continues"
+        say(f"{stem}: ended with exit code {code}; {again}")
     grave = [code for code in _GRAVEST if code in codes.values()]
     if codes:
         # A launch that a signal has ended is one that is not finished.

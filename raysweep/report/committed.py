@@ -98,12 +98,12 @@ class Written(Config):
 
     @property
     def questions(self) -> Questions:
-        """What the file asked."""
+        """The questions of the file."""
         return Questions.of(self.asked)
 
     @property
     def standing(self) -> Standing:
-        """How far the file had come."""
+        """The progress of the file."""
         return Standing(state=self.state, runs=self.runs, done=self.done)
 
 

@@ -84,7 +84,7 @@ def _overview(entries: Sequence[Entry]) -> str:
             stem = escape(entry.member.stem)
             named = f'<a href="#{escape(entry.member.figure)}">{stem}</a>' if entry.result else stem
             rows.append([named, *map(escape, told), escape(_state(entry)), escape(found)])
-    return tables.table(["file", "in the paper", "the paper", "state", "here"], rows, text=5, wrap=2)
+    return tables.table(["file", "in the paper", "the paper", "state", "here"], rows, text=5, wrap=(2, 4))
 
 
 def _state(entry: Entry) -> str:

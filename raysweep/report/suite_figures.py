@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 from raysweep.evaluation.metric import Description
 from raysweep.report.columns import accuracies_of, loss_of
 from raysweep.report.data import Measurements
 from raysweep.report.figures import across_sizes, along_training
 from raysweep.report.headline import legend, pair
-from raysweep.report.parts import figure, small
+from raysweep.report.parts import capital, figure, small
 from raysweep.sweep.claims import About, Claim, Larger, Longer, Questions
 
 #: Most accuracies of a sweep.
@@ -34,7 +36,9 @@ def suite_figures(measured: Measurements, questions: Questions, *, name: str, pl
     body = "".join(shown.values())
     if not body:
         return small("Not enough data: no accuracy has been measured.")
-    return f'{legend(measured, questions.tolerance)}<div class="pairs">{body}</div>'
+    # Each sweep of a page has a legend, and their markers are names of the page.
+    keys = re.sub(r'(id="|#)key-', rf"\g<1>{name}-key-", legend(measured, questions.tolerance))
+    return f'{keys}<div class="pairs">{body}</div>'
 
 
 def _drawn(
@@ -62,5 +66,5 @@ def _drawn(
     else:
         return pair(measured, accuracy, name=name, tolerance=tolerance, place=place)
     if drawn is None:
-        return small(f"{measured.named(accuracy)}: not enough data for this figure.")
+        return small(f"{capital(accuracy.title)}: not enough data for this figure.")
     return f'<div class="pair">{figure(drawn, f"{key}.csv", caption)}</div>'

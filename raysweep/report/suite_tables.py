@@ -44,7 +44,11 @@ class Entry:
         if self.result is None:
             return []
         standing = self.result.written.standing
-        found = [] if standing.state == "done" else [f"unfinished: {standing.done} of {standing.runs} runs"]
+        found = (
+            []
+            if standing.state == "done"
+            else [f"unfinished: {standing.done} of {standing.runs} runs are done"]
+        )
         return found + (["measured with an earlier version of this file"] if self.stale else [])
 
 
@@ -72,8 +76,11 @@ def effect_of(verdict: Mapping[str, Any]) -> str:
     """Return the effect with its interval; – where there is none."""
     if verdict["effect"]["value"] is None:
         return "–"
-    known = {k: math.nan if v is None else v for k, v in verdict["effect"].items() if k != "clusters"}
-    return effect(Finding(**known), verdict["unit"])
+    value, low, high, p = (
+        math.nan if number is None else float(number)
+        for number in (verdict["effect"][name] for name in ("value", "low", "high", "p"))
+    )
+    return effect(Finding(name="", value=value, low=low, high=high, p=p), verdict["unit"])
 
 
 def p_of(verdict: Mapping[str, Any]) -> str:
@@ -83,7 +90,7 @@ def p_of(verdict: Mapping[str, Any]) -> str:
 
 def figures_table(entries: Sequence[Entry]) -> list[tuple[str, ...]]:
     """Return the rows of Markdown of the suite: a row for each figure of the paper."""
-    rows = [("file", "in the paper", "question", "the paper's finding", "our result")]
+    rows: list[tuple[str, ...]] = [("file", "in the paper", "question", "the paper's finding", "our result")]
     for group in grouped(entries):
         first = group[0].member
         paper = first.paper
@@ -112,7 +119,9 @@ def _ours(group: Sequence[Entry]) -> str:
 
 def verdicts_table(entries: Sequence[Entry]) -> list[tuple[str, ...]]:
     """Return the rows of Markdown of all verdicts, with the numbers behind them."""
-    rows = [("file", "claim", "verdict", "effect [95 % interval]", "p", "runs", "minutes")]
+    rows: list[tuple[str, ...]] = [
+        ("file", "claim", "verdict", "effect [95 % interval]", "p", "runs", "minutes")
+    ]
     for entry in entries:
         if entry.result is None:
             continue

@@ -27,24 +27,30 @@ _CHARACTER, _BETWEEN, _LONG, _ID = 7.9, 14, 24, 16
 
 
 def table(
-    headings: Sequence[str], rows: Sequence[Sequence[str]], text: int = 1, wrap: int | None = None
+    headings: Sequence[str], rows: Sequence[Sequence[str]], text: int = 1, wrap: int | tuple[int, ...] = ()
 ) -> str:
     """Return a table of cells that are HTML; the first `text` columns are text, the others numbers.
+
+    The columns `wrap` hold long text, which may break.
 
     Where a page is too narrow for it, each row becomes a paragraph in which every number has its heading.
     """
 
+    wrapping = (wrap,) if isinstance(wrap, int) else wrap
+
     def cells(tag: str, values: Sequence[str]) -> str:
         made = []
         for place, (heading, value) in enumerate(zip(headings, values, strict=True)):
-            kinds = (["text"] if place < text or place == wrap else []) + (["wrap"] if place == wrap else [])
+            kinds = (["text"] if place < text or place in wrapping else []) + (
+                ["wrap"] if place in wrapping else []
+            )
             kind = f' class="{" ".join(kinds)}"' if kinds else ""
             head = f' data-head="{heading}"' if tag == "td" else ""
             made.append(f"<{tag}{kind}{head}>{value}</{tag}>")
         return f"<tr>{''.join(made)}</tr>"
 
     body = "".join(cells("td", row) for row in rows)
-    needed = sum(_needed(k == wrap, head, [row[k] for row in rows]) for k, head in enumerate(headings))
+    needed = sum(_needed(k in wrapping, head, [row[k] for row in rows]) for k, head in enumerate(headings))
     room = next((width for width in TABLE_WIDTHS if needed <= width), None)
     kind = "paragraphs" if room is None else f"from-{room}"
     head = cells("th", headings)

@@ -85,7 +85,7 @@ class Member:
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """How far a file has come in a storage: `done` runs of `runs`; `failed` others could not go on."""
+    """The progress of a file in a storage: `done` runs of `runs`; `failed` others could not go on."""
 
     state: State
     runs: int = 0
