@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from raysweep.cli.live import runs_table
@@ -31,16 +33,28 @@ def plan(
     set_: SetOption = None,
     only: OnlyOption = None,
     retry_failed: RetryOption = False,
+    price: Annotated[
+        float | None,
+        typer.Option(
+            min=0, metavar="PER_HOUR", help="Price of a GPU-hour; of a CPU-hour where a sweep has no GPUs."
+        ),
+    ] = None,
     storage: StorageOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Print the runs of a sweep, done, to resume or new, and why; with time and storage.  Starts nothing."""
+    """Print the runs of a sweep, done, to resume or new, and why; with time and storage.  Starts nothing.
+
+    For a sweep on GPUs it prints the GPU-hours of training, as far as such models were measured.
+    """
+    from raysweep.bench.gpu import prices
+
     chosen = select(find(str(file), storage, set_), only)
     found = make_plan(chosen, retry_failed=retry_failed, timed=True)
+    costs = prices(chosen, found)
     if json:
-        print_json(found.to_dict())
+        print_json(found.to_dict() | costs.encode(price))
     else:
-        typer.echo("\n".join(found.lines()))
+        typer.echo("\n".join([*found.lines(), *(f"  {line}" for line in costs.lines(price))]))
 
 
 def validate(file: FileArgument, set_: SetOption = None, json: JsonOption = False) -> None:

@@ -193,7 +193,8 @@ def standing(sweep: Sweep | None) -> Standing:
 
 def _begun(plan: Plan) -> bool:
     """Return whether any run has a record of its own."""
-    return any(run.state != "new" or any(item.state == "done" for item in run.items) for run in plan.runs)
+    begun = ("done", "evaluate", "resume", "failed")
+    return any(run.state in begun or any(item.state == "done" for item in run.items) for run in plan.runs)
 
 
 def _launched(directory: Path) -> Path | None:

@@ -30,7 +30,7 @@ paper: {place: Figure 1, question: "At equal loss, is a flatter model better?", 
 FIG1_SMALL = """\
 extends: fig1.yaml
 name: tiny
-resources: {per_worker: {CPU: 1}}
+resources: {per_worker: {CPU: 1, GPU: 0}}
 axes:
   algorithm.lr: [1e-4, 2e-4, 3e-4, 4e-4, 5e-4, 6e-4]
   seed: [0, 1]
