@@ -16,7 +16,13 @@ from raysweep.cli.app import app
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 #: What a reader is led to from README.
-COMPANIONS = sorted([*(ROOT / ".github").glob("*.md"), *(ROOT / "raysweep").glob("*/README.md")])
+COMPANIONS = sorted(
+    [
+        *(ROOT / ".github").glob("*.md"),
+        *(ROOT / "raysweep").glob("*/README.md"),
+        ROOT / "sweeps" / "paper" / "README.md",
+    ]
+)
 DOCUMENTS = [ROOT / "README.md", *COMPANIONS]
 
 

@@ -239,6 +239,11 @@ def _origin(sweep: Sweep, software: Software) -> Origin | None:
     )
 
 
+def last_record(sweep: Sweep) -> float | None:
+    """Return the time of the newest record of a sweep, in unix seconds; None where it has none."""
+    return max((end for _, end in _spans(sweep)), default=None)
+
+
 def _spans(sweep: Sweep) -> Iterator[tuple[float, float]]:
     """Yield start and end, in unix seconds, of all training and measuring that a sweep's records tell of."""
     ledger = sweep.ledger()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,9 @@ from raysweep.report.style import DASHES, INK, MARKERS, real_colour, series
 
 #: Kinds of files, and dots per inch of a PNG.
 FORMATS, _DPI = ("pdf", "svg", "png"), 300
+
+#: Inches of a line of the legend.
+_LINE = 0.2
 
 #: Properties of matplotlib's artists that hold a colour.
 _COLOURED = ("color", "facecolor", "edgecolor", "markerfacecolor", "markeredgecolor")
@@ -77,6 +81,8 @@ def _legend(figure: Figure, measured: Measurements) -> None:
         colour, style = REFERENCES[name]
         handles.append(Line2D([], [], color=colour, linestyle=style, label=name))
     if handles:
+        # The panels keep their height.
+        figure.set_figheight(figure.get_figheight() + _LINE * math.ceil(len(handles) / 2))
         figure.legend(
             handles=handles, loc="outside lower left", ncols=2, frameon=False, fontsize=8, labelcolor=INK
         )

@@ -10,13 +10,14 @@ from typing import Any
 from raysweep.errors import ConfigError
 from raysweep.files import write_atomic
 from raysweep.report import tables
-from raysweep.report.committed import Result, Software, read_result, result_of
+from raysweep.report.committed import Result, Software, last_record, read_result, result_of
 from raysweep.report.data import measurements
 from raysweep.report.page import page
 from raysweep.report.parts import folded, section, small
 from raysweep.report.suite_figures import PLACES, suite_figures
 from raysweep.report.suite_tables import Entry, effect_of, grouped, in_short, origin_words, p_of, short_claim
 from raysweep.report.summary import summary
+from raysweep.sweep import Sweep
 from raysweep.sweep.provenance import provenance
 from raysweep.sweep.suite import Member, Standing, opened, standing
 
@@ -36,17 +37,18 @@ def newest(members: Sequence[Member], storage: Path) -> list[Entry]:
             if result is None:
                 raise
             sweep = None  # the text or model that it names is not here, and its results are
-        if sweep is not None and found.state != "not run":
-            stored = result_of(member, sweep, found, software)
-            old = None if result is None else result.written
-            if stored is not None and (
-                old is None
-                or old.configuration != member.configuration
-                or (old.provenance.time < stored.written.provenance.time and found.done >= old.done)
-            ):
-                result = stored
+        if sweep is not None and found.state != "not run" and _counts(member, result, sweep, found):
+            result = result_of(member, sweep, found, software) or result
         entries.append(Entry(member=member, standing=found, result=result))
     return entries
+
+
+def _counts(member: Member, result: Result | None, sweep: Sweep, found: Standing) -> bool:
+    """Return whether the records of a storage take the place of committed results."""
+    if result is None or result.written.configuration != member.configuration:
+        return True
+    old, last = result.written, last_record(sweep)
+    return last is not None and last > old.provenance.time and found.done >= old.done
 
 
 def write_suite(entries: Sequence[Entry], path: Path) -> Path:

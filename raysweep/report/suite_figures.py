@@ -24,16 +24,20 @@ def suite_figures(measured: Measurements, questions: Questions, *, name: str, pl
     and so is `place`, a multiple of `PLACES`.
     """
     shown: dict[str, str] = {}
+    stacked: dict[str, str] = {}
     for claim in questions.claims or (Claim(longer=Longer()),):
         about = claim.about
         for accuracy in accuracies_of(measured, about):
             kind = "steps" if isinstance(about, Longer) else "sizes" if isinstance(about, Larger) else "pair"
             key = f"{name}-{kind}-{measured.named(accuracy)}"
-            if key not in shown:
-                shown[key] = _drawn(
-                    measured, about, accuracy, questions.tolerance, name, key, place + len(shown)
-                )
-    body = "".join(shown.values())
+            if kind == "pair" and key not in shown:
+                at = place + len(shown)
+                shown[key] = pair(measured, accuracy, name=name, tolerance=questions.tolerance, place=at)
+            elif kind != "pair" and key not in stacked:
+                stacked[key] = _stacked(measured, about, accuracy, key)
+    # Stacks of panels stand side by side.
+    beside = f'<div class="pair">{"".join(stacked.values())}</div>' if stacked else ""
+    body = "".join(shown.values()) + beside
     if not body:
         return small("Not enough data: no accuracy has been measured.")
     # Each sweep of a page has a legend, and their markers are names of the page.
@@ -41,30 +45,19 @@ def suite_figures(measured: Measurements, questions: Questions, *, name: str, pl
     return f'{keys}<div class="pairs">{body}</div>'
 
 
-def _drawn(
-    measured: Measurements,
-    about: About,
-    accuracy: Description,
-    tolerance: float,
-    name: str,
-    key: str,
-    place: int,
-) -> str:
+def _stacked(measured: Measurements, about: About, accuracy: Description, key: str) -> str:
+    """Return an accuracy, the loss and the flatness over steps or sizes, as a claim asks."""
     loss = loss_of(measured)
-    stacked = [accuracy.name, *([loss.name] if loss else []), *(m.name for m in measured.comparable())]
+    metrics = [accuracy.name, *([loss.name] if loss else []), *(m.name for m in measured.comparable())]
     mark = "".join(letter if letter.isalnum() else "-" for letter in key)
+    over_seeds = "mean over seeds, bars ± one standard error over seeds."
     if isinstance(about, Longer):
-        drawn = along_training(measured, stacked, name=mark)
-        caption = "Over training steps: mean over seeds, bars ± one standard error over seeds."
-    elif isinstance(about, Larger):
-        found = across_sizes(measured, stacked, name=mark)
-        drawn, step = found if found is not None else (None, 0)
-        caption = (
-            f"Over parameters, at step {step:,}, the last that all sizes have reached: mean over seeds, bars "
-            "± one standard error over seeds."
-        )
+        drawn = along_training(measured, metrics, name=mark)
+        caption = f"Over training steps: {over_seeds}"
     else:
-        return pair(measured, accuracy, name=name, tolerance=tolerance, place=place)
+        found = across_sizes(measured, metrics, name=mark)
+        drawn, step = found if found is not None else (None, 0)
+        caption = f"Over parameters, at step {step:,}, the last that all sizes have reached: {over_seeds}"
     if drawn is None:
         return small(f"{capital(accuracy.title)}: not enough data for this figure.")
-    return f'<div class="pair">{figure(drawn, f"{key}.csv", caption)}</div>'
+    return figure(drawn, f"{key}.csv", caption)

@@ -12,7 +12,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from helpers import paper_suite
 from raysweep.report import Content, render
+from raysweep.report.suite import newest, render_suite
+from raysweep.sweep.suite import suite
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 #: Writes down what is wider than the place that it has.
@@ -44,14 +47,39 @@ def page(table: Callable[..., pd.DataFrame], tmp_path_factory: pytest.TempPathFa
     return path
 
 
+@pytest.fixture(scope="module")
+def suite_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a suite, with all sections open."""
+    folder = tmp_path_factory.mktemp("suite")
+    files = paper_suite.write_suite(folder / "paper")
+    paper_suite.measure(files / "fig1-small.yaml", folder / "results")
+    opened = render_suite(newest(suite(files), folder / "results")).replace("<details>", "<details open>")
+    path = folder / "page.html"
+    path.write_text(opened.replace("</body>", LOOK + "</body>"))
+    return path
+
+
+@pytest.mark.parametrize("width", [400, 1280])
+def test_nothing_of_a_suite_is_wider_than_the_screen(suite_page: Path, width: int) -> None:
+    tables = fits(suite_page, width)
+    assert len(tables) >= 3
+    assert ("block" in tables) == (width == 400)
+
+
 @pytest.mark.parametrize("width", [400, 768, 1120, 1920])
 def test_nothing_is_wider_than_the_screen(page: Path, width: int) -> None:
+    assert "block" in fits(page, width)
+
+
+def fits(page: Path, width: int) -> list[str]:
+    """Check that nothing on a page is wider than its place; return how its tables are shown."""
     dom = browse(f"--window-size={width},1000", "--dump-dom", page.as_uri())
     found = json.loads(re.findall(r'<pre id="found">(.*?)</pre>', dom)[0].replace("&quot;", '"'))
     assert found["room"] <= max(width, 500)
     assert found["needed"] <= found["room"]
     assert found["wide"] == []
-    assert "block" in found["tables"]
+    tables: list[str] = found["tables"]
+    return tables
 
 
 def test_paper_has_everything_and_no_blank_page(page: Path, tmp_path: Path) -> None:
