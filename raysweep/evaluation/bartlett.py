@@ -75,6 +75,9 @@ class BartlettConfig(LabelledEvaluation):
             raise ValueError(f"{inputs} is no multiple of {BLOCK}; choose one")
         return inputs
 
+    def quantities(self) -> Sequence[Quantity]:
+        return COVARIANCE, HESSIAN, GAUSS_NEWTON, RESIDUAL
+
     def shards(self) -> int:
         return shard_count(self.inputs, self.shard_size)
 

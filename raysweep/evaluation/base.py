@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from raysweep.algorithms.base import AlgorithmConfig
-from raysweep.evaluation.metric import Metric
+from raysweep.evaluation.metric import Metric, Quantity
 from raysweep.languages.base import Language
 from raysweep.languages.training_set import TrainingSet
 from raysweep.models.base import ModelConfig
@@ -122,6 +122,13 @@ class Evaluation(KindConfig):
         """
         return []
 
+    def quantities(self) -> Sequence[Quantity]:
+        """Return what a claim may name: measures of flatness, and the accuracies that the report shows.
+
+        Coordinates that are known later, such as the task, are left open in their names.
+        """
+        return ()
+
     @abstractmethod
     def shards(self) -> int:
         """Return the number of independent pieces of work, or their limit where `next_shards` decides."""
@@ -156,6 +163,11 @@ class Evaluation(KindConfig):
     @abstractmethod
     def combine(self, shards: Sequence[Mapping[str, np.ndarray]]) -> list[Metric]:
         """Combine all shards that are wanted, in order, into metrics."""
+
+    def claimable(self) -> list[Quantity]:
+        """Return `quantities` under the evaluation's name, where it has one."""
+        begin = "" if self.name is None else f"{self.name}/"
+        return [q.model_copy(update={"name": f"{begin}{q.name}"}) for q in self.quantities()]
 
     def metrics(self, shards: Sequence[Mapping[str, np.ndarray]]) -> list[Metric]:
         """Return the metrics of `combine` under the evaluation's name, where it has one."""

@@ -133,6 +133,9 @@ class DescentConfig(Evaluation):
         """The times [points + 1] of the measurements, from 0 on."""
         return torch.linspace(0, self.time, self.points + 1, dtype=torch.float64)
 
+    def quantities(self) -> Sequence[Quantity]:
+        return START, LARGEST, SMALLEST, OBSERVED, PREDICTED
+
     def shards(self) -> int:
         return shard_count(self.replicates, self.shard_size)
 

@@ -98,6 +98,9 @@ class DyckConfig(Evaluation):
             return [("", f"lists all strings of up to {_LONGEST} brackets, not of {language.max_length}")]
         return []
 
+    def quantities(self) -> Sequence[Quantity]:
+        return TRACE, TRACE_OVER_BOUND
+
     def shards(self) -> int:
         return 1
 

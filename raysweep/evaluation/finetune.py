@@ -136,6 +136,9 @@ class FinetuneConfig(TaskEvaluation, PretrainingLossFields, Recipe):
             )
         ]
 
+    def quantities(self) -> Sequence[Quantity]:
+        return (FINETUNE,)
+
     def shards(self) -> int:
         """Return the number of cells; raises `ConfigError` where the tasks are not named (see `fitted`)."""
         if self.tasks is None:

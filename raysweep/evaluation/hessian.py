@@ -105,6 +105,9 @@ class HessianConfig(LabelledEvaluation):
     def model_problems(self, model: ModelConfig, language: Language) -> list[tuple[str, str]]:
         return TraceConfig().model_problems(model, language)
 
+    def quantities(self) -> Sequence[Quantity]:
+        return TRACE, GAUSS_NEWTON, RESIDUAL
+
     def shards(self) -> int:
         return shard_count(self.inputs, self.shard_size)
 

@@ -31,8 +31,8 @@ from raysweep.downstream.probe import AdamW, Chunk, Convex, ProbeResult, linear_
 from raysweep.downstream.tasks import TaskGroup
 from raysweep.errors import DataError
 from raysweep.evaluation.base import Arrays, Subject
-from raysweep.evaluation.metric import Metric
-from raysweep.evaluation.probe_metrics import arrays_of, metrics_of
+from raysweep.evaluation.metric import Metric, Quantity
+from raysweep.evaluation.probe_metrics import PROBE, PROBE_AREA, arrays_of, metrics_of
 from raysweep.evaluation.tasks import TaskEvaluation
 from raysweep.languages.base import Language, Task
 from raysweep.languages.splits import Split, in_validation
@@ -178,6 +178,9 @@ class ProbeConfig(TaskEvaluation):
             return []
         with torch.device("meta"):
             return misfits(model.module(language), language, self.representation, self.layers)
+
+    def quantities(self) -> Sequence[Quantity]:
+        return (PROBE if len(self.sizes) <= 1 else PROBE_AREA,)
 
     def shards(self) -> int:
         """One: all seeds and tasks share one pass over the features."""

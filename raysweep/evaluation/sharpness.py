@@ -94,6 +94,9 @@ class SharpnessConfig(LabelledEvaluation):
     def uses_labels(self) -> bool:
         return bool({"sam", "asam", "gradient_norm"} & set(self.which))
 
+    def quantities(self) -> Sequence[Quantity]:
+        return [q for name, q in QUANTITIES.items() if name.removesuffix("_first_order") in self.which]
+
     def shards(self) -> int:
         return shard_count(self.inputs, self.shard_size)
 

@@ -82,6 +82,11 @@ class SpectrumConfig(LabelledEvaluation):
             found.append(("steps", f"{self.steps} vectors of {size} parameters exceed 4 GB; {advice}"))
         return found
 
+    def quantities(self) -> Sequence[Quantity]:
+        kinds = (EIGENVALUE, *((TRACE, SQUARES) if self.vectors else ()))
+        found = [_of(kind, matrix) for matrix in self.matrices for kind in kinds]
+        return [*found, *([_of(SMALLEST, "hessian")] if "hessian" in self.matrices else [])]
+
     def shards(self) -> int:
         return 1
 
@@ -129,3 +134,8 @@ class SpectrumConfig(LabelledEvaluation):
                 metrics.append(TRACE.estimate(whole.trace, of=of))
                 metrics.append(SQUARES.estimate(whole.squares, of=of))
         return metrics
+
+
+def _of(quantity: Quantity, matrix: Matrix) -> Quantity:
+    """Return a quantity of one matrix."""
+    return quantity.model_copy(update={"name": quantity.name.replace("{matrix}", matrix)})

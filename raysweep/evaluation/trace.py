@@ -203,6 +203,10 @@ class TraceConfig(Evaluation):
             said = "no shape holds all models, so their traces are of different parameter spaces"
             return self, f"evaluate.{self.key}.common: {said}: {error}; null turns this off"
 
+    def quantities(self) -> Sequence[Quantity]:
+        enlarged = self.common is not None or self.enlarged_to is not None
+        return (TRACE, *((ENLARGED,) if enlarged else ()), PART)
+
     def shards(self) -> int:
         return shard_count(self.inputs, self.shard_size)
 

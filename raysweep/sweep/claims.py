@@ -8,8 +8,8 @@
       - algorithm: {better: adamw, than: adversarial}
       - beats: lookup_table           # trained models transfer better than the exact conditionals
 
-A claim is no part of a run's identity: another one, or another tolerance, repeats no work.  The tasks and
-algorithms that it names are those of the sweep.
+A claim is no part of a run's identity: another one, or another tolerance, repeats no work.  The tasks,
+algorithms and metrics that it names are those of the sweep.
 
 A sweep that repeats a paper's says what that found, for readers of both (`raysweep.sweep.suite`):
 
@@ -18,7 +18,9 @@ A sweep that repeats a paper's says what that found, for readers of both (`raysw
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -128,6 +130,20 @@ class Paper(Config):
     finding: str = Field(min_length=1)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Names:
+    """The names that a sweep has for the claims about it."""
+
+    #: The tasks of its languages.
+    tasks: Sequence[str]
+    #: The labels of the algorithms that train.
+    algorithms: Sequence[str]
+    #: The measures of flatness, with coordinates left open, such as "trace/{group}".
+    flatness: Sequence[str]
+    #: The kinds of accuracy, such as "probe".
+    accuracies: Sequence[str]
+
+
 class Questions(Config):
     """The fields of a sweep file that say what its results are asked."""
 
@@ -146,23 +162,23 @@ class Questions(Config):
         """Return the same claims at another tolerance; None is this one."""
         return self if tolerance is None else self.model_copy(update={"tolerance": tolerance})
 
-    def misnamed(
-        self, tasks: Sequence[str], algorithms: Sequence[str]
-    ) -> Iterator[tuple[tuple[Key, ...], str]]:
-        """Yield the place and the fault of each name in the claims that a sweep does not have.
-
-        `tasks` are those of its languages, `algorithms` the labels of those that train.
-        """
+    def misnamed(self, known: Names) -> Iterator[tuple[tuple[Key, ...], str]]:
+        """Yield the place and the fault of each name in the claims that a sweep does not have."""
         for k, claim in enumerate(self.claims or ()):
             about = claim.about
             [kind] = [name for name in type(claim).model_fields if getattr(claim, name) is not None]
-            if about.task is not None and about.task not in tasks:
-                yield ("claims", k, kind, "task"), _no_task(about.task, tasks)
+            if about.task is not None and about.task not in known.tasks:
+                yield ("claims", k, kind, "task"), _no_task(about.task, known.tasks)
+            if about.accuracy is not None and about.accuracy not in known.accuracies:
+                yield ("claims", k, kind, "accuracy"), _no_accuracy(about.accuracy, known.accuracies)
+            metric = about.metric if isinstance(about, Flatter) else None
+            if metric is not None and not any(_is_metric(metric, name) for name in known.flatness):
+                yield ("claims", k, kind, "metric"), _no_flatness(metric, known.flatness)
             if isinstance(about, Algorithm):
                 for side in ("better", "than"):
                     name = getattr(about, side)
-                    if not any(is_algorithm(label, name) for label in algorithms):
-                        yield ("claims", k, kind, side), _no_algorithm(name, algorithms)
+                    if not any(is_algorithm(label, name) for label in known.algorithms):
+                        yield ("claims", k, kind, side), _no_algorithm(name, known.algorithms)
 
 
 def is_algorithm(label: str, name: str) -> bool:
@@ -172,6 +188,30 @@ def is_algorithm(label: str, name: str) -> bool:
     [True, True, False, False]
     """
     return label == name or label.startswith(f"{name}-")
+
+
+def _is_metric(name: str, quantity: str) -> bool:
+    """Return whether a metric is of a quantity, some of whose coordinates may be left open.
+
+    >>> [_is_metric(name, "spectrum/hessian/{rank}") for name in ("spectrum/hessian/1", "spectrum/hessian")]
+    [True, False]
+    """
+    parts = re.split(r"\{[^}]*\}", quantity)
+    return re.fullmatch(".+".join(map(re.escape, parts)), name) is not None
+
+
+def _no_flatness(name: str, known: Sequence[str]) -> str:
+    """Return the sentence for a metric that is no measure of flatness of the sweep."""
+    if not known:
+        return f"'{name}': nothing that the sweep measures is flatness; add 'evaluate: {{trace: {{}}}}'"
+    return f"'{name}' is no measure of flatness{suggest(name, known)}; the sweep has {', '.join(known)}"
+
+
+def _no_accuracy(name: str, known: Sequence[str]) -> str:
+    """Return the sentence for an accuracy that the sweep does not measure."""
+    if not known:
+        return f"'{name}': the sweep measures no accuracy; add 'evaluate: {{probe: {{}}}}'"
+    return f"'{name}' is no accuracy{suggest(name, known)}; the sweep has {', '.join(known)}"
 
 
 def _no_task(task: str, known: Sequence[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from raysweep.downstream.tasks import task_names
 from raysweep.sweep.check import Checker
-from raysweep.sweep.claims import Questions
+from raysweep.sweep.claims import Names, Questions
 from raysweep.sweep.config import LanguageCache, Sweep
 from raysweep.sweep.document import Mark, Node, Problems, dotted, node_of, parse_override, put, read_file
 from raysweep.sweep.explain import explain, show, unknown
@@ -181,13 +181,22 @@ def _questions(root: Node, problems: Problems) -> Questions:
 def _names(
     root: Node, questions: Questions, runs: Sequence[RunSpec], languages: LanguageCache, problems: Problems
 ) -> None:
-    """Check the tasks and algorithms that claims name against those of the runs."""
+    """Check the tasks, algorithms and metrics that claims name against those of the runs."""
     trained = [spec for spec in runs if spec.trains]
-    tasks = dict.fromkeys(task for spec in runs for task in task_names(languages.get(spec.language)))
-    algorithms = dict.fromkeys(spec.algorithm.label for spec in trained)
-    for path, message in questions.misnamed(list(tasks), list(algorithms)):
+    measured = [q for spec in trained for one in spec.evaluations.values() for q in one.claimable()]
+    known = Names(
+        tasks=_once(task for spec in runs for task in task_names(languages.get(spec.language))),
+        algorithms=_once(spec.algorithm.label for spec in trained),
+        flatness=_once(q.name for q in measured if q.kind == "flatness"),
+        accuracies=_once(q.name.partition("/")[0] for q in measured if q.kind == "accuracy"),
+    )
+    for path, message in questions.misnamed(known):
         node = root.find(path)
         problems.add(root.mark if node is None else node.mark, dotted(path), message)
+
+
+def _once(names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(names))
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -198,6 +199,15 @@ class EvaluationContract(Contract):
             stored = metric.model_dump_json()
             json.loads(stored, parse_constant=lambda name: pytest.fail(name))
             assert Metric.model_validate_json(stored) == metric
+
+    def test_what_claims_may_name_is_declared(self, evaluation: Evaluation, subject: Any) -> None:
+        patterns = [
+            ".+".join(map(re.escape, re.split(r"\{[^}]*\}", quantity.name)))
+            for quantity in evaluation.quantities()
+        ]
+        for metric in combined(evaluation, subject):
+            if metric.kind == "flatness" or (metric.kind == "accuracy" and metric.report):
+                assert any(re.fullmatch(pattern, metric.name) for pattern in patterns), metric.name
 
     @only(lambda case: not case.evaluation.needs_reference)
     def test_without_a_reference_there_is_none(self, evaluation: Evaluation, language: Language) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.tiny_sweeps import AXES, BASE
+from helpers.tiny_sweeps import AXES, BASE, HEAD
 from raysweep.errors import ConfigError
 from raysweep.sweep import Sweep
 from raysweep.sweep.claims import TOLERANCE, Algorithm, Beats, Flatter
@@ -100,6 +100,44 @@ def test_mistakes_are_named_with_their_place(load: Load, text: str, said: str) -
 def test_names_that_the_sweep_does_not_have_are_refused(load: Load, text: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(BASE + AXES + BOTH + text)
+    assert said in str(caught.value)
+
+
+MEASURED = HEAD + AXES
+#: Evaluations, claims, and what is said; "" where the names are right.
+NAMED = [
+    ("{trace: {}}", "flatter: {metric: trace}", ""),
+    ("{trace: {}}", "flatter: {metric: trace_enlarged}", ""),
+    ("{trace: {common: null}}", "flatter: {metric: trace_enlarged}", "the sweep has trace, trace/{group}"),
+    ("{trace: {}}", "flatter: {metric: trase}", "'trase' is no measure of flatness — did you mean 'trace'?"),
+    ("{trace: {}, excess_loss: {}}", "flatter: {metric: excess_loss}", "'excess_loss' is no measure of"),
+    ("{excess_loss: {}}", "flatter: {metric: trace}", "nothing that the sweep measures is flatness; add"),
+    ("{few: {kind: trace, inputs: 9}}", "flatter: {metric: few/trace}", ""),
+    ("{few: {kind: trace, inputs: 9}}", "flatter: {metric: trace}", "did you mean 'few/trace'?"),
+    ("{sharpness: {which: [sam]}}", "flatter: {metric: sharpness/sam_first_order}", ""),
+    ("{sharpness: {which: [sam]}}", "flatter: {metric: sharpness/asam}", "did you mean 'sharpness/sam'?"),
+    ("{spectrum: {}}", "flatter: {metric: spectrum/hessian/1}", ""),
+    ("{spectrum: {}}", "flatter: {metric: spectrum/hesian/1}", "did you mean 'spectrum/hessian/"),
+    ("{probe: {}}", "longer: {accuracy: probe}", ""),
+    ("{probe: {}}", "beats: {accuracy: prob}", "'prob' is no accuracy — did you mean 'probe'?; the sweep"),
+    ("{probe: {train: [32, 64]}}", "larger: {accuracy: probe}", "did you mean 'probe_area'?"),
+    ("{probe: {train: [32, 64]}}", "larger: {accuracy: probe_area}", ""),
+    ("{few: {kind: probe, train: 32}, probe: {}}", "longer: {accuracy: few}", ""),
+    ("{trace: {}}", "longer: {accuracy: probe}", "the sweep measures no accuracy; add 'evaluate: {probe"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("evaluate", "claim", "said"), NAMED)
+def test_metrics_are_those_that_the_sweep_measures(load: Load, evaluate: str, claim: str, said: str) -> None:
+    text = f"{MEASURED}evaluate: {evaluate}\nclaims:\n  - {claim}\n"
+    if not said:
+        load(text)
+        return
+    with pytest.raises(ConfigError) as caught:
+        load(text)
+    kind, field = claim.partition(":")[0], claim.partition("{")[2].partition(":")[0]
+    column = 5 + claim.index(field) + len(field) + 2
+    assert str(caught.value).startswith(f"s.yaml:11:{column}: claims[0].{kind}.{field}: ")
     assert said in str(caught.value)
 
 
