@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import ClassVar, Literal, Self, cast
 
 import numpy as np
-import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -35,7 +34,7 @@ from raysweep.evaluation.pretraining_loss import HEADINGS, PretrainingLoss, Pret
 from raysweep.evaluation.tasks import TaskEvaluation
 from raysweep.languages.base import Estimate, Language, Task, TaskMetric
 from raysweep.languages.splits import Split
-from raysweep.models.base import ModelConfig
+from raysweep.models.base import ModelConfig, without_values
 from raysweep.models.subject import ModelSubject
 from raysweep.seeding import derive
 
@@ -124,7 +123,7 @@ class FinetuneConfig(TaskEvaluation, PretrainingLossFields, Recipe):
     def model_problems(self, model: ModelConfig, language: Language) -> list[tuple[str, str]]:
         if self.pooling != "cls":
             return []
-        with torch.device("meta"):
+        with without_values():
             positions = model.module(language).with_token().max_length
         if positions > language.max_length:
             return []

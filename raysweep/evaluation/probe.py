@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
-import torch
 from pydantic import BeforeValidator, Field, model_validator
 from torch import Tensor
 
@@ -36,7 +35,7 @@ from raysweep.evaluation.probe_metrics import PROBE, PROBE_AREA, arrays_of, metr
 from raysweep.evaluation.tasks import TaskEvaluation
 from raysweep.languages.base import Language, Task
 from raysweep.languages.splits import Split, in_validation
-from raysweep.models.base import ModelConfig
+from raysweep.models.base import ModelConfig, without_values
 from raysweep.models.representation import Layers, Representation, misfits
 from raysweep.seeding import derive
 
@@ -176,7 +175,7 @@ class ProbeConfig(TaskEvaluation):
     def model_problems(self, model: ModelConfig, language: Language) -> list[tuple[str, str]]:
         if self.representation != "cls" and self.layers == "last":
             return []
-        with torch.device("meta"):
+        with without_values():
             return misfits(model.module(language), language, self.representation, self.layers)
 
     def quantities(self) -> Sequence[Quantity]:

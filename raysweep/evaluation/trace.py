@@ -53,7 +53,7 @@ from raysweep.flatness.trace.fisher import FIRST_LOOK, input_traces, next_look
 from raysweep.flatness.trace.regression import adjusted, coefficients, pool_variance
 from raysweep.flatness.vectors import Vectors
 from raysweep.languages.base import Estimate, Language
-from raysweep.models.base import ModelConfig
+from raysweep.models.base import ModelConfig, without_values
 from raysweep.models.common import common_shape, one_architecture
 from raysweep.models.enlarge import enlargement
 from raysweep.models.subject import ModelSubject
@@ -178,7 +178,7 @@ class TraceConfig(Evaluation):
     def model_problems(self, model: ModelConfig, language: Language) -> list[tuple[str, str]]:
         if self.enlarged_to is None:
             return []
-        with torch.device("meta"):
+        with without_values():
             module = model.module(language)
         try:
             enlargement(module, self.enlarged_to)

@@ -12,12 +12,15 @@ normalised over the total vocabulary, as training does.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from raysweep import seeding
 from raysweep.languages.base import Language
@@ -44,6 +47,23 @@ def total_vocabulary(vocabulary_size: int, vocabulary: Vocabulary = "own") -> in
     """
     rows = BERT_VOCABULARY if vocabulary == "faithful" else vocabulary_size + SPECIAL_TOKENS
     return -(-rows // 8) * 8
+
+
+class _NoDraws(TorchFunctionMode):
+    """Leaves out normal draws, for which torch would import its compiler: seconds of CPU time."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        return kwargs["tensor"] if func is nn.init.normal_ else func(*args, **kwargs)
+
+
+@contextmanager
+def without_values() -> Iterator[None]:
+    """Give the modules that are built inside shapes and no values, so that they take no memory."""
+    with _NoDraws(), torch.device("meta"):
+        yield
 
 
 def parameter_count(model: nn.Module) -> int:
@@ -207,7 +227,7 @@ class ModelConfig(KindConfig):
     def build(self, language: Language, *, seed: int) -> MaskedLM:
         """Return the model with its initial weights: a function of the configuration and `seed` alone."""
         # Shapes first, values later: the draws of torch's own constructors would touch the global generator.
-        with torch.device("meta"):
+        with without_values():
             model = self.module(language)
         model.to_empty(device="cpu")
         model.initialise(seeding.generator(seed, "init"))
@@ -215,7 +235,7 @@ class ModelConfig(KindConfig):
 
     def parameters(self, language: Language) -> int:
         """Return the number of trainable parameters without allocating them."""
-        with torch.device("meta"):
+        with without_values():
             return parameter_count(self.module(language))
 
     def parameter_counts(self, language: Language) -> dict[Vocabulary, int]:

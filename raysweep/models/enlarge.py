@@ -41,6 +41,7 @@ import torch
 from torch import Tensor, nn
 
 from raysweep.errors import ConfigError
+from raysweep.models.base import without_values
 from raysweep.models.encoder import Encoder
 from raysweep.models.lstm import LSTM, LSTMShape
 from raysweep.models.shapes import Shape
@@ -133,7 +134,7 @@ def enlarge(model: M, shape: str | Shape | LSTMShape) -> M:
 
 
 def _enlarged_encoder(model: Encoder, large: Shape, factor: int) -> Encoder:
-    with torch.device("meta"):
+    with without_values():
         result = Encoder(
             large,
             vocabulary_size=model.vocabulary_size,
@@ -172,7 +173,7 @@ def _enlarged_encoder(model: Encoder, large: Shape, factor: int) -> Encoder:
 
 
 def _enlarged_lstm(model: LSTM, large: LSTMShape, factor: int) -> LSTM:
-    with torch.device("meta"):
+    with without_values():
         result = LSTM(
             large,
             vocabulary_size=model.vocabulary_size,
