@@ -40,8 +40,8 @@ def match(
     the most telling pairs, which are chosen by what was measured, hold less often.
     """
     from raysweep.report.data import measurements
+    from raysweep.report.format import shared_ending
     from raysweep.report.match import matches
-    from raysweep.report.summary import shared_ending
 
     sweep = find(name, storage)
     measured = measurements(tidy(sweep.ledger(), sweep))

@@ -151,9 +151,10 @@ def _show(results: Results, again: str, *, json: bool) -> None:
     from raysweep.report import sweep_verdicts
 
     sweep, frame = results.sweep, results.to_frame()
+    verdicts = sweep_verdicts(sweep, frame)
     with TemporaryDirectory() as folder:
         figures = Path(folder) / "figures"
-        page = make_report(sweep, frame, figures=figures if results.tracked else None)
+        page = make_report(sweep, frame, figures=figures if results.tracked else None, verdicts=verdicts)
         if results.tracked:
             keep_files(sweep, {page: "", **({figures: "figures"} if figures.is_dir() else {})})
     failures = {run_id: failure.message for run_id, failure in results.failures.items()}
@@ -167,12 +168,12 @@ def _show(results: Results, again: str, *, json: bool) -> None:
                 "worked_on": list(results.worked_on),
                 "failures": failures,
                 "unfinished": results.unfinished,
-                "verdicts": [verdict.encode() for verdict in sweep_verdicts(sweep, frame)],
+                "verdicts": [verdict.encode() for verdict in verdicts],
                 "metrics": records(frame),
             }
         )
     else:
-        print_summary(sweep, frame, page)
+        print_summary(sweep, frame, page, verdicts)
     for run_id, message in failures.items():
         say(f"failed: {run_id}: {message}")
     if failures:

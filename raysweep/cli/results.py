@@ -31,6 +31,8 @@ from raysweep.sweep.suite import suite as members
 if TYPE_CHECKING:
     import pandas as pd
 
+    from raysweep.report import Verdict
+
 
 #: Columns that a narrow terminal leaves out.
 _SPARED = ("parameters", "seeds", "step")
@@ -45,17 +47,21 @@ def make_report(
     *,
     tolerance: float | None = None,
     figures: Path | None = None,
+    verdicts: Sequence[Verdict] | None = None,
 ) -> Path:
-    """Write the report of a sweep, with files of its figures in a folder if one is named; return its path."""
+    """Write the report of a sweep, with files of its figures in a folder if one is named; return its path.
+
+    `verdicts` are those of the sweep where they are known already.
+    """
     from raysweep.report import write_report
 
     page = path or sweep.directory / "report.html"
-    return write_report(sweep, frame, page, tolerance=tolerance, figures=figures)
+    return write_report(sweep, frame, page, tolerance=tolerance, figures=figures, verdicts=verdicts)
 
 
-def print_summary(sweep: Sweep, frame: pd.DataFrame, page: Path) -> None:
-    """Print the verdicts and the small table at the end of a launch, and where the rest is."""
-    from raysweep.report import summary, sweep_verdicts
+def print_summary(sweep: Sweep, frame: pd.DataFrame, page: Path, verdicts: Sequence[Verdict]) -> None:
+    """Print the small table at the end of a launch and the verdicts, and where the rest is."""
+    from raysweep.report import summary
 
     out = console(pipe_width=120)
     found = summary(frame)
@@ -71,7 +77,7 @@ def print_summary(sweep: Sweep, frame: pd.DataFrame, page: Path) -> None:
         for row in rows:
             table.add_row(*[row[k] for k in columns])
         out.print(table)
-    for verdict in sweep_verdicts(sweep, frame):
+    for verdict in verdicts:
         out.print(verdict.sentence)
     typer.echo(f"report: {page}")
     typer.echo(f"MLflow: raysweep ui {shlex.quote(sweep.name)}{storage_flag(sweep.storage)}")

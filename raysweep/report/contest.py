@@ -158,7 +158,8 @@ def contest_section(measured: Measurements, name: str) -> str:
     ]
     headings = ["measure", "ρ at equal loss", "p (Holm)", "R², unseen runs", "gain over the loss"]
     drawn = figure(contest_figure(found), f"{name}-contest.csv", "")
-    return section("Which measure predicts accuracy", f"{small(note)}{drawn}{table(headings, rows)}")
+    body = f'{small(note)}<div class="pair">{drawn}</div>{table(headings, rows)}'
+    return section("Which measure predicts accuracy", body)
 
 
 def _signed(value: float, low: float, high: float) -> str:

@@ -14,8 +14,8 @@ import pandas as pd
 
 from raysweep.evaluation.metric import NOT_TRUSTED, Description, error_key
 from raysweep.report.axes import log_axis
-from raysweep.report.data import Measurements
-from raysweep.report.drawing import RC, Drawn, hover, named_run, told
+from raysweep.report.data import Measurements, named_run
+from raysweep.report.drawing import RC, Drawn, hover, told
 from raysweep.report.figures import panels, reach, wrapped
 from raysweep.report.format import count, number
 from raysweep.report.style import DASHES, MARKERS, series

@@ -7,16 +7,16 @@ themselves, a reference and not a checkpoint.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd
 
 from raysweep.evaluation.metric import Description, Kind, Quantity, error_key
 from raysweep.evaluation.trace import ENLARGED, TRACE
-from raysweep.report.format import short
+from raysweep.report.format import shared_ending, short
 from raysweep.sweep.tidy import FIXED, SEEDS, descriptions
 
 
@@ -109,6 +109,19 @@ class Measurements:
         missing = dict.fromkeys((name for name in wanted if name not in self.checkpoints), np.nan)
         return self.checkpoints.assign(**missing).dropna(subset=list(metrics))
 
+    def shortly(self) -> Self:
+        """Return the same with sizes that leave out the settings that all of them share, such as dropout."""
+        shared = shared_ending(list(self.sizes))
+        table = self.checkpoints.assign(model=self.checkpoints["model"].str.removesuffix(shared))
+        sizes = tuple(size.removesuffix(shared) for size in self.sizes)
+        return replace(self, checkpoints=table, sizes=sizes)
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """What people call each run, by run id."""
+        rows = self.checkpoints.drop_duplicates("run_id")
+        return {str(row["run_id"]): named_run(row) for _, row in rows.iterrows()}
+
     @property
     def runs(self) -> int:
         """Number of runs with a measurement, the look-up table not among them."""
@@ -151,6 +164,11 @@ def seed_of(row: pd.Series) -> str:
     if not pd.isna(row["seed"]):
         return f"seed {row['seed']:.0f}"
     return ", ".join(f"{name} {row[column]:.0f}" for column, name in SEEDS.items() if column in row)
+
+
+def named_run(row: pd.Series) -> str:
+    """Return what people call the run of a checkpoint: size, variant and seed, as far as it has them."""
+    return " · ".join(filter(None, [str(row["model"]), str(row["variant"]), seed_of(row)]))
 
 
 def _means(frame: pd.DataFrame) -> dict[str, float]:

@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import matplotlib
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from raysweep.evaluation.metric import error_key
-from raysweep.report.data import Measurements, seed_of
+from raysweep.report.data import Measurements, named_run
 from raysweep.report.format import plus_minus
-from raysweep.report.style import DASHES, INK, MARKERS, MUTED, series, to_variables
+from raysweep.report.style import DASHES, INK, INNER, MARKERS, MUTED, SURFACE, series, to_variables
 
 RC: Any = {
     "svg.fonttype": "none",
@@ -48,12 +50,16 @@ _LINK = re.compile(r"""<a xlink:href=(["'])(.*?)\1[^>]*>""", re.DOTALL)
 
 @dataclass(frozen=True)
 class Drawn:
-    """A figure, a name for the parts of its SVG, a sentence for who does not see it, and its data."""
+    """A figure, a name for the parts of its SVG, a sentence for who does not see it, and its data.
+
+    `filled` says what filled marks mean, "" where that is nothing of its own.
+    """
 
     figure: Figure
     name: str
     alternative: str
     data: pd.DataFrame
+    filled: str = ""
 
     @cached_property
     def svg(self) -> str:
@@ -68,9 +74,21 @@ def hover(axes: Axes, x: Iterable[float], y: Iterable[float], texts: Sequence[st
         targets.set_gid(HOVER)
 
 
-def named_run(row: pd.Series) -> str:
-    """Return what people call the run of a checkpoint: size, variant and seed, as far as it has them."""
-    return " · ".join(filter(None, [str(row["model"]), str(row["variant"]), seed_of(row)]))
+def mark_inside(
+    axes: Axes, x: Any, y: Any, variant: int, colour: str, *, size: float = RC["lines.markersize"]
+) -> None:
+    """Mark the dots of the variant number `variant` inside, so that the variants of a size are told apart."""
+    mark = INNER[variant % len(INNER)]
+    if mark:
+        axes.plot(
+            x,
+            y,
+            linestyle="none",
+            marker=mark,
+            markersize=0.5 * size,
+            color=colour,
+            markeredgewidth=0.24 * size,
+        )
 
 
 def told(measured: Measurements, table: pd.DataFrame, metrics: Sequence[str]) -> list[str]:
@@ -85,10 +103,27 @@ def told(measured: Measurements, table: pd.DataFrame, metrics: Sequence[str]) ->
     return texts
 
 
+@contextmanager
+def laid_out(figure: Figure) -> Iterator[None]:
+    """Lay a figure out for SVG, so that to save it does not draw it once more for that alone."""
+    engine = figure.get_layout_engine()
+    if engine is None:
+        yield
+        return
+    FigureCanvasSVG(figure)
+    figure.dpi = 72
+    engine.execute(figure)
+    figure.set_layout_engine("none")
+    try:
+        yield
+    finally:
+        figure.set_layout_engine(engine)
+
+
 def embedded(figure: Figure, name: str) -> str:
     """Return inline SVG: page colours, ids of its own, texts for hovering, nothing that a browser fetches."""
     buffer = io.StringIO()
-    with matplotlib.rc_context(RC):
+    with matplotlib.rc_context(RC), laid_out(figure):
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :]
@@ -106,8 +141,12 @@ def embedded(figure: Figure, name: str) -> str:
     return to_variables(svg.strip())
 
 
+@cache
 def marker_svg(index: int | None, *, dash: int | None = None, filled: bool = True) -> str:
-    """Return a small SVG for the legend: a size's marker, a variant's dash, or the look-up table's line."""
+    """Return a small SVG for the legend: a size's marker, a variant's dash, or the look-up table's line.
+
+    Beside its dash a variant has the mark that its dots have inside.
+    """
     with matplotlib.rc_context(RC):
         figure = Figure(figsize=(0.36, 0.2))
         axes = figure.add_axes((0, 0, 1, 1))
@@ -127,5 +166,8 @@ def marker_svg(index: int | None, *, dash: int | None = None, filled: bool = Tru
         else:
             style = DASHES[dash % len(DASHES)] if dash is not None else (0, (4, 3))
             axes.plot([0, 1], [0.5, 0.5], color=INK if dash is not None else MUTED, linestyle=style)
+            if dash is not None:
+                axes.plot([0.5], [0.5], marker="o", markersize=7, color=INK)
+                mark_inside(axes, [0.5], [0.5], dash, SURFACE, size=7)
         svg = embedded(figure, f"key-{index}-{dash}-{filled}")
     return svg.replace("<svg", '<svg width="26" height="14" aria-hidden="true"', 1)

@@ -17,11 +17,11 @@ from matplotlib.figure import Figure
 
 from raysweep.evaluation.metric import error_key
 from raysweep.report.axes import linear_axis, log_axis, measured_axis, plain
-from raysweep.report.data import Measurements
-from raysweep.report.drawing import RC, WIDTH, Drawn, hover, told
+from raysweep.report.data import Measurements, threshold
+from raysweep.report.drawing import RC, WIDTH, Drawn, hover, mark_inside, told
 from raysweep.report.format import plus_minus
 from raysweep.report.statistics import mean_and_error
-from raysweep.report.style import BAND, DASHES, MARKERS, MUTED, series
+from raysweep.report.style import BAND, DASHES, MARKERS, MUTED, SURFACE, series
 
 #: Most characters of a line of the label of one of several panels that are stacked.
 _LABEL = 20
@@ -34,7 +34,7 @@ def scatter(
 
     Dots are filled where the checkpoint is saturated (a loss of at most `tolerance` above the least possible
     one), and the saturated band is shaded where that loss is the axis.  With `saturated`, only these
-    checkpoints are drawn, which are of equal loss within the tolerance.  Bars are one standard error of the
+    checkpoints are drawn.  Bars are one standard error of the
     measurement.
     """
     table = measured.has(x, y)
@@ -54,22 +54,27 @@ def scatter(
         heights = reach(both[y], both[error_key(y)]) + ([reference] if reference is not None else [])
         linear_axis(axes.yaxis, heights)
         low, high = axes.get_xlim()
-        loss = measured.saturating
+        loss, filled = measured.saturating, ""
+        if loss is not None and loss.name in table:
+            filled = f"filled: {loss.title} of at most {threshold(loss, tolerance)}"
         if loss is not None and loss.name == x and (loss.least or 0.0) + tolerance > low:
+            filled = filled.replace("filled", "filled, and shaded band")
             edge = min((loss.least or 0.0) + tolerance, high)
             axes.axvspan(low, edge, color=BAND, alpha=0.45, linewidth=0, zorder=0)
         if reference is not None:
             axes.axhline(reference, color=MUTED, linestyle=(0, (4, 3)), linewidth=1.1)
         for index, size in enumerate(measured.sizes):
-            part = table[table["model"] == size]
-            draw_dots(axes, part, x, y, index, filled=measured.saturated(part, tolerance))
+            for inner, variant in enumerate(measured.variants):
+                part = table[(table["model"] == size) & (table["variant"] == variant)]
+                draw_dots(axes, part, x, y, index, inner, filled=measured.saturated(part, tolerance))
         labels = {metric: measured.metrics[metric].label for metric in (x, y)}
         axes.set(xlabel=labels[x], ylabel=wrapped(labels[y], 40))
         shown = [x, y] if loss is None or loss.name in (x, y) or loss.name not in table else [x, loss.name, y]
         hover(axes, table[x], table[y], told(measured, table, shown))
     equal = "saturated " if saturated else ""
     text = f"{labels[y]} against {labels[x]} on a log axis, {len(table)} {equal}checkpoints"
-    return Drawn(figure, name, text, _columns(measured, table, [x, error_key(x), y, error_key(y)]))
+    columns = _columns(measured, table, [x, error_key(x), y, error_key(y)])
+    return Drawn(figure, name, text, columns, filled)
 
 
 def against(measured: Measurements, x: str, metrics: Sequence[str], *, name: str) -> Drawn | None:
@@ -88,8 +93,9 @@ def against(measured: Measurements, x: str, metrics: Sequence[str], *, name: str
             part = table[table[metric] > 0]
             log_axis(axes.yaxis, reach(part[metric], part[error_key(metric)], log=True))
             for index, size in enumerate(measured.sizes):
-                dots = part[part["model"] == size]
-                draw_dots(axes, dots, x, metric, index, filled=pd.Series(True, index=dots.index))
+                for inner, variant in enumerate(measured.variants):
+                    dots = part[(part["model"] == size) & (part["variant"] == variant)]
+                    draw_dots(axes, dots, x, metric, index, inner, filled=pd.Series(True, index=dots.index))
             axes.set_ylabel(wrapped(measured.metrics[metric].label, _LABEL))
             hover(axes, part[x], part[metric], told(measured, part, [x, metric]))
         log_axis(stacked[-1].xaxis, reach(table[x], table[error_key(x)], log=True))
@@ -120,8 +126,12 @@ def reach(values: pd.Series, errors: pd.Series, *, log: bool = False) -> list[fl
     return [*(np.maximum(low, values / 3) if log else low), *(values + errors)]
 
 
-def draw_dots(axes: Axes, table: pd.DataFrame, x: str, y: str, index: int, *, filled: pd.Series) -> None:
-    """Draw checkpoints of the size number `index` with their bars, filled where `filled` says so."""
+def draw_dots(
+    axes: Axes, table: pd.DataFrame, x: str, y: str, index: int, variant: int, *, filled: pd.Series
+) -> None:
+    """Draw checkpoints of a size and a variant, by number, with their bars, filled where `filled` says so."""
+    if table.empty:
+        return
     colour, marker = series(index), MARKERS[index % len(MARKERS)]
     axes.errorbar(
         table[x],
@@ -143,6 +153,7 @@ def draw_dots(axes: Axes, table: pd.DataFrame, x: str, y: str, index: int, *, fi
             markeredgecolor=colour,
             markeredgewidth=1.2,
         )
+        mark_inside(axes, chosen[x], chosen[y], variant, SURFACE if fill == colour else colour)
 
 
 def along_training(measured: Measurements, metrics: Sequence[str], *, name: str) -> Drawn | None:
@@ -279,5 +290,14 @@ def _columns(measured: Measurements, table: pd.DataFrame, metrics: list[str]) ->
 
 
 def wrapped(label: str, width: int) -> str:
-    """Return a label in lines of at most `width` characters, so that it fits along its axis."""
-    return textwrap.fill(label, width, break_on_hyphens=False, break_long_words=False)
+    """Return a label in lines of at most `width` characters, so that it fits along its axis.
+
+    A coordinate and its value, such as "task A", stay together.
+
+    >>> wrapped("probe accuracy, task A", 20).splitlines()
+    ['probe accuracy,', 'task A']
+    """
+    head, comma, last = label.rpartition(", ")
+    kept = last.replace(" ", "\xa0", 1)
+    lines = textwrap.wrap(head + comma + kept, width, break_on_hyphens=False, break_long_words=False)
+    return "\n".join(lines).replace("\xa0", " ")

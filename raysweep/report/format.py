@@ -73,3 +73,18 @@ def signed(value: float) -> str:
     ('−0.83', '+0.50')
     """
     return f"{value:+.2f}".replace("-", "−")
+
+
+def shared_ending(labels: list[str]) -> str:
+    """Return the settings, such as `-dropout0`, that end every label and so distinguish none.
+
+    >>> shared_ending(["16/1/1/64-post-dropout0", "32/1/1/128-dropout0"])
+    '-dropout0'
+    """
+    endings = [label.partition("-")[2].split("-") for label in labels]
+    shared: list[str] = []
+    for words in zip(*(reversed(ending) for ending in endings), strict=False):
+        if len(set(words)) > 1 or not words[0]:
+            break
+        shared.insert(0, words[0])
+    return "".join(f"-{word}" for word in shared)

@@ -1,4 +1,4 @@
-"""The headline of the page: each accuracy against loss and, at equal loss, against flatness."""
+"""The headline of the page: each accuracy against loss and, where that is saturated, against flatness."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _NO_FLATNESS = (
     "flatter goes with better at equal loss."
 )
 
-#: Fewest saturated checkpoints of a figure at equal loss, and most accuracies whose figures are not folded.
+#: Fewest checkpoints of a figure of saturated ones, and most accuracies whose figures are not folded.
 LEAST_SATURATED, MOST_OPEN = 3, 3
 
 
 def headline(measured: Measurements, *, name: str, tolerance: float, awaited: bool = True) -> str:
-    """Return each accuracy against loss and, at equal loss, against flatness.
+    """Return each accuracy against loss and, of saturated checkpoints, against flatness.
 
     Where no flatness has been measured, one sentence says so; `awaited` is whether the sweep will measure it.
     """
@@ -40,11 +40,11 @@ def headline(measured: Measurements, *, name: str, tolerance: float, awaited: bo
     loss = measured.saturating
     if loss is not None:
         most = threshold(loss, tolerance)
-        said += f" The shaded band is where {loss.title} is at most {most}: there losses count as equal."
+        said += f" The shaded band is where {loss.title} is at most {most}: these checkpoints are saturated."
     if loss is not None and flat:
         said += (
-            " Figures against flatness show the checkpoints of this band alone, where there are "
-            f"{LEAST_SATURATED} or more."
+            f" Figures against flatness show them alone, where there are {LEAST_SATURATED} or more. Losses "
+            "still differ within the band; the verdicts allow for that, and these figures do not."
         )
     trace = " over the inputs for a trace," if flat else ""
     said += (
@@ -80,7 +80,7 @@ def _spaces(measured: Measurements) -> str:
 def pair(
     measured: Measurements, accuracy: Description, *, name: str, tolerance: float, place: int = 0
 ) -> str:
-    """Return one accuracy against every loss, and against every flatness at equal loss."""
+    """Return one accuracy against every loss, and of saturated checkpoints against every flatness."""
     named, shown = measured.named(accuracy), []
     for kind in ("loss", "flatness"):
         against = measured.shown(kind)
@@ -98,13 +98,13 @@ def pair(
             caption = f"{capital(x.title)}, all checkpoints."
             if equal and measured.saturating is not None:
                 most = threshold(measured.saturating, tolerance)
-                caption = f"{capital(x.title)} at equal loss: {measured.saturating.title} at most {most}."
+                caption = f"{capital(x.title)}, saturated: {measured.saturating.title} at most {most}."
             shown.append(figure(drawn, f"{name}-{named}-{x.name}.csv", caption))
     return f'<div class="pair">{"".join(shown)}</div>'
 
 
 def comparable(measured: Measurements, x: Description, accuracy: Description, tolerance: float) -> bool:
-    """Return whether a figure at equal loss has enough saturated checkpoints."""
+    """Return whether a figure of saturated checkpoints has enough of them."""
     table = measured.has(x.name, accuracy.name)
     return int(measured.saturated(table, tolerance).sum()) >= LEAST_SATURATED
 

@@ -13,8 +13,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from raysweep.report.axes import log_axis
-from raysweep.report.data import Measurements
-from raysweep.report.drawing import RC, Drawn, hover, named_run
+from raysweep.report.data import Measurements, named_run
+from raysweep.report.drawing import RC, Drawn, hover
 from raysweep.report.figures import panels
 from raysweep.report.format import count, number
 from raysweep.report.laws import Found, laws

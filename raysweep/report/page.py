@@ -67,7 +67,7 @@ class Content:
 
 def render(content: Content) -> str:
     """Return the page: what was found, the figures at equal loss, and the rest folded."""
-    measured = measurements(content.frame)
+    measured = measurements(content.frame).shortly()
     rows = correlations(measured, tolerance=content.tolerance)
     found = content.verdicts
     if found is None:
@@ -190,7 +190,7 @@ def _flatness(content: Content, measured: Measurements) -> str:
     body = f'<div class="pair">{"".join(figures)}</div>' if figures else ""
     if content.changes:
         told = f"The trace between milestones, {len(content.changes)} differences"
-        body += folded(told, tables.change_table(content.changes))
+        body += folded(told, tables.change_table(content.changes, measured.names))
     return section("Flatness along training", body)
 
 

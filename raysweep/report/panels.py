@@ -21,12 +21,12 @@ from raysweep.report.drawing import RC, WIDTH
 from raysweep.report.figures import draw_line, hover_line, reach
 from raysweep.report.format import number
 from raysweep.report.statistics import mean_and_error
-from raysweep.report.style import INK, MARKERS, MUTED, series, to_variables
+from raysweep.report.style import INK, LOOKUP, MARKERS, MUTED, series, to_variables
 
 #: Looks of values that lines are compared with, by name.
 REFERENCES: dict[str, tuple[str, Any]] = {
     "best possible": (INK, "solid"),
-    "look-up table": (MUTED, (0, (4, 3))),
+    LOOKUP: (MUTED, (0, (4, 3))),
     "majority label": (MUTED, (0, (1, 2))),
 }
 
@@ -102,16 +102,22 @@ def references_of(figures: Iterable[Figure]) -> list[str]:
     return [name for name in REFERENCES if name in named]
 
 
-def references_legend(figures: Iterable[Figure]) -> str:
-    """Return the legend of the values that figures compare with as HTML; "" where there are none."""
-    items = []
+def reference_keys(figures: Iterable[Figure]) -> list[tuple[str, str]]:
+    """Return a line as SVG and its meaning for each value that figures compare with."""
+    keys = []
     for name in references_of(figures):
         colour, style = REFERENCES[name]
         dashes = "" if style == "solid" else f' stroke-dasharray="{" ".join(map(str, style[1]))}"'
         line = (
             f'<line x1="0" y1="7" x2="26" y2="7" stroke="{to_variables(colour)}" stroke-width="1.5"{dashes}/>'
         )
-        items.append(f'<li><svg width="26" height="14" aria-hidden="true">{line}</svg>{name}</li>')
+        keys.append((f'<svg width="26" height="14" aria-hidden="true">{line}</svg>', name))
+    return keys
+
+
+def references_legend(figures: Iterable[Figure]) -> str:
+    """Return the legend of the values that figures compare with as HTML; "" where there are none."""
+    items = [f"<li>{line}{name}</li>" for line, name in reference_keys(figures)]
     return f'<ul class="legend">{"".join(items)}</ul>' if items else ""
 
 

@@ -38,7 +38,7 @@ def save_figures(kept: Mapping[str, Drawn], frame: pd.DataFrame, folder: Path, k
     `kept` are those that a page of the tidy table `frame` showed, by name (see `figures_kept`); they can be
     written once.  Raises `OSError` where one cannot be written.
     """
-    measured, paths = measurements(frame), []
+    measured, paths = measurements(frame).shortly(), []
     for name, drawn in kept.items():
         path = folder / f"{name.replace('/', '-')}.{kind}"
         write_atomic(path, _file(drawn.figure, measured, kind))

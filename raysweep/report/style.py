@@ -8,6 +8,7 @@ read with any colour vision and in grey), larger models in stronger contrast to 
 from __future__ import annotations
 
 import re
+from functools import cache
 
 import matplotlib
 
@@ -19,6 +20,12 @@ DASHES: tuple[str | tuple[int, tuple[int, ...]], ...] = (
     *("solid", (0, (5, 2)), (0, (1, 1))),
     *((0, (7, 2, 1, 2)), (0, (3, 1, 1, 1, 1, 1))),
 )
+
+#: The name of the line of the look-up table.
+LOOKUP = "look-up table"
+
+#: Marks inside the dots of variants, beginning with that of the first one.
+INNER = ("", ".", "|", "_", "x")
 
 # Colours of kinds, light and dark scheme, by Okabe and Ito, "Color universal design" (2008): distinct with
 # any colour vision, and darker on white.
@@ -45,6 +52,7 @@ def category(index: int) -> str:
     return f"#a300{index % len(CATEGORIES):02x}"
 
 
+@cache
 def variables(sizes: int) -> dict[str, list[str]]:
     """Return the CSS declarations of the series colours of each scheme."""
     viridis = matplotlib.colormaps["viridis"]
@@ -64,6 +72,7 @@ def to_variables(svg: str) -> str:
     return re.sub(r"#a2([0-9a-f]{4})", lambda m: f"var(--series-{int(m[1], 16)})", svg)
 
 
+@cache
 def declarations(sizes: int) -> dict[str, str]:
     """Return the colours of the light scheme by CSS variable."""
     kinds = [f"--category-{k}: {pair[0]}" for k, pair in enumerate(CATEGORIES)]

@@ -10,7 +10,7 @@ import pandas as pd
 from raysweep.evaluation.metric import Description, error_key
 from raysweep.evaluation.quantize import RISE, in_words
 from raysweep.report.data import measurements
-from raysweep.report.format import count, plus_minus
+from raysweep.report.format import count, plus_minus, shared_ending
 from raysweep.report.statistics import mean_and_error
 
 
@@ -72,18 +72,3 @@ def _columns(shown: Sequence[Description]) -> tuple[list[str], str]:
     if weights := [metric.place for metric in shown if metric.quantity == RISE.name]:
         explained += f"; {in_words(weights)}"
     return [metric.narrow if metric.of else metric.title for metric in shown], explained
-
-
-def shared_ending(labels: list[str]) -> str:
-    """Return the settings, such as `-dropout0`, that end every label and so distinguish none.
-
-    >>> shared_ending(["16/1/1/64-post-dropout0", "32/1/1/128-dropout0"])
-    '-dropout0'
-    """
-    endings = [label.partition("-")[2].split("-") for label in labels]
-    shared: list[str] = []
-    for words in zip(*(reversed(ending) for ending in endings), strict=False):
-        if len(set(words)) > 1 or not words[0]:
-            break
-        shared.insert(0, words[0])
-    return "".join(f"-{word}" for word in shared)

@@ -59,10 +59,12 @@ def table(
 
 def _needed(wraps: bool, heading: str, column: Sequence[str]) -> float:
     """Return about how many pixels a column of a table takes; the words of its heading may break."""
-    texts = [unescape(re.sub(r"<[^>]*>", "", cell)) for cell in column]
-    longest = max([*map(len, texts), *map(len, unescape(heading).split())], default=0)
-    if wraps or (column and column[0].startswith("<code>")):
-        longest = min(longest, _LONG if wraps else _ID)
+    # An id may break.
+    texts = [unescape(re.sub(r"<code>.*?</code>|<[^>]*>", "", cell)) for cell in column]
+    ids = _ID if any("<code>" in cell for cell in column) else 0
+    longest = max([ids, *map(len, texts), *map(len, unescape(heading).split())])
+    if wraps:
+        longest = min(longest, _LONG)
     return _CHARACTER * longest + _BETWEEN
 
 
@@ -111,8 +113,11 @@ def _interval(interval: Interval | None) -> str:
     return f'{signed(interval.value)} <span class="note">{between}</span>'
 
 
-def change_table(changes: Sequence[Change]) -> str:
-    """Return the changes of the trace between milestones, with the intervals of paired differences."""
+def change_table(changes: Sequence[Change], names: Mapping[str, str]) -> str:
+    """Return the changes of the trace between milestones, with the intervals of paired differences.
+
+    `names` are those of the runs for a reader, by run id.
+    """
     note = (
         "Difference of the trace in nats between milestones of a run, and its 95 % interval. Both are "
         "measured on the same inputs with the same test vectors, so the interval is that of the inputs' own "
@@ -129,7 +134,7 @@ def change_table(changes: Sequence[Change]) -> str:
         gain = (change.independent / change.standard_error) ** 2 if change.standard_error > 0 else None
         rows.append(
             [
-                f"<code>{escape(change.run_id)}</code>",
+                escape(names.get(change.run_id, change.run_id)),
                 f"{change.before:,} → {change.after:,}",
                 f'{signed(change.difference)} <span class="note">[{signed(low)}, {signed(high)}]</span>',
                 _direction(change),
@@ -166,7 +171,7 @@ def task_table(measured: Measurements) -> str:
                 plus_minus(measured.reference.get(name), measured.reference_errors.get(name)),
                 number(measured.means.get(accuracy.ceiling or "")),
                 "–" if best is None else plus_minus(best[name], best[error_key(name)]),
-                "–" if best is None else f"{escape(str(best['run_id']))} at step {best['step']:,}",
+                "–" if best is None else f"{escape(measured.names[best['run_id']])} · step {best['step']:,}",
             ]
         )
     headings = ["task", "majority label", "look-up table", "best possible", "best checkpoint", "at"]
@@ -195,7 +200,6 @@ def run_table(
     if not known and not waiting:
         return '<p class="note">Not enough data: nothing has been measured yet.</p>'
     metrics = [metric for metric in measured.shown() if metric.name in checkpoints]
-    varied = len(measured.variants) > 1
     rows = []
     for run_id, group in checkpoints.groupby("run_id", sort=False):
         last = group.sort_values("step").iloc[-1]
@@ -204,21 +208,20 @@ def run_table(
         state = f'<span class="warn">failed</span>, {done}' if run_id in failed else done
         rows.append(
             [
-                _linked(str(run_id), links),
-                *([escape(str(last["variant"]))] if varied else []),
+                _linked(str(run_id), links, measured.names[str(run_id)]),
                 *(count(last["parameters"]), state),
                 f"{last['step']:,}",
                 *(_measured(measured, last, metric.name) for metric in metrics),
             ]
         )
-    blank = ["–"] * (2 + varied + len(metrics))
+    blank = ["–"] * (2 + len(metrics))
     for run_id in waiting:
         state = '<span class="warn">failed</span>' if run_id in failed else "not measured yet"
         cells = [_linked(run_id, links), *blank]
-        cells.insert(2 + varied, state)
+        cells.insert(2, state)
         rows.append(cells)
     names = [metric.column for metric in metrics]
-    headings = ["run", *(["variant"] if varied else []), "parameters", "milestones", "step"]
+    headings = ["run", "parameters", "milestones", "step"]
     note = "The last measured checkpoint of each run, ± standard error of the measurement."
     shown = {metric.name for metric in metrics}
     reservations = [text for (_, _, name), text in measured.reservations.items() if name in shown]
@@ -227,14 +230,15 @@ def run_table(
             " A standard error that is not trusted comes from few inputs, or from values with a few very "
             "large ones."
         )
-    return f'<p class="note">{note}</p>' + table([*headings, *map(escape, names)], rows, text=1 + varied)
+    return f'<p class="note">{note}</p>' + table([*headings, *map(escape, names)], rows)
 
 
-def _linked(run_id: str, links: Mapping[str, Mapping[str, str]]) -> str:
-    """Return a run's id with its links, as HTML."""
+def _linked(run_id: str, links: Mapping[str, Mapping[str, str]], name: str = "") -> str:
+    """Return a run's name over its id, with its links, as HTML; a run without a name has its id alone."""
     found = links.get(run_id, {}).items()
-    shown = "".join(f' <a href="{escape(address)}">{escape(name)}</a>' for name, address in found)
-    return f"<code>{escape(run_id)}</code>{shown}"
+    shown = "".join(f' <a href="{escape(address)}">{escape(to)}</a>' for to, address in found)
+    told = f"{escape(name)}{shown}<br>" if name else ""
+    return f"{told}<code>{escape(run_id)}</code>{'' if name else shown}"
 
 
 def _measured(measured: Measurements, checkpoint: pd.Series, metric: str) -> str:

@@ -20,7 +20,7 @@ from raysweep.report.contrasts import changes
 from raysweep.report.page import Content, Failure, render
 from raysweep.report.paper import save_figures
 from raysweep.report.parts import figures_kept
-from raysweep.report.picture import picture
+from raysweep.report.picture import picture, save_pictures
 from raysweep.report.several import render_several
 from raysweep.report.transfer import Diverged
 from raysweep.sweep.ledger import curve_of
@@ -30,6 +30,7 @@ from raysweep.sweep.remarks import remarks
 from raysweep.sweep.storage import storage_flag
 
 if TYPE_CHECKING:
+    from raysweep.report.verdict import Verdict
     from raysweep.sweep import Sweep
 
 
@@ -40,14 +41,15 @@ def write_report(
     *,
     tolerance: float | None = None,
     figures: Path | None = None,
+    verdicts: Sequence[Verdict] | None = None,
 ) -> Path:
     """Write the report of a sweep as it stands, also in mid-sweep, and return its absolute path.
 
     `frame` is the sweep's tidy table; `tolerance`, in place of the sweep's own, is the excess loss in nats up
     to which a checkpoint counts as saturated.  A path that ends in `.svg` gets the headline alone, as a
-    picture.  The file is there whole or not at all.  With `figures`, each figure of the page is also an SVG
-    file in that folder.  Raises `OSError` where one cannot be written, and `DataError` for a picture of
-    nothing.
+    picture.  The file is there whole or not at all.  With `figures`, each figure of the page is also a
+    picture, an SVG file, in that folder.  `verdicts` are those of the sweep where they are known already.
+    Raises `OSError` where a file cannot be written, and `DataError` for a picture of nothing.
     """
     path = path.absolute()
     if path.suffix == ".svg":
@@ -55,9 +57,10 @@ def write_report(
         write_atomic(path, picture(frame, tolerance=chosen).encode())
         return path
     with figures_kept() as kept:
-        write_atomic(path, render(content_of(sweep, frame, path.parent, tolerance=tolerance)).encode())
+        content = content_of(sweep, frame, path.parent, tolerance=tolerance, verdicts=verdicts)
+        write_atomic(path, render(content).encode())
     if figures is not None:
-        save_figures(kept, frame, figures, "svg")
+        save_pictures(kept, frame, figures)
     return path
 
 
@@ -90,7 +93,14 @@ def write_several(
     return path
 
 
-def content_of(sweep: Sweep, frame: pd.DataFrame, folder: Path, *, tolerance: float | None = None) -> Content:
+def content_of(
+    sweep: Sweep,
+    frame: pd.DataFrame,
+    folder: Path,
+    *,
+    tolerance: float | None = None,
+    verdicts: Sequence[Verdict] | None = None,
+) -> Content:
     """Return the content of a sweep's page, with links as they are from the `folder` of the page.
 
     `tolerance` is in place of the sweep's own.
@@ -115,7 +125,7 @@ def content_of(sweep: Sweep, frame: pd.DataFrame, folder: Path, *, tolerance: fl
         changes=changes(sweep),
         kinds=frozenset(kind for spec in sweep.runs for kind in spec.evaluations),
         remarks=remarks(sweep),
-        verdicts=sweep_verdicts(sweep, frame, questions),
+        verdicts=sweep_verdicts(sweep, frame, questions) if verdicts is None else verdicts,
         tolerance=questions.tolerance,
         curves={spec.run_id: curve_of(ledger.open(spec.run_id).checkpoints()) for spec in sweep.runs},
         links=_links(sweep, folder),

@@ -142,7 +142,7 @@ def test_the_default_storage_is_not_named(
     file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     def said(**options: Any) -> str:
-        print_summary(load_sweep(file, **options), pd.DataFrame(columns=FIXED), Path("r.html"))
+        print_summary(load_sweep(file, **options), pd.DataFrame(columns=FIXED), Path("r.html"), [])
         return capsys.readouterr().out
 
     assert "raysweep ui small\n" in said()

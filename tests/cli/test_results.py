@@ -10,6 +10,7 @@ from rich.console import Console
 from helpers.transfer_ledger import transfer_sweep
 from raysweep.cli.app import run
 from raysweep.cli.results import print_summary
+from raysweep.report import sweep_verdicts
 from raysweep.sweep import Sweep, tidy
 from raysweep.sweep.stored import save_sweep
 
@@ -20,7 +21,8 @@ def test_many_columns_become_several_tables(
 ) -> None:
     monkeypatch.setattr("raysweep.cli.results.console", lambda **_: Console(width=width, color_system=None))
     sweep = transfer_sweep(tmp_path)
-    print_summary(sweep, tidy(sweep.ledger(), sweep), tmp_path / "report.html")
+    frame = tidy(sweep.ledger(), sweep)
+    print_summary(sweep, frame, tmp_path / "report.html", sweep_verdicts(sweep, frame))
     _, *lines, _, _ = capsys.readouterr().out.splitlines()
     assert "…" not in "".join(lines)
     assert max(map(len, lines)) <= width
