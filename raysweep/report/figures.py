@@ -21,7 +21,7 @@ from raysweep.report.data import Measurements, threshold
 from raysweep.report.drawing import RC, WIDTH, Drawn, hover, mark_inside, told
 from raysweep.report.format import plus_minus
 from raysweep.report.statistics import mean_and_error
-from raysweep.report.style import BAND, DASHES, MARKERS, MUTED, SURFACE, series
+from raysweep.report.style import BAND, DASHES, LOOKUP, MARKERS, MUTED, SURFACE, series
 
 #: Most characters of a line of the label of one of several panels that are stacked.
 _LABEL = 20
@@ -62,7 +62,7 @@ def scatter(
             edge = min((loss.least or 0.0) + tolerance, high)
             axes.axvspan(low, edge, color=BAND, alpha=0.45, linewidth=0, zorder=0)
         if reference is not None:
-            axes.axhline(reference, color=MUTED, linestyle=(0, (4, 3)), linewidth=1.1)
+            axes.axhline(reference, color=MUTED, linestyle=(0, (4, 3)), linewidth=1.1, label=LOOKUP)
         for index, size in enumerate(measured.sizes):
             for inner, variant in enumerate(measured.variants):
                 part = table[(table["model"] == size) & (table["variant"] == variant)]
@@ -225,7 +225,7 @@ def _stack(
                 if len(part):
                     log_axis(axes.yaxis, reach(part["mean"], part["standard_error"], log=True))
             if reference is not None:
-                axes.axhline(reference, color=MUTED, linestyle=(0, (4, 3)), linewidth=1.1)
+                axes.axhline(reference, color=MUTED, linestyle=(0, (4, 3)), linewidth=1.1, label=LOOKUP)
             lines(axes, measured, part)
             hover_line(axes, part[x], part, f"{x_label} {{}}: {measured.metrics[metric].label}")
             axes.set_ylabel(wrapped(measured.metrics[metric].label, _LABEL))

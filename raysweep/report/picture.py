@@ -35,7 +35,7 @@ def picture(frame: pd.DataFrame, *, tolerance: float) -> str:
     `frame` is a tidy table; checkpoints of at most `tolerance` nats above the least loss count as saturated.
     Colours are those of the light scheme on white.  Raises `DataError` where there is nothing to draw.
     """
-    measured = measurements(frame)
+    measured = measurements(frame).shortly()
     panels = [
         drawn
         for accuracy in measured.shown("accuracy")[:1]
@@ -52,7 +52,7 @@ def save_pictures(kept: Mapping[str, Drawn], frame: pd.DataFrame, folder: Path) 
 
     Raises `OSError` where one cannot be written.
     """
-    measured = measurements(frame)
+    measured = measurements(frame).shortly()
     for name, drawn in kept.items():
         svg = composed([drawn], _keys(measured, [drawn]), len(measured.sizes))
         write_atomic(folder / f"{name.replace('/', '-')}.svg", svg.encode())
@@ -77,16 +77,16 @@ def composed(panels: Sequence[Drawn], keys: Sequence[Key], sizes: int, height: i
     """Return figures side by side and a legend below; their height is that of the highest one by default."""
     height = height or max(round(WIDTH * _aspect(drawn.svg)) for drawn in panels)
     width, columns = WIDTH * len(panels), 3 if len(panels) > 1 else 2
-    whole = height + LINE * (1 + (len(keys) - 1) // columns)
+    marked, texts = [key for key in keys if key[0]], [text for marker, text in keys if not marker]
+    lines = -(-len(marked) // columns)
+    whole = height + LINE * (lines + len(texts))
     parts = [f'<rect width="{width}" height="{whole}" fill="var(--surface)"/>']
     for place, drawn in enumerate(panels):
         parts.append(_placed(drawn.svg, WIDTH * place, 0, f'width="{WIDTH}" height="{height}"'))
-    for place, (marker, text) in enumerate(keys):
+    for place, (marker, text) in enumerate(marked):
         x, y = 12 + width // columns * (place % columns), height + LINE * (place // columns)
-        parts.append(_placed(marker, x, y, "") if marker else "")
-        parts.append(
-            f'<text x="{x + 32}" y="{y + 12}" fill="var(--ink)" font-size="12">{escape(text)}</text>'
-        )
+        parts += [_placed(marker, x, y, ""), _text(x + 32, y, text)]
+    parts += [_text(12, height + LINE * (lines + place), text) for place, text in enumerate(texts)]
     alternative = escape("; ".join(drawn.alternative for drawn in panels))
     svg = (
         f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" role="img" '
@@ -97,6 +97,10 @@ def composed(panels: Sequence[Drawn], keys: Sequence[Key], sizes: int, height: i
     )
     colours = declarations(sizes)
     return re.sub(r"var\((--[\w-]+)\)", lambda match: colours[match[1]], svg)
+
+
+def _text(x: int, y: int, text: str) -> str:
+    return f'<text x="{x}" y="{y + 12}" fill="var(--ink)" font-size="12">{escape(text)}</text>'
 
 
 def _aspect(svg: str) -> float:

@@ -25,7 +25,7 @@ DASHES: tuple[str | tuple[int, tuple[int, ...]], ...] = (
 LOOKUP = "look-up table"
 
 #: Marks inside the dots of variants, beginning with that of the first one.
-INNER = ("", ".", "|", "_", "x")
+INNER = ("", "_", "|", "x", "+")
 
 # Colours of kinds, light and dark scheme, by Okabe and Ito, "Color universal design" (2008): distinct with
 # any colour vision, and darker on white.
