@@ -134,7 +134,7 @@ _DARK = (
 )
 
 #: Widths in pixels that a table may need.  One that needs more than a page has is written as paragraphs.
-TABLE_WIDTHS = (320, 400, 480, 560, 640, 720, 800, 880, 960, 1080, 1240, 1400, 1600, 1800)
+TABLE_WIDTHS = (320, 400, 480, 560, 640, 720, 800, 880, 950, 1080, 1240, 1400, 1600, 1800)
 
 _RULES = """
 * { box-sizing: border-box }

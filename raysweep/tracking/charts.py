@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from raysweep.evaluation.metric import Kind
+from raysweep.evaluation.trace import ENLARGED, TRACE
 from raysweep.tracking.view import ERRORS, OTHERS, TRAINING
 
 _PREFIX = "mlflow.sharedViewState."
@@ -44,6 +45,9 @@ def charts(parent_run_id: str, shown: Mapping[str, Kind]) -> str:
     """
     of = {kind: sorted(name for name, its in shown.items() if its == kind) for kind in set(shown.values())}
     losses, flatness = of.get("loss", []), of.get("flatness", [])
+    if ENLARGED.name in flatness:
+        # Models differ in size, and traces in their own parameters do not compare them.
+        flatness = [ENLARGED.name, *(name for name in flatness if name not in (ENLARGED.name, TRACE.name))]
     accuracies = of.get("accuracy", [])[:_MOST]
     pairs = [(x, y) for y in accuracies for x in (*losses[:1], *flatness[:1])]
     if not accuracies:

@@ -227,8 +227,12 @@ def test_charts_fit_into_a_tag() -> None:
     state = json.loads(text)
     assert [(c["xaxis"]["key"], c["yaxis"]["key"][:9]) for c in state["compareRunCharts"][:2]] == [
         ("excess_loss", "probe/a t"),
-        ("trace", "probe/a t"),
+        # Traces in one space compare models of different size, and those in their own parameters do not.
+        ("trace_enlarged", "probe/a t"),
     ]
+    assert "metrics.`trace`" not in state["selectedColumns"]
+    one_size = json.loads(charts("ab", {"trace": "flatness", "probe/A": "accuracy"}))
+    assert one_size["compareRunCharts"][0]["xaxis"]["key"] == "trace"
     closed = [section["name"] for section in state["compareRunSections"] if not section["display"]]
     assert closed == ["uncertainty", "various"]
     # Nested runs would be folded: MLflow nests what is sorted by time.
