@@ -18,7 +18,8 @@ MOST_OPERATIONS = 5e11
 def measure(sweep: Sweep, runs: Iterable[RunSpec], *, steps: int = 20) -> dict[str, float]:
     """Return run id -> seconds of a training step for those of `runs` that train.
 
-    Runs with the same language, model, algorithm and batch are timed once, on one thread of this machine.
+    Runs with the same language, model, algorithm and batch are timed once, on one thread of this machine;
+    settings of an algorithm that are real numbers, such as its rate, change no step's work.
     Runs that are meant for GPUs, or would take longer than some seconds here, are not timed.
     """
     if sweep.resources.per_worker.get("GPU", 0) > 0:
@@ -37,8 +38,9 @@ def _measure(sweep: Sweep, runs: Iterable[RunSpec], steps: int) -> dict[str, flo
     for spec in runs:
         if not spec.trains:
             continue
-        parts = (spec.language, spec.model, spec.algorithm)
-        key = canonical([*(part.encode() for part in parts), spec.pretrain.batch_size, spec.pretrain.mask])
+        algorithm = {k: v for k, v in spec.algorithm.encode().items() if not isinstance(v, float)}
+        work = (spec.language.encode(), spec.model.encode(), algorithm)
+        key = canonical([*work, spec.pretrain.batch_size, spec.pretrain.mask])
         language = sweep.language(spec)
         words = spec.pretrain.batch_size * language.max_length
         if 6 * spec.model.parameters(language) * words * steps > MOST_OPERATIONS:

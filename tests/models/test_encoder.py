@@ -1,5 +1,7 @@
 """The encoder against Hugging Face's, and the laws it keeps."""
 
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -322,3 +324,18 @@ class TestDropout:
         x = torch.randn(5)
         assert Dropout(0.0)(x) is x
         assert Dropout(0.5).eval()(x) is x
+
+
+def test_sizes_and_initial_weights_need_no_compiler() -> None:
+    """To import torch's compiler takes seconds, which every command would wait for."""
+    code = """
+import sys
+from raysweep.languages import HMM
+from raysweep.models import EncoderConfig, LSTMConfig
+language = HMM.random(states=4, vocabulary=6, length=4, blocks=2, tasks=[2])
+for config in (EncoderConfig(shape="16/1/1/32"), LSTMConfig(shape="16/1")):
+    assert config.parameters(language) > 0
+    config.build(language, seed=0)
+assert "torch._dynamo" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=600)

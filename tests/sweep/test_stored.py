@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -259,6 +260,25 @@ def test_step_times_of_runs_without_a_record(file: Path, tmp_path: Path) -> None
     assert make_plan(sweep, step_seconds=timed).work_seconds == pytest.approx(
         120 * next(iter(timed.values()))
     )
+
+
+def test_rates_share_a_timing_and_settings_that_change_a_step_do_not(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed: list[str] = []
+
+    def step_seconds(language: Any, model: Any, algorithm: Any, pretrain: Any, steps: int) -> float:
+        timed.append(algorithm.label)
+        return 0.1 * len(timed)
+
+    monkeypatch.setattr("raysweep.sweep.timing.step_seconds", step_seconds)
+    axes = "axes: {algorithm.lr: [1e-3, 2e-3], algorithm.ema: [null, 0.9]}"
+    file.write_text(file.read_text().replace("axes: {seed: [0, 1]}", axes))
+    sweep = load_sweep(file, storage=tmp_path / "results")
+    found = measure(sweep, sweep.runs)
+    assert len(timed) == 2
+    averaged = {run.run_id: run.algorithm.ema is not None for run in sweep.runs if run.trains}
+    assert {averaged[run_id]: seconds for run_id, seconds in found.items()} == {False: 0.1, True: 0.2}
 
 
 def test_the_look_up_table_has_no_model_axis(file: Path, tmp_path: Path) -> None:
