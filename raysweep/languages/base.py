@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -168,6 +168,8 @@ class Language(ABC):
     most_hidden: ClassVar[int | None] = None
     #: True where exact conditionals are stored, because computing them costs more than reading them.
     stores_conditionals: ClassVar[bool] = False
+    #: True where training sentences are stored, because drawing them costs more than reading them.
+    stores_sentences: ClassVar[bool] = False
     #: Sentences that training draws at once; it waits for them, so fewer where each takes long.
     drawn_at_once: ClassVar[int] = 16384
     #: Reason for a language without downstream tasks, for error messages.
@@ -295,18 +297,23 @@ class Language(ABC):
         """Draw sentences `start .. start+n-1` of `seed`: ids [n, max_length]."""
         return self.sample_latent(n, seed=seed, start=start).ids
 
-    @property
-    def drawn_together(self) -> int:
-        """Number of neighbouring sentences that are drawn at the price of one, from a multiple of it on."""
-        return 1
-
     def sample_at(self, numbers: Tensor, *, seed: int) -> Tensor:
         """Draw the sentences `numbers` [n] of `seed`, in any order: ids [n, max_length].
 
-        This draws one after the other; a language overrides it where it can draw many at once.
+        This draws neighbours in one call; a language overrides it where it can draw all at once.
         """
-        rows = [self.sample(1, seed=seed, start=number) for number in numbers.tolist()]
+        # A new stretch begins wherever a number does not follow the one before it.
+        breaks = 1 + (numbers.diff() != 1).nonzero()[:, 0].cpu()
+        stretches = [part for part in numbers.tensor_split(breaks) if len(part)]
+        rows = [self.sample(len(part), seed=seed, start=int(part[0])) for part in stretches]
         return torch.cat([torch.empty(0, self.max_length, dtype=torch.int64), *rows])
+
+    def to(self, device: str | torch.device) -> Self:
+        """Draw sentences on `device` from now on, if that is faster; the sentences are the same, on the CPU.
+
+        Returns self.  Most languages are drawn on the CPU in no time, so this leaves them there.
+        """
+        return self
 
     def lengths(self, ids: Tensor) -> Tensor:
         """Return the number of words of each row [B]."""

@@ -6,8 +6,7 @@ sentences come, so a run on N sentences equals a run on fresh ones up to sentenc
 them in the order of a permutation that is keyed by seed and epoch, and computed, not stored.  Each sentence
 comes exactly once in an epoch; a batch may hold the end of one epoch and the beginning of the next.
 
-Where drawing gives neighbouring sentences at the price of one (`Language.drawn_together`), whole blocks of
-neighbours are permuted, and what N leaves of a block comes at the end of every epoch.
+Where sentences cost more to draw than to read (`Language.stores_sentences`), a `Store` may hold them.
 """
 
 from __future__ import annotations
@@ -73,9 +72,4 @@ class TrainingSet:
 
     def _permuted(self, places: Tensor, size: int, seed: int, epoch: Tensor) -> Tensor:
         """Return the numbers [n] at `places` [n], below `size`, in the permutation of (seed, epoch [n])."""
-        together = self.language.drawn_together
-        blocks, numbers = size // together, places.clone()
-        whole = places < blocks * together
-        block = permuted(places[whole] // together, blocks, seed=seed, purpose="epoch", epoch=epoch[whole])
-        numbers[whole] = block * together + places[whole] % together
-        return numbers
+        return permuted(places, size, seed=seed, purpose="epoch", epoch=epoch)

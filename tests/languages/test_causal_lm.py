@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import pickle
@@ -21,6 +22,8 @@ from raysweep.errors import ConfigError, DataError
 from raysweep.languages import CausalLM, CausalLMConfig
 from raysweep.languages.causal_lm import language as language_module
 from raysweep.languages.causal_lm import sampling, vocabulary
+from raysweep.languages.causal_lm.network import Network
+from raysweep.seeding import uniforms
 
 BOS = 0
 
@@ -163,15 +166,105 @@ def test_a_model_that_sees_what_comes_later_is_refused(tmp_path: Path) -> None:
         CausalLM.load(folder, keep=4, length=3)
 
 
-def test_slices_across_blocks_are_bitwise_equal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "_ELEMENTS", 1)  # blocks of 64
+def written(folder: Path, language: CausalLM, numbers: list[int], *, seed: int) -> Tensor:
+    """Draw sentences one at a time by plain float64 passes over the whole text so far, without a cache."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
+    rows = []
+    for number in numbers:
+        u = uniforms(seed, "causal_lm", torch.tensor([number]), language.max_length)[0]
+        tokens, words = [language.bos], []
+        for t in range(language.max_length):
+            with torch.no_grad():
+                logits = model(torch.tensor([tokens]), use_cache=False).logits[0, -1]
+            probs = logits[language.kept].softmax(-1)
+            word, edge = 0, 0.0
+            for mass in probs.tolist():
+                edge += mass
+                if u[t] < edge:
+                    break
+                word += 1
+            words.append(word)
+            tokens.append(int(language.kept[word]))
+        rows.append(words)
+    return torch.tensor(rows)
+
+
+@pytest.mark.parametrize("room", [1, 100_000, 1 << 28])
+def test_sentences_are_those_of_the_exact_model_one_by_one(
+    room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is drawn together: one sentence, a few, or all."""
+    folder = local_models.trained_opt()
+    language = CausalLM.load(folder, keep=100, length=8)
+    monkeypatch.setattr(sampling, "_BYTES", {"cpu": room})
+    numbers = torch.tensor([5, 3, 999_999_999_999, 3, *range(60, 100)])
+    found = language.sample_at(numbers, seed=4)
+    near = numbers < 100
+    assert torch.equal(found[near], hundred()[numbers[near]])
+    assert torch.equal(found[~near], written(folder, language, [999_999_999_999], seed=4))
+    assert torch.equal(language.sample(7, seed=4, start=62), found[6:13])
+    assert len(torch.unique(found, dim=0)) == len(numbers) - 1
+    assert language.sample(0, seed=4, start=30).shape == (0, 8)
+
+
+@functools.cache
+def hundred() -> Tensor:
+    """Return `written` of the sentences 0 .. 99 of a trained model."""
+    folder = local_models.trained_opt()
+    return written(folder, CausalLM.load(folder, keep=100, length=8), list(range(100)), seed=4)
+
+
+class Rounded(Network):
+    """A network whose logits are off by `error`, as those of another device or of half precision are."""
+
+    error = 0.0
+
+    def _forward(self, tokens: Tensor, states: Any, last: int) -> tuple[Tensor, Any]:
+        logits, states = super()._forward(tokens, states, last)
+        noise = torch.randn(logits.shape, generator=torch.Generator().manual_seed(tokens.numel()))
+        return logits + self.error * noise, states
+
+
+@pytest.mark.parametrize("error", [1e-5, 1e-3, 0.1, torch.nan])
+def test_rounding_changes_no_sentence(error: float) -> None:
+    """Words near an edge are drawn again exactly, though the sampler knew nothing of such errors before."""
     language = CausalLM.load(local_models.trained_opt(), keep=100, length=8)
-    whole = language.sample(200, seed=3, start=30)
-    for start, n in ((30, 1), (31, 97), (63, 2), (128, 64), (191, 39), (229, 1)):
-        part = language.sample(n, seed=3, start=start)
-        assert torch.equal(part, whole[start - 30 : start - 30 + n])
-    assert len(torch.unique(whole, dim=0)) > 190
-    assert language.sample(0, seed=3, start=30).shape == (0, 8)
+    exact = Network(language._source, language.kept).moved(torch.device("cpu"), torch.float64)
+    rounded = Rounded(language._source, language.kept)
+    sampler = sampling.Sampler(rounded, exact, language.bos, 8)
+    small = sampler.tolerance
+    assert 1e-8 < small < 1e-4
+    rounded.error = error
+    u = uniforms(4, "causal_lm", torch.arange(100), 8)
+    with torch.no_grad():
+        found = sampler.draw(u)
+        plain = sampling._left_to_right(
+            rounded, 0, u, lambda t, prefix: sampling._place(sampling._edges(prefix.logits), u[:, t])
+        )
+    assert torch.equal(found, hundred())
+    if error >= 1e-3:
+        # Without the exact passes, some would have been others.
+        assert not torch.equal(plain, found)
+        assert sampler.tolerance > 10 * small
+
+
+def test_few_words_are_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    language = CausalLM.load(local_models.trained_opt(), keep=100, length=8)
+    sampler = language._sampler()
+    again = []
+    read = sampler._exact.read
+    monkeypatch.setattr(sampler._exact, "read", lambda tokens: again.append(len(tokens)) or read(tokens))
+    language.sample(4000, seed=0)
+    assert 0 < sum(again) < 0.02 * 4000 * 8
+
+
+def test_the_bytes_of_a_sentence_are_those_of_its_cache() -> None:
+    language = CausalLM.load(local_models.trained_opt(), keep=100, length=8)
+    network = language._network(torch.device("cpu"), torch.float32)
+    with torch.no_grad():
+        prefix = network.read(torch.zeros(3, 8, dtype=torch.int64))
+    held = sum(t.nbytes for layer in prefix.states.layers for t in (layer.keys, layer.values))
+    assert sampling.sentence_bytes(network, 8) == held / 3 + 24 * 100
 
 
 def test_words_are_texts_of_tokens() -> None:
@@ -445,5 +538,16 @@ def test_conditionals_on_a_gpu() -> None:
     there = language.conditionals(ids.cuda())
     assert there.device.type == "cuda"
     torch.testing.assert_close(there.cpu().exp(), language.conditionals(ids).exp(), rtol=0, atol=1e-5)
-    drawn = language.to("cuda").sample(4, seed=0)
-    assert drawn.device.type == "cpu"
+
+
+@pytest.mark.gpu
+def test_sentences_of_a_gpu_are_those_of_the_cpu() -> None:
+    folder = local_models.trained_opt()
+    language = CausalLM.load(folder, keep=100, length=8)
+    here = language.sample(20_000, seed=3)
+    there = language.to("cuda").sample(20_000, seed=3)
+    assert there.device.type == "cpu"
+    assert torch.equal(there, here)
+    numbers = [19_999, 0, 77]
+    assert torch.equal(language.sample_at(torch.tensor(numbers), seed=3), here[numbers])
+    assert torch.equal(here[:50], written(folder, language, list(range(50)), seed=3))

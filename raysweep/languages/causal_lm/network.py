@@ -45,7 +45,7 @@ class Network:
 
     def __init__(self, source: Source, kept: Tensor) -> None:
         self.name, self.model, self.kept = source.name, source.model, kept
-        self.width = source.config.hidden_size
+        self.width, self.layers = source.config.hidden_size, source.config.num_hidden_layers
         self._positions: int | None = getattr(source.config, "max_position_embeddings", None)
         self._head: tuple[Tensor, Tensor | None] | None = None
         self.shares_prefix = self._positions is None or self._positions > 2
