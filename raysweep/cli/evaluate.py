@@ -93,7 +93,7 @@ def evaluate(
     evaluations, notes = choose_evaluations(evaluate_ or (), opened)
     for note in notes:
         say(f"note: {note}")
-    subject = ModelSubject(opened.language, opened.load().to(device), training=opened.training)
+    subject = ModelSubject(opened.language.to(device), opened.load().to(device), training=opened.training)
     measured = list(_measure(evaluations, subject, console(stderr=True)))
     facts = {
         "model": opened.name,

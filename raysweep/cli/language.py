@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from raysweep.cli.options import AddressOption, FileArgument, JsonOption, SetOption, print_json
-from raysweep.cli.output import Lines, console, remarks_of_ray, say
+from raysweep.cli.generating import shown
+from raysweep.cli.options import (
+    AddressOption,
+    FileArgument,
+    JsonOption,
+    SetOption,
+    StorageOption,
+    print_json,
+)
 from raysweep.errors import ConfigError
-from raysweep.sweep.units import duration
+from raysweep.sweep import Sweep, load_sweep
 
 app = typer.Typer(no_args_is_help=True, help="Show a language before training on it; generate from it.")
 
@@ -106,6 +110,7 @@ def _probe(language: Any, train: int, test: int) -> Any:
 
 @app.command("generate")
 def generate(
+    context: typer.Context,
     file: FileArgument,
     output: Annotated[
         Path | None,
@@ -124,7 +129,7 @@ def generate(
         typer.Option(
             "--what",
             metavar="WHAT",
-            help="statistics, entropy, conditionals, tasks or tasks:A,B; may be repeated.",
+            help="statistics, entropy, conditionals, tasks or tasks:A,B, may be repeated; or training.",
             show_default="all that the language has, except conditionals",
         ),
     ] = None,
@@ -154,6 +159,7 @@ def generate(
         int | None, typer.Option(help="Tasks at once.", show_default="as many as there is room for", min=1)
     ] = None,
     gpus: Annotated[float, typer.Option(help="GPUs of each task.", min=0.0)] = 0.0,
+    storage: StorageOption = None,
     address: AddressOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -167,7 +173,14 @@ def generate(
         raysweep language generate sweeps/scaling.yaml --sentences 1e6
 
         raysweep language generate sweeps/scaling.yaml -o data --what conditionals --what tasks:A,B
+
+        raysweep language generate sweeps/opt.yaml --what training --gpus 1
     """
+    resources = {"CPU": 1.0, **({"GPU": gpus} if gpus else {})}
+    if "training" in (what or ()):
+        _check_alone(what or (), context)
+        _fill(load_sweep(file, overrides=set_ or (), storage=storage), workers, resources, address, json)
+        return
     from raysweep.sweep.language_file import load_language_config
     from raysweep.sweep.storage import open_directory
 
@@ -176,35 +189,57 @@ def generate(
         open_directory(output)
     from raysweep.engine.generate import generate as start
 
-    errors = console(stderr=True)
-    view = BarView(errors) if errors.is_terminal else LineView(errors)
-    try:
-        with view, remarks_of_ray(Path(os.devnull) if output is None else output / "ray.log"):
-            found = start(
-                config,
-                what=what,
-                sentences=sentences,
-                train=train,
-                test=test,
-                seed=seed,
-                positions=positions,  # type: ignore[arg-type]  # checked there
-                out=output,
-                shard_size=shard_size,
-                workers=workers,
-                resources={"CPU": 1.0, **({"GPU": gpus} if gpus else {})},
-                address=address,
-                progress=view,
-            )
-    except KeyboardInterrupt:
-        again = "" if output is None else f"; finished shards are in {output}, and the same command continues"
-        say(f"interrupted{again}")
-        raise typer.Exit(130) from None
+    again = "" if output is None else f"; finished shards are in {output}, and the same command continues"
+    with shown(again, output) as view:
+        found = start(
+            config,
+            what=what,
+            sentences=sentences,
+            train=train,
+            test=test,
+            seed=seed,
+            positions=positions,  # type: ignore[arg-type]  # checked there
+            out=output,
+            shard_size=shard_size,
+            workers=workers,
+            resources=resources,
+            address=address,
+            progress=view,
+        )
     if json:
         print_json(found.to_dict())
         return
     typer.echo("\n".join(found.lines()))
     if output is not None:
         typer.echo(f"shards: {output} ({found.made} made, {found.reused} there before)")
+
+
+def _check_alone(what: Sequence[str], context: typer.Context) -> None:
+    """Raise `ConfigError` for options that say what the sweep file says of its training sentences."""
+    of_file = ("output", "sentences", "train", "test", "seed", "positions", "shard_size")
+    sources = {option: context.get_parameter_source(option) for option in of_file}
+    typed = [option for option, source in sources.items() if source and source.name == "COMMANDLINE"]
+    given = [f"--{option.replace('_', '-')}" for option in typed]
+    given += [f"--what {other}" for other in what if other != "training"]
+    if given:
+        raise ConfigError(
+            f"--what training: stores the sentences that the runs of a sweep file train on, as many as they "
+            f"need, in the folder of --storage; leave out {', '.join(given)}"
+        )
+
+
+def _fill(
+    sweep: Sweep, workers: int | None, resources: dict[str, float], address: str | None, json: bool
+) -> None:
+    """Store the sentences that the runs of a sweep train on."""
+    from raysweep.engine.sentences import fill
+
+    with shown("; finished shards are stored, and the same command continues", None) as view:
+        filled = fill(sweep, workers=workers, resources=resources, address=address, progress=view)
+    if json:
+        print_json(filled.to_dict())
+    else:
+        typer.echo("\n".join(filled.lines()))
 
 
 @app.command("text")
@@ -241,46 +276,3 @@ def text(
     open_directory(output)
     for path in write_text(language, output, sentences=sentences, train=train, test=test, seed=seed):
         typer.echo(path)
-
-
-class BarView:
-    """A view for a terminal: a bar with the time that is left."""
-
-    def __init__(self, target: Console) -> None:
-        self._progress = Progress(
-            BarColumn(), MofNCompleteColumn(), TextColumn("sentences"), TimeRemainingColumn(), console=target
-        )
-        self._task = self._progress.add_task("", total=None)
-
-    def __enter__(self) -> BarView:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self._progress.stop()
-
-    def __call__(self, done: int, total: int) -> None:
-        """Show the number of sentences that are done."""
-        self._progress.update(self._task, completed=done, total=total)
-
-
-class LineView(Lines):
-    """A view for a pipe: a plain line for every tenth of the sentences, and a sign of life once a minute."""
-
-    def __init__(self, target: Console) -> None:
-        super().__init__(target)
-        self._start = time.monotonic()
-        self._tenth = -1
-
-    def __call__(self, done: int, total: int) -> None:
-        """Print the number of sentences that are done, if another tenth is done or a minute has passed."""
-        now = time.monotonic()
-        if done == 0:
-            self._start = now
-        tenth = 10 * done // total
-        if tenth == self._tenth and not self.silent:
-            return
-        self._tenth = tenth
-        spent = now - self._start
-        left = f", about {duration(spent * (total - done) / done)} left" if 0 < done < total else ""
-        self.say(f"{done:,} of {total:,} sentences, {duration(spent)} so far{left}")

@@ -34,6 +34,7 @@ from raysweep.errors import StorageError
 from raysweep.sweep import FailureRecord, Plan, Sweep, SweepLock, make_plan, tidy
 from raysweep.sweep.missing import unfinished
 from raysweep.sweep.provenance import provenance, save_launch
+from raysweep.sweep.sentences import described, wanted
 from raysweep.sweep.stored import save_sweep, select
 from raysweep.tracking import Tracker
 
@@ -132,7 +133,8 @@ def launch(
             for spec in chosen.runs:
                 ledger.open(spec.run_id).retry()
         save_sweep(sweep)
-        save_launch(sweep.directory, facts)
+        sets = wanted(chosen)
+        save_launch(sweep.directory, {**facts, "sentences": described(sets)} if sets else facts)
         if unfinished(chosen):
             if on_work is not None:
                 on_work()

@@ -22,6 +22,8 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +38,7 @@ from raysweep.engine.worker import built, device, one_thread
 from raysweep.errors import ConfigError, DataError, StorageError
 from raysweep.files import write_atomic
 from raysweep.generation import Generated, Part, Positions, Tally, Work, counts_of, make_shard, plan
-from raysweep.languages.base import LanguageConfig
+from raysweep.languages.base import Language, LanguageConfig
 from raysweep.sweep.lock import SweepLock
 from raysweep.sweep.shards import ShardStore
 
@@ -103,9 +105,7 @@ def generate(
         out=out,
         shard_size=shard_size,
     )
-    need = {"CPU": 1.0} if resources is None else dict(resources)
-    if workers is not None and workers < 1:
-        raise ConfigError(f"workers: {workers} is less than 1; leave it out to use the whole cluster")
+    need = need_of(resources, workers)
     lock = (
         nullcontext()
         if work.out is None
@@ -122,7 +122,7 @@ def generate(
             if work.out is not None:
                 check_storage(work.out)
             tally = Tally(known, work.tasks)
-            _collect(work, tally, workers or _room(cluster, need), need, progress)
+            collect(_pieces(work, need), workers or room(cluster, need), tally.add, progress)
         found = tally.result(
             seed=seed, positions=work.positions, out=work.out, seconds=time.monotonic() - started
         )
@@ -132,7 +132,14 @@ def generate(
     return found
 
 
-def _room(cluster: Cluster, need: Mapping[str, float]) -> int:
+def need_of(resources: Mapping[str, float] | None, workers: int | None) -> dict[str, float]:
+    """Return the resources of a task; raises `ConfigError` for a number of workers that makes no sense."""
+    if workers is not None and workers < 1:
+        raise ConfigError(f"workers: {workers} is less than 1; leave it out to use the whole cluster")
+    return {"CPU": 1.0} if resources is None else dict(resources)
+
+
+def room(cluster: Cluster, need: Mapping[str, float]) -> int:
     """Return the number of tasks in flight: twice what fits now, so that no CPU waits for its next task."""
     fits = min((int(cluster.resources.get(name, 0.0) / n) for name, n in need.items() if n > 0), default=1)
     if fits < 1 and cluster.embedded:
@@ -140,47 +147,62 @@ def _room(cluster: Cluster, need: Mapping[str, float]) -> int:
     return max(2, 2 * fits)
 
 
-def _collect(
-    work: Work, tally: Tally, window_size: int, need: dict[str, float], progress: Progress | None
-) -> None:
-    """Have all shards made, and add their reports to the tally in order."""
-    order = work.shards()
-    place = {key: k for k, key in enumerate(order)}
-    total = sum(work.sizes.values())
-    window: Window[tuple[Part, int]] = Window(window_size)
+def _pieces(work: Work, need: dict[str, float]) -> list[Piece]:
+    """Return the shards of a generation, in the order in which they are combined."""
     task = store_shard.options(name="generate", **task_options(need))
     stored = ray.put(work)
+    return [
+        Piece(
+            name=f"shard {shard} of {part}",
+            sentences=len(work.numbers(part, shard)),
+            submit=partial(task.remote, stored, part, shard),
+        )
+        for part, shard in work.shards()
+    ]
 
-    def submit(part: Part, shard: int) -> None:
-        window.add((part, shard), lambda: task.remote(stored, part, shard))
 
-    for part, shard in order:
-        submit(part, shard)
-    attempts: dict[tuple[Part, int], int] = {}
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """A shard that a task makes: its name for messages, its size, and how the task is started."""
+
+    name: str
+    sentences: int
+    submit: Callable[[], ray.ObjectRef]
+
+
+def collect(
+    pieces: Sequence[Piece], size: int, add: Callable[[dict[str, Any]], None], progress: Progress | None
+) -> None:
+    """Have all shards made, `size` at once, and pass their reports to `add` in order."""
+    total = sum(piece.sentences for piece in pieces)
+    window: Window[int] = Window(size)
+    for place, piece in enumerate(pieces):
+        window.add(place, piece.submit)
+    attempts: dict[int, int] = {}
     early: dict[int, dict[str, Any]] = {}
     done = following = 0
     if progress is not None:
         progress(0, total)
     try:
         while len(window):
-            for key, reference in window.ready(timeout=1.0):
-                part, shard = key
+            for place, reference in window.ready(timeout=1.0):
+                piece = pieces[place]
                 try:
-                    early[place[key]] = ray.get(reference)
+                    early[place] = ray.get(reference)
                 except ray.exceptions.RayError as error:
-                    attempts[key] = attempts.get(key, 0) + 1
+                    attempts[place] = attempts.get(place, 0) + 1
                     if not is_trouble(error):
                         raise
-                    if attempts[key] >= ATTEMPTS:
+                    if attempts[place] >= ATTEMPTS:
                         raise StorageError(
-                            f"shard {shard} of {part} was lost {attempts[key]} times: {in_a_line(error)}"
+                            f"{piece.name} was lost {attempts[place]} times: {in_a_line(error)}"
                         ) from error
-                    log.warning("shard %d of %s is tried again: %s", shard, part, in_a_line(error))
-                    submit(part, shard)
+                    log.warning("%s is tried again: %s", piece.name, in_a_line(error))
+                    window.add(place, piece.submit)
                     continue
-                done += len(work.numbers(part, shard))
+                done += piece.sentences
                 while following in early:
-                    tally.add(early.pop(following))
+                    add(early.pop(following))
                     following += 1
                 if progress is not None:
                     progress(done, total)
@@ -189,15 +211,21 @@ def _collect(
         raise
 
 
-def _store_shard(work: Work, part: Part, shard: int) -> dict[str, Any]:
-    """Make and store a shard unless it is stored already, and return its counts."""
+def known_language(config: LanguageConfig, fingerprint: str) -> Language:
+    """Return the language of a task, on its device; raises `DataError` if the driver's is another one."""
     one_thread()
-    language = built(work.language)
-    if language.fingerprint != work.fingerprint:
+    language = built(config).to(device())
+    if language.fingerprint != fingerprint:
         raise DataError(
             f"the language of node {socket.gethostname()} is another one than the driver's: give the node "
             "the same files"
         )
+    return language
+
+
+def _store_shard(work: Work, part: Part, shard: int) -> dict[str, Any]:
+    """Make and store a shard unless it is stored already, and return its counts."""
+    language = known_language(work.language, work.fingerprint)
     folder = work.folder(part)
     store = None if folder is None else ShardStore.find(folder)
     arrays = None if store is None else store.read(shard)

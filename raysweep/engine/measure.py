@@ -19,8 +19,8 @@ from raysweep.engine.window import RETRIES
 from raysweep.engine.worker import built, check_visible, device, one_thread
 from raysweep.models.subject import ModelSubject
 from raysweep.sweep import RunLedger, RunSpec, arrays_identity
+from raysweep.sweep.sentences import training_of
 from raysweep.training import load_model
-from raysweep.training.data import training_set
 
 
 @lru_cache(maxsize=2)
@@ -43,10 +43,10 @@ def _measure_shard(
     check_visible(run)
     start = time.perf_counter()
     evaluation = spec.evaluations[kind]
-    language = built(spec.language)
+    language = built(spec.language).to(device())
     subject: Any
     if spec.trains:
-        training = training_set(language, spec.pretrain, seed=spec.seeds.data)
+        training = training_of(spec, language, run.storage)
         subject = ModelSubject(language, _model(run, spec, step, device()), training=training)
     else:
         subject = spec.algorithm.subject(language)

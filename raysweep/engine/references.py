@@ -36,7 +36,7 @@ def _exact_conditionals(
     With a `folder`, they are read from its `ShardStore`, or computed and stored there.
     """
     one_thread()
-    reference = stored_reference(built(language), evaluation, shard, folder)
+    reference = stored_reference(built(language).to(device()), evaluation, shard, folder)
     return reference if keep else None
 
 

@@ -24,6 +24,7 @@ from raysweep.engine.outcome import Trouble, in_a_line, is_trouble
 from raysweep.engine.worker import built, check_visible
 from raysweep.errors import RaysweepError
 from raysweep.sweep import Resources, RunLedger, RunSpec
+from raysweep.sweep.sentences import training_of
 from raysweep.training import Progress, World, pretrain
 
 log = logging.getLogger("raysweep")
@@ -90,17 +91,20 @@ def train(job: Job, world: World, board: Board, threads: int) -> None:
     with run_log(run, f"train-{world.rank}"):
         log.info("worker %d of %d, pid %d on %s", world.rank, world.size, os.getpid(), socket.gethostname())
         try:
+            here = ray.train.torch.get_device()
+            language = built(spec.language).to(here)
             pretrain(
-                language=built(spec.language),
+                language=language,
                 model=spec.model,
                 algorithm=spec.algorithm,
                 pretrain=spec.pretrain,
                 seed=spec.seeds,
                 journal=run,
                 world=world,
-                device=ray.train.torch.get_device(),
+                device=here,
                 on_progress=report if world.rank == 0 else None,
                 stop=watch,
+                training=training_of(spec, language, run.storage),
             )
             if watch():
                 board.post(spec.run_id, News(state="unfinished"))

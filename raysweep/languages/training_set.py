@@ -12,6 +12,7 @@ Where sentences cost more to draw than to read (`Language.stores_sentences`), a 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -20,13 +21,24 @@ from raysweep.languages.base import Language
 from raysweep.languages.permutation import permuted
 
 
+class Store(Protocol):
+    """Sentences of one seed that are kept."""
+
+    def take(self, numbers: Tensor) -> Tensor:
+        """Return sentences [n, max_length] by number; those that are not kept are drawn."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainingSet:
-    """The sentences `seed` of `language` that a run trains on: the first `sentences`, or all where None."""
+    """The sentences `seed` of `language` that a run trains on: the first `sentences`, or all where None.
+
+    They come out of `store` where there is one.
+    """
 
     language: Language
     seed: int
     sentences: int | None = None
+    store: Store | None = None
 
     @property
     def size(self) -> int | None:
@@ -40,12 +52,18 @@ class TrainingSet:
 
     def drawn(self, start: int, n: int) -> Tensor:
         """Return the sentences [n, max_length] at places `start` .. `start+n-1` of the training."""
-        if self.sentences is None or start + n <= self.sentences:
+        if self.store is None and (self.sentences is None or start + n <= self.sentences):
             return self.language.sample(n, seed=self.seed, start=start)
-        return self.take(self.numbers(torch.arange(start, start + n)))
+        return self.at(torch.arange(start, start + n))
+
+    def at(self, places: Tensor) -> Tensor:
+        """Return the sentences [n, max_length] at `places` [n] of the training."""
+        return self.take(self.numbers(places))
 
     def take(self, numbers: Tensor) -> Tensor:
         """Return sentences [n, max_length] by number."""
+        if self.store is not None:
+            return self.store.take(numbers)
         return self.language.sample_at(numbers, seed=self.seed)
 
     def numbers(self, places: Tensor) -> Tensor:

@@ -34,9 +34,9 @@ from raysweep.sweep.format import check_format
 from raysweep.sweep.language_file import load_evaluations, load_language
 from raysweep.sweep.ledger import RunLedger
 from raysweep.sweep.run import RunSpec
+from raysweep.sweep.sentences import training_of
 from raysweep.sweep.stored import load_stored
 from raysweep.training.checkpoint import STATE, load_model
-from raysweep.training.data import training_set
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +114,7 @@ def _checkpoint(directory: Path, language: str | os.PathLike[str] | None, overri
     built = own if language is None else load_language(language, overrides)
     training = None
     if spec is not None and language is None:
-        training = training_set(own, spec.pretrain, seed=spec.seeds.data)
+        training = training_of(spec, own, run.storage)
     return Opened(
         name=f"{run.run_id}@{step}",
         language=built,

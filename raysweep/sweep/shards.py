@@ -56,7 +56,10 @@ class ShardStore:
             there = json.loads(path.read_bytes())
             found = str(there["digest"])
         except FileNotFoundError:
-            if names(directory):
+            there = names(directory)
+            if _IDENTITY in there:  # another process has made it a moment ago
+                return cls.make(directory, identity)
+            if there:
                 raise DataError(
                     f"{directory} is not empty and holds no shards; name an empty or a new folder"
                 ) from None
@@ -127,6 +130,20 @@ class ShardStore:
             self._quarantine(path, "its content does not have the sha256 in its header")
             return None
         return arrays
+
+    def mapped(self, shard: int, name: str) -> np.ndarray | None:
+        """Return an array of a shard as it lies in the file, None where the shard is absent or damaged.
+
+        All of the shard is checked once, as in `read`; its pages may leave the memory afterwards.
+        """
+        if self.read(shard) is None:
+            return None
+        try:
+            with safe_open(self.path(shard), framework="pt") as file:
+                array: np.ndarray = file.get_tensor(name).numpy()
+        except FileNotFoundError:  # moved aside since
+            return None
+        return array
 
     def clean(self) -> int:
         """Remove unfinished writes of killed processes; call it only while nobody writes.

@@ -6,7 +6,9 @@ sentence is where.  The masked positions of a sentence, and what the model sees 
 under the seed derived for "mask", so each epoch has other masks.  Every masked word is to be predicted.  Rank
 r of W takes rows B·r/W .. B·(r+1)/W of every batch, so the batches do not depend on the number of workers.
 
-Sentences are drawn for many steps at once; each rank draws whole batches, which needs no communication.
+Sentences are drawn for many steps at once, without communication.  A rank draws its own rows; only where
+sentences differ in length and a share of their words is masked, it draws whole batches, to know how many
+words these have.
 """
 
 from __future__ import annotations
@@ -39,6 +41,11 @@ class World:
         return slice(batch_size * self.rank // self.size, batch_size * (self.rank + 1) // self.size)
 
 
+def seed_of_sentences(seed: int) -> int:
+    """Return the seed of the sentences that a run trains on, given its seed of the data."""
+    return seeding.derive(seed, "train")
+
+
 def training_set(language: Language, pretrain: PretrainConfig, *, seed: int) -> TrainingSet:
     """Return the sentences that a run trains on, given its seed of the data.
 
@@ -48,7 +55,7 @@ def training_set(language: Language, pretrain: PretrainConfig, *, seed: int) -> 
         language.prepare()
     for field, message in pretrain.problems(language):
         raise ConfigError(f"pretrain.{field}: {message}")
-    return TrainingSet(language=language, seed=seeding.derive(seed, "train"), sentences=pretrain.sentences)
+    return TrainingSet(language=language, seed=seed_of_sentences(seed), sentences=pretrain.sentences)
 
 
 def masked_words(lengths: Tensor, mask: Literal["one"] | float) -> Tensor:
@@ -91,6 +98,7 @@ def chunks(
     last: int,
     world: World | None = None,
     device: str | torch.device = "cpu",
+    training: TrainingSet | None = None,
 ) -> Iterator[list[Batch]]:
     """Yield the items of `batches` in lists; the sentences of a list are drawn at once."""
     world = world or World()
@@ -100,8 +108,9 @@ def chunks(
             f"pretrain.batch_size: {size} sentences cannot be shared by {world.size} workers; "
             f"use at least {world.size}, or fewer workers"
         )
-    drawn_from = training_set(language, pretrain, seed=seed)
-    steps = max(1, language.drawn_at_once // size)
+    drawn_from = training or training_set(language, pretrain, seed=seed)
+    ranks = 1 if _whole(language, pretrain) else world.size
+    steps = max(1, language.drawn_at_once * ranks // size)
     for start in range(first, last + 1, steps):
         stop = min(start + steps, last + 1)
         yield list(_chunk(drawn_from, pretrain, seed, (start - 1) * size, stop - start, size, world, device))
@@ -116,13 +125,23 @@ def batches(
     last: int,
     world: World | None = None,
     device: str | torch.device = "cpu",
+    training: TrainingSet | None = None,
 ) -> Iterator[Batch]:
     """Yield this rank's part of the batches of steps `first` .. `last` on `device`.
 
-    Raises `ConfigError` if a rank would have no rows.
+    `training` are the sentences, if they are known already.  Raises `ConfigError` if a rank would have no rows.
     """
     return chain.from_iterable(
-        chunks(language, pretrain, seed=seed, first=first, last=last, world=world, device=device)
+        chunks(
+            language,
+            pretrain,
+            seed=seed,
+            first=first,
+            last=last,
+            world=world,
+            device=device,
+            training=training,
+        )
     )
 
 
@@ -137,12 +156,23 @@ def _chunk(
     device: str | torch.device,
 ) -> Iterator[Batch]:
     """Yield `steps` batches of `size` sentences, from place `offset` of the training on."""
-    language, ids = drawn_from.language, drawn_from.drawn(offset, steps * size)
-    places = torch.arange(offset, offset + len(ids))
+    language, rows = drawn_from.language, world.rows(size)
+    numbers = range(size)[rows]
+    places = torch.arange(offset, offset + steps * size).view(steps, size)[:, rows].flatten()
+    counts = [size] * steps
+    if _whole(language, pretrain) or world.size == 1:
+        ids = drawn_from.drawn(offset, steps * size)
+        if pretrain.mask != "one":
+            counts = masked_words(language.lengths(ids), pretrain.mask).view(steps, size).sum(dim=1).tolist()
+        ids = ids.view(steps, size, -1)[:, rows].flatten(0, 1)
+    else:
+        ids = drawn_from.at(places)
+        if pretrain.mask != "one":
+            counts = [size * int(masked_words(torch.tensor(language.max_length), pretrain.mask))] * steps
     lengths = language.lengths(ids)
     key = seeding.derive(seed, "mask")
-    width, rows = ids.shape[1], world.rows(size)
-    mine = lengths.view(steps, size)[:, rows]
+    width = ids.shape[1]
+    mine = lengths.view(steps, -1)
 
     def hide(marked: Tensor) -> Tensor:
         if pretrain.replace == "mask":
@@ -153,29 +183,24 @@ def _chunk(
         positions = seeding.one_position(key, places, lengths)
         targets = ids.gather(1, positions[:, None])[:, 0]
         marked = torch.arange(width) == positions[:, None]
-        hidden = hide(marked)
-        moved = [t.view(steps, size, *t.shape[1:])[:, rows].to(device) for t in (hidden, positions, targets)]
+        moved = [t.view(steps, -1, *t.shape[1:]).to(device) for t in (hide(marked), positions, targets)]
         for step, (seen, index, wanted) in enumerate(zip(*(t.unbind() for t in moved), strict=True)):
             yield Batch(
                 ids=seen,
                 index=index,
                 targets=wanted,
                 lengths=mine[step],
-                count=size,
-                rows=range(size)[rows],
+                count=counts[step],
+                rows=numbers,
                 single=True,
             )
         return
     marked = some_positions(lengths, width, pretrain.mask, seed=key, sentences=places)
-    hidden = hide(marked).view(steps, size, width)[:, rows].to(device)
-    marked = marked.view(steps, size, width)
-    counts = marked.sum(dim=(1, 2)).tolist()
-    words = ids.view(steps, size, width)[:, rows]
-    marked = marked[:, rows]
-    each = marked.sum(dim=(1, 2)).tolist()
+    hidden = hide(marked).view(steps, -1, width).to(device)
+    each = marked.view(steps, -1).sum(dim=1).tolist()
     # One transfer for the whole chunk, cut into steps afterwards.
-    index = (marked.flatten(1).nonzero()[:, 1]).to(device)
-    words_hidden = words[marked].to(device)
+    index = marked.view(steps, -1).nonzero()[:, 1].to(device)
+    words_hidden = ids[marked].to(device)
     parts = zip(torch.split(index, each), torch.split(words_hidden, each), strict=True)
     for step, (at, targets) in enumerate(parts):
         yield Batch(
@@ -184,6 +209,11 @@ def _chunk(
             targets=targets,
             lengths=mine[step],
             count=counts[step],
-            rows=range(size)[rows],
+            rows=numbers,
             single=False,
         )
+
+
+def _whole(language: Language, pretrain: PretrainConfig) -> bool:
+    """Return whether the number of masked words of a batch is known only where all of it is drawn."""
+    return pretrain.mask != "one" and not language.fixed_length

@@ -23,6 +23,7 @@ from torch import distributed
 from raysweep.algorithms.base import AlgorithmConfig
 from raysweep.errors import ConfigError, RunFailedError
 from raysweep.languages.base import Language
+from raysweep.languages.training_set import TrainingSet
 from raysweep.models.base import ModelConfig
 from raysweep.models.batch import Batch
 from raysweep.training import checkpoint as disk
@@ -57,6 +58,7 @@ def pretrain(
     on_progress: Callable[[Progress], None] | None = None,
     stop: Callable[[], bool] | None = None,
     timings: StepTimes | None = None,
+    training: TrainingSet | None = None,
 ) -> int:
     """Train until every milestone has a committed checkpoint; return the step reached.
 
@@ -65,8 +67,8 @@ def pretrain(
     `on_progress` is called on rank 0, about twice a second.  When `stop()` is true on any rank, all ranks
     write a checkpoint at a step boundary and return.  `timings` records where the time of every step goes.
 
-    A thread draws sentences one chunk of steps ahead, where that pays.  Every point of the curve holds tokens
-    a second and model FLOPs utilisation.
+    A thread draws sentences one chunk of steps ahead, where that pays; `training` is where they come from, if
+    they are stored.  Every point of the curve holds tokens a second and model FLOPs utilisation.
 
     One `seed` decides initial weights, data and dropout, or `Seeds` one each.
 
@@ -79,7 +81,9 @@ def pretrain(
     """
     if not algorithm.trains:
         raise ConfigError(f"algorithm.kind: '{algorithm.kind}' does no training; evaluate it directly")
-    loop = _Loop(language, model, algorithm, pretrain, seed, journal, world or World(), torch.device(device))
+    loop = _Loop(
+        language, model, algorithm, pretrain, seed, journal, world or World(), torch.device(device), training
+    )
     # Each step seeds torch's generator for its dropout; the caller's generator is restored afterwards.
     with torch.random.fork_rng(devices=[loop.device] if loop.device.type == "cuda" else []):
         return loop.run(on_progress, stop, timings)
@@ -98,10 +102,11 @@ class _Loop:
         journal: Journal,
         world: World,
         device: torch.device,
+        training: TrainingSet | None,
     ) -> None:
         self.language, self.config, self.seeds = language, config, Seeds.of(seed)
         self.journal, self.world, self.device = journal, world, device
-        self._model, self._algorithm = model, algorithm
+        self._model, self._algorithm, self._training = model, algorithm, training
         self.latest = math.nan
         self.tokens_per_second: float | None = None
         self.mfu: float | None = None
@@ -211,6 +216,7 @@ class _Loop:
             last=last,
             world=self.world,
             device=self.device,
+            training=self._training,
         )
 
     @property

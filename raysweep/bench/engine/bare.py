@@ -15,6 +15,7 @@ import torch
 from raysweep.evaluation.run import run_evaluation
 from raysweep.models.subject import ModelSubject
 from raysweep.sweep import RunSpec, Sweep, load_sweep
+from raysweep.sweep.sentences import training_of
 from raysweep.training import load_model, pretrain
 
 
@@ -33,6 +34,7 @@ def _run(sweep: Sweep, spec: RunSpec) -> None:
         pretrain=spec.pretrain,
         seed=spec.seeds,
         journal=run,
+        training=training_of(spec, language, sweep.storage),
     )
     for step in spec.milestones:
         subject = ModelSubject(language, load_model(run.checkpoint_directory(step), spec.model, language))

@@ -167,10 +167,11 @@ class CausalLM(Language):
 
     def _sampler(self) -> Sampler:
         """Return the sampler of the device; the first call takes some seconds."""
-        networks = [self._network(self._device, dtype) for dtype in (torch.float32, torch.float64)]
-        key = networks[0].kept.device
+        network = self._network(self._device, torch.float32)
+        key = network.kept.device
         if key not in self._samplers:
-            self._samplers[key] = Sampler(*networks, self.bos, self.max_length)
+            exact = self._network(self._device, torch.float64)
+            self._samplers[key] = Sampler(network, exact, self.bos, self.max_length)
         return self._samplers[key]
 
     def log_prob(self, ids: Tensor) -> Tensor:
