@@ -180,8 +180,11 @@ class StoredSentences:
             out[at[there]] = torch.from_numpy(stored[rows[there].numpy()].astype(np.int64))
             absent[at[~there]] = True
         if absent.any():
-            out[absent] = self._language.sample_at(numbers[absent], seed=self._wanted.drawn_by)
-            self._collect(self._store, numbers[absent], out[absent])
+            # Several epochs may ask at once.
+            each, places = numbers[absent].unique(return_inverse=True)  # type: ignore[no-untyped-call]
+            drawn = self._language.sample_at(each, seed=self._wanted.drawn_by)
+            self._collect(self._store, each, drawn)
+            out[absent] = drawn[places]
         return out
 
     def _rows(self, store: ShardStore, shard: int, most: int) -> np.ndarray:

@@ -129,7 +129,8 @@ def batches(
 ) -> Iterator[Batch]:
     """Yield this rank's part of the batches of steps `first` .. `last` on `device`.
 
-    `training` are the sentences, if they are known already.  Raises `ConfigError` if a rank would have no rows.
+    `training` are the sentences, if they are known already.  Raises `ConfigError` if a rank would have no
+    rows.
     """
     return chain.from_iterable(
         chunks(

@@ -113,9 +113,10 @@ def test_a_rank_draws_its_own_rows_only(tmp_path: Path, monkeypatch: pytest.Monk
     sweep = load(tmp_path)
     expected = rows(sweep)
     drawn = count(monkeypatch)
-    for training in (None, of_store(sweep)):
+    for by_store in (False, True):
         for rank in range(3):
             drawn.clear()
+            training = of_store(sweep) if by_store else None
             mine = rows(sweep, world=World(rank, 3), training=training)
             share = range(8)[World(rank, 3).rows(8)]
             assert drawn == [8 * step + row for step in range(10) for row in share]
