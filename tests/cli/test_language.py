@@ -11,9 +11,13 @@ import pytest
 from helpers import local_glue, local_models
 from raysweep.cli.app import run
 from raysweep.engine import generate as engine
+from raysweep.engine import sentences
+from raysweep.engine.sentences import Filled
 from raysweep.generation import Generated
 from raysweep.languages import Estimate, HMMConfig, PCFGConfig
 from raysweep.languages.splits import TaskFacts
+from raysweep.sweep import Sweep
+from raysweep.sweep.sentences import wanted
 
 FILE = """\
 kind: pcfg
@@ -94,6 +98,46 @@ def test_arguments_reach_the_engine(file: Path, start: Start, tmp_path: Path) ->
     assert given["resources"] == {"CPU": 1.0, "GPU": 0.5}
     assert given["out"] == Path("made/data")
     assert (tmp_path / "made" / "data" / "ray.log").read_text() == "a remark of Ray's\n"
+
+
+SWEEP = """\
+name: tiny
+language: {{kind: causal_lm, model: {model}, keep: 4, length: 3}}
+model: {{kind: encoder, shape: 8/1/2/16}}
+algorithm: {{kind: adamw}}
+pretrain: {{steps: 10, batch_size: 8}}
+evaluate: {{held_out_loss: {{sentences: 8}}}}
+"""
+
+
+def test_training_sentences_of_a_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given: dict[str, Any] = {}
+
+    def fill(sweep: Sweep, **options: Any) -> Filled:
+        given.update(sweep=sweep, **options)
+        return Filled(sets=tuple(wanted(sweep)), made=2, reused=1, seconds=1.0)
+
+    monkeypatch.setattr(sentences, "fill", fill)
+    file = tmp_path / "tiny.yaml"
+    file.write_text(SWEEP.format(model=local_models.random_opt()))
+    command = ["language", "generate", str(file), "--what", "training"]
+    options = ["--storage", "all", "--gpus", "1", "--workers", "2", "--set", "seed=3"]
+    assert run([*command, *options]) == 0
+    assert given["sweep"].storage == tmp_path / "all"
+    assert (given["workers"], given["resources"], given["address"]) == (2, {"CPU": 1.0, "GPU": 1.0}, None)
+    assert capsys.readouterr().out == (
+        f"80 training sentences of seed 3: {wanted(given['sweep'])[0].folder}\n"
+        "shards: 2 made, 1 there before\n"
+    )
+    assert run([*command, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["training"][0]["sentences"] == 80
+    given.clear()
+    assert run([*command, "-o", "data", "--sentences", "9", "--shard-size", "4", "--what", "tasks"]) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert "leave out --output, --sentences, --shard-size, --what tasks" in told
+    assert given == {}
 
 
 def test_what_was_found_is_printed_and_progress_is_not_in_it(

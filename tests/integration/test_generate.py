@@ -14,15 +14,24 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
+import torch
 
 from helpers import local_models
 from raysweep.engine.cluster import connected
+from raysweep.engine.driver import launch
 from raysweep.engine.generate import generate
 from raysweep.engine.references import References
+from raysweep.engine.sentences import fill
 from raysweep.evaluation.excess_loss import ExcessLossConfig
 from raysweep.generation import Generated
 from raysweep.languages import HMMConfig, PCFGConfig
 from raysweep.languages.causal_lm import CausalLMConfig
+from raysweep.sweep import load_sweep
+from raysweep.sweep.sentences import described
+from raysweep.sweep.shards import ShardStore
+from raysweep.testing.training import FolderJournal
+from raysweep.training import load_model, pretrain
+from raysweep.training.checkpoint import checkpoint_directory
 
 pytestmark = pytest.mark.ray
 
@@ -145,6 +154,65 @@ def test_references_of_a_costly_language_are_stored_and_found_again(tmp_path: Pa
     again = {path: path.stat().st_mtime_ns for path in tmp_path.glob("conditionals/*/*.safetensors")}
     assert again.keys() == written.keys()
     assert {path for path in written if again[path] != written[path]} == {gone}
+
+
+OPT = """\
+name: opt
+language: {{kind: causal_lm, model: {model}, keep: 4, length: 3}}
+model: {{kind: encoder, shape: 8/1/2/16, dropout: 0.0}}
+algorithm: {{kind: adamw, lr: 1e-2}}
+pretrain: {{steps: 30, batch_size: 200, sentences: 5000}}
+evaluate: {{held_out_loss: {{sentences: 16, split: both}}}}
+axes: {{algorithm.lr: [1e-2, 2e-2]}}
+"""
+
+
+def test_training_reads_what_tasks_have_drawn(tmp_path: Path) -> None:
+    """Two runs, on a filled store, end as one that draws for itself."""
+    file = tmp_path / "opt.yaml"
+    file.write_text(OPT.format(model=local_models.random_opt()))
+    sweep = load_sweep(file, storage=tmp_path / "results")
+    spec = sweep.runs[0]
+    told: list[tuple[int, int]] = []
+    found = fill(sweep, workers=2, progress=lambda done, total: told.append((done, total)))
+    assert (found.made, found.reused) == (2, 0)
+    assert (told[0], told[-1]) == ((0, 5000), (5000, 5000))
+    [one] = found.sets
+    store = ShardStore.find(one.folder)
+    shards = [store.read(k) for k in (0, 1)]
+    assert [0 if shard is None else len(shard["ids"]) for shard in shards] == [4096, 904]
+    again = fill(sweep)
+    assert (again.made, again.reused) == (0, 2)
+    before = files(tmp_path / "results" / "sentences")
+    assert len(before) == 2
+
+    assert launch(sweep).failures == {}
+    assert files(tmp_path / "results" / "sentences") == before
+    [facts] = [json.loads(path.read_text()) for path in sweep.directory.glob("launches/*.json")]
+    assert facts["sentences"] == described([one])
+    assert facts["sentences"][0]["shards_stored"] == 2
+    run = sweep.ledger().run(spec)
+    assert (
+        f"sentences come from {one.folder}, where 2 of 2 shards are stored"
+        in (run.logs / "train-0.log").read_text()
+    )
+
+    alone = FolderJournal(tmp_path / "alone")
+    language = sweep.language(spec)
+    pretrain(
+        language=language,
+        model=spec.model,
+        algorithm=spec.algorithm,
+        pretrain=spec.pretrain,
+        seed=spec.seeds,
+        journal=alone,
+    )
+    models = [
+        load_model(checkpoint_directory(journal.directory, 30), spec.model, language)
+        for journal in (run, alone)
+    ]
+    for ours, theirs in zip(*(model.parameters() for model in models), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from helpers import training_fakes as fakes
 from raysweep import seeding
 from raysweep.errors import ConfigError
+from raysweep.languages import Dyck
 from raysweep.models import EncoderConfig
 from raysweep.models.batch import Batch
 from raysweep.sweep.identity import training_content
@@ -81,6 +82,36 @@ def test_workers_share_a_batch(mask, size: int) -> None:
             if not part.single:
                 at = (part.ids == fakes.Walk().mask_id).flatten().nonzero()[:, 0]
                 assert torch.equal(part.index, at)
+
+
+@pytest.mark.parametrize("mask", ["one", 0.5])
+@pytest.mark.parametrize("sentences", [None, 12])
+def test_a_worker_draws_its_own_rows_of_sentences_of_one_length(
+    mask, sentences: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = PretrainConfig(steps=100, batch_size=5, mask=mask, sentences=sentences)
+    language = Dyck(length=6)
+    whole = list(batches(language, config, seed=3, first=1, last=9))
+    drawn = []
+    draw = Dyck.sample_at
+
+    def spy(self: Dyck, numbers: torch.Tensor, *, seed: int) -> torch.Tensor:
+        drawn.append(len(numbers))
+        return draw(self, numbers, seed=seed)
+
+    monkeypatch.setattr(Dyck, "sample_at", spy)
+    for rank in range(3):
+        drawn.clear()
+        world = World(rank, 3)
+        rows = world.rows(5)
+        parts = list(batches(language, config, seed=3, first=1, last=9, world=world))
+        assert sum(drawn) == 9 * len(range(5)[rows])
+        for batch, part in zip(whole, parts, strict=True):
+            assert torch.equal(part.ids, batch.ids[rows])
+            assert torch.equal(part.lengths, batch.lengths[rows])
+            assert (part.count, part.rows) == (batch.count, batch.rows[rows])
+            shares = [line for line in by_sentence(batch) if line[0] in part.rows]
+            assert by_sentence(part) == shares
 
 
 def finite(sentences: int, size: int, *, last: int, mask="one", world: World | None = None, first: int = 1):
