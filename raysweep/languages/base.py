@@ -4,7 +4,8 @@ A language is a distribution over sentences x = (x_1, ..., x_T), T at most `max_
 0 .. V-1.  Token ids above the words are special, the same for every language: `pad_id` = V, `mask_id` = V+1,
 `cls_id` = V+2.  A batch of sentences is an int64 tensor [B, T], rows padded on the right with `pad_id`.
 
-Sentence i of a seed is a function of (seed, i) alone, so data is generated and never stored.
+Sentence i of a seed is a function of (seed, i) alone, so data is generated, and stored only where
+drawing it costs more than reading it (`stores_sentences`).
 """
 
 from __future__ import annotations
