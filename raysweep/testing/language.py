@@ -55,6 +55,7 @@ class _AnyLanguage(Contract):
         assert not torch.equal(language.sample(50, seed=10, start=3), whole.ids)
         numbers = torch.tensor([52, 3, 20, 20, 19, 41, 4])
         assert torch.equal(language.sample_at(numbers, seed=9), whole.ids[numbers - 3])
+        assert language.to("cpu") is language
         none = language.sample_at(numbers[:0], seed=9)
         assert (none.shape, none.dtype) == ((0, language.max_length), torch.int64)
 

@@ -226,7 +226,7 @@ class Rounded(Network):
 
 
 @pytest.mark.parametrize("error", [1e-5, 1e-3, 0.1, torch.nan])
-def test_rounding_changes_no_sentence(error: float) -> None:
+def test_rounding_changes_no_sentence(error: float, caplog: pytest.LogCaptureFixture) -> None:
     """Words near an edge are drawn again exactly, though the sampler knew nothing of such errors before."""
     language = CausalLM.load(local_models.trained_opt(), keep=100, length=8)
     exact = Network(language._source, language.kept).moved(torch.device("cpu"), torch.float64)
@@ -246,6 +246,7 @@ def test_rounding_changes_no_sentence(error: float) -> None:
         # Without the exact passes, some would have been others.
         assert not torch.equal(plain, found)
         assert sampler.tolerance > 10 * small
+    assert ("many words are drawn again" in caplog.text) == (error != 1e-5)
 
 
 def test_few_words_are_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:

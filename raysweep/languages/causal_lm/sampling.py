@@ -35,6 +35,7 @@ _ELEMENTS = 64 * 768
 #: The tolerance over the largest known error of edges.
 _SAFETY = 8.0
 _LEAST = 1e-10  # tolerance: far above the errors of float64, which decides
+_COARSE = 1e-3  # tolerance: float32 itself has far less
 _TEXTS = 8  # to measure errors on
 _CHECKED = 2  # sentences of a batch whose last word is drawn exactly in any case
 
@@ -121,8 +122,14 @@ class Sampler:
         if error <= self.tolerance / 2 or self.tolerance == 1.0:
             return False
         # Logits that are not finite make an error that is no number, and 1: every word is drawn exactly.
+        fine = self.tolerance <= _COARSE
         self.tolerance = min(1.0, _SAFETY * error)
-        _log.debug("edges differ by %.1e between float32 and float64", error)
+        if fine and self.tolerance > _COARSE:
+            _log.warning(
+                "%s: probabilities in float32 are off by up to %.0e, so many words are drawn again, slowly",
+                self._network.name,
+                error,
+            )
         return True
 
     def _attempt(self, u: Tensor) -> Tensor | None:
