@@ -24,6 +24,7 @@ from raysweep.sweep import make_plan
 from raysweep.sweep.lock import holder
 from raysweep.sweep.remarks import remarks
 from raysweep.sweep.run_state import run_states
+from raysweep.sweep.starts import failures
 from raysweep.sweep.stored import select
 from raysweep.sweep.units import count
 
@@ -72,8 +73,7 @@ def status(name: NameArgument, storage: StorageOption = None, json: JsonOption =
     sweep = find(name, storage)
     states = run_states(sweep)
     at_work = holder(sweep.directory)
-    ledger = sweep.ledger()
-    failures = {r.run_id: found[-1] for r in sweep.runs if (found := ledger.open(r.run_id).failures())}
+    failed = failures(sweep)
     if json:
         print_json(
             {
@@ -90,7 +90,7 @@ def status(name: NameArgument, storage: StorageOption = None, json: JsonOption =
                         "mfu": state.mfu,
                         "evaluated": state.evaluated,
                         "metrics": numbers(state.metrics),
-                        "failure": failures[state.run_id].message if state.run_id in failures else None,
+                        "failure": failed[state.run_id].message if state.run_id in failed else None,
                     }
                     for state in states
                 ],
@@ -102,7 +102,7 @@ def status(name: NameArgument, storage: StorageOption = None, json: JsonOption =
         typer.echo(f"being launched by {at_work}")
     out = console()
     out.print(runs_table(states, width=out.width))
-    for run_id, failure in failures.items():
+    for run_id, failure in failed.items():
         typer.echo(f"failed: {run_id}: {failure.message}")
     for line in remarks(sweep):
         typer.echo(f"note: {line}")

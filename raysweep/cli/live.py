@@ -121,7 +121,7 @@ def runs_table(states: list[RunState], *, width: int, limit: int | None = None) 
             row.append(_number(state.steps_per_second, ".0f") if state.state == "training" else "")
         if counted:
             row += [_number(state.tokens_per_second, ",.0f"), _number(state.mfu, ".0%")]
-        active = state.state in ("queued", "starting", "training", "evaluating")
+        active = state.state in ("queued", "blocked", "starting", "training", "evaluating")
         if timed:
             row.append(duration(state.eta) if active and state.eta is not None else "")
         table.add_row(*row)
@@ -209,7 +209,7 @@ class LineView(Lines):
             now = (run.state, (*measured, run.trouble))
             before = self._seen.get(run.run_id, ("queued", ("",)))
             self._seen[run.run_id] = now
-            if now == before or (run.state == "queued" and not measured):
+            if now == before or (run.state in ("queued", "blocked") and not measured):
                 continue
             where = f"{run.state}, step {run.step}/{run.steps}" if run.steps else run.state
             # Evaluations may be far behind training: a number goes with the step that it was measured at.

@@ -32,9 +32,9 @@ from raysweep.engine.services import Services, start_services
 from raysweep.engine.tuner import build
 from raysweep.errors import StorageError
 from raysweep.sweep import FailureRecord, Plan, Sweep, SweepLock, make_plan, tidy
-from raysweep.sweep.missing import unfinished
 from raysweep.sweep.provenance import provenance, save_launch
 from raysweep.sweep.sentences import described, wanted
+from raysweep.sweep.starts import failures, unfinished
 from raysweep.sweep.stored import save_sweep, select
 from raysweep.tracking import Tracker
 
@@ -65,7 +65,7 @@ class Results:
     """The results of a launch."""
 
     sweep: Sweep
-    #: The last failure of each failed run, by run id.
+    #: The last failure of each failed run, by run id; of a run that starts from a failed one it names that.
     failures: dict[str, FailureRecord]
     #: Runs that neither finished nor failed, and the trouble that left them so, as far as it is known; the
     #: next launch continues them.
@@ -163,10 +163,9 @@ def launch(
             raise
         # Nothing of the cluster is held meanwhile.
         tracked = tracker.close()
-    failures = {s.run_id: found[-1] for s in chosen.runs if (found := ledger.open(s.run_id).failures())}
     return Results(
         sweep=sweep,
-        failures=failures,
+        failures=failures(chosen),
         unfinished={r: troubles[r].message if r in troubles else "" for r in unfinished(chosen)},
         worked_on=tuple(run.run_id for run in plan.to_do),
         tracked=tracked,

@@ -100,6 +100,7 @@ def train(job: Job, world: World, board: Board, threads: int) -> None:
                 pretrain=spec.pretrain,
                 seed=spec.seeds,
                 journal=run,
+                start=None if spec.source is None else spec.source.start(run),
                 world=world,
                 device=here,
                 on_progress=report if world.rank == 0 else None,

@@ -32,6 +32,7 @@ from raysweep.evaluation.metric import numbers
 from raysweep.sweep import Ledger, RunLedger, RunSpec, Sweep
 from raysweep.sweep.missing import metrics_at, missing_now
 from raysweep.sweep.run_state import State
+from raysweep.sweep.starts import needed_of
 
 log = logging.getLogger("raysweep.trial")
 
@@ -92,6 +93,8 @@ class _Trial:
         self._evaluations = Evaluations(spec, run, services, need)
         self._training: _Training | LaneTraining | None = None
         self._reported: set[int] = set()
+        #: Steps that other runs start from, and wait for.
+        self._needed = needed_of(sweep, spec)
 
     def _post(self, state: State) -> None:
         self._services.board.post(self._spec.run_id, News(state=state))
@@ -125,7 +128,7 @@ class _Trial:
         Training resumes at or before the first of them, even if later checkpoints exist, and ends at the
         last.
         """
-        lacking = missing_now(self._run, self._spec, check_files=True).checkpoints
+        lacking = missing_now(self._run, self._spec, check_files=True, needed=self._needed).checkpoints
         if not lacking:
             return
         # A rate may depend on the number of steps, so that stays.

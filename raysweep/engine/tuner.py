@@ -12,6 +12,7 @@ from ray.tune.search.sample import Domain
 
 from raysweep.engine.choice import checked, shares
 from raysweep.engine.cluster import check_storage, concurrency, connect
+from raysweep.engine.ready import Ready
 from raysweep.engine.services import Services, start_services
 from raysweep.engine.trial import resolve, run_trial
 from raysweep.errors import ConfigError
@@ -89,8 +90,13 @@ def build(
 ) -> tune.Tuner:
     """Return the Tuner over `runs` (run ids; all of the sweep by default) or over `param_space`."""
     space: dict[str, Any]
-    if param_space is None:
-        space = {"run": tune.grid_search(list(runs) if runs is not None else [r.run_id for r in sweep.runs])}
+    reuse = scheduler is None and search_alg is None
+    ids = list(runs) if runs is not None else [r.run_id for r in sweep.runs]
+    own = [sweep.run(run_id).source for run_id in ids] if param_space is None else []
+    if search_alg is None and any(source is not None and source.own in ids for source in own):
+        space, search_alg, num_samples = {}, Ready(sweep, ids, shared.board), len(ids)
+    elif param_space is None:
+        space = {"run": tune.grid_search(ids)}
     else:
         space = dict(param_space)
     # A trial that takes no CPU leaves all CPUs to the workers.  Tune refuses an empty bundle, so the trial
@@ -109,7 +115,7 @@ def build(
             metric=metric,
             mode=mode,
             # If a scheduler stops a trial, its actor must end, and the training with it.
-            reuse_actors=scheduler is None and search_alg is None,
+            reuse_actors=reuse,
         ),
         run_config=tune.RunConfig(
             name=f"tune-{uuid.uuid4().hex[:8]}",

@@ -10,6 +10,7 @@ import os
 import re
 import typing
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,8 +31,10 @@ from raysweep.sweep.grid import Point
 from raysweep.sweep.identity import extent
 from raysweep.sweep.merge import Checked, Merger
 from raysweep.sweep.run import RunSpec
+from raysweep.sweep.sources import Sources, Starting
 from raysweep.training.config import PretrainConfig
 from raysweep.training.seeds import Seeds
+from raysweep.training.start import InitFrom
 
 C = TypeVar("C", bound=Config)
 
@@ -42,15 +45,17 @@ _NEEDED = {
     "model": "model: {kind: encoder, shape: 64/1/2/256}",
     "algorithm": "algorithm: {kind: adamw}",
     "pretrain": "pretrain: {steps: 1000, batch_size: 256}",
+    "init_from": "init_from: {run: RUN@STEP}",
 }
 
 
 class Checker:
     """Decodes and checks the points of one sweep file."""
 
-    def __init__(self, problems: Problems, languages: LanguageCache) -> None:
+    def __init__(self, problems: Problems, languages: LanguageCache, sources: Sources | None = None) -> None:
         self.problems = problems
         self.languages = languages
+        self.sources = sources
         self._decoded: dict[tuple[str, int], Any] = {}
         self._alive: list[Node] = []
         self._built: dict[int, Language | None] = {}
@@ -274,11 +279,14 @@ class Checker:
     ) -> Checked:
         """Return the runs of all points, merging those that share a training; problems are collected."""
         merger = Merger({kind: found[0] for kind, found in evaluations.items()})
+        starting: list[Starting] = []
         for point in points:
             language_config = self.section("language", registry.languages, point)
             model = self.section("model", registry.models, point)
             algorithm = self.section("algorithm", registry.algorithms, point)
             pretrain = self.section("pretrain", PretrainConfig, point)
+            starts = _given(point, "init_from")
+            init = self.section("init_from", InitFrom, point) if starts else None
             seeds = self.seeds(point)
             language = self.language(language_config, point) if language_config is not None else None
             if language is None:
@@ -297,6 +305,8 @@ class Checker:
                     self._can_measure(evaluation, model, algorithm, pretrain, language, node, at)
             if None in (model, algorithm, pretrain, seeds) or id(language) in self._faulty:
                 continue
+            if starts and init is None:
+                continue
             spec = RunSpec(
                 language=language_config,
                 model=model,
@@ -307,14 +317,48 @@ class Checker:
                 language_fingerprint=language.fingerprint,
                 axes=_telling(point.axes, algorithm),
             )
-            if merger.add(spec).evaluations != spec.evaluations:
-                self.problems.add(
-                    point.marks["language"],
-                    "language.tasks",
-                    f"two points of the grid differ in their tasks alone, and both are run {spec.run_id}, "
-                    "because the training does not depend on tasks; name all tasks in one list",
+            if init is None:
+                self._merge(merger, point, spec)
+            elif not algorithm.trains:
+                message = (
+                    f"'{algorithm.kind}' trains nothing, so it starts from no run; write init_from: null"
                 )
+                self._of_start(point, "", message)
+            else:
+                node = point.sections["init_from"]
+                folder = (node.get("run") or node).mark.folder
+                starting.append(
+                    Starting(
+                        spec,
+                        init,
+                        folder,
+                        partial(self._of_start, point),
+                        partial(self._merge, merger, point),
+                    )
+                )
+        if starting and self.sources is not None:
+            self.sources.resolve(starting, merger.joined)
         return merger.finish()
+
+    def _of_start(self, point: Point, field: str, message: str) -> None:
+        """Note a problem of the run that a point starts from."""
+        self._add(field, message, point.sections["init_from"], point.marks["init_from"], "init_from")
+
+    def _merge(self, merger: Merger, point: Point, spec: RunSpec) -> None:
+        """Add the run of a point to those it shares its training with."""
+        if merger.add(spec).evaluations != spec.evaluations:
+            self.problems.add(
+                point.marks["language"],
+                "language.tasks",
+                f"two points of the grid differ in their tasks alone, and both are run {spec.run_id}, "
+                "because the training does not depend on tasks; name all tasks in one list",
+            )
+
+
+def _given(point: Point, name: str) -> bool:
+    """Return whether a point has a section that it may do without."""
+    node = point.sections.get(name)
+    return node is not None and node.value is not None
 
 
 def _telling(axes: Mapping[str, Any], algorithm: AlgorithmConfig) -> dict[str, Any]:

@@ -5,7 +5,7 @@
     exclude   list of {dotted path: value}; a grid point that agrees with all of one entry is dropped
     include   list of partial configurations; each, laid on the base, is one more point, without the axes
 
-A path leads into `language`, `model`, `algorithm`, `pretrain` or `seeds`, or is `seed`.  It may be a whole
+A path leads into `language`, `model`, `algorithm`, `pretrain`, `init_from` or `seeds`, or is `seed`.  It may be a whole
 section.  Values are merged with the base as by `extends` (see `document.merge`).
 """
 
@@ -23,7 +23,7 @@ from raysweep.sweep.explain import show, unknown
 from raysweep.sweep.identity import canonical
 
 #: Sections that belong to a run; `evaluate` and `resources` belong to the whole sweep.
-SECTIONS = ("language", "model", "algorithm", "pretrain", "seed", "seeds")
+SECTIONS = ("language", "model", "algorithm", "pretrain", "init_from", "seed", "seeds")
 
 #: Most points of a grid; a larger grid is taken for a mistake.
 MAX_POINTS = 100_000

@@ -4,7 +4,8 @@ A run's identity is the sha256 of its validated, normalised configuration and of
 These are no part of it: the text of a file, the order of its keys, paths, resources, devices, concurrency,
 the number of steps and the milestones (more steps extend a run), and the evaluations, which have identities
 of their own.  If a step depends on the number of steps (a cosine schedule, a warm-up in proportion), the run
-cannot be extended, and the number of steps is part of its identity.
+cannot be extended, and the number of steps is part of its identity.  A run that starts from another one also
+has in its identity what identifies that state (`raysweep.sweep.source`).
 """
 
 from __future__ import annotations
@@ -57,21 +58,24 @@ def training_content(
     seed: int | Mapping[str, int],
     trains: bool,
     depends_on_steps: bool,
+    source: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the plain data that the training identity is computed from.
 
     If nothing is trained (`trains` False: the look-up table), model, pretrain and seed are left out;
-    `depends_on_steps` is the algorithm's.  `seed` is `Seeds.content`.
+    `depends_on_steps` is the algorithm's.  `seed` is `Seeds.content`, and `source` identifies the
+    state that training starts from, None for drawn weights.
     """
     if not trains:
         return {"language": fingerprint, "algorithm": dict(algorithm)}
-    return {
+    content = {
         "language": fingerprint,
         "model": dict(model),
         "algorithm": dict(algorithm),
         "pretrain": {k: v for k, v in pretrain.items() if k not in extent(depends_on_steps)},
         "seed": seed,
     }
+    return content if source is None else content | {"source": dict(source)}
 
 
 def evaluation_identity(evaluation: Evaluation) -> str:

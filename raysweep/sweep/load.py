@@ -21,6 +21,7 @@ from raysweep.sweep.grid import SECTIONS, Composer, Setting, expand
 from raysweep.sweep.identity import EXTENT
 from raysweep.sweep.resources import Resources
 from raysweep.sweep.run import RunSpec
+from raysweep.sweep.sources import Sources
 from raysweep.sweep.storage import storage_root
 from raysweep.sweep.tracking_uri import check_tracking_uri
 
@@ -32,6 +33,7 @@ FIELDS = (
     "model",
     "algorithm",
     "pretrain",
+    "init_from",
     "evaluate",
     "seed",
     "seeds",
@@ -74,7 +76,8 @@ def load_sweep(
     grid = expand(root, problems)
     languages = LanguageCache()
     found = Problems()
-    checker = Checker(found, languages)
+    sources = Sources(root_directory, str(root.plain.get("name")), languages)
+    checker = Checker(found, languages, sources)
     evaluations = checker.evaluations(root.get("evaluate"), root.keys.get("evaluate", root.mark))
     checked = checker.runs(grid.points, evaluations)
     for problem in found:
@@ -103,7 +106,7 @@ def load_sweep(
         notes=checked.notes,
         points=len(grid.points),
         languages=languages,
-        make_variant=_Variants(root, languages),
+        make_variant=_Variants(root, languages, sources),
     )
 
 
@@ -205,6 +208,7 @@ class _Variants:
 
     root: Node
     languages: LanguageCache
+    sources: Sources
 
     def __call__(self, settings: Mapping[str, Any]) -> RunSpec:
         problems = Problems()
@@ -217,7 +221,7 @@ class _Variants:
                 continue
             laid.append(Setting(path, node_of(value, mark), mark))
         point = Composer(self.root).compose(laid, {})
-        checker = Checker(problems, self.languages)
+        checker = Checker(problems, self.languages, self.sources)
         evaluate = self.root.get("evaluate")
         evaluations = checker.evaluations(evaluate, self.root.keys.get("evaluate", self.root.mark))
         checked = checker.runs([point], evaluations)

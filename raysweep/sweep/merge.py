@@ -64,16 +64,19 @@ class Merger:
         if spec.trains:
             free = extent(spec.algorithm.depends_on_steps)
             key += (self._text(spec.model), self._text(spec.pretrain, free), spec.seeds)
+            key += (None if spec.source is None else canonical(spec.source.identifying),)
         group = self.groups.setdefault(key, [])
         group.append(spec)
         return group[0]
 
-    def finish(self) -> Checked:
+    def joined(self) -> list[RunSpec]:
         """Return the joined runs in the order of their first points."""
-        runs, notes = [], []
-        for specs in self.groups.values():
-            spec = _join(specs) if len(specs) > 1 else specs[0]
-            runs.append(spec)
+        return [_join(specs) if len(specs) > 1 else specs[0] for specs in self.groups.values()]
+
+    def finish(self) -> Checked:
+        """Return the joined runs in the order of their first points, and notes."""
+        runs, notes = self.joined(), []
+        for spec, specs in zip(runs, self.groups.values(), strict=True):
             extents = {canonical([s.pretrain.steps, s.milestones]) for s in specs}
             if spec.trains and len(extents) < len(specs):
                 notes.append(f"{len(specs)} points of the grid are the same run, {spec.run_id}; it runs once")

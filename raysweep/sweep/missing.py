@@ -1,20 +1,20 @@
 """The one answer to what a run lacks: milestones to train to, evaluations, and the step to resume from.
 
 A milestone needs its checkpoint until every evaluation of it is recorded.  Training reaches the missing
-milestones in order and starts from the newest checkpoint before the first of them.
+milestones in order and starts from the newest checkpoint before the first of them.  A milestone that another
+run starts from needs its checkpoint, too (`raysweep.sweep.starts`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from raysweep.errors import CheckpointError
 from raysweep.evaluation.metric import Metric
-from raysweep.sweep.config import Sweep
 from raysweep.sweep.ledger import RunLedger, heads
 from raysweep.sweep.run import RunSpec
-from raysweep.sweep.survey import RunRecords, survey, survey_run
+from raysweep.sweep.survey import RunRecords, survey_run
 from raysweep.training import verify
 
 
@@ -28,6 +28,8 @@ class Missing:
     evaluations: tuple[tuple[int, str], ...] = ()
     #: Training starts from the checkpoint of this step; 0 means from the start.
     resume_step: int = 0
+    #: True if there is something to train, and no checkpoint of the run to go on from.
+    from_start: bool = False
 
     @property
     def finished(self) -> bool:
@@ -45,10 +47,17 @@ class Missing:
         return max(0, self.train_to - self.resume_step)
 
 
-def missing(spec: RunSpec, held: RunRecords, wanted: Mapping[str, str] | None = None) -> Missing:
+def missing(
+    spec: RunSpec,
+    held: RunRecords,
+    wanted: Mapping[str, str] | None = None,
+    *,
+    needed: Collection[int] = (),
+) -> Missing:
     """Return what a run lacks, given its records.
 
-    `wanted` is `heads(spec.evaluations)`, for callers that share it between runs.
+    `wanted` is `heads(spec.evaluations)`, for callers that share it between runs.  `needed` are the steps
+    whose checkpoints other runs start from.
     """
     wanted = heads(spec.evaluations) if wanted is None else wanted
     evaluations = tuple(
@@ -59,27 +68,29 @@ def missing(spec: RunSpec, held: RunRecords, wanted: Mapping[str, str] | None = 
     )
     if not spec.trains:
         return Missing(evaluations=evaluations)
-    to_measure = {step for step, _ in evaluations}
+    to_use = {step for step, _ in evaluations}.union(needed)
     checkpoints = tuple(
         step
         for step in spec.milestones
-        if step not in held.recorded or (step in to_measure and step not in held.usable)
+        if step not in held.recorded or (step in to_use and step not in held.usable)
     )
-    older = (step for step in held.usable if checkpoints and step < checkpoints[0])
-    return Missing(checkpoints, evaluations, max(older, default=0))
+    older = [step for step in held.usable if checkpoints and step < checkpoints[0]]
+    return Missing(checkpoints, evaluations, max(older, default=0), bool(checkpoints) and not older)
 
 
-def missing_now(run: RunLedger, spec: RunSpec, *, check_files: bool = False) -> Missing:
-    """Read the ledger of a run and return what the run lacks.
+def missing_now(
+    run: RunLedger, spec: RunSpec, *, check_files: bool = False, needed: Collection[int] = ()
+) -> Missing:
+    """Read the ledger of a run and return what the run lacks; `needed` is as in `missing`.
 
-    With `check_files`, the files of every checkpoint that is still to be evaluated are compared with their
-    manifest.  A torn or altered checkpoint is quarantined and counts as missing.
+    With `check_files`, the files of every checkpoint that is still to be evaluated or started from are
+    compared with their manifest.  A torn or altered checkpoint is quarantined and counts as missing.
     """
     held = survey_run(run)
-    found = missing(spec, held)
+    found = missing(spec, held, needed=needed)
     if not check_files or not spec.trains:
         return found
-    for step in {step for step, _ in found.evaluations} & held.usable:
+    for step in {step for step, _ in found.evaluations}.union(needed) & held.usable:
         record = run.checkpoint(step)
         if record is None:
             held.recorded.discard(step)
@@ -89,17 +100,7 @@ def missing_now(run: RunLedger, spec: RunSpec, *, check_files: bool = False) -> 
         except CheckpointError as error:
             run.quarantine(record, str(error))
             held.usable.discard(step)
-    return missing(spec, held)
-
-
-def unfinished(sweep: Sweep) -> tuple[str, ...]:
-    """Return the ids of the runs that have neither finished nor failed."""
-    held = survey(sweep.ledger(), sweep.runs, verify=True)
-    return tuple(spec.run_id for spec in sweep.runs if _unfinished(spec, held.get(spec.run_id, RunRecords())))
-
-
-def _unfinished(spec: RunSpec, held: RunRecords) -> bool:
-    return held.failure is None and not missing(spec, held).finished
+    return missing(spec, held, needed=needed)
 
 
 def metrics_at(run: RunLedger, spec: RunSpec, step: int) -> list[Metric]:

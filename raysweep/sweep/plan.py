@@ -15,23 +15,28 @@ from typing import Any, Literal
 from raysweep.sweep.config import Sweep
 from raysweep.sweep.estimate import Cost, History
 from raysweep.sweep.ledger import heads
-from raysweep.sweep.missing import Missing, missing
+from raysweep.sweep.missing import Missing
 from raysweep.sweep.parameters import Counts, describe, parameters
 from raysweep.sweep.resources import Resources
 from raysweep.sweep.run import RunSpec
+from raysweep.sweep.starts import Starts
 from raysweep.sweep.survey import RunRecords, stored_lengths, survey
 from raysweep.sweep.timing import measure
 from raysweep.sweep.units import count, duration, size
 
-State = Literal["done", "evaluate", "resume", "new", "failed"]
+State = Literal["done", "evaluate", "resume", "new", "blocked", "failed"]
 
-STATES: tuple[State, ...] = ("done", "evaluate", "resume", "new", "failed")
+STATES: tuple[State, ...] = ("done", "evaluate", "resume", "new", "blocked", "failed")
+
+#: States of the runs that a launch works on.
+_TO_DO = ("evaluate", "resume", "new", "blocked")
 
 _MEANING = {
     "done": "nothing to do",
     "evaluate": "nothing to train; evaluations missing",
     "resume": "training goes on from a checkpoint",
     "new": "trained from the start",
+    "blocked": "trained as soon as the run that it starts from is",
     "failed": "left alone; --retry-failed runs them again",
 }
 
@@ -136,8 +141,8 @@ class Plan:
 
     @property
     def to_do(self) -> tuple[RunPlan, ...]:
-        """Runs that need work now."""
-        return tuple(run for run in self.runs if run.state in ("evaluate", "resume", "new"))
+        """Runs that need work, those that wait for another run among them."""
+        return tuple(run for run in self.runs if run.state in _TO_DO)
 
     @property
     def finished(self) -> bool:
@@ -242,8 +247,9 @@ def make_plan(
     """
     ledger = sweep.ledger()
     records = survey(ledger, sweep.runs, verify=verify)
+    waits = Starts(ledger, sweep.runs, records, retry=retry_failed)
     if timed:
-        step_seconds = measure(sweep, (s for s in sweep.runs if _untimed(s, records, retry_failed)))
+        step_seconds = measure(sweep, (s for s in sweep.runs if _untimed(s, records, waits, retry_failed)))
     history = History(sweep, records, step_seconds or {})
     keyed: dict[tuple[str, ...], dict[str, str]] = {}
     runs = []
@@ -254,13 +260,14 @@ def make_plan(
         key = tuple(spec.evaluations)
         if key not in keyed:
             keyed[key] = heads(spec.evaluations)
-        run = _plan_run(spec, records.get(spec.run_id, _NOTHING), keyed[key], history, retry_failed)
+        held = records.get(spec.run_id, _NOTHING)
+        run = _plan_run(spec, held, keyed[key], history, waits, retry_failed)
         if run.state == "new" and spec.algorithm.depends_on_steps:
             lengths = stored_lengths(ledger, spec, (r for r in present if r != spec.run_id))
             if lengths:
                 run = replace(run, reason=f"{run.reason}; {_not_extended(lengths)}")
         runs.append(run)
-    to_do = [run for run in runs if run.state in ("evaluate", "resume", "new")]
+    to_do = [run for run in runs if run.state in _TO_DO]
     space = _total(run.cost.bytes for run in to_do)
     assumed = timed and concurrency is None
     return Plan(
@@ -291,30 +298,38 @@ def _here(resources: Resources) -> int | None:
     return max(1, int((os.cpu_count() or 1) / cpus)) if cpus > 0 else None
 
 
-def _untimed(spec: RunSpec, records: Mapping[str, RunRecords], retry_failed: bool) -> bool:
+def _untimed(spec: RunSpec, records: Mapping[str, RunRecords], waits: Starts, retry_failed: bool) -> bool:
     """Return whether a run is to train and no record says how long its steps take."""
     held = records.get(spec.run_id, _NOTHING)
     if held.step_seconds is not None or (held.failure is not None and not retry_failed):
         return False
-    return missing(spec, held).train_steps > 0
+    return waits.missing(spec).train_steps > 0
 
 
 def _plan_run(
-    spec: RunSpec, held: RunRecords, wanted: Mapping[str, str], history: History, retry: bool
+    spec: RunSpec,
+    held: RunRecords,
+    wanted: Mapping[str, str],
+    history: History,
+    waits: Starts,
+    retry: bool,
 ) -> RunPlan:
-    lacks = missing(spec, held, wanted)
-    failed = held.failure is not None and not retry and not lacks.finished
+    lacks = waits.missing(spec, wanted)
+    wait, why = waits.wait(spec), waits.failure(spec)
+    if held.failure is not None and not retry:
+        why = f"failed: {why}; --retry-failed runs it again"
+    failed = why is not None and not lacks.finished
     absent = set(lacks.evaluations)
     before = {(step, kind) for step, kind, _ in held.evaluations} if absent else set()
     items = []
     for step in spec.milestones:
         if spec.trains:
-            items.append(_checkpoint_item(step, lacks, held, failed))
+            items.append(_checkpoint_item(step, lacks, held, why if failed else None))
         for kind in wanted:
             if (step, kind) not in absent:
                 items.append(Item(step, kind, "done"))
             elif failed:
-                items.append(Item(step, kind, "failed", _failed(held)))
+                items.append(Item(step, kind, "failed", why or ""))
             else:
                 changed = (step, kind) in before
                 reason = "evaluation settings changed" if changed else "not measured yet"
@@ -323,7 +338,9 @@ def _plan_run(
     if lacks.finished:
         status, reason = "done", ""
     elif failed:
-        status, reason = "failed", _failed(held)
+        status, reason = "failed", why or ""
+    elif wait is not None:
+        status, reason = "blocked", wait.reason
     elif not lacks.checkpoints:
         status, reason = "evaluate", _evaluate_reason(items)
     else:
@@ -335,19 +352,15 @@ def _plan_run(
     return RunPlan(spec, status, reason, tuple(items), lacks, cost)
 
 
-def _checkpoint_item(step: int, lacks: Missing, held: RunRecords, failed: bool) -> Item:
+def _checkpoint_item(step: int, lacks: Missing, held: RunRecords, failed: str | None) -> Item:
     if step not in lacks.checkpoints:
         return Item(step, None, "done")
-    if failed:
-        return Item(step, None, "failed", _failed(held))
+    if failed is not None:
+        return Item(step, None, "failed", failed)
     reason = "checkpoint missing" if step in held.recorded else "not trained yet"
     if lacks.resume_step:
         return Item(step, None, "resume", f"{reason}; from step {lacks.resume_step}")
     return Item(step, None, "new", reason)
-
-
-def _failed(held: RunRecords) -> str:
-    return f"failed: {held.failure}; --retry-failed runs it again"
 
 
 def _reason_of(items: Iterable[Item], step: int) -> str:

@@ -15,6 +15,7 @@ from raysweep import registry
 from raysweep.evaluation.base import Evaluation
 from raysweep.languages.base import LanguageConfig
 from raysweep.sweep.identity import digest, run_name, training_content
+from raysweep.sweep.source import Source
 from raysweep.training.seeds import Seeds
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ class RunSpec:
     #: sha256 of the language's content.
     language_fingerprint: str
     axes: Mapping[str, Any] = field(default_factory=dict)
+    #: The checkpoint that training starts from; None for drawn weights.
+    source: Source | None = None
 
     @property
     def trains(self) -> bool:
@@ -69,6 +72,7 @@ class RunSpec:
             seed=self.seeds.content(),
             trains=self.trains,
             depends_on_steps=self.algorithm.depends_on_steps,
+            source=None if self.source is None else self.source.identifying,
         )
 
     @cached_property
@@ -89,7 +93,7 @@ class RunSpec:
 
     def encode(self) -> dict[str, Any]:
         """Return plain JSON data that `decode` turns into an equal spec."""
-        return {
+        data = {
             "language": self.language.encode(),
             "model": self.model.encode(),
             "algorithm": self.algorithm.encode(),
@@ -99,6 +103,7 @@ class RunSpec:
             "language_fingerprint": self.language_fingerprint,
             "axes": dict(self.axes),
         }
+        return data if self.source is None else data | {"source": self.source.encode()}
 
     @classmethod
     def decode(cls, data: Mapping[str, Any]) -> RunSpec:
@@ -115,6 +120,7 @@ class RunSpec:
             evaluations={evaluation.key: evaluation for evaluation in evaluations},
             language_fingerprint=data["language_fingerprint"],
             axes=dict(data["axes"]),
+            source=Source.decode(data["source"]) if "source" in data else None,
         )
 
     def with_axes(self, axes: Mapping[str, Any]) -> RunSpec:

@@ -15,13 +15,14 @@ from raysweep.evaluation.base import Evaluation
 from raysweep.evaluation.metric import Metric
 from raysweep.sweep.config import Sweep
 from raysweep.sweep.ledger import RunLedger
-from raysweep.sweep.missing import metrics_at, missing
+from raysweep.sweep.missing import metrics_at
 from raysweep.sweep.records import EvaluationRecord
 from raysweep.sweep.run import RunSpec
-from raysweep.sweep.survey import survey_run
+from raysweep.sweep.starts import starts
 
-#: `unfinished`: the run was begun, and as far as known nobody is working on it.
-State = Literal["queued", "starting", "training", "evaluating", "unfinished", "done", "failed"]
+#: `blocked`: the run waits for the checkpoint that it starts from.  `unfinished`: the run was begun, and as far
+#: as known nobody is working on it.
+State = Literal["queued", "blocked", "starting", "training", "evaluating", "unfinished", "done", "failed"]
 
 
 @dataclass(frozen=True)
@@ -153,10 +154,10 @@ def _records(run: RunLedger, spec: RunSpec, evaluation: Evaluation) -> list[Eval
 
 def run_states(sweep: Sweep) -> list[RunState]:
     """Return the state of every run according to its records alone."""
-    ledger = sweep.ledger()
+    ledger, waits = sweep.ledger(), starts(sweep)
     rows = []
     for spec in sweep.runs:
-        run = ledger.open(spec.run_id)
+        run, wait = ledger.open(spec.run_id), waits.wait(spec)
         row = RunState(
             run_id=spec.run_id,
             model=spec.model.label if spec.trains else spec.algorithm.label,
@@ -177,12 +178,13 @@ def run_states(sweep: Sweep) -> list[RunState]:
         row.step = min(max(row.step, newest), row.steps)
         if curve := next((record.curve for record in checkpoints if record.curve), ()):
             row.tokens_per_second, row.mfu = curve[-1].tokens_per_second, curve[-1].mfu
-        held = survey_run(run)
-        if held.failure is not None:
+        if waits.failure(spec) is not None:
             row.state = "failed"
-        elif missing(spec, held).finished:
+        elif wait is not None:
+            row.state = "blocked"
+        elif waits.missing(spec).finished:
             row.state = "done"
-        elif row.step:
+        elif row.step or checkpoints:
             row.state = "unfinished"
         rows.append(row)
     return rows

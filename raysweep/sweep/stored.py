@@ -14,6 +14,7 @@ from raysweep.sweep.config import Sweep
 from raysweep.sweep.format import FORMAT, STORED, check_format
 from raysweep.sweep.resources import Resources
 from raysweep.sweep.run import RunSpec
+from raysweep.sweep.starts import starts
 from raysweep.sweep.tracking_uri import check_tracking_uri
 
 
@@ -76,7 +77,7 @@ def stored_names(storage: Path) -> list[str]:
 def select(sweep: Sweep, only: Sequence[str] | None) -> Sweep:
     """Return the sweep with the runs that match one of the patterns (`*` and `?`); without any, all runs.
 
-    Raises `ConfigError` if nothing matches.
+    Raises `ConfigError` if nothing matches, and for a run that starts from one that is left out and not there.
     """
     if not only:
         return sweep
@@ -86,5 +87,13 @@ def select(sweep: Sweep, only: Sequence[str] | None) -> Sweep:
             f"--only {' '.join(only)}: matches none of the {len(sweep.runs)} runs; "
             f"`raysweep plan` lists them (e.g. '{sweep.runs[0].run_id}')"
         )
+    waits = starts(replace(sweep, runs=runs), verify=False)
+    chosen = {run.run_id for run in runs}
+    for run in runs:
+        if run.source is not None and waits.wait(run) is not None and run.source.own not in chosen:
+            raise ConfigError(
+                f"--only {' '.join(only)}: run {run.run_id} starts from {run.source.name}, which is not trained "
+                f"yet; add --only '{run.source.run}', or launch that run first"
+            )
     # The trainings that a part of the grid saves by sharing are not known, so none are claimed.
     return replace(sweep, runs=runs, points=len(runs))

@@ -14,16 +14,19 @@ from raysweep.training.journal import Journal
 from raysweep.training.loop import pretrain
 from raysweep.training.progress import Progress
 from raysweep.training.seeds import Seeds
+from raysweep.training.start import InitFrom, Start
 from raysweep.training.timing import StepTimes, step_seconds
 
 __all__ = [
     "CheckpointRecord",
     "CurvePoint",
     "FileDigest",
+    "InitFrom",
     "Journal",
     "PretrainConfig",
     "Progress",
     "Seeds",
+    "Start",
     "StepTimes",
     "World",
     "checkpoint_directory",

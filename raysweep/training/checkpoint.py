@@ -115,7 +115,7 @@ def write_checkpoint(
     """
     place = checkpoint_directory(run, state.step)
     unfinished = place.with_name(f"unfinished-{place.name}")
-    trained = _named_tensors(model)
+    trained = named_tensors(model)
     contents = {
         MODEL: save(_to_cpu({**trained, **(average or {})})),
         OPTIMIZER: save(_optimizer_tensors(model, optimizer)),
@@ -166,12 +166,12 @@ def restore(
     for name in (MODEL, weights, OPTIMIZER, STATE):
         if name not in files:
             raise CheckpointError(f"{directory}: its record names no {name}")
-    state = _read_state(directory, files[STATE])
-    _load_tensors(directory / weights, files[weights], _named_tensors(model))
+    state = read_state(directory, files[STATE])
+    load_tensors(directory / weights, files[weights], named_tensors(model))
     if average is not None:
         buffers = dict(model.named_buffers())
-        _load_tensors(directory / MODEL, files[MODEL], {**average, **buffers})
-    _load_optimizer(directory / OPTIMIZER, files[OPTIMIZER], model, optimizer)
+        load_tensors(directory / MODEL, files[MODEL], {**average, **buffers})
+    load_optimizer(directory / OPTIMIZER, files[OPTIMIZER], model, optimizer)
     return state
 
 
@@ -187,12 +187,12 @@ def load_model(
     Raises `CheckpointError` where the checkpoint is missing, torn, altered or of another shape.
     """
     directory = Path(directory)
-    state = _read_state(directory, None)
+    state = read_state(directory)
     if MODEL not in state.files:
         raise CheckpointError(f"{directory / STATE}: names no {MODEL}; launch again to recompute it")
     # All initial weights are overwritten, so any seed does.
     built = model.build(language, seed=0)
-    _load_tensors(directory / MODEL, state.files[MODEL], _named_tensors(built))
+    load_tensors(directory / MODEL, state.files[MODEL], named_tensors(built))
     return built.to(device).eval()
 
 
@@ -207,7 +207,7 @@ def remove_unfinished(run: Path) -> None:
         shutil.rmtree(place, ignore_errors=True)
 
 
-def _named_tensors(model: nn.Module) -> dict[str, Tensor]:
+def named_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return parameters and buffers by name, tied ones once, under their first name."""
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
@@ -236,17 +236,22 @@ def _optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tens
     return _to_cpu(tensors)
 
 
-@torch.no_grad()
-def _load_tensors(path: Path, digest: FileDigest, wanted: Mapping[str, Tensor]) -> None:
+def load_tensors(path: Path, digest: FileDigest, wanted: Mapping[str, Tensor]) -> None:
     """Fill the tensors `wanted`, by name, from a file that must hold exactly these."""
-    stored = _parse(path, digest)
+    fill(wanted, _parse(path, digest), path)
+
+
+@torch.no_grad()
+def fill(wanted: Mapping[str, Tensor], stored: Mapping[str, Tensor], path: Path) -> None:
+    """Fill the tensors `wanted`, by name, with those that are `stored` at a path, exactly these."""
     if _forms(stored) != _forms(wanted):
         raise CheckpointError(f"{path}: holds the weights of another model than the configured one")
     for name, tensor in wanted.items():
         tensor.copy_(stored[name])
 
 
-def _load_optimizer(path: Path, digest: FileDigest, model: nn.Module, optimizer: Optimizer) -> None:
+def load_optimizer(path: Path, digest: FileDigest, model: nn.Module, optimizer: Optimizer) -> None:
+    """Replace the optimizer's state by that in a file, which is of the same model's parameters."""
     parameters = dict(model.named_parameters())
     optimizer.state.clear()
     for full, tensor in _parse(path, digest).items():
@@ -267,7 +272,8 @@ def _parse(path: Path, digest: FileDigest) -> dict[str, Tensor]:
         raise CheckpointError(f"{path}: not a safetensors file: {error}") from error
 
 
-def _read_state(directory: Path, digest: FileDigest | None) -> LoopState:
+def read_state(directory: Path, digest: FileDigest | None = None) -> LoopState:
+    """Return the `LoopState` in the folder of a checkpoint; raises `CheckpointError` where there is none."""
     data = _read_file(directory / STATE, digest)
     try:
         return LoopState.model_validate(json.loads(data))

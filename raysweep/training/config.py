@@ -25,7 +25,8 @@ class PretrainConfig(Config):
     Training makes `steps` updates on batches of `batch_size` sentences.  These are fresh for ever, or with
     `sentences` come in epochs over a finite set of so many (`raysweep.languages.training_set`), in each epoch
     with other masks; a corpus without it runs through all of its rows.  The state after each of
-    `milestones` is kept and evaluated; by default after the last step alone.  `mask` is "one" (one uniformly
+    `milestones` is kept and evaluated; by default after the last step alone.  0 is the state before the first
+    step: the untrained model, or the one that the run starts from.  `mask` is "one" (one uniformly
     drawn position a sentence) or a rate r in (0, 1): max(1, round(r · length)) distinct positions a sentence.
     `replace` says what the model sees instead of a masked word: the mask token (`mask`), or as in BERT
     (`bert`) the mask token in 80 %, a uniformly drawn word in 10 % and the word itself in 10 % of the cases.
@@ -90,10 +91,10 @@ class PretrainConfig(Config):
         if not milestones:
             return (steps,)
         text = list(milestones)
-        if milestones[0] < 1 or any(a >= b for a, b in pairwise(milestones)):
+        if milestones[0] < 0 or any(a >= b for a, b in pairwise(milestones)):
             raise ValueError(
-                f"{text}: must be positive and ascending, each step once; "
-                f"write {sorted({m for m in text if m > 0})}"
+                f"{text}: must be ascending from 0 or more, each step once; "
+                f"write {sorted({m for m in text if m >= 0})}"
             )
         if milestones[-1] > steps:
             raise ValueError(

@@ -35,6 +35,7 @@ from raysweep.training.journal import Journal, survey
 from raysweep.training.memory import keep_freed_memory
 from raysweep.training.progress import Looks, Progress
 from raysweep.training.seeds import Seeds
+from raysweep.training.start import Start
 from raysweep.training.step import Stepper
 from raysweep.training.throughput import Throughput
 from raysweep.training.timing import StepTimes
@@ -53,6 +54,7 @@ def pretrain(
     pretrain: PretrainConfig,
     seed: int | Seeds,
     journal: Journal,
+    start: Start | None = None,
     world: World | None = None,
     device: str | torch.device = "cpu",
     on_progress: Callable[[Progress], None] | None = None,
@@ -62,7 +64,8 @@ def pretrain(
 ) -> int:
     """Train until every milestone has a committed checkpoint; return the step reached.
 
-    Training resumes from the newest intact checkpoint before the first missing milestone.  A checkpoint whose
+    Training resumes from the newest intact checkpoint before the first missing milestone; milestone 0 is the
+    state before the first step.  A checkpoint whose
     files are damaged is quarantined and computed again.  With nothing missing this returns at once.
     `on_progress` is called on rank 0, about twice a second.  When `stop()` is true on any rank, all ranks
     write a checkpoint at a step boundary and return.  `timings` records where the time of every step goes.
@@ -70,20 +73,22 @@ def pretrain(
     A thread draws sentences one chunk of steps ahead, where that pays; `training` is where they come from, if
     they are stored.  Every point of the curve holds tokens a second and model FLOPs utilisation.
 
-    One `seed` decides initial weights, data and dropout, or `Seeds` one each.
+    One `seed` decides initial weights, data and dropout, or `Seeds` one each.  With `start` the weights are
+    those of another run's checkpoint or of a model's folder instead (`raysweep.training.start`); it is read
+    only where the run has no checkpoint of its own to go on from.
 
     With `world.size` > 1 every worker calls this, `torch.distributed` is initialised, and `journal.directory`
     is on storage that all of them see.
 
     Raises `ConfigError` for an algorithm that does not train, for a batch smaller than the number of workers
     and for more `pretrain.sentences` than there are, `RunFailedError` naming the first step with a loss that
-    is not finite, and `StorageError` where a checkpoint cannot be written.
+    is not finite, `StorageError` where a checkpoint cannot be written, and `CheckpointError` for a `start`
+    that has gone, has changed or is of another model.
     """
     if not algorithm.trains:
         raise ConfigError(f"algorithm.kind: '{algorithm.kind}' does no training; evaluate it directly")
-    loop = _Loop(
-        language, model, algorithm, pretrain, seed, journal, world or World(), torch.device(device), training
-    )
+    here, where = world or World(), torch.device(device)
+    loop = _Loop(language, model, algorithm, pretrain, seed, journal, start, here, where, training)
     # Each step seeds torch's generator for its dropout; the caller's generator is restored afterwards.
     with torch.random.fork_rng(devices=[loop.device] if loop.device.type == "cuda" else []):
         return loop.run(on_progress, stop, timings)
@@ -100,13 +105,14 @@ class _Loop:
         config: PretrainConfig,
         seed: int | Seeds,
         journal: Journal,
+        start: Start | None,
         world: World,
         device: torch.device,
         training: TrainingSet | None,
     ) -> None:
         self.language, self.config, self.seeds = language, config, Seeds.of(seed)
         self.journal, self.world, self.device = journal, world, device
-        self._model, self._algorithm, self._training = model, algorithm, training
+        self._model, self._algorithm, self._training, self._source = model, algorithm, training, start
         self.latest = math.nan
         self.tokens_per_second: float | None = None
         self.mfu: float | None = None
@@ -132,6 +138,8 @@ class _Loop:
         self._start(record)
         looks = Looks(self, on_progress, stop)
         milestones = set(self.config.milestones)
+        if record is None and 0 in milestones:
+            self._keep(milestone=True)
         if timings is not None:
             self.stepper.mark = timings.mark
             timings.begin()
@@ -164,6 +172,10 @@ class _Loop:
     def _start(self, record: CheckpointRecord | None) -> None:
         """Make the model, its optimizer and the loss buffer, at the step of `record` or at 0."""
         model = self._model.build(self.language, seed=self.seeds.init)
+        source = self._source if record is None else None
+        if source is not None:
+            source.set_weights(model, self.language)
+            log.info("training starts from %s", source)
         self.stepper = Stepper(
             model,
             self._algorithm,
@@ -173,6 +185,8 @@ class _Loop:
             world=self.world,
             device=self.device,
         )
+        if source is not None:
+            source.set_optimizer(self.stepper.model, self.stepper.optimizer)
         # This rank's parts of the losses of the steps since the last curve point.
         self.losses = torch.zeros(LOG_EVERY, dtype=torch.float64, device=self.device)
         before = None

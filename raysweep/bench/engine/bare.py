@@ -1,7 +1,7 @@
 """The least that a sweep can cost: `python -m raysweep.bench.engine.bare FILE STORAGE`.
 
 One process trains and evaluates all runs of a sweep file, one after another, and records them in the same
-ledger as a launch does.
+ledger as a launch does.  A run comes after the one that it starts from.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ def _run(sweep: Sweep, spec: RunSpec) -> None:
         seed=spec.seeds,
         journal=run,
         training=training_of(spec, language, sweep.storage),
+        start=None if spec.source is None else spec.source.start(run),
     )
     for step in spec.milestones:
         subject = ModelSubject(language, load_model(run.checkpoint_directory(step), spec.model, language))
