@@ -24,7 +24,7 @@ _PERIOD = 0.5
 
 
 class Ready(Searcher):
-    """Suggests the runs of a sweep in order, `{"run": run id}` each, those that wait as soon as they can start.
+    """Suggests runs of a sweep in order, `{"run": run id}` each, those that wait as soon as they can start.
 
     It ends when no run is left, or those that are left wait for runs that have all ended.
     """

@@ -24,14 +24,15 @@ def misfit(model: ModelConfig, language: Language, other: ModelConfig, others: L
     ours, theirs = model.content(), other.content()
     for name in sorted((ours.keys() | theirs.keys()) - _FREE):
         if ours.get(name) != theirs.get(name):
-            return f"its model.{name} is {theirs.get(name)!r}, this run's {ours.get(name)!r}; use one value for both"
+            values = f"{theirs.get(name)!r}, this run's {ours.get(name)!r}"
+            return f"its model.{name} is {values}; use one value for both"
     if language is others:
         return None
     return _other_tensors(_module(model, language), _module(other, others))
 
 
 def folder_misfit(model: ModelConfig, language: Language, folder: Path) -> str | None:
-    """Return why a model for `language` cannot take the weights of a folder of transformers; None if it can."""
+    """Return why a model for `language` cannot take the weights of a folder of transformers; or None."""
     try:
         found = Folder.read(folder)
         fault = found.misfit(language)
@@ -68,8 +69,8 @@ def _other_tensors(ours: MaskedLM, theirs: MaskedLM) -> str | None:
         )
     if ours.max_length != theirs.max_length:
         return (
-            f"it reads {theirs.max_length} positions, this run {ours.max_length}; use languages of one largest "
-            "length"
+            f"it reads {theirs.max_length} positions, this run {ours.max_length}; use languages with longest "
+            "sentences of as many words"
         )
     here, there = ({name: tuple(t.shape) for name, t in named_tensors(m).items()} for m in (ours, theirs))
     for name in dict.fromkeys((*here, *there)):

@@ -5,8 +5,8 @@
     exclude   list of {dotted path: value}; a grid point that agrees with all of one entry is dropped
     include   list of partial configurations; each, laid on the base, is one more point, without the axes
 
-A path leads into `language`, `model`, `algorithm`, `pretrain`, `init_from` or `seeds`, or is `seed`.  It may be a whole
-section.  Values are merged with the base as by `extends` (see `document.merge`).
+A path leads into `language`, `model`, `algorithm`, `pretrain`, `init_from` or `seeds`, or is `seed`.  It may
+be a whole section.  Values are merged with the base as by `extends` (see `document.merge`).
 """
 
 from __future__ import annotations

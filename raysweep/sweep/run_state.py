@@ -20,8 +20,8 @@ from raysweep.sweep.records import EvaluationRecord
 from raysweep.sweep.run import RunSpec
 from raysweep.sweep.starts import starts
 
-#: `blocked`: the run waits for the checkpoint that it starts from.  `unfinished`: the run was begun, and as far
-#: as known nobody is working on it.
+#: `blocked`: the run waits for the checkpoint that it starts from.  `unfinished`: the run was begun, and as
+#: far as known nobody is working on it.
 State = Literal["queued", "blocked", "starting", "training", "evaluating", "unfinished", "done", "failed"]
 
 

@@ -54,7 +54,7 @@ class Source(Config):
         return self.content | ({"kept": "optimizer"} if self.optimizer == "keep" else {})
 
     def ledger(self, run: RunLedger) -> RunLedger | None:
-        """Return the ledger of the source's run, given that of the run that starts from it; None of a folder."""
+        """Return the ledger of the source's run, given that of the run that starts there; or None."""
         if self.run is None:
             return None
         sweep = run.sweep_directory if self.sweep is None else run.storage / self.sweep

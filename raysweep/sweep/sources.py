@@ -1,7 +1,8 @@
 """From `init_from` to sources: which checkpoint a point of the grid starts from, and whether it fits.
 
-`run` is RUN@STEP, SWEEP/RUN@STEP or a folder.  RUN is first looked for among the runs of the sweep file, which
-may themselves start from others, then in the ledger of the sweep's name.  Another SWEEP is one of the storage.
+`run` is RUN@STEP, SWEEP/RUN@STEP or a folder.  RUN is first looked for among the runs of the sweep file,
+which may themselves start from others, then in the ledger of the sweep's name.  Another SWEEP is one of the
+storage.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +67,11 @@ class Sources:
     def __init__(self, storage: Path, name: str, languages: LanguageCache) -> None:
         self._storage, self._name, self._languages = storage, name, languages
 
+    @cached_property
+    def _stored(self) -> frozenset[str]:
+        """The ids of the runs in the ledger of the sweep's name."""
+        return frozenset(Ledger(self._storage / self._name).run_ids())
+
     def resolve(self, starting: Iterable[Starting], runs: Callable[[], Sequence[RunSpec]]) -> None:
         """Give each point its source and add its run; points with problems are left out.
 
@@ -76,9 +83,11 @@ class Sources:
             ready = [each for each in left if self._names_one_of(known, each)]
             if not ready:
                 # A name that no run of the file can have is one of the storage, or a folder.
-                ready = [each for each in left if not any(_may_name(each, other) for other in left)]
+                ready = [each for each in left if not any(self._may_name(each, other) for other in left)]
             if not ready:
-                _report_circles(left)
+                ready = [each for each in left if self._own_pattern(each.init.run) in self._stored]
+            if not ready:
+                self._report_circles(left)
                 return
             failed = []
             for each in ready:
@@ -112,7 +121,34 @@ class Sources:
 
     def _waits_in_vain(self, each: Starting, failed: Sequence[Starting], known: Sequence[RunSpec]) -> bool:
         """Return whether a point can only name runs that have a problem."""
-        return any(_may_name(each, other) for other in failed) and not self._names_one_of(known, each)
+        return any(self._may_name(each, other) for other in failed) and not self._names_one_of(known, each)
+
+    def _may_name(self, each: Starting, other: Starting) -> bool:
+        """Return whether a point may start from the run of another point, whose identity is not known yet."""
+        pattern = self._own_pattern(each.init.run)
+        if pattern is None:
+            return False
+        # An identity that is written out may be the one to come, though not the point's own: that contains
+        # its source's.
+        written = _HASH.search(pattern)
+        if written is not None and other is each:
+            return False
+        head = _HASH.sub("", other.spec.run_id)
+        digits = written["digits"] if written is not None else "0" * DIGITS
+        return fnmatch.fnmatchcase(f"{head}-{digits}", pattern)
+
+    def _report_circles(self, left: Sequence[Starting]) -> None:
+        """Report points that start from themselves or, in a circle, from one another."""
+        for each in left:
+            others = [other for other in left if other is not each]
+            if not any(self._may_name(each, other) for other in others):
+                each.report(f"'{each.init.run}' is this run itself; name another run")
+                continue
+            names = dict.fromkeys(_HASH.sub("", other.spec.run_id) for other in left)
+            each.report(
+                f"'{each.init.run}' leads back to this run: {_some(list(names))} start from one another; let "
+                "one of them start from drawn weights (init_from: null)"
+            )
 
     def _check_unique(self, each: Starting, spec: RunSpec, runs: Sequence[RunSpec]) -> None:
         """Report a pattern that matches, beside its source, a run that was not known when it was resolved.
@@ -148,8 +184,8 @@ class Sources:
         if step not in run.milestones:
             listed = ", ".join(map(str, run.milestones))
             raise ConfigError(
-                f"run {run.run_id} has no milestone {step}, only {listed}; name one of these, or add {step} to "
-                "pretrain.milestones"
+                f"run {run.run_id} has no milestone {step}, only {listed}; name one of these, or add {step} "
+                "to pretrain.milestones"
             )
         language = self._languages.get(run.language)
         self._check(each, f"{run.run_id}@{step}", run.model, run.algorithm.kind, language)
@@ -221,8 +257,8 @@ class Sources:
             raise ConfigError(f"{name} has another architecture: {fault}")
         if each.init.optimizer == "keep" and kind != spec.algorithm.kind:
             raise ConfigError(
-                f"optimizer: keep needs one kind of algorithm, but {name} was trained by '{kind}' and this run "
-                f"is by '{spec.algorithm.kind}'; use optimizer: fresh"
+                f"optimizer: keep needs one kind of algorithm, but {name} was trained by '{kind}' and this "
+                f"run is by '{spec.algorithm.kind}'; use fresh"
             )
 
     def _of_folder(self, each: Starting) -> Source:
@@ -245,8 +281,8 @@ class Sources:
             label = _label(run.run_id, seeds, step)
         elif keep:
             raise ConfigError(
-                f"optimizer: keep needs a checkpoint, and {folder} holds a model without an optimizer; use "
-                "optimizer: fresh"
+                f"optimizer: keep needs a checkpoint, and {folder} holds a model without an optimizer; "
+                "use fresh"
             )
         else:
             fault = folder_misfit(each.spec.model, self._languages.get(each.spec.language), folder)
@@ -276,31 +312,6 @@ def _label(run_id: str, seeds: Seeds, step: int) -> str:
     """Return a run's id without its seeds and its identity, and the step."""
     head = _HASH.sub("", run_id).removesuffix(f"-{safe(seeds.label)}")
     return f"{head}@{step}"
-
-
-def _may_name(each: Starting, other: Starting) -> bool:
-    """Return whether a point may start from the run of another point, whose identity is not known yet."""
-    named = _reference(each.init.run)
-    if named is None:
-        return False
-    # An identity that is written out may be the one to come.
-    written = _HASH.search(named["run"])
-    head = _HASH.sub("", other.spec.run_id)
-    digits = written["digits"] if written is not None else "0" * DIGITS
-    return fnmatch.fnmatchcase(f"{head}-{digits}", named["run"])
-
-
-def _report_circles(left: Sequence[Starting]) -> None:
-    """Report points that start from themselves or, in a circle, from one another."""
-    for each in left:
-        if _may_name(each, each) and not any(_may_name(each, other) for other in left if other is not each):
-            each.report(f"'{each.init.run}' is this run itself; name another run")
-            continue
-        names = dict.fromkeys(_HASH.sub("", other.spec.run_id) for other in left)
-        each.report(
-            f"'{each.init.run}' leads back to this run: {_some(list(names))} start from one another; let one "
-            "of them start from drawn weights (init_from: null)"
-        )
 
 
 def _some(names: Sequence[str]) -> str:

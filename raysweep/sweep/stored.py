@@ -77,7 +77,8 @@ def stored_names(storage: Path) -> list[str]:
 def select(sweep: Sweep, only: Sequence[str] | None) -> Sweep:
     """Return the sweep with the runs that match one of the patterns (`*` and `?`); without any, all runs.
 
-    Raises `ConfigError` if nothing matches, and for a run that starts from one that is left out and not there.
+    Raises `ConfigError` if nothing matches, and for a run that starts from one that is left out and not
+    trained.
     """
     if not only:
         return sweep
@@ -92,8 +93,8 @@ def select(sweep: Sweep, only: Sequence[str] | None) -> Sweep:
     for run in runs:
         if run.source is not None and waits.wait(run) is not None and run.source.own not in chosen:
             raise ConfigError(
-                f"--only {' '.join(only)}: run {run.run_id} starts from {run.source.name}, which is not trained "
-                f"yet; add --only '{run.source.run}', or launch that run first"
+                f"--only {' '.join(only)}: run {run.run_id} starts from {run.source.name}, which is not "
+                f"trained yet; add --only '{run.source.run}', or launch that run first"
             )
     # The trainings that a part of the grid saves by sharing are not known, so none are claimed.
     return replace(sweep, runs=runs, points=len(runs))

@@ -74,7 +74,7 @@ def checkpoint(
         step=step,
         milestone=milestone,
         files={"model.safetensors": FileDigest(sha256="0" * 64, size=7)},
-        curve=(CurvePoint(step=step, loss=1.0 / step, time_ms=1000 * step),),
+        curve=(CurvePoint(step=step, loss=1.0 / max(step, 1), time_ms=1000 * step),),
         time=float(step),
         train_seconds=seconds,
     )
