@@ -28,8 +28,6 @@ class Missing:
     evaluations: tuple[tuple[int, str], ...] = ()
     #: Training starts from the checkpoint of this step; 0 means from the start.
     resume_step: int = 0
-    #: True if there is something to train, and no checkpoint of the run to go on from.
-    from_start: bool = False
 
     @property
     def finished(self) -> bool:
@@ -74,8 +72,8 @@ def missing(
         for step in spec.milestones
         if step not in held.recorded or (step in to_use and step not in held.usable)
     )
-    older = [step for step in held.usable if checkpoints and step < checkpoints[0]]
-    return Missing(checkpoints, evaluations, max(older, default=0), bool(checkpoints) and not older)
+    older = (step for step in held.usable if checkpoints and step < checkpoints[0])
+    return Missing(checkpoints, evaluations, max(older, default=0))
 
 
 def missing_now(

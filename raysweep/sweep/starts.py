@@ -52,8 +52,10 @@ class Starts:
         return self._held[run_id]
 
     def _begins(self, spec: RunSpec) -> bool:
-        """Return whether training begins at the source."""
-        return missing(spec, self._held.get(spec.run_id, _NOTHING)).from_start
+        """Return whether there is something to train, and no checkpoint of the run's own to go on from."""
+        held = self._held.get(spec.run_id, _NOTHING)
+        lacking = missing(spec, held).checkpoints
+        return bool(lacking) and not any(step < lacking[0] for step in held.usable)
 
     def missing(self, spec: RunSpec, wanted: Mapping[str, str] | None = None) -> Missing:
         """Return what a run lacks, for itself and for those that start from it."""

@@ -144,7 +144,8 @@ def test_it_is_an_axis(load: Load) -> None:
     whole = load(f"{BASE}axes: {{init_from: [null, {{run: {ids[0]}@50}}]}}\n")
     assert [run.source is None for run in whole.runs] == [True, False]
     assert whole.runs[0].run_id == ids[0]
-    walking = load(f"{BASE}zip: [{{seed: [0, 1], init_from.run: ['*-s0-*@50', '*-s1-*@50']}}]\n")
+    walk = "zip: [{seed: [0, 1], init_from.run: ['*-adamw-s0-*@50', '*-adamw-s1-*@50']}]"
+    walking = load(f"{BASE}{walk}\n", "algorithm={kind: sgd}")
     assert [run.source.run for run in walking.runs if run.source] == ids
 
 
