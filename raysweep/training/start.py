@@ -54,6 +54,8 @@ class Start:
 
     def check(self) -> None:
         """Raise `CheckpointError` where the folder has gone, or has changed since the run was configured."""
+        if not self.folder.is_dir():
+            raise CheckpointError(f"init_from: {self.folder} is not there any more; launch its sweep again")
         if self.content is not None and state_content(self.folder, keep=self.keep) != self.content:
             raise CheckpointError(
                 f"init_from: {self.folder} has other content than when this run was configured"

@@ -27,7 +27,7 @@ def sweep(load: Any) -> Any:
 
 def test_everything_is_new_at_first(sweep: Any) -> None:
     plan = make_plan(sweep)
-    assert plan.counts == {"done": 0, "evaluate": 0, "resume": 0, "new": 4, "failed": 0}
+    assert plan.counts == {"done": 0, "evaluate": 0, "resume": 0, "new": 4, "blocked": 0, "failed": 0}
     assert not plan.finished
     assert why(plan) == {
         (step, kind): ("new", "not trained yet" if kind is None else "not measured yet")
@@ -108,7 +108,7 @@ def test_another_version_of_an_evaluation_is_measured_anew_beside_the_first(
 
     monkeypatch.setattr(type(evaluation), "version", 2)
     plan = make_plan(sweep)
-    assert plan.counts == {"done": 0, "evaluate": 4, "resume": 0, "new": 0, "failed": 0}
+    assert plan.counts == {"done": 0, "evaluate": 4, "resume": 0, "new": 0, "blocked": 0, "failed": 0}
     assert plan.runs[0].train_steps == 0
     assert why(plan)[50, "counted"][0] == "new"
     # No shard of the first version is taken for one of the second, and its record stays.

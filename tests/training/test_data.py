@@ -279,6 +279,7 @@ def test_milestones_default_to_the_last_step() -> None:
     assert PretrainConfig.decode(GOOD).milestones == (100,)
     assert PretrainConfig.decode({**GOOD, "milestones": None}).milestones == (100,)
     assert PretrainConfig.decode({**GOOD, "milestones": [10, 100]}).milestones == (10, 100)
+    assert PretrainConfig.decode({**GOOD, "milestones": [0, 100]}).milestones == (0, 100)
     decoded = PretrainConfig.decode({**GOOD, "mask": 0.15})
     assert PretrainConfig.decode(decoded.encode()) == decoded
 
@@ -288,9 +289,9 @@ def test_milestones_default_to_the_last_step() -> None:
     [
         ("milestones", [10, 200], "200 lies past the last step, 100; drop it, or raise steps to 200"),
         ("milestones", [10, 50], r"nothing would be kept of the training after step 50; end with 100"),
-        ("milestones", [50, 10, 100], "must be positive and ascending"),
-        ("milestones", [50, 50, 100], "must be positive and ascending"),
-        ("milestones", [0, 100], "must be positive and ascending"),
+        ("milestones", [50, 10, 100], "must be ascending from 0 or more"),
+        ("milestones", [50, 50, 100], "must be ascending from 0 or more"),
+        ("milestones", [-1, 100], "must be ascending from 0 or more"),
         ("milestones", ["10", 100], "valid integer"),
         ("milestones", 100, "valid array"),
         ("mask", 0.0, "0.0 is neither 'one' nor a rate between 0 and 1"),
