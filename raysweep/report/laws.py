@@ -79,8 +79,6 @@ def _quantities(measured: Measurements, variant: str) -> list[Asked]:
     shown = [*([loss] if loss else []), *measured.comparable(), *measured.shown("accuracy")]
     for metric in shown:
         table = measured.has(metric.name)
-        # No law of the number of steps reaches back to a model that has made none.
-        table = table[table["step"] > 0]
         table = table[(table["variant"] == variant) & (table["step"] > 0)]
         values, title, pure = table[metric.name], metric.title, True
         if metric.kind == "accuracy":

@@ -34,7 +34,8 @@ def tidy(ledger: Ledger, sweep: Sweep) -> pd.DataFrame:
 
     - sweep, run_id, model, algorithm, seed (missing where a run has several);
     - seeds.init, seeds.data and seeds.dropout, where some run of the sweep has several;
-    - one for each other axis: its dotted path, sections as JSON;
+    - one for each other axis: its dotted path, sections as JSON; a run that is started from (`init_from`) by
+      its configuration and step, without its seeds;
     - parameters (trainable, tied ones once) and step;
     - metric (its name, such as probe/A), value, standard_error, n, unit;
     - quantity and of: what is measured (probe/{task}) and at which coordinates, as JSON ({"task":"A"});
@@ -121,7 +122,7 @@ def _head(
         "algorithm": spec.algorithm.label,
         "seed": spec.seed if spec.trains else None,
         **{name: getattr(spec.seeds, SEEDS[name]) if spec.trains else None for name in seeds},
-        **{name: _cell(spec.axes.get(name)) if _applies(name, spec) else None for name in axes},
+        **{name: _axis(name, spec) for name in axes},
         "parameters": parameters,
     }
 
@@ -129,6 +130,15 @@ def _head(
 def _applies(axis: str, spec: RunSpec) -> bool:
     """Return whether an axis applies to a run: without training, its model and steps mean nothing."""
     return spec.trains or axis.partition(".")[0] not in ("model", "pretrain")
+
+
+def _axis(name: str, spec: RunSpec) -> Any:
+    """Return a run's value on an axis; that of a source is without seeds, which tell replicates apart."""
+    if not _applies(name, spec):
+        return None
+    if name in ("init_from", "init_from.run"):
+        return None if spec.source is None else spec.source.label
+    return _cell(spec.axes.get(name))
 
 
 def _cell(value: Any) -> Any:

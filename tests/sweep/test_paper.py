@@ -28,14 +28,20 @@ ON_TEXT = {"fig2c": ("sst2",), "tables-bookcorpus": ("qnli", "sst2", "rte")}
 ON_OPT = dict.fromkeys(("fig2b", "fig3c", "fig5-opt", "fig8-opt"), ("qnli", "sst2"))
 #: Files with the runs of others, and these others.
 SHARED = {
-    "fig1": ("fig2a", "fig3a", "fig5-pcfg", "fig8-pcfg", "table1-pcfg", "table2-pcfg"),
-    "fig3b": ("fig8-hmm",),
+    "fig1": (
+        *("fig2a", "fig3a", "fig4-pcfg", "fig5-pcfg", "fig8-pcfg", "fig10-pcfg"),
+        *("table1-pcfg", "table2-pcfg"),
+    ),
+    "fig3b": ("fig4-hmm", "fig8-hmm", "fig10-hmm"),
     "fig3c": ("fig2b", "fig5-opt", "fig8-opt"),
     "fig2c": (),
     "tables-bookcorpus": (),
 }
-#: Runs in common where not all are: two sizes of Table 4; AdamW and the look-up table.
+#: Runs in common where not all are: two sizes of Table 4; AdamW and the look-up table; AdamW of three seeds.
 PARTLY = {"fig5-pcfg": 6, "fig5-opt": 6, "table1-pcfg": 4, "table2-pcfg": 4}
+#: Files whose models go on by SGD, and that with the runs of AdamW that they start from.
+BY_SGD = {"fig4-pcfg": "fig1", "fig10-pcfg": "fig1", "fig4-hmm": "fig3b", "fig10-hmm": "fig3b"}
+PARTLY |= dict.fromkeys(BY_SGD, 3)
 
 
 @functools.cache
@@ -84,6 +90,8 @@ def test_each_is_a_plan_at_the_papers_scale(name: str) -> None:
         assert run.pretrain.batch_size == 4096
         assert run.pretrain.steps >= 30_000
         assert len(run.milestones) >= 4
+        if run.source is not None:
+            continue  # see test_saturated_models_go_on_by_sgd
         algorithm = run.algorithm.encode()
         assert (algorithm["lr"], algorithm["betas"], algorithm["schedule"]) == (1e-3, [0.9, 0.98], "constant")
         assert algorithm["warmup_steps"] == (5000 if name in ON_TEXT else 1000)
@@ -152,6 +160,30 @@ def test_files_of_one_name_share_their_trainings_and_measurements() -> None:
     assert set(FILES) == {*SHARED, *(part for parts in SHARED.values() for part in parts)}
     names = [loaded(whole).name for whole in SHARED]
     assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize(("name", "first"), BY_SGD.items())
+def test_saturated_models_go_on_by_sgd(name: str, first: str) -> None:
+    """From the last checkpoint of the run of AdamW of the same model and seed, with the settings of B.2."""
+    sweep = loaded(name)
+    trained = {run.run_id: run for run in loaded(first).runs}
+    going_on = [run for run in sweep.runs if run.source is not None]
+    assert {run.seed for run in going_on} == {0, 1, 2}
+    for run in going_on:
+        assert run.source is not None
+        source = trained[str(run.source.own)]
+        assert (source.model, source.seed, source.algorithm.kind) == (run.model, run.seed, "adamw")
+        assert (run.source.step, run.source.optimizer) == (source.milestones[-1], "fresh")
+        algorithm = run.algorithm.encode()
+        assert (algorithm["kind"], algorithm["lr"], algorithm["warmup"]) == ("sgd", 1e-3, 0.12)
+        assert (algorithm["schedule"], algorithm["momentum"], algorithm["weight_decay"]) == ("constant", 0, 0)
+        assert run.milestones == (0, *source.milestones)
+        assert run.evaluations == source.evaluations
+    plan = make_plan(sweep)
+    assert [plan.counts[state] for state in ("new", "blocked")] == [3, 3]
+    # Both figures of a language show the same runs.
+    other = name.replace("fig4", "fig10") if "fig4" in name else name.replace("fig10", "fig4")
+    assert [run.run_id for run in loaded(other).runs] == [run.run_id for run in sweep.runs]
 
 
 def test_sizes_are_seen_in_the_papers_shape() -> None:
