@@ -1,4 +1,4 @@
-"""The order of runs of which some start from others: Tune gets each as soon as its source is there.
+"""The order of runs where some start from others: Tune gets each as soon as its source is there.
 
     runs that can be trained -> Tune;   a checkpoint appears -> the runs that wait for it -> Tune
 

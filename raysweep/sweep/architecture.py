@@ -1,4 +1,4 @@
-"""Whether a model can take up the weights of another one; both are compared without their weights."""
+"""Compares architectures: a model can take up the weights of one that has the same."""
 
 from __future__ import annotations
 

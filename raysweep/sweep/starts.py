@@ -1,4 +1,4 @@
-"""Which runs can be trained now, which wait for the checkpoint of another run, and which wait in vain.
+"""The runs that can be trained now, those that wait for the checkpoint of another, and those in vain.
 
 A run that starts from another one needs the checkpoint of its source until it has one of its own to go on
 from.  Until then the source keeps it too: where it has been lost, it is trained again.
@@ -21,7 +21,7 @@ _NOTHING = RunRecords()
 
 @dataclass(frozen=True)
 class Wait:
-    """Why a run cannot be trained yet; with `vain` it will not be before its source is tried again."""
+    """The reason why a run cannot be trained yet; with `vain` it will not be before its source is tried."""
 
     reason: str
     vain: bool = False

@@ -30,7 +30,7 @@ from raysweep.training import checkpoint as disk
 
 
 class InitFrom(Config):
-    """What a run starts from: `run` is RUN@STEP, SWEEP/RUN@STEP or a folder.
+    """The state that a run starts from: `run` is RUN@STEP, SWEEP/RUN@STEP or a folder.
 
     RUN is a run's id, or a pattern (`*` and `?`) that only one run matches.  `optimizer` keeps the state of
     the source's optimizer, or starts a fresh one.

@@ -91,7 +91,7 @@ def test_phases_of_one_file_killed_and_launched_again(
 def test_a_source_that_fails_ends_the_launch(
     raysweep: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:
-    """What starts from a failed run is named as failed too, and the others are done."""
+    """Runs that start from a failed one are named as failed too, and the others are done."""
     data = changed(
         pretrain={"steps": 40, "milestones": [20, 40]},
         axes={"algorithm.lr": [1e-3, 1e30]},
