@@ -32,7 +32,7 @@ from raysweep.evaluation.metric import numbers
 from raysweep.sweep import Ledger, RunLedger, RunSpec, Sweep
 from raysweep.sweep.missing import metrics_at, missing_now
 from raysweep.sweep.run_state import State
-from raysweep.sweep.starts import needed_of
+from raysweep.sweep.starts import check_source, needed_of
 
 log = logging.getLogger("raysweep.trial")
 
@@ -131,6 +131,8 @@ class _Trial:
         lacking = missing_now(self._run, self._spec, check_files=True, needed=self._needed).checkpoints
         if not lacking:
             return
+        if not any(record.step < lacking[0] for record in self._run.checkpoints()):
+            check_source(self._run, self._spec)
         # A rate may depend on the number of steps, so that stays.
         pretrain = self._spec.pretrain.model_copy(update={"milestones": lacking})
         parts = self._services.parts.get(self._spec.run_id, 1)

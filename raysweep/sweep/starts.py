@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+from raysweep.errors import CheckpointError
 from raysweep.sweep.config import Sweep
-from raysweep.sweep.ledger import Ledger
+from raysweep.sweep.ledger import Ledger, RunLedger
 from raysweep.sweep.missing import Missing, missing
 from raysweep.sweep.records import FailureRecord
 from raysweep.sweep.run import RunSpec
 from raysweep.sweep.survey import RunRecords, survey, survey_run
+from raysweep.training import verify
 
 _NOTHING = RunRecords()
 
@@ -117,6 +119,22 @@ def failures(sweep: Sweep) -> dict[str, FailureRecord]:
             of_source = FailureRecord(message=message, error="SourceFailed", step=None, time=0.0)
             found[spec.run_id] = own[-1] if own else of_source
     return found
+
+
+def check_source(run: RunLedger, spec: RunSpec) -> None:
+    """Read the checkpoint of the same sweep that a run starts from; raise `CheckpointError` if it is damaged.
+
+    It is then moved aside, so that its run trains to it again.
+    """
+    source = spec.source.ledger(run) if spec.source is not None and spec.source.own else None
+    record = None if source is None or spec.source is None else source.checkpoint(spec.source.step or 0)
+    if source is None or record is None:
+        return
+    try:
+        verify(source.checkpoint_directory(record.step), record.files)
+    except CheckpointError as error:
+        source.quarantine(record, str(error))
+        raise
 
 
 def needed_of(sweep: Sweep, spec: RunSpec) -> Collection[int]:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from helpers.tiny_sweeps import BASE, HEAD, checkpoint, finish
-from raysweep.errors import ConfigError
+from raysweep.errors import CheckpointError, ConfigError
 from raysweep.sweep import RunSpec, Sweep, make_plan, missing_now, unfinished
 from raysweep.sweep.run_state import run_states
-from raysweep.sweep.starts import failures, needed_of
+from raysweep.sweep.starts import check_source, failures, needed_of
 from raysweep.sweep.stored import load_stored, save_sweep, select
 
 from .conftest import Load
@@ -223,6 +223,17 @@ def test_a_lost_checkpoint_is_trained_again_for_the_runs_that_start_from_it(load
     checkpoint(sweep.ledger().run(of(sweep, "sgd")), 50)
     assert set(needed_of(sweep, source)) == set()
     assert states(sweep)["adamw0"] == "done"
+
+
+def test_a_damaged_checkpoint_is_set_aside_before_it_is_started_from(load: Load) -> None:
+    sweep = load(TWO_PHASES)
+    source, spec = sweep.ledger().run(of(sweep, "adamw")), of(sweep, "sgd")
+    checkpoint(source, 50)
+    with pytest.raises(CheckpointError, match="sha256 differs"):  # the helper's record has another one
+        check_source(sweep.ledger().run(spec), spec)
+    assert not source.checkpoint_directory(50).exists()
+    assert states(sweep)["sgd0"] == "blocked"
+    check_source(sweep.ledger().run(of(sweep, "adamw")), of(sweep, "adamw"))  # has none to check
 
 
 def test_only_a_run_whose_source_is_not_trained(load: Load) -> None:
