@@ -228,6 +228,8 @@ def _part(name: str, value: Any) -> str:
         return str(value)
     if pd.isna(value):
         return ""
+    if name in ("init_from", "init_from.run"):
+        return f"from {value}"
     if isinstance(value, float) and value.is_integer():
         value = int(value)  # beside absent values whole numbers have become floats in the table
     return f"{name.rsplit('.', 1)[-1]} {value}"

@@ -24,8 +24,8 @@ class Source(Config):
     """A checkpoint that a run starts from.
 
     It is that of step `step` of run `run`, in the sweep `sweep` of the same storage (None: the run's own
-    sweep), or the one in `folder`.  `label` names it without seeds, so runs that start from replicates of one
-    configuration are replicates.  `content` identifies the state.
+    sweep), or the one in `folder`.  `label` names its algorithm and step without seeds, so runs that start
+    from replicates of one configuration are replicates.  `content` identifies the state.
     """
 
     sweep: str | None = None

@@ -192,7 +192,7 @@ class Sources:
         return Source(
             run=run.run_id,
             step=step,
-            label=_label(run.run_id, run.seeds, step),
+            label=_label(run.run_id, run.model, run.seeds, step),
             optimizer=each.init.optimizer,
             content={"run": run.training_identity, "step": step},
         )
@@ -221,22 +221,22 @@ class Sources:
             steps = ", ".join(str(r.step) for r in run.checkpoint_records())
             has = f"; it has steps {steps}" if steps else ""
             raise ConfigError(f"run {run.run_id} of {where} has no checkpoint of step {step} yet{has}")
-        content, seeds = self._check_recorded(each, f"{run.run_id}@{step}", run)
+        content, label = self._check_recorded(each, run, step)
         place = run.checkpoint_directory(step)
         keep = each.init.optimizer == "keep"
         return Source(
             sweep=sweep,
             run=run.run_id,
             step=step,
-            label=_label(run.run_id, seeds, step),
+            label=f"{sweep}/{label}" if sweep else label,
             optimizer=each.init.optimizer,
             content=file_content(record.files, place, keep=keep)
             if sweep
             else {"run": content.identity, "step": step},
         )
 
-    def _check_recorded(self, each: Starting, name: str, run: RunLedger) -> tuple[RunRecord, Seeds]:
-        """Check that a point fits a run that recorded its configuration; return the record and the seeds."""
+    def _check_recorded(self, each: Starting, run: RunLedger, step: int) -> tuple[RunRecord, str]:
+        """Check that a point fits a run that recorded its configuration; return the record and a label."""
         record = run.identity()
         if record is None:
             raise ConfigError(f"{run.identity_path} is missing or damaged; launch its sweep again")
@@ -247,8 +247,8 @@ class Sources:
             kind, seeds = str(content["algorithm"]["kind"]), Seeds.of(content["seed"])
         except (ValidationError, KeyError, TypeError) as error:
             raise ConfigError(f"{run.identity_path}: does not say which model it is: {error}") from error
-        self._check(each, name, model, kind, language)
-        return record, seeds
+        self._check(each, f"{run.run_id}@{step}", model, kind, language)
+        return record, _label(run.run_id, model, seeds, step)
 
     def _check(self, each: Starting, name: str, model: ModelConfig, kind: str, language: Any) -> None:
         spec = each.spec
@@ -277,8 +277,8 @@ class Sources:
                     f"{folder}: the folder above it is no run's (there is no {run.identity_path}); leave the "
                     "checkpoint in its run's folder, or write it with `raysweep export-model`"
                 )
-            _, seeds = self._check_recorded(each, str(folder), run)
-            label = _label(run.run_id, seeds, step)
+            _, label = self._check_recorded(each, run, step)
+            label = f"{run.sweep_directory.name}/{label}"
         elif keep:
             raise ConfigError(
                 f"optimizer: keep needs a checkpoint, and {folder} holds a model without an optimizer; "
@@ -308,9 +308,9 @@ def _step(named: re.Match[str]) -> int:
     return int(text)
 
 
-def _label(run_id: str, seeds: Seeds, step: int) -> str:
-    """Return a run's id without its seeds and its identity, and the step."""
-    head = _HASH.sub("", run_id).removesuffix(f"-{safe(seeds.label)}")
+def _label(run_id: str, model: ModelConfig, seeds: Seeds, step: int) -> str:
+    """Return a run's id without its model, its seeds and its identity, so its algorithm; and the step."""
+    head = _HASH.sub("", run_id).removesuffix(f"-{safe(seeds.label)}").removeprefix(f"{safe(model.label)}-")
     return f"{head}@{step}"
 
 

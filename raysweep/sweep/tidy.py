@@ -23,6 +23,8 @@ _AFTER = (
     *("quantity", "of", "heading", "short", "kind", "better", "least", "baseline", "ceiling", "report"),
     "reservations",
 )
+#: The section of the run that is started from.
+_START = "init_from"
 #: Columns that every tidy table has; all others are axes of the sweep.
 FIXED = (*_BEFORE, *_AFTER)
 
@@ -34,8 +36,9 @@ def tidy(ledger: Ledger, sweep: Sweep) -> pd.DataFrame:
 
     - sweep, run_id, model, algorithm, seed (missing where a run has several);
     - seeds.init, seeds.data and seeds.dropout, where some run of the sweep has several;
-    - one for each other axis: its dotted path, sections as JSON; a run that is started from (`init_from`) by
-      its configuration and step, without its seeds;
+    - one for each other axis: its dotted path, sections as JSON;
+    - init_from, where runs start from others: the algorithm and step of these, which tell configurations
+      apart, as seeds do not (or init_from.run, where that is the axis);
     - parameters (trainable, tied ones once) and step;
     - metric (its name, such as probe/A), value, standard_error, n, unit;
     - quantity and of: what is measured (probe/{task}) and at which coordinates, as JSON ({"task":"A"});
@@ -53,6 +56,8 @@ def tidy(ledger: Ledger, sweep: Sweep) -> pd.DataFrame:
     import pandas as pd  # takes a third of a second, and workers do without it
 
     axes = [name for name in sweep.axes if name not in _BEFORE and name.partition(".")[0] != "seeds"]
+    if any(spec.source is not None for spec in sweep.runs) and not {_START, f"{_START}.run"} & set(axes):
+        axes.append(_START)
     seeds = list(SEEDS) if any(spec.trains and spec.seed is None for spec in sweep.runs) else []
     rows: list[dict[str, Any]] = []
     counts: dict[tuple[str, str], int] = {}
@@ -136,8 +141,10 @@ def _axis(name: str, spec: RunSpec) -> Any:
     """Return a run's value on an axis; that of a source is without seeds, which tell replicates apart."""
     if not _applies(name, spec):
         return None
-    if name in ("init_from", "init_from.run"):
-        return None if spec.source is None else spec.source.label
+    if name in (_START, f"{_START}.run"):
+        if spec.source is None:
+            return None
+        return f"{spec.source.label}{' keep' if spec.source.optimizer == 'keep' else ''}"
     return _cell(spec.axes.get(name))
 
 

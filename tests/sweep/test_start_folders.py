@@ -10,6 +10,7 @@ import pytest
 from helpers.tiny_sweeps import HEAD
 from raysweep.errors import ConfigError
 from raysweep.models.huggingface import to_huggingface
+from raysweep.report.data import measurements
 from raysweep.sweep import RunSpec, load_sweep, tidy
 from raysweep.training import load_model, pretrain
 
@@ -54,7 +55,7 @@ def test_a_checkpoint_has_one_identity_however_it_is_named(load: Load, trained: 
         assert by_name.training_identity == by_folder.training_identity
         assert by_name.source is not None
         assert by_folder.source is not None
-        assert by_name.source.label == by_folder.source.label == "16-1-1-32-adamw@2"
+        assert by_name.source.label == by_folder.source.label == "tiny/adamw@2"
         assert set(by_name.source.content) == {"weights", *(["optimizer"] if optimizer == "keep" else [])}
         run = load_sweep("s.yaml", storage=place / "results").ledger().open(by_name.run_id)
         assert by_name.source.start(run).folder == by_folder.source.start(run).folder == folder
@@ -127,5 +128,15 @@ def test_runs_from_replicates_are_replicates_in_the_table(load: Load) -> None:
         evaluation = spec.evaluations["counted"]
         ledger.run(spec).record_evaluation(2, evaluation, evaluation.combine([]), seconds=1.0)
     frame = tidy(ledger, sweep)
-    assert list(frame["init_from.run"]) == ["16-1-1-32-adamw@2"] * 2
+    assert list(frame["init_from.run"]) == ["adamw@2"] * 2
     assert sorted(frame["seed"]) == [0, 1]
+    assert measurements(frame).variants == ("",)
+    # Beside runs that start from nowhere they are a configuration of their own, without an axis too.
+    entry = "include: [{seed: 1, init_from: {run: '*-adamw-s0-*@2', optimizer: keep}}]\n"
+    both = load(text + entry)
+    for spec in both.runs:
+        evaluation = spec.evaluations["counted"]
+        both.ledger().run(spec).record_evaluation(2, evaluation, evaluation.combine([]), seconds=1.0)
+    frame = tidy(both.ledger(), both)
+    assert set(frame["init_from"].dropna()) == {"adamw@2 keep"}
+    assert measurements(frame).variants == ("", "from adamw@2 keep")

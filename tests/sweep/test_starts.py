@@ -51,7 +51,7 @@ def test_a_run_of_the_same_file_is_known_by_its_identity_and_step(load: Load) ->
         assert run.source is not None
         assert run.source.own == source.run_id
         assert run.identity_content["source"] == {"run": source.training_identity, "step": 50}
-        assert run.source.label == "16-1-1-32-adamw@50"
+        assert run.source.label == "adamw@50"
 
 
 def test_a_run_without_a_source_keeps_its_identity(load: Load) -> None:
