@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray._private.node import Node
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raysweep.engine.forks import close_fork_server, fork_server
+from raysweep.engine.reach import check_cluster
 from raysweep.engine.scratch import claim, remove_left, remove_scratch
 from raysweep.errors import ConfigError, StorageError
 from raysweep.sweep import Resources
@@ -91,10 +91,16 @@ def _quiet() -> None:
 
 @contextmanager
 def warmed_up(address: str | None = None) -> Iterator[None]:
-    """Begin to import what the workers of an embedded Ray will need, if `connect` will start one inside."""
-    ours = not (ray.is_initialized() or address or os.environ.get("RAY_ADDRESS"))
+    """Begin to import what the workers of an embedded Ray will need, if `connect` will start one inside.
+
+    If it will join a cluster, check that it can, so that nothing is prepared for one that is not there.
+    """
+    address = address or os.environ.get("RAY_ADDRESS")
+    ours = not (ray.is_initialized() or address)
     if ours:
         fork_server()
+    elif address and not ray.is_initialized():
+        check_cluster(address)
     try:
         yield
     finally:
@@ -108,7 +114,7 @@ def connect(address: str | None = None, *, patience: float = 0.0) -> Cluster:
     `address` (or RAY_ADDRESS) names a running cluster.  Without one, an embedded Ray is started on this
     machine, without its dashboard.  Ray ends this process if a cluster's control store does not
     answer for `patience` seconds, but not before its own limit of 60.  Raises `StorageError` if no cluster
-    answers, or if Ray does not start here.
+    of this version answers, or if Ray does not start here.
     """
     if ray.is_initialized():
         return _describe()
@@ -162,6 +168,8 @@ def _start(attempts: int = 2) -> Path:
 
 def _clear(error: Exception) -> None:
     """End what a failed start of Ray has left: its processes would live as long as this one."""
+    from ray._private.node import Node
+
     with suppress(Exception):
         ray.shutdown()
     for frame, _ in traceback.walk_tb(error.__traceback__):
@@ -175,6 +183,7 @@ def _clear(error: Exception) -> None:
 
 def _join(address: str) -> None:
     """Connect to a running cluster."""
+    check_cluster(address)
     try:
         ray.init(
             address=address,
