@@ -27,7 +27,7 @@ from raysweep.registry import Config, Registry, suggest
 from raysweep.sweep.config import LanguageCache
 from raysweep.sweep.document import Mark, Node, Problems, dotted
 from raysweep.sweep.explain import explain, explain_named, nearest, one_line, show, unknown
-from raysweep.sweep.grid import Point
+from raysweep.sweep.grid import Point, is_range
 from raysweep.sweep.identity import extent
 from raysweep.sweep.merge import Checked, Merger
 from raysweep.sweep.run import RunSpec
@@ -76,10 +76,12 @@ class Checker:
             return found
         for key, settings in node.items():
             at = node.keys[key]
-            if settings.value is None:
+            if settings.blank:
                 settings = Node({}, settings.mark)
             if not isinstance(settings.value, dict):
                 message = f"{show(settings.plain)} is not a mapping of settings"
+                if settings.value is None:
+                    message += "; write {} for the defaults (null removes what `extends` brings)"
                 self.problems.add(settings.mark, f"evaluate.{key}", message)
                 continue
             cls = self._evaluation_class(key, settings, at)
@@ -210,7 +212,9 @@ class Checker:
         if node is None:
             return 0
         if isinstance(node.value, bool) or not isinstance(node.value, int) or node.value < 0:
-            self.problems.add(node.mark, "seed", f"{show(node.plain)} is not a whole number of at least 0")
+            several = f"; several seeds are an axis: 'axes: {{seed: {node.value}}}'"
+            message = f"{show(node.plain)} is not a whole number of at least 0"
+            self.problems.add(node.mark, "seed", message + several * is_range(node.value))
             return None
         return node.value
 

@@ -5,6 +5,8 @@
     exclude   list of {dotted path: value}; a grid point that agrees with all of one entry is dropped
     include   list of partial configurations; each, laid on the base, is one more point, without the axes
 
+Of an axis, `0..4` stands for the whole numbers from 0 to 4, alone or among other values.
+
 A path leads into `language`, `model`, `algorithm`, `pretrain`, `init_from` or `seeds`, or is `seed`.  It may
 be a whole section.  Values are merged with the base as by `extends` (see `document.merge`).
 """
@@ -14,6 +16,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +30,18 @@ SECTIONS = ("language", "model", "algorithm", "pretrain", "init_from", "seed", "
 
 #: Most points of a grid; a larger grid is taken for a mistake.
 MAX_POINTS = 100_000
+
+
+_RANGE = re.compile(r"([-+]?[0-9]{1,18})\.\.([-+]?[0-9]{1,18})\Z")
+
+
+def is_range(value: object) -> bool:
+    """Return whether a value of an axis is a range.
+
+    >>> is_range("0..4"), is_range("0.4")
+    (True, False)
+    """
+    return isinstance(value, str) and _RANGE.match(value) is not None
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,15 +186,16 @@ class _AxesReader:
         """Return the settings of one axis; [] if it is wrong."""
         name = f"{at}.{path}"
         before = len(list(self.problems))
+        values = self._ranges(name, values)
         if self.known(name, path, mark):
             if path in self.taken:
                 self.problems.add(mark, name, f"already an axis at {self.taken[path]}; keep one")
             self.taken.setdefault(path, mark)
             if not isinstance(values.value, list):
                 self.problems.add(
-                    values.mark, name, f"{show(values.plain)} is not a list of values, e.g. [0, 1, 2]"
+                    values.mark, name, f"{show(values.plain)} is not a list of values, e.g. [0, 1, 2] or 0..2"
                 )
-            elif not values.value:
+            elif not values.value and len(list(self.problems)) == before:
                 self.problems.add(
                     values.mark, name, "an axis without values makes no runs; list some or remove it"
                 )
@@ -189,6 +205,27 @@ class _AxesReader:
             self.faulty.add(path)
             return []
         return [Setting(path, node, mark) for node in values.elements()]
+
+    def _ranges(self, name: str, values: Node) -> Node:
+        """Return the values of an axis with the numbers of each range in its place."""
+        listed = values.value if isinstance(values.value, list) else [values]
+        if not any(is_range(node.value) for node in listed):
+            return values
+        found: list[Node] = []
+        for node in listed:
+            ends = _RANGE.match(node.value) if isinstance(node.value, str) else None
+            if ends is None:
+                found.append(node)
+                continue
+            first, last = int(ends[1]), int(ends[2])
+            if first > last:
+                self.problems.add(node.mark, name, f"'{node.value}' goes down; write '{last}..{first}'")
+            elif last - first >= MAX_POINTS:
+                message = f"'{node.value}' has {last - first + 1:,} values, more than {MAX_POINTS:,}"
+                self.problems.add(node.mark, name, f"{message}; use fewer")
+            else:
+                found.extend(Node(number, node.mark) for number in range(first, last + 1))
+        return Node(found, values.mark)
 
     def _distinct(self, name: str, values: list[Node]) -> None:
         seen: dict[str, Node] = {}

@@ -12,9 +12,10 @@ from raysweep.evaluation.base import Evaluation
 from raysweep.languages.base import Language, LanguageConfig
 from raysweep.sweep.check import Checker
 from raysweep.sweep.config import LanguageCache
-from raysweep.sweep.document import Mark, Problems, parse_override, put, read_file
+from raysweep.sweep.document import Mark, Problems, put
 from raysweep.sweep.grid import Point
 from raysweep.sweep.load import override
+from raysweep.sweep.reading import parse_override, read_file
 
 
 def load_language(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Language:
@@ -62,7 +63,7 @@ def _point(path: str | os.PathLike[str], overrides: Sequence[str], problems: Pro
             parsed = parse_override(text, problems)
             if parsed is not None:
                 field, value = parsed
-                root = put(root, field, value, Mark(f"--set {text}", folder=Path.cwd()))
+                root = put(root, field, value, Mark.of_override(text))
     else:
         root = override(root, overrides, problems, base=True)
     node = root if alone else root.get("language")

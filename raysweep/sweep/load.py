@@ -15,10 +15,11 @@ from raysweep.downstream.tasks import task_names
 from raysweep.sweep.check import Checker
 from raysweep.sweep.claims import Names, Questions
 from raysweep.sweep.config import LanguageCache, Sweep
-from raysweep.sweep.document import Mark, Node, Problems, dotted, node_of, parse_override, put, read_file
+from raysweep.sweep.document import REMOVABLE, Mark, Node, Problems, dotted, node_of, put, remove
 from raysweep.sweep.explain import explain, show, unknown
-from raysweep.sweep.grid import SECTIONS, Composer, Setting, expand
+from raysweep.sweep.grid import SECTIONS, Composer, Setting, expand, is_range
 from raysweep.sweep.identity import EXTENT
+from raysweep.sweep.reading import parse_override, read_file
 from raysweep.sweep.resources import Resources
 from raysweep.sweep.run import RunSpec
 from raysweep.sweep.sources import Sources
@@ -60,8 +61,9 @@ def load_sweep(
     """Read a sweep file and return its sweep, every run decoded and checked.
 
     `overrides` are `a.b=c` with a YAML value on the right, which replaces the value in the file;
-    `axes.a.b=[...]` sets an axis.  `storage` is the root of results: by default $RAYSWEEP_STORAGE, else
-    `./results`.  `tracking_uri` None means SQLite in the sweep's folder; see `check_tracking_uri`.
+    `axes.a.b=[...]` sets an axis.  `evaluate.a=null` removes an evaluation and `axes.a.b=null` an axis.
+    `storage` is the root of results: by default $RAYSWEEP_STORAGE, else `./results`.  `tracking_uri` None
+    means SQLite in the sweep's folder; see `check_tracking_uri`.
 
     Raises `ConfigError` with one line `file:line:column: field: message` for each error.
     """
@@ -122,15 +124,17 @@ def override(root: Node, overrides: Sequence[str], problems: Problems, *, base: 
         path, node = parsed
         name = ".".join(path)
         axes = root.get("axes")
-        mark = Mark(f"--set {text}", folder=Path.cwd())
+        mark = Mark.of_override(text)
         if path[0] not in FIELDS:
             problems.add(mark, name, unknown(path[0], FIELDS))
         elif path[0] == "extends":
             problems.add(mark, name, "cannot be overridden; write it in the sweep file")
         elif not base and axes is not None and axes.get(name) is not None:
-            problems.add(
-                mark, name, f"is an axis of this sweep; write --set axes.{name}=[{text.partition('=')[2]}]"
-            )
+            value = text.partition("=")[2].strip()
+            values = value if is_range(value) else f"[{value}]"
+            problems.add(mark, name, f"is an axis of this sweep; write --set axes.{name}={values}")
+        elif path[0] in REMOVABLE and len(path) == 2 and node.value is None:
+            root = remove(root, path[0], path[1], mark, problems)
         else:
             root = put(root, path, node, mark)
     return root

@@ -29,10 +29,11 @@ from raysweep.models.pretrained import HuggingFaceConfig
 from raysweep.sweep.check import Checker
 from raysweep.sweep.checkpoints import find_checkpoint
 from raysweep.sweep.config import LanguageCache
-from raysweep.sweep.document import Mark, Problems, node_of, parse, put
+from raysweep.sweep.document import Mark, Problems, node_of, put
 from raysweep.sweep.format import check_format
 from raysweep.sweep.language_file import load_evaluations, load_language
 from raysweep.sweep.ledger import RunLedger
+from raysweep.sweep.reading import parse
 from raysweep.sweep.run import RunSpec
 from raysweep.sweep.sentences import training_of
 from raysweep.sweep.stored import load_stored

@@ -12,8 +12,9 @@ import pytest
 from helpers import tiny_sweeps as tiny
 from raysweep.errors import ConfigError
 from raysweep.sweep import RunSpec, evaluation_identity, load_sweep, missing_now, tidy
-from raysweep.sweep.document import Mark, Problems, parse
+from raysweep.sweep.document import Mark, Problems
 from raysweep.sweep.missing import metrics_at
+from raysweep.sweep.reading import parse
 
 
 def plain(text: str) -> Any:
