@@ -145,6 +145,12 @@ def certain_length(length: int) -> np.ndarray:
     return probabilities
 
 
+#: Most words of a drawn language, and most probabilities in its tables together: a configuration with more
+#: is refused before anything is built.  Drawing tables of this size takes some 500 MiB.
+MOST_WORDS = 1 << 20
+MOST_PROBABILITIES = 1 << 23
+
+
 class LanguageConfig(KindConfig):
     """Base of language configurations; `build` makes the language."""
 

@@ -5,8 +5,16 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from raysweep.errors import ConfigError
+
 
 def cache_directory() -> Path:
-    """Return `$RAYSWEEP_CACHE` or `~/.cache/raysweep`, the folder of files that can be made again."""
+    """Return `$RAYSWEEP_CACHE` or `~/.cache/raysweep`, the folder of files that can be made again.
+
+    Raises `ConfigError` where there is no such home.
+    """
     given = os.environ.get("RAYSWEEP_CACHE")
-    return Path(given or "~/.cache/raysweep").expanduser().absolute()
+    path = os.path.expanduser(given or "~/.cache/raysweep")
+    if path.startswith("~"):
+        raise ConfigError(f"RAYSWEEP_CACHE: there is no home '{path}'; set it to a folder of this machine")
+    return Path(path).absolute()

@@ -30,6 +30,7 @@ from raysweep.languages.base import Language
 from raysweep.models.base import DrawnConfig, MaskedLM, total_vocabulary
 from raysweep.models.cls import WithCLS, without_default_cls
 from raysweep.models.dropout import Dropout
+from raysweep.models.shapes import check_sizes, numbers
 
 EMBEDDING_STD = 1.0  # as PyTorch's own; with BERT's 0.02 hardly anything reaches the upper layers
 
@@ -50,10 +51,11 @@ class LSTMShape(NamedTuple):
         >>> LSTMShape.parse("128/4")
         LSTMShape(hidden=128, layers=4)
         """
-        parts = text.split("/")
-        if len(parts) != 2 or not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
+        found = numbers(text, 2)
+        if found is None:
             raise ValueError(f"'{text}' is not two positive numbers; write hidden/layers, e.g. 128/4")
-        shape = cls(*(int(part) for part in parts))
+        shape = cls(*found)
+        check_sizes(text, shape.layers, shape.hidden)
         if shape.hidden % 2:
             raise ValueError(
                 f"'{text}': the two directions share the hidden size, and {shape.hidden} is odd; "

@@ -53,6 +53,27 @@ NAMED_SHAPES = {
 }
 
 
+#: The largest number of a shape: in width, heads and intermediate layers, and in layers.
+MOST_WIDE, MOST_LAYERS = 1 << 20, 1 << 10
+
+
+def numbers(text: str, parts: int) -> list[int] | None:
+    """Return the numbers of a shape such as "64/1/2/256"; None if these are not `parts` positive numbers."""
+    found = text.split("/")
+    if len(found) != parts or not all(n.isascii() and n.isdigit() and n.strip("0") for n in found):
+        return None
+    # Python takes long over thousands of digits, and refuses most of them.
+    return [int(n.lstrip("0")[:20]) for n in found]
+
+
+def check_sizes(text: str, layers: int, *wide: int) -> None:
+    """Refuse a shape that no machine holds; raises `ValueError`."""
+    if layers > MOST_LAYERS or max(wide) > MOST_WIDE:
+        raise ValueError(
+            f"'{text}': at most {MOST_LAYERS:,} layers and widths up to {MOST_WIDE:,} are supported"
+        )
+
+
 class Shape(NamedTuple):
     """The four sizes of an encoder."""
 
@@ -73,14 +94,15 @@ class Shape(NamedTuple):
         >>> Shape.parse("table3-512") == Shape.parse("512/8/8/2048")
         True
         """
-        parts = NAMED_SHAPES.get(text, text).split("/")
-        if len(parts) != 4 or not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
+        found = numbers(NAMED_SHAPES.get(text, text), 4)
+        if found is None:
             hint = suggest(text, NAMED_SHAPES)
             raise ValueError(
                 f"'{text}' is not four positive numbers; write width/heads/layers/intermediate, "
                 f"e.g. 64/1/2/256, or a name, e.g. table3-64{hint}"
             )
-        shape = cls(*(int(part) for part in parts))
+        shape = cls(*found)
+        check_sizes(text, shape.layers, shape.width, shape.heads, shape.intermediate)
         if shape.width % shape.heads:
             divisors = [h for h in range(1, shape.width + 1) if shape.width % h == 0]
             nearest = min(divisors, key=lambda h: abs(h - shape.heads))

@@ -180,7 +180,7 @@ class Checker:
                 ] or child.plain
             if not isinstance(child.value, str) or key not in cls.model_fields:
                 continue
-            path = child.mark.folder / Path(child.value).expanduser()
+            path = child.mark.folder / os.path.expanduser(child.value)
             if key in getattr(cls, "hub_or_path", ()):
                 # A name on the hub may look like a path too: it is a path if something exists there.
                 if path.exists() or child.value.startswith(("/", "./", "../", "~")) or _matches(path):

@@ -86,6 +86,11 @@ class Node:
         return node
 
 
+def _shortened(text: str, most: int) -> str:
+    """Return text without its middle where a value in it is very long, with `most` characters at each end."""
+    return text if len(text) <= 2 * most else f"{text[:most]} ... {text[-most:]}"
+
+
 @dataclass(frozen=True)
 class Problem:
     """One thing wrong: place, field, and a sentence with value and remedy."""
@@ -95,7 +100,8 @@ class Problem:
     message: str
 
     def __str__(self) -> str:
-        return f"{self.mark}: {self.field}: {self.message}" if self.field else f"{self.mark}: {self.message}"
+        parts = (str(self.mark), _shortened(self.field, 60), _shortened(self.message, 500))
+        return ": ".join(part for part in parts if part)
 
 
 class Problems:

@@ -192,10 +192,15 @@ def read_file(path: Path, problems: Problems, chain: tuple[Path, ...] = ()) -> N
         return root
     target = Path(os.path.normpath(path.parent / parent.value))
     chain = (*chain, path.resolve())
-    if target.resolve() in chain:
+    try:
+        there, final = target.is_file(), target.resolve()
+    except OSError as error:  # such as a name that is too long
+        problems.add(parent.mark, "extends", f"{target} cannot be read: {error.strerror}")
+        return root
+    if final in chain:
         names = " -> ".join(p.name for p in (*chain, target))
         raise ConfigError(f"{parent.mark}: extends: the files extend one another in a circle: {names}")
-    if not target.is_file():
+    if not there:
         problems.add(parent.mark, "extends", f"no such file: {target}")
         return root
     return lay(read_file(target, problems, chain), root, problems)

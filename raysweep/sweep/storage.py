@@ -25,7 +25,8 @@ def open_directory(directory: Path) -> None:
 def storage_root(storage: str | os.PathLike[str] | None) -> Path:
     """Return the absolute root of results: the argument, else $RAYSWEEP_STORAGE, else ./results.
 
-    Raises `ConfigError` for a URL, because records need rename and fsync, which object stores lack.
+    Raises `ConfigError` for a home that is not there, and for a URL, because records need rename and fsync,
+    which object stores lack.
     """
     chosen = os.fspath(storage) if storage is not None else os.environ.get("RAYSWEEP_STORAGE") or "results"
     if "://" in chosen:
@@ -33,7 +34,10 @@ def storage_root(storage: str | os.PathLike[str] | None) -> Path:
             f"storage '{chosen}' is a URL; results need a directory that all nodes see under the same path "
             "(a local disk for one machine, NFS or another shared file system for several)"
         )
-    return Path(os.path.abspath(os.path.expanduser(chosen)))
+    expanded = os.path.expanduser(chosen)
+    if expanded.startswith("~"):
+        raise ConfigError(f"storage '{chosen}': there is no such home; write the path out")
+    return Path(os.path.abspath(expanded))
 
 
 def storage_flag(root: Path) -> str:

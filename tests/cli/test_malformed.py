@@ -227,3 +227,103 @@ def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["lunch", "x.yaml"]) == 2
     assert run(["--version"]) == 0
     assert capsys.readouterr().out.startswith("raysweep ")
+
+
+ABSURD = {
+    "2,000 brackets": ("seed: [0, 1]", f"seed: {'[' * 2000}", ["not valid YAML: nested deeper than 50"]),
+    "brackets in brackets": ("[0, 1]", "[" * 200 + "]" * 200, ["bad.yaml:7:", "nested deeper than 50"]),
+    "6,000 digits": (
+        "seed: [0, 1]",
+        f"seed: [{'9' * 6000}]",
+        ["bad.yaml:7:15: axes.seed[0]: 6000 digits are too many: whole numbers end at 9,223,372,036"],
+    ),
+    "65 bits": ("batch_size: 16", "batch_size: 9223372036854775808", ["pretrain.batch_size: 19 digits"]),
+    "NUL in extends": (
+        "name: bad\n", 'name: bad\nextends: "a\\0b"\n', ["bad.yaml:2:10: extends: holds the character"]
+    ),
+    "a long name in extends": (
+        "name: bad\n", f"name: bad\nextends: {'x' * 5000}\n", ["cannot be read: File name too long"]
+    ),
+    "no home in extends": ("name: bad\n", "name: bad\nextends: ~no-one/a.yaml\n", ["extends: no such file"]),
+    "2^31 words": (
+        "vocabulary: 8", "vocabulary: 2147483648", ["language.vocabulary: 2147483648", "at most 1048576"]
+    ),
+    "a million states": (
+        "states: 4, vocabulary: 8",
+        "states: 1e6, vocabulary: 1e6",
+        ["language.vocabulary: 1,000,000 states and 1,000,000 words make tables of 2,000,000,000,000 prob"],
+    ),
+    "a million wide": ("16/1/1/32", "16/1/1000000/32", ["'16/1/1000000/32': at most 1,024 layers"]),
+    "a shape of many digits": ("16/1/1/32", f"{'9' * 5000}/1/1/32", ["model.shape", "up to 1,048,576"]),
+}  # fmt: skip
+PCFG = "kind: pcfg, structure: layered, roots: 2, layers: 2, symbols: 2, rules: 3, words: 4, vocabulary: 6"
+GRAMMARS = {
+    "layers: 2": (f"layers: {'9' * 300}", ["language.layers: 300 digits are too many"]),
+    "layers: 2,": ("layers: 1e15,", ["language.layers: 1000000000000000 layers make"]),
+    "symbols: 2": ("symbols: 1e9", ["language.symbols: 1000000000 is not valid; it must be at most 256"]),
+    "vocabulary: 6": (
+        "vocabulary: 1e6",
+        ["language.words: 2 symbols of 4 words cover at most 8 of the vocabulary's 1000000"],
+    ),
+    "symbols: 2, rules: 3, words: 4, vocabulary: 6": (
+        "symbols: 4, rules: 3, words: 1e6, vocabulary: 1e6",
+        ["language.roots: 10 symbols in all and 1,000,000 words make a table of 10,000,000 probabilities"],
+    ),
+    "roots: 2, layers: 2, symbols: 2, rules: 3": (
+        "roots: 200, layers: 7, symbols: 200, rules: 40000",
+        ["language.rules: 40000 rules of each of 200 symbols in 6 layers are 48,000,000; at most 2,097,152"],
+    ),
+    "structure: layered": ("structure: dense, nonterminals: 129", ["language.nonterminals", "at most 128"]),
+}
+
+
+def refused(text: str, expected: list[str], folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "bad.yaml").write_text(text)
+    assert run(["validate", "bad.yaml"]) == 2
+    error = capsys.readouterr().err
+    for words in expected:
+        assert words in error
+    assert max(map(len, error.splitlines())) < 1500
+    assert [path.name for path in folder.iterdir()] == ["bad.yaml"]
+
+
+@pytest.mark.parametrize("case", ABSURD)
+def test_absurd_values_are_refused_before_anything_is_built(
+    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good, bad, expected = ABSURD[case]
+    assert GOOD.count(good) == 1
+    monkeypatch.chdir(tmp_path)
+    refused(GOOD.replace(good, bad), expected, tmp_path, capsys)
+
+
+@pytest.mark.parametrize("good", GRAMMARS)
+def test_absurd_grammars_are_refused_before_anything_is_built(
+    good: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad, expected = GRAMMARS[good]
+    monkeypatch.chdir(tmp_path)
+    hmm = "kind: hmm, states: 4, vocabulary: 8, length: 4, blocks: 2, tasks: [1]"
+    refused(GOOD.replace(hmm, PCFG.replace(good, bad)), expected, tmp_path, capsys)
+
+
+def test_the_grammar_they_are_made_from_is_good(tmp_path: Path) -> None:
+    hmm = "kind: hmm, states: 4, vocabulary: 8, length: 4, blocks: 2, tasks: [1]"
+    (tmp_path / "good.yaml").write_text(GOOD.replace(hmm, PCFG))
+    assert run(["validate", str(tmp_path / "good.yaml")]) == 0
+
+
+def test_a_home_that_is_not_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RAYSWEEP_CACHE", str(tmp_path / "cache"))
+    refused(TABLES.replace("./text.txt", "~no-such-user/text.txt"), ["language.source"], tmp_path, capsys)
+    assert run(["report", "bad", "--storage", "~no-such-user/results"]) == 2
+    assert "storage '~no-such-user/results': there is no such home" in capsys.readouterr().err
+
+
+def test_a_file_without_end_is_no_sweep_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "bad.yaml").symlink_to("/dev/zero")
+    assert run(["validate", str(tmp_path / "bad.yaml")]) == 2
+    assert "bad.yaml:1:1: more than 1,000,000 characters; is this a sweep file?" in capsys.readouterr().err

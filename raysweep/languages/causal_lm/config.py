@@ -56,7 +56,7 @@ class CausalLMConfig(LanguageConfig):
     @field_validator("model")
     @classmethod
     def _model_is_somewhere(cls, model: str) -> str:
-        folder = Path(model).expanduser()
+        folder = Path(os.path.expanduser(model))
         if folder.is_dir():
             # Worker processes have other working directories.
             return os.path.abspath(folder)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,7 +31,7 @@ def fetch(name: str) -> bytes:
 
     Raises `ConfigError` for a folder that has none, `DataError` where the hub has none or cannot be reached.
     """
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
     if path.is_dir():
         if not (path / "tokenizer.json").is_file():
             raise ConfigError(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from raysweep.languages.base import LanguageConfig
+from raysweep.languages.base import MOST_PROBABILITIES, MOST_WORDS, LanguageConfig
 from raysweep.languages.draw import dirichlet
 from raysweep.seeding import derive
 
@@ -33,7 +33,7 @@ class HMMConfig(LanguageConfig):
     preset: Literal["paper"] | None = None
     seed: int = Field(default=0, ge=0)
     states: int = Field(default=100, ge=1)
-    vocabulary: int = Field(default=200, ge=2)
+    vocabulary: int = Field(default=200, ge=2, le=MOST_WORDS)
     length: int = Field(default=16, ge=1, le=1024)
     #: Number of diagonal blocks; 1 is a dense model.
     blocks: int = Field(default=10, ge=1)
@@ -59,6 +59,18 @@ class HMMConfig(LanguageConfig):
     def _tasks_may_be_a_list(cls, tasks: object) -> object:
         # After a "before" validator, pydantic treats a list from JSON as a Python list.
         return tuple(tasks) if isinstance(tasks, list) else tasks
+
+    @field_validator("vocabulary")
+    @classmethod
+    def _tables_fit(cls, vocabulary: int, info: ValidationInfo) -> int:
+        states = info.data.get("states", 0)
+        size = states * (states + vocabulary)
+        if size > MOST_PROBABILITIES:
+            raise ValueError(
+                f"{states:,} states and {vocabulary:,} words make tables of {size:,} probabilities; at most "
+                f"{MOST_PROBABILITIES:,} are supported"
+            )
+        return vocabulary
 
     @field_validator("blocks")
     @classmethod

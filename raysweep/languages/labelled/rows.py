@@ -207,7 +207,7 @@ def find(task: DataTask) -> Table:
 
 def _local(task: DataTask, splits: list[str]) -> dict[str, tuple[str, ...]] | None:
     """Return the local files of each split; None where the source is no local one."""
-    folder = Path(task.place).expanduser().absolute()
+    folder = Path(os.path.abspath(os.path.expanduser(task.place)))
     if folder.is_dir() and not (folder / "state.json").is_file():
         saved = (folder / "dataset_dict.json").is_file()
         return {split: _arrow(folder / split) if saved else _of_split(folder, split) for split in splits}

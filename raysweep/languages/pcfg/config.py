@@ -8,13 +8,30 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import Field, ValidationInfo, field_validator
 
 from raysweep.errors import ConfigError
-from raysweep.languages.base import LanguageConfig
+from raysweep.languages.base import MOST_PROBABILITIES, MOST_WORDS, LanguageConfig
 
 if TYPE_CHECKING:
     from raysweep.languages.pcfg.language import PCFG
 
 #: Charts grow with the square of the length, and unscaled products shrink with it.
 LONGEST = 128
+
+#: Most binary rules of a random grammar, symbols of a layer, and symbols of a dense grammar.
+MOST_RULES = 1 << 21
+MOST_SYMBOLS = 256
+MOST_DENSE_SYMBOLS = 128
+
+#: Symbols of a dense grammar that says nothing of them.
+DENSE_SYMBOLS = 50
+
+
+def _tables_fit(symbols: int, vocabulary: int) -> None:
+    """Refuse a grammar whose table of words is too large."""
+    if symbols * vocabulary > MOST_PROBABILITIES:
+        raise ValueError(
+            f"{symbols:,} symbols in all and {vocabulary:,} words make a table of {symbols * vocabulary:,} "
+            f"probabilities; at most {MOST_PROBABILITIES:,} are supported"
+        )
 
 
 class PCFGConfig(LanguageConfig):
@@ -28,9 +45,9 @@ class PCFGConfig(LanguageConfig):
     structure: Literal["layered", "dense", "file"] = "layered"
     seed: int = Field(default=0, ge=0)
     #: Number of words of a random grammar; a file has its own words.
-    vocabulary: int = Field(default=200, ge=2)
+    vocabulary: int = Field(default=200, ge=2, le=MOST_WORDS)
     #: Symbols in each layer, and layers below the roots.
-    symbols: int = Field(default=10, ge=1)
+    symbols: int = Field(default=10, ge=1, le=MOST_SYMBOLS)
     layers: int = Field(default=4, ge=1)
     roots: int = Field(default=9, ge=1)
     #: Binary rules of each symbol in the layers before the last.
@@ -41,8 +58,8 @@ class PCFGConfig(LanguageConfig):
     words: int = Field(default=100, ge=1)
     #: Parameter of the symmetric Dirichlet distributions of rules and words; small values give peaked ones.
     concentration: float = Field(default=1.0, ge=0.05, le=1000.0)
-    #: Symbols of a dense grammar (None: 50).
-    nonterminals: int | None = Field(default=None, ge=1, le=256)
+    #: Symbols of a dense grammar (None: `DENSE_SYMBOLS`).
+    nonterminals: int | None = Field(default=None, ge=1, le=MOST_DENSE_SYMBOLS)
     #: File of rules, in NLTK's notation or as a table `LHS RHS1 [RHS2] probability`.
     path: str | None = None
     #: Most words of a sentence; None: those of the longest sentence, at most 32 where the grammar is not
@@ -66,9 +83,10 @@ class PCFGConfig(LanguageConfig):
     @field_validator("layers")
     @classmethod
     def _layers_fit(cls, layers: int, info: ValidationInfo) -> int:
-        if info.data.get("structure") == "layered" and 2**layers > LONGEST:
+        if info.data.get("structure") == "layered" and layers >= LONGEST.bit_length():
+            words = 2**layers if layers < 64 else f"2^{layers}"
             raise ValueError(
-                f"{layers} layers make sentences of {2**layers} words; at most {LONGEST} are supported"
+                f"{layers} layers make sentences of {words} words; at most {LONGEST} are supported"
             )
         return layers
 
@@ -85,6 +103,9 @@ class PCFGConfig(LanguageConfig):
                 f"{roots} roots reach at most {2 * roots} of the {symbols} symbols of the first layer; "
                 f"use at least {(symbols + 1) // 2} roots or fewer symbols"
             )
+        layers, vocabulary = info.data.get("layers"), info.data.get("vocabulary")
+        if layers is not None and vocabulary is not None:
+            _tables_fit(roots + layers * symbols, vocabulary)
         return roots
 
     @field_validator("rules")
@@ -94,6 +115,13 @@ class PCFGConfig(LanguageConfig):
         applies = info.data.get("structure") == "layered" and layers != 1
         if applies and symbols is not None and rules > symbols**2:
             raise ValueError(f"{rules} rules a symbol, but {symbols} symbols make only {symbols**2} pairs")
+        if applies and symbols is not None and layers is not None:
+            many = (layers - 1) * symbols * rules
+            if many > MOST_RULES:
+                raise ValueError(
+                    f"{rules} rules of each of {symbols} symbols in {layers - 1} layers are {many:,}; "
+                    f"at most {MOST_RULES:,} are supported"
+                )
         return rules
 
     @field_validator("stop")
@@ -124,6 +152,9 @@ class PCFGConfig(LanguageConfig):
         structure = info.data.get("structure")
         if nonterminals is not None and structure in ("layered", "file"):
             raise ValueError(f"belongs to structure 'dense', not '{structure}'; remove it")
+        vocabulary = info.data.get("vocabulary")
+        if structure == "dense" and vocabulary is not None:
+            _tables_fit(nonterminals or DENSE_SYMBOLS, vocabulary)
         return nonterminals
 
     @field_validator("path")
@@ -204,7 +235,7 @@ class PCFGConfig(LanguageConfig):
         elif self.structure == "dense":
             grammar = generate.dense(
                 self.seed,
-                nonterminals=self.nonterminals or 50,
+                nonterminals=self.nonterminals or DENSE_SYMBOLS,
                 stop=0.5 if self.stop is None else self.stop,
                 **common,
             )

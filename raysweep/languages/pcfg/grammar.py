@@ -14,6 +14,9 @@ import numpy as np
 
 from raysweep.errors import ConfigError, DataError
 
+#: Numbers that the lengths of sentences are computed from at once.
+_AT_ONCE = 1 << 22
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Grammar:
@@ -51,8 +54,13 @@ class Grammar:
         """
         table = np.zeros((longest + 1, len(self.symbols)))
         table[1:2] = self.emission.sum(axis=1)
+        splits = np.empty(len(self.left))
+        # Many rules are taken in parts: a part has a number for each rule and each cut of a sentence.
+        parts = np.array_split(np.arange(len(splits)), 1 + len(splits) * longest // _AT_ONCE)
         for w in range(2, longest + 1):
-            splits = (table[1:w, self.left] * table[w - 1 : 0 : -1, self.right]).sum(axis=0)
+            for part in (slice(rules[0], rules[-1] + 1) for rules in parts if len(rules)):
+                left, right = table[1:w, self.left[part]], table[w - 1 : 0 : -1, self.right[part]]
+                splits[part] = (left * right).sum(axis=0)
             table[w] = np.bincount(
                 self.parent, weights=self.probability * splits, minlength=len(self.symbols)
             )
