@@ -13,7 +13,7 @@ from raysweep.languages.base import MOST_PROBABILITIES, MOST_WORDS, LanguageConf
 if TYPE_CHECKING:
     from raysweep.languages.pcfg.language import PCFG
 
-#: Charts grow with the square of the length, and unscaled products shrink with it.
+#: Charts grow with the square of the length.
 LONGEST = 128
 
 #: Most binary rules of a random grammar, symbols of a layer, and symbols of a dense grammar.

@@ -7,7 +7,7 @@
 All work on sentences of one length n, int64 [B, n], where V, one above the last word, is a hidden word.  A
 leaf is divided by the largest entry over all symbols, so that the charts of usual sentences stay within
 float32's range and no logarithms are needed.  An answer whose normaliser leaves [1e-30, 1e30] is marked as
-not sound, and the caller asks again in float64.
+not sound, and the caller asks again in float64.  Outside [1e-150, 1e150], it asks in logarithms (`logs.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raysweep.languages.checks import floor
 from raysweep.languages.pcfg.grammar import Grammar
 from raysweep.languages.pcfg.plan import Plan, feasible, make_plan
 
@@ -28,6 +27,11 @@ Name = Literal["sparse", "torch", "dense"]
 
 #: Bytes of charts in one pass; about what a core's cache holds, and what fills a GPU.
 _PASS_BYTES = {"cpu": 8 << 20, "cuda": 1 << 30}
+
+
+def floor(dtype: torch.dtype) -> float:
+    """Return the least normaliser of a sound answer: it leaves room below for words that are as rare."""
+    return 1e-150 if dtype == torch.float64 else 1e-30
 
 
 class Engine(ABC):

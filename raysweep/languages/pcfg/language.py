@@ -27,10 +27,11 @@ from raysweep.languages.base import Language, Sample, Task
 from raysweep.languages.checks import check_conditionals, check_sentences, decoded, impossible
 from raysweep.languages.pcfg import labels, tree
 from raysweep.languages.pcfg.config import LONGEST, PCFGConfig
-from raysweep.languages.pcfg.engine import Engine, Name, empty
+from raysweep.languages.pcfg.engine import Engine, Name, empty, floor
 from raysweep.languages.pcfg.engines import make_engine
 from raysweep.languages.pcfg.grammar import Grammar, length_probabilities
 from raysweep.languages.pcfg.labels import Label
+from raysweep.languages.pcfg.logs import log_conditionals, log_totals
 from raysweep.languages.pcfg.sampler import Sampler
 
 #: Class of a prefix that no symbol derives, or that is no constituent.
@@ -179,7 +180,9 @@ class PCFG(Language):
     ) -> Tensor:
         """Return exact log-probabilities [B, T, V] of `dtype`, as `Language.conditionals` says.
 
-        Memory beside the result: a few MB of charts, more where the grammar is large.
+        Words down to a probability of 1e-150 in their place are told from impossible ones, in float32 down
+        to 1e-38; the sentence may be as improbable as it likes.  Memory beside the result: a few MB of
+        charts, more where the grammar is large.
         """
         lengths = check_conditionals(self, ids, mask, dtype)
         place = torch.arange(ids.numel(), device=ids.device).view(ids.shape)
@@ -208,13 +211,16 @@ class PCFG(Language):
         engine = self.engine_on(ids.device)
         for some, n in self.groups(lengths):
             words, to = self._words(ids, mask, some, n), place[some, :n]
-            sound = engine.conditionals(words, to, out)
+            if dtype == torch.float64:
+                sound = self._exactly(engine, words, to, out)
+            else:
+                sound = engine.conditionals(words, to, out)
             if not sound.all() and dtype != torch.float64:
                 again = (~sound).nonzero()[:, 0]
                 to = to[again]
                 order = (torch.cumsum(to.flatten() >= 0, 0) - 1).view(to.shape).masked_fill(to < 0, -1)
                 exact = out.new_empty(int((to >= 0).sum()), self.vocabulary_size, dtype=torch.float64)
-                sound[again] = engine.conditionals(words[again], order, exact)
+                sound[again] = self._exactly(engine, words[again], order, exact)
                 out[to[to >= 0]] = exact.to(dtype)
             if not sound.all():
                 raise impossible(int(some[(~sound).nonzero()[0, 0]]))
@@ -231,23 +237,35 @@ class PCFG(Language):
                 again = (~sound).nonzero()[:, 0]
                 place = torch.arange(len(again) * n, device=ids.device).view(-1, n)
                 exact = out.new_empty(place.numel(), self.vocabulary_size)
-                sound[again] = engine.conditionals(words[again], place, exact)
+                sound[again] = self._exactly(engine, words[again], place, exact)
                 entropy[again] = torch.special.entr(exact.exp_()).sum(dim=1).view(-1, n).mean(dim=1)
             if not sound.all():
                 raise impossible(int(some[(~sound).nonzero()[0, 0]]))
             out[some] = entropy
         return out
 
+    def _exactly(self, engine: Engine, words: Tensor, place: Tensor, out: Tensor) -> Tensor:
+        """Compute as `Engine.conditionals` in float64, and in logarithms where that does not suffice."""
+        sound = engine.conditionals(words, place, out)
+        if not sound.all():
+            again, plan = (~sound).nonzero()[:, 0], engine.plan(words.shape[1])
+            sound[again] = log_conditionals(self.grammar, plan, words[again], place[again], out)
+        return sound
+
     def log_prob(self, ids: Tensor) -> Tensor:
-        """Return log Pr(x) [B] in nats, float64; -inf outside the language."""
+        """Return log Pr(x) [B] in nats, float64; -inf outside the language, and nowhere else."""
         out = torch.full((len(ids),), -torch.inf, dtype=torch.float64, device=ids.device)
         engine = self.engine_on(ids.device)
         scale = torch.from_numpy(np.log(engine.scale)).to(ids.device)
         for some, n in self.groups(check_sentences(self, ids), strict=False):
             words = ids[some, :n]
-            total = engine.totals(words).log()
+            total = engine.totals(words)
+            low = (total < floor(torch.float64)).nonzero()[:, 0]
+            total.log_()
             for t in range(n):
                 total += scale[words[:, t]]
+            if len(low):
+                total[low] = log_totals(self.grammar, engine.plan(n), words[low])
             out[some] = total - self._log_kept
         return out
 

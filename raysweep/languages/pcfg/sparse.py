@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from raysweep.compiled.simd import BYTES, LANES
-from raysweep.languages.checks import floor
-from raysweep.languages.pcfg.engine import Engine
+from raysweep.languages.pcfg.engine import Engine, floor
 from raysweep.languages.pcfg.grammar import Grammar
 from raysweep.languages.pcfg.instructions import Code, Instructions, flatten
 from raysweep.languages.pcfg.kernels import charts
