@@ -46,6 +46,8 @@ def main() -> int:
             faulthandler.cancel_dump_traceback_later()
             longest = max(longest, time.process_time() - started)
             outcomes[kind] += 1
+            if (number + 1) % 5000 == 0:
+                print(f"{number + 1:,}: {dict(outcomes)}, {peak() >> 20} MiB at most", flush=True)
             if kind == "defect":
                 print(
                     f"case {number}: {said}\n{text[:3000]}\n{[text[:300] for text in overrides]}\n",

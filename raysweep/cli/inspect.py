@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
@@ -18,9 +19,10 @@ from raysweep.cli.options import (
     find,
     print_json,
 )
-from raysweep.cli.output import console
+from raysweep.cli.output import console, say
+from raysweep.errors import RaysweepError
 from raysweep.evaluation.metric import numbers
-from raysweep.sweep import make_plan
+from raysweep.sweep import Sweep, make_plan
 from raysweep.sweep.lock import holder
 from raysweep.sweep.remarks import remarks
 from raysweep.sweep.run_state import run_states
@@ -60,12 +62,36 @@ def plan(
 
 def validate(file: FileArgument, set_: SetOption = None, json: JsonOption = False) -> None:
     """Check a sweep file and print every error, with file, line and column."""
-    sweep = find(str(file), None, set_)
+    try:
+        sweep = find(str(file), None, set_)
+    except RaysweepError as error:
+        if not json:
+            raise
+        print_json({"ok": False, "errors": str(error).splitlines()})
+        raise typer.Exit(error.exit_code) from None
     milestones = sum(len(run.milestones) for run in sweep.runs)
+    notes = _absent(sweep)
     if json:
-        print_json({"name": sweep.name, "runs": len(sweep.runs), "milestones": milestones})
+        facts = {"name": sweep.name, "runs": len(sweep.runs), "milestones": milestones}
+        print_json({"ok": True, **facts, "notes": notes})
     else:
+        for note in notes:
+            say(f"note: {note}")
         typer.echo(f"{file}: ok, {count(len(sweep.runs), 'run')} with {count(milestones, 'milestone')}")
+
+
+def _absent(sweep: Sweep) -> list[str]:
+    """Return a note on each process that wants GPUs which this machine lacks, if no cluster is named."""
+    import torch
+
+    if os.environ.get("RAY_ADDRESS") or torch.cuda.device_count():
+        return []
+    wants = {name: getattr(sweep.resources, name).get("GPU", 0) for name in ("per_worker", "evaluate")}
+    return [
+        f"resources.{name}: {{GPU: {count:g}}}, but this machine has no GPU; launch with --address HOST:PORT"
+        for name, count in wants.items()
+        if count > 0
+    ]
 
 
 def status(name: NameArgument, storage: StorageOption = None, json: JsonOption = False) -> None:

@@ -13,8 +13,11 @@ from raysweep.cli.options import (
     AddressOption,
     FileArgument,
     JsonOption,
+    NameArgument,
     SetOption,
     StorageOption,
+    find,
+    names_a_file,
     print_json,
 )
 from raysweep.errors import ConfigError
@@ -28,6 +31,10 @@ def _group() -> None:
     """Commands about languages."""
 
 
+#: The default size of labelled sets.
+OF_TASKS = "100,000, or --sentences where that is less"
+
+
 def whole(text: str | int) -> int:
     """Return a whole number; large ones may be written as people write them.
 
@@ -38,14 +45,14 @@ def whole(text: str | int) -> int:
         number = float(text)
     except ValueError:
         number = float("nan")
-    if number != number or number < 0 or number != int(number):
+    if not (0 <= number < 2**53 and number.is_integer()):
         raise typer.BadParameter(f"'{text}' is no whole number (100000, 1e5)")
     return int(number)
 
 
 @app.command("show", epilog="Example: raysweep language show sweeps/scaling.yaml")
 def show(
-    file: FileArgument,
+    file: NameArgument,
     set_: SetOption = None,
     sentences: Annotated[int, typer.Option(help="Number of sentences to measure on.", min=2)] = 4096,
     entropy_sentences: Annotated[
@@ -63,17 +70,23 @@ def show(
     ] = False,
     probe_train: Annotated[int, typer.Option(help="Sentences to train the probes on.", min=1)] = 10_000,
     probe_test: Annotated[int, typer.Option(help="Sentences to test the probes on.", min=1)] = 10_000,
+    storage: StorageOption = None,
     json: JsonOption = False,
 ) -> None:
     """Show lengths, entropy, task label counts and a few sentences of a language.
 
-    FILE is a sweep file, or a YAML file that holds one language (`kind: pcfg`, ...).  Nothing is trained,
+    FILE is a sweep file, or a YAML file that holds one language (`kind: pcfg`, ...).  Of a sweep in the
+    storage, the language of its first run is shown.  Nothing is trained,
     except with `--probe`: linear probes on the look-up table, the model that knows the language exactly.
     """
     from raysweep.languages.describe import as_text, describe
     from raysweep.sweep.language_file import load_language
 
-    language = load_language(file, overrides=set_ or ())
+    if names_a_file(file):
+        language = load_language(file, overrides=set_ or ())
+    else:
+        sweep = find(file, storage, set_)
+        language = sweep.language(sweep.runs[0])
     asked = _probe(language, probe_train, probe_test) if probe else None
     facts = describe(
         language, sentences=sentences, entropy_sentences=entropy_sentences, seed=seed, examples=examples
@@ -135,11 +148,15 @@ def generate(
     ] = None,
     sentences: Annotated[int, typer.Option(help="Sentences.", parser=whole, metavar="N")] = 1_000_000,
     train: Annotated[
-        int, typer.Option(help="Labelled sentences to train on.", parser=whole, metavar="N")
-    ] = 100_000,
+        int | None,
+        typer.Option(
+            help="Labelled sentences to train on.", parser=whole, metavar="N", show_default=OF_TASKS
+        ),
+    ] = None,
     test: Annotated[
-        int, typer.Option(help="Labelled sentences to test on.", parser=whole, metavar="N")
-    ] = 100_000,
+        int | None,
+        typer.Option(help="Labelled sentences to test on.", parser=whole, metavar="N", show_default=OF_TASKS),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the sentences.", min=0)] = 0,
     positions: Annotated[
         str | None,
@@ -195,8 +212,8 @@ def generate(
             config,
             what=what,
             sentences=sentences,
-            train=train,
-            test=test,
+            train=min(100_000, sentences) if train is None else train,
+            test=min(100_000, sentences) if test is None else test,
             seed=seed,
             positions=positions,  # type: ignore[arg-type]  # checked there
             out=output,

@@ -77,6 +77,12 @@ RetryOption = Annotated[bool, typer.Option("--retry-failed", help="Try failed ru
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
 
 
+def names_a_file(name: str) -> bool:
+    """Return whether a name is that of a file, and not of a sweep in the storage."""
+    path = Path(name)
+    return path.suffix in (".yaml", ".yml") or path.is_file()
+
+
 def find(
     name: str, storage: Path | None, overrides: list[str] | None = None, tracking: str | None = None
 ) -> Sweep:
@@ -84,9 +90,8 @@ def find(
 
     Raises `ConfigError` if there is neither, and for overrides without a file.
     """
-    path = Path(name)
-    if path.suffix in (".yaml", ".yml") or path.is_file():
-        return load_sweep(path, overrides=overrides or (), storage=storage, tracking_uri=tracking)
+    if names_a_file(name):
+        return load_sweep(name, overrides=overrides or (), storage=storage, tracking_uri=tracking)
     root = storage_root(storage)
     if not (root / name).is_dir():
         known = ", ".join(stored_names(root)) or "none"

@@ -25,8 +25,8 @@ def open_directory(directory: Path) -> None:
 def storage_root(storage: str | os.PathLike[str] | None) -> Path:
     """Return the absolute root of results: the argument, else $RAYSWEEP_STORAGE, else ./results.
 
-    Raises `ConfigError` for a home that is not there, and for a URL, because records need rename and fsync,
-    which object stores lack.
+    Raises `ConfigError` for a home that is not there, for a file, and for a URL, because records need rename
+    and fsync, which object stores lack.
     """
     chosen = os.fspath(storage) if storage is not None else os.environ.get("RAYSWEEP_STORAGE") or "results"
     if "://" in chosen:
@@ -37,7 +37,11 @@ def storage_root(storage: str | os.PathLike[str] | None) -> Path:
     expanded = os.path.expanduser(chosen)
     if expanded.startswith("~"):
         raise ConfigError(f"storage '{chosen}': there is no such home; write the path out")
-    return Path(os.path.abspath(expanded))
+    path = Path(os.path.abspath(expanded))
+    there = next(folder for folder in (path, *path.parents) if folder.exists())
+    if not there.is_dir():
+        raise ConfigError(f"storage '{chosen}': {there} is no folder; --storage names another one")
+    return path
 
 
 def storage_flag(root: Path) -> str:

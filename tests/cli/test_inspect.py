@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+import torch
+
+from raysweep.cli.app import run
 from raysweep.sweep import load_sweep
 from raysweep.sweep.stored import save_sweep
 
@@ -41,3 +46,56 @@ def test_status_plan_and_validate_leave_ray_and_mlflow_out(tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
     assert "queued" in done.stdout
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_validate_answers_a_program_in_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.yaml").write_text(FILE)
+    assert run(["validate", "small.yaml", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["ok"]
+    assert found["notes"] == []
+    assert run(["validate", "small.yaml", "--json", "--set", "pretrain.step=3", "--set", "model.x=1"]) == 2
+    printed = capsys.readouterr()
+    found = json.loads(printed.out)
+    assert printed.err == ""
+    assert not found["ok"]
+    assert [line.split(": ")[1] for line in found["errors"]] == ["model.x", "pretrain.step"]
+
+
+def test_validate_says_that_there_is_no_gpu(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    (tmp_path / "small.yaml").write_text(FILE + "resources: {per_worker: {GPU: 1}}\n")
+    assert run(["validate", "small.yaml"]) == 0
+    note = (
+        "note: resources.per_worker: {GPU: 1}, but this machine has no GPU; launch with --address HOST:PORT\n"
+    )
+    assert capsys.readouterr().err == note
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    assert run(["validate", "small.yaml"]) == 0
+    assert capsys.readouterr().err == ""
+    monkeypatch.delenv("RAY_ADDRESS")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert run(["validate", "small.yaml"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("storage", ["/dev/null", "/dev/null/sub", "small.yaml"])
+@pytest.mark.parametrize("command", ["plan", "status", "launch"])
+def test_a_storage_that_is_no_folder(
+    command: str,
+    storage: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.yaml").write_text(FILE)
+    assert run([command, "small.yaml", "--storage", storage]) == 2
+    assert "is no folder; --storage names another one" in capsys.readouterr().err

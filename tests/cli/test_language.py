@@ -266,3 +266,36 @@ def test_a_probe_of_conditionals_is_refused_on_labelled_texts(
     assert run(["language", "show", str(path), "--probe"]) == 2
     error = " ".join(capsys.readouterr().err.split())
     assert "--probe: 'lookup_table' answers with exact conditionals, and the texts of task 'rte'" in error
+
+
+@pytest.mark.parametrize(
+    ("options", "sizes"),
+    [
+        (["--sentences", "1e3"], [1000, 1000, 1000]),
+        (["--sentences", "1e2", "--test", "1e3"], [100, 100, 1000]),
+        ([], [1_000_000, 100_000, 100_000]),
+    ],
+)
+def test_few_sentences_have_few_labelled_ones(
+    options: list[str], sizes: list[int], file: Path, start: Start
+) -> None:
+    assert run(["language", "generate", str(file), *options]) == 0
+    assert [start.given[part] for part in ("sentences", "train", "test")] == sizes
+
+
+@pytest.mark.parametrize("number", ["inf", "1e400", "nan", "-1", "1.5", "1e17", "many"])
+def test_numbers_of_sentences_that_are_none(
+    number: str, file: Path, start: Start, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["language", "generate", str(file), "--sentences", number]) == 2
+    assert "is no whole number" in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_language_of_a_stored_sweep_is_shown(
+    finished: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = str(finished.storage)
+    assert run(["language", "show", "small", "--storage", storage, "--sentences", "20", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["lengths"]["max"] == 4
+    assert run(["language", "show", "smal", "--storage", storage]) == 2
+    assert "no sweep of that name" in capsys.readouterr().err

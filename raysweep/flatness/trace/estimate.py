@@ -30,7 +30,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from raysweep.flatness.trace.interval import interval, skewness_of
+from raysweep.flatness.trace.interval import interval, shown, skewness_of
 from raysweep.flatness.trace.regression import adjusted, coefficients, pool_variance
 from raysweep.flatness.vectors import Drawing
 from raysweep.languages.base import Estimate
@@ -175,7 +175,7 @@ def _both(one: Tensor | None, other: Tensor | None) -> Tensor | None:
     return None if one is None or other is None else torch.cat([one, other])
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class TraceEstimate:
     """A Fisher trace in nats: the mean of `n` independent inputs, and its parts.
 
@@ -209,6 +209,10 @@ class TraceEstimate:
     reason: str | None = None
     target_rse: float | None = None
     reached: bool | None = None
+
+    def __repr__(self) -> str:
+        """Return one line: the values of all inputs are hundreds of them."""
+        return shown(self)
 
     @property
     def relative_standard_error(self) -> float:

@@ -44,7 +44,7 @@ from raysweep.flatness.inputs import draw_positions
 from raysweep.flatness.pool import Pool
 from raysweep.flatness.trace.estimate import doubt, ratio
 from raysweep.flatness.trace.fisher import input_traces
-from raysweep.flatness.trace.interval import interval, skewness_of
+from raysweep.flatness.trace.interval import interval, shown, skewness_of
 from raysweep.flatness.trace.regression import adjusted
 from raysweep.flatness.vectors import Vectors
 from raysweep.languages.base import Estimate
@@ -54,7 +54,7 @@ from raysweep.seeding import derive
 log = logging.getLogger("raysweep.flatness")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class HessianEstimate:
     """A Hessian trace in nats: the mean over the masked words of `n` independent inputs, and its two parts.
 
@@ -75,6 +75,10 @@ class HessianEstimate:
     warning: str | None
     method: str
     reason: str | None = None
+
+    def __repr__(self) -> str:
+        """Return one line: the values of all inputs are hundreds of them."""
+        return shown(self)
 
     @property
     def interval(self) -> tuple[float, float]:

@@ -21,6 +21,7 @@ Source: Hall, "On the removal of skewness by transformation" (Journal of the Roy
 from __future__ import annotations
 
 import math
+from typing import Protocol
 
 from torch import Tensor
 
@@ -28,6 +29,28 @@ from torch import Tensor
 Z95 = 1.959963984540054
 #: Size of a below which g is the identity to the last digit that matters.
 _STRAIGHT = 1e-7
+
+
+class Shown(Protocol):
+    """An estimate that `shown` shows."""
+
+    @property
+    def value(self) -> float: ...
+    @property
+    def standard_error(self) -> float: ...
+    @property
+    def n(self) -> int: ...
+    @property
+    def warning(self) -> str | None: ...
+
+
+def shown(estimate: Shown) -> str:
+    """Return an estimate in one line, without the values of its inputs, which are hundreds of lines."""
+    warning = "" if estimate.warning is None else f", warning={estimate.warning!r}"
+    return (
+        f"{type(estimate).__name__}(value={estimate.value:.6g}, "
+        f"standard_error={estimate.standard_error:.3g}, n={estimate.n}{warning})"
+    )
 
 
 def skewness_of(values: Tensor, weights: Tensor) -> float:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from raysweep.errors import ConfigError, DataError
-from raysweep.flatness import fisher_trace
+from raysweep.flatness import fisher_trace, hessian_trace
 from raysweep.flatness.trace.fisher import draw_positions, input_traces
 from raysweep.flatness.trace.regression import adjusted
 
@@ -215,3 +215,14 @@ def test_numbers_below_zero_key_inputs_too(make_model, make_ids, dtype):
 def test_a_model_that_does_not_say_what_padding_is(positions):
     with pytest.raises(ConfigError, match=r"Linear has no pad_id: .*HuggingFaceMaskedLM\(model, mask_id="):
         fisher_trace(torch.nn.Linear(2, 2), torch.tensor([[0, 1]]), positions)
+
+
+def test_an_estimate_is_shown_in_one_line(world):
+    model, ids = world[:2]
+    for estimate in (fisher_trace(model, ids[:64]), hessian_trace(model, ids[:8])):
+        text = repr(estimate)
+        assert text.startswith(f"{type(estimate).__name__}(value={estimate.value:.6g}, standard_error=")
+        assert f", n={estimate.n}" in text
+        assert str(estimate) == text
+        assert "\n" not in text
+        assert "tensor" not in text
