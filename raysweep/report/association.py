@@ -37,7 +37,7 @@ from typing import get_args
 import numpy as np
 from scipy import stats
 
-from raysweep.report.ratio import Ratio
+from raysweep.report.ratio import Distribution, Ratio
 from raysweep.report.regression import Array, residuals, slope
 from raysweep.sweep.claims import Level
 
@@ -58,7 +58,8 @@ LEVELS: tuple[Level, ...] = get_args(Level)
 class Estimate:
     """Estimates [...] with their 95 % intervals and p-values; nan where they are not defined.
 
-    `standard_error` is that of Fisher's z for a correlation, and that of the value for others.
+    `standard_error` is that of Fisher's z for a correlation, and that of the value for others.  `ratio` is
+    the distribution of the test: that of the error by the standard error.
     """
 
     value: Array
@@ -66,7 +67,7 @@ class Estimate:
     high: Array
     p: Array
     standard_error: Array
-    dof: Array
+    ratio: Distribution
     clusters: int
 
 
@@ -122,9 +123,9 @@ def correlation(x: Array, y: Array, design: Array, clusters: Array) -> Estimate:
         scores = found.scores * scale[..., None] + value[..., None] / 2 * lengths
         error = np.sqrt((scores**2).sum(axis=-1)) / (1 - inside**2)
     count = member.shape[1]
-    low, high, p = _ends(np.arctanh(inside), error, found.ratio, count)
+    low, high, p = ends(np.arctanh(inside), error, found.ratio, count)
     return Estimate(
-        value=value, low=np.tanh(low), high=np.tanh(high), p=p, standard_error=error, dof=found.dof,
+        value=value, low=np.tanh(low), high=np.tanh(high), p=p, standard_error=error, ratio=found.ratio,
         clusters=count,
     )  # fmt: skip
 
@@ -139,14 +140,14 @@ def coefficient(x: Array, y: Array, design: Array, clusters: Array) -> Estimate:
     found = slope(y, x, design, clusters)
     value = np.where(found.left >= LEAST_LEFT, found.value, np.nan)
     count = len(np.unique(clusters))
-    low, high, p = _ends(value, found.standard_error, found.ratio, count)
+    low, high, p = ends(value, found.standard_error, found.ratio, count)
     return Estimate(
-        value=value, low=low, high=high, p=p, standard_error=found.standard_error, dof=found.dof,
-        clusters=count,
+        value=value, low=low, high=high, p=p, standard_error=found.standard_error,
+        ratio=found.ratio, clusters=count,
     )  # fmt: skip
 
 
-def _ends(value: Array, error: Array, ratio: Ratio, clusters: int) -> tuple[Array, Array, Array]:
+def ends(value: Array, error: Array, ratio: Ratio, clusters: int) -> tuple[Array, Array, Array]:
     """Return the ends of the 95 % interval and the p-value; nan with too few degrees of freedom."""
     with np.errstate(invalid="ignore", divide="ignore"):
         known = (ratio.dof >= LEAST_DOF) & (error > 0) & (clusters >= LEAST_CLUSTERS)

@@ -218,10 +218,10 @@ def beats(
 
 
 def _finding(name: str, found: Estimate) -> Finding:
-    values = (found.value, found.low, found.high, found.p, found.standard_error, found.dof)
-    value, low, high, p, error, dof = (float(v) for v in values)
+    values = (found.value, found.low, found.high, found.p, found.standard_error)
+    value, low, high, p, error = (float(v) for v in values)
     return Finding(
-        name=name, value=value, low=low, high=high, p=p, standard_error=error, dof=dof,
+        name=name, value=value, low=low, high=high, p=p, standard_error=error, ratio=found.ratio,
         clusters=found.clusters,
     )  # fmt: skip
 

@@ -3,8 +3,9 @@
 `raysweep.report.powerlaw` has the law.  It holds after an initial transient alone, so a fit begins at a
 quarter of the last milestone, or at an eighth where a quarter leaves too few milestones.  If from there the
 law is not within `TOLERANCE` of the means over seeds, apart from what the scatter of single checkpoints
-explains, or its exponent drifts, the fit begins at half of the last milestone: a choice among more would
-follow the noise, and intervals would not hold.  Each variant of a sweep has laws of its own.
+explains, or its exponent drifts, the fit begins at half of the last milestone.  Some exponents drift by
+chance, and intervals from the later milestones of these alone would not hold.  So where the exponent drifts,
+intervals reach over those of the earlier fit (`Fit.earlier`).  Each variant of a sweep has laws of its own.
 """
 
 from __future__ import annotations
@@ -109,11 +110,12 @@ def law_of(asked: Asked) -> Found:
         return Found(asked=asked, reason="models of one size differ in something else, such as dropout")
     # Without enough milestones the first candidate says so.
     misfit, drifts = np.nan, False
+    earlier: Fit | None = None
     for start in _candidates(table["step"]):
         curves, sizes = arranged(table[table["step"] >= start])
         if curves is None:
             break
-        fit = Fit(curves)
+        fit = Fit(curves, earlier=earlier)
         misfit = off(fit)
         holds = misfit <= allowed(curves)
         if holds and _flat(curves):
@@ -132,6 +134,8 @@ def law_of(asked: Asked) -> Found:
                 over_size=over_size,
                 step=step,
             )
+        if holds:
+            earlier = fit
     if np.isnan(misfit):
         need = f"it takes {LEAST_MILESTONES} milestones at each of {LEAST_SIZES} sizes"
         return Found(asked=asked, reason=f"not enough data: {need}")

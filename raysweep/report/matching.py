@@ -10,21 +10,24 @@ standard error is that of the jackknife, which leaves out one cluster with all i
 MacKinnon, M. Ø. Nielsen and M. D. Webb, "Fast and reliable jackknife and bootstrap methods for cluster-robust
 inference", Journal of Applied Econometrics 38, 2023).  For ρ it is taken of Fisher's z.
 
-Pairs tie clusters together.  Differences within a group of s clusters that pairs tie say s − 1 things, and
-pairs within one cluster that is tied to no other say one.  Student's t has the sum of these less one, for the
-association itself, as its degrees of freedom.
+β, and each β_(g) without the cluster g of G, is linear in y.  With L the matrix of
+Σ_i<j w (y_i − y_j)² = yᵀLy,
+
+    β = wᵀy,  w = Lx / xᵀLx;    β_(g) = w_(g)ᵀy;    V = (G − 1)/G Σ_g (β_(g) − mean of the β_(g))².
+
+So, with errors of y that are normal and alike and correlated within clusters by r, the distribution of
+(β̂ − β)/√V is known, and its quantiles make the interval (`raysweep.report.ratio`): neither the bias of the
+jackknife nor the ties between clusters of common pairs count twice.  It is assumed that losses that count as
+equal are, and, for ρ, that ranks may stand for such errors.  r is what makes the expectations of Σ w r_ij²
+and of Σ_g<h (Σ_{i in g, j in h} w r_ij)², with r_ij = Δy − β̂ Δx, proportional to what is observed.
 """
 
 from __future__ import annotations
 
 import numpy as np
-from scipy import stats
 
-from raysweep.report.association import CONFIDENCE, Estimate, ranks
-from raysweep.report.regression import Array
-
-#: Fewest degrees of freedom of an interval.
-LEAST_TIED = 2
+from raysweep.report.association import Estimate, ends, ranks
+from raysweep.report.ratio import Array, Ratio
 
 
 def equal(loss: Array, errors: Array, tolerance: float) -> Array:
@@ -56,35 +59,65 @@ def by_pairs(x: Array, y: Array, pairs: Array, clusters: Array, *, correlation: 
         return whole, whole[..., None] - 2 * blocks.sum(axis=-1) + own
 
     xx, xy, yy = (without(p) for p in (apart_x**2, apart_x * apart_y, apart_y**2))
-    dof = tied(member.T @ pairs @ member > 0) - 1
     with np.errstate(invalid="ignore", divide="ignore"):
+        slope = xy[0] / xx[0]
         if correlation:
             value, each = (np.clip(b / np.sqrt(a * c), -1, 1) for a, b, c in zip(xx, xy, yy, strict=True))
             inside, rest = (np.arctanh(np.clip(v, -1 + 1e-9, 1 - 1e-9)) for v in (value, each))
         else:
-            value, each = (b / a for a, b in zip(xx, xy, strict=True))
+            value, each = slope, xy[1] / xx[1]
             inside, rest = value, each
         spread = ((rest - rest.mean(axis=-1, keepdims=True)) ** 2).sum(axis=-1)
         error = np.sqrt((count - 1) / count * spread)
-    enough = (dof >= LEAST_TIED) & (error > 0) & np.isfinite(error)
-    error, dof = np.where(enough, error, np.nan), np.where(enough, dof, np.nan)
-    margin = stats.t.ppf((1 + CONFIDENCE) / 2, dof) * error
-    low, high, p = inside - margin, inside + margin, 2 * stats.t.sf(np.abs(inside) / error, dof)
+        forms = _forms(x, pairs, member)
+        shared = _shared(x, y - slope[..., None] * x, forms[..., 0, :], pairs, member)
+    known = np.isfinite(error) & np.isfinite(forms).all(axis=(-2, -1))
+    ratio = Ratio.of(np.where(known[..., None, None], forms, 0.0), np.where(known, shared, 0.0), member)
+    low, high, p = ends(inside, np.where(known, error, np.nan), ratio, count)
     if correlation:
         low, high = np.tanh(low), np.tanh(high)
-    return Estimate(value=value, low=low, high=high, p=p, standard_error=error, dof=dof, clusters=count)
+    return Estimate(value=value, low=low, high=high, p=p, standard_error=error, ratio=ratio, clusters=count)
 
 
-def tied(links: Array) -> Array:
-    """Return the number of independent differences [...] that links [..., clusters, clusters] leave.
+def _forms(x: Array, pairs: Array, member: Array) -> Array:
+    """Return w and the terms of V [..., 1 + clusters, n], each as a linear form in y; nan without pairs."""
+    count = member.shape[1]
+    # What the partners of each checkpoint in each cluster [..., n, clusters] give to Lx.
+    parts = x[..., None] * (pairs @ member) - pairs @ (x[..., None] * member)
+    whole = parts.sum(axis=-1)
+    rest = np.swapaxes((whole[..., None] - parts) * (1 - member), -1, -2)
+    forms = np.concatenate([whole[..., None, :], rest], axis=-2)
+    forms = forms / (forms * x[..., None, :]).sum(axis=-1, keepdims=True)
+    own, each = forms[..., :1, :], forms[..., 1:, :]
+    each = (each - each.mean(axis=-2, keepdims=True)) * np.sqrt((count - 1) / count)
+    return np.concatenate([own, each], axis=-2)
 
-    >>> chain, alone = np.eye(3, k=1) + np.eye(3, k=-1), np.eye(3)
-    >>> float(tied(chain > 0)), float(tied(alone > 0)), float(tied(alone > 1))
-    (2.0, 3.0, 0.0)
+
+def _shared(x: Array, left: Array, weights: Array, pairs: Array, member: Array) -> Array:
+    """Return the correlation r [...] of errors within clusters, from 0 to 1; 0 where pairs do not tell.
+
+    `left` [..., n] is y − β̂ x, and `weights` [..., n] are w.
     """
-    there = links.any(axis=-1)
-    reach = (links | np.eye(links.shape[-1], dtype=bool)).astype(float)
-    for _ in range(max(1, links.shape[-1].bit_length())):
-        reach = (reach @ reach > 0).astype(float)
-    size = reach.sum(axis=-1)
-    return np.where(there, np.maximum(size - 1, 1) / size, 0.0).sum(axis=-1)
+    partners = pairs @ member
+    degree = partners.sum(axis=-1)
+    first, second = np.triu_indices(member.shape[1], 1)
+    # The sum over the pairs of two clusters, as a linear form [..., blocks, n].
+    sums = np.swapaxes(
+        member[:, first] * partners[..., second] - member[:, second] * partners[..., first], -1, -2
+    )
+    of_x = (sums * x[..., None, :]).sum(axis=-1)
+    blocks = sums - of_x[..., None] * weights[..., None, :]
+    observed = ((sums * left[..., None, :]).sum(axis=-1) ** 2).sum(axis=-1)
+    apart = left[..., :, None] - left[..., None, :]
+    total = (pairs * apart**2).sum(axis=(-2, -1)) / 2
+    # Expectations with errors that are independent, and with errors that are equal within clusters.
+    alone, alike = (blocks**2).sum(axis=(-2, -1)), ((blocks @ member) ** 2).sum(axis=(-2, -1))
+    inside = (partners * member).sum(axis=-1)
+    along = degree * x - (pairs @ x[..., None])[..., 0]
+    size = (along * x).sum(axis=-1)
+    all_alone = degree.sum(axis=-1) - (along**2).sum(axis=-1) / size
+    all_alike = (degree - inside).sum(axis=-1) - ((along @ member) ** 2).sum(axis=-1) / size
+    # observed / total = (alone + r (alike − alone)) / (all_alone + r (all_alike − all_alone))
+    slope = total * (alike - alone) - observed * (all_alike - all_alone)
+    found = np.where(slope > 0, (observed * all_alone - total * alone) / np.where(slope > 0, slope, 1.0), 0.0)
+    return np.clip(found, 0.0, 1.0)

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from raysweep.report.power import detectable, needed, power
 from raysweep.report.verdict import Verdict
 from raysweep.sweep.estimate import History
 from raysweep.sweep.missing import Missing
@@ -66,17 +65,19 @@ def _plan(verdict: Verdict, design: dict[str, int], seconds: float | None, effec
         effect=None if math.isnan(asked) else asked, power=None, detectable=None, needed=None, runs=None,
         seconds=None,
     )  # fmt: skip
-    if not main.tested or clusters < 2:
+    pilot = main.pilot
+    if pilot is None or clusters < 2:
         return empty
-    share = main.clusters / clusters if main.shrinks else 1.0
-    error, dof = main.standard_error * math.sqrt(share), main.dof / share
+    # A reference that was measured once has its error with any number of runs.
+    tested = clusters if main.shrinks else main.clusters
     scaled = math.atanh(max(-1 + 1e-9, min(1 - 1e-9, asked))) if verdict.unit == "ρ" else asked
-    seen = detectable(error, dof)
-    count = needed(scaled, main.standard_error, main.dof, main.clusters) if main.shrinks else None
+    seen = pilot.detectable(clusters=tested)
+    count = pilot.needed(scaled) if main.shrinks else None
     runs = None if count is None else math.ceil(count * design["runs"] / clusters)
     return Plan(
         claim=empty.claim, unit=verdict.unit, units=verdict.units, clusters=clusters, effect=empty.effect,
-        power=power(scaled, error, dof), detectable=math.tanh(seen) if verdict.unit == "ρ" else seen,
+        power=pilot.power(scaled, clusters=tested),
+        detectable=math.tanh(seen) if verdict.unit == "ρ" else seen,
         needed=count, runs=runs,
         seconds=None if runs is None or seconds is None else max(runs - design["runs"], 0) * seconds,
     )  # fmt: skip

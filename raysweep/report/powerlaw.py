@@ -209,10 +209,16 @@ def _solved(inverse: Array, away: Array, exponent: Array, bounded: bool) -> tupl
 
 
 class Fit:
-    """The law of curves, and the intervals of what follows from it."""
+    """The law of curves, and the intervals of what follows from it.
 
-    def __init__(self, curves: Curves, *, draws: int = DRAWS, seed: int = 0) -> None:
-        self.curves = curves
+    `earlier` is a fit that was given up for this one because of what the same runs have shown.  The choice is
+    as uncertain as they are, so an interval reaches over that of the earlier fit, too.
+    """
+
+    def __init__(
+        self, curves: Curves, *, earlier: Fit | None = None, draws: int = DRAWS, seed: int = 0
+    ) -> None:
+        self.curves, self.earlier = curves, earlier
         self.law = fit(curves.means, curves)
         self._draws, self._seed = draws, seed
 
@@ -235,7 +241,7 @@ class Fit:
         (free, drawn), (late, late_drawn) = self._free, later._free
         change = float(np.log(late.exponent / free.exponent))
         ends = np.quantile(np.log(late_drawn.exponent / drawn.exponent), _SHORTER)
-        low, high = self.interval(lambda law: np.log(law.exponent))
+        low, high = self._interval(lambda law: np.log(law.exponent))
         apart = not 2 * change - ends[0] <= 0 <= 2 * change - ends[1]
         return apart and abs(change) > max(DRIFT[0], DRIFT[1] * float(high - low))
 
@@ -251,6 +257,14 @@ class Fit:
         if not self.sure:
             nothing = np.full(np.shape(quantity(self.law)), np.nan)
             return nothing, nothing
+        low, high = self._interval(quantity)
+        if self.earlier is not None:
+            first, last = self.earlier.interval(quantity)
+            low, high = np.minimum(low, first), np.maximum(high, last)
+        return low, high
+
+    def _interval(self, quantity: Callable[[Law], Array]) -> tuple[Array, Array]:
+        """Return the ends [...] of the interval by these milestones alone."""
         free, drawn = self._free
         centre, among = quantity(free), quantity(drawn)
         ends = np.quantile(among, _ENDS, axis=0)

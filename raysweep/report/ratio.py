@@ -19,7 +19,9 @@ two-dimensional signal constellations", IEEE Military Communications Conference,
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from scipy import stats
@@ -34,6 +36,27 @@ _SQUARES = np.sin((np.arange(64) + 0.5) / 64 * np.pi / 2) ** 2
 _STEPS, _FARTHEST, _NEAR, _APART, _FLAT = 20, 1.5, 1e-5, 1e-4, 1e-3
 
 
+class Distribution(Protocol):
+    """The distribution of an estimate's error divided by its standard error, for a test and for its power."""
+
+    @property
+    def dof(self) -> Array:
+        """Degrees of freedom of the squared standard error [...]."""
+
+    @property
+    def parts(self) -> tuple[Array, Array]:
+        """The means [..., P] and degrees of freedom [P] of what adds up to the squared standard error.
+
+        The means are by the variance of the estimate.
+        """
+
+    def tail(self, size: Array) -> Array:
+        """Return the p-value [...] of a ratio of ±`size`."""
+
+    def quantile(self, level: float) -> Array:
+        """Return the size [...] of a ratio from which on a test at a level rejects."""
+
+
 @dataclass(frozen=True)
 class Ratio:
     """The ratio of an estimate's error to its standard error.
@@ -42,6 +65,26 @@ class Ratio:
     """
 
     moments: Array
+
+    @classmethod
+    def of(cls, forms: Array, shared: Array, member: Array) -> Ratio:
+        """Return the ratio of linear forms [..., 1 + G, n] in errors, w first, then P_1, ..., P_G.
+
+        The errors are normal, alike, and correlated by `shared` [...] within clusters; `member` [n, clusters]
+        is 1 where an error is of a cluster, else 0.
+        """
+        sums, r = forms @ member, shared[..., None, None]
+        own, alike = (one @ np.swapaxes(one, -1, -2) for one in (forms, sums))
+        return cls((1 - r) * own + r * alike)
+
+    @classmethod
+    def student(cls, dof: int) -> Ratio:
+        """Return the ratio that has Student's t distribution.
+
+        >>> round(float(Ratio.student(8).quantile(0.05)), 3)
+        2.306
+        """
+        return cls(np.diag([1.0, *[1 / dof] * dof]))
 
     @property
     def dof(self) -> Array:
@@ -69,21 +112,33 @@ class Ratio:
         spread = np.trace(self.moments[..., 1:, 1:], axis1=-2, axis2=-1)
         with np.errstate(invalid="ignore", divide="ignore"):
             start = np.sqrt(self.moments[..., 0, 0] / spread) * stats.t.isf(level / 2, self.dof)
-        known = np.isfinite(start) & (start > 0)
-        at = np.log(np.where(known, start, 1.0))
-        for _ in range(_STEPS):
-            # The logarithm of the tail is a concave function of that of the size: Newton's method goes to it.
-            short, slope = (np.log(self.tail(np.exp(at + further))) for further in (0.0, _APART))
-            short = short - np.log(level)
-            slope = (slope - np.log(level) - short) / _APART
-            step = np.where(known & (slope < 0), -short / np.minimum(slope, -_FLAT), 0.0)
-            at = at + np.clip(step, -_FARTHEST, _FARTHEST)
-            if not (np.abs(step) > _NEAR).any():
-                break
-        return np.where(known, np.exp(at), np.nan)
+        return solved(self.tail, start, level)
+
+    @property
+    def parts(self) -> tuple[Array, Array]:
+        """The independent parts of V: their means [..., G] by the variance of wᵀe, and degrees of freedom."""
+        own, of_v = self.moments[..., 0, 0], self.moments[..., 1:, 1:]
+        means = np.maximum(np.linalg.eigvalsh(of_v), 0.0) / own[..., None]
+        return means, np.ones(means.shape[-1])
 
     @property
     def _roots(self) -> Array:
         """The symmetric root of the moments."""
         values, vectors = np.linalg.eigh(np.nan_to_num(self.moments))
         return (vectors * np.sqrt(np.maximum(values, 0.0))[..., None, :]) @ np.swapaxes(vectors, -1, -2)
+
+
+def solved(tail: Callable[[Array], Array], start: Array, level: float) -> Array:
+    """Return the size [...] at which a tail is `level`, from a `start` on; nan where that is not positive."""
+    known = np.isfinite(start) & (start > 0)
+    at = np.log(np.where(known, start, 1.0))
+    for _ in range(_STEPS):
+        # The logarithm of the tail is a concave function of that of the size: Newton's method goes to it.
+        short, slope = (np.log(tail(np.exp(at + further))) for further in (0.0, _APART))
+        short = short - np.log(level)
+        slope = (slope - np.log(level) - short) / _APART
+        step = np.where(known & (slope < 0), -short / np.minimum(slope, -_FLAT), 0.0)
+        at = at + np.clip(step, -_FARTHEST, _FARTHEST)
+        if not (np.abs(step) > _NEAR).any():
+            break
+    return np.where(known, np.exp(at), np.nan)

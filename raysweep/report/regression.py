@@ -107,15 +107,11 @@ def slope(y: Array, x: Array, controls: Array, clusters: Array) -> Slope:
     spread = adjusted - (adjusted @ basis) @ np.swapaxes(basis, -1, -2)
     forms = np.concatenate([safe[..., None, :], spread], axis=-2)
     member = (inverse[:, None] == np.arange(len(names))[None, :]).astype(float)
-    shared, sums = _shared(error, member)[..., None, None], forms @ member
-    moments = (1 - shared) * (forms @ np.swapaxes(forms, -1, -2)) + shared * (
-        sums @ np.swapaxes(sums, -1, -2)
-    )
     known = ~np.isnan(value)
     return Slope(
         value=value,
         standard_error=np.where(known, np.sqrt((scores**2).sum(axis=-1)), np.nan),
-        ratio=Ratio(np.where(known[..., None, None], moments, 0.0)),
+        ratio=Ratio.of(np.where(known[..., None, None], forms, 0.0), _shared(error, member), member),
         scores=scores,
         left=left,
     )

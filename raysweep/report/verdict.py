@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from raysweep.report.format import signed
-from raysweep.report.power import detectable, needed
+from raysweep.report.power import Pilot
+from raysweep.report.ratio import Distribution
 from raysweep.report.statistics import holm
 
 Outcome = Literal["supported", "contradicted", "mixed", "no clear relation", "not enough data"]
@@ -27,7 +28,8 @@ ALPHA = 0.05
 class Finding:
     """An effect with its 95 % interval and p-value, by one way; nan where there is too little data.
 
-    `standard_error` and `dof` are those on the scale of the test: that of Fisher's z for a correlation.
+    `standard_error` is that on the scale of the test, Fisher's z for a correlation, and `ratio` the
+    distribution of the test.
     `shrinks` says whether more clusters make them better; a reference that was measured once sets a limit.
     """
 
@@ -37,7 +39,7 @@ class Finding:
     high: float
     p: float
     standard_error: float = math.nan
-    dof: float = math.nan
+    ratio: Distribution | None = None
     clusters: int = 0
     shrinks: bool = True
 
@@ -45,6 +47,13 @@ class Finding:
     def tested(self) -> bool:
         """Whether there is an interval."""
         return not math.isnan(self.p)
+
+    @property
+    def pilot(self) -> Pilot | None:
+        """What the finding says about the power of such tests; None where there is no interval."""
+        if not self.tested or self.ratio is None or not self.standard_error > 0:
+            return None
+        return Pilot(self.standard_error, self.ratio, self.clusters)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,9 +92,9 @@ class Verdict(Asked):
     @property
     def detectable(self) -> float:
         """The smallest effect that this design sees with a probability of 80 %; nan where unknown."""
-        if not self.main.tested:
+        if self.main.pilot is None:
             return math.nan
-        found = detectable(self.main.standard_error, self.main.dof)
+        found = self.main.pilot.detectable()
         return math.tanh(found) if self.unit == "ρ" else found
 
     def needed(self, effect: float | None = None, *, level: float = ALPHA) -> int | None:
@@ -94,12 +103,12 @@ class Verdict(Asked):
         `level` is that of the test.  None where nothing was tested, where it would take more than any sweep
         has, and where clusters are not all that it takes.
         """
-        main = self.main
-        if not main.tested or not main.shrinks:
+        pilot = self.main.pilot
+        if pilot is None or not self.main.shrinks:
             return None
-        seen = main.value if effect is None else effect
+        seen = self.main.value if effect is None else effect
         scaled = math.atanh(max(-1 + 1e-9, min(1 - 1e-9, seen))) if self.unit == "ρ" else seen
-        return needed(scaled, main.standard_error, main.dof, main.clusters, level=level)
+        return pilot.needed(scaled, level=level)
 
     @property
     def sentence(self) -> str:

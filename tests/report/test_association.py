@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from raysweep.report import matching
 from raysweep.report.association import (
     LEVELS,
     at_level,
@@ -17,6 +18,7 @@ from raysweep.report.association import (
     strata,
 )
 from raysweep.report.matching import by_pairs, equal
+from raysweep.report.ratio import Ratio
 
 
 def test_ranks_are_those_of_scipy_around_zero() -> None:
@@ -87,9 +89,9 @@ def test_seeds_are_no_further_clusters() -> None:
     many = [np.repeat(v, 20) for v in (x, y, loss)]
     configuration, run = np.repeat(np.arange(5), 20), np.arange(100)
     found = at_level(*many, run, configuration, "all")
-    assert found.dof < 4
+    assert found.ratio.dof < 4
     naive = at_level(*many, run, run, "all")
-    assert naive.dof > 10
+    assert naive.ratio.dof > 10
 
 
 def test_too_few_clusters_have_no_interval() -> None:
@@ -110,7 +112,7 @@ def test_batches_are_data_sets_of_their_own() -> None:
         together = at_level(x, y, loss, runs, configurations, level)
         for k in range(4):
             alone = at_level(x[k], y[k], loss[k], runs, configurations, level)
-            for name in ("value", "low", "high", "p", "dof"):
+            for name in ("value", "low", "high", "p", "standard_error"):
                 one, other = getattr(together, name)[k], getattr(alone, name)
                 assert one == pytest.approx(other, nan_ok=True), (level, name)
 
@@ -149,7 +151,53 @@ def test_pairs_against_a_loop_over_them() -> None:
         error = np.sqrt(4 / 5 * sum((v - np.mean(each)) ** 2 for v in each))
         assert found.value == pytest.approx(whole)
         assert found.standard_error == pytest.approx(error)
-        assert found.dof == 3
+
+
+def test_intervals_of_pairs_have_the_distribution_of_draws() -> None:
+    """Errors of clusters that pairs tie unevenly, with the correlation that the test takes."""
+    generator = np.random.default_rng(10)
+    clusters = np.repeat(np.arange(6), 4)
+    x = generator.normal(size=24) + 2 * generator.normal(size=6)[clusters]
+    loss = np.linspace(0, 1, 24) + generator.normal(size=24)
+    pairs = equal(loss, np.zeros((24, 24)), 0.6)
+    normal = generator.standard_normal
+    for r in (0.0, 0.6):
+        y = np.sqrt(r) * normal((4000, 6))[:, clusters] + np.sqrt(1 - r) * normal((4000, 24))
+        found = by_pairs(np.broadcast_to(x, y.shape), y, pairs, clusters, correlation=False)
+        ratio = np.abs(found.value) / found.standard_error
+        member = (clusters[:, None] == np.arange(6)).astype(float)
+        exact = Ratio.of(matching._forms(x, pairs, member), np.array(r), member)
+        for level in (0.2, 0.05):
+            assert (ratio > exact.quantile(level)).mean() == pytest.approx(level, abs=0.012)
+        # The correlation is estimated with each of the data sets.
+        assert (found.p <= 0.05).mean() == pytest.approx(0.05, abs=0.015)
+
+
+def test_forms_of_pairs_are_the_slopes_without_each_cluster() -> None:
+    x, y, loss = np.random.default_rng(11).normal(size=(3, 20))
+    clusters = np.repeat(np.arange(5), 4)
+    pairs = equal(loss, np.zeros((20, 20)), 0.5)
+    member = (clusters[:, None] == np.arange(5)).astype(float)
+    own, *parts = matching._forms(x, pairs, member) @ y
+    each = [slow_pairs(x, y, pairs, set(np.flatnonzero(clusters != c)))[1] for c in range(5)]
+    assert own == pytest.approx(slow_pairs(x, y, pairs, set(range(20)))[1])
+    assert parts == pytest.approx((np.array(each) - np.mean(each)) * np.sqrt(4 / 5))
+
+
+def test_the_correlation_within_clusters_is_found_from_pairs() -> None:
+    generator = np.random.default_rng(12)
+    clusters = np.repeat(np.arange(40), 5)
+    loss = generator.normal(size=200)
+    pairs = equal(loss, np.zeros((200, 200)), 0.3)
+    # Also where no pair is within a cluster, as between algorithms.
+    for linked in (pairs, pairs & (clusters[:, None] != clusters[None, :])):
+        for r in (0.0, 0.3, 0.7):
+            y = np.sqrt(r) * generator.normal(size=40)[clusters] + np.sqrt(1 - r) * generator.normal(size=200)
+            x = generator.normal(size=200)
+            member = (clusters[:, None] == np.arange(40)).astype(float)
+            weights = matching._forms(x, linked, member)[0]
+            found = matching._shared(x, y - (weights @ y) * x, weights, linked, member)
+            assert found == pytest.approx(r, abs=0.2)
 
 
 def test_equal_loss_is_near_and_known_to_be_near() -> None:
@@ -161,7 +209,7 @@ def test_equal_loss_is_near_and_known_to_be_near() -> None:
 
 def test_pairs_of_few_clusters_have_no_interval() -> None:
     x, y, loss = np.random.default_rng(9).normal(size=(3, 12))
-    clusters = np.repeat(np.arange(3), 4)
+    clusters = np.repeat(np.arange(2), 6)
     found = by_pairs(x, y, equal(loss, np.zeros((12, 12)), 5.0), clusters, correlation=True)
     assert np.isfinite(found.value)
     assert np.isnan(found.p)
