@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Literal
 
@@ -44,17 +45,28 @@ class Spread(Config):
 
 
 class Goal(Config):
-    """A goal for a figure; `upto` is the upper end of one with two ends."""
+    """A goal for a figure; `upto` is the upper end of one with two ends.
+
+    A share that is to be at most `value` misses it by more than so many standard `errors` of that share.
+    """
 
     sense: Sense
     value: float
     upto: float | None = None
+    errors: float = 0.0
 
-    def met(self, value: float) -> bool:
-        """Tell whether a figure reaches the goal."""
+    def allowance(self, among: int | None) -> float:
+        """Return by how much a share among so many may exceed the goal; 0 where that is not known."""
+        spread = self.value * (1 - self.value)
+        return self.errors * math.sqrt(spread / among) if self.errors and among else 0.0
+
+    def met(self, value: float, among: int | None = None) -> bool:
+        """Tell whether a figure, or a share `among` so many, reaches the goal."""
         if self.sense == "within":
             return self.upto is not None and self.value <= value <= self.upto
-        return value >= self.value if self.sense == "at least" else value <= self.value
+        if self.sense == "at least":
+            return value >= self.value
+        return value <= self.value + self.allowance(among)
 
 
 class Timing(Config):
@@ -112,17 +124,18 @@ class Comparison(Config):
 
 
 class Figure(Config):
-    """A number of raysweep alone."""
+    """A number of raysweep alone; `among` so many it is a share, if so."""
 
     name: str
     unit: str
     value: float
+    among: int | None = None
     goal: Goal | None = None
 
     @property
     def met(self) -> bool | None:
         """Tell whether the goal is reached; None without a goal."""
-        return None if self.goal is None else self.goal.met(self.value)
+        return None if self.goal is None else self.goal.met(self.value, self.among)
 
 
 class CaseRecord(Config):

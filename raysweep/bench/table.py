@@ -266,7 +266,7 @@ def _figure(figure: Figure) -> tuple[str, str, str, bool | None]:
     return (
         figure.name,
         f"{figure.value:,.0f}" if count else f"{number(figure.value)}{unit}",
-        _goal(figure.goal, unit),
+        _goal(figure.goal, unit, figure.among),
         figure.met,
     )
 
@@ -275,10 +275,12 @@ def _ratio(spread: Spread) -> str:
     return f"{number(spread.median)}× ({number(spread.lower)}–{number(spread.upper)})"
 
 
-def _goal(goal: Goal | None, unit: str) -> str:
+def _goal(goal: Goal | None, unit: str, among: int | None = None) -> str:
     if goal is None:
         return ""
     text = re.sub(r"\.0$", "", f"{goal.value:,}")
     if goal.sense == "within":
         return f"{goal.value:g}–{goal.upto:g}{unit}"
-    return f"{'≥' if goal.sense == 'at least' else '≤'} {text}{unit}"
+    allowance = goal.allowance(among)
+    more = f" + {allowance:.4f}" if allowance else ""
+    return f"{'≥' if goal.sense == 'at least' else '≤'} {text}{more}{unit}"

@@ -182,18 +182,27 @@ def statistics(
     quick: Annotated[
         bool, typer.Option("--quick", help="Few sweeps: shows that it works, not how well intervals hold.")
     ] = False,
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            "--processes",
+            min=1,
+            help="Processes of one thread each; the record does not depend on them.",
+            show_default="as many as there are cores",
+        ),
+    ] = None,
     output: OutputOption = None,
     json: JsonOption = False,
 ) -> None:
     """Measure coverage, level and power of the report's intervals and tests on simulated sweeps.
 
-    It takes minutes on one core.
+    It shows its progress.  `--quick` takes a minute or two.
     """
     from raysweep.bench.statistics import measure
 
     if output is not None:
         check_output(output)
-    _show(measure(quick=quick, seed=seed, say=say), output, json=json)
+    _show(measure(quick=quick, seed=seed, processes=processes, say=say), output, json=json)
 
 
 @app.command("table", epilog="Example: raysweep bench table --suite train --write")

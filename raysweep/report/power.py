@@ -11,9 +11,9 @@ k clusters like the G of the design at hand have σ² G/k for σ² and d_i k/G d
 quantile of that ratio.
 
 σ is not known, and V of few clusters is small at times by chance.  So σ² is V / Σ w_i divided by χ²(ν)/ν,
-with the degrees of freedom ν of V (Satterthwaite), and the power is the mean over it.  Over many pilots, a new
-sweep then sees the effect that its pilot has named in 80 %.  With V taken for σ² Σ w_i that would be 68 % at
-3 degrees of freedom.
+with the degrees of freedom ν of V (Satterthwaite), and the power is the mean over it.  Over many pilots, a
+new sweep then sees the effect that its pilot has named in 80 %.  With V taken for σ² Σ w_i that would be 68 %
+at 3 degrees of freedom.
 
 Sources: J. Gil-Pelaez, "Note on the inversion theorem", Biometrika 38, 1951; J. P. Imhof, "Computing the
 distribution of quadratic forms in normal variables", Biometrika 48, 1961; H. S. Bloom, "Minimum detectable

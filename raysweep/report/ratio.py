@@ -50,6 +50,9 @@ class Distribution(Protocol):
         The means are by the variance of the estimate.
         """
 
+    def one(self, place: int) -> Distribution:
+        """Return that of a single data set, where there are many [n]."""
+
     def tail(self, size: Array) -> Array:
         """Return the p-value [...] of a ratio of ±`size`."""
 
@@ -93,6 +96,10 @@ class Ratio:
         with np.errstate(invalid="ignore", divide="ignore"):
             found: Array = np.trace(of_v, axis1=-2, axis2=-1) ** 2 / (of_v**2).sum(axis=(-2, -1))
         return found
+
+    def one(self, place: int) -> Ratio:
+        """Return the ratio of a single data set, where there are many [n]."""
+        return Ratio(self.moments[place])
 
     def tail(self, size: Array) -> Array:
         """Return the probability of a ratio beyond ±`size` [...]."""

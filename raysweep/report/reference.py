@@ -69,6 +69,10 @@ class Crossed:
         shares, dofs = self.parts
         return np.asarray(1 / (shares**2 / dofs).sum(axis=-1))
 
+    def one(self, place: int) -> Crossed:
+        """Return the distribution of a single data set, where there are many [n]."""
+        return Crossed(self.sums[place], self.dofs)
+
     def tail(self, size: Array) -> Array:
         """Return the p-value [...] of a mean that is `size` standard errors away."""
         spread, weights = self._variances

@@ -2,44 +2,58 @@
 
 Sweeps are made up from a model whose answer is known, thousands of times, and analysed by the functions that
 the report uses.  A 95 % interval should hold the truth in 95 % of them.  A test at 5 % should find an effect
-in 5 % of those that have none.  Shares of n replicates have the standard error √(p (1 − p) / n).
+in 5 % of those that have none.  Shares of n replicates have the standard error √(p (1 − p) / n)
+(`raysweep.bench.statistics.goals`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from functools import cache
 
 from raysweep.bench.environment import environment, measure_peak
 from raysweep.bench.harness import Say
-from raysweep.bench.record import CaseRecord, Record
-from raysweep.bench.statistics.associations import association_cases
-from raysweep.bench.statistics.families import family_cases
-from raysweep.bench.statistics.pairs import pair_cases
-from raysweep.bench.statistics.powerlaws import powerlaw_cases
-from raysweep.bench.statistics.references import reference_cases
-from raysweep.bench.statistics.trace import trace_cases
-from raysweep.bench.statistics.treatments import treatment_cases
+from raysweep.bench.record import Record
+from raysweep.bench.statistics.associations import association_simulations
+from raysweep.bench.statistics.families import family_simulations
+from raysweep.bench.statistics.pairs import pair_simulations
+from raysweep.bench.statistics.powerlaws import powerlaw_simulations
+from raysweep.bench.statistics.powers import power_simulations
+from raysweep.bench.statistics.references import reference_simulations
+from raysweep.bench.statistics.simulation import Simulation, simulated
+from raysweep.bench.statistics.trace import trace_simulations
+from raysweep.bench.statistics.treatments import treatment_simulations
 
-#: Each makes the cases of one kind of interval, given `replicates` and `seed`.
-SIMULATIONS: Sequence[Callable[..., list[CaseRecord]]] = (
-    association_cases,
-    treatment_cases,
-    reference_cases,
-    family_cases,
-    pair_cases,
-    trace_cases,
-    powerlaw_cases,
-)
-#: Sweeps for each number, and those of a quick record.
-REPLICATES, QUICK = 2000, 60
+#: Sweeps for each number of a quick record.
+QUICK = 60
 
 
-def measure(*, quick: bool = False, seed: int = 0, say: Say = lambda line: None) -> Record:
-    """Run all simulations in this process and return the record."""
-    cases: list[CaseRecord] = []
-    for simulation in SIMULATIONS:
-        say(f"simulating: {simulation.__name__}")
-        cases += simulation(replicates=QUICK if quick else REPLICATES, seed=seed)
+@cache
+def simulations() -> tuple[Simulation, ...]:
+    """Return all simulations, in the order of a record."""
+    return (
+        *association_simulations(),
+        *treatment_simulations(),
+        *power_simulations(),
+        *reference_simulations(),
+        *family_simulations(),
+        *pair_simulations(),
+        *trace_simulations(),
+        *powerlaw_simulations(),
+    )
+
+
+def measure(
+    *, quick: bool = False, seed: int = 0, processes: int | None = None, say: Say = lambda line: None
+) -> Record:
+    """Run all simulations and return the record; by default in as many processes as there are cores."""
+    every = simulations()
+
+    def replicates(one: Simulation) -> int:
+        return min(QUICK, one.replicates) if quick else one.replicates
+
+    count = processes or len(os.sched_getaffinity(0))
+    cases = simulated(every, replicates, seed=seed, processes=count, say=say)
     return Record(
         suite="statistics",
         quick=quick,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
-from raysweep.bench.record import CaseRecord, Figure
-from raysweep.bench.statistics.goals import COVERAGE, LEVEL, batches, covered, rejected
+from raysweep.bench.record import Figure
+from raysweep.bench.statistics import goals
 from raysweep.bench.statistics.population import Design, Drawn, draw
+from raysweep.bench.statistics.simulation import Outcomes, Simulation
 from raysweep.report.association import LEVELS, Estimate, at_level, correlation, ranks, smooth
 from raysweep.report.matching import by_pairs, equal
 from raysweep.report.regression import residuals
@@ -29,40 +32,47 @@ NEAR = 0.1
 MANY = 4000
 
 
-def association_cases(*, replicates: int, seed: int) -> list[CaseRecord]:
-    """Return a case for each design."""
-    return [_case(name, design, replicates, seed + k) for k, (name, design) in enumerate(DESIGNS.items())]
-
-
-def _case(name: str, design: Design, replicates: int, seed: int) -> CaseRecord:
-    generator = np.random.default_rng(seed)
-    truth = true_correlation(Design(MANY, design.seeds, design.checkpoints), generator)
-    by_effect: dict[float, dict[str, list[Estimate]]] = {0.0: {}, RHO: {}}
-    for rho, found in by_effect.items():
-        for size in batches(replicates):
-            for way, estimate in _estimates(draw(design, size, rho, generator), design).items():
-                found.setdefault(way, []).append(estimate)
-    figures = []
-    for way, estimates in by_effect[0.0].items():
-        figures.append(Figure(name=f"level, {way}", unit="", value=rejected(estimates), goal=LEVEL))
-    for way in ("smooth", "strata", "pairs"):
-        share, known = covered(by_effect[RHO][way], truth)
-        if known > 0:
-            figures.append(Figure(name=f"coverage, {way}", unit="", value=share, goal=COVERAGE))
-        figures.append(Figure(name=f"without an interval, {way}", unit="", value=1 - known))
-    figures += [
-        Figure(name=f"power, {way}", unit="", value=rejected(estimates))
-        for way, estimates in by_effect[RHO].items()
+def association_simulations() -> list[Simulation]:
+    """Return a simulation for each design, with an effect and without."""
+    return [
+        Simulation(
+            key=name,
+            work=f"{design.runs} runs of {design.configurations} configurations, "
+            f"{design.checkpoints} checkpoints",
+            sample=partial(_sample, design),
+            figures=partial(_figures, design),
+            replicates=goals.MANY,
+            cost=0.12 * len(design.run),
+        )
+        for name, design in DESIGNS.items()
     ]
-    figures.append(Figure(name="true ρ", unit="", value=truth))
-    figures.append(Figure(name="replicates", unit="", value=float(replicates)))
-    work = f"{design.runs} runs of {design.configurations} configurations, {design.checkpoints} checkpoints"
-    return CaseRecord(key=name, work=work, unit="sweep", figures=tuple(figures))
 
 
-def true_correlation(many: Design, generator: np.random.Generator) -> float:
+def _sample(design: Design, size: int, generator: np.random.Generator) -> dict[str, np.ndarray]:
+    found: dict[str, np.ndarray] = {}
+    for rho in (0.0, RHO):
+        for way, estimate in _estimates(draw(design, size, rho, generator), design).items():
+            found |= goals.kept(f"{way}, {rho}", estimate)
+    return found
+
+
+def _figures(design: Design, outcomes: Outcomes) -> list[Figure]:
+    many = Design(MANY, design.seeds, design.checkpoints)
+    truth = true_correlation(many, np.random.default_rng(len(design.run)))
+    ways = [name.removesuffix(", 0.0: p") for name in outcomes if name.endswith(", 0.0: p")]
+    figures = [
+        goals.share(f"level, {way}", goals.rejected(outcomes, f"{way}, 0.0"), goals.LEVEL) for way in ways
+    ]
+    for way in ("smooth", "strata", "pairs"):
+        without = f"without an interval, {way}"
+        figures += goals.coverage(f"coverage, {way}", outcomes, f"{way}, {RHO}", truth, without=without)
+    figures += [goals.share(f"power, {way}", goals.rejected(outcomes, f"{way}, {RHO}")) for way in ways]
+    return [*figures, Figure(name="true ρ", unit="", value=truth)]
+
+
+def true_correlation(many: Design, generator: np.random.Generator, rho: float = RHO) -> float:
     """Return the correlation at equal loss in a sample so large that it stands for the population."""
-    drawn = draw(many, 1, RHO, generator)
+    drawn = draw(many, 1, rho, generator)
     design = smooth(ranks(drawn.log_loss))
     x, y = (residuals(ranks(values), design)[0] for values in (drawn.x, drawn.y))
     return float(np.corrcoef(x, y)[0, 1])

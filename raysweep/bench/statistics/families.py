@@ -12,12 +12,15 @@ mean.  All claims are judged together, as the report does (Holm).
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
-from raysweep.bench.record import CaseRecord, Figure
-from raysweep.bench.statistics.goals import LEVEL, batches
+from raysweep.bench.record import Figure
+from raysweep.bench.statistics import goals
 from raysweep.bench.statistics.population import Design
 from raysweep.bench.statistics.references import OF_SEED, SEEDS
+from raysweep.bench.statistics.simulation import Outcomes, Simulation
 from raysweep.report.association import at_level, beside, coefficient, indicators, smooth
 from raysweep.report.reference import by_seeds
 from raysweep.report.statistics import holm
@@ -35,28 +38,36 @@ TASKS = (1, 3)
 SPREAD, OF_SIZE = 0.2, 0.3
 
 
-def family_cases(*, replicates: int, seed: int) -> list[CaseRecord]:
-    """Return a case for each design."""
+def family_simulations() -> list[Simulation]:
+    """Return a simulation for each design."""
     return [
-        _case(name, design, replicates, np.random.default_rng((seed, k)))
-        for k, (name, design) in enumerate(DESIGNS.items())
+        Simulation(
+            key=name,
+            work=f"all claims of a sweep, none true: {design.configurations} sizes with {design.seeds} seeds",
+            sample=partial(_sample, design),
+            figures=_figures,
+            replicates=goals.MANY,
+            cost=0.13 * len(design.run),
+        )
+        for name, design in DESIGNS.items()
     ]
 
 
-def _case(name: str, design: Design, replicates: int, generator: np.random.Generator) -> CaseRecord:
-    p = np.concatenate([p_values(design, size, max(TASKS), generator) for size in batches(replicates)])
-    figures = []
+def _sample(design: Design, size: int, generator: np.random.Generator) -> dict[str, np.ndarray]:
+    return {"p": p_values(design, size, max(TASKS), generator)}
+
+
+def _figures(outcomes: Outcomes) -> list[Figure]:
+    p, figures = outcomes["p"], []
     for tasks in TASKS:
-        claims = p[:, :, :tasks].reshape(replicates, -1)
+        claims = p[:, :, :tasks].reshape(len(p), -1)
         known = [row[~np.isnan(row)] for row in claims]
-        alone = np.mean([bool((row <= ALPHA).any()) for row in known])
-        together = np.mean([min(holm(row.tolist()), default=1.0) <= ALPHA for row in known])
+        alone = np.array([bool((row <= ALPHA).any()) for row in known])
+        together = np.array([min(holm(row.tolist()), default=1.0) <= ALPHA for row in known])
         said = f"{claims.shape[1]} claims"
-        figures.append(Figure(name=f"any error, {said}", unit="", value=float(together), goal=LEVEL))
-        figures.append(Figure(name=f"any error uncorrected, {said}", unit="", value=float(alone)))
-    figures.append(Figure(name="replicates", unit="", value=float(replicates)))
-    work = f"all claims of a sweep, none true: {design.configurations} sizes with {design.seeds} seeds"
-    return CaseRecord(key=name, work=work, unit="sweep", figures=tuple(figures))
+        figures.append(goals.share(f"any error, {said}", together, goals.LEVEL))
+        figures.append(goals.share(f"any error uncorrected, {said}", alone))
+    return figures
 
 
 def p_values(design: Design, replicates: int, tasks: int, generator: np.random.Generator) -> np.ndarray:

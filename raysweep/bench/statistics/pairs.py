@@ -13,10 +13,13 @@ The most telling pairs are chosen by what was measured, so their single interval
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
-from raysweep.bench.record import CaseRecord, Figure
-from raysweep.bench.statistics.goals import COVERAGE, LEVEL
+from raysweep.bench.record import Figure, Goal
+from raysweep.bench.statistics import goals
+from raysweep.bench.statistics.simulation import Outcomes, Simulation
 from raysweep.report.match import SHOWN
 from raysweep.report.matching import equal
 from raysweep.report.paired import Apart, Key, loss_errors
@@ -25,36 +28,50 @@ from raysweep.report.paired import Apart, Key, loss_errors
 CHECKPOINTS, SENTENCES, SEEDS = 16, 400, 5
 #: Tolerances in units of the standard error of a paired difference of losses: hardly known, and well known.
 TOLERANCES = {"pairs, losses hardly known": 1.5, "pairs, losses well known": 6.0}
-#: Sweeps for each replicate of the other simulations: a sweep has many pairs.
-SHARE = 10
+#: Sweeps of a full record: a sweep has many pairs.
+SWEEPS = 1000
 
 
-def pair_cases(*, replicates: int, seed: int) -> list[CaseRecord]:
-    """Return a case for each tolerance."""
+def pair_simulations() -> list[Simulation]:
+    """Return a simulation for each tolerance."""
     return [
-        _case(name, tolerance, max(replicates // SHARE, 1), np.random.default_rng((seed, k)))
-        for k, (name, tolerance) in enumerate(TOLERANCES.items())
+        Simulation(
+            key=name,
+            work=f"pairs within {tolerance:g} standard errors of a difference, of {CHECKPOINTS} checkpoints",
+            sample=partial(_sample, tolerance),
+            figures=_figures,
+            replicates=SWEEPS,
+            cost=5.0,
+            part=50,
+        )
+        for name, tolerance in TOLERANCES.items()
     ]
 
 
-def _case(name: str, tolerance: float, sweeps: int, generator: np.random.Generator) -> CaseRecord:
-    unequal, inside, telling = [], [], []
-    for _ in range(sweeps):
+def _sample(tolerance: float, size: int, generator: np.random.Generator) -> dict[str, np.ndarray]:
+    """Return, for each sweep, its numbers of pairs, of those not equal, held, telling, and held of these."""
+    found = []
+    for _ in range(size):
         apart, held, sure = sweep(tolerance, generator)
-        unequal += [distance > 2 * tolerance for distance in apart]
-        inside += held
-        telling += [held[k] for k in np.argsort(sure)[::-1][:SHOWN]]
-    figures = [
-        Figure(name="pairs called equal that are not", unit="", value=float(np.mean(unequal)), goal=LEVEL),
-        Figure(name="pairs: coverage, Δ accuracy", unit="", value=float(np.mean(inside)), goal=COVERAGE),
-        Figure(
-            name=f"the {SHOWN} most telling: coverage, Δ accuracy", unit="", value=float(np.mean(telling))
-        ),
-        Figure(name="pairs of a sweep", unit="", value=len(inside) / sweeps),
-        Figure(name="replicates", unit="", value=float(sweeps)),
+        telling = [held[k] for k in np.argsort(sure)[::-1][:SHOWN]]
+        unequal = sum(distance > 2 * tolerance for distance in apart)
+        found.append((len(apart), unequal, sum(held), len(telling), sum(telling)))
+    names = "pairs", "unequal", "held", "telling", "telling held"
+    return dict(zip(names, np.array(found, dtype=float).T, strict=True))
+
+
+def _figures(outcomes: Outcomes) -> list[Figure]:
+    total = {name: float(values.sum()) for name, values in outcomes.items()}
+
+    def figure(name: str, of: str, among: str, goal: Goal | None = None) -> Figure:
+        return Figure(name=name, unit="", value=total[of] / max(total[among], 1.0), goal=goal)
+
+    return [
+        figure("pairs called equal that are not", "unequal", "pairs", goals.LEVEL),
+        figure("pairs: coverage, Δ accuracy", "held", "pairs", goals.COVERAGE),
+        figure(f"the {SHOWN} most telling: coverage, Δ accuracy", "telling held", "telling"),
+        Figure(name="pairs of a sweep", unit="", value=float(outcomes["pairs"].mean())),
     ]
-    work = f"pairs within {tolerance:g} standard errors of a difference, of {CHECKPOINTS} checkpoints"
-    return CaseRecord(key=name, work=work, unit="sweep", figures=tuple(figures))
 
 
 def sweep(tolerance: float, generator: np.random.Generator) -> tuple[list[float], list[bool], list[float]]:

@@ -63,8 +63,8 @@ class Drawn:
     own: tuple[Array, Array]
 
 
-def draw(design: Design, replicates: int, rho: float, generator: np.random.Generator) -> Drawn:
-    """Draw sweeps in which x and y have the correlation `rho` in each of their parts."""
+def draw(design: Design, replicates: int, rho: float | Array, generator: np.random.Generator) -> Drawn:
+    """Draw sweeps in which x and y have the correlation `rho` in each of their parts, or [replicates, 1]."""
 
     def normal(count: int) -> Array:
         return generator.standard_normal((replicates, count))

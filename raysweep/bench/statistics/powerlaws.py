@@ -12,12 +12,14 @@ checkpoint (0.01, standard deviations).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pandas as pd
 
-from raysweep.bench.record import CaseRecord, Figure
-from raysweep.bench.statistics.goals import COVERAGE
+from raysweep.bench.record import Figure
+from raysweep.bench.statistics import goals
+from raysweep.bench.statistics.simulation import Outcomes, Simulation
 from raysweep.evaluation.excess_loss import EXCESS_LOSS
 from raysweep.evaluation.metric import Description
 from raysweep.report.laws import Asked, Found, law_of
@@ -28,8 +30,10 @@ from raysweep.report.regression import Array
 OF_SIZE, OF_RUN = 0.1, (0.05, 0.03, 0.01)
 #: The exponent over parameters, and the multiple of the last milestone of an extrapolation.
 ALPHA, BEYOND = 0.5, 4.0
-#: Sweeps that are asked for, by those that are made up.
-SHARE = 4
+#: Sweeps of a full record: a law takes a tenth of a second.
+SWEEPS = 1500
+#: What intervals are of.
+HELD = ("over steps", "floor", "loss at 4 times the steps", "equal loss", "over parameters")
 _LOSS = Description(**EXCESS_LOSS.model_dump())
 
 
@@ -55,33 +59,41 @@ DESIGNS = {
 }
 
 
-def powerlaw_cases(*, replicates: int, seed: int) -> list[CaseRecord]:
-    """Return a case for each design, of a quarter of the sweeps that were asked for: a law takes 0.1 s."""
+def powerlaw_simulations() -> list[Simulation]:
+    """Return a simulation for each design."""
     return [
-        _case(name, design, max(replicates // SHARE, 1), seed + k)
-        for k, (name, design) in enumerate(DESIGNS.items())
+        Simulation(
+            key=name,
+            work=f"power laws of {design.sizes} sizes with {design.seeds} seeds, {len(design.steps)} "
+            "milestones",
+            sample=partial(_sample, design),
+            figures=_figures,
+            replicates=SWEEPS,
+            cost=75.0,
+            part=50,
+        )
+        for name, design in DESIGNS.items()
     ]
 
 
-def _case(name: str, design: Design, replicates: int, seed: int) -> CaseRecord:
-    generator = np.random.default_rng(seed)
-    held: dict[str, list[bool]] = {}
-    fitted = 0
-    for _ in range(replicates):
+def _sample(design: Design, size: int, generator: np.random.Generator) -> dict[str, Array]:
+    """Return whether there is a law, and which intervals hold the truth; nan where there is none."""
+    rows = []
+    for _ in range(size):
         table, scale = drawn(design, generator)
         found = law_of(Asked(metric=_LOSS, title="loss", variant="", table=table))
-        if found.fit is not None:
-            fitted += 1
-            for what, inside in _held(design, found, scale).items():
-                held.setdefault(what, []).append(inside)
-    figures = [
-        Figure(name=f"coverage, {what}", unit="", value=float(np.mean(inside)), goal=COVERAGE)
-        for what, inside in held.items()
-    ]
-    figures.append(Figure(name="without a law", unit="", value=1 - fitted / replicates))
-    figures.append(Figure(name="replicates", unit="", value=float(replicates)))
-    work = f"power laws of {design.sizes} sizes with {design.seeds} seeds, {len(design.steps)} milestones"
-    return CaseRecord(key=name, work=work, unit="sweep", figures=tuple(figures))
+        held = {} if found.fit is None else _held(design, found, scale)
+        rows.append({"law": found.fit is not None, **held})
+    return {name: np.array([row.get(name, np.nan) for row in rows], dtype=float) for name in ("law", *HELD)}
+
+
+def _figures(outcomes: Outcomes) -> list[Figure]:
+    figures = []
+    for name in HELD:
+        known = ~np.isnan(outcomes[name])
+        if known.any():
+            figures.append(goals.share(f"coverage, {name}", outcomes[name][known], goals.COVERAGE))
+    return [*figures, goals.share("without a law", 1 - outcomes["law"])]
 
 
 def drawn(design: Design, generator: np.random.Generator) -> tuple[pd.DataFrame, Array]:

@@ -11,11 +11,13 @@ coverage, and both are of μ = 0.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
-from raysweep.bench.record import CaseRecord, Figure
-from raysweep.bench.statistics.goals import COVERAGE, LEVEL, batches, covered, rejected
-from raysweep.report.association import Estimate
+from raysweep.bench.record import Figure
+from raysweep.bench.statistics import goals
+from raysweep.bench.statistics.simulation import Outcomes, Simulation
 from raysweep.report.reference import by_numbers, by_seeds
 
 #: Numbers of runs.
@@ -26,31 +28,38 @@ SEEDS, OF_SEED = 5, 2.0
 SPREADS = {"runs apart": 10.0, "runs as apart as seeds": 1.0, "runs alike": 0.1}
 
 
-def reference_cases(*, replicates: int, seed: int) -> list[CaseRecord]:
-    """Return a case for each number of runs."""
-    return [_case(runs, replicates, np.random.default_rng((seed, runs))) for runs in RUNS]
+def reference_simulations() -> list[Simulation]:
+    """Return a simulation for each number of runs."""
+    return [
+        Simulation(
+            key=f"table, {runs} runs",
+            work=f"the look-up table beside {runs} runs, {SEEDS} seeds of the probe",
+            sample=partial(_sample, runs),
+            figures=_figures,
+            replicates=goals.MANY,
+            cost=2.0,
+        )
+        for runs in RUNS
+    ]
 
 
-def _case(runs: int, replicates: int, generator: np.random.Generator) -> CaseRecord:
-    figures = []
+def _sample(runs: int, size: int, generator: np.random.Generator) -> dict[str, np.ndarray]:
+    found: dict[str, np.ndarray] = {}
     for name, spread in SPREADS.items():
-        found: dict[str, list[Estimate]] = {"by seeds": [], "independent": []}
-        for size in batches(replicates):
-            ours, table = draw(size, runs, spread, generator)
-            found["by seeds"].append(by_seeds(ours - table[:, None, :]))
-            error = table.std(axis=-1, ddof=1) / np.sqrt(SEEDS)
-            found["independent"].append(by_numbers(ours.mean(axis=-1), table.mean(axis=-1), error))
-        for way, estimates in found.items():
-            share, _ = covered(estimates, 0.0)
-            figures.append(
-                Figure(name=f"beats: coverage, {way}, {name}", unit="", value=share, goal=COVERAGE)
-            )
-            figures.append(
-                Figure(name=f"beats: level, {way}, {name}", unit="", value=rejected(estimates), goal=LEVEL)
-            )
-    figures.append(Figure(name="replicates", unit="", value=float(replicates)))
-    work = f"the look-up table beside {runs} runs, {SEEDS} seeds of the probe"
-    return CaseRecord(key=f"table, {runs} runs", work=work, unit="sweep", figures=tuple(figures))
+        ours, table = draw(size, runs, spread, generator)
+        error = table.std(axis=-1, ddof=1) / np.sqrt(SEEDS)
+        found |= goals.kept(f"by seeds, {name}", by_seeds(ours - table[:, None, :]))
+        alone = by_numbers(ours.mean(axis=-1), table.mean(axis=-1), error)
+        found |= goals.kept(f"independent, {name}", alone)
+    return found
+
+
+def _figures(outcomes: Outcomes) -> list[Figure]:
+    figures = []
+    for name in (name.removesuffix(": p") for name in outcomes if name.endswith(": p")):
+        figures += goals.coverage(f"beats: coverage, {name}", outcomes, name, 0.0)
+        figures.append(goals.share(f"beats: level, {name}", goals.rejected(outcomes, name), goals.LEVEL))
+    return figures
 
 
 def draw(

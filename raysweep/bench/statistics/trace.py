@@ -23,15 +23,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raysweep.bench.record import CaseRecord, Figure
-from raysweep.bench.statistics.goals import COVERAGE, LEVEL
+from raysweep.bench.record import Figure
+from raysweep.bench.statistics import goals
+from raysweep.bench.statistics.simulation import Outcomes, Simulation
 from raysweep.flatness.trace.estimate import doubt, ratio, reaches, relative_error
 from raysweep.flatness.trace.fisher import FIRST_LOOK, input_traces, next_look
 from raysweep.flatness.trace.interval import interval, skewness_of
 from raysweep.models.encoder import Encoder, EncoderConfig
 
-#: The coverage that an interval states.
-STATED = 0.95
 #: The share of samples with a warning from which on those without one are too few of a kind for a goal.
 MOST_WARNED = 1 / 3
 
@@ -85,59 +84,44 @@ def cases() -> list[Case]:
     ]
 
 
-def trace_cases(*, replicates: int, seed: int) -> list[CaseRecord]:
-    """Return a case for each kind of values."""
-    found = []
-    for row in trace_coverage(replicates=replicates, seed=seed):
-        figures = [
-            Figure(name="trace: missed without a warning", unit="", value=row["missed"], goal=LEVEL),
-            Figure(name="trace: with a warning", unit="", value=row["warned"]),
-            Figure(name="trace: inputs", unit="", value=row["inputs"]),
-            Figure(name="replicates", unit="", value=float(replicates)),
-        ]
-        if row["measured"] is not None:
-            goal = COVERAGE if row["warned"] < MOST_WARNED else None
-            name = "trace: coverage without a warning"
-            figures.insert(0, Figure(name=name, unit="", value=row["measured"], goal=goal))
-        found.append(
-            CaseRecord(key=row["name"], work="values of inputs", unit="sample", figures=tuple(figures))
+def trace_simulations() -> list[Simulation]:
+    """Return a simulation for each kind of values."""
+    return [
+        Simulation(
+            key=case.name,
+            work="values of inputs",
+            unit="sample",
+            sample=partial(_outcomes, case),
+            figures=_figures,
+            replicates=goals.MANY,
+            cost=0.8,
         )
-    return found
+        for case in cases()
+    ]
 
 
-def trace_coverage(*, replicates: int, seed: int) -> list[dict[str, Any]]:
-    """Return the coverage of each case over `replicates` independent samples.
-
-    A row has `name`; `stated` and `measured`, the coverage of intervals without a warning (None where all
-    carry one), with its `standard_error`; and of all samples the shares `warned`, with a warning, and
-    `missed`, that miss without one.  `inputs` is their mean number.  The same seed gives the same rows.
-    """
-    return [_row(case, np.random.default_rng((seed, k)), replicates) for k, case in enumerate(cases())]
-
-
-def _row(case: Case, generator: np.random.Generator, replicates: int) -> dict[str, Any]:
-    inside, inputs = [], 0
-    for _ in range(replicates):
+def _outcomes(case: Case, size: int, generator: np.random.Generator) -> dict[str, np.ndarray]:
+    """Return whether each interval holds the mean, whether it has a warning, and the number of inputs."""
+    found = []
+    for _ in range(size):
         values = _sample(case, generator)
-        inputs += len(values)
         ones = torch.ones_like(values)
-        if doubt(values, ones) is None:
-            found = ratio(values, ones)
-            skewness = skewness_of(values, ones)
-            low, high = interval(found.value, found.standard_error, n=found.n, skewness=skewness)
-            inside.append(low <= case.mean <= high)
-    n, held = len(inside), sum(inside)
-    # One is added on either side, so that a coverage of 0 or 1 has an error too.
-    error = math.sqrt((held + 1) * (n - held + 1) / (n + 2) ** 3)
-    return {
-        "name": case.name,
-        "stated": STATED,
-        "measured": held / n if n else None,
-        "standard_error": error if n else None,
-        "warned": 1 - n / replicates,
-        "missed": (n - held) / replicates,
-        "inputs": inputs / replicates,
-    }
+        one = ratio(values, ones)
+        ends = interval(one.value, one.standard_error, n=one.n, skewness=skewness_of(values, ones))
+        found.append((ends[0] <= case.mean <= ends[1], doubt(values, ones) is not None, len(values)))
+    return dict(zip(("held", "warned", "inputs"), np.array(found, dtype=float).T, strict=True))
+
+
+def _figures(outcomes: Outcomes) -> list[Figure]:
+    held, warned = outcomes["held"].astype(bool), outcomes["warned"].astype(bool)
+    goal = goals.COVERAGE if warned.mean() < MOST_WARNED else None
+    first = [] if warned.all() else [goals.share("trace: coverage without a warning", held[~warned], goal)]
+    return [
+        *first,
+        goals.share("trace: missed without a warning", ~held & ~warned, goals.LEVEL),
+        goals.share("trace: with a warning", warned),
+        Figure(name="trace: inputs", unit="", value=float(outcomes["inputs"].mean())),
+    ]
 
 
 def _sample(case: Case, generator: np.random.Generator) -> Tensor:
