@@ -25,13 +25,14 @@ from raysweep.errors import ConfigError
 from raysweep.registry import suggest
 from raysweep.sweep.claims import Paper, Questions
 from raysweep.sweep.config import Sweep
-from raysweep.sweep.document import Problems, read_file
+from raysweep.sweep.document import Problems
 from raysweep.sweep.explain import explain
 from raysweep.sweep.format import STORED
 from raysweep.sweep.identity import digest
 from raysweep.sweep.load import load_sweep
 from raysweep.sweep.lock import holder
 from raysweep.sweep.plan import Plan, make_plan
+from raysweep.sweep.reading import read_file
 
 #: The ending of the names of files for one machine.
 SMALL = "-small"
