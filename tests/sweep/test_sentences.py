@@ -143,7 +143,7 @@ def test_part_of_a_store_changes_nothing(
 
 
 def test_the_store_is_the_truth(tmp_path: Path) -> None:
-    """What is stored is what is read, whatever would have been drawn."""
+    """Stored sentences are read, whatever would have been drawn."""
     sweep = load(tmp_path)
     [one, _] = wanted(sweep)
     other = np.zeros((SHARD, 3), dtype=np.int16)
