@@ -118,7 +118,7 @@ class Measurements:
 
     @cached_property
     def names(self) -> dict[str, str]:
-        """What people call each run, by run id."""
+        """The name of each run for a reader, by run id."""
         rows = self.checkpoints.drop_duplicates("run_id")
         return {str(row["run_id"]): named_run(row) for _, row in rows.iterrows()}
 

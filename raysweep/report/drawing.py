@@ -77,7 +77,7 @@ def hover(axes: Axes, x: Iterable[float], y: Iterable[float], texts: Sequence[st
 def mark_inside(
     axes: Axes, x: Any, y: Any, variant: int, colour: str, *, size: float = RC["lines.markersize"]
 ) -> None:
-    """Mark the dots of the variant number `variant` inside, so that the variants of a size are told apart."""
+    """Mark the dots of the variant number `variant` inside: variants of a size have one colour and marker."""
     mark = INNER[variant % len(INNER)]
     if mark:
         axes.plot(
