@@ -216,3 +216,16 @@ def test_many_metrics_have_short_headings_and_fit(tmp_path: Path, width: int, sh
     assert len(re.findall(r"\b0\.\d{3}\b", text)) == shown - 2
     # The budgets are in the report.
     assert not {"128", "512", "2048"} & set(text.split())
+
+
+def test_a_run_that_waits_for_another_one_waits() -> None:
+    out, text = console()
+    out.print(
+        runs_table([run(state="training", step=40, eta=30.0), run("b", state="blocked", eta=75.0)], width=120)
+    )
+    assert text.getvalue().splitlines()[2].split()[2:] == ["blocked", "0/100", "75", "s"]
+    out, text = console()
+    view = LineView(out)
+    view(state(run(state="training", step=40), run("b", state="blocked")))
+    view(state(run(state="training", step=40), run("b", state="training")))
+    assert [line.partition(",")[0] for line in said(text)] == ["run a: training", "run b: training"]
