@@ -69,7 +69,7 @@ def _facts(contents: Sequence[Content], shown: Sequence[Measurements]) -> str:
 def _summaries(contents: Sequence[Content]) -> str:
     """Return the tables at the end of the launches as one, with the name of the sweep in front."""
     found = [summary(content.frame) for content in contents]
-    headings = list(dict.fromkeys(heading for one in found for heading in one.headings))
+    headings = _merged([one.headings for one in found])
     rows = [
         [content.name, *(dict(zip(one.headings, row, strict=True)).get(heading, "–") for heading in headings)]
         for content, one in zip(contents, found, strict=True)
@@ -79,3 +79,21 @@ def _summaries(contents: Sequence[Content]) -> str:
         return small("Not enough data: nothing has been measured yet.")
     cells = [[escape(cell) for cell in row] for row in rows]
     return table(["sweep", *map(escape, headings)], cells, text=2) + small(f"{found[0].title}.")
+
+
+def _merged(orders: Sequence[Sequence[str]]) -> list[str]:
+    """Return all headings once; one that is new stands behind the one that it follows in its own table.
+
+    So the columns that stand last in every table stand last here.
+
+    >>> _merged([["loss", "A", "B"], ["loss", "trace", "B"]])
+    ['loss', 'trace', 'A', 'B']
+    """
+    found: list[str] = []
+    for order in orders:
+        place = 0
+        for heading in order:
+            if heading not in found:
+                found.insert(place, heading)
+            place = found.index(heading) + 1
+    return found
