@@ -138,6 +138,11 @@ def _state(run: RunState, *, wide: bool) -> str:
     return f"{'evaluating' if wide else 'eval.'} {measured}/{wanted}"
 
 
+def _how(run: RunState) -> str:
+    """Return the state of a run with trouble: failed, or unfinished while it is tried again."""
+    return "failed" if run.state == "failed" else "unfinished"
+
+
 def _because(run: RunState) -> str:
     return f": {run.trouble}" if run.trouble else ""
 
@@ -188,7 +193,9 @@ class LiveView:
         bar = Table.grid()
         bar.add_row(ProgressBar(total=1.0, completed=share, width=40))
         troubled = [run for run in state.runs if run.trouble][:_MOST_TROUBLES]
-        troubles = [Text(f"{run.label}: unfinished{_because(run)}", style="yellow") for run in troubled]
+        troubles = [
+            Text(f"{run.label}: {_how(run)}{_because(run)}", style=STYLES[_how(run)]) for run in troubled
+        ]
         notes = [Text(line, style="dim") for line in self._footer]
         table = runs_table(state.runs, width=self._console.width, limit=room - len(troubles))
         self._live.update(Group(table, bar, Text(_total(state)), *troubles, *notes))

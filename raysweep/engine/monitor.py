@@ -37,6 +37,7 @@ class Monitor:
         self._period = period
         self._started = time.monotonic()
         self._ended = threading.Event()
+        self._ledger = sweep.ledger()
         self._rows = {row.run_id: row for row in run_states(sweep)}
         timed = {run.run_id: run.cost.step for run in plan.runs if run.cost.step is not None}
         self._progress = Progress(self._rows.values(), timed, slots=slots, now=self._started)
@@ -76,6 +77,8 @@ class Monitor:
                     wanted = row.evaluations[kind].wanted
                     row.evaluations = {**row.evaluations, kind: Evaluated(done, wanted, seconds)}
                 row.trouble = item.trouble.message if item.trouble and row.state == "unfinished" else ""
+                if row.state == "failed" and (failures := self._ledger.open(run_id).failures()):
+                    row.trouble = " ".join(failures[-1].message.split())
                 if row.state == "training":
                     row.steps_per_second = self._paces[run_id].see(time.monotonic(), row.step)
                 row.step = max(row.step, item.evaluated or 0)

@@ -59,7 +59,7 @@ class RunState:
     #: Its evaluations by kind, at all milestones.
     evaluations: Mapping[str, Evaluated] = field(default_factory=dict)
     eta: float | None = None
-    #: The trouble that left it unfinished.
+    #: The trouble that left it unfinished, or the reason of its failure.
     trouble: str = ""
 
 
@@ -178,8 +178,9 @@ def run_states(sweep: Sweep) -> list[RunState]:
         row.step = min(max(row.step, newest), row.steps)
         if curve := next((record.curve for record in checkpoints if record.curve), ()):
             row.tokens_per_second, row.mfu = curve[-1].tokens_per_second, curve[-1].mfu
-        if waits.failure(spec) is not None:
-            row.state = "failed"
+        why = waits.failure(spec)
+        if why is not None:
+            row.state, row.trouble = "failed", " ".join(why.split())
         elif wait is not None:
             row.state = "blocked"
         elif waits.missing(spec).finished:

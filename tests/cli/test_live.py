@@ -229,3 +229,16 @@ def test_a_run_that_waits_for_another_one_waits() -> None:
     view(state(run(state="training", step=40), run("b", state="blocked")))
     view(state(run(state="training", step=40), run("b", state="training")))
     assert [line.partition(",")[0] for line in said(text)] == ["run a: training", "run b: training"]
+
+
+def test_a_failed_run_has_its_reason() -> None:
+    target, out = console()
+    view = LineView(target)
+    view(state(run(state="failed", step=7, trouble="loss is nan at step 7")))
+    assert said(out) == ["run a: failed, step 7/100: loss is nan at step 7"]
+    out = io.StringIO()
+    target = Console(file=out, width=100, height=30, force_terminal=True, color_system=None)
+    with LiveView(target, []) as shown:
+        shown(state(run(state="failed", step=7, trouble="loss is nan at step 7"), run("b", state="training")))
+        target.print("\n", end="")
+    assert "run a: failed: loss is nan at step 7" in out.getvalue()

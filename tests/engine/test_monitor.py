@@ -82,3 +82,18 @@ def test_the_share_of_all_work_holds_what_was_there_before(
     assert seen[-1].share == pytest.approx((54.0 + 53.0) / 108.0)
     assert seen[-1].evaluations == (3, 4)
     assert seen[-1].left is None
+
+
+def test_a_run_that_fails_in_the_launch_has_its_reason(tmp_path: Path) -> None:
+    (tmp_path / "tiny.yaml").write_text(tiny.HEAD)
+    sweep = load_sweep(tmp_path / "tiny.yaml", storage=tmp_path / "results")
+    [spec] = sweep.runs
+    news: dict[str, News] = {}
+    seen: list[LaunchState] = []
+    board: Any = type("Board", (), {"read": lambda self: news})()
+    watched = Monitor(sweep, make_plan(sweep), board, seen.append, slots=1)
+    sweep.ledger().run(spec).record_failure("loss is nan", error="RunFailedError", step=7)
+    news[spec.run_id] = News(state="failed")
+    watched._observe()
+    [row] = seen[-1].runs
+    assert (row.state, row.trouble) == ("failed", "loss is nan")

@@ -271,3 +271,13 @@ def test_a_plan_counts_parameters_for_either_vocabulary(load: Any) -> None:
     assert plan.to_dict()["parameters"]["16/1/1/32"] == counts
     line = f"  model 16/1/1/32: {own:,} parameters ({faithful:,} with BERT's vocabulary)"
     assert line in plan.lines()
+
+
+def test_a_failed_run_says_why(load: Any) -> None:
+    from raysweep.sweep.run_state import run_states
+
+    sweep = load()
+    spec = sweep.runs[0]
+    sweep.ledger().run(spec).record_failure("loss is\nnan", error="RunFailedError", step=7)
+    (failed,) = [row for row in run_states(sweep) if row.state == "failed"]
+    assert (failed.run_id, failed.trouble) == (spec.run_id, "loss is nan")
