@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -16,29 +17,99 @@ from raysweep.bench.statistics import (
     pairs,
     population,
     powerlaws,
+    powers,
     references,
     trace,
     treatments,
 )
+from raysweep.bench.statistics.simulation import Simulation, simulated
 from raysweep.bench.table import markdown
 from raysweep.cli.app import run
 from raysweep.report.association import Estimate
+from raysweep.report.power import Pilot
+from raysweep.report.ratio import Ratio
+
+THREADS = os.environ.get("OMP_NUM_THREADS")
 
 
 def estimates(low: list[float], high: list[float], p: list[float]) -> Estimate:
     nothing = np.zeros(len(low))
     return Estimate(
         value=nothing, low=np.array(low), high=np.array(high), p=np.array(p), standard_error=nothing,
-        dof=nothing, clusters=9,
+        ratio=Ratio.student(8), clusters=9,
     )  # fmt: skip
 
 
 def test_shares_count_what_has_no_interval() -> None:
-    found = [estimates([-1, 0.5, np.nan], [1, 2, np.nan], [0.5, 0.01, np.nan]), estimates([0.2], [3], [0.04])]
-    assert goals.rejected(found) == 2 / 4
-    assert goals.covered(found, 0.0) == (pytest.approx(1 / 3), 3 / 4)
-    assert goals.covered([estimates([np.nan], [np.nan], [np.nan])], 0.0) == (0.0, 0.0)
-    assert list(goals.batches(2 * goals.BATCH + 1)) == [goals.BATCH, goals.BATCH, 1]
+    found = goals.kept("one", estimates([-1, 0.5, np.nan, 0.2], [1, 2, np.nan, 3], [0.5, 0.01, np.nan, 0.04]))
+    assert goals.rejected(found, "one").mean() == 2 / 4
+    inside, known = goals.covered(found, "one", 0.0)
+    assert (inside.mean(), known.mean()) == (pytest.approx(1 / 3), 3 / 4)
+    [share, without] = goals.coverage("coverage", found, "one", 0.0, without="without")
+    assert (share.value, share.among, without.value) == (pytest.approx(1 / 3), 3, 1 / 4)
+    nothing = goals.kept("one", estimates([np.nan], [np.nan], [np.nan]))
+    [without] = goals.coverage("coverage", nothing, "one", 0.0, without="without")
+    assert without.value == 1
+
+
+def test_a_level_is_missed_from_99_percent_of_chance_on() -> None:
+    half = goals.LEVEL.allowance(goals.MANY)
+    assert half == pytest.approx(2.576 * np.sqrt(0.05 * 0.95 / 14_000))
+    assert half <= 0.005
+    assert goals.LEVEL.met(0.05 + half, goals.MANY)
+    assert not goals.LEVEL.met(0.05 + 1.01 * half, goals.MANY)
+    # Without a number of replicates there is no allowance.
+    assert not goals.LEVEL.met(0.0501)
+    found = goals.share("level", np.arange(1000) < 60, goals.LEVEL)
+    assert (found.value, found.among, found.met) == (0.06, 1000, True)
+    assert goals.share("level", np.arange(14_000) < 840, goals.LEVEL).met is False
+    # A test that exceeds its level by 0.01 is missed by nearly all records, and one that holds it by few.
+    generator = np.random.default_rng(0)
+    for true, seen in ((0.06, 0.99), (0.05, 0.01)):
+        rates = generator.binomial(goals.MANY, true, size=2000) / goals.MANY
+        missed = np.mean([not goals.LEVEL.met(rate, goals.MANY) for rate in rates])
+        assert missed == pytest.approx(seen, abs=0.01)
+
+
+def counting(key: str, replicates: int) -> Simulation:
+    return Simulation(
+        key=key, work="", replicates=replicates, cost=1.0, part=7,
+        sample=lambda size, generator: {"x": generator.random(size)},
+        figures=lambda outcomes: [goals.share("x", outcomes["x"] < 0.5)],
+    )  # fmt: skip
+
+
+def test_parts_have_seeds_of_their_own_and_are_counted_together() -> None:
+    one = counting("a", 20)
+    assert list(one.parts(20)) == [7, 7, 6]
+    parts = [one.drawn(part, size, seed=3) for part, size in enumerate(one.parts(20))]
+    drawn = np.concatenate([part["x"] for part in parts])
+    assert len(np.unique(drawn)) == 20
+    again = [one.drawn(part, size, seed=3)["x"] for part, size in enumerate(one.parts(20))]
+    assert np.array_equal(np.concatenate(again), drawn)
+    assert not np.array_equal(counting("b", 20).drawn(0, 7, seed=3)["x"], parts[0]["x"])
+    assert not np.array_equal(one.drawn(0, 7, seed=4)["x"], parts[0]["x"])
+    record = one.counted(parts)
+    [share, replicates] = record.figures
+    assert share.value == (drawn < 0.5).mean()
+    assert replicates.value == 20
+
+
+def test_a_record_does_not_depend_on_the_number_of_processes() -> None:
+    said: list[str] = []
+    every = statistics.simulations()
+    cheap = {"table, 3 runs", "family, 3 × 2", "gamma, skewness 2, 256 inputs"}
+
+    def replicates(one: Simulation) -> int:
+        return 300 if one.key in cheap else 0
+
+    one, two = (
+        simulated(every, replicates, seed=5, processes=processes, say=said.append) for processes in (1, 2)
+    )
+    assert one == two
+    assert {case.key for case in one} == cheap
+    assert "in 2 processes" in said[-1]
+    assert os.environ.get("OMP_NUM_THREADS") == THREADS
 
 
 def test_a_goal_may_have_two_ends() -> None:
@@ -84,7 +155,7 @@ def test_a_made_up_sweep_has_the_law_that_it_states() -> None:
 def test_a_quick_record_has_every_design_and_is_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(statistics, "QUICK", 8)
+    monkeypatch.setattr(statistics, "QUICK", 4)
     monkeypatch.setattr(associations, "MANY", 200)
     file = tmp_path / "record.json"
     assert run(["bench", "statistics", "--quick", "--output", str(file)]) == 0
@@ -92,6 +163,7 @@ def test_a_quick_record_has_every_design_and_is_printed(
     assert [case.key for case in record.cases] == [
         *associations.DESIGNS,
         *treatments.DESIGNS,
+        *powers.DESIGNS,
         *(f"table, {runs} runs" for runs in references.RUNS),
         *families.DESIGNS,
         *pairs.TOLERANCES,
@@ -103,7 +175,7 @@ def test_a_quick_record_has_every_design_and_is_printed(
     assert "0.93–0.97" in text
     figures = {figure.name: figure for figure in record.cases[0].figures}
     assert 0 <= figures["coverage, smooth"].value <= 1
-    assert figures["replicates"].value == 8
+    assert figures["replicates"].value == 4
     [of_trace] = [
         {f.name: f for f in case.figures} for case in record.cases if case.key == trace.cases()[-1].name
     ]
@@ -113,10 +185,26 @@ def test_a_quick_record_has_every_design_and_is_printed(
 
 def test_a_wrong_reference_is_seen() -> None:
     """The simulation can fail: with the seeds taken for independent ones, intervals are too wide."""
-    [case, *_] = references.reference_cases(replicates=400, seed=1)
-    found = {figure.name: figure for figure in case.figures}
+    one = references.reference_simulations()[0]
+    found = {figure.name: figure for figure in one.figures(one.drawn(0, 400, seed=1))}
     assert found["beats: coverage, by seeds, runs apart"].value > 0.9
     assert found["beats: coverage, independent, runs alike"].value > 0.98
+
+
+def test_a_wrong_power_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With half the effect that a pilot names, new sweeps see it far less often than stated."""
+    one = powers.power_simulations()[1]
+    monkeypatch.setattr(associations, "MANY", 400)
+    powers._truths.cache_clear()
+    right = {figure.name: figure for figure in one.figures(one.drawn(0, 60, seed=2))}
+    assert right["stated 80 %: larger"].value == pytest.approx(0.8, abs=0.17)
+    assert right["stated 80 %: longer"].goal == goals.STATED_POWER
+    true = Pilot.detectable
+    monkeypatch.setattr(Pilot, "detectable", lambda pilot: true(pilot) / 2)
+    wrong = {figure.name: figure for figure in one.figures(one.drawn(0, 60, seed=2))}
+    powers._truths.cache_clear()
+    for what in ("longer", "larger", "algorithm", "flatter", "beats"):
+        assert wrong[f"stated 80 %: {what}"].value < 0.6
 
 
 def test_seeds_are_shared_with_the_table() -> None:

@@ -155,3 +155,12 @@ def test_cases_of_other_figures_are_tables_of_their_own(record: Record) -> None:
     ]
     assert second.splitlines()[0] == "| case | three (≤ 1) | replicates |"
     assert second.splitlines()[2:] == [f"| `{key}` | 0.500 ✓ | 8 |" for key in "cdef"]
+
+
+def test_a_goal_says_what_chance_it_allows_for(record: Record) -> None:
+    goal = Goal(sense="at most", value=0.05, errors=2.576)
+    found = {"a": 0.054, "b": 0.056}
+    figures = [Figure(name=k, unit="", value=v, among=14_000, goal=goal) for k, v in found.items()]
+    case = CaseRecord(key="one", work="", unit="sweep", figures=tuple(figures))
+    text = table.markdown(record.model_copy(update={"suite": "statistics", "cases": (case,)}))
+    assert "| a | 0.0540 ✓ | ≤ 0.05 + 0.0047 |\n| b | 0.0560 missed | ≤ 0.05 + 0.0047 |" in text

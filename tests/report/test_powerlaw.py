@@ -128,6 +128,42 @@ def test_the_interval_of_a_floor_of_zero_holds_zero() -> None:
     assert low == 0 < high
 
 
+def test_an_interval_reaches_over_that_of_the_fit_that_was_given_up() -> None:
+    logs = noisy(np.random.default_rng(3), [0.03, 0.01])
+    early = Fit(Curves.of(STEPS, logs))
+    late = Curves.of(STEPS[1:], [one[:, 1:] for one in logs])
+    alone, both = Fit(late), Fit(late, earlier=early)
+    assert both.exponent[0] == alone.exponent[0]
+    for quantity in (
+        lambda law: np.log(law.exponent),
+        lambda law: law.floor,
+        lambda law: law.at(0, np.log(np.array([8000.0, 16000.0]))),
+    ):
+        ends = [np.stack(fit.interval(quantity)) for fit in (early, alone, both)]
+        assert np.array_equal(ends[2][0], np.minimum(ends[0][0], ends[1][0]))
+        assert np.array_equal(ends[2][1], np.maximum(ends[0][1], ends[1][1]))
+    # Whether the exponent drifts is asked of the later milestones alone.
+    assert both.drifts() == alone.drifts()
+
+
+def test_a_law_whose_start_was_moved_knows_the_earlier_one() -> None:
+    """The exponent drifts from a quarter of the last milestone on, and not from half of it."""
+    moved = 0
+    for seed in range(12):
+        table = sweep(steps=tuple(range(500, 8001, 500)), seeds=4, noise=0.02, beta=0.5)
+        generator = np.random.default_rng(seed)
+        slow = 1 + 0.02 * np.exp(-(table["step"] - 2000) / 700)
+        value = table["value"] * slow * (1 + 0.002 * generator.normal(size=len(table)))
+        found = law(table.assign(value=value))
+        if found.fit is not None and found.start == 4000:
+            assert found.fit.earlier is not None
+            assert np.exp(found.fit.earlier.curves.log_steps[0][0]) == pytest.approx(2000)
+            moved += 1
+        elif found.fit is not None:
+            assert found.fit.earlier is None
+    assert moved > 0
+
+
 def test_sizes_may_have_milestones_of_their_own() -> None:
     short = STEPS[:4]
     logs = [[np.log(0.03 + 2 * STEPS**-0.5)] * 2, [np.log(0.01 + 2 * short**-0.5)] * 2]

@@ -73,7 +73,8 @@ def simulated(
 ) -> list[CaseRecord]:
     """Run all parts of `simulations` in so many processes and return their records, in order.
 
-    `simulations` are those of `raysweep.bench.statistics.simulations()`, which each process makes anew.
+    Those of no replicates are left out.  `simulations` are those of
+    `raysweep.bench.statistics.simulations()`, which each process makes anew.
     """
     tasks = [
         (place, part, size)
@@ -100,6 +101,7 @@ def simulated(
     return [
         one.counted([found[place, part] for part, _ in enumerate(one.parts(replicates(one)))])
         for place, one in enumerate(simulations)
+        if replicates(one)
     ]
 
 
