@@ -1,7 +1,7 @@
 """A look at a Ray cluster before Ray connects to it.
 
-Ray itself tries again and again for many minutes where nobody answers, and a version that does not fit is
-told in a dozen lines.
+Ray itself tries again and again for many minutes where nobody answers, and a version that does not fit takes
+a dozen lines to say so.
 """
 
 from __future__ import annotations

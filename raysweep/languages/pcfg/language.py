@@ -180,7 +180,7 @@ class PCFG(Language):
     ) -> Tensor:
         """Return exact log-probabilities [B, T, V] of `dtype`, as `Language.conditionals` says.
 
-        Words down to a probability of 1e-150 in their place are told from impossible ones, in float32 down
+        Words down to a probability of 1e-150 in their place differ from impossible ones, in float32 down
         to 1e-38; the sentence may be as improbable as it likes.  Memory beside the result: a few MB of
         charts, more where the grammar is large.
         """
