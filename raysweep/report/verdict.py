@@ -50,7 +50,7 @@ class Finding:
 
     @property
     def pilot(self) -> Pilot | None:
-        """What the finding says about the power of such tests; None where there is no interval."""
+        """The facts of the finding that decide the power of such tests; None where there is no interval."""
         if not self.tested or self.ratio is None or not self.standard_error > 0:
             return None
         return Pilot(self.standard_error, self.ratio, self.clusters)
