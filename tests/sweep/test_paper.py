@@ -178,7 +178,7 @@ def test_saturated_models_go_on_by_sgd(name: str, first: str) -> None:
         assert (algorithm["kind"], algorithm["lr"], algorithm["warmup"]) == ("sgd", 1e-3, 0.12)
         assert (algorithm["schedule"], algorithm["momentum"], algorithm["weight_decay"]) == ("constant", 0, 0)
         assert run.milestones == (0, *source.milestones)
-        assert run.evaluations == source.evaluations
+        assert run.evaluations == sweep.run(source.run_id).evaluations
     plan = make_plan(sweep)
     assert [plan.counts[state] for state in ("new", "blocked")] == [3, 3]
     # Both figures of a language show the same runs.
