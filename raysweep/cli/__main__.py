@@ -13,12 +13,11 @@ from raysweep.engine.guard import LOST, guard, tell_in_order
 
 def main() -> None:
     """Run the command line; a launch runs in a child of a process that guards it."""
-    launches = sys.argv[1:2] == ["launch"]
+    launches = sys.argv[1:2] == ["launch"] and not {"--help", "-h"} & set(sys.argv)
     if launches:
         guard()
-        if "--help" not in sys.argv:
-            # The imports take seconds.
-            print("reading the sweep and its records", file=sys.stderr, flush=True)
+        # The imports take seconds.
+        print("reading the sweep and its records", file=sys.stderr, flush=True)
     try:
         with ExitStack() as stack:
             # Imported late: the guard needs nothing of them.

@@ -9,8 +9,6 @@ from rich.table import Table
 
 from raysweep.cli.options import JsonOption, NameArgument, StorageOption, find, print_json
 from raysweep.cli.output import console
-from raysweep.sweep import tidy
-from raysweep.sweep.tidy import SEEDS
 from raysweep.sweep.units import count, duration
 
 if TYPE_CHECKING:
@@ -42,6 +40,7 @@ def match(
     from raysweep.report.data import measurements
     from raysweep.report.format import shared_ending
     from raysweep.report.match import matches
+    from raysweep.sweep.tidy import tidy
 
     sweep = find(name, storage)
     measured = measurements(tidy(sweep.ledger(), sweep))
@@ -72,6 +71,8 @@ def _what(pair: Match, ending: str) -> str:
 
     `ending` ends the labels of all sizes.
     """
+    from raysweep.sweep.tidy import SEEDS
+
     shared = [
         f"{what} {_text(value, ending)}"
         for what, value in pair.same.items()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,14 +21,10 @@ from raysweep.cli.options import (
 )
 from raysweep.cli.output import console, say
 from raysweep.errors import RaysweepError
-from raysweep.evaluation.metric import numbers
-from raysweep.sweep import Sweep, make_plan
-from raysweep.sweep.lock import holder
-from raysweep.sweep.remarks import remarks
-from raysweep.sweep.run_state import run_states
-from raysweep.sweep.starts import failures
-from raysweep.sweep.stored import select
 from raysweep.sweep.units import count
+
+if TYPE_CHECKING:
+    from raysweep.sweep import Sweep
 
 
 def plan(
@@ -50,6 +46,8 @@ def plan(
     For a sweep on GPUs it prints the GPU-hours of training, as far as such models were measured.
     """
     from raysweep.bench.gpu import prices
+    from raysweep.sweep import make_plan
+    from raysweep.sweep.stored import select
 
     chosen = select(find(str(file), storage, set_), only)
     found = make_plan(chosen, retry_failed=retry_failed, timed=True)
@@ -96,6 +94,12 @@ def _absent(sweep: Sweep) -> list[str]:
 
 def status(name: NameArgument, storage: StorageOption = None, json: JsonOption = False) -> None:
     """Print the state of every run of a sweep, from its records; the sweep may still be running."""
+    from raysweep.evaluation.metric import numbers
+    from raysweep.sweep.lock import holder
+    from raysweep.sweep.remarks import remarks
+    from raysweep.sweep.run_state import run_states
+    from raysweep.sweep.starts import failures
+
     sweep = find(name, storage)
     states = run_states(sweep)
     at_work = holder(sweep.directory)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,7 +21,9 @@ from raysweep.cli.options import (
     print_json,
 )
 from raysweep.errors import ConfigError
-from raysweep.sweep import Sweep, load_sweep
+
+if TYPE_CHECKING:
+    from raysweep.sweep import Sweep
 
 app = typer.Typer(no_args_is_help=True, help="Show a language before training on it; generate from it.")
 
@@ -196,6 +198,8 @@ def generate(
     resources = {"CPU": 1.0, **({"GPU": gpus} if gpus else {})}
     if "training" in (what or ()):
         _check_alone(what or (), context)
+        from raysweep.sweep import load_sweep
+
         _fill(load_sweep(file, overrides=set_ or (), storage=storage), workers, resources, address, json)
         return
     from raysweep.sweep.language_file import load_language_config

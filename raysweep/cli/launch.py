@@ -27,15 +27,11 @@ from raysweep.cli.options import (
 )
 from raysweep.cli.output import console, remarks_of_ray, say
 from raysweep.cli.results import make_report, print_summary
-from raysweep.sweep import Plan, Sweep, make_plan
-from raysweep.sweep.command import launch_command
 from raysweep.sweep.storage import open_directory
-from raysweep.sweep.stored import select
-from raysweep.tracking import keep_files
-from raysweep.tracking import tracking_uri as tracked_at
 
 if TYPE_CHECKING:
     from raysweep.engine import Cluster, Results
+    from raysweep.sweep import Plan, Sweep
 
 #: Number of runs above which a person at a terminal is asked first.
 MANY = 100
@@ -77,6 +73,10 @@ def launch(
 
         raysweep launch sweeps/scaling.yaml --address 10.0.0.1:6379 --storage /shared/sweeps
     """
+    from raysweep.sweep import make_plan
+    from raysweep.sweep.command import launch_command
+    from raysweep.sweep.stored import select
+
     sweep = find(str(file), storage, set_, tracking_uri)
     chosen = select(sweep, only)
     if dry_run:
@@ -111,6 +111,7 @@ def _launch(
 ) -> Results:
     """Launch with a view on standard error."""
     from raysweep.engine import launch as start
+    from raysweep.tracking import tracking_uri as tracked_at
 
     footer = [
         f"records and logs: {sweep.directory}",
@@ -149,6 +150,8 @@ def _launch(
 def _show(results: Results, again: str, *, json: bool) -> None:
     """Print the results, and the runs that failed or are not finished; `again` is the command."""
     from raysweep.report import sweep_verdicts
+    from raysweep.tracking import keep_files
+    from raysweep.tracking import tracking_uri as tracked_at
 
     sweep, frame = results.sweep, results.to_frame()
     verdicts = sweep_verdicts(sweep, frame)

@@ -13,10 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from raysweep.cli.output import HEARTBEAT, Lines
-from raysweep.evaluation.metric import Kind, Metric, in_order
 from raysweep.sweep.units import duration
 
 if TYPE_CHECKING:
+    from raysweep.evaluation.metric import Kind, Metric
     from raysweep.sweep.run_state import LaunchState, RunState
 
 STYLES = {
@@ -54,6 +54,8 @@ def _number(value: float | None, spec: str) -> str:
 
 def _live(states: list[RunState]) -> list[Metric]:
     """Return one metric of each name that asks to be shown live."""
+    from raysweep.evaluation.metric import in_order
+
     named = {metric.name: metric for state in states for metric in state.metrics if metric.live}
     return in_order(named.values())
 

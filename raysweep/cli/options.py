@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from raysweep.errors import ConfigError
-from raysweep.sweep import Sweep, load_sweep
 from raysweep.sweep.storage import storage_root
-from raysweep.sweep.stored import load_stored, stored_names
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from raysweep.sweep import Sweep
 
 FileArgument = Annotated[
     Path, typer.Argument(metavar="FILE", help="Sweep file (YAML).", show_default=False, dir_okay=False)
@@ -71,7 +71,12 @@ AddressOption = Annotated[
 ]
 OnlyOption = Annotated[
     list[str] | None,
-    typer.Option("--only", metavar="PATTERN", help="Only runs whose id matches (* and ?); may be repeated."),
+    typer.Option(
+        "--only",
+        metavar="RUN",
+        help="Only these runs: a name as in tables (64/1/2/256 seed 0), an id or its beginning, or a pattern "
+        "of either (* and ?); may be repeated.",
+    ),
 ]
 RetryOption = Annotated[bool, typer.Option("--retry-failed", help="Try failed runs again.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
@@ -90,14 +95,18 @@ def find(
 
     Raises `ConfigError` if there is neither, and for overrides without a file.
     """
+    from raysweep.registry import suggest
+    from raysweep.sweep import load_sweep
+    from raysweep.sweep.stored import load_stored, stored_names
+
     if names_a_file(name):
         return load_sweep(name, overrides=overrides or (), storage=storage, tracking_uri=tracking)
     root = storage_root(storage)
     if not (root / name).is_dir():
-        known = ", ".join(stored_names(root)) or "none"
+        there = stored_names(root)
         raise ConfigError(
-            f"'{name}': no such file, and no sweep of that name in {root} (there: {known}); "
-            "--storage names another folder"
+            f"'{name}': no such file, and no sweep of that name in {root}{suggest(name, there)} "
+            f"(there: {', '.join(there) or 'none'}); --storage names another folder"
         )
     if overrides:
         raise ConfigError(f"--set: '{name}' is a stored sweep, which stays as it was launched; name its file")

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -16,9 +16,10 @@ from raysweep.cli.options import FolderOption, JsonOption, RetryOption, StorageO
 from raysweep.cli.output import console, say
 from raysweep.engine.interrupt import INTERRUPTED
 from raysweep.errors import ConfigError, RaysweepError
-from raysweep.sweep.provenance import provenance
 from raysweep.sweep.storage import storage_root
-from raysweep.sweep.suite import Member, chosen, opened, standing, suite
+
+if TYPE_CHECKING:
+    from raysweep.sweep.suite import Member
 
 app = typer.Typer(
     invoke_without_command=True,
@@ -60,6 +61,7 @@ def overview(
         return
     from raysweep.report.suite import newest
     from raysweep.report.suite_tables import in_short
+    from raysweep.sweep.suite import suite
 
     entries = newest(suite(folder), storage_root(storage))
     if json:
@@ -110,6 +112,8 @@ def run(
     Each is launched as `raysweep launch` does, so the same command goes on after an interruption.  A sweep
     that fails is named, and the others go on.  Exit codes are those of a launch, the gravest of all.
     """
+    from raysweep.sweep.suite import chosen, opened, standing, suite
+
     members, root = suite(folder), storage_root(storage)
     picked = [m for m in chosen(members, files or ()) if files or m.small]
     if not picked:
@@ -181,6 +185,8 @@ def collect(files: FilesArgument = None, storage: StorageOption = None, folder: 
     """
     from raysweep.report.committed import Software, result_of, write_result
     from raysweep.report.suite_tables import committed, write_readme
+    from raysweep.sweep.provenance import provenance
+    from raysweep.sweep.suite import chosen, opened, standing, suite
 
     members, root = suite(folder), storage_root(storage)
     # Asked before anything is written, which would change the checkout.

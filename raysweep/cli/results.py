@@ -24,14 +24,13 @@ from raysweep.cli.options import (
 )
 from raysweep.cli.output import console, say
 from raysweep.errors import ConfigError
-from raysweep.sweep import Sweep, tidy
 from raysweep.sweep.storage import storage_flag, storage_root
-from raysweep.sweep.suite import suite as members
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from raysweep.report import Verdict
+    from raysweep.sweep import Sweep
 
 
 #: Columns that a narrow terminal leaves out.
@@ -156,6 +155,8 @@ def report(
 
         raysweep report --suite -o paper.html
     """
+    from raysweep.sweep.tidy import tidy
+
     if suite:
         refused = (
             ["NAME"] * bool(names)
@@ -194,6 +195,7 @@ def _figures(
 ) -> None:
     """Write the figures of a sweep into a folder, its own where there are several sweeps."""
     from raysweep.report import write_figures
+    from raysweep.sweep.tidy import tidy
 
     folder = sweep.directory / "figures" if output is None else output / sweep.name if several else output
     if folder.exists() and not folder.is_dir():
@@ -206,6 +208,7 @@ def _figures(
 def _several(sweeps: Sequence[Sweep], output: Path | None, tolerance: float | None) -> None:
     """Write one page that compares sweeps."""
     from raysweep.report import write_several
+    from raysweep.sweep.tidy import tidy
 
     path = output or sweeps[0].storage / f"{'-'.join(sweep.name for sweep in sweeps)}.html"
     check_format(path, (".html",))
@@ -218,13 +221,14 @@ def _several(sweeps: Sequence[Sweep], output: Path | None, tolerance: float | No
 def _suite(output: Path | None, folder: Path | None, storage: Path | None) -> None:
     """Write the page of a suite."""
     from raysweep.report.suite import newest, write_suite
+    from raysweep.sweep.suite import suite
 
     root = storage_root(storage)
     path = output or root / "paper.html"
     check_format(path, (".html",))
     if output is not None:
         check_output(output)
-    entries = newest(members(folder), root)
+    entries = newest(suite(folder), root)
     with writing(path):
         typer.echo(write_suite(entries, path))
 
@@ -235,6 +239,8 @@ def export(
     storage: StorageOption = None,
 ) -> None:
     """Write the tidy table: one row per run x milestone x metric."""
+    from raysweep.sweep.tidy import tidy
+
     check_format(output, (".parquet", ".csv", ".json"))
     check_output(output)
     sweep = find(name, storage)

@@ -31,11 +31,12 @@ from raysweep.engine.scratch import remove_scratch
 from raysweep.engine.services import Services, start_services
 from raysweep.engine.tuner import build
 from raysweep.errors import StorageError
-from raysweep.sweep import FailureRecord, Plan, Sweep, SweepLock, make_plan, tidy
+from raysweep.sweep import FailureRecord, Plan, Sweep, SweepLock, make_plan
 from raysweep.sweep.provenance import provenance, save_launch
 from raysweep.sweep.sentences import described, wanted
 from raysweep.sweep.starts import failures, unfinished
 from raysweep.sweep.stored import save_sweep, select
+from raysweep.sweep.tidy import tidy
 from raysweep.tracking import Tracker
 
 if TYPE_CHECKING:

@@ -29,8 +29,8 @@ from raysweep.report.estimates import NOTHING, beats, flatter, headed, treated
 from raysweep.report.paired import Draws, Key, loss_draws
 from raysweep.report.regression import Array
 from raysweep.report.verdict import Asked, Verdict, judged
-from raysweep.sweep import tidy
 from raysweep.sweep.claims import Algorithm, Beats, Claim, Flatter, Larger, Longer, Questions
+from raysweep.sweep.tidy import tidy
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -29,11 +29,11 @@ from raysweep.report.data import measurements
 from raysweep.report.paper import save_figures
 from raysweep.report.parts import figures_kept
 from raysweep.report.suite_figures import suite_figures
-from raysweep.sweep import Sweep, tidy
+from raysweep.sweep import Sweep
 from raysweep.sweep.claims import Questions
 from raysweep.sweep.provenance import all_launches
 from raysweep.sweep.suite import Member, Standing, State
-from raysweep.sweep.tidy import FIXED, SEEDS, typed
+from raysweep.sweep.tidy import FIXED, SEEDS, tidy, typed
 from raysweep.sweep.units import size
 
 TABLE, RESULT = "cells.parquet", "result.json"

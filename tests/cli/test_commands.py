@@ -54,8 +54,8 @@ class Engine:
         self.given: dict[str, Any] = {}
 
     def __call__(self, sweep: Sweep, **given: Any) -> Any:
-        from raysweep.sweep import tidy
         from raysweep.sweep.stored import select
+        from raysweep.sweep.tidy import tidy
 
         self.given = given
         save_sweep(sweep)
@@ -209,7 +209,7 @@ def test_a_disk_that_fails_later_is_storage_and_a_defect_stays_one(
         def plan(*_: Any, **__: Any) -> None:
             raise error
 
-        monkeypatch.setattr("raysweep.cli.inspect.make_plan", plan)
+        monkeypatch.setattr("raysweep.sweep.make_plan", plan)
 
     fail(OSError(28, "No space left on device"))
     assert run(["plan", str(file)]) == 4
@@ -237,7 +237,7 @@ def test_the_end_of_a_file_is_no_interruption(
     def plan(*_: Any, **__: Any) -> None:
         raise EOFError("Ran out of input")
 
-    monkeypatch.setattr("raysweep.cli.inspect.make_plan", plan)
+    monkeypatch.setattr("raysweep.sweep.make_plan", plan)
     assert run(["plan", str(file)]) == 4
     assert "raysweep: a file has ended too early" in capsys.readouterr().err
 
@@ -250,9 +250,9 @@ def test_a_reader_that_leaves_is_no_error_and_another_broken_pipe_is_one(file: P
     os.close(writer)
     assert (left.returncode, left.stderr) == (0, b"")
     code = (
-        "import sys, raysweep.cli.app as app, raysweep.cli.inspect as inspect\n"
+        "import sys, raysweep.cli.app as app, raysweep.sweep as sweep\n"
         "def plan(*_, **__): raise BrokenPipeError(32, 'Broken pipe')\n"
-        "inspect.make_plan = plan\n"
+        "sweep.make_plan = plan\n"
         "sys.exit(app.run(sys.argv[1:]))"
     )
     other = subprocess.run(

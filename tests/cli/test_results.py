@@ -11,8 +11,9 @@ from helpers.transfer_ledger import transfer_sweep
 from raysweep.cli.app import run
 from raysweep.cli.results import print_summary
 from raysweep.report import sweep_verdicts
-from raysweep.sweep import Sweep, tidy
+from raysweep.sweep import Sweep
 from raysweep.sweep.stored import save_sweep
+from raysweep.sweep.tidy import tidy
 
 
 @pytest.mark.parametrize("width", [80, 120, 400])

@@ -21,9 +21,10 @@ from raysweep.report.match import matches
 from raysweep.report.paired import _of_ratio, loss_draws, loss_errors
 from raysweep.report.planning import plans, run_seconds
 from raysweep.report.reference import by_seeds
-from raysweep.sweep import Sweep, arrays_identity, load_sweep, tidy
+from raysweep.sweep import Sweep, arrays_identity, load_sweep
 from raysweep.sweep.claims import Questions
 from raysweep.sweep.stored import save_sweep
+from raysweep.sweep.tidy import tidy
 
 FILE = (
     tiny.HEAD

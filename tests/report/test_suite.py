@@ -16,8 +16,8 @@ from raysweep.report.claims import sweep_verdicts
 from raysweep.report.committed import Result, Software, read_result, result_of, write_result
 from raysweep.report.suite import newest, render_suite
 from raysweep.report.suite_tables import committed, readme_text, write_readme
-from raysweep.sweep import tidy
 from raysweep.sweep.suite import Member, chosen, opened, standing, suite
+from raysweep.sweep.tidy import tidy
 
 OURS = Software(raysweep="0.2.0", commit=None, dirty=None, torch=None, python=None, processor=None)
 

@@ -20,8 +20,8 @@ from raysweep.report.data import Measurements, measurements
 from raysweep.report.figures import against
 from raysweep.report.panels import references_of
 from raysweep.report.transfer import beside, curve_section, finetune_section, probe_curve
-from raysweep.sweep import Sweep, tidy
-from raysweep.sweep.tidy import cells
+from raysweep.sweep import Sweep
+from raysweep.sweep.tidy import cells, tidy
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,9 @@ from raysweep.evaluation.run import stored_shards
 from raysweep.flatness.trace.regression import FOLDS
 from raysweep.report import write_report
 from raysweep.report.contrasts import Change, _judged, changes
-from raysweep.sweep import arrays_identity, load_sweep, tidy
+from raysweep.sweep import arrays_identity, load_sweep
 from raysweep.sweep.provenance import provenance, save_launch
+from raysweep.sweep.tidy import tidy
 
 FILE = (
     tiny.HEAD

@@ -11,10 +11,11 @@ import pytest
 
 from helpers import tiny_sweeps as tiny
 from raysweep.errors import ConfigError
-from raysweep.sweep import RunSpec, evaluation_identity, load_sweep, missing_now, tidy
+from raysweep.sweep import RunSpec, evaluation_identity, load_sweep, missing_now
 from raysweep.sweep.document import Mark, Problems
 from raysweep.sweep.missing import metrics_at
 from raysweep.sweep.reading import parse
+from raysweep.sweep.tidy import tidy
 
 
 def plain(text: str) -> Any:

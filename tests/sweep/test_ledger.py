@@ -19,7 +19,8 @@ from helpers import tiny_sweeps as tiny
 from helpers.processes import forked
 from raysweep.errors import DataError, IdentityError, LockedError
 from raysweep.evaluation.metric import Metric
-from raysweep.sweep import Ledger, RunLedger, SweepLock, make_plan, tidy
+from raysweep.sweep import Ledger, RunLedger, SweepLock, make_plan
+from raysweep.sweep.tidy import tidy
 from raysweep.training.checkpoint import CurvePoint, verify
 from raysweep.training.loop import pretrain
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from helpers import tiny_sweeps as tiny
-from raysweep.sweep import Missing, missing, missing_now, unfinished
+from raysweep.sweep import Missing, missing_now, unfinished
+from raysweep.sweep.missing import missing
 from raysweep.sweep.survey import RunRecords, survey_run
 
 

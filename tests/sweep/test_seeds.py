@@ -13,7 +13,8 @@ from helpers import tiny_sweeps as tiny
 from raysweep.errors import ConfigError
 from raysweep.report.correlations import configurations
 from raysweep.report.data import measurements, seed_of
-from raysweep.sweep import RunSpec, tidy
+from raysweep.sweep import RunSpec
+from raysweep.sweep.tidy import tidy
 from raysweep.training import Seeds
 
 

@@ -11,7 +11,8 @@ from helpers.tiny_sweeps import HEAD
 from raysweep.errors import ConfigError
 from raysweep.models.huggingface import to_huggingface
 from raysweep.report.data import measurements
-from raysweep.sweep import RunSpec, load_sweep, tidy
+from raysweep.sweep import RunSpec, load_sweep
+from raysweep.sweep.tidy import tidy
 from raysweep.training import load_model, pretrain
 
 from .conftest import Load

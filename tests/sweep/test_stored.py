@@ -15,13 +15,14 @@ import raysweep
 from raysweep.engine import launch
 from raysweep.errors import ConfigError, DataError, StorageError
 from raysweep.evaluation.metric import Metric
-from raysweep.sweep import SweepLock, load_sweep, make_plan, tidy
+from raysweep.sweep import SweepLock, load_sweep, make_plan
 from raysweep.sweep.checkpoints import find_checkpoint
 from raysweep.sweep.language_file import load_language
 from raysweep.sweep.lock import holder
 from raysweep.sweep.opened import open_model
 from raysweep.sweep.provenance import last_launch, provenance, save_launch
 from raysweep.sweep.stored import load_stored, save_sweep, select, stored_names
+from raysweep.sweep.tidy import tidy
 from raysweep.sweep.timing import measure
 from raysweep.sweep.tracking_uri import check_tracking_uri
 from raysweep.training.checkpoint import STATE

@@ -14,7 +14,8 @@ from raysweep.bench.harness import Spent
 from raysweep.bench.launching import last_words, start, start_launch, with_engine, write_sweep
 from raysweep.bench.tree import Watch
 from raysweep.errors import RunFailedError
-from raysweep.sweep import Sweep, load_sweep, tidy
+from raysweep.sweep import Sweep, load_sweep
+from raysweep.sweep.tidy import tidy
 from raysweep.training.checkpoint import MODEL
 
 #: Seconds that the processes of a launch may take to leave after it.
