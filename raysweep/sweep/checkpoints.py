@@ -1,17 +1,17 @@
-"""Finds a checkpoint of a launched sweep in the storage by RUN@STEP."""
+"""Finds a checkpoint of a launched sweep in the storage by RUN@STEP or SWEEP/RUN@STEP."""
 
 from __future__ import annotations
 
-import fnmatch
 from dataclasses import dataclass
 from pathlib import Path
 
-from raysweep.errors import ConfigError
-from raysweep.registry import suggest
+from raysweep.errors import ConfigError, DataError
 from raysweep.sweep.config import Sweep
 from raysweep.sweep.ledger import Ledger
+from raysweep.sweep.names import Named, one, split_step
 from raysweep.sweep.run import RunSpec
 from raysweep.sweep.stored import load_stored, stored_names
+from raysweep.sweep.units import count
 
 
 @dataclass(frozen=True)
@@ -30,41 +30,65 @@ class FoundCheckpoint:
 
 
 def find_checkpoint(storage: Path, name: str) -> FoundCheckpoint:
-    """Return the checkpoint with a name: RUN@STEP, or RUN for its last step.
+    """Return the checkpoint with a name: RUN@STEP, RUN for its last step, or either behind SWEEP/.
 
-    RUN is a run's id or a pattern (`*` and `?`) that only one run matches.  A run that several sweeps share
-    is the same training in all of them; the first sweep with the checkpoint is taken.  Raises `ConfigError`
-    naming the runs or steps that exist.
+    RUN is any name that means one run alone (`raysweep.sweep.names`).  A run that several sweeps share is the
+    same training in all of them; the first sweep with the checkpoint is taken.  Raises `ConfigError` naming
+    the runs or steps that exist.
     """
-    pattern, at, text = name.rpartition("@") if "@" in name else (name, "", "")
-    if at and not (text.isascii() and text.isdigit()):
-        raise ConfigError(f"'{name}': '{text}' is not a step; write RUN@STEP, e.g. {pattern or 'RUN'}@1000")
-    sweeps = {sweep: Ledger(storage / sweep).run_ids() for sweep in stored_names(storage)}
-    everywhere = sorted({run for runs in sweeps.values() for run in runs})
-    found = [run for run in everywhere if fnmatch.fnmatchcase(run, pattern)]
-    if not found:
-        hint = suggest(pattern, everywhere)
-        raise ConfigError(
-            f"'{pattern}': no such run in {storage} ({len(everywhere)} runs in {len(sweeps)} sweeps){hint}; "
+    text, wanted = split_step(name)
+    names = stored_names(storage)
+    known = _known(storage, names, text)
+    there = f"{count(len({run.run_id for run in known}), 'run')} in {count(len(names), 'sweep')}"
+    run_id = one(
+        text,
+        known,
+        lambda hint: (
+            f"'{text}': no such run in {storage} ({there}){hint}; "
             "`raysweep status NAME` lists the runs of a sweep, --storage names another folder"
-        )
-    if len(found) > 1:
-        listed = ", ".join(found[:3]) + (", ..." if len(found) > 3 else "")
-        raise ConfigError(f"'{pattern}': matches {len(found)} runs ({listed}); name one of them")
-    holders = [storage / sweep for sweep, runs in sweeps.items() if found[0] in runs]
+        ),
+    )
+    holders = [run.sweep for run in known if run.run_id == run_id]
+    asked = [sweep for sweep in holders if text.startswith(f"{sweep}/")]
     steps: set[int] = set()
-    for holder in holders:
-        sweep = load_stored(holder)
-        if not any(run.run_id == found[0] for run in sweep.runs):
-            continue  # its file has changed since
-        ledger = sweep.ledger().open(found[0])
+    gone = []
+    for sweep_name in asked or holders:
+        sweep = load_stored(storage / sweep_name)
+        if not any(run.run_id == run_id for run in sweep.runs):
+            gone.append(sweep.directory)
+            continue
+        ledger = sweep.ledger().open(run_id)
         here = {record.step for record in ledger.checkpoints()}
         steps |= here
-        if not here or (at and int(text) not in here):
+        if not here or (wanted is not None and wanted not in here):
             continue
-        step = int(text) if at else max(here)
-        return FoundCheckpoint(sweep, sweep.run(found[0]), step, ledger.checkpoint_directory(step))
+        step = max(here) if wanted is None else wanted
+        return FoundCheckpoint(sweep, sweep.run(run_id), step, ledger.checkpoint_directory(step))
+    if not steps and gone:
+        raise ConfigError(
+            f"run {run_id} is no longer in the file of its sweep; `raysweep evaluate` takes its folder, "
+            f"{Ledger(gone[0]).open(run_id).directory}"
+        )
     if not steps:
-        raise ConfigError(f"run {found[0]} has no checkpoint that can be read; launch its sweep")
+        raise ConfigError(f"run {run_id} has no checkpoint that can be read; launch its sweep")
     listed = ", ".join(map(str, sorted(steps)))
-    raise ConfigError(f"run {found[0]} has no checkpoint of step {text}; it has steps {listed}")
+    raise ConfigError(f"run {run_id} has no checkpoint of step {wanted}; it has steps {listed}")
+
+
+def _known(storage: Path, sweeps: list[str], text: str) -> list[Named]:
+    """Return the names of all runs of a storage.
+
+    A run that is no longer in the file of its sweep, or whose sweep cannot be read, has its id alone.  Where
+    the text is an id itself, no sweep is read.
+    """
+    known = [Named(run, sweep=sweep) for sweep in sweeps for run in Ledger(storage / sweep).run_ids()]
+    if any(run.run_id == text for run in known):
+        return known
+    told = []
+    for sweep in sweeps:
+        try:
+            told += [Named.of(spec, sweep) for spec in load_stored(storage / sweep).runs]
+        except DataError:
+            continue
+    there = {(run.sweep, run.run_id) for run in told}
+    return [*told, *(run for run in known if (run.sweep, run.run_id) not in there)]

@@ -2,7 +2,7 @@
 
 .../runs/<run id>/checkpoints/step-00000500    a checkpoint; the folders above hold its configuration
 .../runs/<run id>                              the run's last checkpoint
-RUN@STEP                                       a checkpoint of the storage (raysweep.sweep.checkpoints)
+RUN@STEP, SWEEP/RUN@STEP                       a checkpoint of the storage (raysweep.sweep.checkpoints)
 a folder with config.json                      a Hugging Face model; its language must be given
 """
 
@@ -33,6 +33,7 @@ from raysweep.sweep.document import Mark, Problems, node_of, put
 from raysweep.sweep.format import check_format
 from raysweep.sweep.language_file import load_evaluations, load_language
 from raysweep.sweep.ledger import RunLedger
+from raysweep.sweep.names import UnknownRunError
 from raysweep.sweep.reading import parse
 from raysweep.sweep.run import RunSpec
 from raysweep.sweep.sentences import training_of
@@ -73,10 +74,14 @@ def open_model(
     path = Path(place)
     _check_overrides(overrides, language)
     if not path.is_dir():
-        if path.exists() or os.sep in place:
+        if path.exists():
             raise ConfigError(f"{place}: is not a folder; name the folder of a checkpoint, or RUN@STEP")
-        found = find_checkpoint(storage, place)
-        path = found.directory
+        try:
+            path = find_checkpoint(storage, place).directory
+        except UnknownRunError as error:
+            # The name of a run may hold slashes, too.
+            folder = "; nor is there a folder of that name" if os.sep in place else ""
+            raise ConfigError(f"{error}{folder}") from None
     if (path / STATE).is_file():
         return _checkpoint(path, language, overrides)
     run = RunLedger(path)

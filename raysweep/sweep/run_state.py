@@ -5,17 +5,17 @@
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from raysweep.evaluation.base import Evaluation
 from raysweep.evaluation.metric import Metric
 from raysweep.sweep.config import Sweep
 from raysweep.sweep.ledger import RunLedger
 from raysweep.sweep.missing import metrics_at
+from raysweep.sweep.names import label
 from raysweep.sweep.records import EvaluationRecord
 from raysweep.sweep.run import RunSpec
 from raysweep.sweep.starts import starts
@@ -134,19 +134,6 @@ class Remaining:
         return (wanted - measured) * (now - self._since) / gained if gained else None
 
 
-def axes_label(axes: Mapping[str, Any], between: str = " ") -> str:
-    """Return the values of a run's axes as a short label.
-
-    >>> axes_label({"model.shape": "64/1/2/256", "seed": 1}, " · ")
-    '64/1/2/256 · seed 1'
-    """
-    words = []
-    for path, value in axes.items():
-        text = value if isinstance(value, str) else json.dumps(value)
-        words.append(text if isinstance(value, str) else f"{path.rpartition('.')[2]} {text}")
-    return between.join(words)
-
-
 def _records(run: RunLedger, spec: RunSpec, evaluation: Evaluation) -> list[EvaluationRecord]:
     found = (run.evaluation(step, evaluation) for step in spec.milestones)
     return [record for record in found if record is not None]
@@ -161,7 +148,7 @@ def run_states(sweep: Sweep) -> list[RunState]:
         row = RunState(
             run_id=spec.run_id,
             model=spec.model.label if spec.trains else spec.algorithm.label,
-            label=(axes_label(spec.axes) or spec.run_id) if spec.trains else spec.algorithm.label,
+            label=label(spec),
             steps=spec.milestones[-1],
         )
         for step in reversed(spec.milestones):

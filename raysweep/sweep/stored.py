@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import fnmatch
 import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from raysweep.errors import ConfigError, DataError
+from raysweep.errors import DataError
 from raysweep.files import write_atomic
 from raysweep.sweep.config import Sweep
 from raysweep.sweep.format import FORMAT, STORED, check_format
+from raysweep.sweep.names import Named, chosen
 from raysweep.sweep.resources import Resources
 from raysweep.sweep.run import RunSpec
 from raysweep.sweep.starts import starts
 from raysweep.sweep.tracking_uri import check_tracking_uri
+from raysweep.sweep.units import count
 
 
 def save_sweep(sweep: Sweep) -> None:
@@ -75,23 +76,26 @@ def stored_names(storage: Path) -> list[str]:
 
 
 def select(sweep: Sweep, only: Sequence[str] | None) -> Sweep:
-    """Return the sweep with the runs that match one of the patterns (`*` and `?`); without any, all runs.
+    """Return the sweep with the runs that one of the names means (`raysweep.sweep.names`); without any, all.
 
-    Raises `ConfigError` if nothing matches, and for a run that starts from one that is left out and not
-    trained.
+    Raises `ConfigError` for a name that means no run, for one without a pattern that means several, and for
+    a run that starts from one that is left out and not trained.
     """
     if not only:
         return sweep
-    runs = tuple(run for run in sweep.runs if any(fnmatch.fnmatch(run.run_id, p) for p in only))
-    if not runs:
-        raise ConfigError(
-            f"--only {' '.join(only)}: matches none of the {len(sweep.runs)} runs; "
-            f"`raysweep plan` lists them (e.g. '{sweep.runs[0].run_id}')"
-        )
+    known = [Named.of(run, sweep.name) for run in sweep.runs]
+    wanted = chosen(
+        only,
+        known,
+        lambda hint: (
+            f"matches none of the {count(len(known), 'run')}{hint}; "
+            f"`raysweep plan` lists them, e.g. '{known[0].label}' or '{known[0].run_id}'"
+        ),
+    )
+    runs = tuple(run for run in sweep.runs if run.run_id in wanted)
     waits = starts(replace(sweep, runs=runs), verify=False)
-    chosen = {run.run_id for run in runs}
     for run in runs:
-        if run.source is not None and waits.wait(run) is not None and run.source.own not in chosen:
+        if run.source is not None and waits.wait(run) is not None and run.source.own not in wanted:
             raise ConfigError(
                 f"--only {' '.join(only)}: run {run.run_id} starts from {run.source.name}, which is not "
                 f"trained yet; add --only '{run.source.run}', or launch that run first"

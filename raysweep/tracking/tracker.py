@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from raysweep.sweep.ledger import Ledger, RunLedger, heads
 from raysweep.sweep.missing import missing
+from raysweep.sweep.names import axes_label
 from raysweep.sweep.records import EvaluationRecord, FailureRecord, RecordName
-from raysweep.sweep.run_state import axes_label
 from raysweep.sweep.survey import RunRecords
 from raysweep.tracking.view import RunView, Status, SweepView, run_view
 from raysweep.tracking.writer import Location, MLflowWriter, default_tracking_uri

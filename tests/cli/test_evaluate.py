@@ -311,7 +311,7 @@ def test_errors_name_the_remedy(
     other = ["--language", str(language_file)]
     for arguments, message in (
         (["empty"], "empty: holds no model; name a checkpoint"),
-        (["nowhere/at/all"], "nowhere/at/all: is not a folder; name the folder of a checkpoint, or RUN@STEP"),
+        (["nowhere/at/all"], "another folder; nor is there a folder of that name"),
         (["nothing"], "'nothing': no such run in"),
         (["model"], "model: a Hugging Face model does not say its language"),
         (["model", *other, "--set", "vocabulary=12"], "the model has 8 words, the language 12"),
