@@ -95,6 +95,7 @@ def _absent(sweep: Sweep) -> list[str]:
 def status(name: NameArgument, storage: StorageOption = None, json: JsonOption = False) -> None:
     """Print the state of every run of a sweep, from its records; the sweep may still be running."""
     from raysweep.evaluation.metric import numbers
+    from raysweep.sweep.changes import Changes, stray_lines
     from raysweep.sweep.lock import holder
     from raysweep.sweep.remarks import remarks
     from raysweep.sweep.run_state import run_states
@@ -104,6 +105,7 @@ def status(name: NameArgument, storage: StorageOption = None, json: JsonOption =
     states = run_states(sweep)
     at_work = holder(sweep.directory)
     failed = failures(sweep)
+    strays = Changes(sweep.ledger(), sweep).strays()
     if json:
         print_json(
             {
@@ -113,6 +115,7 @@ def status(name: NameArgument, storage: StorageOption = None, json: JsonOption =
                 "runs": [
                     {
                         "run_id": state.run_id,
+                        "name": state.label,
                         "state": state.state,
                         "step": state.step,
                         "steps": state.steps,
@@ -125,14 +128,17 @@ def status(name: NameArgument, storage: StorageOption = None, json: JsonOption =
                     for state in states
                 ],
                 "notes": remarks(sweep),
+                "no_longer_in_file": [stray.to_dict() for stray in strays],
             }
         )
         return
     if at_work is not None:
         typer.echo(f"being launched by {at_work}")
     out = console()
-    out.print(runs_table(states, width=out.width))
+    out.print(runs_table(states, width=out.width, ids=True))
     for run_id, failure in failed.items():
         typer.echo(f"failed: {run_id}: {failure.message}")
     for line in remarks(sweep):
         typer.echo(f"note: {line}")
+    for line in stray_lines(strays, limit=40):
+        typer.echo(line)

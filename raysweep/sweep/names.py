@@ -50,7 +50,7 @@ class Named:
     def of(cls, spec: RunSpec, sweep: str = "") -> Named:
         """Return the names of a run."""
         words = [axis_text(path, value) for path, value in spec.axes.items()] if spec.trains else []
-        parts = [spec.model, spec.algorithm] if spec.trains else [spec.algorithm]
+        parts: list[Any] = [spec.model, spec.algorithm] if spec.trains else [spec.algorithm]
         kinds = dict.fromkeys(text for part in parts for text in (part.label, part.kind))
         return cls(spec.run_id, label(spec), (*kinds, *words), sweep)
 
@@ -149,13 +149,14 @@ def _named(text: str, runs: Sequence[Named]) -> list[Named]:
     if not text:
         return []
     spoken = _words(text)
-    for fits in (
+    ways: tuple[Callable[[Named], bool], ...] = (
         lambda run: text == run.run_id,
         lambda run: spoken == _words(run.label),
         lambda run: is_pattern(text) and any(fnmatch.fnmatchcase(n, text) for n in (run.run_id, run.label)),
         lambda run: run.run_id.startswith(f"{text}-") or _ends(run.run_id, text) or _told(spoken, run),
         lambda run: run.run_id.startswith(text),
-    ):
+    )
+    for fits in ways:
         found = [run for run in runs if fits(run)]
         if found:
             return found

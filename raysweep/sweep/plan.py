@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from raysweep.sweep.changes import Changes, Settings, Stray, stray_lines
 from raysweep.sweep.config import Sweep
 from raysweep.sweep.estimate import Cost, History
 from raysweep.sweep.ledger import heads
@@ -128,6 +129,8 @@ class Plan:
     #: Trainable parameters of each model that is trained, by label: with its own vocabulary ("own") and with
     #: BERT's ("faithful"), the vocabulary of published sizes.
     parameters: Mapping[str, Counts] = field(default_factory=dict)
+    #: Stored runs that the file no longer has.
+    strays: tuple[Stray, ...] = ()
     #: Number of runs at once, if known and not set by the sweep itself.
     concurrency: int | None = None
     #: True if `concurrency` is an assumption: that of this machine.
@@ -184,6 +187,7 @@ class Plan:
             "parameters": {model: dict(counts) for model, counts in self.parameters.items()},
             "notes": list(self.notes),
             "runs": [run.to_dict() for run in self.runs],
+            "no_longer_in_file": [stray.to_dict() for stray in self.strays],
         }
 
     def lines(self, *, limit: int | None = 40) -> list[str]:
@@ -211,7 +215,7 @@ class Plan:
         out += [f"  {run.run_id:<{width}}  {run.state:<9} {run.reason}".rstrip() for run in shown]
         if len(shown) < len(ordered):
             out.append(f"  ... and {count(len(ordered) - len(shown), 'more run')}")
-        return out
+        return out + [f"  {line}" for line in stray_lines(self.strays, limit=limit)]
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
@@ -255,13 +259,17 @@ def make_plan(
     runs = []
     fixed = any(spec.trains and spec.algorithm.depends_on_steps for spec in sweep.runs)
     present = ledger.run_ids() if fixed else []
+    changes, settings = Changes(ledger, sweep), Settings(ledger)
+    kept = {run_id for run_id, held in records.items() if held.recorded or held.evaluations}
     for spec in sweep.runs:
         # Runs of a sweep share their evaluations, so their identities are computed once.
         key = tuple(spec.evaluations)
         if key not in keyed:
             keyed[key] = heads(spec.evaluations)
         held = records.get(spec.run_id, _NOTHING)
-        run = _plan_run(spec, held, keyed[key], history, waits, retry_failed)
+        run = _plan_run(spec, held, keyed[key], history, waits, settings, retry_failed)
+        if run.state == "new" and spec.run_id not in kept and (change := changes.to(spec, kept)):
+            run = replace(run, reason=change)
         if run.state == "new" and spec.algorithm.depends_on_steps:
             lengths = stored_lengths(ledger, spec, (r for r in present if r != spec.run_id))
             if lengths:
@@ -279,6 +287,7 @@ def make_plan(
         work_seconds=_total(run.cost.seconds for run in to_do),
         new_bytes=None if space is None else round(space),
         parameters=parameters(sweep),
+        strays=changes.strays(),
         concurrency=_here(sweep.resources) if assumed else concurrency,
         assumed=assumed,
     )
@@ -312,6 +321,7 @@ def _plan_run(
     wanted: Mapping[str, str],
     history: History,
     waits: Starts,
+    settings: Settings,
     retry: bool,
 ) -> RunPlan:
     lacks = waits.missing(spec, wanted)
@@ -320,7 +330,7 @@ def _plan_run(
         why = f"failed: {why}; --retry-failed runs it again"
     failed = why is not None and not lacks.finished
     absent = set(lacks.evaluations)
-    before = {(step, kind) for step, kind, _ in held.evaluations} if absent else set()
+    before = {(step, kind): head for step, kind, head in sorted(held.evaluations)} if absent else {}
     items = []
     for step in spec.milestones:
         if spec.trains:
@@ -331,8 +341,8 @@ def _plan_run(
             elif failed:
                 items.append(Item(step, kind, "failed", why or ""))
             else:
-                changed = (step, kind) in before
-                reason = "evaluation settings changed" if changed else "not measured yet"
+                former = before.get((step, kind))
+                reason = settings.change(spec, step, kind, former) if former else "not measured yet"
                 items.append(Item(step, kind, "new", reason))
     status: State
     if lacks.finished:
@@ -346,10 +356,19 @@ def _plan_run(
     else:
         status, reason = "new", _reason_of(items, lacks.checkpoints[0])
         if lacks.resume_step:
-            status, reason = "resume", f"from step {lacks.resume_step} to {lacks.train_to}: {reason}"
+            status, reason = "resume", f"from step {lacks.resume_step}: {_asked(spec, lacks, held)}"
     idle = status in ("done", "failed")
     cost = Cost(step=history.step(spec)) if idle else history.cost(spec, lacks)
     return RunPlan(spec, status, reason, tuple(items), lacks, cost)
+
+
+def _asked(spec: RunSpec, lacks: Missing, held: RunRecords) -> str:
+    """Return why training goes on: what the file asks for, or what is gone."""
+    first, last = lacks.checkpoints[0], lacks.train_to
+    if first in held.recorded:
+        return f"the checkpoint of step {first} is missing"
+    milestone = "" if last == spec.milestones[-1] else "a milestone at "
+    return f"the file asks for {milestone}{last:,}"
 
 
 def _checkpoint_item(step: int, lacks: Missing, held: RunRecords, failed: str | None) -> Item:
@@ -380,8 +399,8 @@ def _evaluate_reason(items: Iterable[Item]) -> str:
     for item in items:
         if item.evaluation is not None and item.state != "done":
             grouped.setdefault((item.evaluation, item.reason), []).append(item.step)
-    return ", ".join(
-        f"{kind}: {reason} at {'step' if len(steps) == 1 else 'steps'} {', '.join(map(str, steps))}"
+    return "; ".join(
+        f"{kind}: {reason}, at {'step' if len(steps) == 1 else 'steps'} {', '.join(map(str, steps))}"
         for (kind, reason), steps in grouped.items()
     )
 

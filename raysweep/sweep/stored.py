@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from raysweep.errors import DataError
+from raysweep.errors import ConfigError, DataError
 from raysweep.files import write_atomic
 from raysweep.sweep.config import Sweep
 from raysweep.sweep.format import FORMAT, STORED, check_format
@@ -101,4 +101,5 @@ def select(sweep: Sweep, only: Sequence[str] | None) -> Sweep:
                 f"trained yet; add --only '{run.source.run}', or launch that run first"
             )
     # The trainings that a part of the grid saves by sharing are not known, so none are claimed.
-    return replace(sweep, runs=runs, points=len(runs))
+    left_out = sweep.left_out.union(run.run_id for run in sweep.runs if run.run_id not in wanted)
+    return replace(sweep, runs=runs, points=len(runs), left_out=left_out)

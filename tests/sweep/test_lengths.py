@@ -84,12 +84,12 @@ def test_raising_steps_starts_a_new_run_and_says_why(load: Any, text: str) -> No
     [longer] = make_plan(load(text, COSINE, "pretrain.steps=300")).runs
     assert (longer.state, longer.resume_step, longer.train_to) == ("new", 0, 300)
     assert longer.reason == (
-        "not trained yet; the stored run of 100 steps cannot be extended or cut, because the learning rate "
-        "depends on the number of steps"
+        "pretrain.steps 100 → 300; the stored run of 100 steps cannot be extended or cut, because the "
+        "learning rate depends on the number of steps"
     )
-    # Another seed was never there at all.
+    # With another seed, it is another run altogether.
     [other] = make_plan(load(text, COSINE, "pretrain.steps=300", "seed=1")).runs
-    assert other.reason == "not trained yet"
+    assert other.reason == "pretrain.steps 100 → 300, seed 0 → 1"
 
 
 def test_raising_steps_under_a_constant_rate_extends(load: Any, text: str) -> None:
@@ -99,11 +99,13 @@ def test_raising_steps_under_a_constant_rate_extends(load: Any, text: str) -> No
     assert (longer.state, longer.resume_step, longer.train_to) == ("resume", 100, 300)
 
 
-def test_a_run_that_is_unlike_in_more_than_its_length_is_not_mentioned(load: Any, text: str) -> None:
+def test_a_run_that_is_unlike_in_more_than_its_length_is_not_said_to_be_too_short(
+    load: Any, text: str
+) -> None:
     [spec] = load(text, COSINE, "pretrain.batch_size=9").runs
     tiny.finish(load(text, COSINE).ledger().run(spec), spec)
     [run] = make_plan(load(text, COSINE)).runs
-    assert run.reason == "not trained yet"
+    assert run.reason == "pretrain.batch_size 9 → 8"
 
 
 def test_tasks_that_are_not_there_are_refused_where_they_stand(load: Any, text: str) -> None:

@@ -58,7 +58,7 @@ def test_more_steps_resume(load: Any, sweep: Any) -> None:
     assert plan.runs[0].run_id == spec.run_id
     assert plan.runs[0].state == "resume"
     assert (plan.runs[0].resume_step, plan.runs[0].train_to) == (100, 300)
-    assert plan.runs[0].reason == "from step 100 to 300: not trained yet"
+    assert plan.runs[0].reason == "from step 100: the file asks for 300"
     assert why(plan)[300, None] == ("resume", "not trained yet; from step 100")
     assert why(plan)[100, "counted"] == ("done", "")
 
@@ -73,6 +73,7 @@ def test_a_milestone_between_goes_back(load: Any, sweep: Any) -> None:
         70,
         ((70, "counted"),),
     )
+    assert plan.reason == "from step 50: the file asks for a milestone at 70"
 
 
 def test_rolling_checkpoints_are_resumed_from(sweep: Any) -> None:
@@ -88,10 +89,10 @@ def test_changed_evaluation_settings_need_no_training(load: Any, sweep: Any) -> 
     plan = make_plan(load(tiny.BASE + tiny.AXES, "evaluate.counted.n=4", "evaluate.weighted={}"))
     assert plan.counts["evaluate"] == 4
     assert plan.runs[0].train_steps == 0
-    assert why(plan)[50, "counted"] == ("new", "evaluation settings changed")
+    assert why(plan)[50, "counted"] == ("new", "n 3 → 4")
     assert why(plan)[50, "weighted"] == ("new", "not measured yet")
     assert plan.runs[0].reason == (
-        "counted: evaluation settings changed at steps 50, 100, weighted: not measured yet at steps 50, 100"
+        "counted: n 3 → 4, at steps 50, 100; weighted: not measured yet, at steps 50, 100"
     )
 
 
@@ -110,7 +111,7 @@ def test_another_version_of_an_evaluation_is_measured_anew_beside_the_first(
     plan = make_plan(sweep)
     assert plan.counts == {"done": 0, "evaluate": 4, "resume": 0, "new": 0, "blocked": 0, "failed": 0}
     assert plan.runs[0].train_steps == 0
-    assert why(plan)[50, "counted"][0] == "new"
+    assert why(plan)[50, "counted"] == ("new", "raysweep measures it in another way now")
     # No shard of the first version is taken for one of the second, and its record stays.
     current = evaluation_identity(evaluation)
     assert run.load_arrays(50, "counted", former, 0) is not None
@@ -130,6 +131,7 @@ def test_a_lost_checkpoint_matters_only_where_something_is_to_be_measured(load: 
     plan = make_plan(load(tiny.BASE + tiny.AXES, "evaluate.counted.n=4"))
     assert why(plan)[100, None] == ("resume", "checkpoint missing; from step 50")
     assert (plan.runs[0].state, plan.runs[0].resume_step) == ("resume", 50)
+    assert plan.runs[0].reason == "from step 50: the checkpoint of step 100 is missing"
     shutil.rmtree(run.checkpoint_directory(50))
     plan = make_plan(load(tiny.BASE + tiny.AXES, "evaluate.counted.n=4"))
     assert (plan.runs[0].state, plan.runs[0].reason) == ("new", "checkpoint missing")
