@@ -92,6 +92,13 @@ class Registry(Generic[C]):
                 self._paths.setdefault(point.name, point.value)
         return sorted({*self._paths, *self._classes})
 
+    def path(self, kind: str) -> str:
+        """Return the dotted path `module:Class` of a known kind, without importing it."""
+        if kind in self._classes:
+            cls = self._classes[kind]
+            return f"{cls.__module__}:{cls.__qualname__}"
+        return self._paths[kind]
+
     def get(self, kind: str) -> type[C]:
         """Return the config class of a kind; raises `ConfigError` for one that is not known."""
         if kind not in self.kinds():

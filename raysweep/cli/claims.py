@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from raysweep.cli import complete
 from raysweep.cli.options import JsonOption, NameArgument, StorageOption, find, print_json
 from raysweep.cli.output import console
 from raysweep.sweep.units import count, duration
@@ -102,6 +103,7 @@ def power(
         str | None,
         typer.Option(
             metavar="NAME|FILE",
+            autocompletion=complete.sweeps,
             help="Sweep with the errors.",
             show_default="the sweep as it stands",
         ),

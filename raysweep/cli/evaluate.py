@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from raysweep.cli import complete
 from raysweep.cli.options import JsonOption, StorageOption, check_output, print_json, writing
 from raysweep.cli.output import Lines, console, say
 from raysweep.errors import ConfigError
@@ -31,8 +32,10 @@ def evaluate(
         typer.Argument(
             metavar="FOLDER|RUN@STEP",
             help="Folder of a checkpoint, of a run (its last checkpoint) or of a Hugging Face model; or a "
-            "run of the storage and a step.",
+            "run of the storage and a step: its name in tables, its id or its beginning, or a pattern (* and "
+            "?), also behind SWEEP/.",
             show_default=False,
+            autocompletion=complete.models,
         ),
     ],
     evaluate_: Annotated[
@@ -43,6 +46,7 @@ def evaluate(
             metavar="KIND[.FIELD=VALUE]",
             help="Evaluation to make, with its settings; may be repeated.",
             show_default="the evaluations of the run's sweep or of --language; else loss, trace and probe",
+            autocompletion=complete.evaluations,
         ),
     ] = None,
     language: Annotated[
@@ -74,7 +78,7 @@ def evaluate(
 
         raysweep evaluate results/scaling/runs/64-1-2-256-.../checkpoints/step-00002000
 
-        raysweep evaluate '64-*-s0-*@2000' -e hessian.inputs=4096 -e sharpness
+        raysweep evaluate '64/4/2/256 lr 0.003 seed 0@2000' -e hessian.inputs=4096 -e sharpness
 
         raysweep evaluate '64-*-s0-*@2000' -e probe.train=512 -e finetune.train=512 -e finetune.seeds=2
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from raysweep.cli import complete
 from raysweep.cli.options import StorageOption, writing
 from raysweep.errors import ConfigError
 
@@ -16,8 +17,9 @@ def export_model(
         str,
         typer.Argument(
             metavar="RUN@STEP",
-            help="A run's id, or a pattern that only it matches, and a step; without one the last.",
+            help="A run, by any name that means it alone, also SWEEP/RUN, and a step; without one the last.",
             show_default=False,
+            autocompletion=complete.runs,
         ),
     ],
     output: Annotated[
@@ -29,7 +31,7 @@ def export_model(
 
     The folder does not hold the language: to measure it again, name the file of its sweep.  Examples:
 
-        raysweep export-model '64-*-s0-*@2000' -o my-model
+        raysweep export-model 'scaling/64/4/2/256 lr 0.003 seed 0@2000' -o my-model
 
         raysweep evaluate my-model --language sweeps/scaling.yaml -e probe -e finetune.train=512
     """

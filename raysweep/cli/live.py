@@ -39,8 +39,9 @@ _FORMATS: dict[Kind, str] = {"loss": ".4f", "accuracy": ".3f"}
 
 
 #: Characters of the columns for run, state, step and time, for speed and errors, for tokens a second and the
-#: share of the peak, and for a metric.
+#: share of the peak, for a metric, and between two columns.
 _OTHERS, _SPEED, _RATES, _COLUMN = 40, 13, 16, 8
+_BETWEEN = 2
 #: Most metrics that have their whole headings in one line.
 _MOST_IN_A_LINE = 5
 
@@ -80,12 +81,13 @@ def _measured(metric: Metric | None, *, wide: bool) -> str:
     return text
 
 
-def runs_table(states: list[RunState], *, width: int, limit: int | None = None) -> Table:
+def runs_table(states: list[RunState], *, width: int, limit: int | None = None, ids: bool = False) -> Table:
     """Return the table of runs, the busiest first where there are more than `limit`.
 
     There is a column for every metric that asks to be shown live, as far as the width goes.  A table of less
     than 100 columns leaves out speed and standard errors, one of less than 120 tokens a second and the share
-    of the peak, which are those of the newest point of the training curve.
+    of the peak, which are those of the newest point of the training curve.  With `ids` there is a column of
+    ids, of their last parts where the whole would leave no room for metrics.
     """
     order = {"training": 0, "evaluating": 0, "starting": 1, "failed": 2, "done": 4}
     shown = states
@@ -94,9 +96,16 @@ def runs_table(states: list[RunState], *, width: int, limit: int | None = None) 
     wide = width >= 100
     table = Table(show_edge=False, pad_edge=False, box=None, header_style="bold")
     table.add_column("run", overflow="fold", min_width=8)
+    if ids:
+        table.add_column("id", no_wrap=True)
     table.add_column("state", no_wrap=True, min_width=10)
     room = width - _OTHERS - (_SPEED if wide else 0)
     metrics = _live(states)
+    names = [state.run_id for state in shown]
+    if max(map(len, names), default=0) + _BETWEEN + _COLUMN * len(metrics) > room:
+        names = [name.rpartition("-")[2] for name in names]
+    if ids:
+        room -= max(map(len, names), default=0) + _BETWEEN
     headings = _headings(metrics, wide=wide)
     metrics = metrics[: max(1, room // _COLUMN)]
     for heading in ("step", *headings[: len(metrics)]):
@@ -111,10 +120,11 @@ def runs_table(states: list[RunState], *, width: int, limit: int | None = None) 
     timed = any(state.eta for state in shown)
     if timed:
         table.add_column("left", justify="right", no_wrap=True)
-    for state in shown:
+    for state, name in zip(shown, names, strict=True):
         found = {metric.name: metric for metric in state.metrics}
         row: list[Text | str] = [
             Text(state.label),
+            *([Text(name)] if ids else []),
             Text(_state(state, wide=wide), style=STYLES.get(state.state, "")),
             f"{state.step}/{state.steps}" if state.steps else "",
             *[_measured(found.get(metric.name), wide=wide) for metric in metrics],

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from raysweep.cli import complete
 from raysweep.errors import ConfigError
 from raysweep.sweep.storage import storage_root
 
@@ -19,17 +20,32 @@ if TYPE_CHECKING:
     from raysweep.sweep import Sweep
 
 FileArgument = Annotated[
-    Path, typer.Argument(metavar="FILE", help="Sweep file (YAML).", show_default=False, dir_okay=False)
+    Path,
+    typer.Argument(
+        metavar="FILE",
+        help="Sweep file (YAML).",
+        show_default=False,
+        dir_okay=False,
+        autocompletion=complete.files,
+    ),
 ]
 NameArgument = Annotated[
     str,
     typer.Argument(
-        metavar="NAME|FILE", help="Name of a sweep in the storage, or its file.", show_default=False
+        metavar="NAME|FILE",
+        help="Name of a sweep in the storage, or its file.",
+        show_default=False,
+        autocompletion=complete.sweeps,
     ),
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="A.B=C", help="Override a field of the sweep file; may be repeated."),
+    typer.Option(
+        "--set",
+        metavar="A.B=C",
+        help="Override a field of the sweep file; may be repeated.",
+        autocompletion=complete.settings,
+    ),
 ]
 StorageOption = Annotated[
     Path | None,
@@ -76,6 +92,7 @@ OnlyOption = Annotated[
         metavar="RUN",
         help="Only these runs: a name as in tables (64/1/2/256 seed 0), an id or its beginning, or a pattern "
         "of either (* and ?); may be repeated.",
+        autocompletion=complete.runs,
     ),
 ]
 RetryOption = Annotated[bool, typer.Option("--retry-failed", help="Try failed runs again.")]

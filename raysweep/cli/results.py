@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from raysweep.cli import complete
 from raysweep.cli.options import (
     FolderOption,
     NameArgument,
@@ -114,7 +115,11 @@ class Format(StrEnum):
 def report(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="NAME|FILE...", help="As for other commands; several are compared."),
+        typer.Argument(
+            metavar="NAME|FILE...",
+            help="As for other commands; several are compared.",
+            autocompletion=complete.sweeps,
+        ),
     ] = None,
     output: Annotated[
         Path | None,

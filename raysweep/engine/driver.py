@@ -108,7 +108,7 @@ def launch(
 ) -> Results:
     """Train and evaluate the missing part of a sweep, and return the results.
 
-    `only` restricts the work to runs with an id that matches one of the patterns (`*` and `?`).
+    `only` restricts the work to the runs that one of its names means (`raysweep.sweep.names`).
     `retry_failed` tries failed runs again.  `on_work` is called as soon as work is found missing, before Ray
     is started.  `on_start` is called once, with the plan and the cluster; if nothing is missing, Ray is not
     started and the cluster is None.  Steps are timed only if there is an `on_start`.  Afterwards `observer`

@@ -19,7 +19,7 @@ from raysweep.cli.app import run
 from raysweep.cli.results import print_summary
 from raysweep.errors import RunFailedError
 from raysweep.sweep import Sweep, load_sweep
-from raysweep.sweep.stored import load_stored, save_sweep
+from raysweep.sweep.stored import load_stored, save_sweep, select
 from raysweep.sweep.tidy import FIXED
 
 FILE = """\
@@ -286,6 +286,33 @@ def test_a_tracking_uri_that_cannot_work_is_refused_before_anything_is_made(
     assert run(["launch", str(file), "--tracking-uri", uri]) == 2
     assert capsys.readouterr().err.startswith(f"raysweep: tracking_uri: '{uri}'")
     assert not (tmp_path / "results").exists()
+
+
+def test_status_prints_ids_that_other_commands_take(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = load_sweep(file, storage=tmp_path / "results")
+    save_sweep(sweep)
+    for width in ("60", "160"):
+        monkeypatch.setenv("COLUMNS", width)
+        assert run(["status", "small"]) == 0
+        heading, *lines = capsys.readouterr().out.splitlines()
+        at = heading.index("id ")
+        assert len(lines) == 2
+        for line, spec in zip(lines, sweep.runs, strict=True):
+            shown = line[at:].split()[0]
+            assert (shown == spec.run_id) == (width == "160")
+            assert [found.run_id for found in select(sweep, [shown]).runs] == [spec.run_id]
+    assert run(["status", "small", "--json"]) == 0
+    assert [found["name"] for found in json.loads(capsys.readouterr().out)["runs"]] == ["seed 0", "seed 1"]
+
+
+def test_a_mistyped_sweep_is_suggested(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_sweep(load_sweep(file, storage=tmp_path / "results"))
+    assert run(["status", "smal"]) == 2
+    assert "— did you mean 'small'? (there: small)" in capsys.readouterr().err
 
 
 def test_overrides_need_a_file(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
+import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import pytest
 import typer
 
+import raysweep
+from raysweep import registry
+from raysweep.cli import complete
 from raysweep.cli.app import app
 
 HEAVY = {"torch", "ray", "mlflow", "numpy", "scipy", "pandas", "pyarrow", "transformers", "matplotlib"}
@@ -45,3 +53,68 @@ def test_help_and_version_import_nothing_heavy() -> None:
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "light\n"), done.stderr
+
+
+#: Completions: the words before the key, those that must be among the answers, and one that must not be.
+ASKED = [
+    ("raysweep stat", ["status"], "plan"),
+    ("raysweep status ", ["small", "other", "small.yaml"], "status"),
+    ("raysweep status sm", ["small", "small.yaml"], "other"),
+    ("raysweep plan ", ["small.yaml"], "small"),
+    ("raysweep launch small.yaml --only 8-", ["8-1-s0-aaaa000000"], "9-1-s0-bbbb000000"),
+    ("raysweep evaluate ", ["8-1-s0-aaaa000000", "9-1-s0-bbbb000000"], "small/8-1-s0-aaaa000000"),
+    ("raysweep evaluate other/", ["other/9-1-s0-bbbb000000"], "8-1-s0-aaaa000000"),
+    ("raysweep export-model 9", ["9-1-s0-bbbb000000"], "8-1-s0-aaaa000000"),
+    ("raysweep evaluate x -e tr", ["trace"], "probe"),
+    ("raysweep evaluate x -e trace.in", ["trace.inputs="], "trace.kind="),
+    ("raysweep plan small.yaml --set pre", ["pretrain."], "language."),
+    ("raysweep plan small.yaml --set pretrain.b", ["pretrain.batch_size="], "pretrain.steps="),
+    ("raysweep plan small.yaml --set algorithm.kind=s", ["algorithm.kind=sgd"], "algorithm.kind=adamw"),
+    ("raysweep plan small.yaml --set evaluate.probe.se", ["evaluate.probe.seeds="], "evaluate.probe.train="),
+    ("raysweep plan small.yaml --set nonsense.x", [], "nonsense.x="),
+]
+
+COMPLETE = f"""\
+import contextlib, io, json, os, sys
+from raysweep.cli.app import run
+os.environ["_RAYSWEEP_COMPLETE"] = "complete_bash"
+found = []
+sys.argv = ["raysweep"]
+for words in json.loads(sys.stdin.read()):
+    parts = words.split(" ")
+    os.environ["COMP_WORDS"], os.environ["COMP_CWORD"] = "\\n".join(parts), str(len(parts) - 1)
+    with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.suppress(SystemExit):
+        run([])
+    found.append(said.getvalue().splitlines())
+    heavy = {HEAVY!r} & set(sys.modules)
+    assert not heavy, (words, heavy)
+print(json.dumps(found))
+"""
+
+
+def test_a_shell_completes_sweeps_runs_fields_and_kinds(tmp_path: Path) -> None:
+    for sweep, run_id in (("small", "8-1-s0-aaaa000000"), ("other", "9-1-s0-bbbb000000")):
+        (tmp_path / "results" / sweep / "runs" / run_id).mkdir(parents=True)
+        (tmp_path / "results" / sweep / "sweep.json").write_text("{}")
+    (tmp_path / "small.yaml").write_text("name: small\n")
+    environment = {k: v for k, v in os.environ.items() if k != "RAYSWEEP_STORAGE"}
+    done = subprocess.run(
+        [sys.executable, "-c", COMPLETE], input=json.dumps([words for words, _, _ in ASKED]),
+        capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path,
+        env=environment | {"PYTHONPATH": str(Path(raysweep.__file__).parents[1])},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for (words, wanted, unwanted), found in zip(ASKED, json.loads(done.stdout), strict=True):
+        assert set(wanted) <= set(found), (words, found)
+        assert unwanted not in found, (words, found)
+
+
+@pytest.mark.parametrize("family", ["languages", "models", "algorithms", "evaluations"])
+def test_fields_are_read_from_the_text_of_a_class_as_it_has_them(family: str) -> None:
+    kinds = getattr(registry, family)
+    for kind in kinds.kinds():
+        assert complete._fields(kinds.path(kind)) == set(kinds.get(kind).model_fields), kind
+    for place in complete._SECTIONS.values():
+        module, _, name = place.partition(":")
+        cls = getattr(importlib.import_module(module), name)
+        assert complete._fields(place) == set(cls.model_fields), place
