@@ -60,8 +60,8 @@ class Sweep:
     notes: tuple[str, ...] = ()
     #: Number of grid points and included runs, before those that share a training are merged.
     points: int = 0
-    #: Ids of runs that are in the file, too, and not in `runs`, which is then a selection.
-    left_out: frozenset[str] = frozenset()
+    #: Runs that are in the file, too, and not in `runs`, which is then a selection.
+    left_out: tuple[RunSpec, ...] = field(default=(), repr=False)
     languages: LanguageCache = field(default_factory=LanguageCache, repr=False, compare=False)
     make_variant: Callable[[Mapping[str, Any]], RunSpec] | None = field(
         default=None, repr=False, compare=False

@@ -101,5 +101,5 @@ def select(sweep: Sweep, only: Sequence[str] | None) -> Sweep:
                 f"trained yet; add --only '{run.source.run}', or launch that run first"
             )
     # The trainings that a part of the grid saves by sharing are not known, so none are claimed.
-    left_out = sweep.left_out.union(run.run_id for run in sweep.runs if run.run_id not in wanted)
+    left_out = (*sweep.left_out, *(run for run in sweep.runs if run.run_id not in wanted))
     return replace(sweep, runs=runs, points=len(runs), left_out=left_out)
