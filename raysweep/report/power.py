@@ -43,7 +43,7 @@ _SPREADS, _SQUARES = 32, np.sin((np.arange(64) + 0.5) / 64 * np.pi / 2) ** 2
 
 @dataclass(frozen=True)
 class Pilot:
-    """The facts about a test that data at hand give: the standard error, its distribution and the number of clusters."""
+    """The facts about a test that data give: standard error, its distribution, and number of clusters."""
 
     standard_error: float
     ratio: Distribution
