@@ -90,10 +90,8 @@ class Changes:
 
     def __init__(self, ledger: Ledger, sweep: Sweep) -> None:
         self._ledger, self._sweep = ledger, sweep
-        wanted = {spec.run_id for spec in sweep.runs}
-        stored = (
-            (i, _stored(ledger, i)) for i in ledger.run_ids() if i not in wanted and i not in sweep.left_out
-        )
+        of_file = {spec.run_id for spec in (*sweep.runs, *sweep.left_out)}
+        stored = ((i, _stored(ledger, i)) for i in ledger.run_ids() if i not in of_file)
         self._gone = {run_id: fields for run_id, fields in stored if fields is not None}
 
     @cached_property
