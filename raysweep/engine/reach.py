@@ -1,7 +1,7 @@
 """A look at a Ray cluster before Ray connects to it.
 
-Ray itself tries again and again for many minutes where nobody answers, and a version that does not fit takes
-a dozen lines to say so.
+Ray itself tries again and again for many minutes where nobody answers, and takes a dozen lines to name a
+version that does not fit.
 """
 
 from __future__ import annotations

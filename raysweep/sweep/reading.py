@@ -41,6 +41,11 @@ class _Shallow(Composer):
 
     level = 0
 
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        # YAML lets an anchor be used again; a warning would stand among our own lines.
+        self.warn_double_anchors = False
+
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.level > MAX_DEPTH:
             mark = self.parser.peek_event().start_mark

@@ -34,7 +34,7 @@ HERE = {"ray_version": ray.__version__, "python_version": platform.python_versio
 
 
 class ControlStore(InternalKVGcsServiceServicer):
-    """A control store that says of its cluster what a test wants, or ends the call with a code."""
+    """A control store that says of its cluster what it shall say, or ends the call with a code."""
 
     def __init__(self, says: bytes = b"", code: grpc.StatusCode | None = None) -> None:
         self.says, self.code = says, code

@@ -201,7 +201,7 @@ def override(sweep: dict[str, Any], random: Random) -> str:
 
 
 def mutated(sweeps: list[dict[str, Any]], random: Random) -> tuple[str, list[str]]:
-    """Return the text of a sweep file and its overrides; at least one of them was changed."""
+    """Return the text of a sweep file and its overrides, with at least one change."""
     sweep = random.choice(sweeps)
     text, overrides = file_of(sweep), []
     how = random.randrange(10)

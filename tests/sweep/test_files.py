@@ -59,6 +59,11 @@ def test_values_mean_what_yaml_1_2_says(text: str, value: Any) -> None:
     assert type(found) is type(value)
 
 
+@pytest.mark.filterwarnings("error")
+def test_an_anchor_may_be_used_again() -> None:
+    assert plain("a: &x 1\nb: &x 2\nc: *x") == {"a": 1, "b": 2, "c": 2}
+
+
 def test_aliases_share_and_may_not_nest_without_end() -> None:
     assert plain("a: &x [1, 2]\nb: *x") == {"a": [1, 2], "b": [1, 2]}
     with pytest.raises(ConfigError, match="contains itself"):

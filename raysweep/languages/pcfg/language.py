@@ -180,8 +180,8 @@ class PCFG(Language):
     ) -> Tensor:
         """Return exact log-probabilities [B, T, V] of `dtype`, as `Language.conditionals` says.
 
-        Words down to a probability of 1e-150 in their place differ from impossible ones, in float32 down
-        to 1e-38; the sentence may be as improbable as it likes.  Memory beside the result: a few MB of
+        A word of a probability below 1e-150 in its place, in float32 below 1e-38, may look impossible; the
+        sentence may be as improbable as it likes.  Memory beside the result: a few MB of
         charts, more where the grammar is large.
         """
         lengths = check_conditionals(self, ids, mask, dtype)
