@@ -1,4 +1,4 @@
-"""What a shell completes: sweeps, runs, fields of a sweep file and kinds.
+"""Completion in a shell: sweeps, runs, fields of a sweep file and kinds.
 
 A key that is pressed waits for this, so it imports no torch.  The storage is read as plain JSON, and the
 fields of a configuration from the text of its class.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,14 @@ import typer
 from raysweep.sweep.format import STORED
 from raysweep.sweep.storage import storage_root
 
-#: Where each section of a sweep file is configured; those with kinds have a family.
+#: The configurations of the sections of a sweep file; those with kinds have a family.
 _FAMILIES = {"language": "languages", "model": "models", "algorithm": "algorithms", "evaluate": "evaluations"}
 _SECTIONS = {
     "pretrain": "raysweep.training.config:PretrainConfig",
     "resources": "raysweep.sweep.resources:Resources",
     "seeds": "raysweep.training.seeds:Seeds",
 }
-#: Sections of which a field cannot be set alone.
+#: Fields of a sweep file that have no fields of their own.
 _WHOLE = ("seed", "axes", "tolerance", "description")
 
 
@@ -152,6 +153,7 @@ def _files(incomplete: str) -> Iterator[str]:
                 yield f"{head}{slash}{path.name}"
 
 
+@cache
 def _fields(place: str) -> set[str]:
     """Return the fields of a configuration, `module:Class`, those of its bases included."""
     module, _, name = place.partition(":")
@@ -177,6 +179,7 @@ def _fields(place: str) -> set[str]:
     return set()
 
 
+@cache
 def _tree(module: str) -> ast.Module | None:
     """Return the text of a module as a tree, without importing it or what is above it; None for none."""
     root, *rest = module.split(".")

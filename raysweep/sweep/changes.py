@@ -62,9 +62,10 @@ class _Fields:
             mine.pop(_LENGTH, None)
             theirs.pop(_LENGTH, None)
         if self.fingerprint == new.fingerprint:
-            for fields in (mine, theirs):
-                for path in [path for path in fields if path.partition(".")[0] == "language"]:
-                    del fields[path]
+            mine, theirs = (_without(fields, {"language"}) for fields in (mine, theirs))
+        # A section that one of them lacks, such as the model of a look-up table, is no change of a field.
+        lacking = _sections(mine) ^ _sections(theirs)
+        mine, theirs = _without(mine, lacking), _without(theirs, lacking)
         found = changed(mine, theirs)
         if self.fingerprint != new.fingerprint and not any(text.startswith("language.") for text in found):
             found.insert(0, "the data of the language")
@@ -89,14 +90,15 @@ class Changes:
     """The stored runs of a sweep beside those of its file."""
 
     def __init__(self, ledger: Ledger, sweep: Sweep) -> None:
-        self._ledger, self._sweep = ledger, sweep
-        of_file = {spec.run_id for spec in (*sweep.runs, *sweep.left_out)}
-        stored = ((i, _stored(ledger, i)) for i in ledger.run_ids() if i not in of_file)
+        self._ledger = ledger
+        self._specs = (*sweep.runs, *sweep.left_out)
+        wanted = {spec.run_id for spec in self._specs}
+        stored = ((run_id, _stored(ledger, run_id)) for run_id in ledger.run_ids() if run_id not in wanted)
         self._gone = {run_id: fields for run_id, fields in stored if fields is not None}
 
     @cached_property
     def _file(self) -> dict[str, _Fields]:
-        return {spec.run_id: _fields(spec) for spec in self._sweep.runs}
+        return {spec.run_id: _fields(spec) for spec in self._specs}
 
     def strays(self) -> tuple[Stray, ...]:
         """Return the stored runs that the file no longer has, by id."""
@@ -116,9 +118,9 @@ class Changes:
         new = self._file[spec.run_id] if self._gone else None
         if new is None:
             return ""
-        former = new.nearest(_bounded(list(self._gone.values()), len(self._sweep.runs)))
+        former = new.nearest(_bounded(list(self._gone.values()), len(self._specs)))
         others = [fields for run_id, fields in self._file.items() if run_id in kept]
-        beside = new.nearest(_bounded(others, len(self._sweep.runs)))
+        beside = new.nearest(_bounded(others, len(self._specs)))
         if former is None or (beside is not None and new.apart(beside) < new.apart(former)):
             return ""
         return former.changes(new)
@@ -188,6 +190,14 @@ def changed(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
     kinds = {path.removesuffix("kind") for path in paths if path.endswith(".kind")}
     told = [p for p in paths if p.endswith(".kind") or not any(p.startswith(kind) for kind in kinds)]
     return [f"{path} {_shown(old.get(path))} → {_shown(new.get(path))}" for path in told]
+
+
+def _sections(fields: Mapping[str, str]) -> set[str]:
+    return {path.partition(".")[0] for path in fields}
+
+
+def _without(fields: Mapping[str, str], sections: Collection[str]) -> dict[str, str]:
+    return {path: text for path, text in fields.items() if path.partition(".")[0] not in sections}
 
 
 def _shown(text: str | None) -> str:

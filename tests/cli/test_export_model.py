@@ -63,7 +63,7 @@ def test_what_is_not_there_is_an_error_with_what_is(
         ([f"{name}@3"], f"run {name} has no checkpoint of step 3; it has steps 2, 4"),
         ([f"{name}@last"], f"'last' is not a step; write RUN@STEP, e.g. {name}@1000"),
         (["8-2-1-16*"], "'8-2-1-16*': matches 2 runs"),
-        ([name[:-1]], f"no such run in {finished.storage} (2 runs in 1 sweeps) — did you mean '{name}'?"),
+        ([f"x{name[1:]}"], f"no such run in {finished.storage} (2 runs in 1 sweep) — did you mean '{name}'?"),
         ([name, "-o", "full"], "--output full: already exists; name a new folder"),
     ):
         output = [] if "-o" in arguments else ["-o", "model"]

@@ -1,4 +1,4 @@
-"""What is asked for at every key, such as help and completion, imports nothing that takes seconds."""
+"""Help, version and completion import nothing that takes seconds."""
 
 from __future__ import annotations
 

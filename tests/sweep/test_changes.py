@@ -87,6 +87,17 @@ def test_many_changes_are_cut_short(made: Any) -> None:
     assert plan.runs[0].reason.count("→") == 3
 
 
+def test_what_is_not_trained_differs_by_its_algorithm(made: Any) -> None:
+    made("axes=null", "algorithm={kind: lookup_table}", finish=True)
+    assert [stray.changes for stray in make_plan(made()).strays] == ["algorithm.kind lookup_table → adamw"]
+
+
+def test_runs_that_only_leaves_out_are_those_of_the_file_too(made: Any) -> None:
+    made(finish=True)
+    strays = make_plan(select(made("pretrain.batch_size=16"), ["seed 1"])).strays
+    assert [stray.changes for stray in strays] == ["pretrain.batch_size 8 → 16"] * 2
+
+
 def test_only_hides_no_run_of_the_file(made: Any) -> None:
     made(finish=True)
     assert make_plan(select(made(), ["seed 1"])).strays == ()

@@ -30,7 +30,7 @@ include: [{algorithm: {kind: lookup_table}}]
 
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
-    """Thirteen runs, none of which is trained."""
+    """Thirteen runs that are not trained."""
     folder = tmp_path_factory.mktemp("names")
     (folder / "small.yaml").write_text(FILE, encoding="utf-8")
     return load_sweep(folder / "small.yaml", storage=folder / "results")
