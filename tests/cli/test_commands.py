@@ -193,13 +193,16 @@ def test_the_time_of_a_plan_is_for_this_machine_unless_the_sweep_says_otherwise(
 
 
 def test_storage_that_cannot_be_made(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "taken").write_text("a file")
-    for storage in ("/proc/nope", str(tmp_path / "taken")):
-        assert run(["launch", str(file), "--storage", storage]) == 4
-        error = capsys.readouterr().err
-        assert error.startswith(f"raysweep: storage {storage}/small cannot be made")
-        assert "--storage" in error
-        assert "Traceback" not in error
+    assert run(["launch", str(file), "--storage", "/proc/nope"]) == 4
+    error = capsys.readouterr().err
+    assert error.startswith("raysweep: storage /proc/nope/small cannot be made")
+    assert "--storage" in error
+    assert "Traceback" not in error
+    taken = tmp_path / "taken"
+    taken.write_text("a file")
+    assert run(["launch", str(file), "--storage", str(taken)]) == 2
+    error = capsys.readouterr().err
+    assert error == f"raysweep: storage '{taken}': {taken} is no folder; --storage names another one\n"
 
 
 def test_a_disk_that_fails_later_is_storage_and_a_defect_stays_one(
