@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from raysweep.report.verdict import Verdict
 from raysweep.sweep.estimate import History
 from raysweep.sweep.missing import Missing
 from raysweep.sweep.survey import survey
-from raysweep.training.seeds import Seeds
 
 if TYPE_CHECKING:
     from raysweep.sweep import Sweep
@@ -52,7 +51,7 @@ def plans(
     trained = [spec for spec in sweep.runs if spec.trains]
     design = {
         "runs": len(trained),
-        "configurations": len({replace(spec, seeds=Seeds.of(0)).training_identity for spec in trained}),
+        "configurations": len({spec.configuration for spec in trained}),
     }
     return [_plan(verdict, design, seconds, effect) for verdict in verdicts]
 

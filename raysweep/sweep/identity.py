@@ -78,6 +78,14 @@ def training_content(
     return content if source is None else content | {"source": dict(source)}
 
 
+def configuration(content: Mapping[str, Any], source: Any) -> str:
+    """Return the sha256 of the `content` of an identity but for its seeds, which replicates share.
+
+    `source` says without seeds what training starts from, None for drawn weights.
+    """
+    return digest([{k: v for k, v in content.items() if k not in ("seed", "source")}, source])
+
+
 def evaluation_identity(evaluation: Evaluation) -> str:
     """Return the sha256 of an evaluation's kind, settings and version."""
     return digest(evaluation.content())

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from raysweep import registry
 from raysweep.evaluation.base import Evaluation
 from raysweep.languages.base import LanguageConfig
-from raysweep.sweep.identity import digest, run_name, training_content
+from raysweep.sweep.identity import configuration, digest, run_name, training_content
 from raysweep.sweep.source import Source
 from raysweep.training.seeds import Seeds
 
@@ -79,6 +79,11 @@ class RunSpec:
     def training_identity(self) -> str:
         """The sha256 (hexadecimal) of everything that determines the weights."""
         return digest(self.identity_content)
+
+    @property
+    def configuration(self) -> str:
+        """The sha256 (hexadecimal) of the run but for its seeds and those of what it starts from."""
+        return configuration(self.identity_content, None if self.source is None else self.source.told)
 
     @cached_property
     def run_id(self) -> str:

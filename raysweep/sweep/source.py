@@ -24,8 +24,8 @@ class Source(Config):
     """A checkpoint that a run starts from.
 
     It is that of step `step` of run `run`, in the sweep `sweep` of the same storage (None: the run's own
-    sweep), or the one in `folder`.  `label` names its algorithm and step without seeds, so runs that start
-    from replicates of one configuration are replicates.  `content` identifies the state.
+    sweep), or the one in `folder`.  `label` names its configuration and step without seeds, so runs that
+    start from replicates are replicates (`raysweep.sweep.labels`).  `content` identifies the state.
     """
 
     sweep: str | None = None
@@ -52,6 +52,11 @@ class Source(Config):
     def identifying(self) -> Mapping[str, Any]:
         """The plain data that is part of the run's identity."""
         return self.content | ({"kept": "optimizer"} if self.optimizer == "keep" else {})
+
+    @property
+    def told(self) -> list[str]:
+        """The label and what becomes of the optimizer, which say without seeds what is started from."""
+        return [self.label, self.optimizer]
 
     def ledger(self, run: RunLedger) -> RunLedger | None:
         """Return the ledger of the source's run, given that of the run that starts there; or None."""

@@ -25,17 +25,16 @@ from raysweep.registry import suggest
 from raysweep.sweep.architecture import folder_misfit, misfit
 from raysweep.sweep.config import LanguageCache
 from raysweep.sweep.explain import one_line
-from raysweep.sweep.identity import DIGITS, safe
+from raysweep.sweep.identity import DIGITS
+from raysweep.sweep.labels import HASH, Labels
 from raysweep.sweep.ledger import Ledger, RunLedger
 from raysweep.sweep.records import RunRecord
 from raysweep.sweep.run import RunSpec
 from raysweep.sweep.source import Source
 from raysweep.training.checkpoint import STATE
-from raysweep.training.seeds import Seeds
 from raysweep.training.start import InitFrom, file_content, state_content
 
 _REFERENCE = re.compile(r"(?:(?P<sweep>[^/@]+)/)?(?P<run>[^/@]+)@(?P<step>[^/@]*)\Z")
-_HASH = re.compile(r"-(?P<digits>[0-9a-f]{" + str(DIGITS) + r"})\Z")
 
 #: Most candidates that an error lists.
 _LISTED = 6
@@ -66,6 +65,7 @@ class Sources:
 
     def __init__(self, storage: Path, name: str, languages: LanguageCache) -> None:
         self._storage, self._name, self._languages = storage, name, languages
+        self._labels = Labels()
 
     @cached_property
     def _stored(self) -> frozenset[str]:
@@ -130,10 +130,10 @@ class Sources:
             return False
         # An identity that is written out may be the one to come, though not the point's own: that contains
         # its source's.
-        written = _HASH.search(pattern)
+        written = HASH.search(pattern)
         if written is not None and other is each:
             return False
-        head = _HASH.sub("", other.spec.run_id)
+        head = HASH.sub("", other.spec.run_id)
         digits = written["digits"] if written is not None else "0" * DIGITS
         return fnmatch.fnmatchcase(f"{head}-{digits}", pattern)
 
@@ -144,7 +144,7 @@ class Sources:
             if not any(self._may_name(each, other) for other in others):
                 each.report(f"'{each.init.run}' is this run itself; name another run")
                 continue
-            names = dict.fromkeys(_HASH.sub("", other.spec.run_id) for other in left)
+            names = dict.fromkeys(HASH.sub("", other.spec.run_id) for other in left)
             each.report(
                 f"'{each.init.run}' leads back to this run: {_some(list(names))} start from one another; let "
                 "one of them start from drawn weights (init_from: null)"
@@ -192,7 +192,7 @@ class Sources:
         return Source(
             run=run.run_id,
             step=step,
-            label=_label(run.run_id, run.model, run.seeds, step),
+            label=self._labels.of_run(run, step),
             optimizer=each.init.optimizer,
             content={"run": run.training_identity, "step": step},
         )
@@ -221,21 +221,21 @@ class Sources:
             steps = ", ".join(str(r.step) for r in run.checkpoint_records())
             has = f"; it has steps {steps}" if steps else ""
             raise ConfigError(f"run {run.run_id} of {where} has no checkpoint of step {step} yet{has}")
-        content, label = self._check_recorded(each, run, step)
+        stored, label = self._check_recorded(each, run, step, sweep or "")
         place = run.checkpoint_directory(step)
         keep = each.init.optimizer == "keep"
         return Source(
             sweep=sweep,
             run=run.run_id,
             step=step,
-            label=f"{sweep}/{label}" if sweep else label,
+            label=label,
             optimizer=each.init.optimizer,
             content=file_content(record.files, place, keep=keep)
             if sweep
-            else {"run": content.identity, "step": step},
+            else {"run": stored.identity, "step": step},
         )
 
-    def _check_recorded(self, each: Starting, run: RunLedger, step: int) -> tuple[RunRecord, str]:
+    def _check_recorded(self, each: Starting, run: RunLedger, step: int, sweep: str) -> tuple[RunRecord, str]:
         """Check that a point fits a run that recorded its configuration; return the record and a label."""
         record = run.identity()
         if record is None:
@@ -244,11 +244,12 @@ class Sources:
         try:
             model: ModelConfig = registry.models.decode(content["model"])
             language = self._languages.get(registry.languages.decode(record.language))
-            kind, seeds = str(content["algorithm"]["kind"]), Seeds.of(content["seed"])
+            kind = str(content["algorithm"]["kind"])
+            label = self._labels.of_record(run, content, step, sweep=sweep)
         except (ValidationError, KeyError, TypeError) as error:
             raise ConfigError(f"{run.identity_path}: does not say which model it is: {error}") from error
         self._check(each, f"{run.run_id}@{step}", model, kind, language)
-        return record, _label(run.run_id, model, seeds, step)
+        return record, label
 
     def _check(self, each: Starting, name: str, model: ModelConfig, kind: str, language: Any) -> None:
         spec = each.spec
@@ -263,13 +264,13 @@ class Sources:
 
     def _of_folder(self, each: Starting) -> Source:
         text = each.init.run
-        folder = Path(os.path.abspath(each.folder / Path(text).expanduser()))
+        folder = Path(os.path.abspath(each.folder / os.path.expanduser(text)))
         if not folder.is_dir():
             raise ConfigError(
                 f"'{text}' is neither RUN@STEP, SWEEP/RUN@STEP nor a folder ({folder} does not exist); "
                 "`raysweep status NAME` lists the runs of a sweep"
             )
-        keep, label = each.init.optimizer == "keep", folder.name
+        keep, label = each.init.optimizer == "keep", ""
         if (folder / STATE).is_file():
             run, step = RunLedger.of_checkpoint(folder)
             if not run.visible:
@@ -277,8 +278,7 @@ class Sources:
                     f"{folder}: the folder above it is no run's (there is no {run.identity_path}); leave the "
                     "checkpoint in its run's folder, or write it with `raysweep export-model`"
                 )
-            _, label = self._check_recorded(each, run, step)
-            label = f"{run.sweep_directory.name}/{label}"
+            _, label = self._check_recorded(each, run, step, run.sweep_directory.name)
         elif keep:
             raise ConfigError(
                 f"optimizer: keep needs a checkpoint, and {folder} holds a model without an optimizer; "
@@ -288,11 +288,12 @@ class Sources:
             fault = folder_misfit(each.spec.model, self._languages.get(each.spec.language), folder)
             if fault is not None:
                 raise ConfigError(f"{folder}: {fault}")
+        content = state_content(folder, keep=keep)
         return Source(
             folder=str(folder),
-            label=label,
+            label=label or self._labels.of_folder(folder.name, content),
             optimizer=each.init.optimizer,
-            content=state_content(folder, keep=keep),
+            content=content,
         )
 
 
@@ -306,12 +307,6 @@ def _step(named: re.Match[str]) -> int:
     if not (text.isascii() and text.isdigit()):
         raise ConfigError(f"'{named[0]}': '{text}' is not a step; write RUN@STEP, e.g. {named['run']}@1000")
     return int(text)
-
-
-def _label(run_id: str, model: ModelConfig, seeds: Seeds, step: int) -> str:
-    """Return a run's id without its model, its seeds and its identity, so its algorithm; and the step."""
-    head = _HASH.sub("", run_id).removesuffix(f"-{safe(seeds.label)}").removeprefix(f"{safe(model.label)}-")
-    return f"{head}@{step}"
 
 
 def _some(names: Sequence[str]) -> str:

@@ -95,7 +95,8 @@ def select(sweep: Sweep, only: Sequence[str] | None) -> Sweep:
     runs = tuple(run for run in sweep.runs if run.run_id in wanted)
     waits = starts(replace(sweep, runs=runs), verify=False)
     for run in runs:
-        if run.source is not None and waits.wait(run) is not None and run.source.own not in wanted:
+        own = None if run.source is None else run.source.own
+        if run.source is not None and own is not None and own not in wanted and waits.wait(run) is not None:
             raise ConfigError(
                 f"--only {' '.join(only)}: run {run.run_id} starts from {run.source.name}, which is not "
                 f"trained yet; add --only '{run.source.run}', or launch that run first"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,37 @@ def test_a_run_of_the_same_file_is_known_by_its_identity_and_step(load: Load) ->
         assert run.source.own == source.run_id
         assert run.identity_content["source"] == {"run": source.training_identity, "step": 50}
         assert run.source.label == "adamw@50"
+
+
+def test_replicates_share_a_label_and_other_configurations_do_not(load: Load) -> None:
+    """The table knows a source by its label, so a batch size or an earlier phase must show in it."""
+    base = f"{BASE}axes: {{pretrain.batch_size: [8, 16], seed: [0, 1]}}\n"
+    first = {(run.pretrain.batch_size, run.seed): run.run_id for run in load(base).runs}
+    starts = [
+        f"  - {{{SGD}, seed: {seed}, init_from: {{run: {run}@50}}}}\n" for (_, seed), run in first.items()
+    ]
+    sweep = load(f"{base}include:\n{''.join(starts)}")
+    labels = {run.source.run: run.source.label for run in sweep.runs if run.source is not None}
+    assert labels[first[8, 0]] == labels[first[8, 1]] == "adamw@50"
+    assert labels[first[16, 0]] == labels[first[16, 1]]
+    assert re.fullmatch("adamw@50 [0-9a-f]{6}", labels[first[16, 0]])
+    # Two configurations of AdamW, and SGD from each, of two seeds.
+    assert len({run.configuration for run in sweep.runs}) == 4
+    assert len(sweep.runs) == 8
+    # The same by the records alone, and with one more phase between them.
+    second = [run for run in sweep.runs if run.source is not None]
+    for run in sweep.runs:
+        finish(sweep.ledger().run(run), run)
+    ids = [*first.values(), *(run.run_id for run in second)]
+    chained = load(
+        f"{BASE}algorithm: {{kind: sam}}\naxes: {{init_from.run: {[f'{i}@100' for i in ids]}}}\n".replace(
+            "algorithm: {kind: adamw, lr: 1e-3}\n", ""
+        )
+    )
+    told = {run.source.run: run.source.label for run in chained.runs if run.source is not None}
+    assert len(told) == 8
+    assert [len({told[i] for i in pair}) for pair in zip(ids[::2], ids[1::2], strict=True)] == [1, 1, 1, 1]
+    assert len(set(told.values())) == 4
 
 
 def test_a_run_without_a_source_keeps_its_identity(load: Load) -> None:
@@ -247,6 +279,18 @@ def test_only_a_run_whose_source_is_not_trained(load: Load) -> None:
     assert len(select(sweep, ["*sgd-*s0-*", source.run_id]).runs) == 2
     checkpoint(sweep.ledger().run(source), 50)
     assert len(select(sweep, ["*sgd-*s0-*"]).runs) == 1
+
+
+def test_only_a_run_whose_folder_has_gone(load: Load) -> None:
+    """No other run of the sweep makes the folder, so the plan says that it is not there."""
+    sweep = load(TWO_PHASES)
+    run = of(sweep, "sgd")
+    assert run.source is not None
+    gone = run.source.model_copy(update={"run": None, "step": None, "folder": "/nowhere/model"})
+    sweep = replace(sweep, runs=(replace(run, source=gone),))
+    [found] = make_plan(select(sweep, ["*"])).runs
+    assert found.state == "failed"
+    assert "/nowhere/model is not there any more" in found.reason
 
 
 # Errors
