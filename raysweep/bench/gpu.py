@@ -33,6 +33,9 @@ _SHARE = "share of the peak in bfloat16"
 #: Sentences that stand for the lengths of a language.
 _SENTENCES = 1024
 
+#: Runs whose steps take equally many operations: label, language, batch size and mask.
+_Kind = tuple[str, str, int, str | float]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Rate:
@@ -107,23 +110,25 @@ def rates(folder: Path = RESULTS) -> list[Rate]:
 def gpu_hours(sweep: Sweep, plan: Plan, known: Sequence[Rate] | None = None) -> list[Hours]:
     """Return the GPU-hours of the training that a plan lacks, for each device that was measured."""
     measured = rates() if known is None else known
-    work: dict[str, tuple[float, float] | None] = {}
-    steps: dict[str, int] = {}
+    work: dict[_Kind, tuple[float, float] | None] = {}
+    steps: dict[_Kind, int] = {}
     for run in plan.to_do:
         if not run.train_steps:
             continue
-        label = f"{run.spec.model.label} by {run.spec.algorithm.kind}"
-        if label not in work:
-            work[label] = _operations(sweep.language(run.spec), run.spec)
-        steps[label] = steps.get(label, 0) + run.train_steps
+        spec, pretrain = run.spec, run.spec.pretrain
+        label = f"{spec.model.label} by {spec.algorithm.kind}"
+        kind = label, spec.language_fingerprint, pretrain.batch_size, pretrain.mask
+        if kind not in work:
+            work[kind] = _operations(sweep.language(spec), spec)
+        steps[kind] = steps.get(kind, 0) + run.train_steps
     found = []
     for gpu in dict.fromkeys(rate.gpu for rate in measured):
         own = [rate for rate in measured if rate.gpu == gpu]
-        stands = {label: None if done is None else _nearest(own, done[0]) for label, done in work.items()}
+        stands = {kind: None if done is None else _nearest(own, done[0]) for kind, done in work.items()}
         seconds = [
-            steps[label] * done[1] / rate.second_flops
-            for label, done in work.items()
-            if done is not None and (rate := stands[label]) is not None
+            steps[kind] * done[1] / rate.second_flops
+            for kind, done in work.items()
+            if done is not None and (rate := stands[kind]) is not None
         ]
         found.append(
             Hours(
@@ -131,7 +136,7 @@ def gpu_hours(sweep: Sweep, plan: Plan, known: Sequence[Rate] | None = None) -> 
                 date=max(rate.date for rate in own),
                 hours=sum(seconds) / 3600 if seconds or not work else None,
                 cases=tuple(dict.fromkeys(rate.case for rate in stands.values() if rate is not None)),
-                unmeasured=tuple(label for label, rate in stands.items() if rate is None),
+                unmeasured=tuple(dict.fromkeys(kind[0] for kind, rate in stands.items() if rate is None)),
             )
         )
     return found

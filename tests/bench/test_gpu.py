@@ -96,6 +96,22 @@ def test_what_no_case_is_like_is_not_measured(sweep: Sweep, override: str, label
     assert found.line(None).endswith("; not measured: 32/1/1/64 by adamw")
 
 
+def test_runs_of_other_batches_and_languages_take_other_hours(sweep: Sweep) -> None:
+    def hours(*overrides: str) -> float:
+        asked = changed(sweep, *overrides)
+        [found] = gpu_hours(asked, make_plan(asked), [rate()])
+        assert found.hours is not None
+        return found.hours
+
+    one, four = (hours(f"pretrain.batch_size={size}") for size in (64, 256))
+    assert four == pytest.approx(4 * one)
+    assert hours("axes.pretrain.batch_size=[64, 256]") == pytest.approx(one + four)
+    # Equal in all but the words that are hidden, and so in the logits to compute.
+    some = hours("pretrain.mask=0.5")
+    assert some > one
+    assert hours("axes.pretrain.mask=[one, 0.5]") == pytest.approx(one + some)
+
+
 def test_without_a_record_nothing_is_said_in_numbers(sweep: Sweep) -> None:
     found = prices(sweep, make_plan(sweep), [])
     assert found.lines(2.0) == [
