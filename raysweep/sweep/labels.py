@@ -52,7 +52,7 @@ class Labels:
     def _source(self, run: RunLedger, source: Mapping[str, Any] | None) -> Any:
         """Return name and optimizer of what a recorded run starts from, as `Source.told` has them.
 
-        Of a state that is known by its weights alone, seeds and all are told.
+        Of a state that is known by its weights alone, everything counts, seeds too.
         """
         ledger = Ledger(run.sweep_directory)
         head = f"-{source['run'][:DIGITS]}" if source is not None and "run" in source else None
