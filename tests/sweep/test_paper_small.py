@@ -1,0 +1,179 @@
+"""The small sweeps of the paper's figures and tables: each asks what its figure asks, of enough runs.
+
+Text that some of them read is made here by the command that their heads name.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import shlex
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from helpers import local_models
+from raysweep.cli.app import run
+from raysweep.sweep import Sweep, arrays_identity, load_sweep, make_plan
+
+FOLDER = Path(__file__).parents[2] / "sweeps" / "paper"
+FILES = sorted(path.stem for path in FOLDER.glob("*-small.yaml"))
+#: Files with the runs of others, or with some of them, and these others.
+SHARED = {
+    "fig1-small": (
+        "fig2a-small", "fig3a-small", "fig5-pcfg-small", "fig8-pcfg-small", "table1-pcfg-small",
+        "table2-pcfg-small",
+    ),
+    "fig3b-small": ("fig8-hmm-small",),
+    "fig2c-small": (),
+    "tables-bookcorpus-small": (),
+}  # fmt: skip
+#: Runs in common where not all are: those of one size, those of AdamW at one size, and the look-up table.
+PARTLY = {"fig2a-small": 5, "table1-pcfg-small": 5, "table2-pcfg-small": 5}
+#: Files on text.
+ON_TEXT = ("fig2c-small", "tables-bookcorpus-small")
+#: Tasks of the paper, and those that stand for them on text and in a shorter sentence.
+TASKS = {"sst2": "A", "qnli": "B", "rte": "C", "6": "4", "10": "6"}
+#: Figures without a small sweep: they need text that a causal language model writes, and one that can be had.
+WITHOUT = {"fig2b", "fig3c", "fig5-opt", "fig8-opt"}
+
+
+@functools.cache
+def text() -> Path:
+    """Return a folder with the text and the tables that the files on text read, smaller."""
+    folder = Path(tempfile.mkdtemp(dir=local_models.folder())) / "text-small"
+    [command] = {line for name in ON_TEXT for line in commands(name) if " language text " in line}
+    words = shlex.split(command)
+    assert words[:3] == ["raysweep", "language", "text"]
+    assert words[words.index("-o") + 1] == "sweeps/paper/text-small"
+    file = FOLDER.parents[1] / words[3]
+    assert run(["language", "text", str(file), "-o", str(folder), "--sentences", "4000"]) == 0
+    return folder
+
+
+@functools.cache
+def loaded(name: str) -> Sweep:
+    overrides = []
+    if name in ON_TEXT:
+        written = plain(name)["language"]
+        assert written["source"] == "./text-small/text.txt"
+        tasks = [f"{{name: {t['name']}, source: {text() / t['name']}, text: sentence}}" for t in written["tasks"]]
+        overrides = [f"language.source={text() / 'text.txt'}", f"language.tasks=[{', '.join(tasks)}]"]
+    return load_sweep(FOLDER / f"{name}.yaml", overrides, storage=local_models.folder() / "results")
+
+
+def plain(name: str) -> dict[str, Any]:
+    """Return what a file itself says."""
+    found: dict[str, Any] = YAML(typ="safe").load(FOLDER / f"{name}.yaml")
+    return found
+
+
+def comment(name: str) -> str:
+    return "".join(line for line in (FOLDER / f"{name}.yaml").open(encoding="utf-8") if line.startswith("#"))
+
+
+def commands(name: str) -> list[str]:
+    """Return the commands in the head of a file."""
+    return re.findall(r"^#   (raysweep .+)$", comment(name), re.MULTILINE)
+
+
+def test_every_figure_has_a_small_sweep() -> None:
+    figures = {path.stem for path in FOLDER.glob("*.yaml") if not path.stem.endswith("-small")}
+    assert {f"{figure}-small" for figure in figures - WITHOUT} == set(FILES)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_each_is_a_plan_of_enough_runs(name: str) -> None:
+    sweep = loaded(name)
+    plan = make_plan(sweep)
+    assert len(plan.to_do) == len(sweep.runs)
+    assert sweep.notes == ()
+    trained = [spec for spec in sweep.runs if spec.trains]
+    assert 16 <= len(trained) <= 24
+    configurations = {(spec.model.label, spec.algorithm.label) for spec in trained}
+    seeds = {spec.seed for spec in trained}
+    assert len(seeds) >= 2
+    # A correlation has as many independent pieces as there are configurations.
+    correlated = any(claim.flatter and claim.flatter.level != "steps" for claim in sweep.questions.claims or ())
+    assert len(configurations) >= (6 if correlated else 3)
+    assert all(len(spec.milestones) >= 4 for spec in trained)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_each_asks_what_its_figure_asks(name: str) -> None:
+    """Tolerances may differ, because losses do."""
+    asked = [
+        {kind: {key: value for key, value in about.items() if key not in ("tolerance", "than")}}
+        for claim in plain(name.removesuffix("-small"))["claims"]
+        for kind, about in claim.items()
+    ]
+    own = [
+        {kind: {key: value for key, value in about.items() if key not in ("tolerance", "than")}}
+        for claim in plain(name)["claims"]
+        for kind, about in claim.items()
+    ]
+    for claim in asked:
+        for about in claim.values():
+            about["task"] = TASKS.get(about["task"], about["task"])
+    assert own == asked
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_each_says_what_the_paper_found_how_it_was_chosen_and_how_to_launch_it(name: str) -> None:
+    said = re.sub(r"\n# ?", " ", comment(name))
+    assert re.match(r"# (Figures?|Tables?) .*, small: ", said)
+    assert "The paper finds" in said.replace("  ", " ")
+    assert f"raysweep launch sweeps/paper/{name}.yaml" in commands(name)
+    parent = plain(name)["extends"].removesuffix(".yaml") if "extends" in plain(name) else None
+    if "language" in plain(name):
+        assert "Headroom" in said
+        assert "Saturation" in said
+        assert re.search(r"takes about \d+ minutes on two cores", said)
+    else:
+        assert f"{parent}.yaml" in said
+
+
+def test_files_of_one_name_share_their_trainings_and_measurements() -> None:
+    for whole, parts in SHARED.items():
+        trained = {spec.run_id: spec for spec in loaded(whole).runs}
+        for part in parts:
+            assert loaded(part).name == loaded(whole).name
+            common = [spec for spec in loaded(part).runs if spec.run_id in trained]
+            assert len(common) == PARTLY.get(part, len(loaded(part).runs)), part
+            for spec in common:
+                other = trained[spec.run_id]
+                assert spec.milestones == other.milestones
+                for key, evaluation in spec.evaluations.items():
+                    assert arrays_identity(evaluation) == arrays_identity(other.evaluations[key])
+    assert set(FILES) == {*SHARED, *(part for parts in SHARED.values() for part in parts)}
+    names = [loaded(whole).name for whole in SHARED]
+    assert len(set(names)) == len(names)
+    assert all(name.endswith("-small") for name in names)
+    # The tables share all runs with each other.
+    assert {s.run_id for s in loaded("table1-pcfg-small").runs} == {
+        s.run_id for s in loaded("table2-pcfg-small").runs
+    }
+
+
+def test_nothing_is_stated_twice() -> None:
+    """A file that extends another repeats no value of it, where the other's section is not replaced."""
+    for name in FILES:
+        own = plain(name)
+        if "extends" in own:
+            assert repeated(plain(own["extends"].removesuffix(".yaml")), own) == [], name
+
+
+def repeated(parent: dict[str, Any], own: dict[str, Any], path: str = "") -> list[str]:
+    """Return the paths at which a mapping repeats the value of another that it is laid on."""
+    if "kind" in parent and "kind" in own and parent["kind"] != own["kind"]:
+        return []
+    found = []
+    for key in parent.keys() & own.keys():
+        if isinstance(parent[key], dict) and isinstance(own[key], dict):
+            found += repeated(parent[key], own[key], f"{path}{key}.")
+        elif parent[key] == own[key] and key != "kind":
+            found.append(path + key)
+    return found
