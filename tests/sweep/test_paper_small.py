@@ -24,15 +24,18 @@ FILES = sorted(path.stem for path in FOLDER.glob("*-small.yaml"))
 #: Files with the runs of others, or with some of them, and these others.
 SHARED = {
     "fig1-small": (
-        "fig2a-small", "fig3a-small", "fig5-pcfg-small", "fig8-pcfg-small", "table1-pcfg-small",
-        "table2-pcfg-small",
+        "fig2a-small", "fig3a-small", "fig4-pcfg-small", "fig5-pcfg-small", "fig8-pcfg-small",
+        "fig10-pcfg-small", "table1-pcfg-small", "table2-pcfg-small",
     ),
-    "fig3b-small": ("fig8-hmm-small",),
+    "fig3b-small": ("fig4-hmm-small", "fig8-hmm-small", "fig10-hmm-small"),
     "fig2c-small": (),
     "tables-bookcorpus-small": (),
 }  # fmt: skip
 #: Runs in common where not all are: those of one size, those of AdamW at one size, and the look-up table.
 PARTLY = {"fig2a-small": 5, "table1-pcfg-small": 5, "table2-pcfg-small": 5}
+#: Files whose models go on by SGD from runs of AdamW.
+BY_SGD = ("fig4-pcfg-small", "fig10-pcfg-small", "fig4-hmm-small", "fig10-hmm-small")
+PARTLY |= dict.fromkeys(BY_SGD, 2)
 #: Files on text.
 ON_TEXT = ("fig2c-small", "tables-bookcorpus-small")
 #: Tasks of the paper, and those that stand for them on text and in a shorter sentence.
@@ -59,8 +62,11 @@ def loaded(name: str) -> Sweep:
     overrides = []
     if name in ON_TEXT:
         written = plain(name)["language"]
-        assert written["source"] == "./text-small/text.txt"
-        tasks = [f"{{name: {t['name']}, source: {text() / t['name']}, text: sentence}}" for t in written["tasks"]]
+        assert written.get("source", "./text-small/text.txt") == "./text-small/text.txt"
+        tasks = [
+            f"{{name: {task['name']}, source: {text() / task['name']}, text: sentence}}"
+            for task in written["tasks"]
+        ]
         overrides = [f"language.source={text() / 'text.txt'}", f"language.tasks=[{', '.join(tasks)}]"]
     return load_sweep(FOLDER / f"{name}.yaml", overrides, storage=local_models.folder() / "results")
 
@@ -93,12 +99,13 @@ def test_each_is_a_plan_of_enough_runs(name: str) -> None:
     assert sweep.notes == ()
     trained = [spec for spec in sweep.runs if spec.trains]
     assert 16 <= len(trained) <= 24
-    configurations = {(spec.model.label, spec.algorithm.label) for spec in trained}
+    configurations = {(spec.model.label, spec.algorithm.label, spec.pretrain.sentences) for spec in trained}
     seeds = {spec.seed for spec in trained}
     assert len(seeds) >= 2
     # A correlation has as many independent pieces as there are configurations.
-    correlated = any(claim.flatter and claim.flatter.level != "steps" for claim in sweep.questions.claims or ())
-    assert len(configurations) >= (6 if correlated else 3)
+    asked = [claim.flatter for claim in sweep.questions.claims or () if claim.flatter is not None]
+    correlated = any(flatter.level != "steps" for flatter in asked)
+    assert len(configurations) >= (6 if correlated else 2)
     assert all(len(spec.milestones) >= 4 for spec in trained)
 
 
@@ -134,6 +141,25 @@ def test_each_says_what_the_paper_found_how_it_was_chosen_and_how_to_launch_it(n
         assert re.search(r"takes about \d+ minutes on two cores", said)
     else:
         assert f"{parent}.yaml" in said
+
+
+@pytest.mark.parametrize("name", BY_SGD)
+def test_saturated_models_go_on_by_sgd(name: str) -> None:
+    """From the last checkpoint of AdamW of the same model and seed; weights are averaged in both."""
+    sweep = loaded(name)
+    trained = {spec.run_id: spec for spec in sweep.runs}
+    going_on = [spec for spec in sweep.runs if spec.source is not None]
+    assert len(going_on) == len(sweep.runs) // 2
+    for spec in going_on:
+        assert spec.source is not None
+        source = trained[str(spec.source.own)]
+        assert (source.model, source.seed, source.algorithm.kind) == (spec.model, spec.seed, "adamw")
+        assert (spec.source.step, spec.source.optimizer) == (source.milestones[-1], "fresh")
+        algorithm = spec.algorithm.encode()
+        assert (algorithm["kind"], algorithm["warmup"], algorithm["momentum"]) == ("sgd", 0.12, 0)
+        assert algorithm["ema"] == source.algorithm.encode()["ema"]
+        assert spec.milestones[0] == 0
+        assert spec.evaluations == source.evaluations
 
 
 def test_files_of_one_name_share_their_trainings_and_measurements() -> None:
