@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -102,7 +103,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on standard
 def names_a_file(name: str) -> bool:
     """Return whether a name is that of a file, and not of a sweep in the storage."""
     path = Path(name)
-    return path.suffix in (".yaml", ".yml") or path.is_file()
+    return path.suffix in (".yaml", ".yml") or os.path.isfile(path)
 
 
 def find(
@@ -119,7 +120,7 @@ def find(
     if names_a_file(name):
         return load_sweep(name, overrides=overrides or (), storage=storage, tracking_uri=tracking)
     root = storage_root(storage)
-    if not (root / name).is_dir():
+    if not os.path.isdir(root / name):
         there = stored_names(root)
         raise ConfigError(
             f"'{name}': no such file, and no sweep of that name in {root}{suggest(name, there)} "

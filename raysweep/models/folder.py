@@ -143,7 +143,7 @@ class Folder:
 
 def check_folder(path: Path) -> None:
     """Raise `ConfigError` where a folder has no config.json or no weights."""
-    if not path.is_dir():
+    if not os.path.isdir(path):
         raise ConfigError(f"there is no folder {path}")
     if not (path / "config.json").is_file():
         raise ConfigError(f"there is no config.json in {path}; a model's save_pretrained writes one")

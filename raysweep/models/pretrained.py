@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -45,7 +46,7 @@ class HuggingFaceConfig(ModelConfig):
     @classmethod
     def _a_folder_that_is_there_holds_a_model(cls, path: str) -> str:
         # A missing folder is an error only when it is needed: stored results can be read without it.
-        if Path(path).exists():
+        if os.path.exists(path):
             try:
                 check_folder(Path(path))
             except ConfigError as error:
@@ -56,7 +57,7 @@ class HuggingFaceConfig(ModelConfig):
     @classmethod
     def _content_is_told(cls, value: str | None, info: ValidationInfo) -> str | None:
         path = info.data.get("path")
-        if value is not None or path is None or not Path(path).exists():
+        if value is not None or path is None or not os.path.exists(path):
             return value
         try:
             return fingerprint(Path(path))

@@ -183,10 +183,10 @@ class Checker:
             path = child.mark.folder / os.path.expanduser(child.value)
             if key in getattr(cls, "hub_or_path", ()):
                 # A name on the hub may look like a path too: it is a path if something exists there.
-                if path.exists() or child.value.startswith(("/", "./", "../", "~")) or _matches(path):
+                if os.path.exists(path) or child.value.startswith(("/", "./", "../", "~")) or _matches(path):
                     data[key] = os.path.abspath(path)
             elif _is_path(cls, key):
-                if not path.exists():
+                if not os.path.exists(path):
                     self.problems.add(child.mark, f"{name}.{key}", f"no such file: {path}")
                 data[key] = os.path.abspath(path)
         return data

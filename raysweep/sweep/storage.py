@@ -38,8 +38,8 @@ def storage_root(storage: str | os.PathLike[str] | None) -> Path:
     if expanded.startswith("~"):
         raise ConfigError(f"storage '{chosen}': there is no such home; write the path out")
     path = Path(os.path.abspath(expanded))
-    there = next(folder for folder in (path, *path.parents) if folder.exists())
-    if not there.is_dir():
+    there = next(folder for folder in (path, *path.parents) if os.path.exists(folder))
+    if not os.path.isdir(there):
         raise ConfigError(f"storage '{chosen}': {there} is no folder; --storage names another one")
     return path
 

@@ -244,6 +244,9 @@ ABSURD = {
     "a long name in extends": (
         "name: bad\n", f"name: bad\nextends: {'x' * 5000}\n", ["cannot be read: File name too long"]
     ),
+    "a long name of a model": (
+        "kind: encoder, shape: 16/1/1/32", f"kind: huggingface, path: {'x' * 5000}", ["no such file"]
+    ),
     "no home in extends": ("name: bad\n", "name: bad\nextends: ~no-one/a.yaml\n", ["extends: no such file"]),
     "2^31 words": (
         "vocabulary: 8", "vocabulary: 2147483648", ["language.vocabulary: 2147483648", "at most 1048576"]
@@ -258,6 +261,10 @@ ABSURD = {
 }  # fmt: skip
 PCFG = "kind: pcfg, structure: layered, roots: 2, layers: 2, symbols: 2, rules: 3, words: 4, vocabulary: 6"
 GRAMMARS = {
+    "structure: layered, roots": (
+        f"structure: file, path: {'x' * 5000}, roots",
+        ["language.path: no such file"],
+    ),
     "layers: 2": (f"layers: {'9' * 300}", ["language.layers: 300 digits are too many"]),
     "layers: 2,": ("layers: 1e15,", ["language.layers: 1000000000000000 layers make"]),
     "symbols: 2": ("symbols: 1e9", ["language.symbols: 1000000000 is not valid; it must be at most 256"]),

@@ -57,7 +57,7 @@ class CausalLMConfig(LanguageConfig):
     @classmethod
     def _model_is_somewhere(cls, model: str) -> str:
         folder = Path(os.path.expanduser(model))
-        if folder.is_dir():
+        if os.path.isdir(folder):
             # Worker processes have other working directories.
             return os.path.abspath(folder)
         if folder.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1:
@@ -82,7 +82,7 @@ class CausalLMConfig(LanguageConfig):
         if by == "corpus":
             if path is None:
                 raise ValueError("missing; keep_by 'corpus' counts the tokens of the text file there")
-            if not path.is_file():
+            if not os.path.isfile(path):
                 raise ValueError(f"there is no file '{path}'")
         elif path is not None and by is not None:
             raise ValueError(f"belongs to keep_by 'corpus', not '{by}'; remove it or change keep_by")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -84,7 +85,7 @@ def load(name: str, revision: str | None = None) -> Source:
     """
     import transformers
 
-    folder = Path(name) if Path(name).is_dir() else _downloaded(name, revision)
+    folder = Path(name) if os.path.isdir(name) else _downloaded(name, revision)
     if not (folder / "config.json").is_file():
         raise DataError(
             f"model: there is no config.json in {folder}, so no model; give a folder made by "

@@ -32,14 +32,14 @@ def fetch(name: str) -> bytes:
     Raises `ConfigError` for a folder that has none, `DataError` where the hub has none or cannot be reached.
     """
     path = Path(os.path.expanduser(name))
-    if path.is_dir():
+    if os.path.isdir(path):
         if not (path / "tokenizer.json").is_file():
             raise ConfigError(
                 f"tokenizer: folder {path} has no tokenizer.json; the save_pretrained of a fast tokenizer of "
                 "transformers writes one"
             )
         path = path / "tokenizer.json"
-    if path.is_file():
+    if os.path.isfile(path):
         return path.read_bytes()
     import huggingface_hub
 

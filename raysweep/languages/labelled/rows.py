@@ -208,10 +208,10 @@ def find(task: DataTask) -> Table:
 def _local(task: DataTask, splits: list[str]) -> dict[str, tuple[str, ...]] | None:
     """Return the local files of each split; None where the source is no local one."""
     folder = Path(os.path.abspath(os.path.expanduser(task.place)))
-    if folder.is_dir() and not (folder / "state.json").is_file():
+    if os.path.isdir(folder) and not (folder / "state.json").is_file():
         saved = (folder / "dataset_dict.json").is_file()
         return {split: _arrow(folder / split) if saved else _of_split(folder, split) for split in splits}
-    files = _arrow(folder) if folder.is_dir() else tuple(local_files(task.place, FORMATS))
+    files = _arrow(folder) if os.path.isdir(folder) else tuple(local_files(task.place, FORMATS))
     if not files:
         return None
     if len(splits) > 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -164,7 +165,7 @@ class PCFGConfig(LanguageConfig):
         if structure == "file":
             if path is None:
                 raise ValueError("missing; structure 'file' reads its rules from there")
-            if not Path(path).is_file():
+            if not os.path.isfile(path):
                 raise ValueError(f"there is no file '{path}'")
         elif path is not None and structure is not None:
             raise ValueError(f"belongs to structure 'file', not '{structure}'; remove it or change structure")
