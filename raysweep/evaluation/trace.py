@@ -151,7 +151,7 @@ class TraceConfig(Evaluation):
     @model_validator(mode="before")
     @classmethod
     def _preset_fills_in(cls, data: Any) -> Any:
-        found = PRESETS.get(data.get("preset") or "", {}) if isinstance(data, dict) else {}
+        found = PRESETS.get(str(data.get("preset")), {}) if isinstance(data, dict) else {}
         return {**found, **data} if found else data
 
     @field_validator("mask", mode="before")

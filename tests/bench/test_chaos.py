@@ -156,11 +156,13 @@ def test_a_pause_ends(sleeper: subprocess.Popen[bytes], tmp_path: Path) -> None:
 
     scene = Scene(directory=tmp_path, random=random.Random(0), driver=sleeper, processes=processes)
     assert kind.hit(scene) == "ray::RayTrainWorker.work, 0 s"
-    assert states == ["S", "T"]
+    # Before the pause, and after it, it may not have fallen asleep yet.
+    assert states[0] in ("R", "S")
+    assert states[1:] == ["T"]
     deadline = time.monotonic() + 30
     while (state := snapshot()[sleeper.pid].state) == "T" and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert state == "S"
+    assert state in ("R", "S")
 
 
 def test_a_file_size_limit_is_lifted(sleeper: subprocess.Popen[bytes], tmp_path: Path) -> None:
