@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 from raysweep.version import __version__
 
 if TYPE_CHECKING:
+    from raysweep.cli.live import progress
     from raysweep.engine import Results, launch
+    from raysweep.engine import open_results as open  # noqa: F401
     from raysweep.engine.tuner import tuner
     from raysweep.flatness import (
         Contrast,
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from raysweep.sweep import Sweep, load_sweep, make_plan
     from raysweep.training import load_model
 
+# `from raysweep import *` leaves Python's own `open` as it is.
 __all__ = [
     "HMM",
     "PCFG",
@@ -57,6 +60,7 @@ __all__ = [
     "load_model",
     "load_sweep",
     "make_plan",
+    "progress",
     "to_huggingface",
     "tuner",
 ]
@@ -83,6 +87,8 @@ _HOMES = {
     "load_model": "raysweep.training",
     "load_sweep": "raysweep.sweep",
     "make_plan": "raysweep.sweep",
+    "open": "raysweep.engine:open_results",
+    "progress": "raysweep.cli.live",
     "to_huggingface": "raysweep.models",
     "tuner": "raysweep.engine.tuner",
 }
@@ -90,9 +96,10 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+        module, _, own = _HOMES[name].partition(":")
+        return getattr(importlib.import_module(module), own or name)
     raise AttributeError(f"module 'raysweep' has no attribute '{name}'")
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted(_HOMES.keys() | set(__all__))

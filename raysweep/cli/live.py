@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import math
+import sys
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -12,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from raysweep.cli.output import HEARTBEAT, Lines
+from raysweep.cli.output import HEARTBEAT, Lines, console
 from raysweep.sweep.units import duration
 
 if TYPE_CHECKING:
@@ -182,6 +185,18 @@ def _range(least: float, most: float) -> str:
     return f"about {high}" if low == high else f"{low} to {high}"
 
 
+def _drawn(state: LaunchState, *, width: int, room: int) -> Group:
+    """Return a state with the table of at most `room` runs, a bar for the whole sweep and the troubles."""
+    trained, steps = state.steps
+    share = state.share if state.share is not None else trained / max(steps, 1)
+    bar = Table.grid()
+    bar.add_row(ProgressBar(total=1.0, completed=share, width=40))
+    troubled = [run for run in state.runs if run.trouble][:_MOST_TROUBLES]
+    troubles = [Text(f"{run.label}: {_how(run)}{_because(run)}", style=STYLES[_how(run)]) for run in troubled]
+    table = runs_table(state.runs, width=width, limit=room - len(troubles))
+    return Group(table, bar, Text(_total(state)), *troubles)
+
+
 class LiveView:
     """The view on a terminal: the table, redrawn in place, with a bar for the whole sweep."""
 
@@ -200,17 +215,64 @@ class LiveView:
     def __call__(self, state: LaunchState) -> None:
         """Show a state."""
         room = max(5, self._console.height - 8 - len(self._footer))
-        trained, steps = state.steps
-        share = state.share if state.share is not None else trained / max(steps, 1)
-        bar = Table.grid()
-        bar.add_row(ProgressBar(total=1.0, completed=share, width=40))
-        troubled = [run for run in state.runs if run.trouble][:_MOST_TROUBLES]
-        troubles = [
-            Text(f"{run.label}: {_how(run)}{_because(run)}", style=STYLES[_how(run)]) for run in troubled
-        ]
         notes = [Text(line, style="dim") for line in self._footer]
-        table = runs_table(state.runs, width=self._console.width, limit=room - len(troubles))
-        self._live.update(Group(table, bar, Text(_total(state)), *troubles, *notes))
+        self._live.update(Group(_drawn(state, width=self._console.width, room=room), *notes))
+
+
+class NotebookView:
+    """The view in a notebook: the table as HTML below the cell, redrawn in place, at most once a second."""
+
+    def __init__(self) -> None:
+        from IPython.display import HTML, display  # there is a notebook, so it is there
+
+        self._html, self._display = HTML, display
+        self._handle: Any = None
+        self._shown = -math.inf
+
+    def __enter__(self) -> NotebookView:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        return
+
+    def __call__(self, state: LaunchState) -> None:
+        """Show a state."""
+        over = all(run.state in ("done", "failed") for run in state.runs)
+        if time.monotonic() - self._shown < 1.0 and not over:
+            return
+        self._shown = time.monotonic()
+        page = self._html(_page(state))
+        if self._handle is None:
+            self._handle = self._display(page, display_id=True)
+        else:
+            self._handle.update(page)
+
+
+def _page(state: LaunchState) -> str:
+    """Return a state as HTML of a fixed width."""
+    paper = Console(file=io.StringIO(), record=True, width=120, markup=False, highlight=False, emoji=False)
+    paper.print(_drawn(state, width=120, room=30))
+    return paper.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+
+
+def progress() -> LiveView | NotebookView | LineView:
+    """Return a view of a launch for `rs.launch`: in a notebook, on a terminal, or plain lines elsewhere.
+
+    with rs.progress() as view:
+        results = rs.launch(sweep, observer=view)
+    """
+    if _in_notebook():
+        return NotebookView()
+    errors = console(stderr=True)
+    return LiveView(errors, []) if errors.is_terminal else LineView(errors)
+
+
+def _in_notebook() -> bool:
+    """Return whether a notebook shows the output of this process: a kernel of IPython runs it."""
+    if "IPython" not in sys.modules:
+        return False
+    shell = sys.modules["IPython"].get_ipython()
+    return shell is not None and getattr(shell, "kernel", None) is not None
 
 
 class LineView(Lines):

@@ -13,7 +13,6 @@ import typer
 
 from raysweep.cli import complete
 from raysweep.errors import ConfigError
-from raysweep.sweep.storage import storage_root
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -113,22 +112,15 @@ def find(
 
     Raises `ConfigError` if there is neither, and for overrides without a file.
     """
-    from raysweep.registry import suggest
     from raysweep.sweep import load_sweep
-    from raysweep.sweep.stored import load_stored, stored_names
+    from raysweep.sweep.stored import find_stored
 
     if names_a_file(name):
         return load_sweep(name, overrides=overrides or (), storage=storage, tracking_uri=tracking)
-    root = storage_root(storage)
-    if not os.path.isdir(root / name):
-        there = stored_names(root)
-        raise ConfigError(
-            f"'{name}': no such file, and no sweep of that name in {root}{suggest(name, there)} "
-            f"(there: {', '.join(there) or 'none'}); --storage names another folder"
-        )
+    found = find_stored(name, storage, tracking_uri=tracking)
     if overrides:
         raise ConfigError(f"--set: '{name}' is a stored sweep, which stays as it was launched; name its file")
-    return load_stored(root / name, tracking_uri=tracking)
+    return found
 
 
 def check_output(path: Path) -> None:

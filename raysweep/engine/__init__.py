@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from raysweep.engine.cluster import Cluster, connected
-    from raysweep.engine.driver import Results, launch
+    from raysweep.engine.driver import launch
+    from raysweep.engine.results import Results, open_results
 
-__all__ = ["Cluster", "Results", "connected", "launch"]
+__all__ = ["Cluster", "Results", "connected", "launch", "open_results"]
 
 _HOMES = {
     "Cluster": "raysweep.engine.cluster",
-    "Results": "raysweep.engine.driver",
+    "Results": "raysweep.engine.results",
     "connected": "raysweep.engine.cluster",
     "launch": "raysweep.engine.driver",
+    "open_results": "raysweep.engine.results",
 }
 
 

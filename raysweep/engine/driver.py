@@ -12,8 +12,8 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 import ray
 from ray import tune
@@ -27,22 +27,17 @@ from raysweep.engine.interrupt import Interrupts
 from raysweep.engine.lifeline import end, hand_over, parts, watched
 from raysweep.engine.monitor import Monitor, Observer
 from raysweep.engine.outcome import Trouble
+from raysweep.engine.results import Results
 from raysweep.engine.scratch import remove_scratch
 from raysweep.engine.services import Services, start_services
 from raysweep.engine.tuner import build
 from raysweep.errors import StorageError
-from raysweep.sweep import FailureRecord, Plan, Sweep, SweepLock, make_plan
+from raysweep.sweep import Plan, Sweep, SweepLock, make_plan
 from raysweep.sweep.provenance import provenance, save_launch
 from raysweep.sweep.sentences import described, wanted
 from raysweep.sweep.starts import failures, unfinished
 from raysweep.sweep.stored import save_sweep, select
-from raysweep.sweep.tidy import tidy
 from raysweep.tracking import Tracker
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from raysweep.report import Verdict
 
 log = logging.getLogger("raysweep.launch")
 
@@ -59,40 +54,6 @@ PAUSES = (2.0, 10.0, 30.0)
 _LOOK = 1.0
 
 OnStart = Callable[[Plan, Cluster | None], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Results:
-    """The results of a launch."""
-
-    sweep: Sweep
-    #: The last failure of each failed run, by run id; of a run that starts from a failed one it names that.
-    failures: dict[str, FailureRecord]
-    #: Runs that neither finished nor failed, and the trouble that left them so, as far as it is known; the
-    #: next launch continues them.
-    unfinished: dict[str, str]
-    #: Runs that this launch trained or evaluated; empty if everything was there already.
-    worked_on: tuple[str, ...]
-    #: False if the tracking server could not take everything; the next launch fills the gap.
-    tracked: bool
-
-    def to_frame(self) -> pd.DataFrame:
-        """Return the tidy table: one row per run x milestone x metric."""
-        return tidy(self.sweep.ledger(), self.sweep)
-
-    def verdicts(self) -> list[Verdict]:
-        """Return the verdicts on the sweep's claims, in the order of its file.
-
-        A verdict has its `outcome`, such as "supported", the `sentence` that a launch prints, and in `main`
-        the effect: `value`, the ends `low` and `high` of its 95 % interval, and `p`.  `p_corrected` is that
-        for all claims together.
-
-            for verdict in rs.launch(sweep).verdicts():
-                print(verdict.sentence)
-        """
-        from raysweep.report import sweep_verdicts  # needs matplotlib, which a launch does without
-
-        return sweep_verdicts(self.sweep)
 
 
 def launch(

@@ -41,16 +41,17 @@ def save_figures(kept: Mapping[str, Drawn], frame: pd.DataFrame, folder: Path, k
     measured, paths = measurements(frame).shortly(), []
     for name, drawn in kept.items():
         path = folder / f"{name.replace('/', '-')}.{kind}"
-        write_atomic(path, _file(drawn.figure, measured, kind))
+        write_atomic(path, _file(alone(drawn, measured), kind))
         paths.append(path)
     return paths
 
 
-def _file(figure: Figure, measured: Measurements, kind: str) -> bytes:
-    """Return a figure that has been on a page as a file; it gets the legend of the page and real colours."""
-    buffer = io.BytesIO()
-    # No times: equal figures are equal files.
-    stamp: dict[str, Any] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {}}
+def alone(drawn: Drawn, measured: Measurements) -> Figure:
+    """Return a figure that has been on a page as it stands alone: on white, with the legend of the page.
+
+    Its colours become real ones; it can be made once.
+    """
+    figure = drawn.figure
     with matplotlib.rc_context(RC):
         for artist in list(figure.findobj()):
             if artist.get_gid() == HOVER:
@@ -59,7 +60,17 @@ def _file(figure: Figure, measured: Measurements, kind: str) -> bytes:
         # Ticks have colours too; drawing the page has made them.
         for artist in figure.findobj():
             _recolour(artist, len(measured.sizes))
-        figure.savefig(buffer, format=kind, facecolor="white", dpi=_DPI, metadata=stamp[kind])
+    figure.set_facecolor("white")
+    return figure
+
+
+def _file(figure: Figure, kind: str) -> bytes:
+    """Return a figure that stands alone as a file."""
+    buffer = io.BytesIO()
+    # No times: equal figures are equal files.
+    stamp: dict[str, Any] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {}}
+    with matplotlib.rc_context(RC):
+        figure.savefig(buffer, format=kind, dpi=_DPI, metadata=stamp[kind])
     return buffer.getvalue()
 
 

@@ -17,8 +17,9 @@ from raysweep.evaluation.finetune import DIVERGED_NOTE
 from raysweep.files import write_atomic
 from raysweep.report.claims import sweep_verdicts
 from raysweep.report.contrasts import changes
+from raysweep.report.data import measurements
 from raysweep.report.page import Content, Failure, render
-from raysweep.report.paper import save_figures
+from raysweep.report.paper import alone, save_figures
 from raysweep.report.parts import figures_kept
 from raysweep.report.picture import picture, save_pictures
 from raysweep.report.several import render_several
@@ -30,6 +31,8 @@ from raysweep.sweep.remarks import remarks
 from raysweep.sweep.storage import storage_flag
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from raysweep.report.verdict import Verdict
     from raysweep.sweep import Sweep
 
@@ -75,6 +78,14 @@ def write_figures(
     with figures_kept() as kept:
         render(content_of(sweep, frame, folder, tolerance=tolerance))
     return save_figures(kept, frame, folder, kind)
+
+
+def figures_of(sweep: Sweep, frame: pd.DataFrame) -> dict[str, Figure]:
+    """Return every figure of a sweep's report, by name, as it stands alone; `frame` is its tidy table."""
+    with figures_kept() as kept:
+        render(content_of(sweep, frame, sweep.directory))
+    measured = measurements(frame).shortly()
+    return {name: alone(drawn, measured) for name, drawn in kept.items()}
 
 
 def write_several(

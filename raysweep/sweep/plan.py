@@ -10,6 +10,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from html import escape
 from typing import Any, Literal
 
 from raysweep.sweep.changes import Changes, Settings, Stray, stray_lines
@@ -219,6 +220,10 @@ class Plan:
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the lines of the plan, in columns."""
+        return f"<pre>{escape(str(self))}</pre>"
 
     def _estimate(self) -> str:
         if self.work_seconds is None:

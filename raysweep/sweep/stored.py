@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from raysweep.errors import ConfigError, DataError
 from raysweep.files import write_atomic
+from raysweep.registry import suggest
 from raysweep.sweep.config import Sweep
 from raysweep.sweep.format import FORMAT, STORED, check_format
 from raysweep.sweep.names import Named, chosen
 from raysweep.sweep.resources import Resources
 from raysweep.sweep.run import RunSpec
 from raysweep.sweep.starts import starts
+from raysweep.sweep.storage import storage_root
 from raysweep.sweep.tracking_uri import check_tracking_uri
 from raysweep.sweep.units import count
 
@@ -73,6 +76,23 @@ def load_stored(directory: Path, *, tracking_uri: str | None = None) -> Sweep:
 def stored_names(storage: Path) -> list[str]:
     """Return the names of all sweeps that have been launched into a storage folder."""
     return sorted(path.parent.name for path in storage.glob(f"*/{STORED}"))
+
+
+def find_stored(
+    name: str, storage: str | os.PathLike[str] | None, *, tracking_uri: str | None = None
+) -> Sweep:
+    """Return the sweep that was launched under a name into a storage (`raysweep.sweep.storage`).
+
+    Raises `ConfigError` if there is none, with the names that are there.
+    """
+    root = storage_root(storage)
+    if not os.path.isdir(root / name):
+        there = stored_names(root)
+        raise ConfigError(
+            f"'{name}': no such file, and no sweep of that name in {root}{suggest(name, there)} "
+            f"(there: {', '.join(there) or 'none'}); --storage names another folder"
+        )
+    return load_stored(root / name, tracking_uri=tracking_uri)
 
 
 def select(sweep: Sweep, only: Sequence[str] | None) -> Sweep:

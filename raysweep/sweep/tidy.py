@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from raysweep.evaluation.metric import Description, Metric, in_order
+from raysweep.evaluation.metric import Description, Metric, error_key, in_order
 from raysweep.sweep.config import Sweep
 from raysweep.sweep.identity import canonical
 from raysweep.sweep.ledger import Ledger
@@ -86,6 +86,25 @@ def typed(frame: pd.DataFrame) -> pd.DataFrame:
     )
     kinds = dict.fromkeys(whole, "Int64") | dict.fromkeys(real, "float64") | dict.fromkeys(text, "object")
     return frame.astype(kinds | {"report": "bool"})
+
+
+def wide(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return a tidy table with a row for each run and milestone.
+
+    Its columns are those that tell runs and milestones apart, then one for each metric, with one for its
+    standard error, METRIC_se, where that is known somewhere.  Metrics come in the order in which people see
+    them; a number that was not measured is missing.
+    """
+    keys = ["run_id", "step"]
+    heads = [name for name in frame if name not in _AFTER or name in ("parameters", "step")]
+    found = frame[heads].drop_duplicates(keys, ignore_index=True)
+    for name in (description.name for description in descriptions(frame)):
+        own = frame[frame["metric"] == name]
+        columns = {"value": name}
+        if own["standard_error"].notna().any():
+            columns["standard_error"] = error_key(name)
+        found = found.merge(own[[*keys, *columns]].rename(columns=columns), on=keys, how="left")
+    return found
 
 
 def cells(metric: Metric) -> dict[str, Any]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import re
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -242,3 +244,33 @@ def test_a_failed_run_has_its_reason() -> None:
         shown(state(run(state="failed", step=7, trouble="loss is nan at step 7"), run("b", state="training")))
         target.print("\n", end="")
     assert "run a: failed: loss is nan at step 7" in out.getvalue()
+
+
+def test_a_notebook_has_the_table_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    pages: list[str] = []
+
+    class Handle:
+        def update(self, page: str) -> None:
+            pages[-1] = page
+
+    def display(page: str, *, display_id: bool) -> Handle:
+        pages.append(page)
+        return Handle()
+
+    kernel = SimpleNamespace(kernel=object())
+    shown = SimpleNamespace(HTML=str, display=display)
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: kernel, display=shown))
+    monkeypatch.setitem(sys.modules, "IPython.display", shown)
+    with live.progress() as view:
+        view(state(run("a", state="training", step=5)))
+        view(state(run("a", state="training", step=6)))  # within the same second: not drawn
+        assert "5/100" in pages[0]
+        view(state(run("<b>", state="done", step=100), share=1.0))
+    assert len(pages) == 1
+    assert "run &lt;b&gt;" in pages[0]
+    assert "100/100" in pages[0]
+    assert "100% of all work" in pages[0]
+
+
+def test_progress_is_plain_lines_where_nothing_can_be_redrawn() -> None:
+    assert isinstance(live.progress(), LineView)

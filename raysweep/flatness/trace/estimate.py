@@ -30,7 +30,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from raysweep.flatness.trace.interval import interval, shown, skewness_of
+from raysweep.flatness.trace.interval import interval, shown, shown_html, skewness_of
 from raysweep.flatness.trace.regression import adjusted, coefficients, pool_variance
 from raysweep.flatness.vectors import Drawing
 from raysweep.languages.base import Estimate
@@ -213,6 +213,9 @@ class TraceEstimate:
     def __repr__(self) -> str:
         """Return one line: the values of all inputs are hundreds of them."""
         return shown(self)
+
+    def _repr_html_(self) -> str:
+        return shown_html(self, self.per_group)
 
     @property
     def relative_standard_error(self) -> float:

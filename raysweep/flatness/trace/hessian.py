@@ -44,7 +44,7 @@ from raysweep.flatness.inputs import draw_positions
 from raysweep.flatness.pool import Pool
 from raysweep.flatness.trace.estimate import doubt, ratio
 from raysweep.flatness.trace.fisher import input_traces
-from raysweep.flatness.trace.interval import interval, shown, skewness_of
+from raysweep.flatness.trace.interval import interval, shown, shown_html, skewness_of
 from raysweep.flatness.trace.regression import adjusted
 from raysweep.flatness.vectors import Vectors
 from raysweep.languages.base import Estimate
@@ -79,6 +79,9 @@ class HessianEstimate:
     def __repr__(self) -> str:
         """Return one line: the values of all inputs are hundreds of them."""
         return shown(self)
+
+    def _repr_html_(self) -> str:
+        return shown_html(self, {"Gauss-Newton": self.gauss_newton, "residual": self.residual})
 
     @property
     def interval(self) -> tuple[float, float]:

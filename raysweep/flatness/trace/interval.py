@@ -21,9 +21,13 @@ Source: Hall, "On the removal of skewness by transformation" (Journal of the Roy
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from html import escape
 from typing import Protocol
 
 from torch import Tensor
+
+from raysweep.languages.base import Estimate
 
 #: The normal quantile of 95 % intervals.
 Z95 = 1.959963984540054
@@ -42,6 +46,8 @@ class Shown(Protocol):
     def n(self) -> int: ...
     @property
     def warning(self) -> str | None: ...
+    @property
+    def interval(self) -> tuple[float, float]: ...
 
 
 def shown(estimate: Shown) -> str:
@@ -50,6 +56,22 @@ def shown(estimate: Shown) -> str:
     return (
         f"{type(estimate).__name__}(value={estimate.value:.6g}, "
         f"standard_error={estimate.standard_error:.3g}, n={estimate.n}{warning})"
+    )
+
+
+def shown_html(estimate: Shown, parts: Mapping[str, Estimate]) -> str:
+    """Return an estimate and its parts as a small table, for a notebook."""
+    rows: dict[str, Shown | Estimate] = {type(estimate).__name__: estimate, **parts}
+    low, high = estimate.interval
+    body = "".join(
+        f"<tr><th>{escape(name)}</th><td>{one.value:.6g}</td><td>{one.standard_error:.3g}</td></tr>"
+        for name, one in rows.items()
+    )
+    warning = "" if estimate.warning is None else f"<p>not to be trusted: {escape(estimate.warning)}</p>"
+    return (
+        "<table><thead><tr><th></th><th>value (nats)</th><th>standard error</th></tr></thead>"
+        f"<tbody>{body}</tbody></table>"
+        f"<p>95 % interval {low:.6g} to {high:.6g}, {estimate.n:,} inputs</p>{warning}"
     )
 
 
