@@ -20,6 +20,7 @@ COMPANIONS = sorted(
     [
         *(ROOT / ".github").glob("*.md"),
         *(ROOT / "raysweep").glob("*/README.md"),
+        ROOT / "sweeps" / "README.md",
         ROOT / "sweeps" / "paper" / "README.md",
     ]
 )
@@ -57,6 +58,12 @@ def test_its_two_commands_are_a_line_each() -> None:
     [tests] = re.findall(r"sh -c '(.*)'", check)
     assert f"sh -c '{tests}'" in contributing
     assert re.findall(r"^    ((?:ruff|mypy|pytest).*)$", ci, re.MULTILINE) == tests.split(" && ")
+
+
+def test_every_sweep_is_named() -> None:
+    told = (ROOT / "sweeps" / "README.md").read_text()
+    for path in (ROOT / "sweeps").glob("*.yaml"):
+        assert f"[`{path.stem}`]({path.name})" in told
 
 
 def test_every_room_is_named() -> None:
@@ -101,7 +108,7 @@ def test_its_names_are_public() -> None:
     [text] = blocks("python")
     named = set(re.findall(r"\brs\.(\w+)", text))
     assert {"load_sweep", "launch", "tuner", "PCFG", "load_model", "fisher_trace"} <= named
-    assert named <= set(rs.__all__)
+    assert named <= set(dir(rs))
 
 
 def test_the_shipped_sweeps_are_valid() -> None:
@@ -115,6 +122,11 @@ def test_the_shipped_sweeps_are_valid() -> None:
     for file in files:
         sweep = rs.load_sweep(file, overrides=local.get(file.stem, ()))
         assert sweep.name == file.stem
+        if file.stem == "first":
+            # A look at what a launch does: one run, which proves nothing.
+            assert len(sweep.runs) == 1
+            assert sweep.questions.claims == ()
+            continue
         if file.stem.startswith("theory_"):
             # They test a statement about models, and do not compare algorithms or sizes.
             assert len(sweep.runs) >= 2
