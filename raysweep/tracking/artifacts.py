@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raysweep.tracking.store import locate
-from raysweep.tracking.tracker import shared_directory, tracking_uri
+from raysweep.tracking.tracker import settled, shared_directory
 
 if TYPE_CHECKING:
     from raysweep.sweep import Sweep
@@ -22,7 +22,7 @@ def keep_files(sweep: Sweep, files: Mapping[Path, str]) -> bool:
     They replace what was there under their names.  Return whether that went well: a sweep does not end badly
     because MLflow cannot be reached.
     """
-    uri = tracking_uri(sweep)
+    uri = settled(sweep)
     try:
         found = locate(sweep.name, uri, shared_directory(sweep))
         if found is None:

@@ -1,4 +1,4 @@
-"""The SQLite file of a store: created, migrated, made anew where it is damaged, left where it has moved."""
+"""The SQLite file of a store: created, migrated, made anew where it is damaged, followed where it moves."""
 
 from __future__ import annotations
 
@@ -44,6 +44,39 @@ def prepare(path: Path, *, rebuild: bool) -> None:
     # Creating the tables takes seconds, and an incomplete store could never be opened again.
     with replacing(path) as fresh:
         MlflowClient(tracking_uri=f"sqlite:///{fresh}").search_experiments(max_results=1)
+
+
+def settle(path: Path, experiment: str, artifacts: str) -> None:
+    """Let the artifacts of an experiment be those at the URI `artifacts`, in a store that MLflow may serve.
+
+    MLflow writes the absolute place of each run's artifacts into the store.  After a sweep's folder was moved
+    or copied that is the old place: a launch would write there, and pages would show what lies there.
+    Nothing is written where the places are right, or where there is no such store or experiment.  A store
+    that cannot be written is left as it is, with a warning.
+    """
+    if not path.exists():
+        return
+    try:
+        with closing(sqlite3.connect(path, timeout=60.0)) as store:
+            if not store.execute("SELECT 1 FROM sqlite_master WHERE name = 'experiments'").fetchone():
+                return
+            query = "SELECT artifact_location FROM experiments WHERE name = ?"
+            found = store.execute(query, (experiment,)).fetchone()
+            if found is None or found[0] == artifacts:
+                return
+            [old] = found
+            tables = [("experiments", "artifact_location"), ("runs", "artifact_uri")]
+            if store.execute("SELECT 1 FROM sqlite_master WHERE name = 'logged_models'").fetchone():
+                tables.append(("logged_models", "artifact_location"))
+            with store:
+                for table, column in tables:
+                    store.execute(
+                        f"UPDATE {table} SET {column} = ? || substr({column}, ?)"
+                        f" WHERE {column} = ? OR substr({column}, 1, ?) = ?",
+                        (artifacts, len(old) + 1, old, len(old) + 1, f"{old}/"),
+                    )
+    except sqlite3.DatabaseError as error:
+        _log.warning("%s: its artifacts stay at their old place (%s)", path, error)
 
 
 def _give_up_when_moved(path: Path) -> None:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, TypeVar
 from raysweep.evaluation.metric import Kind
 from raysweep.tracking.charts import charts, charts_key
 from raysweep.tracking.models import Checkpoints
-from raysweep.tracking.sqlite import prepare
+from raysweep.tracking.sqlite import prepare, settle
 from raysweep.tracking.view import Point, RunView, Status, SweepView
 
 if TYPE_CHECKING:
@@ -98,8 +98,8 @@ class Store:
 
     `tracking_uri` is any MLflow URI; a `sqlite:///` one must be absolute and is created or migrated here.
     `artifact_location` is the place of a new experiment's artifacts (None: the server decides).  With
-    `rebuild`, a damaged SQLite file is moved to the folder `quarantine` beside it and made anew; only a store
-    whose whole content is in a ledger may be.
+    `rebuild`, a damaged SQLite file is moved to the folder `quarantine` beside it and made anew, and one that
+    was moved with its folder has its artifacts there; only a store whose whole content is in a ledger may be.
     Every method raises MLflow's errors if the store cannot be reached.
     """
 
@@ -110,7 +110,10 @@ class Store:
         from mlflow import MlflowClient
 
         if tracking_uri.startswith(_SQLITE):
-            prepare(Path(tracking_uri.removeprefix(_SQLITE)), rebuild=rebuild)
+            path = Path(tracking_uri.removeprefix(_SQLITE))
+            prepare(path, rebuild=rebuild)
+            if rebuild and artifact_location is not None:
+                settle(path, sweep.name, artifact_location)
         self.client: MlflowClient = MlflowClient(tracking_uri=tracking_uri)
         self.sweep = sweep
         #: Tags of the experiment.

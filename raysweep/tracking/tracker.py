@@ -19,8 +19,9 @@ from raysweep.sweep.missing import missing
 from raysweep.sweep.names import axes_label
 from raysweep.sweep.records import EvaluationRecord, FailureRecord, RecordName
 from raysweep.sweep.survey import RunRecords
+from raysweep.tracking.sqlite import settle
 from raysweep.tracking.view import RunView, Status, SweepView, run_view
-from raysweep.tracking.writer import Location, MLflowWriter, default_tracking_uri
+from raysweep.tracking.writer import Location, MLflowWriter, default_tracking_uri, own_artifacts
 from raysweep.training import CheckpointRecord
 
 if TYPE_CHECKING:
@@ -46,6 +47,13 @@ def shared_directory(sweep: Sweep) -> str:
     """Return the folder that distinguishes a sweep from others of its name, "" in a store of its own."""
     own = tracking_uri(sweep) == default_tracking_uri(sweep.directory)
     return "" if own else str(sweep.directory.resolve())
+
+
+def settled(sweep: Sweep) -> str:
+    """Return the tracking URI of a sweep, after the artifacts of its own store were found where it is now."""
+    if not shared_directory(sweep):
+        settle(sweep.directory.resolve() / "mlflow.db", sweep.name, own_artifacts(sweep.directory))
+    return tracking_uri(sweep)
 
 
 class Tracker:

@@ -12,7 +12,7 @@ from raysweep.errors import ConfigError, StorageError
 from raysweep.sweep.tracking_uri import is_server
 from raysweep.tracking.charts import charts_name
 from raysweep.tracking.store import children, locate
-from raysweep.tracking.tracker import shared_directory, tracking_uri
+from raysweep.tracking.tracker import settled, shared_directory, tracking_uri
 
 if TYPE_CHECKING:
     from raysweep.sweep import Sweep
@@ -50,10 +50,11 @@ def comparison_links(sweep: Sweep, base_url: str) -> dict[str, str]:
 
     The first leads to the charts of accuracy against loss and flatness.  The next compares the sweep's runs
     side by side, if there are any (the oldest hundred).  Then follow its checkpoints as models, and the
-    sweep's own run with the report.  This only reads the store.  Raises `ConfigError` if the sweep is not in
+    sweep's own run with the report.  This only reads the store, but for the place of its artifacts
+    after its folder was moved.  Raises `ConfigError` if the sweep is not in
     it yet, and `StorageError` if it cannot be reached.
     """
-    uri = tracking_uri(sweep)
+    uri = settled(sweep)
     try:
         found = locate(sweep.name, uri, shared_directory(sweep))
         # Databricks has pages of its own, at other addresses.

@@ -40,6 +40,11 @@ def default_tracking_uri(directory: Path) -> str:
     return f"sqlite:///{directory.resolve() / 'mlflow.db'}"
 
 
+def own_artifacts(directory: Path) -> str:
+    """Return the URI of the folder of artifacts beside a sweep's own store, or for a database elsewhere."""
+    return (directory.resolve() / "artifacts").as_uri()
+
+
 class MLflowWriter:
     """Writes one sweep to MLflow, in the background.
 
@@ -59,9 +64,7 @@ class MLflowWriter:
         self.tracking_uri = tracking_uri or default_tracking_uri(directory)
         self._own = self.tracking_uri == default_tracking_uri(directory)
         # A database keeps no files, and MLflow would put them into ./mlruns of the current folder.
-        self._artifacts = (
-            None if is_server(self.tracking_uri) else (directory.resolve() / "artifacts").as_uri()
-        )
+        self._artifacts = None if is_server(self.tracking_uri) else own_artifacts(directory)
         self._lock = threading.Condition()
         self._views: dict[str, RunView] = {}
         self._pending: dict[str, RunView] = {}

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 import sqlite3
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from mlflow import MlflowClient
+from mlflow.tracking._tracking_service import utils
 
 from helpers import tiny_sweeps as tiny
 from raysweep.evaluation.excess_loss import EXCESS_LOSS
 from raysweep.evaluation.metric import Metric
-from raysweep.sweep import RunLedger, RunSpec, Sweep, load_sweep
+from raysweep.sweep import Ledger, RunLedger, RunSpec, Sweep, load_sweep
 from raysweep.tracking import Tracker, comparison_links, keep_files, serve_command
 from raysweep.tracking.charts import charts_key
-from raysweep.tracking.tracker import flatten
+from raysweep.tracking.store import locate
+from raysweep.tracking.tracker import flatten, tracking_uri
 from raysweep.training import CheckpointRecord, CurvePoint
 
 FILE = (
@@ -247,6 +252,79 @@ def test_files_become_artifacts_of_the_sweep(sweep: Sweep, tmp_path: Path) -> No
     assert kept["steps.svg"].parent.name == "figures"
     # A file that cannot be read ends no launch.
     assert not keep_files(sweep, {tmp_path / "absent": ""})
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Return what another process has: no memory of MLflow's about the places of artifacts."""
+    return lambda: monkeypatch.setattr(utils, "_artifact_repos_cache", OrderedDict())
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_artifacts_are_where_the_folder_is(
+    sweep: Sweep, tmp_path: Path, elsewhere: Callable[[], None], copied: bool
+) -> None:
+    """After a folder was moved or copied, MLflow reads and writes artifacts there, and nowhere else."""
+    page, place = tmp_path / "report.html", tmp_path / "another place, 100 %"
+    page.write_text("old")
+    run = Ledger(sweep.directory).run(sweep.runs[0])
+    record(run, sweep.runs[0], 100)
+    assert Tracker(sweep).close()
+    assert keep_files(sweep, {page: ""})
+    if copied:
+        shutil.copytree(tmp_path / "results", place)
+    else:
+        (tmp_path / "results").rename(place)
+    elsewhere()
+    before = sorted((tmp_path / "results").rglob("*"))
+    moved = load_sweep(str(tmp_path / "tiny.yaml"), (), storage=place)
+
+    def locations() -> set[str]:
+        return {
+            uri
+            for table, column in (
+                ("experiments", "artifact_location"),
+                ("runs", "artifact_uri"),
+                ("logged_models", "artifact_location"),
+            )
+            for (uri,) in rows(moved, f"select {column} from {table} where experiment_id != 0")
+        }
+
+    root = (moved.directory / "artifacts").as_uri()
+    assert len(locations()) >= 4
+    assert not any(uri.startswith(root) for uri in locations())
+    comparison_links(moved, "http://127.0.0.1:5000")
+    assert all(uri.startswith(root) for uri in locations())
+    _, parent = locate(moved.name, tracking_uri(moved)) or ("", "")
+    kept = moved.directory / "artifacts" / parent / "artifacts" / "report.html"
+    kept.write_text("here")
+    client = MlflowClient(tracking_uri=tracking_uri(moved))
+    assert Path(client.download_artifacts(parent, "report.html")).read_text() == "here"
+    # A relaunch goes on in the new place.
+    page.write_text("new")
+    record(Ledger(moved.directory).run(moved.runs[1]), moved.runs[1], 100)
+    assert Tracker(moved).close()
+    assert keep_files(moved, {page: ""})
+    assert kept.read_text() == "new"
+    assert len(list((moved.directory / "artifacts").rglob("config.json"))) == 2
+    assert sorted((tmp_path / "results").rglob("*")) == before
+    # Without a move nothing is written.
+    written = (moved.directory / "mlflow.db").stat().st_mtime_ns
+    comparison_links(moved, "http://127.0.0.1:5000")
+    assert (moved.directory / "mlflow.db").stat().st_mtime_ns == written
+
+
+def test_a_launch_alone_finds_artifacts_after_a_move(
+    sweep: Sweep, tmp_path: Path, elsewhere: Callable[[], None]
+) -> None:
+    assert Tracker(sweep).close()
+    sweep.directory.parent.rename(tmp_path / "elsewhere")
+    elsewhere()
+    moved = load_sweep(str(tmp_path / "tiny.yaml"), (), storage=tmp_path / "elsewhere")
+    assert Tracker(moved).close()
+    assert not sweep.directory.exists()
+    uris = rows(moved, "select artifact_uri from runs")
+    assert all(uri.startswith((moved.directory / "artifacts").as_uri()) for (uri,) in uris)
 
 
 def test_a_tracker_travels_without_its_threads(sweep: Sweep) -> None:
