@@ -1,4 +1,4 @@
-"""`raysweep language`: statistics of a language before training on it, and generation from it."""
+"""`raysweep language`: statistics of a language before training on it, and what can be made from it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from raysweep.cli import language_files
 from raysweep.cli.generating import shown
 from raysweep.cli.options import (
     AddressOption,
@@ -19,6 +20,7 @@ from raysweep.cli.options import (
     find,
     names_a_file,
     print_json,
+    whole,
 )
 from raysweep.errors import ConfigError
 
@@ -35,21 +37,6 @@ def _group() -> None:
 
 #: The default size of labelled sets.
 OF_TASKS = "100,000, or --sentences where that is less"
-
-
-def whole(text: str | int) -> int:
-    """Return a whole number; large ones may be written as people write them.
-
-    >>> whole("1e6"), whole("2_000"), whole("12")
-    (1000000, 2000, 12)
-    """
-    try:
-        number = float(text)
-    except ValueError:
-        number = float("nan")
-    if not (0 <= number < 2**53 and number.is_integer()):
-        raise typer.BadParameter(f"'{text}' is no whole number (100000, 1e5)")
-    return int(number)
 
 
 @app.command("show", epilog="Example: raysweep language show sweeps/scaling.yaml")
@@ -263,37 +250,5 @@ def _fill(
         typer.echo("\n".join(filled.lines()))
 
 
-@app.command("text")
-def text(
-    file: FileArgument,
-    output: Annotated[
-        Path,
-        typer.Option("-o", "--output", metavar="DIR", help="Folder of the files.", file_okay=False),
-    ],
-    set_: SetOption = None,
-    sentences: Annotated[int, typer.Option(help="Lines of the text.", parser=whole, metavar="N")] = 40_000,
-    train: Annotated[
-        int, typer.Option(help="Rows of each task to train on.", parser=whole, metavar="N")
-    ] = 4096,
-    test: Annotated[
-        int, typer.Option(help="Rows of each task to test on.", parser=whole, metavar="N")
-    ] = 2048,
-    seed: Annotated[int, typer.Option(help="Seed of the sentences.", min=0)] = 0,
-) -> None:
-    """Write a language as text, and its tasks as tables of labelled texts, for a corpus to read.
-
-    DIR gets text.txt, a sentence a line, and a folder for each task with train.jsonl and validation.jsonl, in
-    the columns of GLUE: sentence, label, idx.  Words without a name of letters get a made-up one.
-
-    Example:
-
-        raysweep language text sweeps/transfer/grammar.yaml -o sweeps/transfer
-    """
-    from raysweep.languages.spelled import write_text
-    from raysweep.sweep.language_file import load_language
-    from raysweep.sweep.storage import open_directory
-
-    language = load_language(file, overrides=set_ or ())
-    open_directory(output)
-    for path in write_text(language, output, sentences=sentences, train=train, test=test, seed=seed):
-        typer.echo(path)
+app.command("text")(language_files.text)
+app.command("model")(language_files.model)

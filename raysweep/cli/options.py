@@ -131,6 +131,21 @@ def check_output(path: Path) -> None:
         raise ConfigError(f"--output {path}: is a folder; name a file")
 
 
+def whole(text: str | int) -> int:
+    """Return a whole number; large ones may be written as people write them.
+
+    >>> whole("1e6"), whole("2_000"), whole("12")
+    (1000000, 2000, 12)
+    """
+    try:
+        number = float(text)
+    except ValueError:
+        number = float("nan")
+    if not (0 <= number < 2**53 and number.is_integer()):
+        raise typer.BadParameter(f"'{text}' is no whole number (100000, 1e5)")
+    return int(number)
+
+
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Turn a failure to write the file of `--output` into a `ConfigError`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -251,6 +252,21 @@ def test_a_language_is_written_as_text(
     file.write_text("kind: dyck\nlength: 4\n")
     assert run(["language", "text", str(file), "-o", "made"]) == 2
     assert "brackets have no classification task" in capsys.readouterr().err
+
+
+def test_a_language_is_learnt_by_a_small_model(
+    file: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    sizes = ["--sentences", "3e2", "--width", "16", "--layers", "1"]
+    assert run(["language", "model", str(file), "-o", "made", "--set", "seed=4", *sizes]) == 0
+    said = capsys.readouterr()
+    assert re.match(r"made: [\d,]+ parameters, \d\.\d{4} nats a word on new sentences", said.out)
+    assert "300 of 300 sentences" in said.err
+    path = tmp_path / "causal.yaml"
+    path.write_text("{kind: causal_lm, model: ./made, keep: 4, length: 3}")
+    assert run(["language", "show", str(path), "--sentences", "8"]) == 0
+    assert run(["language", "model", str(file), "-o", "made", *sizes]) == 2
+    assert "made already exists; name a new folder" in capsys.readouterr().err
 
 
 def test_a_probe_of_conditionals_is_refused_on_labelled_texts(

@@ -62,8 +62,10 @@ class CausalLMConfig(LanguageConfig):
             return os.path.abspath(folder)
         if folder.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1:
             raise ValueError(
-                f"there is no folder '{model}'; give a folder made by `save_pretrained`, or a name on the "
-                f"Hugging Face hub such as facebook/opt-125m"
+                f"there is no folder '{model}'; give a folder made by `save_pretrained`, make one first (the "
+                f"comment at the top of the sweep file may say how; `raysweep language model GRAMMAR.yaml -o "
+                f"FOLDER` trains a small one), or give a name on the Hugging Face hub such as "
+                f"facebook/opt-125m"
             )
         return model
 
