@@ -65,6 +65,22 @@ def test_the_bare_loop_fills_the_ledger(bare: tuple[Sweep, float]) -> None:
     assert began < first < done[0] < done[1] < done[2] < time.time()
 
 
+def test_the_bare_loop_measures_the_untrained_and_both_sides_of_a_split(tmp_path: Path) -> None:
+    file = write_sweep(tmp_path, sweep_of(1, 20))
+    told = ["include=[{algorithm: {kind: lookup_table}}]", "pretrain.sentences=64"]
+    told.append("evaluate={excess_loss: {sentences: 64, split: both}}")
+    sweep = load_sweep(file, told, storage=tmp_path / "results")
+    run_all(sweep)
+    for spec in sweep.runs:
+        for step in spec.milestones:
+            record = sweep.ledger().run(spec).evaluation(step, spec.evaluations["excess_loss"])
+            assert record is not None
+            names = {metric.name for metric in record.metrics}
+            assert any("gap" in name for name in names) == spec.trains
+            assert "excess_loss" in names
+    assert [spec.trains for spec in sweep.runs].count(False) == 1
+
+
 def test_an_incomplete_sweep_is_an_error(tmp_path: Path) -> None:
     sweep = load_sweep(write_sweep(tmp_path, sweep_of(2, 20)), storage=tmp_path / "results")
     with pytest.raises(RunFailedError, match="is not complete"):

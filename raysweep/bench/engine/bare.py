@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -27,18 +28,25 @@ def run_all(sweep: Sweep) -> None:
 
 def _run(sweep: Sweep, spec: RunSpec) -> None:
     run, language = sweep.ledger().run(spec), sweep.language(spec)
-    pretrain(
-        language=language,
-        model=spec.model,
-        algorithm=spec.algorithm,
-        pretrain=spec.pretrain,
-        seed=spec.seeds,
-        journal=run,
-        training=training_of(spec, language, sweep.storage),
-        start=None if spec.source is None else spec.source.start(run),
-    )
+    training = training_of(spec, language, sweep.storage) if spec.trains else None
+    if training is not None:
+        pretrain(
+            language=language,
+            model=spec.model,
+            algorithm=spec.algorithm,
+            pretrain=spec.pretrain,
+            seed=spec.seeds,
+            journal=run,
+            training=training,
+            start=None if spec.source is None else spec.source.start(run),
+        )
     for step in spec.milestones:
-        subject = ModelSubject(language, load_model(run.checkpoint_directory(step), spec.model, language))
+        subject: Any
+        if training is None:
+            subject = spec.algorithm.subject(language)
+        else:
+            model = load_model(run.checkpoint_directory(step), spec.model, language)
+            subject = ModelSubject(language, model, training=training)
         for evaluation in spec.evaluations.values():
             started = time.perf_counter()
             found = run_evaluation(evaluation, subject)
