@@ -156,22 +156,28 @@ def _launched(member: Member, storage: Path, retry_failed: bool) -> tuple[int, b
         str(storage),
         "--yes",
     ]
-    ended = False
+    child: subprocess.Popen[bytes] | None = None
+    ended, early = False, list[int]()
 
-    # In a group of its own, the launch gets the signals of a terminal once, from here.
-    with subprocess.Popen([*words, *(["--retry-failed"] * retry_failed)], process_group=0) as child:
-
-        def pass_on(number: int, frame: FrameType | None) -> None:
-            nonlocal ended
-            ended = True
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        nonlocal ended
+        ended = True
+        if child is None:
+            early.append(number)
+        else:
             child.send_signal(number)
 
-        before = {number: signal.signal(number, pass_on) for number in _PASSED_ON}
-        try:
-            code = child.wait()
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    # Before there is a child: a signal at that moment would end this process and leave the launch alone.
+    before = {number: signal.signal(number, pass_on) for number in _PASSED_ON}
+    try:
+        # In a group of its own, the launch gets the signals of a terminal once, from here.
+        child = subprocess.Popen([*words, *(["--retry-failed"] * retry_failed)], process_group=0)
+        for number in early:
+            child.send_signal(number)
+        code = child.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
     return code, ended
 
 

@@ -8,13 +8,14 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from helpers import paper_suite
 from raysweep.cli import paper
 from raysweep.cli.app import run
-from raysweep.sweep.suite import Member
+from raysweep.sweep.suite import Member, suite
 
 
 @pytest.fixture
@@ -142,6 +143,7 @@ def test_only_small_files_are_launched_unasked(folder: Path, monkeypatch: pytest
 PROGRAM = """\
 import sys
 from pathlib import Path
+from typing import Any
 from raysweep.cli import paper
 from raysweep.sweep.suite import suite
 sys.executable = sys.argv[2]
@@ -180,6 +182,33 @@ def test_a_signal_reaches_the_launch_once_and_its_end_is_awaited(folder: Path, n
     assert child.wait(60) == 0
     assert words == f"-m raysweep.cli launch {folder / 'fig1.yaml'} --storage results --yes\n"
     assert rest == [f"caught {int(number)}", "(130, True)"]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_signal_while_the_launch_starts_reaches_it_once(
+    when: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended this process and left the launch without one that knows of it."""
+    sent: list[int] = []
+
+    class Child:
+        def __init__(self, *_: Any, **__: Any) -> None:
+            if when == "before":
+                signal.raise_signal(signal.SIGTERM)
+
+        def send_signal(self, number: int) -> None:
+            sent.append(number)
+
+        def wait(self) -> int:
+            if when == "after":
+                signal.raise_signal(signal.SIGTERM)
+            return 130
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(subprocess, "Popen", Child)
+    assert paper._launched(suite(folder)[0], Path("results"), False) == (130, True)
+    assert sent == [signal.SIGTERM]
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_the_page_of_the_suite(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
