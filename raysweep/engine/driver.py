@@ -34,7 +34,7 @@ from raysweep.engine.tuner import build
 from raysweep.errors import StorageError
 from raysweep.sweep import Plan, Sweep, SweepLock, make_plan
 from raysweep.sweep.provenance import provenance, save_launch
-from raysweep.sweep.sentences import described, wanted
+from raysweep.sweep.sentences import with_sentences
 from raysweep.sweep.starts import failures, unfinished
 from raysweep.sweep.stored import save_sweep, select
 from raysweep.tracking import Tracker
@@ -95,8 +95,7 @@ def launch(
             for spec in chosen.runs:
                 ledger.open(spec.run_id).retry()
         save_sweep(sweep)
-        sets = wanted(chosen)
-        save_launch(sweep.directory, {**facts, "sentences": described(sets)} if sets else facts)
+        save_launch(sweep.directory, with_sentences(facts, chosen))
         if unfinished(chosen):
             if on_work is not None:
                 on_work()

@@ -18,6 +18,7 @@ from raysweep.engine.trial import resolve, run_trial
 from raysweep.errors import ConfigError
 from raysweep.sweep import Sweep, SweepLock
 from raysweep.sweep.provenance import provenance, save_launch
+from raysweep.sweep.sentences import with_sentences
 from raysweep.sweep.stored import save_sweep
 from raysweep.tracking import Tracker
 
@@ -40,7 +41,7 @@ class Bookkeeping(tune.Callback):
         if self._sweep is not None:
             self._lock = SweepLock(self._sweep.directory).acquire()
             save_sweep(self._sweep)
-            save_launch(self._sweep.directory, provenance())
+            save_launch(self._sweep.directory, with_sentences(provenance(), self._sweep))
         self._tracker.start()
 
     def on_experiment_end(self, trials: list[Any], **_: Any) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -108,6 +108,12 @@ def wanted(sweep: Sweep) -> list[Wanted]:
             before = found.setdefault(one.folder, one)
             found[one.folder] = max(before, one, key=lambda each: each.total)
     return list(found.values())
+
+
+def with_sentences(facts: Mapping[str, Any], sweep: Sweep) -> dict[str, Any]:
+    """Return the provenance of a launch with what it says of the sweep's stored sentences, if it has any."""
+    sets = wanted(sweep)
+    return {**facts, "sentences": described(sets)} if sets else dict(facts)
 
 
 def described(sets: Iterable[Wanted]) -> list[dict[str, Any]]:
