@@ -81,7 +81,13 @@ class Starts:
         failure = self._records(source.own).failure
         if failure is not None and not self._retry:
             return Wait(f"its source {source.name} failed: {failure}", True)
-        above = self.wait(self._runs[source.own]) if source.own in self._runs else None
+        if source.own not in self._runs:
+            return Wait(
+                f"its source {source.name} is not there any more, and no run of the file makes it; "
+                "bring it back, or its run into the file",
+                True,
+            )
+        above = self.wait(self._runs[source.own])
         if above is not None and above.vain:
             return Wait(f"its source {source.name} cannot start: {above.reason}", True)
         return Wait(f"waits for {source.name}")

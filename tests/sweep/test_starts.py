@@ -150,6 +150,26 @@ def test_a_run_of_another_sweep_is_known_by_the_content_of_its_weights(load: Loa
     assert f"tiny/{first.runs[0].run_id}@50 is not there any more" in again.reason
 
 
+def test_a_source_that_is_lost_and_no_run_of_the_file_fails_what_starts_from_it(load: Load) -> None:
+    """It waited for ever."""
+    whole = load(TWO_PHASES)
+    source = of(whole, "adamw")
+    run = whole.ledger().run(source)
+    finish(run, source)
+    text = f"{HEAD}{SGD}\ninit_from: {{run: '*-adamw-s0-*@50'}}\n"
+    text = text.replace("algorithm: {kind: adamw, lr: 1e-3}\n", "")
+    (run.checkpoint_directory(50) / "model.safetensors").unlink()
+    run.checkpoint_directory(50).rmdir()
+    alone = load(text)
+    [found] = make_plan(alone).runs
+    assert found.state == "failed"
+    assert f"its source {source.run_id}@50 is not there any more, and no run of the file" in found.reason
+    assert unfinished(alone) == ()
+    assert list(failures(alone)) == [found.run_id]
+    # With its run in the file, it is trained again.
+    assert states(whole)["sgd0"] == "blocked"
+
+
 def test_a_stored_sweep_keeps_its_sources(load: Load) -> None:
     sweep = load(TWO_PHASES)
     save_sweep(sweep)
