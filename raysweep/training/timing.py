@@ -7,15 +7,18 @@ import time
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from raysweep.algorithms.base import AlgorithmConfig
 from raysweep.languages.base import Language
+from raysweep.languages.training_set import TrainingSet
 from raysweep.models.base import ModelConfig
 from raysweep.training.config import PretrainConfig
 from raysweep.training.data import World, batches
 from raysweep.training.memory import keep_freed_memory
 from raysweep.training.step import Stepper
 
+_LOOK = 0.5  # seconds of drawing that tell what a sentence costs, where it costs more than reading
 _WARM_UP = 2  # steps in which memory is taken and kernels are chosen
 
 
@@ -79,7 +82,8 @@ def step_seconds(
 ) -> float:
     """Return the median seconds of `steps` timed training steps on this CPU, drawing sentences included.
 
-    It uses torch's current number of threads, keeps nothing, and leaves torch's generator as it was.
+    Where sentences cost more to draw than to read, few are drawn, and all steps train on these.  It uses
+    torch's current number of threads, keeps nothing, and leaves torch's generator as it was.
     """
     keep_freed_memory()
     device = torch.device("cpu")
@@ -96,13 +100,36 @@ def step_seconds(
         # A language builds its tables at first use and draws a chunk of steps at once, so the second chunk
         # is timed, not the first.
         last = max(steps + _WARM_UP, language.drawn_at_once // pretrain.batch_size)
+        training, drawing = None, 0.0
+        if language.stores_sentences:
+            few, last = _Few(language), steps + _WARM_UP
+            training = TrainingSet(language=language, seed=0, store=few)
+            drawing = few.seconds * pretrain.batch_size
         for _ in range(2):
             start = time.perf_counter()
-            drawn = list(batches(language, pretrain, seed=0, first=1, last=last))
-            drawing = (time.perf_counter() - start) / last
+            drawn = list(batches(language, pretrain, seed=0, first=1, last=last, training=training))
+            making = (time.perf_counter() - start) / last
         times = []
         for step, batch in enumerate(drawn[: steps + _WARM_UP], start=1):
             start = time.perf_counter()
             stepper.update(batch, step)
             times.append(time.perf_counter() - start)
-    return statistics.median(times[_WARM_UP:]) + drawing
+    return statistics.median(times[_WARM_UP:]) + drawing + making
+
+
+class _Few:
+    """A few sentences again and again, in the place of a store, with the seconds that drawing one took."""
+
+    def __init__(self, language: Language) -> None:
+        language.sample(1, seed=0)  # makes what drawing needs
+        n, taken = 0, 0.0
+        # More at once cost less each, as training draws them.
+        while taken < _LOOK and n < language.drawn_at_once:
+            n = min(max(1, 4 * n), language.drawn_at_once)
+            start = time.perf_counter()
+            self._ids = language.sample(n, seed=0)
+            taken = time.perf_counter() - start
+        self.seconds = taken / n
+
+    def take(self, numbers: Tensor) -> Tensor:
+        return self._ids[numbers % len(self._ids)]

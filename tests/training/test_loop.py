@@ -9,9 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from helpers import local_models
 from helpers import training_fakes as fakes
 from raysweep.algorithms import LookupTableConfig
 from raysweep.errors import CheckpointError, ConfigError, RunFailedError, StorageError
+from raysweep.languages import CausalLM
 from raysweep.models.encoder import Encoder
 from raysweep.training import (
     Progress,
@@ -286,6 +288,19 @@ def test_step_seconds_is_a_time() -> None:
     arguments = fakes.arguments()
     names = ("language", "model", "algorithm", "pretrain")
     assert 1e-5 < step_seconds(*(arguments[name] for name in names), steps=3) < 5.0
+
+
+def test_few_sentences_are_drawn_to_time_a_step_where_that_is_dear(monkeypatch: pytest.MonkeyPatch) -> None:
+    language = CausalLM.load(local_models.random_opt(), keep=4, length=3)
+    monkeypatch.setattr(CausalLM, "drawn_at_once", 10)
+    drawn, draw = [], CausalLM.sample_at
+    monkeypatch.setattr(
+        CausalLM, "sample_at", lambda self, n, *, seed: drawn.append(len(n)) or draw(self, n, seed=seed)
+    )
+    arguments = fakes.arguments(pretrain={"batch_size": 64})
+    names = ("model", "algorithm", "pretrain")
+    assert step_seconds(language, *(arguments[name] for name in names), steps=3) > 0
+    assert drawn == [1, 1, 4, 10]
 
 
 def test_more_workers_than_sentences_is_refused() -> None:
