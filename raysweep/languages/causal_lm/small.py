@@ -1,8 +1,8 @@
 """Small causal LMs that are made here: an OPT over whole words that learns a language of raysweep.
 
-Such a model stands for OPT-125M where that one cannot be had or is too large.  It is a language of its own, so
-it need not be perfect; but labelled texts of the language that it has learnt (`raysweep.languages.spelled`)
-are made of its words, as GLUE's are of those of OPT-125M.
+Such a model stands for OPT-125M where that one cannot be had or is too large.  It is a language of its own,
+so it need not be perfect.  But labelled texts of the language that it has learnt, from
+`raysweep.languages.spelled`, are made of its words, as GLUE's are of those of OPT-125M.
 
 A row of training is the beginning and as many words as the longest sentence has: those of a sentence and,
 where it is shorter, of the sentences that follow it.  Training is AdamW on fresh rows, with a rate that falls
