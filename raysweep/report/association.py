@@ -164,25 +164,48 @@ def at_level(
     `runs` and `configurations` [n] are whole numbers.  `way` is how the loss is held: by a "smooth" function
     of it or by "strata".
     """
+    return correlation(*_regressed(x, y, loss, runs, configurations, level, way))
+
+
+def adjusted(
+    x: Array, y: Array, loss: Array, runs: Array, configurations: Array, level: Level
+) -> tuple[Array, Array, Array]:
+    """Return what is left of the ranks of x and y [..., m] at equal loss, and the first of each group [m].
+
+    These are the numbers whose correlation `at_level` estimates, by a smooth function of the loss.  Each is
+    of one checkpoint, or of the mean over a configuration or a run that begins with that checkpoint.
+    """
+    left_x, left_y, design, _ = _regressed(x, y, loss, runs, configurations, level, "smooth")
+    groups = {"configurations": configurations, "seeds": runs}.get(level)
+    first = np.arange(len(runs)) if groups is None else np.unique(groups, return_index=True)[1]
+    return residuals(left_x, design), residuals(left_y, design), first
+
+
+def _regressed(
+    x: Array, y: Array, loss: Array, runs: Array, configurations: Array, level: Level, way: str
+) -> tuple[Array, Array, Array, Array]:
+    """Return x, y and the design whose correlation is a part of the association, and their clusters."""
     x, y = ranks(x), ranks(y)
     design = smooth(ranks(loss)) if way == "smooth" else strata(loss)
     match level:
         case "all":
-            return correlation(x, y, design, configurations)
+            return x, y, design, configurations
         case "steps":
-            return correlation(x, y, beside(design, indicators(runs)), configurations)
+            return x, y, beside(design, indicators(runs)), configurations
         case "seeds":
             inside = beside(design, indicators(configurations))
             first = np.unique(runs, return_index=True)[1]
-            return _of_means(x, y, inside, runs, indicators(configurations[first]))
+            return _means(x, y, inside, runs, indicators(configurations[first]))
         case "configurations":
-            return _of_means(x, y, design, configurations, np.ones((len(np.unique(configurations)), 0)))
+            return _means(x, y, design, configurations, np.ones((len(np.unique(configurations)), 0)))
 
 
-def _of_means(x: Array, y: Array, design: Array, groups: Array, controls: Array) -> Estimate:
-    """Return the correlation of means over `groups` [n] of what a design leaves, given `controls` [m, q]."""
+def _means(
+    x: Array, y: Array, design: Array, groups: Array, controls: Array
+) -> tuple[Array, Array, Array, Array]:
+    """Return means over `groups` [n] of what a design leaves, beside `controls` [m, q]."""
     member = (np.unique(groups)[:, None] == groups[None, :]).astype(float)
     member /= member.sum(axis=1, keepdims=True)
     x, y = residuals(x, design) @ member.T, residuals(y, design) @ member.T
     constant = np.ones((*x.shape[:-1], len(member), 1))
-    return correlation(x, y, beside(constant, controls), np.arange(len(member)))
+    return x, y, beside(constant, controls), np.arange(len(member))

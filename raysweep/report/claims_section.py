@@ -6,13 +6,20 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from raysweep.report.parts import folded, section, small
+from raysweep.report.adjusted import adjusted_figure, caption
+from raysweep.report.data import Measurements
+from raysweep.report.parts import figure, folded, section, small
 from raysweep.report.tables import table
 from raysweep.report.verdict import ALPHA, Finding, Verdict, amount, effect
 
 
-def claims_section(verdicts: Sequence[Verdict]) -> str:
-    """Return the verdicts as HTML: sentences, and a folded table of ways and parts; "" without claims."""
+def claims_section(
+    verdicts: Sequence[Verdict], measured: Measurements | None = None, name: str = "sweep"
+) -> str:
+    """Return the verdicts as HTML: sentences, and a folded table of ways and parts; "" without claims.
+
+    With the checkpoints of the sweep of a `name` come figures of what the verdicts on flatness rest on.
+    """
     if not verdicts:
         return ""
     lines = "".join(f"<li>{_sentence(verdict)}</li>" for verdict in verdicts)
@@ -28,7 +35,21 @@ def claims_section(verdicts: Sequence[Verdict]) -> str:
     )
     numbers = f"{small(note)}{table(headings, rows, text=2, wrap=0)}<ul>{tests}</ul>"
     behind = folded("The numbers behind the verdicts", numbers)
-    return section("Verdicts", f'<ul class="findings">{lines}</ul>{behind}', fold=False)
+    drawn = "" if measured is None else _figures(verdicts, measured, name)
+    return section("Verdicts", f'<ul class="findings">{lines}</ul>{drawn}{behind}', fold=False)
+
+
+def _figures(verdicts: Sequence[Verdict], measured: Measurements, name: str) -> str:
+    """Return the figures of verdicts on flatness, those after the first two folded."""
+    figures = []
+    for place, verdict in enumerate(verdicts):
+        drawn = adjusted_figure(measured, verdict, name=f"adjusted-{place}")
+        if drawn is not None:
+            figures.append(figure(drawn, f"{name}-adjusted-{place}.csv", caption(verdict)))
+    first, others = (f'<div class="pair">{"".join(some)}</div>' for some in (figures[:2], figures[2:]))
+    if not figures:
+        return ""
+    return first + (folded("Further claims about flatness", others) if figures[2:] else "")
 
 
 def _claim(verdict: Verdict) -> str:

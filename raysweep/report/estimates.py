@@ -14,6 +14,7 @@ from raysweep.report.association import (
     LEAST_CLUSTERS,
     LEVELS,
     Estimate,
+    adjusted,
     at_level,
     beside,
     coefficient,
@@ -27,7 +28,7 @@ from raysweep.report.matching import by_pairs
 from raysweep.report.paired import Draws, Key
 from raysweep.report.reference import by_numbers, by_seeds
 from raysweep.report.regression import Array
-from raysweep.report.verdict import Asked, Finding
+from raysweep.report.verdict import Adjusted, Asked, Finding
 from raysweep.sweep.claims import About, Algorithm, Beats, Flatter, Larger, Longer, is_algorithm
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def flatter(
         f"partial rank correlation of {flatness.title} and {named(accuracies)}, given a smooth function of "
         f"{loss.title}; cluster-robust (CR2, Bell and McCaffrey), clusters: {units}"
     )
-    main, reason = NOTHING, ""
+    main, reason, shown = NOTHING, "", None
     ways: tuple[Finding, ...] = ()
     parts: tuple[Finding, ...] = ()
     if len(data.loss) < LEAST_CHECKPOINTS:
@@ -90,6 +91,14 @@ def flatter(
     else:
         columns = x, data.y, data.loss, data.runs, data.configurations
         main = _finding("smooth", at_level(*columns, about.level))
+        left_x, left_y, first = adjusted(*columns, about.level)
+        # Ranks go from −1 to 1.
+        places_of = len(x) / 2
+        shown = Adjusted(
+            x=left_x * places_of, y=left_y * places_of, keys=[data.keys[place] for place in first],
+            of={"configurations": "configuration", "seeds": "run"}.get(about.level, "checkpoint"),
+            among=len(x), flatness=flatness.title, accuracy=named(accuracies), loss=loss.title,
+        )  # fmt: skip
         stratified = _finding("strata", at_level(*columns, about.level, way="strata"))
         pairs, paired = data.pairs(near, draws)
         if about.level == "all":
@@ -103,6 +112,7 @@ def flatter(
         about=head, says=text, unit="ρ", expected=1 if flatness.better == "more" else -1,
         least=about.least or LEAST_RHO, main=main, ways=ways, parts=parts, units=units, test=test,
         reason=reason, checkpoints=len(data.loss), runs=data.count,
+        adjusted=None if math.isnan(main.value) else shown,
     )  # fmt: skip
 
 

@@ -95,7 +95,7 @@ def render(content: Content) -> str:
     parts = [
         f"<h1>{escape(content.name)}</h1>",
         f'<p class="lead">{escape(content.description)}</p>' if content.description else "",
-        claims_section(found) if asked else "",
+        claims_section(found, measured, content.name) if asked else "",
         facts(content, measured) if asked or measured.runs else "",
         section("Failures", tables.failure_table(content.failures) if content.failures else "", fold=False),
         headline(measured, name=content.name, tolerance=content.tolerance, awaited="trace" in content.kinds)

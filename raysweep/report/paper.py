@@ -13,6 +13,7 @@ import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from matplotlib.legend_handler import HandlerLine2D
 from matplotlib.lines import Line2D
 
 from raysweep.files import write_atomic
@@ -20,7 +21,7 @@ from raysweep.report.data import Measurements, measurements
 from raysweep.report.drawing import HOVER, RC, Drawn
 from raysweep.report.format import count
 from raysweep.report.panels import REFERENCES, references_of
-from raysweep.report.style import DASHES, INK, MARKERS, real_colour, series
+from raysweep.report.style import DASHES, INK, INNER, MARKERS, real_colour, series
 
 #: Kinds of files, and dots per inch of a PNG.
 FORMATS, _DPI = ("pdf", "svg", "png"), 300
@@ -78,6 +79,7 @@ def _legend(figure: Figure, measured: Measurements) -> None:
     """Add the sizes, variants and references that a figure shows, which a page says once for many figures."""
     used = {colour for artist in figure.findobj() for _, colour in _colours(artist)}
     handles: list[Line2D] = []
+    marks: dict[Any, HandlerLine2D] = {}
     parameters = measured.checkpoints.groupby("model")["parameters"].first()
     for index, size in enumerate(measured.sizes):
         if series(index) in used:
@@ -88,6 +90,7 @@ def _legend(figure: Figure, measured: Measurements) -> None:
         for dash, variant in enumerate(measured.variants):
             look: dict[str, Any] = {"linestyle": DASHES[dash % len(DASHES)], "label": variant}
             handles.append(Line2D([], [], color=INK, **look))
+            marks[handles[-1]] = _Marked(dash)
     for name in references_of([figure]):
         colour, style = REFERENCES[name]
         handles.append(Line2D([], [], color=colour, linestyle=style, label=name))
@@ -95,8 +98,43 @@ def _legend(figure: Figure, measured: Measurements) -> None:
         # The panels keep their height.
         figure.set_figheight(figure.get_figheight() + _LINE * math.ceil(len(handles) / 2))
         figure.legend(
-            handles=handles, loc="outside lower left", ncols=2, frameon=False, fontsize=8, labelcolor=INK
+            handles=handles, loc="outside lower left", ncols=2, frameon=False, fontsize=8, labelcolor=INK,
+            handler_map=marks,
+        )  # fmt: skip
+
+
+class _Marked(HandlerLine2D):  # type: ignore[misc]
+    """Draws the dash of a variant in the legend, and a dot with the mark that its dots have inside."""
+
+    def __init__(self, variant: int) -> None:
+        super().__init__()
+        self._variant = variant
+
+    def create_artists(
+        self,
+        legend: Any,
+        orig_handle: Any,
+        xdescent: float,
+        ydescent: float,
+        width: float,
+        height: float,
+        fontsize: float,
+        trans: Any,
+    ) -> Any:
+        """Return the dash, the dot and its mark."""
+        whole = super().create_artists(
+            legend, orig_handle, xdescent, ydescent, width, height, fontsize, trans
         )
+        middle = [width / 2 - xdescent], [height / 2 - ydescent]
+        looks = [("o", 6.0, INK), (INNER[self._variant % len(INNER)], 3.0, "white")]
+        dots = [
+            Line2D(*middle, marker=marker, markersize=size, color=colour, linestyle="none", transform=trans)
+            for marker, size, colour in looks
+            if marker
+        ]
+        for dot in dots[1:]:
+            dot.set_markeredgewidth(1.4)
+        return [*whole, *dots]
 
 
 def _colours(artist: Artist) -> Iterator[tuple[str, str]]:

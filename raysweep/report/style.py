@@ -134,7 +134,7 @@ _DARK = (
 )
 
 #: Widths in pixels that a table may need.  One that needs more than a page has is written as paragraphs.
-TABLE_WIDTHS = (320, 400, 480, 560, 640, 720, 800, 880, 950, 1080, 1240, 1400, 1600, 1800)
+TABLE_WIDTHS = (320, 400, 480, 560, 640, 720, 800, 880, 950, 1000, 1080, 1240, 1400, 1600, 1800)
 
 _RULES = """
 * { box-sizing: border-box }
@@ -191,7 +191,7 @@ pre { background: var(--raised); border-radius: 8px; padding: 10px 14px; overflo
 a { color: var(--accent) }
 @media (max-width: 560px) { main { padding: 16px 14px 40px } dl { grid-template-columns: 1fr }
   dt { margin-top: 6px } }
-@page { size: A4; margin: 14mm }
+@page { size: A4; margin: 12mm }
 @media print {
   main { max-width: none; padding: 0 }
   details::details-content { content-visibility: visible; height: auto }
@@ -201,13 +201,13 @@ a { color: var(--accent) }
   figure svg { max-height: 230mm }
   .fit { overflow: visible }
   .pairs { display: block }
-  table { font-size: calc(.875rem * .72) }
+  table { font-size: calc(.875rem * .7) }
   table .note, table code { font-size: 1em }
 }
 """
 
 #: The size of a printed table relative to that on a screen.
-_PRINTED = 0.72
+_PRINTED = 0.7
 
 #: A table as paragraphs: rules within the rule of the table.
 _PARAGRAPHS = """&, & tbody { display: block } & thead { display: none }

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from raysweep.report.format import signed
 from raysweep.report.power import Pilot
-from raysweep.report.ratio import Distribution
+from raysweep.report.ratio import Array, Distribution
 from raysweep.report.statistics import holm
 
 Outcome = Literal["supported", "contradicted", "mixed", "no clear relation", "not enough data"]
@@ -57,13 +57,32 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Adjusted:
+    """What an association rests on: places of flatness `x` and accuracy `y` [m] beyond those of the loss.
+
+    They are the residuals of the ranks among `among` checkpoints, in places.  Each is of the checkpoint of a
+    run and a step in `keys`, or of the mean over a group of `of` that begins with it.  `flatness` and
+    `accuracy` are their names.
+    """
+
+    x: Array
+    y: Array
+    keys: Sequence[tuple[str, int]]
+    of: str
+    among: int
+    flatness: str
+    accuracy: str
+    loss: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Asked:
     """A claim with what was found about it, before it is judged.
 
     `expected` is the sign of the effect if the claim is true.  `unit` is "ρ" for a correlation; otherwise it
     follows the number of a difference of accuracy.  `units` is the kind of clusters, in the plural.  `ways`
     are other ways to hold the loss, and `parts` parts of the association.  `reason` says why there is no
-    effect.
+    effect, and `adjusted` is what a correlation is of.
     """
 
     about: str
@@ -79,6 +98,7 @@ class Asked:
     units: str = "runs"
     test: str = ""
     reason: str = ""
+    adjusted: Adjusted | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from scipy import stats
 from raysweep.report import matching
 from raysweep.report.association import (
     LEVELS,
+    adjusted,
     at_level,
     coefficient,
     correlation,
@@ -80,6 +81,22 @@ def test_opposite_signs_at_opposite_levels_are_found() -> None:
             assert found.value * signs[level] > 0.6, level
             assert found.p < 0.05, level
             assert found.clusters == (24 if level == "seeds" else 8)
+
+
+def test_what_is_left_of_both_has_the_correlation_of_the_verdict() -> None:
+    x, y, loss, run, configuration = simpson()
+    for level in LEVELS:
+        left_x, left_y, first = adjusted(x, y, loss, run, configuration, level)
+        found = at_level(x, y, loss, run, configuration, level)
+        assert np.corrcoef(left_x, left_y)[0, 1] == pytest.approx(float(found.value)), level
+        groups = {"configurations": configuration, "seeds": run}.get(level, np.arange(len(run)))
+        assert len(left_x) == len(first) == len(np.unique(groups))
+        assert groups[first].tolist() == sorted(set(groups))
+    # Without blocks, as by hand: the residuals of ranks by a cubic of the rank of the loss.
+    left, _, _ = adjusted(x, y, loss, run, configuration, "all")
+    place, ranked = (stats.rankdata(values) for values in (loss, x))
+    cubic = np.polynomial.Polynomial.fit(place, ranked, 3)
+    assert left * len(x) / 2 == pytest.approx(ranked - cubic(place))
 
 
 def test_seeds_are_no_further_clusters() -> None:

@@ -6,18 +6,23 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from helpers.populations import population
 from raysweep.evaluation.held_out_loss import HELD_OUT_LOSS
+from raysweep.report import Content, render
+from raysweep.report.adjusted import adjusted_figure, caption
+from raysweep.report.association import LEVELS
 from raysweep.report.claims import default_claims, verdicts
 from raysweep.report.claims_section import claims_section
 from raysweep.report.data import measurements
+from raysweep.report.parts import figures_kept
 from raysweep.report.power import Pilot
 from raysweep.report.ratio import Ratio
 from raysweep.report.statistics import holm
-from raysweep.report.verdict import Asked, Finding, Verdict, judged
+from raysweep.report.verdict import Asked, Finding, Verdict, effect, judged
 from raysweep.sweep.claims import Claim, Questions
 from raysweep.sweep.tidy import cells
 
@@ -257,6 +262,44 @@ def test_the_section_has_a_sentence_for_each_claim_and_its_numbers() -> None:
     assert "pairs within 0.002 nats" in html
     assert "between seeds of a configuration" in html
     assert claims_section([]) == ""
+    assert "<figure" not in html
     plain = found[0].encode()
     assert plain["verdict"] == found[0].outcome
     assert plain["effect"]["value"] == pytest.approx(found[0].main.value)
+
+
+@pytest.mark.parametrize("level", ["all", "steps", "seeds", "configurations"])
+def test_the_figure_of_a_verdict_on_flatness_shows_its_numbers(level: str) -> None:
+    frame = population(sizes=8, between=1, within=1, noise=0.002)
+    measured = measurements(frame)
+    [found, *_] = judge(frame, {"flatter": {"task": "A", "level": level}}, {"longer": {"task": "A"}})
+    drawn = adjusted_figure(measured, found, name="adjusted-0")
+    assert drawn is not None
+    x, y = drawn.data["flatness"], drawn.data["accuracy"]
+    assert np.corrcoef(x, y)[0, 1] == pytest.approx(found.main.value)
+    dots = {"seeds": 16, "configurations": 8}.get(level, found.checkpoints)
+    assert len(drawn.data) == dots
+    [line] = [
+        line
+        for line in drawn.figure.axes[0].lines
+        if len(line.get_xdata()) == 2 and line.get_linewidth() > 1.5
+    ]
+    slope = np.diff(line.get_ydata()) / np.diff(line.get_xdata())
+    assert slope == pytest.approx([np.polyfit(x, y, 1)[0]])
+    assert drawn.figure.axes[0].get_title(loc="left") == effect(found.main, "ρ")
+    assert f"among {found.checkpoints} checkpoints" in caption(found)
+    # A verdict on other checkpoints has no figure here.
+    assert adjusted_figure(measurements(frame[frame["seed"] == 1]), found, name="one") is None
+
+
+def test_the_page_shows_what_a_verdict_on_flatness_rests_on() -> None:
+    frame = population(sizes=8, between=1, within=1, noise=0.002)
+    asked = tuple(Claim.model_validate({"flatter": {"task": "A", "level": level}}) for level in LEVELS)
+    with figures_kept() as kept:
+        found = verdicts(measurements(frame), Questions(claims=asked))
+        html = render(Content(name="demo", frame=frame, verdicts=found))
+    assert [name for name in kept if "adjusted" in name] == [f"demo-adjusted-{k}" for k in range(4)]
+    assert html.index("Verdicts") < html.index("demo-adjusted-0") < html.index("The numbers behind")
+    assert "Further claims about flatness" in html
+    nothing = verdicts(measurements(frame), Questions(claims=(Claim.model_validate({"longer": {}}),)))
+    assert "adjusted" not in render(Content(name="demo", frame=frame, verdicts=nothing))
