@@ -197,7 +197,8 @@ a { color: var(--accent) }
   details::details-content { content-visibility: visible; height: auto }
   .pair, .half { grid-template-columns: 1fr 1fr }
   tbody tr, figure, .facts li { break-inside: avoid }
-  h2, summary { break-after: avoid }
+  h2, summary, .legend { break-after: avoid }
+  .legend { break-inside: avoid }
   figure svg { max-height: 230mm }
   .fit { overflow: visible }
   .pairs { display: block }
