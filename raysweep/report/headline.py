@@ -11,6 +11,7 @@ from raysweep.report.drawing import marker_svg
 from raysweep.report.figures import scatter
 from raysweep.report.format import count
 from raysweep.report.parts import capital, figure, folded, section, small
+from raysweep.report.style import OTHERS
 
 #: Where a sweep asks for no measure of flatness.
 _NO_FLATNESS = (
@@ -120,7 +121,7 @@ def legend(measured: Measurements, tolerance: float) -> str:
     ]
     if len(measured.variants) > 1:
         items += [
-            f"<li>{marker_svg(None, dash=dash)}{escape(variant)}</li>"
+            f"<li>{marker_svg(None, dash=dash)}{escape(variant or OTHERS)}</li>"
             for dash, variant in enumerate(measured.variants)
         ]
     if any(metric.name in measured.reference for metric in measured.shown("accuracy")):

@@ -20,7 +20,8 @@ from raysweep.evaluation.metric import Description
 from raysweep.report.association import Estimate, coefficient
 from raysweep.report.columns import loss_of, numbers
 from raysweep.report.data import Measurements
-from raysweep.report.powerlaw import EXPONENTS, Curves, Fit
+from raysweep.report.law_fit import Fit
+from raysweep.report.powerlaw import EXPONENTS, Curves
 from raysweep.report.regression import Array
 
 #: Fewest milestones of a run, and fewest sizes: a curve of three numbers is checked by a fourth point.

@@ -17,9 +17,9 @@ from raysweep.report.data import Measurements, named_run
 from raysweep.report.drawing import RC, Drawn, hover
 from raysweep.report.figures import panels
 from raysweep.report.format import count, number
+from raysweep.report.law_fit import FAR, Meeting
 from raysweep.report.laws import Found, laws
 from raysweep.report.parts import capital, figure, section, small
-from raysweep.report.powerlaw import FAR, Meeting
 from raysweep.report.style import DASHES, INK, MARKERS, MUTED, series
 from raysweep.report.tables import table
 
@@ -172,7 +172,7 @@ def law_figure(measured: Measurements, found: Found, *, name: str) -> Drawn:
             colour = series(measured.sizes.index(model))
             places = np.linspace(np.log(found.start), np.log(right), _PLACES)
             values = fit.law.at(size, places)
-            low, high = fit.interval(lambda law, size=size, places=places: law.at(size, places))  # type: ignore[misc]
+            low, high = fit.at(size, places)
             steps, inside = np.exp(places), places <= fit.curves.last[size] + 1e-9
             # On a log axis a band that reaches zero would have no end.
             axes.fill_between(steps, np.maximum(low, values / 3), high, color=colour, alpha=0.15, linewidth=0)

@@ -21,7 +21,7 @@ from raysweep.report.data import Measurements, measurements
 from raysweep.report.drawing import HOVER, RC, Drawn
 from raysweep.report.format import count
 from raysweep.report.panels import REFERENCES, references_of
-from raysweep.report.style import DASHES, INK, INNER, MARKERS, real_colour, series
+from raysweep.report.style import DASHES, INK, INNER, MARKERS, OTHERS, real_colour, series
 
 #: Kinds of files, and dots per inch of a PNG.
 FORMATS, _DPI = ("pdf", "svg", "png"), 300
@@ -88,7 +88,7 @@ def _legend(figure: Figure, measured: Measurements) -> None:
             handles.append(Line2D([], [], color=series(index), marker=marker, linestyle="none", label=label))
     if handles and len(measured.variants) > 1:
         for dash, variant in enumerate(measured.variants):
-            look: dict[str, Any] = {"linestyle": DASHES[dash % len(DASHES)], "label": variant}
+            look: dict[str, Any] = {"linestyle": DASHES[dash % len(DASHES)], "label": variant or OTHERS}
             handles.append(Line2D([], [], color=INK, **look))
             marks[handles[-1]] = _Marked(dash)
     for name in references_of([figure]):

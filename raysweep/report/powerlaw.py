@@ -13,14 +13,7 @@ the runs of the size.  Given β this is linear in F and B and has a closed solut
 one number, on a grid that is made finer.  There is nothing to start from and no local minimum to end in;
 loosely converged fits were a fault of published laws (Besiroglu et al.).
 
-Intervals: the unit of replication is the run.  The deviations of log L of a run from the mean of its size are
-taken to be alike in all sizes, whatever their correlation along training.  With ν = runs − sizes, means are
-drawn again from a multivariate t distribution with their pooled covariance and ν degrees of freedom, and
-fitted again without the bounds on F and B.  The interval of g is [2 ĝ − q₀.₉₇₅, 2 ĝ − q₀.₀₂₅] with the
-quantiles q of the draws.  Where g is linear in the logarithms, that is Student's interval.  The interval of
-the step of equal loss is the set of steps at which the interval of the difference of losses contains zero, as
-in E. C. Fieller, "Some problems in interval estimation", 1954; so "never" may be in it.  `raysweep bench
-statistics` measures the coverage.
+Intervals are those of `raysweep.report.law_intervals`.
 
 Sources: J. Kaplan et al., "Scaling laws for neural language models", arXiv:2001.08361, 2020; J. Hoffmann et
 al., "Training compute-optimal large language models", arXiv:2203.15556, 2022; T. Besiroglu et al.,
@@ -28,39 +21,25 @@ al., "Training compute-optimal large language models", arXiv:2203.15556, 2022; T
 
 >>> steps = np.array([250.0, 500, 1000, 2000, 4000])
 >>> logs = [[np.log(floor + 2.0 * steps**-0.5)] * 2 for floor in (0.02, 0.01)]  # two sizes of two equal runs
->>> fitted = Fit(Curves.of(steps, logs))
->>> round(float(fitted.law.exponent), 4), fitted.law.floor.round(4).tolist()
+>>> curves = Curves.of(steps, logs)
+>>> law = fit(curves.means, curves)
+>>> round(float(law.exponent), 4), law.floor.round(4).tolist()
 (0.5, [0.02, 0.01])
->>> round(fitted.meeting(0, 0.03).step, -2)  # (2 / (0.03 − 0.02))²
-40000.0
->>> fitted.meeting(0, 0.015).step  # its floor lies above
-inf
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 
 from raysweep.report.regression import Array
 
-#: Exponents that are searched, the numbers of the first and of each finer grid, and the finer ones: more with
-#: bounds, where the sum of squares may have a bend.
-EXPONENTS, _COARSE, _FINE, _FINER = (0.02, 6.0), 49, 9, {True: 6, False: 2}
-#: Draws for an interval, and fewest degrees of freedom of one.
-DRAWS, LEAST_DOF = 1000, 2
-#: Steps of equal loss are looked for up to this multiple of the last milestone, at so many places.
-FAR, _PLACES = 100.0, 401
-#: Largest logarithm of a step.
-_FARTHEST = 700.0
-#: Ends of a 95 % and of a 90 % interval among the draws.
-_ENDS, _SHORTER = (0.975, 0.025), (0.95, 0.05)
-#: Shares of an exponent, and of its interval, up to which a change of it does not matter.
-DRIFT = 0.01, 0.05
+#: Exponents that are searched, the numbers of the first and of each finer grid, and the finer ones: with
+#: bounds, the sum of squares may have a bend.
+EXPONENTS, _COARSE, _FINE, _FINER = (0.02, 6.0), 49, 9, 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,13 +95,6 @@ class Curves:
         """Return the same curves without the milestones before a step."""
         return replace(self, known=self.known & (self.log_steps >= log_step - 1e-9))
 
-    def draws(self, count: int, generator: np.random.Generator) -> Array:
-        """Return means [count, k, T] as other runs might have had them, less those that these runs have."""
-        size = count, len(self.runs), len(self.deviations)
-        normal = generator.standard_normal(size) / np.sqrt(self.dof * self.runs[:, None])
-        wide = np.sqrt(self.dof / generator.chisquare(self.dof, count))
-        return np.einsum("dkn,nkt->dkt", normal * wide[:, None, None], self.deviations, optimize=True)
-
 
 @dataclass(frozen=True)
 class Law:
@@ -139,18 +111,6 @@ class Law:
         return self.floor[..., size, None] + self.scale[..., size, None] * power
 
 
-@dataclass(frozen=True)
-class Meeting:
-    """The step at which a value is reached, with its interval; `inf` is never.
-
-    An end of the interval is never where it lies beyond `FAR` times the last milestone.
-    """
-
-    step: float
-    low: float
-    high: float
-
-
 def fit(means: Array, curves: Curves, *, bounded: bool = True) -> Law:
     """Return the laws of logarithms [..., k, T] at the milestones of `curves`.
 
@@ -162,11 +122,11 @@ def fit(means: Array, curves: Curves, *, bounded: bool = True) -> Law:
     away = curves.log_steps - origin
     rows = np.arange(len(inverse))
     grid = np.linspace(math.log(EXPONENTS[0]), math.log(EXPONENTS[1]), _COARSE)[None]
-    for finer in range(_FINER[bounded] + 1):
-        cost = _solved(inverse, away, np.exp(grid), bounded)[2]
+    for finer in range(_FINER + 1):
+        cost = solved(inverse, away, np.exp(grid), bounded)[2]
         grid = np.broadcast_to(grid, cost.shape)
         place = np.clip(cost.argmin(axis=1), 1, grid.shape[1] - 2)
-        if finer < _FINER[bounded]:
+        if finer < _FINER:
             grid = np.linspace(grid[rows, place - 1], grid[rows, place + 1], _FINE, axis=-1)
     below, here, above = (cost[rows, place + shift] for shift in (-1, 0, 1))
     bend = below - 2 * here + above
@@ -174,13 +134,13 @@ def fit(means: Array, curves: Curves, *, bounded: bool = True) -> Law:
     shift = np.where(bend > 0, (below - above) / (2 * np.where(bend > 0, bend, 1.0)), 0.0)
     step = grid[:, 1] - grid[:, 0]
     exponent = np.exp(grid[rows, place] + np.clip(shift, -1, 1) * step)
-    floor, scale, _ = _solved(inverse, away, exponent[:, None], bounded)
+    floor, scale, _ = solved(inverse, away, exponent[:, None], bounded)
     return Law(
         exponent.reshape(shape), floor[:, 0].reshape(*shape, -1), scale[:, 0].reshape(*shape, -1), origin
     )
 
 
-def _solved(inverse: Array, away: Array, exponent: Array, bounded: bool) -> tuple[Array, Array, Array]:
+def solved(inverse: Array, away: Array, exponent: Array, bounded: bool) -> tuple[Array, Array, Array]:
     """Return floors and scales [d, g, k] and costs [d, g] of exponents [1 or d, g].
 
     `inverse` [d, k, t] are one by the values, and `away` [k, t] the logarithms of steps from the origin.
@@ -206,114 +166,3 @@ def _solved(inverse: Array, away: Array, exponent: Array, bounded: bool) -> tupl
         )
     # The least sum of squares, less that of no law, which is the number of milestones.
     return floor, scale, -(floor * p + scale * q).sum(axis=-1)
-
-
-class Fit:
-    """The law of curves, and the intervals of what follows from it.
-
-    `earlier` is a fit that was given up for this one because of what the same runs have shown.  The choice is
-    as uncertain as they are, so an interval reaches over that of the earlier fit, too.
-    """
-
-    def __init__(
-        self, curves: Curves, *, earlier: Fit | None = None, draws: int = DRAWS, seed: int = 0
-    ) -> None:
-        self.curves, self.earlier = curves, earlier
-        self.law = fit(curves.means, curves)
-        self._draws, self._seed = draws, seed
-
-    @property
-    def sure(self) -> bool:
-        """Whether there are enough runs for intervals."""
-        return self.curves.dof >= LEAST_DOF
-
-    def drifts(self) -> bool:
-        """Return whether the exponent is another one without the milestones below twice the first.
-
-        It is where the change has a 90 % interval, by the same draws, without zero, and is more than the
-        shares `DRIFT` of the exponent and of its interval.  False where a size has fewer than three left.
-        """
-        first = self.curves.log_steps[self.curves.known].min()
-        curves = self.curves.since(first + np.log(2))
-        if curves.known.sum(axis=1).min() < 3:
-            return False
-        later = Fit(curves, draws=self._draws, seed=self._seed)
-        (free, drawn), (late, late_drawn) = self._free, later._free
-        change = float(np.log(late.exponent / free.exponent))
-        ends = np.quantile(np.log(late_drawn.exponent / drawn.exponent), _SHORTER)
-        low, high = self._interval(lambda law: np.log(law.exponent))
-        apart = not 2 * change - ends[0] <= 0 <= 2 * change - ends[1]
-        return apart and abs(change) > max(DRIFT[0], DRIFT[1] * float(high - low))
-
-    @cached_property
-    def _free(self) -> tuple[Law, Law]:
-        """The law without bounds, and those of the draws."""
-        drawn = self.curves.draws(self._draws, np.random.default_rng(self._seed))
-        free = fit(self.curves.means, self.curves, bounded=False)
-        return free, fit(self.curves.means + drawn, self.curves, bounded=False)
-
-    def interval(self, quantity: Callable[[Law], Array]) -> tuple[Array, Array]:
-        """Return the ends [...] of the 95 % interval of a quantity of a law; nan with too few runs."""
-        if not self.sure:
-            nothing = np.full(np.shape(quantity(self.law)), np.nan)
-            return nothing, nothing
-        low, high = self._interval(quantity)
-        if self.earlier is not None:
-            first, last = self.earlier.interval(quantity)
-            low, high = np.minimum(low, first), np.maximum(high, last)
-        return low, high
-
-    def _interval(self, quantity: Callable[[Law], Array]) -> tuple[Array, Array]:
-        """Return the ends [...] of the interval by these milestones alone."""
-        free, drawn = self._free
-        centre, among = quantity(free), quantity(drawn)
-        ends = np.quantile(among, _ENDS, axis=0)
-        return 2 * centre - ends[0], 2 * centre - ends[1]
-
-    @property
-    def exponent(self) -> tuple[float, float, float]:
-        """β with its interval."""
-        low, high = np.exp(self.interval(lambda law: np.log(law.exponent)))
-        return float(self.law.exponent), float(low), float(high)
-
-    def floors(self) -> tuple[Array, Array, Array]:
-        """Return the floors [k] with their intervals."""
-        low, high = self.interval(lambda law: law.floor)
-        floor = self.law.floor
-        # The interval is that of floors without a bound; where the bound acts it may leave out this one.
-        return floor, np.minimum(np.maximum(low, 0), floor), np.maximum(high, floor)
-
-    def misfit(self) -> Array:
-        """Return log L less the mean over runs, [k, T]; 0 where nothing is known."""
-        steps = enumerate(self.curves.log_steps)
-        fitted = np.log(np.stack([self.law.at(size, row) for size, row in steps]))
-        return np.where(self.curves.known, fitted - self.curves.means, 0.0)
-
-    def meeting(self, size: int, value: float) -> Meeting:
-        """Return the step at which a size reaches a value that is known."""
-        return self._meeting(size, lambda law: np.full(np.shape(law.exponent), value))
-
-    def equal(self, smaller: int, larger: int) -> Meeting:
-        """Return the step at which one size reaches the value of another at that one's last milestone."""
-        last = self.curves.last[larger : larger + 1]
-        return self._meeting(smaller, lambda law: law.at(larger, last)[..., 0])
-
-    def _meeting(self, size: int, target: Callable[[Law], Array]) -> Meeting:
-        law, known = self.law, self.curves.known[size]
-        start, last = self.curves.log_steps[size][known].min(), self.curves.last[size]
-        gap, scale = float(target(law) - law.floor[size]), float(law.scale[size])
-        step = np.inf
-        if gap > 0:
-            with np.errstate(divide="ignore"):
-                # At most a number, however far: infinity is for a floor above.
-                step = float(np.exp(min(law.origin + np.log(scale / gap) / float(law.exponent), _FARTHEST)))
-        if not self.sure:
-            return Meeting(step, np.nan, np.nan)
-        places = np.linspace(start, last + np.log(FAR), _PLACES)
-        low, high = self.interval(lambda law: law.at(size, places) - target(law)[..., None])
-        near, far = np.flatnonzero(low <= 0), np.flatnonzero(high >= 0)
-        # Outward to the next place, so that no rounding makes an interval too short.
-        first = float(np.exp(places[max(near[0] - 1, 0)])) if len(near) else np.inf
-        if len(far) and far[-1] == _PLACES - 1:
-            return Meeting(step, first, np.inf)
-        return Meeting(step, first, float(np.exp(places[far[-1] + 1] if len(far) else start)))

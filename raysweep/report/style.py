@@ -26,6 +26,8 @@ LOOKUP = "look-up table"
 
 #: Marks inside the dots of variants, beginning with that of the first one.
 INNER = ("", "_", "|", "x", "+")
+#: What a legend calls the models without a variant, where other sweeps of a page have some.
+OTHERS = "others"
 
 # Colours of kinds, light and dark scheme, by Okabe and Ito, "Color universal design" (2008): distinct with
 # any colour vision, and darker on white.
@@ -216,6 +218,6 @@ _PARAGRAPHS = """&, & tbody { display: block } & thead { display: none }
     padding: 10px 0; border-bottom: 1px solid var(--line) }
   & th, & td { border: 0; padding: 0; text-align: left; white-space: normal; min-width: 0 }
   & td.wrap, & td:first-child:has(code) { grid-column: 1 / -1 }
-  & td:empty { display: none }
+  & td:empty, & td.absent { display: none }
   & td::before { content: attr(data-head); display: block; color: var(--muted); font-size: .8125rem;
     line-height: 1.3 }"""

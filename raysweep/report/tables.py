@@ -44,6 +44,8 @@ def table(
             kinds = (["text"] if place < text or place in wrapping else []) + (
                 ["wrap"] if place in wrapping else []
             )
+            # Where rows are paragraphs, what is not known is left out.
+            kinds += ["absent"] if tag == "td" and value == "–" else []
             kind = f' class="{" ".join(kinds)}"' if kinds else ""
             head = f' data-head="{heading}"' if tag == "td" else ""
             made.append(f"<{tag}{kind}{head}>{value}</{tag}>")

@@ -14,9 +14,11 @@ from raysweep.evaluation.excess_loss import EXCESS_LOSS
 from raysweep.evaluation.metric import Description
 from raysweep.report import Content, render
 from raysweep.report.data import measurements
+from raysweep.report.law_fit import Fit, Meeting
+from raysweep.report.law_intervals import EXPONENT, Quantity, Scores, Term
 from raysweep.report.laws import Asked, Found, law_of, laws
 from raysweep.report.laws_section import ends, law_figure, laws_section, when
-from raysweep.report.powerlaw import Curves, Fit, Meeting
+from raysweep.report.powerlaw import Curves, Law
 
 STEPS = np.array([250.0, 500, 1000, 2000, 4000])
 LOSS = Description(**EXCESS_LOSS.model_dump())
@@ -98,12 +100,122 @@ def test_the_interval_of_a_level_is_that_of_student() -> None:
     flat = [np.log(0.01) + 0.05 * generator.normal(size=(3, 1)) + 0 * STEPS for _ in range(2)]
     # A constant for each run shifts the whole law of its size, so the loss is that constant's mean.
     logs = [one + np.log(1 + 2 * (STEPS / 4000) ** -0.8) for one in flat]
-    fitted = Fit(Curves.of(STEPS, logs), draws=4000)
-    low, high = fitted.interval(lambda law: np.log(law.at(0, np.log([4000.0]))[..., 0]))
+    low, high = (float(end[0]) / 0.03 for end in Fit(Curves.of(STEPS, logs)).at(0, np.log([4000.0])))
     spread = np.concatenate([one[:, 0] - one[:, 0].mean() for one in flat])
     half = stats.t.ppf(0.975, 4) * math.sqrt((spread**2).sum() / 4 / 3)
-    assert high - low == pytest.approx(2 * half, rel=0.08)
-    assert (low + high) / 2 == pytest.approx(math.log(0.03) + (flat[0] - np.log(0.01)).mean(), abs=0.1 * half)
+    # Relative to the estimate itself, since values are relative to means.
+    centre = math.exp((flat[0] - np.log(0.01)).mean())
+    assert low == pytest.approx(centre * (1 - half), rel=1e-3)
+    assert high == pytest.approx(centre * (1 + half), rel=1e-3)
+
+
+def by_hand(curves: Curves, quantity: Quantity, theta: np.ndarray) -> tuple[float, float, np.ndarray]:
+    """Return a quantity, its score and its direction at a law, by numerical derivatives."""
+    k, origin = len(curves.runs), float(curves.last.max())
+
+    def laws(theta: np.ndarray) -> Law:
+        return Law(np.exp(theta[0]), theta[1 : 1 + k], theta[1 + k :], origin)
+
+    def fitted(theta: np.ndarray) -> np.ndarray:
+        rows = [laws(theta).at(size, curves.log_steps[size]) for size in range(k)]
+        return (np.stack(rows) / np.exp(curves.means)).ravel()
+
+    def value(theta: np.ndarray) -> float:
+        total = 0.0
+        for term in quantity:
+            if term.size is None:
+                total += term.factor * theta[0]
+            elif np.isinf(term.log_steps[0]):
+                total += term.factor * theta[1 + term.size]
+            else:
+                total += term.factor * laws(theta).at(term.size, term.log_steps)[0]
+        return float(total)
+
+    moves = np.diag(1e-5 * np.maximum(np.abs(theta), 1e-3))
+    slopes = np.stack([(fitted(theta + m) - fitted(theta - m)) / (2 * m.sum()) for m in moves], axis=1)
+    gradient = np.array([(value(theta + m) - value(theta - m)) / (2 * m.sum()) for m in moves])
+    inverse = np.linalg.inv(slopes.T @ slopes)
+    # The covariance of all means: pooled deviations by the runs of each size, none between sizes.
+    milestones = curves.means.shape[1]
+    covariance = np.zeros((k * milestones, k * milestones))
+    for size, runs in enumerate(curves.runs):
+        own = slice(size * milestones, (size + 1) * milestones)
+        spread = curves.deviations[:, size].T @ curves.deviations[:, size]
+        covariance[own, own] = spread / curves.dof / runs
+    weights = slopes @ inverse @ gradient
+    error = math.sqrt(weights @ covariance @ weights)
+    along = inverse @ slopes.T @ covariance @ weights / error
+    return value(theta), float(weights @ (1 - fitted(theta))) / error, along
+
+
+QUANTITIES = [
+    EXPONENT,
+    [Term(1.0, 0, np.array([np.inf]))],
+    [Term(1.0, 1, np.log([16000.0]))],
+    [Term(1.0, 0, np.log([8000.0])), Term(-1.0, 1, np.log([4000.0]))],
+]
+
+
+@pytest.mark.parametrize("floors", [[0.03, 0.01], [0.02, 0.0, 0.01]])
+@pytest.mark.parametrize("quantity", QUANTITIES)
+def test_scores_are_those_of_numerical_derivatives(floors: list[float], quantity: Quantity) -> None:
+    generator = np.random.default_rng(4)
+    curves = Curves.of(STEPS, noisy(generator, floors))
+    scores = Scores(curves)
+    best = np.concatenate([one.ravel() for one in scores.estimate])
+    k = len(floors)
+    assert scores.at(quantity, *scores.estimate).t == pytest.approx(0.0, abs=1e-3)
+    for _ in range(3):
+        theta = best + np.abs(best) * 0.1 * generator.normal(size=best.shape)
+        found = scores.at(quantity, theta[:1], theta[None, 1 : 1 + k], theta[None, 1 + k :])
+        value, t, along = by_hand(curves, quantity, theta)
+        assert found.value == pytest.approx([value])
+        assert found.t == pytest.approx([t], rel=1e-3)
+        assert np.concatenate([one.ravel() for one in found.along]) == pytest.approx(along, rel=1e-3)
+
+
+@pytest.mark.parametrize("quantity", QUANTITIES)
+def test_an_interval_ends_where_its_test_does(quantity: Quantity) -> None:
+    """By the same way in a hundred small steps, with numerical derivatives."""
+    curves = Curves.of(STEPS, noisy(np.random.default_rng(4), [0.03, 0.01]))
+    scores = Scores(curves)
+    for side, end in zip((-1, 1), scores.interval(quantity), strict=True):
+        theta = np.concatenate([one.ravel() for one in scores.estimate])
+        here = by_hand(curves, quantity, theta)
+        while -side * here[1] < scores.critical():
+            before, theta = here, theta + side * scores.critical() / 50 * here[2]
+            here = by_hand(curves, quantity, theta)
+        share = (-side * scores.critical() - before[1]) / (here[1] - before[1])
+        expected = before[0] + share * (here[0] - before[0])
+        assert end == pytest.approx([expected], rel=0.02, abs=0.01 * abs(here[0] - before[0]) * 50)
+
+
+def test_what_runs_do_not_bound_has_no_ends() -> None:
+    """Values that fall with the logarithm of the step are met by ever smaller exponents and floors."""
+    generator = np.random.default_rng(5)
+    logs = [
+        np.log(0.5 - 0.03 * np.log(STEPS)) + 0.002 * generator.normal(size=(2, len(STEPS))) for _ in range(2)
+    ]
+    scores = Scores(Curves.of(STEPS, logs))
+    low, high = scores.interval(EXPONENT)
+    assert low == -np.inf or np.exp(low) < 0.1
+    assert scores.interval([Term(1.0, 0, np.array([np.inf]))])[0] < 0
+    assert np.isfinite(high)
+
+
+def test_intervals_hold_the_truth_in_95_percent() -> None:
+    """With correlated checkpoints, which a count of all of them would take for many runs."""
+    generator, held, narrow = np.random.default_rng(6), [], []
+    for _ in range(400):
+        curves = Curves.of(STEPS, noisy(generator, [0.03, 0.01]))
+        scores = Scores(curves)
+        low, high = scores.interval(EXPONENT)
+        held.append(bool(low <= np.log(0.8) <= high))
+        # As if every checkpoint were a run of its own.
+        error = scores.at(EXPONENT, *scores.estimate).error * scores.critical()
+        narrow.append(bool(high - low < 2 * error / math.sqrt(len(STEPS))))
+    assert 0.92 <= np.mean(held) <= 0.98
+    assert not any(narrow)
 
 
 def test_intervals_shrink_with_seeds_and_need_two_degrees_of_freedom() -> None:
@@ -135,13 +247,21 @@ def test_an_interval_reaches_over_that_of_the_fit_that_was_given_up() -> None:
     alone, both = Fit(late), Fit(late, earlier=early)
     assert both.exponent[0] == alone.exponent[0]
     for quantity in (
-        lambda law: np.log(law.exponent),
-        lambda law: law.floor,
-        lambda law: law.at(0, np.log(np.array([8000.0, 16000.0]))),
+        [Term(1.0, 0, np.array([np.inf]))],
+        [Term(1.0, 0, np.log(np.array([8000.0, 16000.0])))],
+        [Term(1.0, 0, np.log(np.array([8000.0]))), Term(-1.0, 1, np.log(np.array([4000.0])))],
     ):
         ends = [np.stack(fit.interval(quantity)) for fit in (early, alone, both)]
         assert np.array_equal(ends[2][0], np.minimum(ends[0][0], ends[1][0]))
         assert np.array_equal(ends[2][1], np.maximum(ends[0][1], ends[1][1]))
+    exponents = [fit.exponent for fit in (early, alone, both)]
+    assert exponents[2][1:] == (
+        min(exponents[0][1], exponents[1][1]),
+        max(exponents[0][2], exponents[1][2]),
+    )
+    meetings = [fit.equal(0, 1) for fit in (early, alone, both)]
+    assert meetings[2].low == min(meetings[0].low, meetings[1].low)
+    assert meetings[2].high == max(meetings[0].high, meetings[1].high)
     # Whether the exponent drifts is asked of the later milestones alone.
     assert both.drifts() == alone.drifts()
 

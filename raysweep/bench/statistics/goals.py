@@ -25,6 +25,11 @@ MANY, SURE = 14_000, 2.576
 
 LEVEL = Goal(sense="at most", value=ALPHA, errors=SURE)
 COVERAGE = Goal(sense="within", value=0.93, upto=0.97)
+#: Where the truth is an end of what an interval can say, such as a floor of zero, one of its two ends alone
+#: can miss it, so that the interval states 97.5 %; beyond that end, such as a step that is never, at least
+#: as much.
+AT_AN_END = Goal(sense="within", value=0.955, upto=0.995)
+BEYOND_AN_END = Goal(sense="at least", value=0.955)
 STATED_POWER = Goal(sense="within", value=POWER - 0.02, upto=POWER + 0.02)
 
 

@@ -22,8 +22,8 @@ from raysweep.bench.statistics import goals
 from raysweep.bench.statistics.simulation import Outcomes, Simulation
 from raysweep.evaluation.excess_loss import EXCESS_LOSS
 from raysweep.evaluation.metric import Description
+from raysweep.report.law_fit import FAR, Meeting
 from raysweep.report.laws import Asked, Found, law_of
-from raysweep.report.powerlaw import FAR, Meeting
 from raysweep.report.regression import Array
 
 #: Standard deviations of a size, and of a run's constant, slope and noise.
@@ -32,8 +32,16 @@ OF_SIZE, OF_RUN = 0.1, (0.05, 0.03, 0.01)
 ALPHA, BEYOND = 0.5, 4.0
 #: Sweeps of a full record: a law takes a tenth of a second.
 SWEEPS = 1500
-#: What intervals are of.
-HELD = ("over steps", "floor", "loss at 4 times the steps", "equal loss", "over parameters")
+#: What intervals are of, with their goals.
+HELD = {
+    "over steps": goals.COVERAGE,
+    "floor": goals.COVERAGE,
+    "floor of zero": goals.AT_AN_END,
+    "loss at 4 times the steps": goals.COVERAGE,
+    "equal loss": goals.COVERAGE,
+    "equal loss, never or before": goals.BEYOND_AN_END,
+    "over parameters": goals.COVERAGE,
+}
 _LOSS = Description(**EXCESS_LOSS.model_dump())
 
 
@@ -89,10 +97,10 @@ def _sample(design: Design, size: int, generator: np.random.Generator) -> dict[s
 
 def _figures(outcomes: Outcomes) -> list[Figure]:
     figures = []
-    for name in HELD:
+    for name, goal in HELD.items():
         known = ~np.isnan(outcomes[name])
         if known.any():
-            figures.append(goals.share(f"coverage, {name}", outcomes[name][known], goals.COVERAGE))
+            figures.append(goals.share(f"coverage, {name}", outcomes[name][known], goal))
     return [*figures, goals.share("without a law", 1 - outcomes["law"])]
 
 
@@ -125,23 +133,27 @@ def _held(design: Design, found: Found, scale: Array) -> dict[str, bool]:
     _, low, high = fit.exponent
     held = {"over steps": low <= design.beta <= high}
     low, high = (float(ends[0]) for ends in fit.floors()[1:])
-    held["floor"] = low <= floor <= high
+    held["floor" if floor else "floor of zero"] = low <= floor <= high
     there = np.array([np.log(BEYOND * last)])
-    low, high = (float(ends[0]) for ends in fit.interval(lambda law: law.at(0, there)))
+    low, high = (float(ends[0]) for ends in fit.at(0, there))
     held["loss at 4 times the steps"] = low <= floor + (scale[0] - floor) * BEYOND**-design.beta <= high
-    held["equal loss"] = _meets(design, fit.equal(0, 1), found.start, scale)
+    held |= _meets(design, fit.equal(0, 1), found.start, scale)
     pure = found.over_size
     if pure is not None and not np.isnan(pure.low):
         held["over parameters"] = bool(pure.low <= -ALPHA <= pure.high)
     return held
 
 
-def _meets(design: Design, meeting: Meeting, start: float, scale: Array) -> bool:
-    """Return whether an interval holds the true step of equal loss, as far as steps are looked for."""
+def _meets(design: Design, meeting: Meeting, start: float, scale: Array) -> dict[str, bool]:
+    """Return whether an interval holds the true step of equal loss, by the kind of truth.
+
+    An interval tells the steps from `start` up to `FAR` times the last milestone apart, and says of a truth
+    beyond that it is never, or that it is before.
+    """
     gap, last = scale[1] - design.floor * scale[0], float(design.steps[-1])
-    truth = np.inf
-    if gap > 0:
-        truth = last * ((1 - design.floor) * scale[0] / gap) ** (1 / design.beta)
-    if truth > FAR * last:
-        return meeting.high == np.inf
-    return meeting.low <= max(truth, start) * 1.02 and truth <= meeting.high * 1.02
+    truth = last * ((1 - design.floor) * scale[0] / gap) ** (1 / design.beta) if gap > 0 else np.inf
+    if start < truth <= FAR * last:
+        return {"equal loss": bool(meeting.low <= truth <= meeting.high)}
+    # The first step is the first milestone itself, as far as logarithms are exact.
+    held = meeting.high == np.inf if truth > start else meeting.low <= start * 1.0001
+    return {"equal loss, never or before": bool(held)}
