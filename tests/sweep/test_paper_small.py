@@ -1,6 +1,6 @@
 """The small sweeps of the paper's figures and tables: each asks what its figure asks, of enough runs.
 
-Text that some of them read is made here by the command that their heads name.
+Text and model that some of them read are made here, smaller, by the commands that their heads name.
 """
 
 from __future__ import annotations
@@ -28,46 +28,62 @@ SHARED = {
         "fig10-pcfg-small", "table1-pcfg-small", "table2-pcfg-small",
     ),
     "fig3b-small": ("fig4-hmm-small", "fig8-hmm-small", "fig10-hmm-small"),
+    "fig3c-small": ("fig2b-small", "fig5-opt-small", "fig8-opt-small"),
     "fig2c-small": (),
     "tables-bookcorpus-small": (),
 }  # fmt: skip
 #: Runs in common where not all are: those of one size, those of AdamW at one size, and the look-up table.
-PARTLY = {"fig2a-small": 5, "table1-pcfg-small": 5, "table2-pcfg-small": 5}
+PARTLY = {"fig2a-small": 5, "fig2b-small": 4, "table1-pcfg-small": 5, "table2-pcfg-small": 5}
 #: Files whose models go on by SGD from runs of AdamW.
 BY_SGD = ("fig4-pcfg-small", "fig10-pcfg-small", "fig4-hmm-small", "fig10-hmm-small")
 PARTLY |= dict.fromkeys(BY_SGD, 2)
-#: Files on text.
+#: Files on text, and on text that a causal LM writes.
 ON_TEXT = ("fig2c-small", "tables-bookcorpus-small")
+ON_OPT = ("fig3c-small", "fig2b-small", "fig5-opt-small", "fig8-opt-small")
 #: Tasks of the paper, and those that stand for them on text and in a shorter sentence.
 TASKS = {"sst2": "A", "qnli": "B", "rte": "C", "6": "4", "10": "6"}
-#: Figures without a small sweep: they need text that a causal language model writes, and one that can be had.
-WITHOUT = {"fig2b", "fig3c", "fig5-opt", "fig8-opt"}
 
 
 @functools.cache
 def text() -> Path:
-    """Return a folder with the text and the tables that the files on text read, smaller."""
-    folder = Path(tempfile.mkdtemp(dir=local_models.folder())) / "text-small"
-    [command] = {line for name in ON_TEXT for line in commands(name) if " language text " in line}
-    words = shlex.split(command)
-    assert words[:3] == ["raysweep", "language", "text"]
-    assert words[words.index("-o") + 1] == "sweeps/paper/text-small"
-    file = FOLDER.parents[1] / words[3]
-    assert run(["language", "text", str(file), "-o", str(folder), "--sentences", "4000"]) == 0
+    """Return a folder with the text and the tables that the files on text read."""
+    return made("text", "--sentences", "4000")
+
+
+@functools.cache
+def opt() -> Path:
+    """Return a folder with the causal LM whose text others are on, hardly trained."""
+    return made("model", "--sentences", "500")
+
+
+def made(kind: str, *sizes: str) -> Path:
+    """Return the folder that `raysweep language KIND` makes, as the heads say, but for its size."""
+    named = {line for name in FILES for line in commands(name) if f" language {kind} " in line}
+    [words] = [shlex.split(line) for line in named]
+    assert words[:3] == ["raysweep", "language", kind]
+    folder = Path(tempfile.mkdtemp(dir=local_models.folder())) / Path(words[words.index("-o") + 1]).name
+    assert words[3:] == ["sweeps/paper/fig1-small.yaml", "-o", f"sweeps/paper/{folder.name}"]
+    assert run(["language", kind, str(FOLDER / "fig1-small.yaml"), "-o", str(folder), *sizes]) == 0
     return folder
 
 
 @functools.cache
 def loaded(name: str) -> Sweep:
     overrides = []
-    if name in ON_TEXT:
-        written = plain(name)["language"]
-        assert written.get("source", "./text-small/text.txt") == "./text-small/text.txt"
+    if name in ON_TEXT + ON_OPT:
+        written = plain("fig3c-small" if name in ON_OPT else name)["language"]
+        assert {task["source"] for task in written["tasks"]} <= {f"./text-small/{task}" for task in "ABC"}
         tasks = [
             f"{{name: {task['name']}, source: {text() / task['name']}, text: sentence}}"
             for task in written["tasks"]
         ]
-        overrides = [f"language.source={text() / 'text.txt'}", f"language.tasks=[{', '.join(tasks)}]"]
+        overrides = [f"language.tasks=[{', '.join(tasks)}]"]
+        if name in ON_OPT:
+            assert written["model"] == "./opt-small"
+            overrides.append(f"language.model={opt()}")
+        else:
+            assert written.get("source", "./text-small/text.txt") == "./text-small/text.txt"
+            overrides.append(f"language.source={text() / 'text.txt'}")
     return load_sweep(FOLDER / f"{name}.yaml", overrides, storage=local_models.folder() / "results")
 
 
@@ -88,7 +104,7 @@ def commands(name: str) -> list[str]:
 
 def test_every_figure_has_a_small_sweep() -> None:
     figures = {path.stem for path in FOLDER.glob("*.yaml") if not path.stem.endswith("-small")}
-    assert {f"{figure}-small" for figure in figures - WITHOUT} == set(FILES)
+    assert {f"{figure}-small" for figure in figures} == set(FILES)
 
 
 @pytest.mark.parametrize("name", FILES)
