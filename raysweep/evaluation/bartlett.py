@@ -18,8 +18,10 @@ from pydantic import Field, field_validator
 from raysweep.evaluation.base import Arrays, Subject
 from raysweep.evaluation.labels import LabelledEvaluation, model_of
 from raysweep.evaluation.metric import Metric, Quantity
+from raysweep.evaluation.operations import Operations, gradient
 from raysweep.evaluation.sharding import shard_count, shard_range
 from raysweep.flatness.theory.bartlett import BLOCK, bartlett_terms
+from raysweep.languages.base import Language
 
 COVARIANCE = Quantity(
     name="bartlett/covariance", heading="trace of the gradient covariance", unit="nats", kind="flatness"
@@ -77,6 +79,10 @@ class BartlettConfig(LabelledEvaluation):
 
     def quantities(self) -> Sequence[Quantity]:
         return COVARIANCE, HESSIAN, GAUSS_NEWTON, RESIDUAL
+
+    def operations(self, parameters: int, language: Language) -> Operations:
+        """Return inputs · 30·P·T: a gradient, and two products for the parts of the Hessian."""
+        return Operations.fixed(5 * self.inputs * gradient(parameters, language))
 
     def shards(self) -> int:
         return shard_count(self.inputs, self.shard_size)

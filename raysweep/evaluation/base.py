@@ -19,6 +19,7 @@ import numpy as np
 
 from raysweep.algorithms.base import AlgorithmConfig
 from raysweep.evaluation.metric import Metric, Quantity
+from raysweep.evaluation.operations import Operations
 from raysweep.languages.base import Language
 from raysweep.languages.training_set import TrainingSet
 from raysweep.models.base import ModelConfig
@@ -128,6 +129,14 @@ class Evaluation(KindConfig):
         Coordinates that are known later, such as the task, are left open in their names.
         """
         return ()
+
+    def operations(self, parameters: int, language: Language) -> Operations | None:
+        """Return the floating-point operations of the whole measurement, roughly; None where nobody says.
+
+        `parameters` are those of the model, 0 for what has none.  Nothing is prepared or drawn for it.
+        A plan estimates the time of the measurement by it.
+        """
+        return None
 
     @abstractmethod
     def shards(self) -> int:

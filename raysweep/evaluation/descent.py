@@ -21,6 +21,7 @@ from raysweep.errors import ConfigError
 from raysweep.evaluation.base import Arrays, Evaluation, Subject
 from raysweep.evaluation.labels import model_of
 from raysweep.evaluation.metric import Metric, Quantity
+from raysweep.evaluation.operations import Operations, gradient
 from raysweep.evaluation.sharding import shard_count, shard_range
 from raysweep.flatness.theory.descent import RESOLUTION, descend, noisy_descent, stationary_loss
 from raysweep.flatness.theory.population import Population
@@ -135,6 +136,11 @@ class DescentConfig(Evaluation):
 
     def quantities(self) -> Sequence[Quantity]:
         return START, LARGEST, SMALLEST, OBSERVED, PREDICTED
+
+    def operations(self, parameters: int, language: Language) -> Operations:
+        """Return replicates · time / lr² · batch · 6·P·T over all pairs, the main part."""
+        sentences = sum(self.time / lr**2 * batch for lr, batch in self._pairs())
+        return Operations.fixed(self.replicates * sentences * gradient(parameters, language))
 
     def shards(self) -> int:
         return shard_count(self.replicates, self.shard_size)

@@ -33,6 +33,7 @@ from raysweep.algorithms.dyck import DyckSolution, Solution
 from raysweep.errors import ConfigError
 from raysweep.evaluation.base import Arrays, Evaluation
 from raysweep.evaluation.metric import Metric, Quantity
+from raysweep.evaluation.operations import Operations
 from raysweep.evaluation.sharding import shard_range
 from raysweep.languages.base import Language
 from raysweep.languages.dyck import Dyck
@@ -100,6 +101,11 @@ class DyckConfig(Evaluation):
 
     def quantities(self) -> Sequence[Quantity]:
         return TRACE, TRACE_OVER_BOUND
+
+    def operations(self, parameters: int, language: Language) -> Operations:
+        """Return sets · numbers of examples · 2^T strings · 2·T²: the answers of about T neurons."""
+        answers = 2.0 ** (language.max_length + 1) * language.max_length**2
+        return Operations.fixed(self.sets * len(self.examples) * answers)
 
     def shards(self) -> int:
         return 1

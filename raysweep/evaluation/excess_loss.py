@@ -33,6 +33,7 @@ from torch import Tensor
 from raysweep.algorithms.lookup_table import LookupTable
 from raysweep.evaluation.base import Arrays, Subject
 from raysweep.evaluation.metric import Metric, Quantity
+from raysweep.evaluation.operations import Operations, forward
 from raysweep.evaluation.sharding import draw_sentences, shard_count, shard_range
 from raysweep.evaluation.split import SplitFields, gap
 from raysweep.flatness.trace.fisher import draw_positions
@@ -76,6 +77,11 @@ class ExcessLossConfig(SplitFields):
     @classmethod
     def example(cls, folder: Path) -> Self:
         return cls(sentences=40, shard_size=16)
+
+    def operations(self, parameters: int, language: Language) -> Operations:
+        """Return sentences · positions · 2·P·T, for each of the splits."""
+        positions = language.max_length if self.positions == "all" else 1
+        return Operations.fixed(self.measured * positions * forward(parameters, language))
 
     def shards(self) -> int:
         return shard_count(self.sentences, self.shard_size)

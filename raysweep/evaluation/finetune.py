@@ -30,8 +30,9 @@ from raysweep.evaluation.held_out_loss import mean_per_word
 from raysweep.evaluation.labels import model_of
 from raysweep.evaluation.metric import Metric, Quantity
 from raysweep.evaluation.notes import text_arrays, text_of
+from raysweep.evaluation.operations import Operations, forward, gradient
 from raysweep.evaluation.pretraining_loss import HEADINGS, PretrainingLoss, PretrainingLossFields
-from raysweep.evaluation.tasks import TaskEvaluation
+from raysweep.evaluation.tasks import EXAMPLES, TaskEvaluation
 from raysweep.languages.base import Estimate, Language, Task, TaskMetric
 from raysweep.languages.splits import Split
 from raysweep.models.base import ModelConfig, without_values
@@ -74,9 +75,6 @@ AFTER = {
 
 #: The beginning of the note that names the cells that diverged.
 DIVERGED_NOTE = "finetune: diverged and left out: "
-
-#: Examples of a language's own task where no number is given: as many as in the paper.
-_EXAMPLES = 100_000
 
 
 class FinetuneConfig(TaskEvaluation, PretrainingLossFields, Recipe):
@@ -137,6 +135,21 @@ class FinetuneConfig(TaskEvaluation, PretrainingLossFields, Recipe):
 
     def quantities(self) -> Sequence[Quantity]:
         return (FINETUNE,)
+
+    def operations(self, parameters: int, language: Language) -> Operations | None:
+        """Return seeds · (train · epochs · 6·P·T + test · 2·P·T), and twice the loss, over the tasks.
+
+        None as long as nobody knows how many rows a task has.
+        """
+        total = 0.0
+        loss = self._loss(language).evaluation.operations(parameters, language) if self.forgetting else None
+        for group in self.groups(language):
+            train, test = (self.number(group, split, n) for _, split, n in self._wanted())
+            if train is None or test is None:
+                return None
+            cell = train * self.epochs * gradient(parameters, language) + test * forward(parameters, language)
+            total += self.seeds * len(group.names) * (cell + (2 * loss.most if loss is not None else 0.0))
+        return Operations.fixed(total)
 
     def shards(self) -> int:
         """Return the number of cells; raises `ConfigError` where the tasks are not named (see `fitted`)."""
@@ -203,7 +216,7 @@ class FinetuneConfig(TaskEvaluation, PretrainingLossFields, Recipe):
         both = []
         for _, split, n in self._wanted():
             size = group.size(split)
-            found = group.examples(split, n or size or _EXAMPLES, seed=self.seed)
+            found = group.examples(split, n or size or EXAMPLES, seed=self.seed)
             both.append((found.ids, found.labels[task.name]))
         return both
 

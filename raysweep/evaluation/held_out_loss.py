@@ -24,6 +24,7 @@ from torch import Tensor
 from raysweep.errors import DataError
 from raysweep.evaluation.base import Arrays, Subject
 from raysweep.evaluation.metric import Metric, Quantity
+from raysweep.evaluation.operations import Operations, forward
 from raysweep.evaluation.sharding import draw_sentences, shard_count, shard_range
 from raysweep.evaluation.split import SplitFields, gap
 from raysweep.languages.base import Estimate, Language
@@ -73,6 +74,10 @@ class HeldOutLossConfig(SplitFields):
         if held is not None and held < self.sentences:
             return [("sentences", f"{self.sentences} are asked for, {held} are held out; ask for no more")]
         return []
+
+    def operations(self, parameters: int, language: Language) -> Operations:
+        """Return sentences · 2·P·T, for each of the splits."""
+        return Operations.fixed(self.measured * forward(parameters, language))
 
     def shards(self) -> int:
         return shard_count(self.sentences, self.shard_size)

@@ -16,6 +16,7 @@ from raysweep.evaluation.base import Arrays, Subject
 from raysweep.evaluation.labels import LabelledEvaluation, model_of
 from raysweep.evaluation.metric import NOT_TRUSTED, Metric, Quantity
 from raysweep.evaluation.notes import method_arrays, method_notes
+from raysweep.evaluation.operations import Operations, gradient
 from raysweep.evaluation.sharding import draw_inputs, shard_count, shard_range
 from raysweep.evaluation.trace import TraceConfig
 from raysweep.flatness.trace.estimate import doubt, largest_share, ratio
@@ -107,6 +108,10 @@ class HessianConfig(LabelledEvaluation):
 
     def quantities(self) -> Sequence[Quantity]:
         return TRACE, GAUSS_NEWTON, RESIDUAL
+
+    def operations(self, parameters: int, language: Language) -> Operations:
+        """Return inputs · draws · 18·P·T: a gradient and a product with the Hessian each."""
+        return Operations.fixed(3 * self.inputs * self.draws * gradient(parameters, language))
 
     def shards(self) -> int:
         return shard_count(self.inputs, self.shard_size)

@@ -31,8 +31,9 @@ from raysweep.downstream.tasks import TaskGroup
 from raysweep.errors import DataError
 from raysweep.evaluation.base import Arrays, Subject
 from raysweep.evaluation.metric import Metric, Quantity
+from raysweep.evaluation.operations import Operations, forward
 from raysweep.evaluation.probe_metrics import PROBE, PROBE_AREA, arrays_of, metrics_of
-from raysweep.evaluation.tasks import TaskEvaluation
+from raysweep.evaluation.tasks import EXAMPLES, TaskEvaluation
 from raysweep.languages.base import Language, Task
 from raysweep.languages.splits import Split, in_validation
 from raysweep.models.base import ModelConfig, without_values
@@ -40,8 +41,8 @@ from raysweep.models.representation import Layers, Representation, misfits
 from raysweep.seeding import derive
 
 _CHUNK = 4096  # sentences whose features are in memory at once; as many give the statistics
-_SENTENCES = 100_000  # of a language's own task where no number is given: as many as in the paper
 _CHOOSES = 0.2  # share of the training sentences on which l2 is chosen
+_ITERATIONS = 60  # passes of L-BFGS over the training set, about
 _CONTROL = "\0"  # begins the name of a control task, and no other
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -181,6 +182,35 @@ class ProbeConfig(TaskEvaluation):
     def quantities(self) -> Sequence[Quantity]:
         return (PROBE if len(self.sizes) <= 1 else PROBE_AREA,)
 
+    def operations(self, parameters: int, language: Language) -> Operations | None:
+        """Return the operations of the features, of their projection, and of all heads.
+
+        A sentence takes 2·P·T, and 2·D² for each projection from and to about D features; a head takes 4·D·C
+        for each sentence and pass, C the number of classes.  None as long as nobody knows how many rows a
+        task has.
+        """
+        total, width = 0.0, self.projection or 512
+        for group in self.groups(language):
+            all_train, test = self.number(group, "train", None), self.number(group, "test", self.test)
+            sizes = self.sizes or (all_train,)
+            if test is None or sizes[-1] is None:
+                return None
+            # What is known before rows are read; data sets of more than two classes are rare.
+            classes = sum(
+                2 if group.data is not None else len(group.tasks[name].classes) for name in group.names
+            )
+            sets = self.seeds if self.draws == "own" else 1
+            sentences = sets * sizes[-1] + test + (_CHUNK if sizes[-1] < _CHUNK and self.standardize else 0)
+            projected = 2.0 * width * width * self.seeds * (sum(filter(None, sizes)) + test)
+            passes = _ITERATIONS * len(self.penalties) if self.solver == "lbfgs" else self.epochs
+            seen = passes * sum(filter(None, sizes))
+            if self.solver == "adamw":
+                seen = max(seen, self.steps * self.batch_size * len(sizes))
+            heads = 4.0 * self.seeds * width * classes * seen * (2 if self.control else 1)
+            total += sentences * forward(parameters, language) + heads
+            total += projected if self.projection is not None else 0.0
+        return Operations.fixed(total)
+
     def shards(self) -> int:
         """One: all seeds and tasks share one pass over the features."""
         return 1
@@ -195,7 +225,7 @@ class ProbeConfig(TaskEvaluation):
             for name, task in tasks.items():
                 if task.regression:
                     raise DataError(f"task '{name}' is a regression, and the probe classifies; leave it out")
-            sizes = self.sizes or (group.size("train") or _SENTENCES,)
+            sizes = self.sizes or (group.size("train") or EXAMPLES,)
             found = self._probe(subject, group, tasks, sizes)
             for name, task in tasks.items():
                 best = best_accuracy(subject.language, name, found[name].n, seed=self.seed)
@@ -217,7 +247,7 @@ class ProbeConfig(TaskEvaluation):
             if self.control
         }
         most = max(sizes)
-        test = self.test or group.size("test") or _SENTENCES
+        test = self.test or group.size("test") or EXAMPLES
         sets = range(self.seeds if self.draws == "own" else 1)
         return linear_probe(
             [self._chunks(subject, group, controls, "train", k * most, most) for k in sets],

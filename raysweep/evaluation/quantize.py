@@ -28,6 +28,7 @@ from raysweep.evaluation.held_out_loss import mean_per_word
 from raysweep.evaluation.labels import model_of
 from raysweep.evaluation.metric import Metric, Quantity
 from raysweep.evaluation.notes import text_arrays, text_of
+from raysweep.evaluation.operations import Operations
 from raysweep.evaluation.pretraining_loss import HEADINGS, PretrainingLoss, PretrainingLossFields
 from raysweep.evaluation.sharding import shard_count, shard_range
 from raysweep.languages.base import Estimate, Language
@@ -86,6 +87,12 @@ class QuantizeConfig(PretrainingLossFields):
 
     def problems(self, language: Language) -> list[tuple[str, str]]:
         return [("sentences", message) for message in self._loss(language).problems()]
+
+    def operations(self, parameters: int, language: Language) -> Operations:
+        """Return the operations of the loss times 1 + bits + noise · draws."""
+        weights = 1 + len(self.bits) + len(self.noise) * self.draws
+        loss = self._loss(language).evaluation.operations(parameters, language)
+        return Operations.fixed(weights * loss.most)
 
     def shards(self) -> int:
         return shard_count(self.sentences, self.shard_size)

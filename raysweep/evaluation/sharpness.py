@@ -12,12 +12,14 @@ from pydantic import Field, field_validator
 from raysweep.evaluation.base import Arrays, Subject
 from raysweep.evaluation.labels import LabelledEvaluation, model_of
 from raysweep.evaluation.metric import Metric, Quantity
+from raysweep.evaluation.operations import Operations, gradient
 from raysweep.evaluation.sharding import shard_count, shard_range
 from raysweep.flatness.curvature.complexity import geometric_complexities
 from raysweep.flatness.curvature.loss import gradient_norm, weight_norm
 from raysweep.flatness.curvature.relative import fisher_rao_norms, scaled_traces
 from raysweep.flatness.curvature.sharpness import sharpness
 from raysweep.flatness.pool import Pool
+from raysweep.languages.base import Language
 from raysweep.models.base import MaskedLM
 
 Measure = Literal[
@@ -96,6 +98,12 @@ class SharpnessConfig(LabelledEvaluation):
 
     def quantities(self) -> Sequence[Quantity]:
         return [q for name, q in QUANTITIES.items() if name.removesuffix("_first_order") in self.which]
+
+    def operations(self, parameters: int, language: Language) -> Operations:
+        """Return 12·P·T for each mean and input, and 6·P·T for each step of the pool's searches and input."""
+        means = 2 * self.inputs * len(set(self.which) & set(MEANS))
+        searches = (self.steps + 2) * len({"sam", "asam"} & set(self.which)) + ("gradient_norm" in self.which)
+        return Operations.fixed((means + searches * self.pool_size) * gradient(parameters, language))
 
     def shards(self) -> int:
         return shard_count(self.inputs, self.shard_size)

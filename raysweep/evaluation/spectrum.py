@@ -12,6 +12,7 @@ from pydantic import Field
 from raysweep.evaluation.base import Arrays, Subject
 from raysweep.evaluation.labels import LabelledEvaluation, model_of
 from raysweep.evaluation.metric import Metric, Quantity
+from raysweep.evaluation.operations import Operations, gradient
 from raysweep.evaluation.sharding import shard_range
 from raysweep.flatness.curvature.operator import CurvatureOperator, Matrix
 from raysweep.flatness.curvature.spectrum import Density, density, extreme_eigenvalues
@@ -86,6 +87,11 @@ class SpectrumConfig(LabelledEvaluation):
         kinds = (EIGENVALUE, *((TRACE, SQUARES) if self.vectors else ()))
         found = [_of(kind, matrix) for matrix in self.matrices for kind in kinds]
         return [*found, *([_of(SMALLEST, "hessian")] if "hessian" in self.matrices else [])]
+
+    def operations(self, parameters: int, language: Language) -> Operations:
+        """Return products · inputs · 12·P·T, with 4 products an eigenvalue and one a step of the density."""
+        products = len(self.matrices) * (4 * self.eigenvalues + self.vectors * self.steps)
+        return Operations.fixed(2 * products * self.inputs * gradient(parameters, language))
 
     def shards(self) -> int:
         return 1

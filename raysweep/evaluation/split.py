@@ -32,6 +32,11 @@ class SplitFields(Evaluation):
     split: Literal["held_out", "both"] = "held_out"
     seed: int
 
+    @property
+    def measured(self) -> int:
+        """The number of sentences, those of training included."""
+        return self.sentences * (2 if self.split == "both" else 1)
+
     def encode(self) -> dict[str, Any]:
         """Return the normalised plain data, without `split` where it has its default.
 

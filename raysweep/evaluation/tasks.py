@@ -13,6 +13,9 @@ from raysweep.languages.base import Language
 from raysweep.languages.splits import Split
 from raysweep.registry import suggest
 
+#: Examples of a language's own task where no number is given: as many as in the paper.
+EXAMPLES = 100_000
+
 
 def _as_name(value: Any) -> Any:
     """Return a whole number as a name: tasks of hidden Markov models are called "6", "10"."""
@@ -79,6 +82,12 @@ class TaskEvaluation(Evaluation):
             )
             for name in self.data_tasks(language)
         ]
+
+    def number(self, group: TaskGroup, split: Split, n: int | None) -> int | None:
+        """Return how many examples of a group `n` asks for; None where rows are not counted yet."""
+        if n is not None:
+            return n
+        return EXAMPLES if group.data is None else group.size(split)
 
     def shortage(self, language: Language, field: str, split: Split, n: int) -> list[tuple[str, str]]:
         """Return (field, message) for every task that has fewer than `n` examples of a split.

@@ -31,6 +31,7 @@ from raysweep.errors import ConfigError
 from raysweep.evaluation.base import Arrays, Evaluation, Subject
 from raysweep.evaluation.metric import NOT_TRUSTED, Metric, Quantity
 from raysweep.evaluation.notes import PREFIX, method_arrays, method_notes
+from raysweep.evaluation.operations import Operations, gradient
 from raysweep.evaluation.sharding import draw_inputs, shard_count, shard_range
 from raysweep.evaluation.trace_arrays import (
     OWN,
@@ -206,6 +207,12 @@ class TraceConfig(Evaluation):
     def quantities(self) -> Sequence[Quantity]:
         enlarged = self.common is not None or self.enlarged_to is not None
         return (TRACE, *((ENLARGED,) if enlarged else ()), PART)
+
+    def operations(self, parameters: int, language: Language) -> Operations:
+        """Return inputs · draws · repeats · 6·P·T; with a target, from the first look's inputs to all."""
+        one = self.draws * self.repeats * gradient(parameters, language)
+        least = min(self.inputs, self.next_shards([]) * self.shard_size)
+        return Operations(least * one, self.inputs * one)
 
     def shards(self) -> int:
         return shard_count(self.inputs, self.shard_size)

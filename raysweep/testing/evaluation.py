@@ -24,6 +24,10 @@ from raysweep.testing.contract import Contract, example_language, kept_folder, m
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+#: Fields that say how much is measured: the work grows with the first of them that a kind has.
+SIZES = ("inputs", "sentences", "train", "replicates", "sets", "seeds")
+
+
 class Case(NamedTuple):
     """An evaluation with a subject and a language that it can measure."""
 
@@ -173,6 +177,22 @@ class EvaluationContract(Contract):
         assert wanted == len(done) == evaluation.shards()
         notes = evaluation.notes(done)
         assert all(isinstance(text, str) and text for text in [*notes, *notes.values()])
+
+    def test_operations_grow_with_the_work(
+        self, case: Case, evaluation: Evaluation, language: Language
+    ) -> None:
+        found = evaluation.operations(1000, language)
+        if found is None:
+            assert type(evaluation).operations is Evaluation.operations, "an example should have a known cost"
+            return
+        assert 0 < found.least <= found.middle <= found.most
+        size = next(name for name in SIZES if name in type(evaluation).model_fields)
+        twice = evaluation.model_copy(update={size: 2 * getattr(evaluation, size)})
+        more, larger = twice.operations(1000, language), evaluation.operations(4000, language)
+        assert more is not None
+        assert larger is not None
+        assert more.most > found.most
+        assert larger.most > found.most or not case.algorithm.trains
 
     def test_arrays_survive_storage(self, evaluation: Evaluation, subject: Any, tmp_path: Path) -> None:
         arrays = [measure(evaluation, subject, k) for k in range(evaluation.shards())]
