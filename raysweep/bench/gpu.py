@@ -212,5 +212,4 @@ def prices(sweep: Sweep, plan: Plan, known: Sequence[Rate] | None = None) -> Pri
     each = plan.resources.per_worker
     if each.get("GPU", 0) > 0:
         return Prices(gpu=tuple(gpu_hours(sweep, plan, known)), cpu_hours=None)
-    cpus = plan.resources.workers * each.get("CPU", 0)
-    return Prices(gpu=None, cpu_hours=None if plan.work_seconds is None else plan.work_seconds * cpus / 3600)
+    return Prices(gpu=None, cpu_hours=plan.hours.get("CPU"))

@@ -68,7 +68,7 @@ def validate(file: FileArgument, set_: SetOption = None, json: JsonOption = Fals
         print_json({"ok": False, "errors": str(error).splitlines()})
         raise typer.Exit(error.exit_code) from None
     milestones = sum(len(run.milestones) for run in sweep.runs)
-    notes = _absent(sweep)
+    notes = [*sweep.notes, *_absent(sweep)]
     if json:
         facts = {"name": sweep.name, "runs": len(sweep.runs), "milestones": milestones}
         print_json({"ok": True, **facts, "notes": notes})

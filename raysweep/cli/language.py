@@ -22,6 +22,7 @@ from raysweep.cli.options import (
     print_json,
     whole,
 )
+from raysweep.cli.output import say
 from raysweep.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -76,6 +77,8 @@ def show(
     else:
         sweep = find(file, storage, set_)
         language = sweep.language(sweep.runs[0])
+    for remark in language.remarks():
+        say(f"note: {remark}")
     asked = _probe(language, probe_train, probe_test) if probe else None
     facts = describe(
         language, sentences=sentences, entropy_sentences=entropy_sentences, seed=seed, examples=examples

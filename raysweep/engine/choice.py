@@ -2,10 +2,10 @@
 
 Nested training starts the processes of a Ray Train job for each run, which takes some ten seconds.  A lane
 (`raysweep.engine.lane`) keeps them for the next run.  `resources.engine` names one of the two, or leaves the
-choice to `auto`.  `auto` takes lanes if the sweep asks for CPUs alone and the runs to train are expected to
-take at most `SHORT` seconds each, in the mean over them.  What was not measured counts as long: steps that
-are too slow to be timed here, or that nobody timed, as when `raysweep.launch` is called from Python on a new
-sweep.
+choice to `auto`.  `auto` takes lanes if the sweep asks for CPUs alone and training is expected to take
+at most `SHORT` seconds a run, in the mean over those to train.  What was not measured counts as long: steps
+that are too slow to be timed here, or that nobody timed, as when `raysweep.launch` is called from Python on a
+new sweep.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from raysweep.sweep import Plan, Resources
 
 Engine = Literal["nested", "lanes"]
 
-#: Seconds of work of a short run.
+#: Seconds of training of a short run.
 SHORT = 60.0
 
 #: Share of its CPUs that training leaves to evaluations, which ask for the same share of theirs.
@@ -37,7 +37,7 @@ def choose_engine(resources: Resources, plan: Plan) -> Engine:
     if resources.engine != "auto":
         return checked(resources)
     named = {*resources.per_worker, *resources.evaluate}
-    costs = [run.cost.seconds for run in plan.to_do if run.train_steps]
+    costs = [run.cost.training for run in plan.to_do if run.train_steps]
     known = [seconds for seconds in costs if seconds is not None]
     short = bool(known) and len(known) == len(costs) and sum(known) <= SHORT * len(known)
     return "lanes" if short and named <= {"CPU"} else "nested"

@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from ray._private import state
 from ray.train.v2._internal.callbacks import placement_group_callback as callbacks
 from ray.train.v2._internal.execution.controller import placement_group_cleaner as cleaners
 
@@ -25,6 +24,8 @@ def alive(actor_id: str, timeout: float) -> bool:
 
     Ray Train passes a `timeout` for the dashboard, which the control store does not need.
     """
+    from ray._private import state  # of no public name without the dashboard
+
     try:
         found = state.actors(actor_id)
     except Exception:

@@ -33,10 +33,13 @@ from raysweep.engine.services import Services, start_services
 from raysweep.engine.tuner import build
 from raysweep.errors import StorageError
 from raysweep.sweep import Plan, Sweep, SweepLock, make_plan
+from raysweep.sweep.estimate import History
+from raysweep.sweep.learnt import Learnt
 from raysweep.sweep.provenance import provenance, save_launch
 from raysweep.sweep.sentences import with_sentences
 from raysweep.sweep.starts import failures, unfinished
 from raysweep.sweep.stored import save_sweep, select
+from raysweep.sweep.survey import survey
 from raysweep.tracking import Tracker
 
 log = logging.getLogger("raysweep.launch")
@@ -49,6 +52,9 @@ _HURRY = 5.0
 
 #: Seconds before each further attempt at the runs that trouble has left unfinished.
 PAUSES = (2.0, 10.0, 30.0)
+
+#: Runs whose records are read again at the end, for the estimates of other launches.
+_TELLING = 64
 
 #: Seconds between two looks at the board for trouble that concerns the whole launch.
 _LOOK = 1.0
@@ -95,7 +101,8 @@ def launch(
             for spec in chosen.runs:
                 ledger.open(spec.run_id).retry()
         save_sweep(sweep)
-        save_launch(sweep.directory, with_sentences(facts, chosen))
+        facts = with_sentences(facts, chosen)
+        save_launch(sweep.directory, facts)
         if unfinished(chosen):
             if on_work is not None:
                 on_work()
@@ -118,6 +125,7 @@ def launch(
                     with watched(parts(), hand_over if awaited else end):
                         troubles = _work(chosen, plan, tracker, cluster, observer, on_start)
                 tell_done()
+                save_launch(sweep.directory, {**facts, "learnt": _learnt(chosen, plan).encode()})
         except BaseException:
             # Who asked a launch to end, or has an error to read, does not wait for MLflow.
             tracker.close(most=_HURRY)
@@ -131,6 +139,12 @@ def launch(
         worked_on=tuple(run.run_id for run in plan.to_do),
         tracked=tracked,
     )
+
+
+def _learnt(sweep: Sweep, plan: Plan) -> Learnt:
+    """Return what this launch tells the next ones, by some of its runs."""
+    runs = tuple(run.spec for run in plan.to_do[:_TELLING])
+    return History(replace(sweep, runs=runs), survey(sweep.ledger(), runs, verify=True), {}).tells()
 
 
 def _work(

@@ -40,7 +40,10 @@ class Monitor:
         self._ledger = sweep.ledger()
         self._rows = {row.run_id: row for row in run_states(sweep)}
         timed = {run.run_id: run.cost.step for run in plan.runs if run.cost.step is not None}
-        self._progress = Progress(self._rows.values(), timed, slots=slots, now=self._started)
+        expected = {
+            (run.run_id, kind): seconds for run in plan.runs for kind, seconds in run.cost.evaluations.items()
+        }
+        self._progress = Progress(self._rows.values(), timed, expected, slots=slots, now=self._started)
         self._paces = {row.run_id: Pace() for row in self._rows.values()}
         self._measuring = {row.run_id: Remaining() for row in self._rows.values()}
         self._thread = threading.Thread(target=self._watch, name="raysweep-monitor", daemon=True)

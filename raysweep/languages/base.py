@@ -203,6 +203,10 @@ class Language(ABC):
         """
         return None
 
+    def remarks(self) -> list[str]:
+        """Return what a reader should know before `prepare`, though it is no mistake."""
+        return []
+
     def problems(self) -> list[tuple[str, str]]:
         """Return field of the configuration and message for each mistake that `prepare` would find at once.
 

@@ -31,6 +31,7 @@ from raysweep.report.parts import figures_kept
 from raysweep.report.suite_figures import suite_figures
 from raysweep.sweep import Sweep
 from raysweep.sweep.claims import Questions
+from raysweep.sweep.learnt import covered
 from raysweep.sweep.provenance import all_launches
 from raysweep.sweep.suite import Member, Standing, State
 from raysweep.sweep.tidy import FIXED, SEEDS, tidy, typed
@@ -224,7 +225,7 @@ def _fitting(frame: pd.DataFrame, member: Member) -> tuple[pd.DataFrame, str]:
 
 def _origin(sweep: Sweep, software: Software) -> Origin | None:
     """Return the origin of a sweep's records; None without any."""
-    spans = sorted(_spans(sweep))
+    spans = list(_spans(sweep))
     if not spans:
         return None
     last = max(end for _, end in spans)
@@ -232,7 +233,7 @@ def _origin(sweep: Sweep, software: Software) -> Origin | None:
     return Origin(
         time=last,
         date=datetime.fromtimestamp(last, UTC).strftime("%Y-%m-%d"),
-        wall_seconds=round(_covered(spans), 1),
+        wall_seconds=round(covered(spans), 1),
         launches=len(used),
         measured_with=tuple(dict.fromkeys(Software.of(facts) for facts in used)),
         judged_with=software,
@@ -257,16 +258,3 @@ def _spans(sweep: Sweep) -> Iterator[tuple[float, float]]:
                 record = run.evaluation(step, evaluation)
                 if record is not None:
                     yield record.time - record.seconds, record.time
-
-
-def _covered(spans: list[tuple[float, float]]) -> float:
-    """Return the seconds that sorted spans cover together.
-
-    >>> _covered([(0.0, 2.0), (1.0, 3.0), (5.0, 6.0)])
-    4.0
-    """
-    total, reached = 0.0, float("-inf")
-    for start, end in spans:
-        total += max(0.0, end - max(start, reached))
-        reached = max(reached, end)
-    return total

@@ -1,48 +1,102 @@
 """Time and storage of the work that is left, estimated from measurements.
 
 Seconds of a training step: the run's own history; else the caller's timing of the run; else the history of a
-run with the same language, model, kind of algorithm and batch.  Seconds of an evaluation and bytes of a
-checkpoint: the mean over runs with the same model.  Bytes without any history: three float32 numbers a
-parameter (weights and the two moments of Adam), most of a checkpoint.
+run with the same language, model, kind of algorithm and batch.
+
+Seconds of an evaluation: the mean over runs with the same model; else its operations, as the evaluation
+states them, over those of training a second (6 · parameters · words of a step), times the share of these that
+evaluations of the kind reached in this sweep, else in other sweeps of the storage, else `SHARE`.
+
+Seconds are those of a processor that has nothing else to do: recorded ones are divided by the crowding
+(`raysweep.sweep.learnt`).  Bytes of a checkpoint are the mean over runs with the same model; without any
+history three float32 numbers a parameter (weights and the two moments of Adam), most of a checkpoint.
 """
 
 from __future__ import annotations
 
+import heapq
 import statistics
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from raysweep.evaluation.operations import Operations
 from raysweep.sweep.config import Sweep
 from raysweep.sweep.identity import canonical
+from raysweep.sweep.learnt import Learnt, crowding, first_work
 from raysweep.sweep.missing import Missing
 from raysweep.sweep.run import RunSpec
 from raysweep.sweep.survey import RunRecords
 
 _BYTES_PER_PARAMETER = 12
+#: Runs whose paces stand for that of the machine.
+_SOME = 64
+#: Operations a second of an evaluation over those of training, where no history tells.  Those of the encoders
+#: of sweeps/scaling.yaml reached 0.4 (excess loss), 0.8 (probe) and 1.1 (trace, with few inputs) on an Intel
+#: Xeon (Emerald Rapids).
+SHARE = 0.6
+#: Where other sweeps tell, the share is within this factor of `SHARE`: very small work takes other times.
+_APART = 4.0
+
+
+class Span(NamedTuple):
+    """The least and the most seconds of something."""
+
+    least: float
+    most: float
+
+
+NOTHING = Span(0.0, 0.0)
+
+#: Seconds from the begin of a launch to its first work, and from its last result to its end, where no history
+#: tells: on two cores (Intel Xeon, Emerald Rapids; AMD EPYC, Zen 3), the most of them with other work beside.
+START, END = Span(15.0, 38.0), Span(8.0, 18.0)
+#: Seconds by which a run takes longer than its steps and evaluations: from warm lanes to nested training, by
+#: `raysweep bench engine`.
+RUN = Span(0.6, 4.6)
+#: The start of other launches on the same machine varies by this.
+_STARTS = Span(0.8, 1.4)
+#: What the work takes in relation to the estimate: records, MLflow and Ray's own processes need the
+#: processors too, and processes beside each other share caches.
+_WORK = Span(0.9, 1.25)
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Estimated seconds of work, bytes of checkpoints and seconds of a step; None if nothing was measured."""
+    """Estimated seconds of work, bytes of checkpoints and seconds of a step; None if nothing was measured.
+
+    `training` is the part of the seconds that is training, `span` the least and the most of all of them, and
+    `evaluations` the seconds of one evaluation by kind.  `not_counted` are the kinds whose cost nobody knows:
+    they are no part of the seconds.
+    """
 
     seconds: float | None = 0.0
     bytes: float | None = 0.0
     step: float | None = None
+    training: float | None = 0.0
+    span: Span = NOTHING
+    evaluations: Mapping[str, float] = field(default_factory=dict)
+    not_counted: tuple[str, ...] = ()
 
 
 class History:
-    """Measured costs of the runs of a sweep."""
+    """Measured costs of the runs of a sweep; `learnt` is what other launches of the storage tell."""
 
     def __init__(
         self,
         sweep: Sweep,
         records: Mapping[str, RunRecords],
         step_seconds: Mapping[str, float],
+        learnt: Learnt | None = None,
     ) -> None:
         self.sweep = sweep
+        self.learnt = learnt or Learnt()
         self.timed = dict(step_seconds)
         self._texts: dict[int, str] = {}
         self._counts: dict[tuple[str, str], int] = {}
+        self._known: dict[tuple[str, str, str], Operations | None] = {}
+        self._records = records
+        crowd = crowding(sweep.directory, records.values(), sweep.resources)
         own: dict[str, float] = {}
         alike: dict[tuple[str, str, str, int], list[float]] = {}
         sizes: dict[str, list[float]] = {}
@@ -52,16 +106,17 @@ class History:
             if held is None:
                 continue
             if held.step_seconds is not None:
-                own[spec.run_id] = held.step_seconds
-                alike.setdefault(self._like(spec), []).append(held.step_seconds)
+                own[spec.run_id] = held.step_seconds / crowd
+                alike.setdefault(self._like(spec), []).append(held.step_seconds / crowd)
             if held.checkpoint_bytes is not None:
                 sizes.setdefault(self._model(spec), []).append(held.checkpoint_bytes)
             for kind, seconds in held.evaluation_seconds:
-                evaluations.setdefault((self._model(spec), kind), []).append(seconds)
+                evaluations.setdefault((self._model(spec), kind), []).append(seconds / crowd)
         self.own = own
         self.alike = {key: statistics.fmean(values) for key, values in alike.items()}
         self.sizes = {key: statistics.fmean(values) for key, values in sizes.items()}
         self.evaluations = {key: statistics.fmean(values) for key, values in evaluations.items()}
+        self.shares = {**_bounded(self.learnt.shares), **self._shares()}
 
     def _model(self, spec: RunSpec) -> str:
         if not spec.trains:
@@ -81,26 +136,147 @@ class History:
                 return known[spec.run_id]
         return self.alike.get(self._like(spec))
 
-    def _checkpoint_bytes(self, spec: RunSpec) -> float:
-        model = self._model(spec)
-        if model in self.sizes:
-            return self.sizes[model]
-        key = (model, spec.language_fingerprint)
+    def _parameters(self, spec: RunSpec) -> int:
+        if not spec.trains:
+            return 0
+        key = (self._model(spec), spec.language_fingerprint)
         if key not in self._counts:
             self._counts[key] = spec.model.parameters(self.sweep.language(spec))
-        return _BYTES_PER_PARAMETER * self._counts[key]
+        return self._counts[key]
+
+    def _checkpoint_bytes(self, spec: RunSpec) -> float:
+        model = self._model(spec)
+        return self.sizes[model] if model in self.sizes else _BYTES_PER_PARAMETER * self._parameters(spec)
+
+    def _pace(self, spec: RunSpec) -> float | None:
+        """Return the operations a second of a process that trains a run; None if they are not known.
+
+        What trains on a GPU and is measured on a CPU, or the other way round, has no pace in common.
+        """
+        resources, step = self.sweep.resources, self.step(spec)
+        both = {bool(of.get("GPU", 0)) for of in (resources.per_worker, resources.evaluate)}
+        if not spec.trains or not step or len(both) > 1:
+            return None
+        words = spec.pretrain.batch_size * self.sweep.language(spec).max_length
+        processes = 1 if spec.run_id in self.timed else resources.workers
+        return 6.0 * self._parameters(spec) * words / step / processes
+
+    def _operations(self, spec: RunSpec, kind: str) -> Operations | None:
+        key = (self._model(spec), spec.language_fingerprint, kind)
+        if key not in self._known:
+            evaluation = spec.evaluations[kind]
+            self._known[key] = evaluation.operations(self._parameters(spec), self.sweep.language(spec))
+        return self._known[key]
+
+    def _shares(self) -> dict[str, float]:
+        """Return the share of the pace of training that evaluations of each kind of this sweep reached."""
+        taken: dict[str, list[tuple[float, float]]] = {}
+        seen = set()
+        for spec in self.sweep.runs:
+            pace, model = self._pace(spec), self._model(spec)
+            for key, evaluation in spec.evaluations.items():
+                seconds = self.evaluations.get((model, key))
+                if not seconds or pace is None or (model, key) in seen:
+                    continue
+                seen.add((model, key))
+                operations = self._operations(spec, key)
+                if operations is not None:
+                    taken.setdefault(evaluation.kind, []).append((operations.middle / pace, seconds))
+        return {
+            kind: sum(expected for expected, _ in pairs) / sum(seconds for _, seconds in pairs)
+            for kind, pairs in taken.items()
+        }
+
+    def evaluation(self, spec: RunSpec, kind: str) -> tuple[float, Span] | None:
+        """Return the seconds of an evaluation with their least and most; None if nothing tells."""
+        known = self.evaluations.get((self._model(spec), kind))
+        if known is not None:
+            return known, Span(known, known)
+        operations, pace = self._operations(spec, kind), self._pace(spec)
+        if pace is None:
+            # What is not trained is measured by processes like those of the others.
+            pace = None if spec.trains else self._median_pace()
+        if operations is None or pace is None:
+            return None
+        share = self.shares.get(spec.evaluations[kind].kind)
+        if share is not None:
+            seconds = operations.middle / (pace * share)
+            return seconds, Span(seconds, seconds)
+        rate = pace * SHARE
+        return operations.middle / rate, Span(operations.least / rate, operations.most / rate)
+
+    def _median_pace(self) -> float | None:
+        """Return the median pace of some runs that train; None if none is known."""
+        paces = [pace for pace in map(self._pace, self.sweep.runs[:_SOME]) if pace is not None]
+        return statistics.median(paces) if paces else None
 
     def cost(self, spec: RunSpec, lacks: Missing) -> Cost:
-        """Return the cost of what a run lacks.
-
-        Evaluations that were never timed count as nothing: a total needs only the time of training.
-        """
+        """Return the cost of what a run lacks."""
         known = self.step(spec)
         step = known if lacks.train_steps else 0.0
-        seconds = None
-        if step is not None:
-            model = self._model(spec)
-            measuring = sum(self.evaluations.get((model, kind), 0.0) for _, kind in lacks.evaluations)
-            seconds = lacks.train_steps * step + measuring
         new = len(lacks.checkpoints)
-        return Cost(seconds, new * self._checkpoint_bytes(spec) if new else 0.0, known)
+        kinds = dict.fromkeys(kind for _, kind in lacks.evaluations)
+        found = {kind: self.evaluation(spec, kind) for kind in kinds}
+        each = [found[kind] for _, kind in lacks.evaluations]
+        spans = [one[1] for one in each if one is not None]
+        training = None if step is None else lacks.train_steps * step
+        measuring = sum(one[0] for one in each if one is not None)
+        return Cost(
+            seconds=None if training is None else training + measuring,
+            bytes=new * self._checkpoint_bytes(spec) if new else 0.0,
+            step=known,
+            training=training,
+            span=Span(
+                (training or 0.0) + sum(span.least for span in spans),
+                (training or 0.0) + sum(span.most for span in spans),
+            ),
+            evaluations={kind: one[0] for kind, one in found.items() if one is not None},
+            not_counted=tuple(kind for kind, one in found.items() if one is None),
+        )
+
+    def tells(self) -> Learnt:
+        """Return what this history tells the next launches."""
+        start = first_work(self.sweep.directory, self._records.values())
+        return Learnt(start=start, shares=self._shares())
+
+
+def _bounded(shares: Mapping[str, float]) -> dict[str, float]:
+    """Return shares of other sweeps within a factor of `SHARE`, because other sizes may be far from these."""
+    return {kind: min(max(share, SHARE / _APART), SHARE * _APART) for kind, share in shares.items()}
+
+
+def launch_seconds(costs: Iterable[Cost], *, slots: int, start: float | None = None) -> Span | None:
+    """Return the least and the most seconds of a launch of some runs, `slots` of them at once.
+
+    The least is that of work that all processors share to the end, but for the training of a single run; the
+    most that of runs that do their work one thing after another.  `start` are the seconds from the begin of a
+    former launch on this machine to its first work.  None if the seconds of a run are not known.
+    """
+    known = list(costs)
+    trained = [cost.training for cost in known if cost.training is not None]
+    if any(cost.seconds is None for cost in known):
+        return None
+    runs = [
+        Span(cost.span.least + RUN.least, cost.span.most + RUN.most) if cost.training else cost.span
+        for cost in known
+    ]
+    slots = max(1, min(slots, len(runs)))
+    least = max(sum(run.least for run in runs) / slots, *trained, 0.0)
+    most = one_after_another((run.most for run in runs), slots)
+    begin = START if start is None else Span(*(start * factor for factor in _STARTS))
+    return Span(
+        begin.least + _WORK.least * least + END.least,
+        begin.most + _WORK.most * most + END.most,
+    )
+
+
+def one_after_another(work: Iterable[float], slots: int) -> float:
+    """Return when the last of some works ends, each begun in order as soon as one of the slots is free.
+
+    >>> one_after_another([3.0, 1.0, 1.0, 4.0], slots=2)
+    6.0
+    """
+    free = [0.0] * slots
+    for seconds in work:
+        heapq.heapreplace(free, free[0] + seconds)
+    return max(free)

@@ -105,11 +105,17 @@ def load_sweep(
             if name.partition(".")[2] not in EXTENT or any(name in run.axes for run in checked.runs)
         ),
         config=plain,
-        notes=checked.notes,
+        notes=(*checked.notes, *_remarks(checked.runs, languages)),
         points=len(grid.points),
         languages=languages,
         make_variant=_Variants(root, languages, sources),
     )
+
+
+def _remarks(runs: Iterable[RunSpec], languages: LanguageCache) -> list[str]:
+    """Return the remarks on the languages of runs, each once."""
+    configs = {id(spec.language): spec.language for spec in runs}
+    return list(dict.fromkeys(said for each in configs.values() for said in languages.get(each).remarks()))
 
 
 def override(root: Node, overrides: Sequence[str], problems: Problems, *, base: bool = False) -> Node:

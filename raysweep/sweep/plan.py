@@ -15,7 +15,8 @@ from typing import Any, Literal
 
 from raysweep.sweep.changes import Changes, Settings, Stray, stray_lines
 from raysweep.sweep.config import Sweep
-from raysweep.sweep.estimate import Cost, History
+from raysweep.sweep.estimate import NOTHING, Cost, History, Span, launch_seconds
+from raysweep.sweep.learnt import of_storage
 from raysweep.sweep.ledger import heads
 from raysweep.sweep.missing import Missing
 from raysweep.sweep.parameters import Counts, describe, parameters
@@ -104,6 +105,7 @@ class RunPlan:
             "train_to": self.train_to,
             "train_steps": self.train_steps,
             "seconds": self.cost.seconds,
+            "train_seconds": self.cost.training,
             "bytes": self.cost.bytes,
             "items": [
                 {"step": i.step, "evaluation": i.evaluation, "state": i.state, "reason": i.reason}
@@ -123,7 +125,7 @@ class Plan:
     resources: Resources
     #: Grid points and included runs that share their training with another.
     trainings_saved: int
-    #: Seconds of training and evaluation, one run after another; None if nothing was measured yet.
+    #: Seconds of training and evaluation, one after another on idle processors; None if a step has no time.
     work_seconds: float | None
     #: Bytes of new checkpoints, None if no size is known.
     new_bytes: int | None
@@ -136,6 +138,10 @@ class Plan:
     concurrency: int | None = None
     #: True if `concurrency` is an assumption: that of this machine.
     assumed: bool = False
+    #: Seconds from the begin of a former launch on this machine to its first work; None if none tells.
+    start: float | None = None
+    #: Programs that wanted a CPU of this machine in the last minute, where there were more of them than CPUs.
+    load: float | None = None
 
     @property
     def counts(self) -> dict[str, int]:
@@ -154,21 +160,51 @@ class Plan:
         return not self.to_do
 
     @property
-    def wall_seconds(self) -> float | None:
-        """`work_seconds` divided by the number of runs at once, None if one of them is unknown."""
+    def wall_span(self) -> Span | None:
+        """The least and the most seconds of a launch, start and end included; None if they are not known."""
         set_ = self.resources.max_concurrent
         at_once = set_ if isinstance(set_, int) else self.concurrency
-        if self.work_seconds is None or at_once is None:
-            return None
-        return self.work_seconds / max(1, min(at_once, len(self.to_do) or 1))
+        if self.finished or at_once is None:
+            return NOTHING if self.finished else None
+        return launch_seconds((run.cost for run in self.to_do), slots=at_once, start=self.start)
+
+    @property
+    def wall_seconds(self) -> float | None:
+        """The middle of `wall_span`."""
+        span = self.wall_span
+        return None if span is None else sum(span) / 2
+
+    @property
+    def hours(self) -> dict[str, float]:
+        """GPU-hours of the work, or CPU-hours where a sweep has no GPUs; {} where the time is not known."""
+        if self.work_seconds is None:
+            return {}
+        device = "GPU" if self.resources.per_worker.get("GPU", 0) > 0 else "CPU"
+        training = sum(run.cost.training or 0.0 for run in self.to_do)
+        each = self.resources.workers * self.resources.per_worker.get(device, 0.0)
+        measuring = (self.work_seconds - training) * self.resources.evaluate.get(device, 0.0)
+        return {device: (training * each + measuring) / 3600}
+
+    @property
+    def not_counted(self) -> tuple[str, ...]:
+        """The evaluations whose cost nobody knows, so that no time holds them."""
+        return tuple(dict.fromkeys(kind for run in self.to_do for kind in run.cost.not_counted))
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Remarks on the sweep, and the machine that the time is for if that is an assumption."""
-        if not self.assumed or self.concurrency is None or self.finished or self.wall_seconds is None:
-            return self.remarks
-        runs = f"{count(self.concurrency, 'run')} at once"
-        return (*self.remarks, f"the time is for this machine, with {os.cpu_count()} CPUs and {runs}")
+        """Remarks on the sweep, and the machine that the time is for."""
+        found = self.remarks
+        if self.finished or self.wall_span is None:
+            return found
+        if self.assumed and self.concurrency is not None:
+            runs = f"{count(self.concurrency, 'run')} at once"
+            found += (f"the time is for this machine, with {os.cpu_count()} CPUs and {runs}",)
+        if self.load is not None:
+            found += (
+                f"other work keeps this machine busy (load {self.load:.0f} on {os.cpu_count()} CPUs), and "
+                "the time is for one without",
+            )
+        return found
 
     def at(self, concurrency: int | None) -> Plan:
         """Return the plan for a cluster that trains so many runs at once."""
@@ -184,6 +220,9 @@ class Plan:
             "evaluations": sum(len(run.missing) for run in self.to_do),
             "work_seconds": self.work_seconds,
             "wall_seconds": self.wall_seconds,
+            "wall_seconds_range": None if self.wall_span is None else list(self.wall_span),
+            "hours": self.hours,
+            "not_counted": list(self.not_counted),
             "new_bytes": self.new_bytes,
             "parameters": {model: dict(counts) for model, counts in self.parameters.items()},
             "notes": list(self.notes),
@@ -228,10 +267,15 @@ class Plan:
     def _estimate(self) -> str:
         if self.work_seconds is None:
             time = "time unknown until steps have been timed"
-        elif self.wall_seconds is not None:
-            time = f"{duration(self.wall_seconds)} ({duration(self.work_seconds)} of work)"
+        elif (span := self.wall_span) is not None:
+            ends = list(dict.fromkeys(map(duration, span)))
+            time = " to ".join(ends)
         else:
             time = f"{duration(self.work_seconds)} of work"
+        if self.work_seconds is not None and self.not_counted:
+            time += f" without {', '.join(self.not_counted)}, whose cost is not known"
+        for device, hours in self.hours.items():
+            time += f", {hours:,.0f} {device}-hours" if hours >= 100 else f", {hours:.2g} {device}-hours"
         space = "storage unknown" if self.new_bytes is None else f"{size(self.new_bytes)} of checkpoints"
         return f"{time}, {space}"
 
@@ -259,7 +303,8 @@ def make_plan(
     waits = Starts(ledger, sweep.runs, records, retry=retry_failed)
     if timed:
         step_seconds = measure(sweep, (s for s in sweep.runs if _untimed(s, records, waits, retry_failed)))
-    history = History(sweep, records, step_seconds or {})
+    learnt = of_storage(sweep.directory)
+    history = History(sweep, records, step_seconds or {}, learnt)
     keyed: dict[tuple[str, ...], dict[str, str]] = {}
     runs = []
     fixed = any(spec.trains and spec.algorithm.depends_on_steps for spec in sweep.runs)
@@ -295,10 +340,22 @@ def make_plan(
         strays=changes.strays(),
         concurrency=_here(sweep.resources) if assumed else concurrency,
         assumed=assumed,
+        start=learnt.start,
+        load=_load() if timed else None,
     )
 
 
 _NOTHING = RunRecords()
+
+
+def _load() -> float | None:
+    """Return how many programs wanted a CPU of this machine; None where each has one, or nobody knows."""
+    try:
+        load = os.getloadavg()[0]
+    except OSError:
+        return None
+    # This process is one of them.
+    return load if load > (os.cpu_count() or 1) + 1 else None
 
 
 def _here(resources: Resources) -> int | None:

@@ -3,8 +3,9 @@
 Work is counted in seconds of a single run: steps times the seconds of a step, and evaluations times the
 seconds of one of their kind.  The seconds of a step are those of the run in this launch; else those of other
 runs of its model; else those that were timed before the launch, scaled by what the launch makes of others.
-The seconds of an evaluation are the mean over runs of the model; else that of other models, scaled by the
-seconds of a step.
+The seconds of an evaluation are the mean over runs of the model, in which those that were expected before
+the launch count as one more; else those expected, scaled by what the launch makes of the others of its kind;
+else the mean of other models, scaled by the seconds of a step.
 
 The least time left is that of the work left at the pace of the launch so far, which holds its start and its
 pauses.  The most is that of runs, `slots` of them at once, that do their work one thing after another: it is
@@ -14,11 +15,11 @@ the time so far lie in: a prediction that still moves is worth little.
 
 from __future__ import annotations
 
-import heapq
 import statistics
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
+from raysweep.sweep.estimate import one_after_another
 from raysweep.sweep.run_state import RunState
 
 #: Seconds, and share of the work that a launch has to do, before its end is predicted.
@@ -39,14 +40,21 @@ _OVER = ("done", "failed")
 class Progress:
     """Estimates share and time left from the states of all runs at growing times in seconds.
 
-    `rows` are the states at the start, `timed` the seconds of a step by run id as timed before it, and
-    `slots` is the number of runs at once.
+    `rows` are the states at the start, `timed` the seconds of a step by run id as timed before it, `expected`
+    those of an evaluation by run id and kind, and `slots` is the number of runs at once.
     """
 
     def __init__(
-        self, rows: Iterable[RunState], timed: Mapping[str, float], *, slots: int, now: float
+        self,
+        rows: Iterable[RunState],
+        timed: Mapping[str, float],
+        expected: Mapping[tuple[str, str], float] | None = None,
+        *,
+        slots: int,
+        now: float,
     ) -> None:
         self._timed = dict(timed)
+        self._expected = dict(expected or {})
         self._slots = slots
         self._begun = self._last = now
         self._first = {row.run_id: _amounts(row) for row in rows}
@@ -63,8 +71,8 @@ class Progress:
             if row.state == "training":
                 self._trained[row.run_id] += now - self._last
         self._last = now
-        step = self._step_seconds(rows)
-        kinds = self._evaluation_seconds(rows, step)
+        step, load = self._step_seconds(rows)
+        kinds = self._evaluation_seconds(rows, step, load)
         done = gained = 0.0
         left: list[float] = []
         for row in rows:
@@ -92,7 +100,7 @@ class Progress:
         pace = gained / elapsed
         least = sum(left) / pace
         # What shares a processor has more seconds of work than the clock has.
-        most = max(least, _one_after_another(left, self._slots) / max(1.0, pace / self._slots))
+        most = max(least, one_after_another(left, self._slots) / max(1.0, pace / self._slots))
         if not self._ends or now - self._ends[-1][0] >= elapsed / _KEPT:
             self._ends.append((now, now + least, now + most))
         while self._ends[0][0] < now - elapsed / 2:
@@ -101,8 +109,8 @@ class Progress:
         most = max((1 + _LEAST_WIDTH) * most, *(end - now for _, _, end in self._ends))
         return (least, most) if most <= max(_FACTOR * least, least + _NEAR) else None
 
-    def _step_seconds(self, rows: Sequence[RunState]) -> dict[str, float]:
-        """Return the seconds of a step by run id, as far as they are known."""
+    def _step_seconds(self, rows: Sequence[RunState]) -> tuple[dict[str, float], float]:
+        """Return the seconds of a step by run id, as far as known, and their ratio to those timed."""
         own, alike = {}, dict[str, list[float]]()
         for row in rows:
             spent, steps = self._trained[row.run_id], row.step - self._steps[row.run_id]
@@ -118,10 +126,10 @@ class Progress:
                 found[row.run_id] = statistics.fmean(alike[row.model])
             elif row.run_id in self._timed:
                 found[row.run_id] = scale * self._timed[row.run_id]
-        return found
+        return found, scale
 
     def _evaluation_seconds(
-        self, rows: Sequence[RunState], step: Mapping[str, float]
+        self, rows: Sequence[RunState], step: Mapping[str, float], load: float
     ) -> dict[tuple[str, str], float]:
         """Return the seconds of an evaluation by run id and kind, as far as they are known."""
         spent, counted = dict[tuple[str, str], float](), dict[tuple[str, str], float]()
@@ -130,11 +138,22 @@ class Progress:
             for kind, of in row.evaluations.items():
                 spent[row.model, kind] = spent.get((row.model, kind), 0.0) + of.seconds
                 counted[row.model, kind] = counted.get((row.model, kind), 0.0) + of.done
+        expected = {
+            (row.model, kind): load * self._expected[row.run_id, kind]
+            for row in rows
+            for kind in row.evaluations
+            if (row.run_id, kind) in self._expected
+        }
         known = {key: spent[key] / counted[key] for key in spent if counted[key] > 0}
+        off = {kind: _off(kind, known, counted, expected) for _, kind in expected}
         found = {}
         for row in rows:
             for kind in row.evaluations:
-                here = known.get((row.model, kind))
+                here, before = known.get((row.model, kind)), expected.get((row.model, kind))
+                if before is not None:
+                    before *= off[kind]
+                    many = counted[row.model, kind]
+                    here = before if here is None else (before + here * many) / (1 + many)
                 if here is None:
                     others = {model: value for (model, other), value in known.items() if other == kind}
                     scaled = [
@@ -157,16 +176,16 @@ def _wanted(row: RunState) -> dict[str, float]:
     return {"": row.steps, **{kind: of.wanted for kind, of in row.evaluations.items()}}
 
 
-def _one_after_another(work: Iterable[float], slots: int) -> float:
-    """Return when the last of some works ends, each begun in order as soon as one of the slots is free.
-
-    >>> _one_after_another([3.0, 1.0, 1.0, 4.0], slots=2)
-    6.0
-    """
-    free = [0.0] * slots
-    for seconds in work:
-        heapq.heapreplace(free, free[0] + seconds)
-    return max(free)
+def _off(
+    kind: str,
+    known: Mapping[tuple[str, str], float],
+    counted: Mapping[tuple[str, str], float],
+    expected: Mapping[tuple[str, str], float],
+) -> float:
+    """Return the seconds of the evaluations of a kind over those expected; 1 where there are none."""
+    both = [key for key in known if key in expected and key[1] == kind]
+    planned = sum(counted[key] * expected[key] for key in both)
+    return sum(counted[key] * known[key] for key in both) / planned if planned else 1.0
 
 
 def _ratio(own: Mapping[str, float], timed: Mapping[str, float]) -> float:

@@ -35,6 +35,9 @@ class RunRecords:
     checkpoint_bytes: int | None = None
     #: (kind, seconds) of the evaluations that were read.
     evaluation_seconds: list[tuple[str, float]] = field(default_factory=list)
+    #: Begin and end, in unix seconds, of the training and of the measuring that the records read tell of.
+    training: list[tuple[float, float]] = field(default_factory=list)
+    measuring: list[tuple[float, float]] = field(default_factory=list)
 
     def add(self, name: RecordName) -> None:
         """Add a record by its name; the name of a failure says nothing more."""
@@ -122,11 +125,16 @@ def _checkpoint(held: RunRecords, run: RunLedger, name: str, parsed: RecordName,
         if data is None or data["step"] != parsed.step:
             raise KeyError("step")
         seconds, size = float(data["train_seconds"]), sum(f["size"] for f in data["files"].values())
+        time = float(data["time"])
     except (KeyError, TypeError, AttributeError, ValueError):
         record = run.read(name, CheckpointRecord)
         if record is None or record.step != parsed.step:
             return False
         seconds, size = record.train_seconds, sum(f.size for f in record.files.values())
+        time = record.time
+    trained = sum(end - start for start, end in held.training)
+    if seconds > trained:
+        held.training.append((time - (seconds - trained), time))
     if newest and parsed.step:
         held.step_seconds, held.checkpoint_bytes = seconds / parsed.step, size
     return True
@@ -139,12 +147,15 @@ def _evaluation(held: RunRecords, run: RunLedger, name: str, parsed: RecordName)
         if data is None or not data["metrics"][0]["name"]:
             raise KeyError("metrics")
         step, kind, identity, seconds = data["step"], data["kind"], data["identity"], float(data["seconds"])
+        time = float(data["time"])
     except (KeyError, IndexError, TypeError, ValueError):
         record = run.read(name, EvaluationRecord)
         if record is None:
             return False
         step, kind, identity, seconds = record.step, record.kind, record.identity, record.seconds
+        time = record.time
     if (step, kind) != (parsed.step, parsed.kind) or not str(identity).startswith(parsed.head):
         return False
     held.evaluation_seconds.append((kind, seconds))
+    held.measuring.append((time - seconds, time))
     return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 
 import torch
@@ -19,7 +20,8 @@ def measure(sweep: Sweep, runs: Iterable[RunSpec], *, steps: int = 20) -> dict[s
     """Return run id -> seconds of a training step for those of `runs` that train.
 
     Runs with the same language, model, algorithm and batch are timed once, on one thread of this machine;
-    settings of an algorithm that are real numbers, such as its rate, change no step's work.
+    settings of an algorithm that are real numbers, such as its rate, change no step's work.  Seconds are
+    those of the processor, so that other work on the machine does not count.
     Runs that are meant for GPUs, or would take longer than some seconds here, are not timed.
     """
     if sweep.resources.per_worker.get("GPU", 0) > 0:
@@ -46,6 +48,8 @@ def _measure(sweep: Sweep, runs: Iterable[RunSpec], steps: int) -> dict[str, flo
         if 6 * spec.model.parameters(language) * words * steps > MOST_OPERATIONS:
             continue
         if key not in timed:
-            timed[key] = step_seconds(language, spec.model, spec.algorithm, spec.pretrain, steps=steps)
+            timed[key] = step_seconds(
+                language, spec.model, spec.algorithm, spec.pretrain, steps=steps, clock=time.thread_time
+            )
         found[spec.run_id] = timed[key]
     return found

@@ -79,11 +79,13 @@ def step_seconds(
     algorithm: AlgorithmConfig,
     pretrain: PretrainConfig,
     steps: int = 5,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> float:
     """Return the median seconds of `steps` timed training steps on this CPU, drawing sentences included.
 
-    Where sentences cost more to draw than to read, few are drawn, and all steps train on these.  It uses
-    torch's current number of threads, keeps nothing, and leaves torch's generator as it was.
+    They are seconds of `clock`.  Where sentences cost more to draw than to read, few are drawn, and all steps
+    train on these.  It uses torch's current number of threads, keeps nothing, and leaves torch's generator as
+    it was.
     """
     keep_freed_memory()
     device = torch.device("cpu")
@@ -102,33 +104,33 @@ def step_seconds(
         last = max(steps + _WARM_UP, language.drawn_at_once // pretrain.batch_size)
         training, drawing = None, 0.0
         if language.stores_sentences:
-            few, last = _Few(language), steps + _WARM_UP
+            few, last = _Few(language, clock), steps + _WARM_UP
             training = TrainingSet(language=language, seed=0, store=few)
             drawing = few.seconds * pretrain.batch_size
         for _ in range(2):
-            start = time.perf_counter()
+            start = clock()
             drawn = list(batches(language, pretrain, seed=0, first=1, last=last, training=training))
-            making = (time.perf_counter() - start) / last
+            making = (clock() - start) / last
         times = []
         for step, batch in enumerate(drawn[: steps + _WARM_UP], start=1):
-            start = time.perf_counter()
+            start = clock()
             stepper.update(batch, step)
-            times.append(time.perf_counter() - start)
+            times.append(clock() - start)
     return statistics.median(times[_WARM_UP:]) + drawing + making
 
 
 class _Few:
     """A few sentences again and again, in the place of a store, with the seconds that drawing one took."""
 
-    def __init__(self, language: Language) -> None:
+    def __init__(self, language: Language, clock: Callable[[], float]) -> None:
         language.sample(1, seed=0)  # makes what drawing needs
         n, taken = 0, 0.0
         # More at once cost less each, as training draws them.
         while taken < _LOOK and n < language.drawn_at_once:
             n = min(max(1, 4 * n), language.drawn_at_once)
-            start = time.perf_counter()
+            start = clock()
             self._ids = language.sample(n, seed=0)
-            taken = time.perf_counter() - start
+            taken = clock() - start
         self.seconds = taken / n
 
     def take(self, numbers: Tensor) -> Tensor:

@@ -151,7 +151,14 @@ def test_a_plan_says_what_its_hours_cost(
     assert run([*words, "--price", "36", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["work_seconds"] > 0
-    assert data["cpu_hours"] == pytest.approx(6 * data["work_seconds"] / 3600)
+    low, high = data["wall_seconds_range"]
+    assert 0 < low < data["wall_seconds"] < high
+    assert data["not_counted"] == []
+    # Each step takes six processors, and an evaluation one.
+    training = sum(run["train_seconds"] for run in data["runs"])
+    assert 0 < training < data["work_seconds"]
+    assert data["cpu_hours"] == pytest.approx((5 * training + data["work_seconds"]) / 3600)
+    assert data["hours"] == {"CPU": data["cpu_hours"]}
     assert data["cpu_cost"] == pytest.approx(36 * data["cpu_hours"])
     assert run([*words, "--price", "36"]) == 0
     assert re.search(r"^  cost: [\d.,]+ for [\d.]+ CPU-hours at 36 an hour$", capsys.readouterr().out, re.M)

@@ -21,7 +21,7 @@ def plan(tmp_path, *seconds: float | None) -> Plan:
     file = tmp_path / "tiny.yaml"
     file.write_text(tiny.HEAD + f"axes: {{seed: {list(range(len(seconds)))}}}\n")
     made = make_plan(load_sweep(file, storage=tmp_path))
-    runs = [replace(run, cost=Cost(s, 0.0)) for run, s in zip(made.runs, seconds, strict=True)]
+    runs = [replace(run, cost=Cost(s, 0.0, training=s)) for run, s in zip(made.runs, seconds, strict=True)]
     return replace(made, runs=tuple(runs))
 
 

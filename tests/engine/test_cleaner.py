@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from ray._private import state
 
 from raysweep.engine import cleaner
 
@@ -20,7 +21,7 @@ from raysweep.engine import cleaner
     ],
 )
 def test_only_the_dead_are_dead(found: dict[str, Any], alive: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cleaner.state, "actors", lambda actor_id: found if actor_id == "ab" else None)
+    monkeypatch.setattr(state, "actors", lambda actor_id: found if actor_id == "ab" else None)
     assert cleaner.alive("ab", 1.0) is alive
 
 
@@ -28,5 +29,5 @@ def test_a_store_that_does_not_answer_says_nothing_of_death(monkeypatch: pytest.
     def actors(actor_id: str) -> None:
         raise RuntimeError("no connection")
 
-    monkeypatch.setattr(cleaner.state, "actors", actors)
+    monkeypatch.setattr(state, "actors", actors)
     assert cleaner.alive("ab", 1.0)

@@ -427,3 +427,37 @@ def test_processes_that_prepare_at_once_take_turns(wanted: list[str]) -> None:
     made = Counter(line for lines in outputs for line in lines[:-1])
     assert len(made) == len(wanted) // 2
     assert set(made.values()) == {1}
+
+
+@pytest.mark.parametrize(
+    ("text", "document", "remark"),
+    [
+        (
+            "many words " * 20,
+            "paragraph",
+            "no blank line, so all of that is one document; put a blank line after",
+        ),
+        (
+            "a line\nanother\n\n",
+            "paragraph",
+            "no blank line, so all of that is one document; set document: line",
+        ),
+        (
+            "words " * 200_000,
+            "line",
+            "no line break in its first 1,000,000 characters, so all of that is one",
+        ),
+        ("a line\n\nanother\n", "paragraph", None),
+        ("a line\nanother\n", "line", None),
+        ("a line", "file", None),
+        ("", "paragraph", None),
+    ],
+)
+def test_a_text_of_one_long_line_is_remarked_on(
+    text: str, document: str, remark: str | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text(text, encoding="utf-8")
+    found = Corpus.open(str(path), **SMALL, document=document).remarks()
+    assert len(found) == (remark is not None)
+    assert remark is None or f"language.source: {path} has {remark}" in found[0]

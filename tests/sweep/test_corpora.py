@@ -205,3 +205,19 @@ def test_finite_data_and_the_gap_on_text(tmp_path: Path, cache: Path) -> None:
     assert found == ["held_out_loss", "train_loss", "generalisation_gap"]
     with pytest.raises(ConfigError, match=r"held_out_loss.split: every sentence of training is fresh"):
         load_sweep(SWEEPS / "scaling.yaml", ["evaluate={held_out_loss: {split: both}}", "claims=null"])
+
+
+def test_a_text_of_one_long_line_is_a_note_of_the_sweep(tmp_path: Path, cache: Path) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text("many words " * 50, encoding="utf-8")
+    (tmp_path / "s.yaml").write_text(
+        "name: s\n"
+        f"language: {{kind: corpus, source: {path}, length: 8, "
+        "tokenizer: {train: wordpiece, vocabulary: 100}}\n"
+        "model: {kind: encoder, shape: 16/1/1/32}\nalgorithm: {kind: adamw}\n"
+        "pretrain: {steps: 4, batch_size: 8}\naxes: {seed: [0, 1]}\n"
+    )
+    sweep = load_sweep(tmp_path / "s.yaml", storage=tmp_path / "results")
+    [note] = [note for note in make_plan(sweep).notes if "text.txt" in note]
+    assert note.startswith(f"language.source: {path} has no blank line, so all of that is one document; ")
+    assert not cache.exists()

@@ -14,10 +14,23 @@ import pytest
 
 from helpers import tiny_sweeps as tiny
 from raysweep.sweep import evaluation_identity, make_plan
+from raysweep.sweep.estimate import Cost, Span, launch_seconds
+from raysweep.sweep.units import duration
 
 
 def why(plan: Any, k: int = 0) -> dict[tuple[int, str | None], tuple[str, str]]:
     return {(i.step, i.evaluation): (i.state, i.reason) for i in plan.runs[k].items}
+
+
+def wall(plan: Any) -> Span:
+    assert plan.wall_span is not None
+    assert plan.wall_seconds == pytest.approx(sum(plan.wall_span) / 2)
+    found: Span = plan.wall_span
+    return found
+
+
+def at_once(plan: Any, slots: int) -> Span | None:
+    return launch_seconds((run.cost for run in plan.to_do), slots=slots)
 
 
 @pytest.fixture
@@ -172,16 +185,26 @@ def test_time_and_storage_come_from_what_was_measured(load: Any, sweep: Any) -> 
     assert plan.new_bytes == 12 * 2 * sum(counts)
     timed = make_plan(sweep, step_seconds={spec.run_id: 0.25 for spec in sweep.runs}, concurrency=2)
     assert timed.work_seconds == pytest.approx(4 * 100 * 0.25)
-    assert timed.wall_seconds == pytest.approx(50.0)
+    # What the evaluation takes, nobody has said or measured.
+    assert timed.not_counted == ("counted",)
+    assert "without counted, whose cost is not known, 0.028 CPU-hours" in str(timed)
+    assert wall(timed) == pytest.approx(
+        launch_seconds([Cost(25.0, training=25.0, span=Span(25.0, 25.0))] * 4, slots=2)
+    )
     # One run is finished: 0.5 s a step, 2 s an evaluation, 7 bytes a checkpoint, for its model.
     tiny.finish(sweep.ledger().run(sweep.runs[0]), sweep.runs[0])
     shape = load(tiny.BASE + tiny.AXES, "axes.model.shape=[16/1/1/32]", "resources.max_concurrent=1")
     plan = make_plan(shape)
     assert [run.state for run in plan.runs] == ["done", "new"]
     assert plan.work_seconds == pytest.approx(100 * 0.5 + 2 * 2.0)
-    assert plan.wall_seconds == pytest.approx(54.0)
+    assert wall(plan) == pytest.approx(
+        launch_seconds([Cost(54.0, training=50.0, span=Span(54.0, 54.0))], slots=1)
+    )
     assert plan.new_bytes == 14
-    assert "54 s (54 s of work), 14 B of checkpoints" in str(plan)
+    assert plan.not_counted == ()
+    low, high = (duration(end) for end in wall(plan))
+    assert f"estimate: {low} to {high}, 0.015 CPU-hours, 14 B of checkpoints" in str(plan)
+    assert plan.to_dict()["wall_seconds_range"] == [*wall(plan)]
 
 
 def test_a_timed_plan_is_for_this_machine_until_it_knows_the_cluster(
@@ -195,18 +218,25 @@ def test_a_timed_plan_is_for_this_machine_until_it_knows_the_cluster(
 
     monkeypatch.setattr("raysweep.sweep.plan.measure", measure)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(os, "getloadavg", lambda: (3.0, 9.0, 9.0))
     sweep = load()
     tiny.finish(sweep.ledger().run(sweep.runs[0]), sweep.runs[0])
     plan = make_plan(sweep, timed=True)
     # A run with records has its own history.
     assert timed == [spec.run_id for spec in sweep.runs[1:]]
     assert plan.work_seconds == pytest.approx(3 * 100 * 0.25 + 2 * 2.0)
-    assert plan.wall_seconds == pytest.approx(plan.work_seconds / 2)
+    assert wall(plan) == at_once(plan, 2)
     [note] = plan.notes
     assert note == "the time is for this machine, with 2 CPUs and 2 runs at once"
     # The same plan for a cluster needs no second look at the ledger.
     wide = plan.at(3)
-    assert (wide.wall_seconds, wide.notes) == (pytest.approx(plan.work_seconds / 3), ())
+    assert (wall(wide), wide.notes) == (at_once(plan, 3), ())
+    # Seconds are those of the processor, so that what else it does comes on top.
+    monkeypatch.setattr(os, "getloadavg", lambda: (9.0, 0.0, 0.0))
+    busy = "other work keeps this machine busy (load 9 on 2 CPUs), and the time is for one without"
+    assert make_plan(sweep, timed=True).at(3).notes == (busy,)
+    assert make_plan(sweep, concurrency=2).notes == ()
+    monkeypatch.setattr(os, "getloadavg", lambda: (3.0, 9.0, 9.0))
     # A failed run is timed only if it is to be tried again.
     failed = sweep.runs[1]
     sweep.ledger().run(failed).record_failure("loss is nan at step 1", error="RunFailedError", step=1)
@@ -216,11 +246,7 @@ def test_a_timed_plan_is_for_this_machine_until_it_knows_the_cluster(
         assert (failed.run_id in timed) == retry
     # A number of the sweep's own stands.
     alone = make_plan(load(tiny.BASE + tiny.AXES, "resources.max_concurrent=1"), timed=True)
-    assert (alone.wall_seconds, alone.notes, alone.at(3).wall_seconds) == (
-        alone.work_seconds,
-        (),
-        alone.work_seconds,
-    )
+    assert (wall(alone), alone.notes, wall(alone.at(3))) == (at_once(alone, 1), (), at_once(alone, 1))
 
 
 def test_a_plan_is_plain_data_and_plain_text(sweep: Any) -> None:

@@ -113,6 +113,31 @@ def test_a_size_that_was_never_seen_counts_by_its_timing() -> None:
     assert unknown is None
 
 
+def test_evaluations_that_nobody_has_seen_count_as_expected() -> None:
+    """Their number is known from the start, so no share falls and no end jumps as soon as they begin."""
+    played = Played(["small", "large", "small", "large"], load=1.5)
+    # One of them is expected to be faster than it is, the other slower.
+    off = {"probe": 0.7, "finetune": 1.3}
+    expected = {
+        (row.run_id, kind): off[kind] * seconds
+        for row in played.rows
+        for kind, seconds in MEASURE[row.model].items()
+    }
+    progress = Progress(played.rows, played.timed, expected, slots=SLOTS, now=0.0)
+    shares, ends = [], []
+    for second in itertools.count(1):
+        played.tick()
+        share, left = progress.see(float(second), played.rows)
+        assert share is not None
+        shares.append((share, played.share()))
+        ends += [(second + least, second + most) for least, most in ([left] if left is not None else [])]
+        if all(row.state == "done" for row in played.rows):
+            break
+    assert all(share == pytest.approx(true, abs=0.12) for share, true in shares)
+    assert ends[0][0] <= len(shares) <= ends[0][1]
+    assert all(later <= 1.5 * sooner for ((_, sooner), (_, later)) in itertools.pairwise(ends))
+
+
 def test_what_is_recorded_is_no_work_of_this_launch_and_failed_runs_ask_for_none() -> None:
     played = Played(["small", "small", "small"])
     whole, failed, waiting = played.rows

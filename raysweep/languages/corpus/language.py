@@ -83,6 +83,9 @@ class Corpus(Language):
     def _held_out(self) -> Corpus:
         return Corpus(self.config, split="held_out", source=self._source)
 
+    def remarks(self) -> list[str]:
+        return [f"language.source: {remark}" for remark in self._source.remarks()]
+
     @cached_property
     def recipe(self) -> dict[str, Any]:
         """Return all that determines the tokens, as plain data: the content of the source, not its path."""

@@ -20,6 +20,9 @@ FORMATS = {".txt": "text", ".jsonl": "json", ".parquet": "parquet"}
 
 _READ_ROWS = 256  # of the source at a time
 
+#: Text files, and characters of each, that are looked at for remarks.
+_LOOKED_AT, _LOOKED_INTO = 8, 1_000_000
+
 
 @dataclass(frozen=True)
 class Source:
@@ -60,6 +63,26 @@ class Source:
             split = splits.get(self.config.split)
             return None if split is None else split.num_examples
         return None
+
+    def remarks(self) -> list[str]:
+        """Return a sentence on each of the first text files that begins with one very long document."""
+        between = {"paragraph": ("\n\n", "blank line"), "line": ("\n", "line break")}
+        if self.loader != "text" or self.config.document not in between:
+            return []
+        separator, name = between[self.config.document]
+        found = []
+        for path in self.files[:_LOOKED_AT]:
+            with open(path, encoding="utf-8", errors="replace") as file:
+                text = file.read(_LOOKED_INTO + 1)
+            if separator in text.strip() or not text.strip():
+                continue
+            lines = self.config.document == "paragraph" and "\n" in text.strip()
+            remedy = (
+                "set document: line if each line is one" if lines else f"put a {name} after each document"
+            )
+            where = f" in its first {_LOOKED_INTO:,} characters" if len(text) > _LOOKED_INTO else ""
+            found.append(f"{path} has no {name}{where}, so all of that is one document; {remedy}")
+        return found
 
     def text_bytes(self) -> int | None:
         """Return the approximate number of bytes of text, None where it is unknown."""
