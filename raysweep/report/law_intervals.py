@@ -40,6 +40,8 @@ from raysweep.report.regression import TINY, Array
 
 #: Steps to where a straight law is rejected, and most of them: from there on nothing bounds a quantity.
 _STEPS, _MOST = 8, 40
+#: Ends of the logarithm of an exponent.
+_FARTHEST = -6.0, 3.0
 
 
 @dataclass(frozen=True)
@@ -107,11 +109,9 @@ class Scores:
         """Return the ends [m] of the 95 % interval of a quantity; infinite where the runs do not bound it."""
         sides = np.array([[-1.0], [1.0]])
         shape = 2, *np.broadcast_shapes(*(term.log_steps.shape for term in quantity))
-        exponent, *others = self.estimate
-        state = (
-            np.broadcast_to(exponent, shape),
-            *(np.broadcast_to(one, (*shape, one.shape[-1])) for one in others),
-        )
+        exponent, floor, scale = self.estimate
+        sizes = (*shape, floor.shape[-1])
+        state = np.broadcast_to(exponent, shape), np.broadcast_to(floor, sizes), np.broadcast_to(scale, sizes)
         critical = self.critical()
         here = self.at(quantity, *state)
         straight = here.value + sides * critical * here.error
@@ -209,8 +209,8 @@ class _Square:
 def _moved(
     state: tuple[Array, Array, Array], along: tuple[Array, Array, Array], by: Array
 ) -> tuple[Array, Array, Array]:
-    log_exponent, floor, scale = (
-        old + (by if old.ndim == by.ndim else by[..., None]) * new
-        for old, new in zip(state, along, strict=True)
-    )
-    return np.clip(log_exponent, -6.0, 3.0), floor, scale
+    """Return a law [...] moved along a direction, with exponents far beyond all that are searched at most."""
+    move, of_floor, of_scale = along
+    log_exponent, floor, scale = state
+    there = np.clip(log_exponent + by * move, *_FARTHEST)
+    return there, floor + by[..., None] * of_floor, scale + by[..., None] * of_scale

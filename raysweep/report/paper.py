@@ -103,7 +103,7 @@ def _legend(figure: Figure, measured: Measurements) -> None:
         )  # fmt: skip
 
 
-class _Marked(HandlerLine2D):  # type: ignore[misc]
+class _Marked(HandlerLine2D):
     """Draws the dash of a variant in the legend, and a dot with the mark that its dots have inside."""
 
     def __init__(self, variant: int) -> None:
