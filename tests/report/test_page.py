@@ -149,10 +149,10 @@ def test_text_from_outside_cannot_become_markup(table: Table) -> None:
         ({"tasks": ()}, 4),
         ({"tasks": (), "trace": False, "lookup": False}, 3),
         # A single seed does not tell noise from a misfit, so there is no law.
-        ({"seeds": (0,)}, 9),
+        ({"seeds": (0,)}, 10),
         # Too few saturated checkpoints for a figure at equal loss: all are in the headline.
         ({"seeds": (0,), "steps": (400,), "models": (("32/1/2/128", 14_000),)}, 6),
-        ({"models": (("32/1/2/128", 14_000),)}, 8),
+        ({"models": (("32/1/2/128", 14_000),)}, 9),
         # The losses of this table drift off a law, by chance.
         ({"trace": False, "tasks": ("A",)}, 3),
         ({"models": ()}, 0),
@@ -248,7 +248,7 @@ def test_axes_beyond_size_and_seed_become_variants(table: Table) -> None:
 def test_the_data_of_every_figure_travels_with_the_page(table: Table, page: str) -> None:
     frame = table()
     files = dict(re.findall(r'download="([^"]+)" href="data:text/csv;base64,([^"]+)"', page))
-    assert len(files) == 10 + 1
+    assert len(files) == 11 + 1
     back = pd.read_csv(io.BytesIO(base64.b64decode(files["demo.csv"])))
     pd.testing.assert_series_equal(back["value"], frame["value"])
 
@@ -285,7 +285,9 @@ def test_the_correlations_are_those_of_the_statistics_room(table: Table) -> None
 
 def test_the_verdicts_are_the_first_section(table: Table) -> None:
     page = render(Content(name="demo", frame=table()))
-    assert page.index("<h2>Verdicts</h2>") < page.index("runs measured") < page.index("<figure>")
+    # A figure of what a verdict rests on is beside it, all others follow.
+    assert page.index("<h2>Verdicts</h2>") < page.index("<figure>") < page.index("runs measured")
+    assert page.index("demo-adjusted-0.csv") < page.index("runs measured") < page.index("demo-A-excess_loss")
     assert "At equal loss, flatter goes with better: <b>" in page
     assert "look-up table: <b>" in page
     told = measurements(table())
