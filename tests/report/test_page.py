@@ -91,8 +91,8 @@ def test_the_page_is_whole_and_needs_no_network(page: str) -> None:
     assert not re.search(r"url\((?!#)", page)
     assert "@import" not in page
     assert len(set(reader.ids)) == len(reader.ids)
-    # Of each task loss, flatness at equal loss, and flatness of all; sizes, steps, laws, the trace by run, and
-    # what the verdict on flatness rests on.
+    # Of each task loss, flatness at equal loss, and flatness of all; sizes, steps, laws, the trace by run,
+    # and what the verdict on flatness rests on.
     assert reader.tags.count("figure") == 2 * 3 + 5
     for svg in re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL):
         ElementTree.fromstring(svg)
