@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 STYLES = {
     "done": "green",
+    "stopped": "green",
     "failed": "bold red",
     "training": "cyan",
     "evaluating": "cyan",
@@ -32,6 +33,7 @@ STYLES = {
 #: Stages of a run for its count; those in other states wait.
 _STAGES = {
     "done": "done",
+    "stopped": "done",
     "failed": "failed",
     "starting": "running",
     "training": "running",
@@ -92,7 +94,7 @@ def runs_table(states: list[RunState], *, width: int, limit: int | None = None, 
     of the peak, which are those of the newest point of the training curve.  With `ids` there is a column of
     ids, of their last parts where the whole would leave no room for metrics.
     """
-    order = {"training": 0, "evaluating": 0, "starting": 1, "failed": 2, "done": 4}
+    order = {"training": 0, "evaluating": 0, "starting": 1, "failed": 2, "done": 4, "stopped": 4}
     shown = states
     if limit is not None and len(states) > limit:
         shown = sorted(states, key=lambda state: order.get(state.state, 3))[:limit]
@@ -175,7 +177,7 @@ def _total(state: LaunchState) -> str:
     runs = ", ".join(f"{counted[stage]} {stage}" for stage in ("done", "running", "waiting"))
     failed = f", {counted['failed']} failed" if counted["failed"] else ""
     time = f"{duration(state.elapsed)} so far"
-    if state.left is not None and any(run.state not in ("done", "failed") for run in state.runs):
+    if state.left is not None and any(run.state not in ("done", "stopped", "failed") for run in state.runs):
         time += f", {_range(*state.left)} left"
     return f"{share}{', '.join(parts)}; runs: {runs}{failed}; {time}"
 

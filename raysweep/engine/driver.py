@@ -12,7 +12,6 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from typing import Any
 
 import ray
@@ -29,6 +28,7 @@ from raysweep.engine.monitor import Monitor, Observer
 from raysweep.engine.outcome import Trouble
 from raysweep.engine.results import Results
 from raysweep.engine.scratch import remove_scratch
+from raysweep.engine.search import Samples, Searching
 from raysweep.engine.services import Services, start_services
 from raysweep.engine.tuner import build
 from raysweep.errors import StorageError
@@ -103,7 +103,7 @@ def launch(
         save_sweep(sweep)
         facts = with_sentences(facts, chosen)
         save_launch(sweep.directory, facts)
-        if unfinished(chosen):
+        if unfinished(chosen) or chosen.to_choose:
             if on_work is not None:
                 on_work()
             stack.enter_context(warmed_up(address))
@@ -113,6 +113,8 @@ def launch(
             close_fork_server()  # the program may have begun one early, and no Ray is served by it
         plan = make_plan(chosen, timed=on_start is not None)
         tracker = Tracker(sweep, commit=facts["git_commit"])
+        searching = Searching(chosen, sweep)
+        searching.told.append(tracker.follow)
         try:
             if plan.finished:
                 if on_start is not None:
@@ -123,7 +125,7 @@ def launch(
                     interrupts.install()
                     awaited = reconnect and not cluster.embedded and tell_cluster(cluster.address, reconnect)
                     with watched(parts(), hand_over if awaited else end):
-                        troubles = _work(chosen, plan, tracker, cluster, observer, on_start)
+                        troubles = _work(searching, plan, tracker, cluster, observer, on_start)
                 tell_done()
                 save_launch(sweep.directory, {**facts, "learnt": _learnt(chosen, plan).encode()})
         except BaseException:
@@ -132,11 +134,17 @@ def launch(
             raise
         # Nothing of the cluster is held meanwhile.
         tracked = tracker.close()
+    if searching.error is not None:
+        raise searching.error
+    before, done = {spec.run_id for spec in chosen.runs}, searching.sweep
     return Results(
-        sweep=sweep,
-        failures=failures(chosen),
-        unfinished={r: troubles[r].message if r in troubles else "" for r in unfinished(chosen)},
-        worked_on=tuple(run.run_id for run in plan.to_do),
+        sweep=searching.whole,
+        failures=failures(done),
+        unfinished={r: troubles[r].message if r in troubles else "" for r in unfinished(done)},
+        worked_on=(
+            *(run.run_id for run in plan.to_do),
+            *(spec.run_id for spec in done.runs if spec.run_id not in before),
+        ),
         tracked=tracked,
     )
 
@@ -148,7 +156,7 @@ def _learnt(sweep: Sweep, plan: Plan) -> Learnt:
 
 
 def _work(
-    sweep: Sweep,
+    searching: Searching,
     plan: Plan,
     tracker: Tracker,
     cluster: Cluster,
@@ -156,21 +164,25 @@ def _work(
     on_start: OnStart | None,
 ) -> Mapping[str, Trouble]:
     """Do the missing work on a cluster; return the trouble of the runs that are still unfinished."""
+    sweep = searching.sweep
     check_storage(sweep.directory)
-    engine = choose_engine(sweep.resources, plan)
+    stops = sweep.search is not None and sweep.search.scheduler is not None
+    # If a scheduler stops a trial, its processes must end, and the training with them.
+    engine = "nested" if stops else choose_engine(sweep.resources, plan)
     shared = shares(sweep.resources, engine, embedded=cluster.embedded)
-    slots = concurrency(sweep.resources, cluster, shared=shared)
+    slots = concurrency(sweep.resources, cluster, spare=stops, shared=shared)
     if on_start is not None:
         on_start(plan.at(slots), cluster)
     services = start_services(sweep, engine, shared)
     monitor = None
     if observer is not None:
         monitor = Monitor(sweep, plan, services.board, observer, slots=slots)
+        searching.told.append(monitor.follow)
     tracker.start()
     if monitor is not None:
         monitor.start()
     try:
-        return _attempts(sweep, [run.run_id for run in plan.to_do], services, slots)
+        return _attempts(searching, [run.run_id for run in plan.to_do], services, slots)
     except (KeyboardInterrupt, StorageError):
         _wind_down(services.board)
         raise
@@ -183,12 +195,15 @@ def _work(
             services.close()
 
 
-def _attempts(sweep: Sweep, runs: Sequence[str], shared: Services, slots: int) -> Mapping[str, Trouble]:
+def _attempts(
+    searching: Searching, runs: Sequence[str], shared: Services, slots: int
+) -> Mapping[str, Trouble]:
     """Work on runs until none is unfinished or `PAUSES` is exhausted; return the last troubles."""
     for pause in (*PAUSES, None):
-        troubles = _attempt(sweep, runs, shared, slots)
-        runs = unfinished(replace(sweep, runs=tuple(sweep.run(run_id) for run_id in runs)))
-        if not runs or pause is None:
+        troubles = _attempt(searching, runs, shared, slots)
+        sweep = searching.sweep
+        runs = unfinished(sweep)
+        if not (runs or sweep.to_choose) or searching.error is not None or pause is None:
             break
         short = [run_id for run_id in runs if run_id in troubles and troubles[run_id].kind == "memory"]
         if short:
@@ -197,10 +212,25 @@ def _attempts(sweep: Sweep, runs: Sequence[str], shared: Services, slots: int) -
     return troubles
 
 
-def _attempt(sweep: Sweep, runs: Sequence[str], shared: Services, slots: int) -> dict[str, Trouble]:
+def _attempt(searching: Searching, runs: Sequence[str], shared: Services, slots: int) -> dict[str, Trouble]:
     """Let Tune work on runs once; return the trouble of each run that had some."""
+    halving = searching.halving(shared.board)
+    if halving is not None:
+        runs = [run_id for run_id in runs if run_id not in halving.stopped]
+    sweep = searching.sweep
+    if not runs and not sweep.to_choose:
+        return {}
+    samples = Samples(searching, runs, shared.board) if sweep.to_choose else None
     built = build(
-        sweep, shared, strict=False, runs=runs, max_concurrent=slots, callbacks=[_Look(shared.board)]
+        sweep,
+        shared,
+        strict=False,
+        runs=runs,
+        scheduler=halving,
+        search_alg=samples,
+        num_samples=1 if samples is None else samples.most,
+        max_concurrent=slots,
+        callbacks=[_Look(shared.board)],
     )
     troubles: dict[str, Trouble] = {}
     try:

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import ray
 
@@ -48,6 +49,15 @@ class Monitor:
         self._measuring = {row.run_id: Remaining() for row in self._rows.values()}
         self._thread = threading.Thread(target=self._watch, name="raysweep-monitor", daemon=True)
 
+    def follow(self, sweep: Sweep) -> None:
+        """Take up the runs that a search has added to the sweep, and those that it has stopped."""
+        known = self._rows
+        changed = tuple(s for s in sweep.runs if s.run_id not in known or s.stopped is not None)
+        fresh = {row.run_id: row for row in run_states(replace(sweep, runs=changed))}
+        for run_id in fresh.keys() - known.keys():
+            self._paces[run_id], self._measuring[run_id] = Pace(), Remaining()
+        self._rows = {**known, **fresh}
+
     def start(self) -> None:
         """Begin to poll."""
         self._thread.start()
@@ -71,7 +81,7 @@ class Monitor:
             return  # the board is being restarted, or Ray is going down
         for run_id, item in news.items():
             row = self._rows.get(run_id)
-            if row is not None:
+            if row is not None and row.state != "stopped":
                 for name in ("state", "step", "tokens_per_second", "mfu", "evaluated", "metrics", "shards"):
                     value = getattr(item, name)
                     if value is not None:
@@ -106,7 +116,7 @@ class Monitor:
             mine = [row.steps_per_second] if row.steps_per_second else speeds.get(row.model, [])
             if row.state == "evaluating":
                 row.eta = self._measuring[row.run_id].see(now, *row.shards)
-            elif row.state in ("done", "failed") or remaining <= 0:
+            elif row.state in ("done", "stopped", "failed") or remaining <= 0:
                 row.eta = 0.0
             else:
                 row.eta = remaining / (sum(mine) / len(mine)) if mine else None

@@ -33,6 +33,7 @@ from raysweep.sweep import Ledger, RunLedger, RunSpec, Sweep
 from raysweep.sweep.missing import metrics_at, missing_now
 from raysweep.sweep.run_state import State
 from raysweep.sweep.starts import check_source, needed_of
+from raysweep.sweep.stored import load_stored
 
 log = logging.getLogger("raysweep.trial")
 
@@ -43,12 +44,13 @@ GRACE = 20.0
 def resolve(sweep: Sweep, config: Mapping[str, Any]) -> RunSpec:
     """Return the run that a trial's config names.
 
-    `{"run": run id}` is a run of the sweep.  Any other config maps dotted paths to values, which replace
+    `{"run": run id}` is a run of the sweep, or one that its search has chosen since.  Any other config maps dotted paths to values, which replace
     those of the sweep's base (`{"algorithm.lr": 3e-4}`).  Raises `ConfigError` for paths or values that do
     not fit.
     """
     if set(config) == {"run"}:
-        return sweep.run(config["run"])
+        known = any(spec.run_id == config["run"] for spec in sweep.runs)
+        return (sweep if known or sweep.search is None else load_stored(sweep.directory)).run(config["run"])
     return sweep.variant(dict(config))
 
 

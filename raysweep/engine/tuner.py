@@ -91,10 +91,12 @@ def build(
 ) -> tune.Tuner:
     """Return the Tuner over `runs` (run ids; all of the sweep by default) or over `param_space`."""
     space: dict[str, Any]
-    reuse = scheduler is None and search_alg is None
+    reuse = scheduler is None and (search_alg is None or isinstance(search_alg, Ready))
     ids = list(runs) if runs is not None else [r.run_id for r in sweep.runs]
     own = [sweep.run(run_id).source for run_id in ids] if param_space is None else []
-    if search_alg is None and any(source is not None and source.own in ids for source in own):
+    if isinstance(search_alg, Ready):
+        space = {}
+    elif search_alg is None and any(source is not None and source.own in ids for source in own):
         space, search_alg, num_samples = {}, Ready(sweep, ids, shared.board), len(ids)
     elif param_space is None:
         space = {"run": tune.grid_search(ids)}

@@ -124,7 +124,7 @@ class Evaluation(KindConfig):
         return []
 
     def quantities(self) -> Sequence[Quantity]:
-        """Return what a claim may name: measures of flatness, and the accuracies that the report shows.
+        """Return what claims and searches may name: losses, flatness, and the accuracies of the report.
 
         Coordinates that are known later, such as the task, are left open in their names.
         """

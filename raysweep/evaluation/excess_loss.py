@@ -168,6 +168,9 @@ class ExcessLossConfig(SplitFields):
         totals = torch.zeros(2, len(ids), dtype=torch.float64).index_add_(1, rows, values)
         return totals / rows.bincount(minlength=len(ids))
 
+    def quantities(self) -> Sequence[Quantity]:
+        return (EXCESS_LOSS, LOSS)
+
     def combine(self, shards: Sequence[Mapping[str, np.ndarray]]) -> list[Metric]:
         entropy = np.concatenate([shard["entropy"] for shard in shards])
         excess = np.concatenate([shard["excess_loss"] for shard in shards])

@@ -117,6 +117,9 @@ class HeldOutLossConfig(SplitFields):
         sums = torch.zeros(len(ids), dtype=torch.float64).index_add_(0, rows, losses)
         return sums.numpy(), mask.sum(dim=1).double().numpy()
 
+    def quantities(self) -> Sequence[Quantity]:
+        return (HELD_OUT_LOSS,)
+
     def combine(self, shards: Sequence[Mapping[str, np.ndarray]]) -> list[Metric]:
         """Return the losses in nats a masked word; n counts sentences."""
         held_out = HELD_OUT_LOSS.estimate(_mean(shards, "loss", "masked"))

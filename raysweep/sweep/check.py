@@ -279,12 +279,19 @@ class Checker:
             self._add(field, message, node, at, f"evaluate.{evaluation.key}")
 
     def runs(
-        self, points: Iterable[Point], evaluations: Mapping[str, tuple[Evaluation, Node, Mark]]
+        self,
+        points: Iterable[Point],
+        evaluations: Mapping[str, tuple[Evaluation, Node, Mark]],
+        probes: Iterable[Point] = (),
     ) -> Checked:
-        """Return the runs of all points, merging those that share a training; problems are collected."""
+        """Return the runs of all points, merging those that share a training; problems are collected.
+
+        `probes` are points that a search may come to: they are checked, and evaluations know their models.
+        """
         merger = Merger({kind: found[0] for kind, found in evaluations.items()})
         starting: list[Starting] = []
-        for point in points:
+        probed: list[ModelConfig] = []
+        for point, is_probe in [*((p, False) for p in points), *((p, True) for p in probes)]:
             language_config = self.section("language", registry.languages, point)
             model = self.section("model", registry.models, point)
             algorithm = self.section("algorithm", registry.algorithms, point)
@@ -310,6 +317,9 @@ class Checker:
             if None in (model, algorithm, pretrain, seeds) or id(language) in self._faulty:
                 continue
             if starts and init is None:
+                continue
+            if is_probe:
+                probed += [model] if algorithm.trains else []
                 continue
             spec = RunSpec(
                 language=language_config,
@@ -342,7 +352,7 @@ class Checker:
                 )
         if starting and self.sources is not None:
             self.sources.resolve(starting, merger.joined)
-        return merger.finish()
+        return merger.finish(probed)
 
     def _of_start(self, point: Point, field: str, message: str) -> None:
         """Note a problem of the run that a point starts from."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,7 @@ from raysweep.sweep.identity import canonical
 from raysweep.sweep.ledger import Ledger
 from raysweep.sweep.resources import Resources
 from raysweep.sweep.run import RunSpec
+from raysweep.sweep.search import Search
 
 
 class LanguageCache:
@@ -62,10 +63,25 @@ class Sweep:
     points: int = 0
     #: Runs that are in the file, too, and not in `runs`, which is then a selection.
     left_out: tuple[RunSpec, ...] = field(default=(), repr=False)
+    #: The search in place of a grid; None without one.
+    search: Search | None = None
+    #: Settings (dotted path -> plain value) of the samples that are known, in order; of a search that learns
+    #: from results, they become more until there are `search.samples`.
+    samples: tuple[Mapping[str, Any], ...] = ()
     languages: LanguageCache = field(default_factory=LanguageCache, repr=False, compare=False)
     make_variant: Callable[[Mapping[str, Any]], RunSpec] | None = field(
         default=None, repr=False, compare=False
     )
+    #: Returns all runs of the sweep with these samples.
+    make_runs: Callable[[Sequence[Mapping[str, Any]]], tuple[RunSpec, ...]] | None = field(
+        default=None, repr=False, compare=False
+    )
+
+    @property
+    def to_choose(self) -> int:
+        """Number of samples that are still to be chosen, by the results of others; 0 for a selection of runs."""
+        chooses = self.search is not None and not self.left_out
+        return self.search.samples - len(self.samples) if self.search is not None and chooses else 0
 
     @property
     def directory(self) -> Path:

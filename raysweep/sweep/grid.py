@@ -4,6 +4,7 @@
     zip       list of groups of axes; the axes of a group walk together, the groups multiply with the grid
     exclude   list of {dotted path: value}; a grid point that agrees with all of one entry is dropped
     include   list of partial configurations; each, laid on the base, is one more point, without the axes
+    search    samples of a space, which multiply with the grid as a group of `zip` does (`raysweep.sweep.search`)
 
 Of an axis, `0..4` stands for the whole numbers from 0 to 4, alone or among other values.
 
@@ -17,13 +18,13 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from raysweep.sweep.document import Mark, Node, Problems, merge, nest
+from raysweep.sweep.document import Mark, Node, Problems, merge, nest, node_of
 from raysweep.sweep.explain import show, unknown
-from raysweep.sweep.identity import canonical
+from raysweep.sweep.identity import EXTENT, canonical
 
 #: Sections that belong to a run; `evaluate` and `resources` belong to the whole sweep.
 SECTIONS = ("language", "model", "algorithm", "pretrain", "init_from", "seed", "seeds")
@@ -107,8 +108,11 @@ class Composer:
         return made
 
 
-def expand(root: Node, problems: Problems) -> Grid:
-    """Return all points of a sweep file; errors of its axes go to `problems`."""
+def expand(root: Node, problems: Problems, samples: Sequence[Mapping[str, Any]] | None = None) -> Grid:
+    """Return all points of a sweep file; errors of its axes go to `problems`.
+
+    `samples` are the settings of those that a search has so far; None for a file without a search.
+    """
     reader = _AxesReader(problems)
     groups: list[list[tuple[Setting, ...]]] = []
     axes = root.get("axes")
@@ -121,6 +125,8 @@ def expand(root: Node, problems: Problems) -> Grid:
                 groups.append([(setting,) for setting in column])
     for k, group in enumerate(_list_of_mappings(root, "zip", problems)):
         groups.extend(reader.walk(k, group))
+    if samples is not None:
+        groups.insert(0, reader.samples(root, samples))
     composer = Composer(root)
     size = math.prod(len(group) for group in groups)
     if size > MAX_POINTS:
@@ -129,7 +135,7 @@ def expand(root: Node, problems: Problems) -> Grid:
         return Grid([], (), frozenset())
     points = [composer.compose(settings, _shown(settings)) for settings in _product(groups)]
     points = _exclude(root, points, problems)
-    names = tuple(setting.path for group in groups for setting in group[0])
+    names = tuple(setting.path for group in groups for row in group[:1] for setting in row)
     for k, entry in enumerate(_list_of_mappings(root, "include", problems)):
         settings = []
         for path, node in entry.items():
@@ -170,7 +176,7 @@ class _AxesReader:
     def known(self, name: str, path: str, mark: Mark) -> bool:
         """Check that a dotted path leads into a section of a run."""
         head, *rest = path.split(".")
-        if head in ("evaluate", "resources", "axes", "zip", "include", "exclude", "name"):
+        if head in ("evaluate", "resources", "axes", "zip", "include", "exclude", "search", "name"):
             self.problems.add(mark, name, f"'{head}' is the same for all runs of a sweep; set it at the top")
         elif head not in SECTIONS:
             self.problems.add(mark, name, unknown(head, SECTIONS))
@@ -253,6 +259,38 @@ class _AxesReader:
         elif all(columns):
             return [list(zip(*columns, strict=True))]
         return []
+
+    def samples(self, root: Node, samples: Sequence[Mapping[str, Any]]) -> list[tuple[Setting, ...]]:
+        """Return the rows of a search, one for each sample; its paths are checked as axes are."""
+        space = root.find(("search", "space")) or root
+        for path, mark in space.keys.items():
+            name = f"search.space.{path}"
+            if not self.known(name, path, mark):
+                self.faulty.add(path)
+            elif path.partition(".")[0] == "pretrain" and path.partition(".")[2] in EXTENT:
+                message = "is no part of a run's identity, so it cannot be searched; set it at the top"
+                self.problems.add(mark, name, message)
+                self.faulty.add(path)
+            elif path in self.taken:
+                message = f"already an axis at {self.taken[path]}; keep one"
+                self.problems.add(mark, name, message)
+                self.faulty.add(path)
+        if self.faulty:
+            return []
+        return [
+            tuple(Setting(path, _drawn(space, path, value), space.keys[path]) for path, value in one.items())
+            for one in samples
+        ]
+
+
+def _drawn(space: Node, path: str, value: Any) -> Node:
+    """Return the node of a value of a search: that of the choice it is, or one at the place of its range."""
+    choices = space.find((path, "choice"))
+    for node in choices.elements() if choices is not None else ():
+        if canonical(node.plain) == canonical(value):
+            return node
+    there = space.get(path)
+    return node_of(value, space.keys[path] if there is None else there.mark)
 
 
 def _list_of_mappings(root: Node, name: str, problems: Problems) -> list[Node]:

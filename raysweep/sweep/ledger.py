@@ -35,10 +35,12 @@ from raysweep.sweep.records import (
     FailureRecord,
     RecordName,
     RunRecord,
+    StopRecord,
     checkpoint_name,
     encode,
     evaluation_name,
     parse_name,
+    stop_name,
 )
 from raysweep.sweep.run import RunSpec
 from raysweep.training.checkpoint import CheckpointRecord, CurvePoint, checkpoint_directory
@@ -264,6 +266,23 @@ class RunLedger:
         if failed:
             sync_directory(self._records)
         return len(failed)
+
+    # Stops of a search
+
+    def stop(self, rule: str) -> StopRecord | None:
+        """Return the decision of a rule to train the run no further; None if it has not decided so."""
+        found = (
+            self.read(n, StopRecord) for n, p in self.record_names() if (p.type, p.head) == ("stopped", rule)
+        )
+        return next((record for record in found if record is not None), None)
+
+    def record_stop(self, rule: str, record: StopRecord) -> StopRecord:
+        """Record that a rule stops the run, durably; an earlier decision stands."""
+        first = self.stop(rule)
+        if first is not None:
+            return first
+        write_atomic(self._records / stop_name(record.step, rule), encode(record))
+        return record
 
     def unfinished_writes(self) -> list[Path]:
         """Return the files of this run that a killed process left half-written."""

@@ -16,12 +16,14 @@ from raysweep.sweep.check import Checker
 from raysweep.sweep.claims import Names, Questions
 from raysweep.sweep.config import LanguageCache, Sweep
 from raysweep.sweep.document import REMOVABLE, Mark, Node, Problems, dotted, node_of, put, remove
+from raysweep.sweep.expansion import Expansion, search_of, with_mode
 from raysweep.sweep.explain import explain, show, unknown
-from raysweep.sweep.grid import SECTIONS, Composer, Setting, expand, is_range
+from raysweep.sweep.grid import SECTIONS, Composer, Setting, is_range
 from raysweep.sweep.identity import EXTENT
 from raysweep.sweep.reading import parse_override, read_file
 from raysweep.sweep.resources import Resources
 from raysweep.sweep.run import RunSpec
+from raysweep.sweep.samples import recorded, with_stops
 from raysweep.sweep.sources import Sources
 from raysweep.sweep.storage import storage_root
 from raysweep.sweep.tracking_uri import check_tracking_uri
@@ -42,6 +44,7 @@ FIELDS = (
     "zip",
     "include",
     "exclude",
+    "search",
     "resources",
     "tolerance",
     "claims",
@@ -75,23 +78,25 @@ def load_sweep(
     _top(root, problems)
     resources = _resources(root, problems)
     questions = _questions(root, problems)
-    grid = expand(root, problems)
+    search = search_of(root, resources, problems)
     languages = LanguageCache()
-    found = Problems()
     sources = Sources(root_directory, str(root.plain.get("name")), languages)
-    checker = Checker(found, languages, sources)
-    evaluations = checker.evaluations(root.get("evaluate"), root.keys.get("evaluate", root.mark))
-    checked = checker.runs(grid.points, evaluations)
-    for problem in found:
-        # A field that a faulty axis sets is not missing.
-        if not (problem.message.startswith("missing") and problem.field in grid.faulty):
-            problems.add(problem.mark, problem.field, problem.message)
+    expansion = Expansion(root, languages, sources, search)
+    samples = [] if search is None else [search.draw(k) for k in range(search.drawn)]
+    grid, checked = expansion(samples, problems)
     problems.raise_any()
     _names(root, questions, checked.runs, languages, problems)
+    if search is not None:
+        search = with_mode(search, root, checked.runs, languages, problems)
     problems.raise_any()
+    if search is not None and search.drawn < search.samples:
+        first = [spec for spec in checked.runs if search.belongs(spec.axes, samples[0])]
+        samples += recorded(root_directory / str(root.plain["name"]), search, first)
+        grid, checked = expansion(samples, problems)
+        problems.raise_any()
     description = root.get("description")
     plain = {key: value for key, value in root.plain.items() if key != "extends"}
-    return Sweep(
+    sweep = Sweep(
         name=str(root.plain["name"]),
         description=str(description.value) if description is not None and description.value else "",
         path=Path(path),
@@ -109,7 +114,11 @@ def load_sweep(
         points=len(grid.points),
         languages=languages,
         make_variant=_Variants(root, languages, sources),
+        search=search,
+        samples=tuple(samples),
+        make_runs=None if search is None else expansion.runs,
     )
+    return with_stops(sweep)
 
 
 def _remarks(runs: Iterable[RunSpec], languages: LanguageCache) -> list[str]:
@@ -139,6 +148,10 @@ def override(root: Node, overrides: Sequence[str], problems: Problems, *, base: 
             value = text.partition("=")[2].strip()
             values = value if is_range(value) else f"[{value}]"
             problems.add(mark, name, f"is an axis of this sweep; write --set axes.{name}={values}")
+        elif not base and root.find(("search", "space", name)) is not None:
+            value = text.partition("=")[2].strip()
+            remedy = f"--set 'search.space.{name}={{choice: [{value}]}}'"
+            problems.add(mark, name, f"is searched by this sweep; write {remedy}")
         elif path[0] in REMOVABLE and len(path) == 2 and node.value is None:
             root = remove(root, path[0], path[1], mark, problems)
         else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -73,14 +73,17 @@ class Merger:
         """Return the joined runs in the order of their first points."""
         return [_join(specs) if len(specs) > 1 else specs[0] for specs in self.groups.values()]
 
-    def finish(self) -> Checked:
-        """Return the joined runs in the order of their first points, and notes."""
+    def finish(self, others: Sequence[ModelConfig] = ()) -> Checked:
+        """Return the joined runs in the order of their first points, and notes.
+
+        `others` are models that the sweep may train, too.
+        """
         runs, notes = self.joined(), []
         for spec, specs in zip(runs, self.groups.values(), strict=True):
             extents = {canonical([s.pretrain.steps, s.milestones]) for s in specs}
             if spec.trains and len(extents) < len(specs):
                 notes.append(f"{len(specs)} points of the grid are the same run, {spec.run_id}; it runs once")
-        compared, remarks = together(runs)
+        compared, remarks = together(runs, others)
         return Checked(compared, (*notes, *_lengths(runs), *remarks))
 
 

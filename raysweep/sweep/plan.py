@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 from typing import Any, Literal
@@ -132,6 +132,8 @@ class Plan:
     #: Trainable parameters of each model that is trained, by label: with its own vocabulary ("own") and with
     #: BERT's ("faithful"), the vocabulary of published sizes.
     parameters: Mapping[str, Counts] = field(default_factory=dict)
+    #: Samples that a search chooses later, by the results of these runs.
+    to_choose: int = 0
     #: Stored runs that the file no longer has.
     strays: tuple[Stray, ...] = ()
     #: Number of runs at once, if known and not set by the sweep itself.
@@ -157,7 +159,7 @@ class Plan:
     @property
     def finished(self) -> bool:
         """True if a launch would start nothing."""
-        return not self.to_do
+        return not self.to_do and not self.to_choose
 
     @property
     def wall_span(self) -> Span | None:
@@ -216,6 +218,7 @@ class Plan:
             "sweep": self.name,
             "counts": self.counts,
             "trainings_saved": self.trainings_saved,
+            "samples_to_choose": self.to_choose,
             "train_steps": sum(run.train_steps for run in self.to_do),
             "evaluations": sum(len(run.missing) for run in self.to_do),
             "work_seconds": self.work_seconds,
@@ -236,6 +239,10 @@ class Plan:
         out += [f"  {n:>6} {state:<9} {_MEANING[state]}" for state, n in self.counts.items() if n]
         if self.trainings_saved:
             out.append(f"  {count(self.trainings_saved, 'training')} saved by sharing steps between runs")
+        if self.to_choose:
+            out.append(
+                f"  {self.to_choose:>6} later     more samples, which the search chooses by the results of others"
+            )
         steps, evaluations = sum(r.train_steps for r in self.to_do), sum(len(r.missing) for r in self.to_do)
         if self.finished:
             out.append("  nothing to train or evaluate")
@@ -331,12 +338,13 @@ def make_plan(
     return Plan(
         name=sweep.name,
         runs=tuple(runs),
-        remarks=sweep.notes,
+        remarks=(*sweep.notes, *_of_search(sweep, to_do)),
         resources=sweep.resources,
         trainings_saved=max(0, sweep.points - len(sweep.runs)),
         work_seconds=_total(run.cost.seconds for run in to_do),
         new_bytes=None if space is None else round(space),
         parameters=parameters(sweep),
+        to_choose=sweep.to_choose,
         strays=changes.strays(),
         concurrency=_here(sweep.resources) if assumed else concurrency,
         assumed=assumed,
@@ -356,6 +364,14 @@ def _load() -> float | None:
         return None
     # This process is one of them.
     return load if load > (os.cpu_count() or 1) + 1 else None
+
+
+def _of_search(sweep: Sweep, to_do: Sequence[RunPlan]) -> Iterator[str]:
+    """Yield what a search makes of the estimates."""
+    if sweep.to_choose:
+        yield f"time and storage are those of the samples that are known, {len(sweep.samples)} of {len(sweep.samples) + sweep.to_choose}"
+    if to_do and sweep.search is not None and sweep.search.scheduler is not None:
+        yield "asha stops samples early, so time and storage are the most that it may take"
 
 
 def _here(resources: Resources) -> int | None:
@@ -408,7 +424,7 @@ def _plan_run(
                 items.append(Item(step, kind, "new", reason))
     status: State
     if lacks.finished:
-        status, reason = "done", ""
+        status, reason = "done", "" if spec.stopped is None else str(spec.stopped)
     elif failed:
         status, reason = "failed", why or ""
     elif wait is not None:

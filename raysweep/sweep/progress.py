@@ -34,7 +34,7 @@ _KEPT = 200
 _PACE = 2.0
 
 #: States of a run that asks for nothing more.
-_OVER = ("done", "failed")
+_OVER = ("done", "stopped", "failed")
 
 
 class Progress:
@@ -68,6 +68,10 @@ class Progress:
         Each is None as long as it is not known.
         """
         for row in rows:
+            if row.run_id not in self._first:  # a search has added it
+                self._first[row.run_id] = _amounts(row)
+                self._steps[row.run_id] = row.step
+                self._trained[row.run_id] = 0.0
             if row.state == "training":
                 self._trained[row.run_id] += now - self._last
         self._last = now

@@ -212,7 +212,7 @@ def read_file(path: Path, problems: Problems, chain: tuple[Path, ...] = ()) -> N
 
 
 def parse_override(text: str, problems: Problems) -> tuple[list[str], Node] | None:
-    """Return path and value of `a.b=c`; the right side is YAML.  The rest after `axes.` is one axis name."""
+    """Return path and value of `a.b=c`; the right side is YAML.  What follows `axes.` or `search.space.` is one path."""
     place = Mark.of_override(text)
     left, equals, right = text.partition("=")
     path = left.strip().split(".")
@@ -222,8 +222,9 @@ def parse_override(text: str, problems: Problems) -> tuple[list[str], Node] | No
     if not right.strip():
         problems.add(place, left, "no value after '='; write null for none")
         return None
-    if path[0] == "axes" and len(path) > 2:
-        path = ["axes", ".".join(path[1:])]
+    for section in (["axes"], ["search", "space"]):
+        if path[: len(section)] == section and len(path) > len(section):
+            path = [*section, ".".join(path[len(section) :])]
     try:
         return path, parse(right, place, problems, tuple(path))
     except ConfigError as error:

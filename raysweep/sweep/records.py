@@ -3,6 +3,7 @@
 records/checkpoint-00000500.json                       a durable checkpoint with its manifest
 records/evaluation-00000500-trace-3f9a1c27be.json      an evaluation at a step, under one identity
 records/failure-001.json                               the run cannot go on (retried-001.json after a retry)
+records/stopped-00000500-3f9a1c27be.json               a search has stopped the run, by the rule of that digest
 """
 
 from __future__ import annotations
@@ -61,21 +62,35 @@ class FailureRecord(Record):
     time: float
 
 
+class StopRecord(Record):
+    """The decision of a search's scheduler to train a run no further than `step`.
+
+    `value` is that of `metric` there.
+    """
+
+    by: str
+    step: int
+    metric: str
+    value: float
+    time: float
+
+
 @dataclass(frozen=True)
 class RecordName:
     """The content of a record's file name."""
 
-    type: Literal["checkpoint", "evaluation", "failure", "retried"]
+    type: Literal["checkpoint", "evaluation", "failure", "retried", "stopped"]
     #: Step; for failures their number.
     step: int
     kind: str = ""
-    #: Head of the evaluation's identity.
+    #: Head of the evaluation's identity, or of the digest of the rule that stopped the run.
     head: str = ""
 
 
 _NAME = re.compile(
     r"(?:checkpoint-(?P<checkpoint>\d+)"
     r"|evaluation-(?P<evaluation>\d+)-(?P<kind>.+)-(?P<head>[0-9a-f]{" + str(DIGITS) + r"})"
+    r"|stopped-(?P<stopped>\d+)-(?P<rule>[0-9a-f]{" + str(DIGITS) + r"})"
     r"|failure-(?P<failure>\d+)|retried-(?P<retried>\d+))\.json\Z"
 )
 
@@ -92,6 +107,8 @@ def parse_name(name: str) -> RecordName | None:
     found = match.lastgroup
     if found == "head":
         return RecordName("evaluation", int(match["evaluation"]), match["kind"], match["head"])
+    if found == "rule":
+        return RecordName("stopped", int(match["stopped"]), head=match["rule"])
     if found == "checkpoint":
         return RecordName("checkpoint", int(match["checkpoint"]))
     if found == "failure":
@@ -107,6 +124,11 @@ def checkpoint_name(step: int) -> str:
 def evaluation_name(step: int, kind: str, identity: str) -> str:
     """Return the file name of an evaluation's record."""
     return f"evaluation-{step:08d}-{kind}-{identity[:DIGITS]}.json"
+
+
+def stop_name(step: int, rule: str) -> str:
+    """Return the file name of the record of a stop."""
+    return f"stopped-{step:08d}-{rule[:DIGITS]}.json"
 
 
 def encode(record: BaseModel) -> bytes:

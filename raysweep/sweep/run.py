@@ -25,6 +25,17 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Stopped:
+    """The end of a run that a search has stopped: its last milestone, and the scheduler that stopped it."""
+
+    step: int
+    by: str
+
+    def __str__(self) -> str:
+        return f"stopped by {self.by} at step {self.step:,}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunSpec:
     """One run: language, model, algorithm, pre-training and seeds, and the evaluations at its milestones.
 
@@ -43,6 +54,8 @@ class RunSpec:
     axes: Mapping[str, Any] = field(default_factory=dict)
     #: The checkpoint that training starts from; None for drawn weights.
     source: Source | None = None
+    #: The end that a search has set to it; None for that of `pretrain`.
+    stopped: Stopped | None = None
 
     @property
     def trains(self) -> bool:
@@ -59,7 +72,8 @@ class RunSpec:
         """Steps at which a checkpoint is kept and evaluated, ascending; (0,) if nothing is trained."""
         if not self.trains:
             return (0,)
-        return tuple(self.pretrain.milestones or (self.pretrain.steps,))
+        steps = tuple(self.pretrain.milestones or (self.pretrain.steps,))
+        return steps if self.stopped is None else tuple(s for s in steps if s <= self.stopped.step)
 
     @cached_property
     def identity_content(self) -> dict[str, Any]:
@@ -108,6 +122,8 @@ class RunSpec:
             "language_fingerprint": self.language_fingerprint,
             "axes": dict(self.axes),
         }
+        if self.stopped is not None:
+            data["stopped"] = {"step": self.stopped.step, "by": self.stopped.by}
         return data if self.source is None else data | {"source": self.source.encode()}
 
     @classmethod
@@ -126,6 +142,7 @@ class RunSpec:
             language_fingerprint=data["language_fingerprint"],
             axes=dict(data["axes"]),
             source=Source.decode(data["source"]) if "source" in data else None,
+            stopped=Stopped(**data["stopped"]) if "stopped" in data else None,
         )
 
     def with_axes(self, axes: Mapping[str, Any]) -> RunSpec:

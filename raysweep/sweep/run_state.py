@@ -21,8 +21,10 @@ from raysweep.sweep.run import RunSpec
 from raysweep.sweep.starts import starts
 
 #: `blocked`: the run waits for the checkpoint that it starts from.  `unfinished`: the run was begun, and as
-#: far as known nobody is working on it.
-State = Literal["queued", "blocked", "starting", "training", "evaluating", "unfinished", "done", "failed"]
+#: far as known nobody is working on it.  `stopped`: a search has stopped it, and what it reached is measured.
+State = Literal[
+    "queued", "blocked", "starting", "training", "evaluating", "unfinished", "done", "stopped", "failed"
+]
 
 
 @dataclass(frozen=True)
@@ -171,7 +173,7 @@ def run_states(sweep: Sweep) -> list[RunState]:
         elif wait is not None:
             row.state = "blocked"
         elif waits.missing(spec).finished:
-            row.state = "done"
+            row.state = "done" if spec.stopped is None else "stopped"
         elif row.step or checkpoints:
             row.state = "unfinished"
         rows.append(row)

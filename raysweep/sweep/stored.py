@@ -16,6 +16,7 @@ from raysweep.sweep.format import FORMAT, STORED, check_format
 from raysweep.sweep.names import Named, chosen
 from raysweep.sweep.resources import Resources
 from raysweep.sweep.run import RunSpec
+from raysweep.sweep.search import Search
 from raysweep.sweep.starts import starts
 from raysweep.sweep.storage import storage_root
 from raysweep.sweep.tracking_uri import check_tracking_uri
@@ -40,6 +41,8 @@ def save_sweep(sweep: Sweep) -> None:
         "config": sweep.config,
         "points": sweep.points,
     }
+    if sweep.search is not None:
+        content |= {"search": sweep.search.encode(), "samples": [dict(one) for one in sweep.samples]}
     write_atomic(sweep.directory / STORED, (json.dumps(content, indent=1) + "\n").encode())
 
 
@@ -66,6 +69,8 @@ def load_stored(directory: Path, *, tracking_uri: str | None = None) -> Sweep:
             axes=tuple(content["axes"]),
             config=content["config"],
             points=content["points"],
+            search=Search.decode(content["search"]) if "search" in content else None,
+            samples=tuple(content.get("samples", ())),
         )
     except FileNotFoundError:
         raise DataError(f"{directory}: no sweep has been launched here (there is no {STORED})") from None

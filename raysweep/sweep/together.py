@@ -10,12 +10,17 @@ from raysweep.models.base import ModelConfig
 from raysweep.sweep.run import RunSpec
 
 
-def together(runs: Sequence[RunSpec]) -> tuple[tuple[RunSpec, ...], tuple[str, ...]]:
-    """Return runs whose evaluations know the models that they compare (`Evaluation.among`), and remarks."""
+def together(
+    runs: Sequence[RunSpec], others: Sequence[ModelConfig] = ()
+) -> tuple[tuple[RunSpec, ...], tuple[str, ...]]:
+    """Return runs whose evaluations know the models that they compare (`Evaluation.among`), and remarks.
+
+    `others` are models to be compared, too, that no run has yet.
+    """
     models: dict[str, dict[int, ModelConfig]] = {}
     for run in runs:
         for kind in run.evaluations if run.trains else ():
-            models.setdefault(kind, {})[id(run.model)] = run.model
+            models.setdefault(kind, {id(m): m for m in others})[id(run.model)] = run.model
     # Runs share their evaluations, so each is asked once.
     known: dict[int, tuple[Evaluation, Evaluation]] = {}
     remarks: dict[str, None] = {}

@@ -80,7 +80,8 @@ class Tracker:
         self._specs = {spec.run_id: spec for spec in sweep.runs}
         self._ledger = Ledger(sweep.directory)
         self._before: dict[str, Names] = {}
-        self._seen: dict[str, Names] = {}
+        #: The records that were looked at, and the milestones that the run was to have.
+        self._seen: dict[str, tuple[Names, tuple[int, ...]]] = {}
         self._records: dict[str, dict[str, Any]] = {}
         self._status: dict[str, Status] = {}
         self._opened = self._active = False
@@ -103,6 +104,10 @@ class Tracker:
         self._before = {run_id: self._names(run_id) for run_id in self._ledger.run_ids()}
         self._thread = threading.Thread(target=self._follow, name="raysweep-tracker", daemon=True)
         self._thread.start()
+
+    def follow(self, sweep: Sweep) -> None:
+        """Take up the runs that a search has added to the sweep, and those that it has stopped."""
+        self._specs = self._specs | {spec.run_id: spec for spec in sweep.runs}
 
     def close(self, *, timeout: float = 30.0, most: float = math.inf) -> bool:
         """Write the rest and return whether everything has arrived; a second call returns the same.
@@ -154,17 +159,18 @@ class Tracker:
     def _look(self, run_id: str) -> None:
         names = self._names(run_id)
         spec = self._specs.get(run_id)
+        look = (names, () if spec is None else spec.milestones)
         active = names != self._before.get(run_id, ())
         # A folder of another run belongs to an older sweep, unless this launch works on it: then a search
         # algorithm has made it.
-        if not names or names == self._seen.get(run_id) or (spec is None and not active):
+        if not names or look == self._seen.get(run_id) or (spec is None and not active):
             return
         view = self._view(self._ledger.open(run_id), names, spec, active)
         if view is not None:
             self._writer.submit(view)
             self._status[run_id] = view.status
             self._active = self._active or active
-        self._seen[run_id] = names
+        self._seen[run_id] = look
 
     def _view(self, run: RunLedger, names: Names, spec: RunSpec | None, active: bool) -> RunView | None:
         wanted = heads(spec.evaluations) if spec is not None else None

@@ -1,0 +1,150 @@
+"""From the tree of a sweep file and the samples of its search to runs, and the checks of a search."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from raysweep.downstream.tasks import task_names
+from raysweep.evaluation.metric import Quantity
+from raysweep.registry import suggest
+from raysweep.sweep.check import Checker
+from raysweep.sweep.config import LanguageCache
+from raysweep.sweep.document import Node, Problems
+from raysweep.sweep.explain import explain, show
+from raysweep.sweep.grid import Grid, expand
+from raysweep.sweep.merge import Checked
+from raysweep.sweep.resources import Resources
+from raysweep.sweep.run import RunSpec
+from raysweep.sweep.search import Search, has_optuna
+from raysweep.sweep.sources import Sources
+
+_EXAMPLE = "{metric: excess_loss, samples: 20, space: {algorithm.lr: {loguniform: [1e-4, 1e-2]}}}"
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """Makes the runs of a sweep file, with those of the samples of its search."""
+
+    root: Node
+    languages: LanguageCache
+    sources: Sources
+    search: Search | None
+
+    def __call__(self, samples: Sequence[Mapping[str, Any]], problems: Problems) -> tuple[Grid, Checked]:
+        """Return grid and runs with these samples; problems are collected."""
+        root, found = self.root, Problems()
+        grid = expand(root, problems, None if self.search is None else samples)
+        probes = [] if self.search is None else expand(root, Problems(), self.search.probes()).points
+        checker = Checker(found, self.languages, self.sources)
+        evaluations = checker.evaluations(root.get("evaluate"), root.keys.get("evaluate", root.mark))
+        checked = checker.runs(grid.points, evaluations, probes)
+        for problem in found:
+            # A field that a faulty axis sets is not missing.
+            if not (problem.message.startswith("missing") and problem.field in grid.faulty):
+                problems.add(problem.mark, problem.field, problem.message)
+        return grid, checked
+
+    def runs(self, samples: Sequence[Mapping[str, Any]]) -> tuple[RunSpec, ...]:
+        """Return the runs with these samples; raises `ConfigError` if one makes no sense."""
+        problems = Problems()
+        _, checked = self(samples, problems)
+        problems.raise_any()
+        return checked.runs
+
+
+def search_of(root: Node, resources: Resources, problems: Problems) -> Search | None:
+    """Return the search of a sweep file; None without one, and for one that is wrong."""
+    node = root.get("search")
+    if node is None or node.value is None:
+        return None
+    at = root.keys["search"]
+    if not isinstance(node.value, dict):
+        problems.add(node.mark, "search", f"{show(node.plain)} is not a mapping, e.g. {_EXAMPLE}")
+        return None
+    try:
+        search = Search.decode(node.plain)
+    except ValidationError as error:
+        explain(error, Search, node, ("search",), at, problems)
+        return None
+
+    def wrong(field: str, message: str) -> None:
+        there = node.get(field)
+        problems.add(at if there is None else there.mark, f"search.{field}", message)
+
+    if search.algorithm == "optuna" and not has_optuna():
+        wrong("algorithm", "optuna is not installed; run: pip install 'raysweep[search]', or use random")
+    for axes in ("axes", "zip"):
+        if search.scheduler is not None and root.plain.get(axes):
+            wrong(
+                "scheduler",
+                f"asha compares single runs, and with {axes} a sample is several; move what is in {axes} into "
+                "search.space as {choice: [...]}, or leave out the scheduler",
+            )
+    if search.scheduler is not None and resources.engine == "lanes":
+        wrong(
+            "scheduler",
+            "asha may stop a run at any time, and then its processes must end, so resources.engine cannot be "
+            "lanes; use auto or nested",
+        )
+    return search
+
+
+def with_mode(
+    search: Search, root: Node, runs: Sequence[RunSpec], languages: LanguageCache, problems: Problems
+) -> Search:
+    """Return a search with the mode of its metric, and check that its samples are measured by it."""
+    node = root.find(("search", "metric"))
+    mark = root.mark if node is None else node.mark
+    mine = [spec for spec in runs if spec.trains and set(search.space) <= set(spec.axes)]
+    known = {
+        name: quantity
+        for spec in mine
+        for evaluation in spec.evaluations.values()
+        for quantity in evaluation.claimable()
+        for name in _named(quantity, task_names(languages.get(spec.language)))
+    }
+    found = next((q for name, q in known.items() if _is(search.metric, name)), None)
+    if not mine:
+        problems.add(
+            mark,
+            "search.metric",
+            "no sample is trained, so there is nothing to search; search among algorithms that train",
+        )
+    elif found is None:
+        names = ", ".join(known) or "nothing; add 'evaluate: {excess_loss: {}}'"
+        message = (
+            f"'{search.metric}' is not measured{suggest(search.metric, known)}; the sweep measures {names}"
+        )
+        problems.add(mark, "search.metric", message)
+    elif search.mode is None and found.better is None:
+        problems.add(
+            mark,
+            "search.mode",
+            f"missing, as neither is better for '{search.metric}' — add 'mode: min' or 'mode: max'",
+        )
+    if search.mode is not None or found is None:
+        return search
+    return search.model_copy(update={"mode": "min" if found.better == "less" else "max"})
+
+
+def _named(quantity: Quantity, tasks: Sequence[str]) -> list[str]:
+    """Return the names of a quantity with its tasks filled in; other coordinates stay open."""
+    return (
+        [quantity.name.replace("{task}", task) for task in tasks]
+        if "{task}" in quantity.name
+        else [quantity.name]
+    )
+
+
+def _is(name: str, known: str) -> bool:
+    """Return whether a metric is of a known name, some of whose coordinates may be open.
+
+    >>> [_is(name, "spectrum/hessian/{rank}") for name in ("spectrum/hessian/1", "spectrum/hessian")]
+    [True, False]
+    """
+    return re.fullmatch(".+".join(map(re.escape, re.split(r"\{[^}]*\}", known))), name) is not None
