@@ -1,4 +1,4 @@
-"""A search under Ray Tune: the ledger says what is known, Optuna or ASHA decide, the ledger keeps the decision.
+"""A search under Ray Tune: the ledger says what is known, Optuna or ASHA decide, the ledger keeps it.
 
     a slot is free -> a run of a known sample, else the next sample (raysweep.sweep.samples) -> Tune
     a milestone is measured -> ASHA -> the run goes on, or a record says that it ends here
@@ -20,6 +20,7 @@ from ray.tune.search import Searcher
 from raysweep.engine.board import Board, News
 from raysweep.engine.ready import Ready
 from raysweep.errors import ConfigError
+from raysweep.evaluation.metric import numbers
 from raysweep.sweep import RunSpec, Sweep
 from raysweep.sweep.missing import metrics_at
 from raysweep.sweep.records import StopRecord
@@ -34,7 +35,7 @@ log = logging.getLogger("raysweep.search")
 class Searching:
     """The sweep of a launch as its search goes on; without a search, it stays as it is.
 
-    `sweep` has the runs that are worked on, `whole` all of the file.  Whoever is in `told` hears of each change.
+    `sweep` has the runs that are worked on, `whole` all of the file.  What is in `told` hears of each change.
     """
 
     def __init__(self, sweep: Sweep, whole: Sweep) -> None:
@@ -47,9 +48,14 @@ class Searching:
         # Tune pickles what it is given; nobody uses that copy.
         return Searching, (self.sweep, self.whole)
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether there are samples to choose."""
+        return self.sweep.to_choose > 0 and self.error is None
+
     def choose(self) -> list[str]:
         """Choose the next sample and return its runs that are not finished; [] if there is none to choose."""
-        if not self.sweep.to_choose or self.error is not None:
+        if not self.goes_on:
             return []
         before = {spec.run_id for spec in self.sweep.runs}
         try:
@@ -86,7 +92,7 @@ class Searching:
 
 
 class Samples(Ready):
-    """Suggests the runs of a search: those of known samples, then those of samples chosen as slots are free."""
+    """Suggests the runs of known samples, then those of samples that are chosen as slots are free."""
 
     def __init__(self, searching: Searching, runs: Sequence[str], board: Board) -> None:
         super().__init__(searching.sweep, list(runs), board)
@@ -153,9 +159,7 @@ class Halving(FIFOScheduler):
             mine = []
             for step in spec.milestones:
                 records = [run.evaluation(step, evaluation) for evaluation in spec.evaluations.values()]
-                value = next(
-                    (m.value for m in metrics_at(run, spec, step) if m.name == self._search.metric), None
-                )
+                value = numbers(metrics_at(run, spec, step)).get(self._search.metric)
                 if None in records or value is None:
                     break
                 mine.append((max(record.time for record in records if record is not None), step, value))
@@ -170,11 +174,13 @@ class Halving(FIFOScheduler):
     def _decide(self, spec: RunSpec, step: int, value: float) -> bool:
         """Return whether ASHA would stop a run that has this value at a step."""
         self._told.add((spec.run_id, step))
-        trial: Any = SimpleNamespace(trial_id=spec.run_id)  # ASHA knows trials by their ids alone
+        # ASHA knows trials by their ids alone, and asks no controller.
+        trial: Any = SimpleNamespace(trial_id=spec.run_id)
+        nobody: Any = None
         if spec.run_id not in self._known:
             self._known.add(spec.run_id)
-            self._asha.on_trial_add(None, trial)
-        return bool(self._asha.on_trial_result(None, trial, {"step": step, "value": value}) == self.STOP)
+            self._asha.on_trial_add(nobody, trial)
+        return bool(self._asha.on_trial_result(nobody, trial, {"step": step, "value": value}) == self.STOP)
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
         """Return whether a trial goes on after a milestone."""

@@ -44,9 +44,9 @@ GRACE = 20.0
 def resolve(sweep: Sweep, config: Mapping[str, Any]) -> RunSpec:
     """Return the run that a trial's config names.
 
-    `{"run": run id}` is a run of the sweep, or one that its search has chosen since.  Any other config maps dotted paths to values, which replace
-    those of the sweep's base (`{"algorithm.lr": 3e-4}`).  Raises `ConfigError` for paths or values that do
-    not fit.
+    `{"run": run id}` is a run of the sweep, or one that its search has chosen since.  Any other config maps
+    dotted paths to values, which replace those of the sweep's base (`{"algorithm.lr": 3e-4}`).  Raises
+    `ConfigError` for paths or values that do not fit.
     """
     if set(config) == {"run"}:
         known = any(spec.run_id == config["run"] for spec in sweep.runs)

@@ -79,9 +79,8 @@ class Sweep:
 
     @property
     def to_choose(self) -> int:
-        """Number of samples that are still to be chosen, by the results of others; 0 for a selection of runs."""
-        chooses = self.search is not None and not self.left_out
-        return self.search.samples - len(self.samples) if self.search is not None and chooses else 0
+        """Number of samples that are still to be chosen by results; 0 for a selection of runs."""
+        return 0 if self.search is None or self.left_out else self.search.samples - len(self.samples)
 
     @property
     def directory(self) -> Path:

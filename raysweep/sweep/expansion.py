@@ -82,7 +82,7 @@ def search_of(root: Node, resources: Resources, problems: Problems) -> Search | 
         if search.scheduler is not None and root.plain.get(axes):
             wrong(
                 "scheduler",
-                f"asha compares single runs, and with {axes} a sample is several; move what is in {axes} into "
+                f"asha compares single runs, and with {axes} a sample is several; move the {axes} into "
                 "search.space as {choice: [...]}, or leave out the scheduler",
             )
     if search.scheduler is not None and resources.engine == "lanes":

@@ -4,7 +4,7 @@
     zip       list of groups of axes; the axes of a group walk together, the groups multiply with the grid
     exclude   list of {dotted path: value}; a grid point that agrees with all of one entry is dropped
     include   list of partial configurations; each, laid on the base, is one more point, without the axes
-    search    samples of a space, which multiply with the grid as a group of `zip` does (`raysweep.sweep.search`)
+    search    samples of a space, which multiply with the grid as a group of `zip` does (see `search.py`)
 
 Of an axis, `0..4` stands for the whole numbers from 0 to 4, alone or among other values.
 

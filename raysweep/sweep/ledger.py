@@ -271,9 +271,8 @@ class RunLedger:
 
     def stop(self, rule: str) -> StopRecord | None:
         """Return the decision of a rule to train the run no further; None if it has not decided so."""
-        found = (
-            self.read(n, StopRecord) for n, p in self.record_names() if (p.type, p.head) == ("stopped", rule)
-        )
+        names = (n for n, p in self.record_names() if (p.type, p.head) == ("stopped", rule))
+        found = (self.read(name, StopRecord) for name in names)
         return next((record for record in found if record is not None), None)
 
     def record_stop(self, rule: str, record: StopRecord) -> StopRecord:

@@ -240,9 +240,7 @@ class Plan:
         if self.trainings_saved:
             out.append(f"  {count(self.trainings_saved, 'training')} saved by sharing steps between runs")
         if self.to_choose:
-            out.append(
-                f"  {self.to_choose:>6} later     more samples, which the search chooses by the results of others"
-            )
+            out.append(f"  {self.to_choose:>6} later     samples that the search chooses by results")
         steps, evaluations = sum(r.train_steps for r in self.to_do), sum(len(r.missing) for r in self.to_do)
         if self.finished:
             out.append("  nothing to train or evaluate")
@@ -369,7 +367,8 @@ def _load() -> float | None:
 def _of_search(sweep: Sweep, to_do: Sequence[RunPlan]) -> Iterator[str]:
     """Yield what a search makes of the estimates."""
     if sweep.to_choose:
-        yield f"time and storage are those of the samples that are known, {len(sweep.samples)} of {len(sweep.samples) + sweep.to_choose}"
+        known = len(sweep.samples)
+        yield f"time and storage are for the samples that are known, {known} of {known + sweep.to_choose}"
     if to_do and sweep.search is not None and sweep.search.scheduler is not None:
         yield "asha stops samples early, so time and storage are the most that it may take"
 

@@ -212,7 +212,10 @@ def read_file(path: Path, problems: Problems, chain: tuple[Path, ...] = ()) -> N
 
 
 def parse_override(text: str, problems: Problems) -> tuple[list[str], Node] | None:
-    """Return path and value of `a.b=c`; the right side is YAML.  What follows `axes.` or `search.space.` is one path."""
+    """Return path and value of `a.b=c`; the right side is YAML.
+
+    What follows `axes.` or `search.space.` is one path.
+    """
     place = Mark.of_override(text)
     left, equals, right = text.partition("=")
     path = left.strip().split(".")

@@ -3,7 +3,7 @@
 records/checkpoint-00000500.json                       a durable checkpoint with its manifest
 records/evaluation-00000500-trace-3f9a1c27be.json      an evaluation at a step, under one identity
 records/failure-001.json                               the run cannot go on (retried-001.json after a retry)
-records/stopped-00000500-3f9a1c27be.json               a search has stopped the run, by the rule of that digest
+records/stopped-00000500-3f9a1c27be.json               a search stopped the run by the rule of the digest
 """
 
 from __future__ import annotations

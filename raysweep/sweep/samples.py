@@ -47,8 +47,8 @@ class SampleRecord(Record):
 class Trial:
     """One sample of a search and what became of it.
 
-    `value` is the mean of the metric over its runs at `step`, the last milestone that all of them have reached,
-    and `standard_error` that of the mean over its runs, of the measurement where there is one run.
+    `value` is the mean of the metric over its runs at `step`, the last milestone of all of them.
+    `standard_error` is that of the mean over its runs, of the measurement where there is one run.
     """
 
     index: int

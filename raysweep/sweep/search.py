@@ -11,7 +11,7 @@
       scheduler: none                  # or asha: {kind: asha, grace_period: 500, reduction_factor: 4}
       seed: 0
 
-A sample is trained at every point of `axes` and `zip`, such as several seeds, and the mean of its runs counts.
+A sample is trained at every point of `axes` and `zip`, such as several seeds; the mean of its runs counts.
 Sample k is a function of the space, the seed and k; with `optuna`, from the tenth on, also of the results so
 far.  More `samples` therefore add to those that are there.  No part of a search enters the identity of a run.
 """
@@ -72,9 +72,7 @@ class Domain(Config):
             return self
         low, high = self.range
         if low >= high:
-            raise ValueError(
-                f"{given[0]}: [{low:g}, {high:g}] is no range; the first is to be the smaller one"
-            )
+            raise ValueError(f"{given[0]}: [{low:g}, {high:g}] is no range; begin with the smaller one")
         if self.log and low <= 0:
             raise ValueError(f"{given[0]}: begins at {low:g}, which has no logarithm; begin above 0")
         return self
@@ -128,8 +126,8 @@ class Domain(Config):
 class Asha(Config):
     """Asynchronous successive halving: at each rung, samples that are not among the best are stopped.
 
-    The rungs are `grace_period`, `grace_period` x `reduction_factor` and so on, in steps.  The decision is made
-    at the first milestone there or behind it.  See Li et al., "A system for massively parallel hyperparameter
+    The rungs are `grace_period`, `grace_period` x `reduction_factor` and so on, in steps.  It is decided at
+    the first milestone there or behind it.  See Li et al., "A system for massively parallel hyperparameter
     tuning" (MLSys 2020), and `ray.tune.schedulers.AsyncHyperBandScheduler`.
     """
 
@@ -192,7 +190,7 @@ class Search(Config):
         }
 
     def probes(self) -> list[dict[str, Any]]:
-        """Return the first sample with each value of each choice, and each end of each range, in its place."""
+        """Return the first sample with each value of each choice, and each end of each range, in it."""
         first = self.draw(0)
         return [first | {path: end} for path, domain in self.space.items() for end in domain.ends]
 
