@@ -108,9 +108,7 @@ class Samples(Ready):
     def suggest(self, trial_id: str) -> Any:
         """Return the next run, None while all that are left wait, or `Searcher.FINISHED`."""
         found = super().suggest(trial_id)
-        while (
-            found == Searcher.FINISHED and self._searching.sweep.to_choose and self._searching.error is None
-        ):
+        while found == Searcher.FINISHED and self._searching.goes_on:
             # A sample that is finished already, as one like another, has no run to suggest.
             self._left += self._searching.choose()
             self._sweep = self._searching.sweep
