@@ -18,8 +18,10 @@ from raysweep.cli.options import (
     StorageOption,
     find,
     print_json,
+    results_of,
 )
 from raysweep.cli.output import console, say
+from raysweep.cli.results import print_best
 from raysweep.errors import RaysweepError
 from raysweep.sweep.units import count
 
@@ -95,13 +97,15 @@ def _absent(sweep: Sweep) -> list[str]:
 def status(name: NameArgument, storage: StorageOption = None, json: JsonOption = False) -> None:
     """Print the state of every run of a sweep, from its records; the sweep may still be running."""
     from raysweep.evaluation.metric import numbers
+    from raysweep.report.best import best_tables
     from raysweep.sweep.changes import Changes, stray_lines
     from raysweep.sweep.lock import holder
     from raysweep.sweep.remarks import remarks
     from raysweep.sweep.run_state import run_states
+    from raysweep.sweep.samples import trials
     from raysweep.sweep.starts import failures
 
-    sweep = find(name, storage)
+    sweep = results_of(name, storage)
     states = run_states(sweep)
     at_work = holder(sweep.directory)
     failed = failures(sweep)
@@ -127,6 +131,7 @@ def status(name: NameArgument, storage: StorageOption = None, json: JsonOption =
                     }
                     for state in states
                 ],
+                "samples": [trial.to_dict() for trial in trials(sweep)],
                 "notes": remarks(sweep),
                 "no_longer_in_file": [stray.to_dict() for stray in strays],
             }
@@ -136,6 +141,8 @@ def status(name: NameArgument, storage: StorageOption = None, json: JsonOption =
         typer.echo(f"being launched by {at_work}")
     out = console()
     out.print(runs_table(states, width=out.width, ids=True))
+    for found in best_tables(sweep):
+        print_best(found)
     for run_id, failure in failed.items():
         typer.echo(f"failed: {run_id}: {failure.message}")
     for line in remarks(sweep):

@@ -105,6 +105,13 @@ def names_a_file(name: str) -> bool:
     return path.suffix in (".yaml", ".yml") or os.path.isfile(path)
 
 
+def results_of(name: str, storage: Path | None) -> Sweep:
+    """Return the sweep of a file or name as `find` does, with the runs that Tuners have made of it."""
+    from raysweep.sweep.made import with_made
+
+    return with_made(find(name, storage))
+
+
 def find(
     name: str, storage: Path | None, overrides: list[str] | None = None, tracking: str | None = None
 ) -> Sweep:

@@ -21,6 +21,7 @@ from raysweep.cli.options import (
     TrackingOption,
     check_output,
     find,
+    results_of,
     writing,
 )
 from raysweep.cli.output import console, say
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from raysweep.report import Verdict
+    from raysweep.report.best import Best
     from raysweep.sweep import Sweep
 
 
@@ -62,8 +64,11 @@ def make_report(
 def print_summary(sweep: Sweep, frame: pd.DataFrame, page: Path, verdicts: Sequence[Verdict]) -> None:
     """Print the small table at the end of a launch and the verdicts, and where the rest is."""
     from raysweep.report import summary
+    from raysweep.report.best import best_tables
 
     out = console(pipe_width=120)
+    for searched in best_tables(sweep):
+        print_best(searched)
     found = summary(frame)
     kept = [k for k, name in enumerate(found.headings) if out.width >= 100 or name not in _SPARED]
     rows = [[row[k].replace(" ± ", "±") for k in kept] for row in found.rows]
@@ -81,6 +86,17 @@ def print_summary(sweep: Sweep, frame: pd.DataFrame, page: Path, verdicts: Seque
         out.print(verdict.sentence)
     typer.echo(f"report: {page}")
     typer.echo(f"MLflow: raysweep ui {shlex.quote(sweep.name)}{storage_flag(sweep.storage)}")
+
+
+def print_best(found: Best) -> None:
+    """Print the best samples of a search."""
+    typer.echo(f"{found.title}:")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for k, heading in enumerate(found.headings):
+        table.add_column(heading, justify="left" if k + 1 == len(found.headings) else "right", no_wrap=True)
+    for row in found.rows:
+        table.add_row(*[cell.replace(" ± ", "±") for cell in row])
+    console(pipe_width=120).print(table)
 
 
 def _abreast(rows: Sequence[Sequence[str]], width: int) -> list[list[int]]:
@@ -176,7 +192,7 @@ def report(
         raise ConfigError("--folder: names the folder of a suite; add --suite")
     if not names:
         raise ConfigError("NAME: missing; name a sweep, or --suite for all of the paper's")
-    sweeps = [find(name, storage) for name in names]
+    sweeps = [results_of(name, storage) for name in names]
     if format_ is not None:
         for sweep in sweeps:
             _figures(sweep, output, format_, tolerance, several=len(sweeps) > 1)
@@ -248,7 +264,7 @@ def export(
 
     check_format(output, (".parquet", ".csv", ".json"))
     check_output(output)
-    sweep = find(name, storage)
+    sweep = results_of(name, storage)
     frame = tidy(sweep.ledger(), sweep)
     with writing(output):
         match output.suffix:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ray import tune
+from ray.tune.logger import JsonLoggerCallback
 from ray.tune.schedulers import PopulationBasedTraining, PopulationBasedTrainingReplay
 from ray.tune.search.sample import Domain
 
@@ -17,6 +18,7 @@ from raysweep.engine.services import Services, start_services
 from raysweep.engine.trial import resolve, run_trial
 from raysweep.errors import ConfigError
 from raysweep.sweep import Sweep, SweepLock
+from raysweep.sweep.made import Mode, record_made
 from raysweep.sweep.provenance import provenance, save_launch
 from raysweep.sweep.sentences import with_sentences
 from raysweep.sweep.stored import save_sweep
@@ -27,22 +29,42 @@ _EXPLOITING = (PopulationBasedTraining, PopulationBasedTrainingReplay)
 
 
 class Bookkeeping(tune.Callback):
-    """Keeps MLflow up to date while a Tuner runs and, given a sweep, holds its lock and records the launch.
+    """Holds the lock of a sweep while a Tuner runs, records the launch and its runs, and feeds MLflow.
 
-    The driver of a launch holds the lock itself and passes only its tracker.
+    `scheduler` is the name of what may stop a run, `metric` and `mode` are what the Tuner goes by.
     """
 
-    def __init__(self, tracker: Tracker, sweep: Sweep | None = None) -> None:
+    def __init__(
+        self,
+        tracker: Tracker,
+        sweep: Sweep,
+        *,
+        scheduler: str = "",
+        metric: str | None = None,
+        mode: Mode | None = None,
+    ) -> None:
         self._tracker = tracker
         self._sweep = sweep
+        self._of: dict[str, Any] = {"by": scheduler or "Tune", "metric": metric, "mode": mode}
         self._lock: SweepLock | None = None
 
     def setup(self, *_: Any, **__: Any) -> None:
-        if self._sweep is not None:
-            self._lock = SweepLock(self._sweep.directory).acquire()
-            save_sweep(self._sweep)
-            save_launch(self._sweep.directory, with_sentences(provenance(), self._sweep))
+        self._lock = SweepLock(self._sweep.directory).acquire()
+        save_sweep(self._sweep)
+        save_launch(self._sweep.directory, with_sentences(provenance(), self._sweep))
         self._tracker.start()
+
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
+        """Record the run that a trial makes, so that status, export and report show it."""
+        self._record(trial)
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
+        """Record where the run of a trial has come to its end."""
+        self._record(trial, (trial.last_result or {}).get("step"))
+
+    def _record(self, trial: Any, step: int | None = None) -> None:
+        if set(trial.config) != {"run"}:
+            record_made(self._sweep.directory, resolve(self._sweep, trial.config), step=step, **self._of)
 
     def on_experiment_end(self, trials: list[Any], **_: Any) -> None:
         try:
@@ -138,14 +160,17 @@ def tuner(
     param_space: Mapping[str, Any] | None = None,
     num_samples: int = 1,
     metric: str | None = None,
-    mode: str | None = None,
+    mode: Mode | None = None,
     callbacks: Sequence[Any] = (),
     address: str | None = None,
 ) -> tune.Tuner:
     """Return a real `ray.tune.Tuner` over a sweep; call `.fit()` on it.
 
     Every milestone is one report to Tune: `step` (the training step, for a scheduler's `time_attr`),
-    `run_id`, and every metric of the evaluations (`excess_loss`, `trace`, `probe/A`, ...).
+    `run_id`, and every metric of the evaluations (`excess_loss`, `trace`, `probe/A`, ...).  In the ResultGrid
+    it is a row of the `metrics_dataframe` of its result.  `raysweep status`, `export` and `report` show the
+    runs beside those of the file.  A `search` in the sweep file does the same from the command line, and a
+    killed one goes on.
 
     `param_space` maps dotted paths of the sweep file to values, `tune.grid_search` or search domains
     (`{"algorithm.lr": tune.loguniform(1e-4, 1e-2)}`), which replace those of the sweep's base.  The default
@@ -187,7 +212,18 @@ def tuner(
         param_space=param_space,
         num_samples=num_samples,
         max_concurrent=cap,
-        callbacks=[Bookkeeping(Tracker(sweep, commit=provenance()["git_commit"]), sweep), *callbacks],
+        callbacks=[
+            Bookkeeping(
+                Tracker(sweep, commit=provenance()["git_commit"]),
+                sweep,
+                scheduler="" if scheduler is None else type(scheduler).__name__,
+                metric=metric,
+                mode=mode,
+            ),
+            # The tables of a ResultGrid are read from its files.
+            JsonLoggerCallback(),
+            *callbacks,
+        ],
         metric=metric,
         mode=mode,
     )

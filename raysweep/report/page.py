@@ -13,6 +13,7 @@ import pandas as pd
 
 from raysweep.evaluation.excess_loss import ENTROPY
 from raysweep.report import tables
+from raysweep.report.best import Best
 from raysweep.report.claims import verdicts
 from raysweep.report.claims_section import claims_section
 from raysweep.report.contest import contest_section
@@ -40,9 +41,9 @@ class Content:
     """The content of a report.
 
     `frame` is the tidy table, `milestones` are the steps at which each run is measured (for a report in
-    mid-sweep), `changes` the changes of the trace between them, `diverged` the cells of fine-tuning that did
-    so, and `kinds` the kinds of the sweep's evaluations.  `verdicts` are those on the sweep's claims; None is
-    those on the usual ones, with losses as independent numbers.  `remarks` are lines on the way of measuring.
+    mid-sweep), `best` the tables of its searches, `changes` the changes of the trace between milestones,
+    `diverged` the cells of fine-tuning that did so, and `kinds` the kinds of the sweep's evaluations.
+    `verdicts` are those on the sweep's claims; None is those on the usual ones, with losses as independent numbers.  `remarks` are lines on the way of measuring.
     A checkpoint counts as saturated up to `tolerance` above the least possible loss, in nats.  `curves` are
     the training curves and `links` the addresses of logs and other pages, by name, of each run.  `provenance`
     and `commands` are shown as they are, name beside value.
@@ -54,6 +55,7 @@ class Content:
     milestones: Mapping[str, Sequence[int]] = field(default_factory=dict)
     failures: Sequence[Failure] = ()
     diverged: Sequence[Diverged] = ()
+    best: Sequence[Best] = ()
     changes: Sequence[Change] = ()
     kinds: Collection[str] = ()
     verdicts: Sequence[Verdict] | None = None
@@ -92,11 +94,13 @@ def render(content: Content) -> str:
     if asked or measured.runs:
         failed = {failure.run_id for failure in content.failures if not failure.retried}
         runs = tables.run_table(measured, content.milestones, failed, content.links)
+    searched = "".join(map(tables.best_table, content.best))
     parts = [
         f"<h1>{escape(content.name)}</h1>",
         f'<p class="lead">{escape(content.description)}</p>' if content.description else "",
         claims_section(found, measured, content.name) if asked else "",
         facts(content, measured) if asked or measured.runs else "",
+        section("Search", searched, fold=False),
         section("Failures", tables.failure_table(content.failures) if content.failures else "", fold=False),
         headline(measured, name=content.name, tolerance=content.tolerance, awaited="trace" in content.kinds)
         if asked

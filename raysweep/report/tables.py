@@ -17,6 +17,7 @@ from raysweep.report.style import TABLE_WIDTHS
 if TYPE_CHECKING:
     import pandas as pd
 
+    from raysweep.report.best import Best
     from raysweep.report.contrasts import Change
     from raysweep.report.summary import Summary
 
@@ -187,6 +188,13 @@ def variants_table(found: Summary) -> str:
     rows = [[escape(cell) for cell in row] for row in found.rows]
     note = f'<p class="note">{escape(found.title)}.</p>'
     return table([*map(escape, found.headings)], rows) + note
+
+
+def best_table(found: Best) -> str:
+    """Return the best samples of a search."""
+    rows = [[escape(cell) for cell in row] for row in found.rows]
+    note = f'<p class="note">{escape(found.title)}.</p>'
+    return table([*map(escape, found.headings)], rows, wrap=len(found.headings) - 1) + note
 
 
 def run_table(

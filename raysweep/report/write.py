@@ -15,6 +15,7 @@ import pandas as pd
 
 from raysweep.evaluation.finetune import DIVERGED_NOTE
 from raysweep.files import write_atomic
+from raysweep.report.best import best_tables
 from raysweep.report.claims import sweep_verdicts
 from raysweep.report.contrasts import changes
 from raysweep.report.data import measurements
@@ -133,6 +134,7 @@ def content_of(
         milestones={spec.run_id: spec.milestones for spec in sweep.runs},
         failures=failures,
         diverged=_diverged(sweep),
+        best=best_tables(sweep),
         changes=changes(sweep),
         kinds=frozenset(kind for spec in sweep.runs for kind in spec.evaluations),
         remarks=remarks(sweep),

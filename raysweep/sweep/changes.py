@@ -17,6 +17,7 @@ from typing import Any
 from raysweep.sweep.config import Sweep
 from raysweep.sweep.identity import canonical
 from raysweep.sweep.ledger import Ledger
+from raysweep.sweep.made import made_ids
 from raysweep.sweep.run import RunSpec
 from raysweep.sweep.units import count
 
@@ -92,7 +93,7 @@ class Changes:
     def __init__(self, ledger: Ledger, sweep: Sweep) -> None:
         self._ledger = ledger
         self._specs = (*sweep.runs, *sweep.left_out)
-        wanted = {spec.run_id for spec in self._specs}
+        wanted = {spec.run_id for spec in self._specs} | made_ids(sweep.directory)
         stored = ((run_id, _stored(ledger, run_id)) for run_id in ledger.run_ids() if run_id not in wanted)
         self._gone = {run_id: fields for run_id, fields in stored if fields is not None}
 

@@ -83,15 +83,27 @@ def trials(sweep: Sweep) -> list[Trial]:
     search = sweep.search
     if search is None:
         return []
-    waits, ledger = starts(sweep, verify=False), sweep.ledger()
+    runs_of = [
+        (settings, tuple(spec for spec in sweep.runs if search.belongs(spec.axes, settings)))
+        for settings in sweep.samples
+    ]
+    return judged(sweep, runs_of, search.metric)
+
+
+def judged(
+    sweep: Sweep, samples: Sequence[tuple[Mapping[str, Any], tuple[RunSpec, ...]]], wanted: str
+) -> list[Trial]:
+    """Return what became of samples, given as settings and runs, by the metric `wanted`."""
+    every = {spec.run_id: spec for _, runs in samples for spec in runs}
+    waits = starts(replace(sweep, runs=tuple(every.values())), verify=False)
+    ledger = sweep.ledger()
     found = []
-    for index, settings in enumerate(sweep.samples):
-        runs = tuple(spec for spec in sweep.runs if search.belongs(spec.axes, settings))
+    for index, (settings, runs) in enumerate(samples):
         values: list[tuple[int, float, float | None]] = []
         for spec in runs:
             run = ledger.open(spec.run_id)
             for step in reversed(spec.milestones):
-                metric = next((m for m in metrics_at(run, spec, step) if m.name == search.metric), None)
+                metric = next((m for m in metrics_at(run, spec, step) if m.name == wanted), None)
                 if metric is not None:
                     values.append((step, metric.value, metric.standard_error))
                     break
@@ -117,9 +129,9 @@ def _mean(values: Sequence[float], error: float | None) -> tuple[float, float | 
     return mean, (sum((value - mean) ** 2 for value in values) / (n - 1) / n) ** 0.5
 
 
-def best(found: Sequence[Trial], search: Search) -> list[Trial]:
+def best(found: Sequence[Trial], mode: str | None) -> list[Trial]:
     """Return samples, the best first: those trained to the end, then those stopped later, then the others."""
-    sign = 1.0 if search.mode == "min" else -1.0
+    sign = 1.0 if mode == "min" else -1.0
 
     def order(trial: Trial) -> tuple[bool, bool, int, float]:
         none = trial.value is None or trial.state == "failed"
