@@ -111,7 +111,7 @@ class Samples(Ready):
         while found == Searcher.FINISHED and self._searching.goes_on:
             # A sample that is finished already, as one like another, has no run to suggest.
             self._left += self._searching.choose()
-            self._sweep = self._searching.sweep
+            self._sweep, self._look = self._searching.sweep, 0.0
             found = super().suggest(trial_id) if self._left else found
         return found
 
@@ -146,7 +146,8 @@ class Halving(FIFOScheduler):
         self._replay()
 
     def _of_sample(self, spec: RunSpec) -> bool:
-        return spec.trains and set(self._search.space) <= set(spec.axes)
+        samples = self._searching.sweep.samples
+        return any(self._search.belongs(spec.axes, settings) for settings in samples)
 
     def _replay(self) -> None:
         sweep = self._searching.sweep

@@ -43,10 +43,11 @@ class Content:
     `frame` is the tidy table, `milestones` are the steps at which each run is measured (for a report in
     mid-sweep), `best` the tables of its searches, `changes` the changes of the trace between milestones,
     `diverged` the cells of fine-tuning that did so, and `kinds` the kinds of the sweep's evaluations.
-    `verdicts` are those on the sweep's claims; None is those on the usual ones, with losses as independent numbers.  `remarks` are lines on the way of measuring.
-    A checkpoint counts as saturated up to `tolerance` above the least possible loss, in nats.  `curves` are
-    the training curves and `links` the addresses of logs and other pages, by name, of each run.  `provenance`
-    and `commands` are shown as they are, name beside value.
+    `verdicts` are those on the sweep's claims; None is those on the usual ones, with losses as independent
+    numbers.  `remarks` are lines on the way of measuring.  A checkpoint counts as saturated up to
+    `tolerance` above the least possible loss, in nats.  `curves` are the training curves and `links` the
+    addresses of logs and other pages, by name, of each run.  `provenance` and `commands` are shown as they
+    are, name beside value.
     """
 
     name: str
