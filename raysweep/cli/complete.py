@@ -25,6 +25,7 @@ _SECTIONS = {
     "pretrain": "raysweep.training.config:PretrainConfig",
     "resources": "raysweep.sweep.resources:Resources",
     "seeds": "raysweep.training.seeds:Seeds",
+    "search": "raysweep.sweep.search:Search",
 }
 #: Fields of a sweep file that have no fields of their own.
 _WHOLE = ("seed", "axes", "tolerance", "description")

@@ -144,7 +144,7 @@ class Search(Config):
     metric: str = Field(min_length=1)
     #: None is what is better for the metric; a loaded sweep has one of the others.
     mode: Literal["min", "max"] | None = None
-    samples: int = Field(ge=1, le=100_000)
+    samples: int = Field(ge=1, le=10_000)
     space: dict[str, Domain] = Field(min_length=1)
     algorithm: Literal["random", "optuna"] = "random"
     #: None (`none` in a file): every sample is trained to the end.

@@ -113,6 +113,15 @@ def good_files(folder: Path) -> list[dict[str, Any]]:
             "claims": [{"flatter": {"task": "2"}}, {"longer": {}}, {"beats": "lookup_table"}],
         }
     )
+    space = {
+        "algorithm.lr": {"loguniform": [0.0001, 0.01]},
+        "model.shape": {"choice": ["8/1/1/16", "8/2/2/16"]},
+        "algorithm.warmup_steps": {"int_uniform": [1, 5]},
+    }
+    search = {"metric": "excess_loss", "mode": "min", "samples": 12, "space": space, "seed": 0}
+    asha = {"kind": "asha", "grace_period": 4, "reduction_factor": 2}
+    found.append(base | {"axes": {"seed": [0, 1]}, "search": search | {"algorithm": "optuna"}})
+    found.append(base | {"axes": {}, "search": search | {"scheduler": asha}})
     return found
 
 
