@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from raysweep.errors import RaysweepError
 from raysweep.files import names, write_atomic
 from raysweep.sweep.config import Sweep
 from raysweep.sweep.ledger import read_record
@@ -82,7 +83,7 @@ def made(directory: Path) -> list[Made]:
             continue
         try:
             spec = RunSpec.decode(record.spec)
-        except (ValueError, KeyError, TypeError) as error:
+        except (RaysweepError, ValueError, KeyError, TypeError) as error:
             log.warning("%s: not shown, because it cannot be read any more (%s)", run_id, error)
             continue
         if record.stopped is not None:

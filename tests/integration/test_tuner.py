@@ -15,6 +15,10 @@ from ray.tune.search.optuna import OptunaSearch
 import raysweep as rs
 from helpers.real_sweeps import changed, write
 from raysweep.errors import ConfigError
+from raysweep.report.best import best_tables
+from raysweep.sweep import make_plan
+from raysweep.sweep.made import with_made
+from raysweep.sweep.run_state import run_states
 
 pytestmark = pytest.mark.ray
 
@@ -68,6 +72,16 @@ def test_asha_stops_the_worse_run(tmp_path: Path) -> None:
     run = sweep.ledger().open(worse.metrics["run_id"])
     assert [record.step for record in run.evaluations() if record.kind == "excess_loss"] == [LONG[0]]
     assert LONG[-1] not in run.steps_on_disk()
+    # The grid has a row for each milestone, and what the Tuner made is in every table.
+    assert grid.get_dataframe(metric="excess_loss", mode="min")["step"].to_list() == [LONG[-1], LONG[0]]
+    assert [len(result.metrics_dataframe) for result in grid] == [2, 1]
+    assert {"step", "excess_loss", "run_id"} <= set(grid[0].metrics_dataframe)
+    shown = with_made(rs.load_sweep(sweep.path, storage=sweep.storage))
+    states = {state.label: state.state for state in run_states(shown)}
+    assert {"lr 0.01": "done", "lr 1e-09": "stopped"}.items() <= states.items()
+    [table] = best_tables(shown)
+    assert [row[1] for row in table.rows] == ["0.01", "1e-09"]
+    assert make_plan(sweep).strays == ()
 
 
 @pytest.mark.slow
