@@ -86,8 +86,9 @@ def launch(
         else:
             typer.echo("\n".join(plan.lines()))
         return
-    if len(chosen.runs) > MANY and sys.stdin.isatty() and not yes:
-        typer.confirm(f"{len(chosen.runs)} runs: go on?", abort=True)
+    runs = len(chosen.runs) + chosen.to_choose
+    if runs > MANY and sys.stdin.isatty() and not yes:
+        typer.confirm(f"{runs} runs: go on?", abort=True)
     again = launch_command(sweep, file=str(file), overrides=set_ or (), address=address)
     try:
         results = _launch(

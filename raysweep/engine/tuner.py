@@ -111,7 +111,10 @@ def build(
     metric: str | None = None,
     mode: str | None = None,
 ) -> tune.Tuner:
-    """Return the Tuner over `runs` (run ids; all of the sweep by default) or over `param_space`."""
+    """Return the Tuner over `runs` (run ids; all of the sweep by default) or over `param_space`.
+
+    A `search_alg` that is a `Ready` suggests the runs itself.
+    """
     space: dict[str, Any]
     reuse = scheduler is None and (search_alg is None or isinstance(search_alg, Ready))
     ids = list(runs) if runs is not None else [r.run_id for r in sweep.runs]
