@@ -17,6 +17,9 @@ from raysweep.engine.board import News
 from raysweep.engine.outcome import Trouble
 from raysweep.report import sweep_verdicts
 
+#: The runs of a sweep without a search.
+GRID: Any = SimpleNamespace(sweep=SimpleNamespace(to_choose=0), halving=lambda board: None)
+
 
 @pytest.mark.parametrize("connected", [True, False])
 def test_a_server_that_began_early_is_ended_but_not_that_of_the_callers_ray(
@@ -54,7 +57,7 @@ def test_runs_are_unfinished_where_tune_itself_ends_with_an_error(monkeypatch: p
     board = SimpleNamespace(read=lambda: {"a": News(trouble=told), "b": News(state="training")})
     monkeypatch.setattr(driver, "build", lambda *arguments, **options: SimpleNamespace(fit=fit))
     shared: Any = SimpleNamespace(board=board)
-    troubles = driver._attempt(SimpleNamespace(), ["a", "b"], shared, 2)  # type: ignore[arg-type]
+    troubles = driver._attempt(GRID, ["a", "b"], shared, 2)
     assert troubles["a"] == told
     assert troubles["b"] == Trouble("memory", "2 workers were killed")
 
@@ -64,5 +67,6 @@ def test_a_defect_of_a_tuner_is_no_trouble(monkeypatch: pytest.MonkeyPatch) -> N
         raise RuntimeError("a defect") from ValueError("no")
 
     monkeypatch.setattr(driver, "build", lambda *arguments, **options: SimpleNamespace(fit=fit))
+    services: Any = SimpleNamespace(board=None)
     with pytest.raises(RuntimeError, match="a defect"):
-        driver._attempt(SimpleNamespace(), ["a"], SimpleNamespace(board=None), 2)  # type: ignore[arg-type]
+        driver._attempt(GRID, ["a"], services, 2)
