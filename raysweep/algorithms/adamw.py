@@ -24,8 +24,11 @@ from raysweep.algorithms.trained import TrainedConfig
 class AdamWBase(TrainedConfig):
     """Base of algorithms with AdamW's update and a gradient of their own."""
 
+    #: Decay of the averages of the gradient and of its square.
     betas: tuple[float, float] = (0.9, 0.98)
+    #: Added to the denominator of the update.
     eps: Annotated[float, Field(gt=0)] = 1e-6
+    #: Decoupled weight decay of matrices and embeddings; biases and LayerNorm parameters do not decay.
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
 
     short: ClassVar[dict[str, str]] = {"lr": "lr", "betas": "betas", "eps": "eps", "weight_decay": "wd"}

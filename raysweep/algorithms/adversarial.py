@@ -59,11 +59,19 @@ class AdversarialConfig(AdamWBase):
     """
 
     kind: Literal["adversarial"] = "adversarial"
+    #: Weight of the term against transfer.
     strength: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.03
+    #: Penalty of the linear head, relative to the mean square of its features.
     ridge: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.1
-    tasks: tuple[Annotated[str, BeforeValidator(_as_name)], ...] | None = None
+    #: Tasks that the model is to be bad at; None: all.
+    tasks: tuple[Annotated[str, BeforeValidator(_as_name, json_schema_input_type=str | int)], ...] | None = (
+        None
+    )
+    #: Sentences that the linear head is fitted on in a step.
     train: Annotated[int, Field(ge=2)] = 256
+    #: Sentences that its error is measured on in a step.
     validation: Annotated[int, Field(ge=1)] = 256
+    #: Labelled sentences of each task that both are drawn from.
     examples: Annotated[int, Field(ge=3)] = 100_000
 
     short: ClassVar[dict[str, str]] = {

@@ -54,6 +54,7 @@ class DyckTwoNeuronsConfig(DyckSolution):
     """The two neurons that count brackets, in a model of `neurons`: the flattest solution there is."""
 
     kind: Literal["dyck_two_neurons"] = "dyck_two_neurons"
+    #: Neurons of the model.
     neurons: Annotated[int, Field(ge=2)] = 2
 
     @property
@@ -73,6 +74,7 @@ class DyckRandomFeaturesConfig(DyckSolution):
 
     kind: Literal["dyck_random_features"] = "dyck_random_features"
     neurons: Annotated[int, Field(gt=0)] | None = None
+    #: Decides the drawn features.
     draw: Annotated[int, Field(ge=0)] = 0
 
     @property

@@ -34,6 +34,7 @@ class MuonConfig(AdamWBase):
     """
 
     kind: Literal["muon"] = "muon"
+    #: Share of the last direction that goes into the next one.
     momentum: Annotated[float, Field(gt=0, lt=1)] = 0.95
 
     short: ClassVar[dict[str, str]] = {**AdamWBase.short, "momentum": "momentum"}

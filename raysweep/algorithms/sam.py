@@ -38,7 +38,9 @@ class SAMConfig(AdamWBase):
 
     kind: Literal["sam"] = "sam"
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    #: Length of the step to the worst point nearby.
     rho: Annotated[float, Field(gt=0)] = 0.05
+    #: The loss of the step to that point: of one half of the batch (`half`), or of the batch (`same`).
     ascent: Literal["half", "same"] = "half"
 
     short: ClassVar[dict[str, str]] = {**AdamWBase.short, "rho": "rho", "ascent": ""}

@@ -34,7 +34,9 @@ class SGDConfig(TrainedConfig):
     kind: Literal["sgd"] = "sgd"
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     warmup: Annotated[float, Field(gt=0, le=1)] | None = 0.12
+    #: Share of the last update that goes into the next one.
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    #: Weight decay of matrices and embeddings, as a part of the gradient.
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
 
     short: ClassVar[dict[str, str]] = {"lr": "lr", "momentum": "momentum", "weight_decay": "wd"}

@@ -33,11 +33,17 @@ class TrainedConfig(AlgorithmConfig):
     `raysweep.algorithms.average`).
     """
 
+    #: Learning rate after the warm-up.
     lr: Annotated[float, Field(gt=0)] = 1e-3
+    #: Steps of the linear warm-up.
     warmup_steps: Annotated[int, Field(ge=0)] = 1000
+    #: Length of the warm-up as a share of all steps; it replaces `warmup_steps`.
     warmup: Annotated[float, Field(gt=0, le=1)] | None = None
+    #: The rate after the warm-up; linear and cosine ones reach zero at the step after the last.
     schedule: Schedule = "constant"
+    #: The largest norm of the whole gradient; None for no limit.
     clip_norm: Annotated[float, Field(gt=0)] | None = None
+    #: Decay of a moving average of the weights, which milestones then evaluate; None for none.
     ema: Annotated[float, Field(gt=0, lt=1)] | None = None
 
     #: The abbreviations of fields in a label, in order.

@@ -19,7 +19,18 @@ from typing import Annotated, Any
 import typer
 
 import raysweep
-from raysweep.cli import bench, claims, evaluate, export_model, inspect, language, launch, paper, results
+from raysweep.cli import (
+    bench,
+    claims,
+    evaluate,
+    export_model,
+    inspect,
+    language,
+    launch,
+    paper,
+    reference,
+    results,
+)
 from raysweep.engine.interrupt import INTERRUPTED
 from raysweep.errors import RaysweepError, StorageError
 
@@ -66,6 +77,8 @@ app.command("export")(results.export)
 app.command("evaluate")(evaluate.evaluate)
 app.command("export-model")(export_model.export_model)
 app.command("ui")(results.ui)
+app.command("schema")(reference.schema)
+app.command("kinds")(reference.kinds)
 app.add_typer(language.app, name="language")
 app.add_typer(paper.app, name="paper")
 app.add_typer(bench.app, name="bench")

@@ -6,27 +6,19 @@ fields of a configuration from the text of its class.
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import typer
 
+from raysweep.sweep.fields import SECTIONS, read_class
 from raysweep.sweep.format import STORED
 from raysweep.sweep.storage import storage_root
 
-#: The configurations of the sections of a sweep file; those with kinds have a family.
+#: The families of the sections of a sweep file that have kinds.
 _FAMILIES = {"language": "languages", "model": "models", "algorithm": "algorithms", "evaluate": "evaluations"}
-_SECTIONS = {
-    "pretrain": "raysweep.training.config:PretrainConfig",
-    "resources": "raysweep.sweep.resources:Resources",
-    "seeds": "raysweep.training.seeds:Seeds",
-    "search": "raysweep.sweep.search:Search",
-}
 #: Fields of a sweep file that have no fields of their own.
 _WHOLE = ("seed", "axes", "tolerance", "description")
 
@@ -95,7 +87,7 @@ def settings(context: typer.Context, incomplete: str) -> Iterator[str]:
 
     section, dot, rest = incomplete.partition(".")
     if not dot:
-        for name in (*_FAMILIES, *_SECTIONS):
+        for name in (*_FAMILIES, *SECTIONS):
             if name.startswith(section):
                 yield f"{name}."
         yield from (f"{name}=" for name in _WHOLE if name.startswith(section))
@@ -103,15 +95,25 @@ def settings(context: typer.Context, incomplete: str) -> Iterator[str]:
     if section == "evaluate":
         yield from (f"evaluate.{text}" for text in _evaluations(rest))
         return
-    if section in _SECTIONS:
-        found = _fields(_SECTIONS[section])
+    if section in SECTIONS:
+        found = read_class(SECTIONS[section]).fields
     else:
         family = getattr(registry, _FAMILIES[section])
         if rest.startswith("kind="):
             yield from (f"{section}.kind={k}" for k in family.kinds() if k.startswith(rest[5:]))
             return
-        found = {name for kind in family.kinds() for name in _fields(family.path(kind))}
+        found = {n: text for k in family.kinds() for n, text in read_class(family.path(k)).fields.items()}
     yield from (f"{section}.{name}=" for name in sorted(found) if name.startswith(rest))
+
+
+@_quiet
+def kinds(context: typer.Context, incomplete: str) -> Iterator[tuple[str, str]]:
+    """Yield kinds of all families and sections of a sweep file, with their families."""
+    from raysweep.sweep.kinds import names
+
+    for name, meant in names().items():
+        if name.startswith(incomplete):
+            yield name, ", ".join(family for family, _ in meant)
 
 
 @_quiet
@@ -127,7 +129,7 @@ def _evaluations(incomplete: str) -> Iterator[str]:
     if not dot:
         yield from (name for name in family.kinds() if name.startswith(kind))
     elif kind in family.kinds():
-        names = sorted(_fields(family.path(kind)) - {"kind", "name"})
+        names = sorted(read_class(family.path(kind)).fields.keys() - {"kind", "name"})
         yield from (f"{kind}.{name}=" for name in names if name.startswith(field))
 
 
@@ -152,45 +154,3 @@ def _files(incomplete: str) -> Iterator[str]:
                 yield f"{head}{slash}{path.name}/"
             elif path.suffix in (".yaml", ".yml"):
                 yield f"{head}{slash}{path.name}"
-
-
-@cache
-def _fields(place: str) -> set[str]:
-    """Return the fields of a configuration, `module:Class`, those of its bases included."""
-    module, _, name = place.partition(":")
-    tree = _tree(module)
-    if tree is None:
-        return set()
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef) and node.name == name:
-            own = {
-                item.target.id
-                for item in node.body
-                if isinstance(item, ast.AnnAssign)
-                and isinstance(item.target, ast.Name)
-                and "ClassVar" not in ast.unparse(item.annotation)
-                and not item.target.id.startswith("_")
-            }
-            bases = [base.id for base in node.bases if isinstance(base, ast.Name)]
-            return own.union(*(_fields(f"{module}:{base}") for base in bases))
-        if isinstance(node, ast.ImportFrom) and node.module:
-            for alias in node.names:
-                if (alias.asname or alias.name) == name:
-                    return _fields(f"{node.module}:{alias.name}")
-    return set()
-
-
-@cache
-def _tree(module: str) -> ast.Module | None:
-    """Return the text of a module as a tree, without importing it or what is above it; None for none."""
-    root, *rest = module.split(".")
-    spec = find_spec(root)
-    if spec is None or spec.origin is None:
-        return None
-    path = Path(spec.origin)
-    if rest:
-        path = path.parent.joinpath(*rest)
-        path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    elif not path.is_file():
-        return None
-    return ast.parse(path.read_text(encoding="utf-8")) if path.is_file() else None

@@ -59,13 +59,21 @@ class Recipe(Config):
 
     #: The representation; `auto` is the sentence-level token where pre-training had it, else the mean.
     pooling: Pooling | Literal["auto"] = "auto"
+    #: The classifier on the representation (`raysweep.downstream.classifier`).
     head: Head = "bert"
+    #: Learning rate after the warm-up.
     lr: float = Field(default=1e-4, gt=0, allow_inf_nan=False)
+    #: Steps of the linear warm-up.
     warmup_steps: int = Field(default=200, ge=0)
+    #: The rate after the warm-up.
     schedule: Schedule = "linear"
+    #: Passes over the training set.
     epochs: int = Field(default=10, gt=0)
+    #: Sentences of a batch.
     batch_size: int = Field(default=128, gt=0)
+    #: Decay of the averages of the gradient and of its square.
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
+    #: Added to the denominator of the update.
     eps: float = Field(default=1e-6, gt=0, allow_inf_nan=False)
     #: Of matrices and embeddings; biases and LayerNorm parameters do not decay.
     weight_decay: float = Field(default=0.01, ge=0, allow_inf_nan=False)
@@ -73,6 +81,7 @@ class Recipe(Config):
     clip_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = 1.0
     #: Of the model and of the head; None keeps the model's own rate.
     dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
+    #: Precision of matrix products; `auto` is the one in which the model trains fastest.
     precision: Precision = "auto"
 
     def steps(self, sentences: int) -> int:

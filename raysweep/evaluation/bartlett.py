@@ -62,6 +62,7 @@ class BartlettConfig(LabelledEvaluation):
     kind: Literal["bartlett"] = "bartlett"
     needs_parameters: ClassVar[bool] = True
 
+    #: Sentences, with one masked position each.
     inputs: int = Field(default=1024, gt=0)
     #: Inputs a shard.
     shard_size: int = Field(default=256, gt=0)

@@ -48,6 +48,7 @@ class Evaluation(KindConfig):
     #: change, so that older measurements are made again instead of mixed.
     version: ClassVar[int] = 1
 
+    #: The name of a further evaluation of one kind: its key in the sweep file.
     name: str | None = None
 
     @property

@@ -83,11 +83,17 @@ class DescentConfig(Evaluation):
     kind: Literal["descent"] = "descent"
     needs_parameters: ClassVar[bool] = True
 
+    #: Learning rates of SGD.
     lrs: tuple[Annotated[float, Field(gt=0)], ...] = Field(default=(0.01, 0.02), min_length=1)
+    #: Batch sizes of SGD.
     batches: tuple[Annotated[int, Field(gt=0)], ...] = Field(default=(8, 32), min_length=1)
+    #: Length of the descent: steps · lr².
     time: float = Field(default=1.0, gt=0)
+    #: Times at which the trace is measured.
     points: int = Field(default=5, gt=0)
+    #: Descents of each rate and batch size, with other draws.
     replicates: int = Field(default=16, gt=1)
+    #: Decides all draws.
     seed: int = Field(default=0, ge=0)
     #: Replicates a shard.
     shard_size: int = Field(default=16, gt=0)

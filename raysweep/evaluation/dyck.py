@@ -79,10 +79,13 @@ class DyckConfig(Evaluation):
     kind: Literal["dyck"] = "dyck"
     needs_parameters: ClassVar[bool] = True
 
+    #: Sizes of the training sets.
     examples: tuple[Annotated[int, Field(ge=0, le=4096)], ...] = Field(
         default=(0, 1, 2, 4, 8, 16, 32, 64), min_length=1
     )
+    #: Training sets of each size.
     sets: int = Field(default=100, gt=1)
+    #: Decides the training sets.
     seed: int = Field(default=0, ge=0)
 
     @classmethod

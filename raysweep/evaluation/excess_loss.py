@@ -69,6 +69,7 @@ class ExcessLossConfig(SplitFields):
     needs_reference: ClassVar[bool] = True
 
     sentences: int = Field(default=4096, gt=0)
+    #: Mask every position in turn, or one drawn position a sentence, which is cheaper and noisier.
     positions: Literal["all", "random"] = "all"
     seed: int = Field(default=0, ge=0)
     #: Sentences a shard.

@@ -54,6 +54,7 @@ class HeldOutLossConfig(SplitFields):
     kind: Literal["held_out_loss"] = "held_out_loss"
 
     sentences: int = Field(default=4096, gt=1)
+    #: `one` position a sentence, or a rate, as in `pretrain`.
     mask: Literal["one"] | float = 0.15
     seed: int = Field(default=0, ge=0)
     #: Sentences a shard.

@@ -29,7 +29,9 @@ class LabelledEvaluation(Evaluation):
     `hard` are the words themselves, for languages without known conditionals.
     """
 
+    #: Labels of masked words: their exact conditionals (`soft`), or the words themselves (`hard`).
     labels: Literal["soft", "hard"] = "soft"
+    #: Decides all draws.
     seed: int = Field(default=0, ge=0)
 
     @property

@@ -44,6 +44,7 @@ class PretrainingLossFields(Evaluation):
 
     #: Masked words of a sentence for the held-out loss, as in `pretrain`; the excess loss masks all in turn.
     mask: Literal["one"] | float = 0.15
+    #: Decides all draws.
     seed: int = Field(default=0, ge=0)
 
     @field_validator("mask", mode="before")

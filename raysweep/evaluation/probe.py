@@ -82,12 +82,16 @@ class ProbeConfig(TaskEvaluation):
     train: Annotated[LabelCount | tuple[LabelCount, ...] | None, BeforeValidator(_as_tuple)] = 100_000
     #: Sentences tested on, of the task split `test`; None as for `train`.
     test: LabelCount | None = 100_000
+    #: Features of a sentence: its words' states side by side, their mean, or the sentence-level token's
+    #: state.
     representation: Representation = "concatenated"
     #: The last layer, or each of them by a probe of its own.
     layers: Layers = "last"
     #: Width of the random projection; None for none.
     projection: int | None = Field(default=512, gt=0)
+    #: Give every feature mean 0 and variance 1.
     standardize: bool = True
+    #: `lbfgs` finds the minimum of a penalised cross-entropy; `adamw` is the paper's way.
     solver: Literal["lbfgs", "adamw"] = "lbfgs"
     #: L-BFGS: 1 / variance of a Gaussian prior on the weights.  Of several numbers, each head takes the one
     #: with the least cross-entropy on a fifth of its training sentences, which it does not see then.
@@ -97,14 +101,19 @@ class ProbeConfig(TaskEvaluation):
     tolerance: Positive = 0.03
     #: AdamW: passes over the training set, and more of them up to at least `steps` steps.
     epochs: int = Field(default=100, gt=0)
+    #: AdamW: fewest steps.
     steps: int = Field(default=10_000, ge=0)
+    #: AdamW: learning rate.
     lr: Positive = 1e-3
+    #: AdamW: sentences of a batch.
     batch_size: int = Field(default=256, gt=0)
+    #: AdamW: weight decay.
     weight_decay: float = Field(default=0.01, ge=0, allow_inf_nan=False)
     #: Also measure the description length of the labels of the largest training set (Voita and Titov, 2020).
     mdl: bool = False
     #: Also probe for control tasks (Hewitt and Liang, 2019).
     control: bool = False
+    #: Decides all draws.
     seed: int = Field(default=0, ge=0)
 
     @classmethod

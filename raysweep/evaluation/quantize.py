@@ -64,6 +64,7 @@ class QuantizeConfig(PretrainingLossFields):
     draws: int = Field(default=4, gt=0)
     #: Whether embeddings, and a decoder tied to them, are changed too.
     embeddings: bool = True
+    #: Sentences that the loss is measured on.
     sentences: int = Field(default=1024, gt=1)
     #: Sentences a shard.
     shard_size: int = Field(default=256, gt=0)

@@ -73,11 +73,17 @@ class SharpnessConfig(LabelledEvaluation):
     kind: Literal["sharpness"] = "sharpness"
     needs_parameters: ClassVar[bool] = True
 
+    #: The measures to take.
     which: Annotated[tuple[Measure, ...], Field(min_length=1)] = MEASURES
+    #: Sentences of the means.
     inputs: int = Field(default=1024, gt=0)
+    #: The first of them, on which the loss is followed.
     pool_size: int = Field(default=512, gt=0)
+    #: Largest distance from the weights, for `sam`.
     radius: float = Field(default=0.05, gt=0)
+    #: Largest distance with every parameter measured by its own size, for `asam`.
     adaptive_radius: float = Field(default=0.5, gt=0)
+    #: Steps of the search for the largest rise.
     steps: int = Field(default=4, gt=0)
     #: Inputs a shard; the measures of the pool belong to the first shard.
     shard_size: int = Field(default=256, gt=0)

@@ -59,11 +59,17 @@ class SpectrumConfig(LabelledEvaluation):
     kind: Literal["spectrum"] = "spectrum"
     needs_parameters: ClassVar[bool] = True
 
+    #: Sentences of the pool, with one masked position each.
     inputs: int = Field(default=256, gt=0)
+    #: The matrices whose eigenvalues are found.
     matrices: Annotated[tuple[Matrix, ...], Field(min_length=1)] = ("hessian", "gauss_newton")
+    #: Number of largest eigenvalues.
     eigenvalues: int = Field(default=10, gt=0)
+    #: Relative error of the largest eigenvalues.
     tolerance: float = Field(default=1e-3, gt=0, lt=1)
+    #: Steps of the Lanczos method for the density.
     steps: int = Field(default=32, gt=0)
+    #: Random vectors of the density; 0 leaves it out.
     vectors: int = Field(default=2, ge=0)
 
     @classmethod

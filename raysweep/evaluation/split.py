@@ -28,8 +28,11 @@ from raysweep.seeding import derive
 class SplitFields(Evaluation):
     """Base of losses that can be measured on the sentences of training too: with `split` "both"."""
 
+    #: Sentences that are measured on.
     sentences: int
+    #: Measure on sentences that training never sees, or on as many of its own, too.
     split: Literal["held_out", "both"] = "held_out"
+    #: Decides sentences and masks.
     seed: int
 
     @property

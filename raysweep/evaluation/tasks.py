@@ -25,7 +25,10 @@ def _as_name(value: Any) -> Any:
 class TaskEvaluation(Evaluation):
     """Base of evaluations of `tasks`: the language's own ones and those of data sets, all when None."""
 
-    tasks: tuple[Annotated[str, BeforeValidator(_as_name)], ...] | None = None
+    #: Tasks of the language, by name; None: all.
+    tasks: tuple[Annotated[str, BeforeValidator(_as_name, json_schema_input_type=str | int)], ...] | None = (
+        None
+    )
     #: Name and sha256 of each task that comes from a data set; filled in from the language.
     data: tuple[tuple[str, str], ...] = ()
 

@@ -141,6 +141,7 @@ class TraceConfig(Evaluation):
     mask: Literal["one"] | float = "one"
     common: Literal["auto"] | None = "auto"
     enlarged_to: str | None = None
+    #: Decides all draws.
     seed: int = Field(default=0, ge=0)
     #: Inputs a shard.
     shard_size: int = Field(default=512, gt=0)

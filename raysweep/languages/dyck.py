@@ -58,6 +58,7 @@ class DyckConfig(LanguageConfig):
     """All strings of `length` brackets, half of them opening."""
 
     kind: Literal["dyck"] = "dyck"
+    #: Brackets of every string.
     length: int = Field(ge=2, le=1024)
 
     @classmethod

@@ -250,6 +250,7 @@ class DrawnConfig(ModelConfig):
     sizes do; by default it has one row for each word of the language.
     """
 
+    #: Rows of the embedding: one for each word of the language (`own`), or BERT's 30,522 (`faithful`).
     vocabulary: Vocabulary = "own"
 
     def problems(self, language: Language) -> list[tuple[str, str]]:

@@ -50,11 +50,16 @@ class EncoderConfig(DrawnConfig):
     """
 
     kind: Literal["encoder"] = "encoder"
+    #: width/heads/layers/intermediate, or a name that stands for these numbers (`raysweep.models.shapes`).
     shape: str
+    #: LayerNorm before each sublayer, or after it as in BERT.
     norm: Literal["pre", "post"] = "pre"
+    #: Dropout of the embedding, of the attention weights and of each sublayer's output.
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    #: Added to the variance in LayerNorm.
     layer_norm_eps: Annotated[float, Field(gt=0)] = 1e-5
     checkpointing: bool = False
+    #: Put the sentence-level token in front of every sentence (`raysweep.models.cls`).
     cls: bool = False
 
     @classmethod

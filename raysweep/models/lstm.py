@@ -71,8 +71,11 @@ class LSTMConfig(DrawnConfig):
     """
 
     kind: Literal["lstm"] = "lstm"
+    #: hidden/layers; each direction has half of `hidden`.
     shape: str
+    #: Dropout of the embedding and after each layer.
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    #: Put the sentence-level token in front of every sentence (`raysweep.models.cls`).
     cls: bool = False
 
     @classmethod

@@ -29,9 +29,13 @@ class HuggingFaceConfig(ModelConfig):
     seeded: ClassVar[bool] = False
 
     kind: Literal["huggingface"] = "huggingface"
+    #: Folder of the model.
     path: Annotated[str, Field(min_length=1)]
+    #: Dropout in training, whatever the folder says.
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    #: The backward pass computes the layers' activations again instead of keeping them.
     checkpointing: bool = False
+    #: The content of the folder; filled in when the folder exists, and a folder that has changed is refused.
     sha256: str | None = None
 
     @classmethod

@@ -70,7 +70,9 @@ class Larger(About):
 class Algorithm(About):
     """At equal loss, one algorithm gives better models than another."""
 
+    #: The algorithm that should give the better models: its kind, or its whole label.
     better: str = Field(min_length=1)
+    #: The algorithm that it is compared with.
     than: str = Field(min_length=1)
 
     @model_validator(mode="after")
@@ -83,17 +85,25 @@ class Algorithm(About):
 class Beats(About):
     """Trained models transfer better than the look-up table."""
 
+    #: The thing that trained models should beat.
     than: Literal["lookup_table"] = "lookup_table"
 
 
 class Claim(Config):
     """One claim: exactly one of its fields is given."""
 
+    #: At equal loss, flatter goes with better.
     flatter: Flatter | None = None
+    #: At equal loss, a later checkpoint of a run is better.
     longer: Longer | None = None
+    #: At equal loss, larger models are better than smaller ones.
     larger: Larger | None = None
+    #: At equal loss, one algorithm gives better models than another.
     algorithm: Algorithm | None = None
-    beats: Beats | None = None
+    #: Trained models transfer better than the look-up table.
+    beats: Beats | None = Field(
+        default=None, json_schema_extra=lambda schema: schema["anyOf"].insert(1, {"const": "lookup_table"})
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -147,10 +157,11 @@ class Names:
 class Questions(Config):
     """The fields of a sweep file that say what its results are asked."""
 
+    #: Nats above the least loss up to which a checkpoint counts as saturated.
     tolerance: Positive = TOLERANCE
-    #: None is a choice by what the sweep varies; () is nothing.
+    #: What the sweep is asked; None is a choice by what it varies, an empty list is nothing.
     claims: tuple[Claim, ...] | None = None
-    #: None is a sweep that repeats no paper's.
+    #: The figure or table of a paper that the sweep repeats; None for none.
     paper: Paper | None = None
 
     @classmethod

@@ -36,10 +36,13 @@ class PretrainConfig(Config):
     holds its whole part of a batch; a single worker whose GPU runs out of memory takes as many as fit.
     """
 
+    #: Number of updates.
     steps: Annotated[int, Field(gt=0)]
+    #: Sentences of an update, over all workers.
     batch_size: Annotated[int, Field(gt=0)]
     sentences: Annotated[int, Field(gt=0)] | None = None
     milestones: tuple[int, ...] = ()
+    #: `one` uniformly drawn position a sentence, or a rate r in (0, 1): max(1, round(r · length)) positions.
     mask: Literal["one"] | float = "one"
     replace: Literal["mask", "bert"] = "mask"
     checkpoint_every: Annotated[int, Field(gt=0)] | None = None
@@ -74,7 +77,7 @@ class PretrainConfig(Config):
             f"use at least {batch_size}, or lower batch_size to {sentences}"
         )
 
-    @field_validator("milestones", mode="before")
+    @field_validator("milestones", mode="before", json_schema_input_type=tuple[int, ...] | None)
     @classmethod
     def _none_is_the_default(cls, value: object) -> object:
         # After a "before" validator pydantic treats a JSON list as a Python list, which strict mode refuses.

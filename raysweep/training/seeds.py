@@ -19,8 +19,11 @@ class Seeds(Config):
     an algorithm's extra loss), `dropout` the dropout.
     """
 
+    #: Decides the initial weights.
     init: _Seed
+    #: Decides sentences, their order and their masks, and the examples of an algorithm's extra loss.
     data: _Seed
+    #: Decides the dropout.
     dropout: _Seed
 
     @classmethod

@@ -36,7 +36,9 @@ class InitFrom(Config):
     the source's optimizer, or starts a fresh one.
     """
 
+    #: The source: RUN@STEP, SWEEP/RUN@STEP, or the folder of a checkpoint or model.
     run: Annotated[str, Field(min_length=1)]
+    #: Keep the state of the source's optimizer, or start a fresh one.
     optimizer: Literal["keep", "fresh"] = "fresh"
 
 

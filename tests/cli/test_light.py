@@ -16,8 +16,8 @@ import typer
 
 import raysweep
 from raysweep import registry
-from raysweep.cli import complete
 from raysweep.cli.app import app
+from raysweep.sweep.fields import SECTIONS, read_class
 
 HEAVY = {"torch", "ray", "mlflow", "numpy", "scipy", "pandas", "pyarrow", "transformers", "matplotlib"}
 
@@ -66,6 +66,7 @@ ASKED = [
     ("raysweep evaluate other/", ["other/9-1-s0-bbbb000000"], "8-1-s0-aaaa000000"),
     ("raysweep export-model 9", ["9-1-s0-bbbb000000"], "8-1-s0-aaaa000000"),
     ("raysweep evaluate x -e tr", ["trace"], "probe"),
+    ("raysweep kinds p", ["pcfg", "pretrain", "probe"], "encoder"),
     ("raysweep evaluate x -e trace.in", ["trace.inputs="], "trace.kind="),
     ("raysweep plan small.yaml --set pre", ["pretrain."], "language."),
     ("raysweep plan small.yaml --set pretrain.b", ["pretrain.batch_size="], "pretrain.steps="),
@@ -113,8 +114,8 @@ def test_a_shell_completes_sweeps_runs_fields_and_kinds(tmp_path: Path) -> None:
 def test_fields_are_read_from_the_text_of_a_class_as_it_has_them(family: str) -> None:
     kinds = getattr(registry, family)
     for kind in kinds.kinds():
-        assert complete._fields(kinds.path(kind)) == set(kinds.get(kind).model_fields), kind
-    for place in complete._SECTIONS.values():
+        assert list(read_class(kinds.path(kind)).fields) == list(kinds.get(kind).model_fields), kind
+    for place in SECTIONS.values():
         module, _, name = place.partition(":")
         cls = getattr(importlib.import_module(module), name)
-        assert complete._fields(place) == set(cls.model_fields), place
+        assert list(read_class(place).fields) == list(cls.model_fields), place

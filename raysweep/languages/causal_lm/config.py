@@ -33,8 +33,9 @@ class CausalLMConfig(LanguageConfig):
     #: Words of the language: the most frequent tokens of the model's vocabulary.
     keep: int = Field(default=2000, ge=2)
     keep_by: Literal["samples", "corpus"] = "samples"
-    #: Sentences that the model writes for `keep_by: samples`, and their seed.
+    #: Sentences that the model writes for `keep_by: samples`.
     samples: int = Field(default=256, ge=1)
+    #: Decides the sentences that the model writes for `keep_by: samples`.
     seed: int = Field(default=0, ge=0)
     #: Text file of `keep_by: corpus`.
     path: Path | None = None

@@ -14,6 +14,7 @@ from raysweep.registry import Config
 class TrainedTokenizer(Config):
     """A lower-casing WordPiece tokenizer, as BERT's, trained on the corpus."""
 
+    #: The kind of tokenizer.
     train: Literal["wordpiece"]
     #: Word pieces, special ones included.
     vocabulary: int = Field(default=30522, ge=100)
@@ -26,10 +27,14 @@ class CorpusFields(LanguageConfig):
 
     hub_or_path: ClassVar[frozenset[str]] = frozenset({"source", "tokenizer"})
 
+    #: The name of a data set on the Hugging Face hub, or a local file, folder or pattern of .txt, .jsonl or
+    #: .parquet files.
     source: str = Field(min_length=1)
-    #: Configuration, split, and branch, tag or commit (None: `main`) of a hub data set.
+    #: Configuration of a data set on the hub.
     subset: str | None = None
+    #: Split of a data set on the hub.
     split: str = "train"
+    #: Branch, tag or commit of a data set on the hub; None: `main`.
     revision: str | None = None
     #: The column or key that holds the text; .txt files have none.
     text_field: str = "text"
@@ -39,6 +44,8 @@ class CorpusFields(LanguageConfig):
     rows_per_document: int = Field(default=1, ge=1)
     #: Number of documents used, the first ones; None: all.
     documents: int | None = Field(default=None, ge=2)
+    #: The name of a model on the hub, a folder with its `tokenizer.json`, or `{train: wordpiece, vocabulary:
+    #: 30522}`.
     tokenizer: str | TrainedTokenizer = "google-bert/bert-base-uncased"
     #: Token put behind every document; None: the tokenizer's own, such as [SEP] or </s>.
     separator: str | None = None

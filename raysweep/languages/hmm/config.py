@@ -30,10 +30,15 @@ class HMMConfig(LanguageConfig):
     """
 
     kind: Literal["hmm"] = "hmm"
+    #: `paper` chooses blocks and rows so that the entropy is the least loss that the paper gives.
     preset: Literal["paper"] | None = None
+    #: Decides the drawn probabilities.
     seed: int = Field(default=0, ge=0)
+    #: Number of hidden states.
     states: int = Field(default=100, ge=1)
+    #: Number of words.
     vocabulary: int = Field(default=200, ge=2, le=MOST_WORDS)
+    #: Words of every sentence.
     length: int = Field(default=16, ge=1, le=1024)
     #: Number of diagonal blocks; 1 is a dense model.
     blocks: int = Field(default=10, ge=1)

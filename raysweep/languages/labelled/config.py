@@ -23,22 +23,25 @@ class DataTask(Config):
 
     #: A task of GLUE, which sets `text`, the classes, `metrics` and `test`.
     glue: GlueName | None = None
-    #: None: GLUE's data set on the hub.
+    #: A data set on the hub, a local table, or a folder; None: GLUE's data set on the hub.
     source: str | None = Field(default=None, min_length=1, validate_default=True)
     #: The name that evaluations call the task by; None: GLUE's.
     name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_-]+$", validate_default=True)
-    #: Configuration, and branch, tag or commit (None: `main`) of a data set on the hub.
+    #: Configuration of a data set on the hub.
     subset: str | None = None
+    #: Branch, tag or commit of a data set on the hub; None: `main`.
     revision: str | None = None
     #: The column of the text, or the two columns of a pair.
     text: str | tuple[str, str] | None = Field(default=None, validate_default=True)
     #: The column of the labels: class names, class numbers, or the numbers of a regression.
     label: str = "label"
+    #: The labels are numbers.
     regression: bool = False
     #: Scores, the headline first; None: GLUE's, else accuracy, or Pearson's and Spearman's correlation.
     metrics: tuple[TaskMetric, ...] | None = Field(default=None, min_length=1)
-    #: The split or the file of a folder that is learnt from, and the one that results are reported on.
+    #: The split, or the file of a folder, that is learnt from.
     train: str = "train"
+    #: The split, or the file of a folder, that results are reported on; None: GLUE's, else `validation`.
     test: str | None = None
     #: Share of the rows of `train` that results are reported on, where the source has no other split.
     held_out: float | None = Field(default=None, gt=0, lt=1, allow_inf_nan=False)

@@ -43,13 +43,17 @@ class PCFGConfig(LanguageConfig):
     """
 
     kind: Literal["pcfg"] = "pcfg"
+    #: `layered` and `dense` draw a random grammar, `file` reads one.
     structure: Literal["layered", "dense", "file"] = "layered"
+    #: Decides the drawn grammar.
     seed: int = Field(default=0, ge=0)
     #: Number of words of a random grammar; a file has its own words.
     vocabulary: int = Field(default=200, ge=2, le=MOST_WORDS)
-    #: Symbols in each layer, and layers below the roots.
+    #: Symbols in each layer of a layered grammar.
     symbols: int = Field(default=10, ge=1, le=MOST_SYMBOLS)
+    #: Layers below the roots; sentences have at most 2^layers words.
     layers: int = Field(default=4, ge=1)
+    #: Start symbols, which are the labels of task A.
     roots: int = Field(default=9, ge=1)
     #: Binary rules of each symbol in the layers before the last.
     rules: int = Field(default=20, ge=1)
