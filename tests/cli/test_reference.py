@@ -76,7 +76,17 @@ def test_a_kind_is_printed_with_defaults_and_meanings(capsys: pytest.CaptureFixt
     lines = printed.out.splitlines()
     assert lines[0] == "language hmm"
     [line] = [line for line in lines if line.startswith("states ")]
-    assert line.split(maxsplit=1)[1].split() == "whole number ≥ 1 100 Number of hidden states.".split()
+    assert line.split(maxsplit=1)[1].split() == [
+        "whole",
+        "number",
+        "≥",
+        "1",
+        "100",
+        "Number",
+        "of",
+        "hidden",
+        "states.",
+    ]
     assert "language: {kind: hmm, seed: 1, states: 4" in printed.out
     assert printed.err == ""
 
