@@ -22,6 +22,7 @@ import raysweep
 from raysweep.cli import (
     bench,
     claims,
+    diff,
     doctor,
     evaluate,
     export_model,
@@ -78,6 +79,7 @@ app.command("export")(results.export)
 app.command("evaluate")(evaluate.evaluate)
 app.command("export-model")(export_model.export_model)
 app.command("ui")(results.ui)
+app.command("diff")(diff.diff)
 app.command("doctor")(doctor.doctor)
 app.command("schema")(reference.schema)
 app.command("kinds")(reference.kinds)

@@ -70,6 +70,13 @@ def runs(context: typer.Context, incomplete: str) -> Iterator[tuple[str, str]]:
 
 
 @_quiet
+def configurations(context: typer.Context, incomplete: str) -> Iterator[Any]:
+    """Yield the names of sweeps, sweep files, and the ids of runs."""
+    yield from sweeps(context, incomplete)
+    yield from runs(context, incomplete)
+
+
+@_quiet
 def models(context: typer.Context, incomplete: str) -> Iterator[Any]:
     """Yield the ids of runs, and folders."""
     yield from runs(context, incomplete)

@@ -38,7 +38,7 @@ def find_checkpoint(storage: Path, name: str) -> FoundCheckpoint:
     """
     text, wanted = split_step(name)
     names = stored_names(storage)
-    known = _known(storage, names, text)
+    known = stored_runs(storage, names, text)
     there = f"{count(len({run.run_id for run in known}), 'run')} in {count(len(names), 'sweep')}"
     run_id = one(
         text,
@@ -75,7 +75,7 @@ def find_checkpoint(storage: Path, name: str) -> FoundCheckpoint:
     raise ConfigError(f"run {run_id} has no checkpoint of step {wanted}; it has steps {listed}")
 
 
-def _known(storage: Path, sweeps: list[str], text: str) -> list[Named]:
+def stored_runs(storage: Path, sweeps: list[str], text: str) -> list[Named]:
     """Return the names of all runs of a storage.
 
     A run that is no longer in the file of its sweep, or whose sweep cannot be read, has its id alone.  Where

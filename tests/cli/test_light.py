@@ -66,6 +66,7 @@ ASKED = [
     ("raysweep evaluate other/", ["other/9-1-s0-bbbb000000"], "8-1-s0-aaaa000000"),
     ("raysweep export-model 9", ["9-1-s0-bbbb000000"], "8-1-s0-aaaa000000"),
     ("raysweep evaluate x -e tr", ["trace"], "probe"),
+    ("raysweep diff small 9", ["9-1-s0-bbbb000000"], "8-1-s0-aaaa000000"),
     ("raysweep kinds p", ["pcfg", "pretrain", "probe"], "encoder"),
     ("raysweep evaluate x -e trace.in", ["trace.inputs="], "trace.kind="),
     ("raysweep plan small.yaml --set pre", ["pretrain."], "language."),
