@@ -89,6 +89,11 @@ class Beats(About):
     than: Literal["lookup_table"] = "lookup_table"
 
 
+def _or_short(schema: dict[str, Any]) -> None:
+    """Add the short form of `beats` to its JSON Schema."""
+    schema["anyOf"].insert(1, {"const": "lookup_table"})
+
+
 class Claim(Config):
     """One claim: exactly one of its fields is given."""
 
@@ -101,9 +106,7 @@ class Claim(Config):
     #: At equal loss, one algorithm gives better models than another.
     algorithm: Algorithm | None = None
     #: Trained models transfer better than the look-up table.
-    beats: Beats | None = Field(
-        default=None, json_schema_extra=lambda schema: schema["anyOf"].insert(1, {"const": "lookup_table"})
-    )
+    beats: Beats | None = Field(default=None, json_schema_extra=_or_short)
 
     @model_validator(mode="before")
     @classmethod
