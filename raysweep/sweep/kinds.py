@@ -199,7 +199,8 @@ def _small(cls: Any, folder: Path) -> dict[str, Any]:
 def _yaml(data: Mapping[str, Any]) -> str:
     """Return data as YAML, each section a line."""
     yaml, out = YAML(typ="safe", pure=True), StringIO()
-    yaml.default_flow_style, yaml.width, yaml.sort_base_mapping_type_on_output = True, 10_000, False
+    yaml.default_flow_style, yaml.width = True, 10_000
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
     ((section, value),) = data.items()
     yaml.dump(value, out)
     return f"{section}: {out.getvalue().strip()}"

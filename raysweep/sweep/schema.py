@@ -22,6 +22,7 @@ from raysweep.registry import Config, Registry
 from raysweep.sweep.claims import Questions
 from raysweep.sweep.fields import read_class
 from raysweep.sweep.resources import Resources
+from raysweep.sweep.search import Search
 from raysweep.training.config import PretrainConfig
 from raysweep.training.seeds import Seeds
 from raysweep.training.start import InitFrom
@@ -61,6 +62,7 @@ _MEANING = {
     "zip": "Groups of axes; those of a group take their values together.",
     "include": "Runs beside the grid: each entry is laid on the file, without its axes.",
     "exclude": "Combinations of the grid that are dropped: those that agree with all values of an entry.",
+    "search": "Samples of a space in place of a grid, and the best of them by a metric.",
     "resources": "The resources that a run may use; no part of its identity.",
 }
 
@@ -116,6 +118,7 @@ def sweep_schema() -> Schema:
         "zip": _listed(_ref("axes")),
         "include": _listed(_ref("point")),
         "exclude": _listed({"allOf": [_ref("point")], "minProperties": 1}),
+        "search": {"anyOf": [parts.search(), _NULL]},
         "resources": {"anyOf": [_ref(parts.names[Resources]), _NULL]},
     }
     described = {name: {"description": _MEANING[name], **_wrapped(s)} for name, s in properties.items()}
@@ -149,8 +152,9 @@ class _Parts:
 
     def __init__(self) -> None:
         families = [*_FAMILIES.values(), registry.evaluations]
-        classes = [family.get(kind) for family in families for kind in family.kinds()]
-        known = dict.fromkeys([*classes, *_SINGLE.values(), Resources, Questions])
+        classes: list[type[Config]] = [family.get(kind) for family in families for kind in family.kinds()]
+        of_sections: list[type[Config]] = [*_SINGLE.values(), Resources, Search, Questions]
+        known = dict.fromkeys([*classes, *of_sections])
         found, whole = models_json_schema([(cls, "validation") for cls in known], schema_generator=_Described)
         self.definitions: dict[str, Schema] = whole["$defs"]
         self.names = {cls: str(ref["$ref"]).rpartition("/")[2] for (cls, _), ref in found.items()}
@@ -222,6 +226,13 @@ class _Parts:
             "additionalProperties": {"anyOf": [_ref("evaluation"), _NULL]},
         }
 
+    def search(self) -> Schema:
+        """Return the schema of `search`, whose scheduler has short forms."""
+        fields = self.definition(Search)["properties"]
+        scheduler = fields["scheduler"]
+        scheduler["anyOf"] = [{"enum": ["none", "fifo", "asha"]}, *scheduler["anyOf"]]
+        return _ref(self.names[Search])
+
     def needs(self) -> list[Schema]:
         """Return the conditions on files that nothing is laid on: what must be there."""
         kinds = dict.fromkeys(registry.evaluations.kinds(), True)
@@ -231,7 +242,7 @@ class _Parts:
             needed = {kind: self.required[family.get(kind)] for kind in family.kinds()}
             of_kinds = [_if_kind(kind, {"required": fields}) for kind, fields in needed.items() if fields]
             whole[name] = {"required": ["kind"]} | ({"allOf": of_kinds} if of_kinds else {})
-        brings = [{"required": [name]} for name in ("extends", "axes", "zip")]
+        brings = [{"required": [name]} for name in ("extends", "axes", "zip", "search")]
         return [
             {
                 "if": {"not": {"required": ["extends"]}},

@@ -131,6 +131,7 @@ class Asha(Config):
     tuning" (MLSys 2020), and `ray.tune.schedulers.AsyncHyperBandScheduler`.
     """
 
+    #: Kind of the scheduler.
     kind: Literal["asha"] = "asha"
     #: Steps that every sample is trained; None is the first milestone after 0.
     grace_period: int | None = Field(default=None, ge=1)
@@ -141,14 +142,19 @@ class Asha(Config):
 class Search(Config):
     """A search, as the file says it."""
 
+    #: The metric, at the last milestone, by which samples are compared.
     metric: str = Field(min_length=1)
     #: None is what is better for the metric; a loaded sweep has one of the others.
     mode: Literal["min", "max"] | None = None
+    #: Number of samples.
     samples: int = Field(ge=1, le=10_000)
+    #: Dotted path of a setting -> the values that it may take.
     space: dict[str, Domain] = Field(min_length=1)
+    #: `random`, or `optuna`: its TPE learns from the samples that are finished.
     algorithm: Literal["random", "optuna"] = "random"
     #: None (`none` in a file): every sample is trained to the end.
     scheduler: Asha | None = None
+    #: Seed of the samples.
     seed: int = Field(default=0, ge=0)
 
     @field_validator("scheduler", mode="before")
