@@ -79,7 +79,7 @@ def caption(verdict: Verdict) -> str:
 
 
 def _texts(table: pd.DataFrame, of: str) -> list[str]:
-    """Return the text of each dot: whose it is and its places."""
+    """Return the text of each dot: its run and its places."""
     texts = []
     for _, row in table.iterrows():
         step = f" · step {row['step']:,}" if of == "checkpoint" else f" · mean over its {of}"

@@ -58,7 +58,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Adjusted:
-    """What an association rests on: places of flatness `x` and accuracy `y` [m] beyond those of the loss.
+    """The evidence of an association: places of flatness `x` and accuracy `y` [m] beyond those of the loss.
 
     They are the residuals of the ranks among `among` checkpoints, in places.  Each is of the checkpoint of a
     run and a step in `keys`, or of the mean over a group of `of` that begins with it.  `flatness` and

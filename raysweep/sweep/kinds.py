@@ -28,6 +28,7 @@ _EXAMPLES = {
     "init_from": "{run: scaling/64-4-2-*-s0-*@2000}",
     "seeds": "{data: 0}",
     "resources": "{workers: 1, per_worker: {CPU: 1}}",
+    "search": "{metric: excess_loss, samples: 8, space: {algorithm.lr: {loguniform: [1e-4, 1e-2]}}}",
 }
 _BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 _TYPES = {

@@ -35,7 +35,7 @@ Value = Annotated[float, Field(allow_inf_nan=False)]
 #: Samples that are drawn at random before TPE begins; also Optuna's own number.
 STARTUP = 10
 
-#: Parts of a range that two drawn numbers are told apart by; more digits would only make names long.
+#: Parts of a range in which two drawn numbers differ; more digits would only make names long.
 _PARTS = 1000
 
 _REFUSED = {
@@ -175,7 +175,7 @@ class Search(Config):
 
     @property
     def question(self) -> dict[str, Any]:
-        """What makes the samples comparable: everything but their number and the scheduler."""
+        """All that makes samples comparable: everything but their number and the scheduler."""
         return self.model_dump(mode="json", exclude={"samples", "scheduler"})
 
     @property

@@ -29,7 +29,9 @@ SCHEMA = sweep_schema()
 VALIDATOR = Draft7Validator(SCHEMA)
 #: A language alone is no sweep.
 LANGUAGES = {ROOT / "sweeps" / "transfer" / "grammar.yaml"}
-SWEEPS = sorted({*(ROOT / "sweeps").rglob("*.yaml")} - LANGUAGES)
+SWEEPS = sorted(
+    {*(ROOT / "sweeps").rglob("*.yaml")} - LANGUAGES - {*(ROOT / "sweeps" / "clusters").iterdir()}
+)
 
 FAMILIES = (registry.languages, registry.models, registry.algorithms, registry.evaluations)
 KINDS = {f"{family.family}-{kind}": family.get(kind) for family in FAMILIES for kind in family.kinds()}
