@@ -22,6 +22,8 @@ import raysweep
 from raysweep.cli import (
     bench,
     claims,
+    clean,
+    control,
     diff,
     doctor,
     evaluate,
@@ -29,9 +31,11 @@ from raysweep.cli import (
     inspect,
     language,
     launch,
+    logs,
     paper,
     reference,
     results,
+    status,
 )
 from raysweep.engine.interrupt import INTERRUPTED
 from raysweep.errors import RaysweepError, StorageError
@@ -71,7 +75,11 @@ def _root(
 app.command("launch")(launch.launch)
 app.command("plan")(inspect.plan)
 app.command("validate")(inspect.validate)
-app.command("status")(inspect.status)
+app.command("status")(status.status)
+app.command("logs")(logs.logs)
+app.command("cancel")(control.cancel)
+app.command("retry")(control.retry)
+app.command("clean")(clean.clean)
 app.command("report")(results.report)
 app.command("match")(claims.match)
 app.command("power")(claims.power)

@@ -20,7 +20,7 @@ from raysweep.sweep.storage import storage_root
 #: The families of the sections of a sweep file that have kinds.
 _FAMILIES = {"language": "languages", "model": "models", "algorithm": "algorithms", "evaluate": "evaluations"}
 #: Fields of a sweep file that have no fields of their own.
-_WHOLE = ("seed", "axes", "tolerance", "description")
+_WHOLE = ("seed", "axes", "keep", "notify", "tolerance", "description")
 
 
 def _quiet(found: Callable[[typer.Context, str], Iterator[Any]]) -> Callable[[typer.Context, str], list[Any]]:
@@ -38,8 +38,7 @@ def _quiet(found: Callable[[typer.Context, str], Iterator[Any]]) -> Callable[[ty
 @_quiet
 def sweeps(context: typer.Context, incomplete: str) -> Iterator[str]:
     """Yield the names of the storage's sweeps, then sweep files."""
-    names = sorted(path.parent.name for path in _storage(context).glob(f"*/{STORED}"))
-    yield from (name for name in names if name.startswith(incomplete))
+    yield from (name for name in _stored(context) if name.startswith(incomplete))
     yield from _files(incomplete)
 
 
@@ -73,6 +72,13 @@ def runs(context: typer.Context, incomplete: str) -> Iterator[tuple[str, str]]:
 def configurations(context: typer.Context, incomplete: str) -> Iterator[Any]:
     """Yield the names of sweeps, sweep files, and the ids of runs."""
     yield from sweeps(context, incomplete)
+    yield from runs(context, incomplete)
+
+
+@_quiet
+def logged(context: typer.Context, incomplete: str) -> Iterator[Any]:
+    """Yield what has logs: the names of the storage's sweeps, then the ids of runs."""
+    yield from (name for name in _stored(context) if name.startswith(incomplete))
     yield from runs(context, incomplete)
 
 
@@ -138,6 +144,10 @@ def _evaluations(incomplete: str) -> Iterator[str]:
     elif kind in family.kinds():
         names = sorted(read_class(family.path(kind)).fields.keys() - {"kind", "name"})
         yield from (f"{kind}.{name}=" for name in names if name.startswith(field))
+
+
+def _stored(context: typer.Context) -> list[str]:
+    return sorted(path.parent.name for path in _storage(context).glob(f"*/{STORED}"))
 
 
 def _storage(context: typer.Context) -> Path:

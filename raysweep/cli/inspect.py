@@ -1,4 +1,4 @@
-"""`raysweep plan`, `validate`, `status`: the work that is left, and the state of every run."""
+"""`raysweep plan`, `validate`: the work that is left, and the errors of a sweep file."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from raysweep.cli.live import runs_table
 from raysweep.cli.options import (
     FileArgument,
     JsonOption,
-    NameArgument,
     OnlyOption,
     RetryOption,
     SetOption,
@@ -20,8 +18,7 @@ from raysweep.cli.options import (
     print_json,
     results_of,
 )
-from raysweep.cli.output import console, say
-from raysweep.cli.results import print_best
+from raysweep.cli.output import say
 from raysweep.errors import RaysweepError
 from raysweep.sweep.units import count
 
@@ -92,60 +89,3 @@ def _absent(sweep: Sweep) -> list[str]:
         for name, count in wants.items()
         if count > 0
     ]
-
-
-def status(name: NameArgument, storage: StorageOption = None, json: JsonOption = False) -> None:
-    """Print the state of every run of a sweep, from its records; the sweep may still be running."""
-    from raysweep.evaluation.metric import numbers
-    from raysweep.report.best import best_tables
-    from raysweep.sweep.changes import Changes, stray_lines
-    from raysweep.sweep.lock import holder
-    from raysweep.sweep.remarks import remarks
-    from raysweep.sweep.run_state import run_states
-    from raysweep.sweep.samples import trials
-    from raysweep.sweep.starts import failures
-
-    sweep = results_of(name, storage)
-    states = run_states(sweep)
-    at_work = holder(sweep.directory)
-    failed = failures(sweep)
-    strays = Changes(sweep.ledger(), sweep).strays()
-    if json:
-        print_json(
-            {
-                "name": sweep.name,
-                "directory": str(sweep.directory),
-                "launched_by": at_work,
-                "runs": [
-                    {
-                        "run_id": state.run_id,
-                        "name": state.label,
-                        "state": state.state,
-                        "step": state.step,
-                        "steps": state.steps,
-                        "tokens_per_second": state.tokens_per_second,
-                        "mfu": state.mfu,
-                        "evaluated": state.evaluated,
-                        "metrics": numbers(state.metrics),
-                        "failure": failed[state.run_id].message if state.run_id in failed else None,
-                    }
-                    for state in states
-                ],
-                "samples": [trial.to_dict() for trial in trials(sweep)],
-                "notes": remarks(sweep),
-                "no_longer_in_file": [stray.to_dict() for stray in strays],
-            }
-        )
-        return
-    if at_work is not None:
-        typer.echo(f"being launched by {at_work}")
-    out = console()
-    out.print(runs_table(states, width=out.width, ids=True))
-    for found in best_tables(sweep):
-        print_best(found)
-    for run_id, failure in failed.items():
-        typer.echo(f"failed: {run_id}: {failure.message}")
-    for line in remarks(sweep):
-        typer.echo(f"note: {line}")
-    for line in stray_lines(strays, limit=40):
-        typer.echo(line)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,6 +28,7 @@ from raysweep.cli.options import (
 )
 from raysweep.cli.output import console, remarks_of_ray, say
 from raysweep.cli.results import make_report, print_summary
+from raysweep.sweep.notice import check_notify
 from raysweep.sweep.storage import open_directory
 
 if TYPE_CHECKING:
@@ -53,6 +55,16 @@ def launch(
             help="Wait for a cluster whose head has died, and go on when it is back.",
         ),
     ] = 10.0,
+    notify: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--notify",
+            metavar="COMMAND|URL",
+            help="Run a shell command, or post to a webhook, when the launch is done, has failed runs or an "
+            "error, or is interrupted; both get JSON (`event`, `sweep`, `runs`, `failures`, `text`). May be "
+            "repeated.",
+        ),
+    ] = None,
     yes: Annotated[
         bool, typer.Option("-y", "--yes", envvar="RAYSWEEP_YES", help="Do not ask before a large sweep.")
     ] = False,
@@ -72,6 +84,8 @@ def launch(
         raysweep launch sweeps/scaling.yaml --set 'axes.seed=[0]' --dry-run
 
         raysweep launch sweeps/scaling.yaml --address 10.0.0.1:6379 --storage /shared/sweeps
+
+        raysweep launch sweeps/scaling.yaml --notify 'mail -s "$RAYSWEEP_EVENT" me@example.org'
     """
     from raysweep.sweep import make_plan
     from raysweep.sweep.command import launch_command
@@ -89,10 +103,16 @@ def launch(
     runs = len(chosen.runs) + chosen.to_choose
     if runs > MANY and sys.stdin.isatty() and not yes:
         typer.confirm(f"{runs} runs: go on?", abort=True)
+    check_notify(notify or ())
     again = launch_command(sweep, file=str(file), overrides=set_ or (), address=address)
     try:
         results = _launch(
-            sweep, address=address, only=only, retry_failed=retry_failed, reconnect=60 * reconnect
+            sweep,
+            address=address,
+            only=only,
+            retry_failed=retry_failed,
+            reconnect=60 * reconnect,
+            notify=notify or (),
         )
     except KeyboardInterrupt:
         say(
@@ -108,7 +128,13 @@ def launch(
 
 
 def _launch(
-    sweep: Sweep, *, address: str | None, only: list[str] | None, retry_failed: bool, reconnect: float
+    sweep: Sweep,
+    *,
+    address: str | None,
+    only: list[str] | None,
+    retry_failed: bool,
+    reconnect: float,
+    notify: Sequence[str],
 ) -> Results:
     """Launch with a view on standard error."""
     from raysweep.engine import launch as start
@@ -145,6 +171,7 @@ def _launch(
             on_work=lambda: say(where),
             on_start=started,
             reconnect=reconnect,
+            notify=notify,
         )
 
 
@@ -178,8 +205,8 @@ def _show(results: Results, again: str, *, json: bool) -> None:
         )
     else:
         print_summary(sweep, frame, page, verdicts)
-    for run_id, message in failures.items():
-        say(f"failed: {run_id}: {message}")
+    for run_id, failure in results.failures.items():
+        say(f"{'cancelled' if failure.cancelled else 'failed'}: {run_id}: {failure.message}")
     if failures:
         say(f"to try them again: {again} --retry-failed")
     if not results.tracked:

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from raysweep.cli.output import HEARTBEAT, Lines, console
+from raysweep.sweep.told import OVER, Told, live_metrics
 from raysweep.sweep.units import duration
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ STYLES = {
     "done": "green",
     "stopped": "green",
     "failed": "bold red",
+    "cancelled": "yellow",
     "training": "cyan",
     "evaluating": "cyan",
     "unfinished": "yellow",
@@ -35,6 +37,7 @@ _STAGES = {
     "done": "done",
     "stopped": "done",
     "failed": "failed",
+    "cancelled": "cancelled",
     "starting": "running",
     "training": "running",
     "evaluating": "running",
@@ -56,14 +59,6 @@ _MOST_TROUBLES = 3
 
 def _number(value: float | None, spec: str) -> str:
     return "" if value is None else format(value, spec)
-
-
-def _live(states: list[RunState]) -> list[Metric]:
-    """Return one metric of each name that asks to be shown live."""
-    from raysweep.evaluation.metric import in_order
-
-    named = {metric.name: metric for state in states for metric in state.metrics if metric.live}
-    return in_order(named.values())
 
 
 def _headings(metrics: list[Metric], *, wide: bool) -> list[str]:
@@ -94,7 +89,10 @@ def runs_table(states: list[RunState], *, width: int, limit: int | None = None, 
     of the peak, which are those of the newest point of the training curve.  With `ids` there is a column of
     ids, of their last parts where the whole would leave no room for metrics.
     """
-    order = {"training": 0, "evaluating": 0, "starting": 1, "failed": 2, "done": 4, "stopped": 4}
+    order = {
+        **{"training": 0, "evaluating": 0, "starting": 1, "failed": 2, "cancelled": 2},
+        **{"done": 4, "stopped": 4},
+    }
     shown = states
     if limit is not None and len(states) > limit:
         shown = sorted(states, key=lambda state: order.get(state.state, 3))[:limit]
@@ -105,7 +103,7 @@ def runs_table(states: list[RunState], *, width: int, limit: int | None = None, 
         table.add_column("id", no_wrap=True)
     table.add_column("state", no_wrap=True, min_width=10)
     room = width - _OTHERS - (_SPEED if wide else 0)
-    metrics = _live(states)
+    metrics = live_metrics(states)
     names = [state.run_id for state in shown]
     if max(map(len, names), default=0) + _BETWEEN + _COLUMN * len(metrics) > room:
         names = [name.rpartition("-")[2] for name in names]
@@ -156,8 +154,8 @@ def _state(run: RunState, *, wide: bool) -> str:
 
 
 def _how(run: RunState) -> str:
-    """Return the state of a run with trouble: failed, or unfinished while it is tried again."""
-    return "failed" if run.state == "failed" else "unfinished"
+    """Return the state of a run with trouble: failed, cancelled, or unfinished while it is tried again."""
+    return run.state if run.state in ("failed", "cancelled") else "unfinished"
 
 
 def _because(run: RunState) -> str:
@@ -175,9 +173,9 @@ def _total(state: LaunchState) -> str:
     share = "" if state.share is None else f"{state.share:.0%} of all work: "
     counted = Counter(_STAGES.get(run.state, "waiting") for run in state.runs)
     runs = ", ".join(f"{counted[stage]} {stage}" for stage in ("done", "running", "waiting"))
-    failed = f", {counted['failed']} failed" if counted["failed"] else ""
+    failed = "".join(f", {counted[stage]} {stage}" for stage in ("failed", "cancelled") if counted[stage])
     time = f"{duration(state.elapsed)} so far"
-    if state.left is not None and any(run.state not in ("done", "stopped", "failed") for run in state.runs):
+    if state.left is not None and any(run.state not in OVER for run in state.runs):
         time += f", {_range(*state.left)} left"
     return f"{share}{', '.join(parts)}; runs: {runs}{failed}; {time}"
 
@@ -283,22 +281,12 @@ class LineView(Lines):
     def __init__(self, target: Console) -> None:
         super().__init__(target)
         self._counted = time.monotonic()
-        self._seen: dict[str, tuple[str, tuple[str, ...]]] = {}
+        self._told = Told()
 
     def __call__(self, state: LaunchState) -> None:
         """Print the changes since the last state."""
-        for run in state.runs:
-            measured = tuple(f"{metric.narrow} {metric.value:.4g}" for metric in _live([run]))
-            now = (run.state, (*measured, run.trouble))
-            before = self._seen.get(run.run_id, ("queued", ("",)))
-            self._seen[run.run_id] = now
-            if now == before or (run.state in ("queued", "blocked") and not measured):
-                continue
-            where = f"{run.state}, step {run.step}/{run.steps}" if run.steps else run.state
-            # Evaluations may be far behind training: a number goes with the step that it was measured at.
-            of = f"step {run.evaluated}: " if run.evaluated not in (0, run.step) else ""
-            parts = [where, *([of + ", ".join(measured)] if measured else [])]
-            self.say(f"{run.label}: {('; ' if of else ', ').join(parts)}{_because(run)}")
+        for line in self._told.changes(state.runs):
+            self.say(line)
         if time.monotonic() - self._counted >= HEARTBEAT:
             self._counted = time.monotonic()
             self.say(_total(state))

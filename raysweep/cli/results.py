@@ -88,15 +88,20 @@ def print_summary(sweep: Sweep, frame: pd.DataFrame, page: Path, verdicts: Seque
     typer.echo(f"MLflow: raysweep ui {shlex.quote(sweep.name)}{storage_flag(sweep.storage)}")
 
 
-def print_best(found: Best) -> None:
-    """Print the best samples of a search."""
-    typer.echo(f"{found.title}:")
+def best_table(found: Best) -> Table:
+    """Return the table of the best samples of a search."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for k, heading in enumerate(found.headings):
         table.add_column(heading, justify="left" if k + 1 == len(found.headings) else "right", no_wrap=True)
     for row in found.rows:
         table.add_row(*[cell.replace(" ± ", "±") for cell in row])
-    console(pipe_width=120).print(table)
+    return table
+
+
+def print_best(found: Best) -> None:
+    """Print the best samples of a search."""
+    typer.echo(f"{found.title}:")
+    console(pipe_width=120).print(best_table(found))
 
 
 def _abreast(rows: Sequence[Sequence[str]], width: int) -> list[list[int]]:

@@ -20,12 +20,15 @@ from ray import tune
 
 from raysweep.engine.board import Board
 from raysweep.engine.choice import choose_engine, shares
+from raysweep.engine.chronicle import Chronicle
 from raysweep.engine.cluster import Cluster, check_storage, concurrency, connected, warmed_up
 from raysweep.engine.forks import close_fork_server
 from raysweep.engine.guard import tell_cluster, tell_done
+from raysweep.engine.heed import heeded
 from raysweep.engine.interrupt import Interrupts
 from raysweep.engine.lifeline import end, hand_over, parts, watched
 from raysweep.engine.monitor import Monitor, Observer
+from raysweep.engine.notify import noticed
 from raysweep.engine.outcome import Trouble
 from raysweep.engine.results import Results
 from raysweep.engine.scratch import remove_scratch
@@ -36,11 +39,13 @@ from raysweep.errors import StorageError
 from raysweep.sweep import Plan, Sweep, SweepLock, make_plan
 from raysweep.sweep.estimate import History
 from raysweep.sweep.learnt import Learnt
+from raysweep.sweep.keeping import keep_of, tidy_up
 from raysweep.sweep.provenance import provenance, save_launch
 from raysweep.sweep.sentences import with_sentences
 from raysweep.sweep.starts import failures, unfinished
 from raysweep.sweep.stored import save_sweep, select
 from raysweep.sweep.survey import survey
+from raysweep.sweep.units import count
 from raysweep.tracking import Tracker
 
 log = logging.getLogger("raysweep.launch")
@@ -73,6 +78,7 @@ def launch(
     on_start: OnStart | None = None,
     on_work: Callable[[], None] | None = None,
     reconnect: float = 0.0,
+    notify: Sequence[str] = (),
 ) -> Results:
     """Train and evaluate the missing part of a sweep, and return the results.
 
@@ -86,7 +92,9 @@ def launch(
     that dies, is tried again after each of `PAUSES`; if memory was short, with one run less at once and a
     smaller micro-batch.  Raises `LockedError` if another launch of the same sweep is at work, `StorageError`
     if the cluster or the storage cannot be reached or the storage is full, and `KeyboardInterrupt` on Ctrl-C,
-    SIGTERM or SIGHUP, after the workers have written a checkpoint.
+    SIGTERM, SIGHUP or `raysweep cancel`, after the workers have written a checkpoint.
+
+    Commands and webhooks of the sweep's `notify` and of `notify` learn of the end (`raysweep.sweep.notice`).
 
     If Ray itself dies, this process ends with one sentence and exit code 4, because no call to Ray returns
     then.  With `reconnect`, seconds, the program `raysweep` waits that long for a cluster to answer again and
@@ -96,12 +104,22 @@ def launch(
     ledger = sweep.ledger()
     facts = provenance()
     troubles: Mapping[str, Trouble] = {}
-    with SweepLock(sweep.directory), Interrupts() as interrupts, ExitStack() as stack:
+    with (
+        SweepLock(sweep.directory) as lock,
+        Interrupts() as interrupts,
+        Chronicle(sweep.directory) as chronicle,
+        noticed(chosen, (*sweep.notify, *notify)),
+        heeded(lock, interrupts, chronicle.say),
+        ExitStack() as stack,
+    ):
         ledger.clean()
         if retry_failed:
             for spec in chosen.runs:
                 ledger.open(spec.run_id).retry()
         save_sweep(sweep)
+        gone = tidy_up(chosen, chosen.runs)
+        if gone:
+            chronicle.say(f"removed {count(gone, 'checkpoint')} (keep: {keep_of(sweep)})")
         facts = with_sentences(facts, chosen)
         save_launch(sweep.directory, facts)
         if unfinished(chosen) or chosen.to_choose:
@@ -113,6 +131,8 @@ def launch(
         elif not ray.is_initialized():
             close_fork_server()  # the program may have begun one early, and no Ray is served by it
         plan = make_plan(chosen, timed=on_start is not None)
+        for line in plan.lines(limit=12):
+            chronicle.say(line)
         tracker = Tracker(sweep, commit=facts["git_commit"])
         searching = Searching(chosen, sweep)
         searching.told.append(tracker.follow)
@@ -126,7 +146,8 @@ def launch(
                     interrupts.install()
                     awaited = reconnect and not cluster.embedded and tell_cluster(cluster.address, reconnect)
                     with watched(parts(), hand_over if awaited else end):
-                        troubles = _work(searching, plan, tracker, cluster, observer, on_start)
+                        observers: list[Observer] = [chronicle, *filter(None, [observer])]
+                        troubles = _work(searching, plan, tracker, cluster, observers, on_start, interrupts)
                 tell_done()
                 save_launch(sweep.directory, {**facts, "learnt": _learnt(chosen, plan).encode()})
         except BaseException:
@@ -135,6 +156,7 @@ def launch(
             raise
         # Nothing of the cluster is held meanwhile.
         tracked = tracker.close()
+        tidy_up(searching.sweep, searching.sweep.runs)
     if searching.error is not None:
         raise searching.error
     before, done = {spec.run_id for spec in chosen.runs}, searching.sweep
@@ -161,8 +183,9 @@ def _work(
     plan: Plan,
     tracker: Tracker,
     cluster: Cluster,
-    observer: Observer | None,
+    observers: Sequence[Observer],
     on_start: OnStart | None,
+    interrupts: Interrupts,
 ) -> Mapping[str, Trouble]:
     """Do the missing work on a cluster; return the trouble of the runs that are still unfinished."""
     sweep = searching.sweep
@@ -175,33 +198,29 @@ def _work(
     if on_start is not None:
         on_start(plan.at(slots), cluster)
     services = start_services(sweep, engine, shared)
-    monitor = None
-    if observer is not None:
-        monitor = Monitor(sweep, plan, services.board, observer, slots=slots)
-        searching.told.append(monitor.follow)
+    monitor = Monitor(sweep, plan, services.board, *observers, slots=slots)
+    searching.told.append(monitor.follow)
     tracker.start()
-    if monitor is not None:
-        monitor.start()
+    monitor.start()
     try:
-        return _attempts(searching, [run.run_id for run in plan.to_do], services, slots)
+        return _attempts(searching, [run.run_id for run in plan.to_do], services, slots, interrupts)
     except (KeyboardInterrupt, StorageError):
         _wind_down(services.board)
         raise
     finally:
         try:
-            if monitor is not None:
-                monitor.close()
+            monitor.close()
         finally:
             remove_scratch(services.scratch)
             services.close()
 
 
 def _attempts(
-    searching: Searching, runs: Sequence[str], shared: Services, slots: int
+    searching: Searching, runs: Sequence[str], shared: Services, slots: int, interrupts: Interrupts
 ) -> Mapping[str, Trouble]:
     """Work on runs until none is unfinished or `PAUSES` is exhausted; return the last troubles."""
     for pause in (*PAUSES, None):
-        troubles = _attempt(searching, runs, shared, slots)
+        troubles = _attempt(searching, runs, shared, slots, interrupts)
         sweep = searching.sweep
         runs = unfinished(sweep)
         if not (runs or sweep.to_choose) or searching.error is not None or pause is None:
@@ -213,7 +232,9 @@ def _attempts(
     return troubles
 
 
-def _attempt(searching: Searching, runs: Sequence[str], shared: Services, slots: int) -> dict[str, Trouble]:
+def _attempt(
+    searching: Searching, runs: Sequence[str], shared: Services, slots: int, interrupts: Interrupts
+) -> dict[str, Trouble]:
     """Let Tune work on runs once; return the trouble of each run that had some."""
     halving = searching.halving(shared.board)
     if halving is not None:
@@ -231,7 +252,7 @@ def _attempt(searching: Searching, runs: Sequence[str], shared: Services, slots:
         search_alg=samples,
         num_samples=1 if samples is None else samples.most,
         max_concurrent=slots,
-        callbacks=[_Look(shared.board)],
+        callbacks=[_Look(shared.board, interrupts)],
     )
     troubles: dict[str, Trouble] = {}
     try:
@@ -262,15 +283,21 @@ def _told(board: Board) -> dict[str, Trouble]:
 
 
 class _Look(tune.Callback):
-    """Ends the launch if the storage is full: all runs would find it so, and none would lose anything."""
+    """Ends the launch if the storage is full: all runs would find it so, and none would lose anything.
 
-    def __init__(self, board: Board) -> None:
+    It also ends a launch of another thread than the main one on request, which no signal can do.
+    """
+
+    def __init__(self, board: Board, interrupts: Interrupts) -> None:
         self._board = board
+        self._interrupts = interrupts
         self._next = 0.0
 
     def on_step_begin(self, iteration: int, trials: list[Any], **_: Any) -> None:
         """Look at the board, at most once a second; Tune calls this in each turn of its loop."""
         if time.monotonic() >= self._next:
+            if self._interrupts.asked:
+                raise KeyboardInterrupt
             _told(self._board)
             self._next = time.monotonic() + _LOOK
 

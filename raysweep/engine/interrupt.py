@@ -29,6 +29,8 @@ class Interrupts:
         self._before: dict[int, Any] = {}
         self._terminals: list[int] = []
         self._since: float | None = None
+        #: Whether another thread has asked for an end that no signal can bring.
+        self.asked = False
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -52,6 +54,15 @@ class Interrupts:
         """Take the signals again: `ray.init` sets a handler of its own for SIGTERM."""
         for number in self._before:
             signal.signal(number, self._interrupt)
+
+    def ask(self) -> None:
+        """End the work as SIGTERM does, from another thread; where that is not ours to take, set `asked`."""
+        main = threading.main_thread().ident
+        if signal.SIGTERM in self._before and main is not None:
+            # A call that the main thread waits in, such as a sleep, ends at once.
+            signal.pthread_kill(main, signal.SIGTERM)
+        else:
+            self.asked = True
 
     def _interrupt(self, number: int, _: Any) -> None:
         if number == signal.SIGHUP:

@@ -1,4 +1,4 @@
-"""The state of a running launch: polled from the board and handed to an observer."""
+"""The state of a running launch: polled from the board and handed to observers."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from raysweep.engine.board import Board
 from raysweep.sweep import Plan, Sweep
 from raysweep.sweep.progress import Progress
 from raysweep.sweep.run_state import Evaluated, LaunchState, Pace, Remaining, run_states
+from raysweep.sweep.told import OVER
 
 log = logging.getLogger("raysweep.monitor")
 
@@ -21,20 +22,19 @@ Observer = Callable[[LaunchState], None]
 
 
 class Monitor:
-    """Polls the board in a thread and hands each state to an observer."""
+    """Polls the board in a thread and hands each state to observers."""
 
     def __init__(
         self,
         sweep: Sweep,
         plan: Plan,
         board: Board,
-        observer: Observer,
-        *,
+        *observers: Observer,
         slots: int,
         period: float = 0.5,
     ) -> None:
         self._board = board
-        self._observer: Observer | None = observer
+        self._observers = list(observers)
         self._period = period
         self._started = time.monotonic()
         self._ended = threading.Event()
@@ -73,7 +73,7 @@ class Monitor:
             self._observe()
 
     def _observe(self) -> None:
-        if self._observer is None:
+        if not self._observers:
             return
         try:
             news = self._board.read()
@@ -90,20 +90,23 @@ class Monitor:
                     wanted = row.evaluations[kind].wanted
                     row.evaluations = {**row.evaluations, kind: Evaluated(done, wanted, seconds)}
                 row.trouble = item.trouble.message if item.trouble and row.state == "unfinished" else ""
-                if row.state == "failed" and (failures := self._ledger.open(run_id).failures()):
+                if row.state in ("failed", "cancelled") and (
+                    failures := self._ledger.open(run_id).failures()
+                ):
                     row.trouble = " ".join(failures[-1].message.split())
                 if row.state == "training":
                     row.steps_per_second = self._paces[run_id].see(time.monotonic(), row.step)
                 row.step = max(row.step, item.evaluated or 0)
                 if row.state == "done":
                     row.step = row.steps
-        try:
-            self._observer(self._summarise())
-        except Exception:
-            # A view that cannot be shown, say in a closed pipe, is no reason to end a sweep.
-            log.exception("the observer failed; it is not called again")
-            self._ended.set()
-            self._observer = None
+        state = self._summarise()
+        for observer in list(self._observers):
+            try:
+                observer(state)
+            except Exception:
+                # A view that cannot be shown, say in a closed pipe, is no reason to end a sweep.
+                log.exception("the observer failed; it is not called again")
+                self._observers.remove(observer)
 
     def _summarise(self) -> LaunchState:
         rows, now = list(self._rows.values()), time.monotonic()
@@ -116,7 +119,7 @@ class Monitor:
             mine = [row.steps_per_second] if row.steps_per_second else speeds.get(row.model, [])
             if row.state == "evaluating":
                 row.eta = self._measuring[row.run_id].see(now, *row.shards)
-            elif row.state in ("done", "stopped", "failed") or remaining <= 0:
+            elif row.state in OVER or remaining <= 0:
                 row.eta = 0.0
             else:
                 row.eta = remaining / (sum(mine) / len(mine)) if mine else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,19 +25,21 @@ from raysweep.engine.outcome import Trouble, in_a_line, is_trouble
 from raysweep.engine.worker import built, check_visible
 from raysweep.errors import RaysweepError
 from raysweep.sweep import Resources, RunLedger, RunSpec
+from raysweep.sweep.logs import BoundedLog
 from raysweep.sweep.sentences import training_of
 from raysweep.training import Progress, World, pretrain
 
 log = logging.getLogger("raysweep")
+
+#: Seconds between two lines of progress in the log of a run.
+_EVERY = 30.0
 
 
 @contextmanager
 def run_log(run: RunLedger, name: str) -> Iterator[Path]:
     """Write the log of raysweep in this process to `logs/<name>.log` of the run."""
     path = run.logs / f"{name}.log"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(path, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler = BoundedLog(path)
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     try:
@@ -76,7 +79,13 @@ def train(job: Job, world: World, board: Board, threads: int) -> None:
     if run.failures():
         return
 
+    next_line = time.monotonic() + _EVERY
+
     def report(progress: Progress) -> None:
+        nonlocal next_line
+        if time.monotonic() >= next_line:
+            next_line = time.monotonic() + _EVERY
+            log.info("step %d of %d, loss %.4f nats", progress.step, progress.steps, progress.loss)
         news = News(
             state="training",
             step=progress.step,

@@ -13,7 +13,7 @@ import os
 import shutil
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +29,8 @@ from raysweep.engine.services import Services
 from raysweep.engine.trainer import Job, run_log, trainer
 from raysweep.errors import RunFailedError
 from raysweep.evaluation.metric import numbers
-from raysweep.sweep import Ledger, RunLedger, RunSpec, Sweep
+from raysweep.sweep import FailureRecord, Ledger, RunLedger, RunSpec, Sweep
+from raysweep.sweep.keeping import Needs, discard, keep_of, standing
 from raysweep.sweep.missing import metrics_at, missing_now
 from raysweep.sweep.run_state import State
 from raysweep.sweep.starts import check_source, needed_of
@@ -86,6 +87,11 @@ def run_trial(config: dict[str, Any], *, sweep: Sweep, services: Services, stric
                 raise
 
 
+def _over(failures: Sequence[FailureRecord]) -> State:
+    """Return the state of a run that cannot go on."""
+    return "cancelled" if failures and failures[-1].cancelled else "failed"
+
+
 class _Trial:
     """One attempt at one run."""
 
@@ -97,6 +103,10 @@ class _Trial:
         self._reported: set[int] = set()
         #: Steps that other runs start from, and wait for.
         self._needed = needed_of(sweep, spec)
+        self._keep = keep_of(sweep)
+        self._sources: dict[int, str] = {}
+        if self._keep != "milestones":
+            self._sources = Needs(sweep).of(spec.run_id, finished_too=True)
 
     def _post(self, state: State) -> None:
         self._services.board.post(self._spec.run_id, News(state=state))
@@ -105,6 +115,7 @@ class _Trial:
         """Do the missing work; raises `RunFailedError` or `RunUnfinishedError`."""
         failed = self._run.failures()
         if failed:
+            self._post(_over(failed))
             raise RunFailedError(f"{self._spec.run_id} failed before: {failed[-1].message}")
         run_id = self._spec.run_id
         self._services.board.begin(run_id)
@@ -155,9 +166,12 @@ class _Trial:
         return _Training(trainer(job, resources, services.board, scratch, shared=services.shared))
 
     def _follow(self) -> None:
-        """Evaluate and report milestones until training has ended and nothing is left to evaluate."""
+        """Evaluate and report milestones until training has ended and nothing is left to evaluate.
+
+        A run that is cancelled is left at once.
+        """
         evaluations = self._evaluations
-        while True:
+        while not any(failure.cancelled for failure in self._run.failures()):
             alive = self._training is not None and self._training.is_alive()
             lacking = missing_now(self._run, self._spec).checkpoints if self._spec.trains else ()
             for step in self._spec.milestones:
@@ -180,8 +194,12 @@ class _Trial:
             if not self._evaluations.complete(step):
                 return
             self._reported.add(step)
-            measured = numbers(metrics_at(self._run, self._spec, step))
+            found = metrics_at(self._run, self._spec, step)
+            log.info("step %d is measured: %s", step, ", ".join(f"{m.name} {m.value:.4g}" for m in found))
+            measured = numbers(found)
             tune.report({"run_id": self._spec.run_id, "step": step, **measured})
+            if self._keep != "milestones":
+                discard(self._run, standing(self._run, self._spec, self._keep, self._sources))
 
     def _check(self) -> None:
         """Raise an error if training has ended with one."""
@@ -215,5 +233,5 @@ class _Trial:
             return RunUnfinishedError(message)
         if not self._run.failures():
             self._run.record_failure(in_a_line(error), error=type(cause_of(error)).__name__)
-        self._post("failed")
+        self._post(_over(self._run.failures()))
         return RunFailedError(message)

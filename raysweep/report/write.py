@@ -25,7 +25,6 @@ from raysweep.report.parts import figures_kept
 from raysweep.report.picture import picture, save_pictures
 from raysweep.report.several import render_several
 from raysweep.report.transfer import Diverged
-from raysweep.sweep.ledger import curve_of
 from raysweep.sweep.pages import run_pages
 from raysweep.sweep.provenance import last_launch
 from raysweep.sweep.remarks import remarks
@@ -140,7 +139,7 @@ def content_of(
         remarks=remarks(sweep),
         verdicts=sweep_verdicts(sweep, frame, questions) if verdicts is None else verdicts,
         tolerance=questions.tolerance,
-        curves={spec.run_id: curve_of(ledger.open(spec.run_id).checkpoints()) for spec in sweep.runs},
+        curves={spec.run_id: ledger.open(spec.run_id).curve() for spec in sweep.runs},
         links=_links(sweep, folder),
         provenance={
             "sweep file": str(sweep.path),

@@ -1,4 +1,4 @@
-"""Finds a checkpoint of a launched sweep in the storage by RUN@STEP or SWEEP/RUN@STEP."""
+"""Finds a run or a checkpoint of a launched sweep in the storage by RUN@STEP or SWEEP/RUN@STEP."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from raysweep.errors import ConfigError, DataError
 from raysweep.sweep.config import Sweep
-from raysweep.sweep.ledger import Ledger
+from raysweep.sweep.ledger import Ledger, RunLedger
 from raysweep.sweep.names import Named, one, split_step
 from raysweep.sweep.run import RunSpec
 from raysweep.sweep.stored import load_stored, stored_names
@@ -37,22 +37,10 @@ def find_checkpoint(storage: Path, name: str) -> FoundCheckpoint:
     the runs or steps that exist.
     """
     text, wanted = split_step(name)
-    names = stored_names(storage)
-    known = stored_runs(storage, names, text)
-    there = f"{count(len({run.run_id for run in known}), 'run')} in {count(len(names), 'sweep')}"
-    run_id = one(
-        text,
-        known,
-        lambda hint: (
-            f"'{text}': no such run in {storage} ({there}){hint}; "
-            "`raysweep status NAME` lists the runs of a sweep, --storage names another folder"
-        ),
-    )
-    holders = [run.sweep for run in known if run.run_id == run_id]
-    asked = [sweep for sweep in holders if text.startswith(f"{sweep}/")]
+    run_id, holders = _holders(storage, text)
     steps: set[int] = set()
     gone = []
-    for sweep_name in asked or holders:
+    for sweep_name in holders:
         sweep = load_stored(storage / sweep_name)
         if not any(run.run_id == run_id for run in sweep.runs):
             gone.append(sweep.directory)
@@ -73,6 +61,33 @@ def find_checkpoint(storage: Path, name: str) -> FoundCheckpoint:
         raise ConfigError(f"run {run_id} has no checkpoint that can be read; launch its sweep")
     listed = ", ".join(map(str, sorted(steps)))
     raise ConfigError(f"run {run_id} has no checkpoint of step {wanted}; it has steps {listed}")
+
+
+def find_runs(storage: Path, name: str) -> list[RunLedger]:
+    """Return the ledgers of the run with a name, one for each sweep that has it; the step counts for nothing.
+
+    Raises `ConfigError` as `find_checkpoint` does.
+    """
+    run_id, holders = _holders(storage, split_step(name)[0])
+    return [Ledger(storage / sweep).open(run_id) for sweep in holders]
+
+
+def _holders(storage: Path, text: str) -> tuple[str, list[str]]:
+    """Return the id of the run that a name means, and the sweeps that have it, or that the name asks for."""
+    names = stored_names(storage)
+    known = stored_runs(storage, names, text)
+    there = f"{count(len({run.run_id for run in known}), 'run')} in {count(len(names), 'sweep')}"
+    run_id = one(
+        text,
+        known,
+        lambda hint: (
+            f"'{text}': no such run in {storage} ({there}){hint}; "
+            "`raysweep status NAME` lists the runs of a sweep, --storage names another folder"
+        ),
+    )
+    holders = [run.sweep for run in known if run.run_id == run_id]
+    asked = [sweep for sweep in holders if text.startswith(f"{sweep}/")]
+    return run_id, asked or holders
 
 
 def stored_runs(storage: Path, sweeps: list[str], text: str) -> list[Named]:

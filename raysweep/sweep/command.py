@@ -1,4 +1,4 @@
-"""The command line that launches a sweep once more."""
+"""The command lines that launch a sweep once more."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Sequence
 
 from raysweep.sweep.config import Sweep
+from raysweep.sweep.provenance import last_launch
 from raysweep.sweep.storage import storage_flag
 
 
@@ -27,3 +28,16 @@ def launch_command(
     if uri is not None and uri != os.environ.get("MLFLOW_TRACKING_URI"):
         words += ["--tracking-uri", uri]
     return shlex.join(words) + storage_flag(sweep.storage)
+
+
+def relaunch_command(sweep: Sweep) -> str:
+    """Return the command that launches a stored sweep again, with its last overrides and cluster."""
+    launched = last_launch(sweep.directory)
+    words = [] if launched is None else [str(word) for word in launched["argv"]]
+    given = dict[str, list[str]]()
+    for k, word in enumerate(words):
+        option, equals, value = word.partition("=")
+        if option in ("--set", "--address"):
+            given.setdefault(option, []).extend([value] if equals else words[k + 1 : k + 2])
+    address = given.get("--address", [None])[-1]
+    return launch_command(sweep, file=str(sweep.path), overrides=given.get("--set", ()), address=address)

@@ -49,6 +49,8 @@ class Sweep:
     path: Path
     runs: tuple[RunSpec, ...]
     resources: Resources
+    #: Commands and addresses that learn of the end of a launch; no record has them.
+    notify: tuple[str, ...] = field(default=(), repr=False)
     #: Root of all results, absolute; every node must see it.
     storage: Path
     #: None: SQLite in the sweep's folder.

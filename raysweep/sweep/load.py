@@ -20,6 +20,8 @@ from raysweep.sweep.expansion import Expansion, search_of, with_mode
 from raysweep.sweep.explain import explain, show, unknown
 from raysweep.sweep.grid import SECTIONS, Composer, Setting, is_range
 from raysweep.sweep.identity import EXTENT
+from raysweep.sweep.keeping import KEEPS
+from raysweep.sweep.notice import notify_problem
 from raysweep.sweep.reading import parse_override, read_file
 from raysweep.sweep.resources import Resources
 from raysweep.sweep.run import RunSpec
@@ -46,6 +48,8 @@ FIELDS = (
     "exclude",
     "search",
     "resources",
+    "keep",
+    "notify",
     "tolerance",
     "claims",
     "paper",
@@ -77,6 +81,7 @@ def load_sweep(
     root = override(root, overrides, problems)
     _top(root, problems)
     resources = _resources(root, problems)
+    notify = _notify(root, problems)
     questions = _questions(root, problems)
     search = search_of(root, resources, problems)
     languages = LanguageCache()
@@ -95,13 +100,15 @@ def load_sweep(
         grid, checked = expansion(samples, problems)
         problems.raise_any()
     description = root.get("description")
-    plain = {key: value for key, value in root.plain.items() if key != "extends"}
+    # The address of a webhook is often a secret, so no record has it.
+    plain = {key: value for key, value in root.plain.items() if key not in ("extends", "notify")}
     sweep = Sweep(
         name=str(root.plain["name"]),
         description=str(description.value) if description is not None and description.value else "",
         path=Path(path),
         runs=checked.runs,
         resources=resources,
+        notify=notify,
         storage=root_directory,
         tracking_uri=tracking_uri,
         axes=tuple(
@@ -179,6 +186,22 @@ def _top(root: Node, problems: Problems) -> None:
         problems.add(
             description.mark, "description", f"{show(description.plain)} is not text; put it in quotes"
         )
+    keep = root.get("keep")
+    if keep is not None and keep.value not in (None, *KEEPS):
+        problems.add(keep.mark, "keep", f"{show(keep.plain)} is none of {', '.join(KEEPS)}")
+
+
+def _notify(root: Node, problems: Problems) -> tuple[str, ...]:
+    """Return the commands and webhooks that learn of the end of a launch."""
+    node = root.get("notify")
+    if node is None or node.value is None:
+        return ()
+    found = node.plain if isinstance(node.value, list) else [node.plain]
+    for target in found:
+        wrong = notify_problem(target)
+        if wrong is not None:
+            problems.add(node.mark, "notify", wrong)
+    return tuple(map(str, found))
 
 
 def _resources(root: Node, problems: Problems) -> Resources:

@@ -9,6 +9,7 @@ import json
 import os
 import socket
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
@@ -33,6 +34,8 @@ class SweepLock:
         self.path = Path(directory) / "lock"
         self.what, self.remedy = what, remedy
         self._handle: int | None = None
+        #: When the lock was taken, in unix seconds, which tells its holders apart.
+        self.started = 0.0
 
     def acquire(self) -> SweepLock:
         """Take the lock, making the folder if it is new.
@@ -51,7 +54,7 @@ class SweepLock:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            holder = _describe(os.read(handle, 4096))
+            holder = Holder.read(os.read(handle, 4096))
             os.close(handle)
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                 raise LockedError(
@@ -62,7 +65,8 @@ class SweepLock:
                 f"{self.path} cannot be locked: {error}; use storage that supports flock"
             ) from error
         self._handle = handle
-        content = {"pid": os.getpid(), "host": socket.gethostname(), "started": time.time()}
+        self.started = time.time()
+        content = {"pid": os.getpid(), "host": socket.gethostname(), "started": self.started}
         os.ftruncate(handle, 0)
         os.pwrite(handle, json.dumps(content).encode(), 0)
         return self
@@ -84,11 +88,33 @@ class SweepLock:
         self.release()
 
 
-def holder(directory: Path) -> str | None:
-    """Return who holds the lock of a sweep's folder, None if nobody does.
+@dataclass(frozen=True)
+class Holder:
+    """The holder of a lock, as far as its file says; `str` tells it to a person."""
 
-    This is for people to read: it may change at any moment.
-    """
+    pid: int | None = None
+    host: str = ""
+    #: When it took the lock, in unix seconds.
+    started: float = 0.0
+
+    @classmethod
+    def read(cls, content: bytes) -> Holder:
+        """Return the holder of a lock from the content of its file, which may be incomplete."""
+        try:
+            facts = json.loads(content)
+            return cls(int(facts["pid"]), str(facts["host"]), float(facts["started"]))
+        except (ValueError, KeyError, TypeError):
+            return cls()
+
+    def __str__(self) -> str:
+        if self.pid is None:
+            return "another process"
+        started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.started))
+        return f"process {self.pid} on {self.host}, started {started}"
+
+
+def held(directory: Path) -> Holder | None:
+    """Return who holds the lock of a sweep's folder now, None if nobody does; it may change at any moment."""
     try:
         handle = os.open(Path(directory) / "lock", os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -97,16 +123,12 @@ def holder(directory: Path) -> str | None:
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return None
     except OSError:
-        return _describe(os.read(handle, 4096))
+        return Holder.read(os.read(handle, 4096))
     finally:
         os.close(handle)
 
 
-def _describe(content: bytes) -> str:
-    """Return the holder of a lock from the content of its file, which may be incomplete."""
-    try:
-        holder = json.loads(content)
-        started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder["started"]))
-        return f"process {holder['pid']} on {holder['host']}, started {started}"
-    except (ValueError, KeyError, TypeError):
-        return "another process"
+def holder(directory: Path) -> str | None:
+    """Return who holds the lock of a sweep's folder, for people to read; None if nobody does."""
+    found = held(directory)
+    return None if found is None else str(found)

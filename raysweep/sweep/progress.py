@@ -21,6 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from raysweep.sweep.estimate import one_after_another
 from raysweep.sweep.run_state import RunState
+from raysweep.sweep.told import OVER
 
 #: Seconds, and share of the work that a launch has to do, before its end is predicted.
 _LEAST_SECONDS, _LEAST_SHARE = 20.0, 0.05
@@ -32,9 +33,6 @@ _LEAST_WIDTH = 0.1
 _KEPT = 200
 #: Seconds of training after which its pace is known.
 _PACE = 2.0
-
-#: States of a run that asks for nothing more.
-_OVER = ("done", "stopped", "failed")
 
 
 class Progress:
@@ -84,7 +82,7 @@ class Progress:
             wanted = _wanted(row)
             left.append(0.0)
             for what, amount in _amounts(row).items():
-                remaining = 0.0 if row.state in _OVER else max(0.0, wanted[what] - amount)
+                remaining = 0.0 if row.state in OVER else max(0.0, wanted[what] - amount)
                 seconds = step.get(row.run_id) if what == "" else kinds.get((row.run_id, what))
                 if seconds is None:
                     if remaining or amount:

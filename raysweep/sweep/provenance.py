@@ -16,6 +16,7 @@ from typing import Any
 
 import raysweep.version
 from raysweep.files import write_atomic
+from raysweep.sweep.notice import shown
 
 PACKAGES = ("raysweep", "torch", "numpy", "ray", "mlflow", "transformers", "pydantic")
 
@@ -62,7 +63,7 @@ def provenance() -> dict[str, Any]:
     commit, dirty = _checkout()
     return {
         "time": time.time(),
-        "argv": sys.argv,
+        "argv": _argv(),
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "platform": platform.platform(),
@@ -73,6 +74,17 @@ def provenance() -> dict[str, Any]:
         "git_dirty": dirty,
         "versions": {package: _version(package) for package in PACKAGES},
     }
+
+
+def _argv() -> list[str]:
+    """Return the command line, of webhooks their host alone."""
+    words = list(sys.argv)
+    for k, word in enumerate(words):
+        if k and words[k - 1] == "--notify":
+            words[k] = shown(word)
+        elif word.startswith("--notify="):
+            words[k] = f"--notify={shown(word.removeprefix('--notify='))}"
+    return words
 
 
 def processor() -> str:

@@ -53,6 +53,10 @@ class EvaluationRecord(Record):
     notes: dict[str, str] = {}
 
 
+#: The class of the error of a run that a person has cancelled.
+CANCELLED = "Cancelled"
+
+
 class FailureRecord(Record):
     """The reason why a run stopped: `error` is the class of the error, `step` its step if known."""
 
@@ -60,6 +64,11 @@ class FailureRecord(Record):
     error: str
     step: int | None
     time: float
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether a person has asked for it."""
+        return self.error == CANCELLED
 
 
 class StopRecord(Record):

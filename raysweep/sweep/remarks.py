@@ -11,7 +11,10 @@ from raysweep.sweep.config import Sweep
 def remarks(sweep: Sweep) -> list[str]:
     """Return a line for each remark on a measurement, such as a less exact way, with its checkpoints."""
     ledger, seen, ways = sweep.ledger(), Counter[str](), Counter[tuple[str, str]]()
+    begun = set(ledger.run_ids())
     for spec in sweep.runs:
+        if spec.run_id not in begun:
+            continue
         run = ledger.open(spec.run_id)
         for step in spec.milestones:
             for kind, evaluation in spec.evaluations.items():

@@ -23,7 +23,16 @@ from raysweep.sweep.starts import starts
 #: `blocked`: the run waits for the checkpoint that it starts from.  `unfinished`: the run was begun, and as
 #: far as known nobody is working on it.  `stopped`: a search has stopped it, and what it reached is measured.
 State = Literal[
-    "queued", "blocked", "starting", "training", "evaluating", "unfinished", "done", "stopped", "failed"
+    "queued",
+    "blocked",
+    "starting",
+    "training",
+    "evaluating",
+    "unfinished",
+    "done",
+    "stopped",
+    "failed",
+    "cancelled",
 ]
 
 
@@ -60,6 +69,8 @@ class RunState:
     shards: tuple[int, int] = (0, 0)
     #: Its evaluations by kind, at all milestones.
     evaluations: Mapping[str, Evaluated] = field(default_factory=dict)
+    #: Seconds of its training and of its evaluations, of all attempts.
+    seconds: float = 0.0
     eta: float | None = None
     #: The trouble that left it unfinished, or the reason of its failure.
     trouble: str = ""
@@ -144,37 +155,49 @@ def _records(run: RunLedger, spec: RunSpec, evaluation: Evaluation) -> list[Eval
 def run_states(sweep: Sweep) -> list[RunState]:
     """Return the state of every run according to its records alone."""
     ledger, waits = sweep.ledger(), starts(sweep)
+    begun = set(ledger.run_ids())
     rows = []
     for spec in sweep.runs:
-        run, wait = ledger.open(spec.run_id), waits.wait(spec)
         row = RunState(
             run_id=spec.run_id,
             model=spec.model.label if spec.trains else spec.algorithm.label,
             label=label(spec),
             steps=spec.milestones[-1],
+            evaluations={kind: Evaluated(0, len(spec.milestones), 0.0) for kind in spec.evaluations},
         )
-        for step in reversed(spec.milestones):
-            if metrics := metrics_at(run, spec, step):
-                row.step, row.evaluated, row.metrics = step, step, metrics
-                break
-        row.evaluations = {
-            kind: Evaluated(len(found), len(spec.milestones), sum(record.seconds for record in found))
-            for kind, evaluation in spec.evaluations.items()
-            for found in [_records(run, spec, evaluation)]
-        }
-        checkpoints = run.checkpoints()
-        newest = max((record.step for record in checkpoints), default=0)
-        row.step = min(max(row.step, newest), row.steps)
-        if curve := next((record.curve for record in checkpoints if record.curve), ()):
-            row.tokens_per_second, row.mfu = curve[-1].tokens_per_second, curve[-1].mfu
-        why = waits.failure(spec)
+        # Of thousands of runs, most have no records yet.
+        usable = _read(row, ledger.open(spec.run_id), spec) if spec.run_id in begun else set[int]()
+        why, wait = waits.failure(spec), waits.wait(spec)
         if why is not None:
-            row.state, row.trouble = "failed", " ".join(why.split())
+            row.state = "cancelled" if waits.cancelled(spec) else "failed"
+            row.trouble = " ".join(why.split())
         elif wait is not None:
             row.state = "blocked"
-        elif waits.missing(spec).finished:
-            row.state = "done" if spec.stopped is None else "stopped"
-        elif row.step or checkpoints:
+        elif (spec.run_id in begun or not spec.trains) and waits.missing(spec).finished:
+            row.state, row.step = "done" if spec.stopped is None else "stopped", row.steps
+        elif row.step or usable:
             row.state = "unfinished"
         rows.append(row)
     return rows
+
+
+def _read(row: RunState, run: RunLedger, spec: RunSpec) -> set[int]:
+    """Read what a run has done into its row; return the steps of its checkpoints."""
+    for step in reversed(spec.milestones):
+        if metrics := metrics_at(run, spec, step):
+            row.step, row.evaluated, row.metrics = step, step, metrics
+            break
+    row.evaluations = {
+        kind: Evaluated(len(found), len(spec.milestones), sum(record.seconds for record in found))
+        for kind, evaluation in spec.evaluations.items()
+        for found in [_records(run, spec, evaluation)]
+    }
+    # Checkpoints that are not kept leave their records.
+    records = run.checkpoint_records()
+    usable = {record.step for record in records} & run.steps_on_disk()
+    row.step = min(max([row.step, *usable]), row.steps)
+    row.seconds = sum(kind.seconds for kind in row.evaluations.values())
+    row.seconds += records[-1].train_seconds if records else 0.0
+    if curve := next((record.curve for record in reversed(records) if record.curve), ()):
+        row.tokens_per_second, row.mfu = curve[-1].tokens_per_second, curve[-1].mfu
+    return usable

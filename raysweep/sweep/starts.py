@@ -92,6 +92,10 @@ class Starts:
             return Wait(f"its source {source.name} cannot start: {above.reason}", True)
         return Wait(f"waits for {source.name}")
 
+    def cancelled(self, spec: RunSpec) -> bool:
+        """Return whether a person has cancelled a run."""
+        return self._held.get(spec.run_id, _NOTHING).cancelled
+
     def failure(self, spec: RunSpec) -> str | None:
         """Return the failure that keeps a run from being worked on, its own or its source's; None without."""
         own, wait = self._held.get(spec.run_id, _NOTHING).failure, self.wait(spec)

@@ -100,14 +100,13 @@ def find_stored(
     return load_stored(root / name, tracking_uri=tracking_uri)
 
 
-def select(sweep: Sweep, only: Sequence[str] | None) -> Sweep:
-    """Return the sweep with the runs that one of the names means (`raysweep.sweep.names`); without any, all.
+def meant(sweep: Sweep, only: Sequence[str] | None) -> tuple[RunSpec, ...]:
+    """Return the runs of a sweep that one of the names means (`raysweep.sweep.names`); without any, all.
 
-    Raises `ConfigError` for a name that means no run, for one without a pattern that means several, and for
-    a run that starts from one that is left out and not trained.
+    Raises `ConfigError` for a name that means no run, and for one without a pattern that means several.
     """
     if not only:
-        return sweep
+        return sweep.runs
     known = [Named.of(run, sweep.name) for run in sweep.runs]
     wanted = chosen(
         only,
@@ -117,7 +116,19 @@ def select(sweep: Sweep, only: Sequence[str] | None) -> Sweep:
             f"`raysweep plan` lists them, e.g. '{known[0].label}' or '{known[0].run_id}'"
         ),
     )
-    runs = tuple(run for run in sweep.runs if run.run_id in wanted)
+    return tuple(run for run in sweep.runs if run.run_id in wanted)
+
+
+def select(sweep: Sweep, only: Sequence[str] | None) -> Sweep:
+    """Return the sweep with the runs that one of the names means (`raysweep.sweep.names`); without any, all.
+
+    Raises `ConfigError` for a name that means no run, for one without a pattern that means several, and for
+    a run that starts from one that is left out and not trained.
+    """
+    if not only:
+        return sweep
+    runs = meant(sweep, only)
+    wanted = {run.run_id for run in runs}
     waits = starts(replace(sweep, runs=runs), verify=False)
     for run in runs:
         own = None if run.source is None else run.source.own

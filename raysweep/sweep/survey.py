@@ -30,6 +30,8 @@ class RunRecords:
     evaluations: set[tuple[int, str, str]] = field(default_factory=set)
     #: Message of the last failure that nobody asked to retry.
     failure: str | None = None
+    #: Whether that failure is a person's wish.
+    cancelled: bool = False
     #: Seconds of a training step, and bytes of the newest checkpoint, if there is one.
     step_seconds: float | None = None
     checkpoint_bytes: int | None = None
@@ -84,7 +86,8 @@ def survey_run(run: RunLedger, *, verify: bool = True) -> RunRecords:
         held.add(parsed)
     if failure is not None:
         record = run.read(failure, FailureRecord)
-        held.failure = record.message if record is not None else None
+        if record is not None:
+            held.failure, held.cancelled = record.message, record.cancelled
     if held.recorded:
         held.usable = held.recorded & run.steps_on_disk()
     return held

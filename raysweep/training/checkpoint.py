@@ -14,8 +14,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -197,8 +199,12 @@ def load_model(
 
 
 def remove(run: Path, step: int) -> None:
-    """Remove the checkpoint after `step`, if it is there."""
-    shutil.rmtree(checkpoint_directory(run, step), ignore_errors=True)
+    """Remove the checkpoint after `step`, if it is there; killed at any moment, it is there whole or not."""
+    place = checkpoint_directory(run, step)
+    gone = place.with_name(f"unfinished-removed-{place.name}-{secrets.token_hex(4)}")
+    with suppress(OSError):
+        os.replace(place, gone)
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 def remove_unfinished(run: Path) -> None:

@@ -64,6 +64,8 @@ ASKED = [
     ("raysweep launch small.yaml --only 8-", ["8-1-s0-aaaa000000"], "9-1-s0-bbbb000000"),
     ("raysweep evaluate ", ["8-1-s0-aaaa000000", "9-1-s0-bbbb000000"], "small/8-1-s0-aaaa000000"),
     ("raysweep evaluate other/", ["other/9-1-s0-bbbb000000"], "8-1-s0-aaaa000000"),
+    ("raysweep logs ", ["small", "8-1-s0-aaaa000000"], "small.yaml"),
+    ("raysweep logs small/", ["small/8-1-s0-aaaa000000"], "9-1-s0-bbbb000000"),
     ("raysweep export-model 9", ["9-1-s0-bbbb000000"], "8-1-s0-aaaa000000"),
     ("raysweep evaluate x -e tr", ["trace"], "probe"),
     ("raysweep diff small 9", ["9-1-s0-bbbb000000"], "8-1-s0-aaaa000000"),

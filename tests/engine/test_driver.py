@@ -14,6 +14,7 @@ from helpers import tiny_sweeps as tiny
 from helpers.transfer_ledger import transfer_sweep
 from raysweep.engine import driver, forks
 from raysweep.engine.board import News
+from raysweep.engine.interrupt import Interrupts
 from raysweep.engine.outcome import Trouble
 from raysweep.report import sweep_verdicts
 
@@ -57,7 +58,7 @@ def test_runs_are_unfinished_where_tune_itself_ends_with_an_error(monkeypatch: p
     board = SimpleNamespace(read=lambda: {"a": News(trouble=told), "b": News(state="training")})
     monkeypatch.setattr(driver, "build", lambda *arguments, **options: SimpleNamespace(fit=fit))
     shared: Any = SimpleNamespace(board=board)
-    troubles = driver._attempt(GRID, ["a", "b"], shared, 2)
+    troubles = driver._attempt(GRID, ["a", "b"], shared, 2, Interrupts())
     assert troubles["a"] == told
     assert troubles["b"] == Trouble("memory", "2 workers were killed")
 
@@ -69,4 +70,4 @@ def test_a_defect_of_a_tuner_is_no_trouble(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(driver, "build", lambda *arguments, **options: SimpleNamespace(fit=fit))
     services: Any = SimpleNamespace(board=None)
     with pytest.raises(RuntimeError, match="a defect"):
-        driver._attempt(GRID, ["a"], services, 2)
+        driver._attempt(GRID, ["a"], services, 2, Interrupts())

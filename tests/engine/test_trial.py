@@ -13,6 +13,8 @@ import pytest
 import raysweep as rs
 from helpers import tiny_sweeps as tiny
 from raysweep.engine import trial
+from raysweep.errors import RunFailedError
+from raysweep.sweep.cancel import cancel_runs
 
 COSINE = tiny.HEAD.replace("lr: 1e-3", "lr: 1e-3, schedule: cosine") + (
     "evaluate: {excess_loss: {sentences: 64}}\n"
@@ -44,3 +46,57 @@ def test_a_lost_milestone_is_trained_again_with_the_rates_of_the_whole_run(
     assert job.spec.pretrain.milestones == (50,)
     assert job.spec.pretrain.steps == 100
     assert job.run.limit == 50
+
+
+def test_a_cancelled_run_is_left_with_its_training_and_evaluations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training goes on until somebody asks it to stop, and evaluations have no end."""
+    (tmp_path / "tiny.yaml").write_text(
+        "axes: {seed: [0]}\n" + tiny.HEAD + "evaluate: {excess_loss: {sentences: 64}}\n"
+    )
+    sweep = rs.load_sweep(tmp_path / "tiny.yaml", storage=tmp_path / "results")
+    spec = sweep.runs[0]
+    run = sweep.ledger().run(spec)
+    said: list[str] = []
+    alive = [True]
+
+    def stop(run_id: str) -> None:
+        said.append("stop")
+        alive[0] = False
+
+    board = SimpleNamespace(
+        begin=lambda _: None,
+        post=lambda _, news: said.append(news.state),
+        leave=lambda _: None,
+        request_stop=stop,
+    )
+    training = SimpleNamespace(start=lambda: None, is_alive=lambda: alive[0], join=lambda _: None, error=None)
+
+    class Evaluations:
+        submitted = frozenset[int]()
+
+        def __len__(self) -> int:
+            return 1
+
+        def submit(self, step: int) -> None:
+            raise AssertionError
+
+        def advance(self, timeout: float) -> None:
+            cancel_runs(sweep, [spec])
+
+        def complete(self, step: int) -> bool:
+            return False
+
+        def cancel(self) -> None:
+            said.append("dropped")
+
+    monkeypatch.setattr(trial, "Evaluations", lambda *_: Evaluations())
+    monkeypatch.setattr(trial._Trial, "_training_of", lambda *_: training)
+    services: Any = SimpleNamespace(shared=False, parts={}, board=board, scratch=tmp_path / "scratch")
+    for _ in range(2):
+        with pytest.raises(RunFailedError, match="cancelled from"):
+            trial._Trial(spec, run, sweep, services).run()
+    # The second trial finds it cancelled, and begins nothing.
+    assert said == ["dropped", "stop", "cancelled", "dropped", "cancelled"]
+    assert [failure.cancelled for failure in run.failures()] == [True]

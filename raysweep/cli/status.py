@@ -1,0 +1,197 @@
+"""`raysweep status`: the state of every run, once or as it changes."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from raysweep.cli.live import runs_table
+from raysweep.cli.options import JsonOption, NameArgument, StorageOption, print_json, results_of
+from raysweep.cli.output import console
+from raysweep.cli.results import best_table
+from raysweep.errors import ConfigError
+from raysweep.sweep.told import OVER
+
+if TYPE_CHECKING:
+    from raysweep.sweep import FailureRecord, Sweep
+    from raysweep.sweep.changes import Stray
+    from raysweep.sweep.run_state import RunState
+
+#: Number of runs above which they are summarised.
+MANY = 100
+
+
+def status(
+    name: NameArgument,
+    all_: Annotated[
+        bool, typer.Option("--all", help=f"List every run, also where there are more than {MANY}.")
+    ] = False,
+    watch: Annotated[
+        bool,
+        typer.Option(
+            "-w", "--watch", help="Go on until no run is left: redraw, or in a pipe print what changes."
+        ),
+    ] = False,
+    every: Annotated[
+        float, typer.Option("--every", metavar="SECONDS", min=0.1, help="Seconds between two looks.")
+    ] = 5.0,
+    storage: StorageOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Print the state of every run of a sweep, from its records; the sweep may still be running.
+
+    More than 100 runs are summarised: by state, by the values of each axis, failures by reason, the slowest.
+    With --watch the exit code is 3 if a run has failed at the end.
+
+    Examples:
+
+        raysweep status scaling
+
+        raysweep status scaling --watch --every 10
+
+        raysweep status scaling --json
+    """
+    if json and watch:
+        raise ConfigError("--watch: prints no JSON; ask for --json as often as you like")
+    if json:
+        print_json(_look(name, storage).to_dict())
+        return
+    out = console()
+    if not watch:
+        out.print(_look(name, storage).shown(out.width, all_=all_), crop=False)
+        return
+    states = _watch(name, storage, out, every, all_=all_)
+    if any(state.state == "failed" for state in states):
+        raise typer.Exit(3)
+
+
+@dataclass(frozen=True)
+class _Standing:
+    """The state of a sweep at one moment."""
+
+    sweep: Sweep
+    states: list[RunState]
+    launched_by: str | None
+    failed: dict[str, FailureRecord]
+    strays: tuple[Stray, ...]
+    notes: list[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data."""
+        from raysweep.evaluation.metric import numbers
+        from raysweep.sweep.counted import counts
+        from raysweep.sweep.samples import trials
+
+        return {
+            "name": self.sweep.name,
+            "directory": str(self.sweep.directory),
+            "launched_by": self.launched_by,
+            "counts": counts(self.states),
+            "runs": [
+                {
+                    "run_id": state.run_id,
+                    "name": state.label,
+                    "state": state.state,
+                    "step": state.step,
+                    "steps": state.steps,
+                    "tokens_per_second": state.tokens_per_second,
+                    "mfu": state.mfu,
+                    "seconds": state.seconds,
+                    "evaluated": state.evaluated,
+                    "metrics": numbers(state.metrics),
+                    "failure": self.failed[state.run_id].message if state.run_id in self.failed else None,
+                }
+                for state in self.states
+            ],
+            "samples": [trial.to_dict() for trial in trials(self.sweep)],
+            "notes": self.notes,
+            "no_longer_in_file": [stray.to_dict() for stray in self.strays],
+        }
+
+    def shown(self, width: int, *, all_: bool, limit: int | None = None) -> RenderableType:
+        """Return what a person reads; more than `MANY` runs are summarised unless `all_` are wanted.
+
+        With a `limit`, a table has so many runs at most.
+        """
+        from raysweep.report.best import best_tables
+        from raysweep.sweep.changes import stray_lines
+        from raysweep.sweep.counted import summary
+
+        parts: list[RenderableType] = []
+        if self.launched_by is not None:
+            parts.append(Text(f"being launched by {self.launched_by}"))
+        if len(self.states) > MANY and not all_:
+            axes = {spec.run_id: spec.axes for spec in self.sweep.runs}
+            parts += map(_line, summary(self.states, axes))
+            parts.append(_line("--all lists every run"))
+        else:
+            parts.append(runs_table(self.states, width=width, limit=limit, ids=True))
+            for run_id, failure in self.failed.items():
+                how = "cancelled" if failure.cancelled else "failed"
+                parts.append(_line(f"{how}: {run_id}: {failure.message}"))
+        for found in best_tables(self.sweep):
+            parts += [_line(f"{found.title}:"), best_table(found)]
+        parts += (_line(f"note: {line}") for line in self.notes)
+        parts += map(_line, stray_lines(self.strays, limit=40))
+        return Group(*parts)
+
+
+def _line(text: str) -> Text:
+    """Return a line that is neither wrapped nor cut, however narrow a pipe is taken to be."""
+    return Text(text, no_wrap=True, overflow="ignore")
+
+
+def _look(name: str, storage: Path | None) -> _Standing:
+    from raysweep.sweep.changes import Changes
+    from raysweep.sweep.lock import holder
+    from raysweep.sweep.remarks import remarks
+    from raysweep.sweep.run_state import run_states
+    from raysweep.sweep.starts import failures
+
+    sweep = results_of(name, storage)
+    return _Standing(
+        sweep=sweep,
+        states=run_states(sweep),
+        launched_by=holder(sweep.directory),
+        failed=failures(sweep),
+        strays=Changes(sweep.ledger(), sweep).strays(),
+        notes=remarks(sweep),
+    )
+
+
+def _watch(name: str, storage: Path | None, out: Console, every: float, *, all_: bool) -> list[RunState]:
+    """Show each change until no run is left, and return the last states."""
+    draws = out.is_terminal and not out.is_dumb_terminal
+    redrawn = Live(console=out, auto_refresh=False) if draws else None
+    before = ""
+    if redrawn is not None:
+        redrawn.start()
+    try:
+        while True:
+            found = _look(name, storage)
+            # A screen that is redrawn has room for so many.
+            limit = None if redrawn is None else max(5, out.height - 10)
+            shown = found.shown(out.width, all_=all_, limit=limit)
+            if redrawn is not None:
+                redrawn.update(Group(shown, Text(f"{datetime.now():%H:%M:%S}", style="dim")), refresh=True)
+            else:
+                with out.capture() as captured:
+                    out.print(shown, crop=False)
+                if captured.get() != before:
+                    typer.echo(f"{'' if not before else chr(10)}{datetime.now():%H:%M:%S}")
+                    typer.echo(captured.get(), nl=False)
+                before = captured.get()
+            if all(state.state in OVER for state in found.states):
+                return found.states
+            time.sleep(every)
+    finally:
+        if redrawn is not None:
+            redrawn.stop()

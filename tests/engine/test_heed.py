@@ -1,0 +1,83 @@
+"""A launch heeds requests that are for it, and no others."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from raysweep.engine import heed
+from raysweep.engine.heed import heeded
+from raysweep.engine.interrupt import Interrupts
+from raysweep.sweep import SweepLock
+from raysweep.sweep.cancel import request, requested
+from raysweep.sweep.lock import Holder, held
+
+
+@pytest.fixture(autouse=True)
+def _often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heed, "PERIOD", 0.02)
+
+
+def wait(done: Callable[[], bool]) -> bool:
+    for _ in range(1000):
+        if done():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_a_request_interrupts_the_main_thread_even_in_a_sleep(tmp_path: Path) -> None:
+    said: list[str] = []
+    began = time.monotonic()
+
+    def work() -> None:
+        with SweepLock(tmp_path) as lock, Interrupts() as interrupts, heeded(lock, interrupts, said.append):
+            launch = held(tmp_path)
+            assert launch is not None
+            request(tmp_path, launch)
+            time.sleep(300)
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert time.monotonic() - began < 250
+    assert [text.partition(" process ")[0] for text in said] == ["asked to stop by"]
+    # Nothing is left for the next launch.
+    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+
+
+def test_a_request_for_another_launch_is_none(tmp_path: Path) -> None:
+    """One from before, and one for a launch that has just made way for this one."""
+    earlier = Holder(1, "here", 12.5)
+    request(tmp_path, earlier)
+    assert requested(tmp_path, earlier.started) is not None
+    with SweepLock(tmp_path) as lock, Interrupts() as interrupts, heeded(lock, interrupts, print):
+        assert requested(tmp_path, earlier.started) is None
+        request(tmp_path, earlier)
+        time.sleep(0.5)
+        assert not interrupts.asked
+
+
+def test_a_launch_of_another_thread_is_asked_without_a_signal(tmp_path: Path) -> None:
+    heard: list[bool] = []
+
+    def work() -> None:
+        with SweepLock(tmp_path) as lock, Interrupts() as interrupts, heeded(lock, interrupts, print):
+            launch = held(tmp_path)
+            assert launch is not None
+            request(tmp_path, launch)
+            heard.append(wait(lambda: interrupts.asked))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert heard == [True]
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"launch": "x"}', "\x00"])
+def test_a_request_that_is_none(tmp_path: Path, content: str) -> None:
+    (tmp_path / "cancel.json").write_text(content)
+    assert requested(tmp_path, 12.5) is None
