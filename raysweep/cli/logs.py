@@ -90,7 +90,9 @@ def _ended(run: RunLedger) -> bool:
 
     sweep = load_stored(run.sweep_directory)
     mine = tuple(spec for spec in sweep.runs if spec.run_id == run.run_id)
-    return not unfinished(replace(sweep, runs=mine))
+    if not any(spec.source is not None for spec in mine):
+        sweep = replace(sweep, runs=mine)
+    return run.run_id not in unfinished(sweep)
 
 
 def _print(

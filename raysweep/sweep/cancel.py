@@ -13,7 +13,6 @@ import os
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 from raysweep.files import write_atomic
@@ -50,8 +49,9 @@ def withdraw(directory: Path) -> None:
 def cancel_runs(sweep: Sweep, runs: Sequence[RunSpec]) -> list[str]:
     """Cancel those of some runs of a sweep that are not finished; return their ids."""
     ledger = sweep.ledger()
-    left = unfinished(replace(sweep, runs=tuple(runs)))
-    for run_id in left:
-        run = ledger.run(sweep.run(run_id))
-        run.record_failure(f"cancelled from {socket.gethostname()}", error=CANCELLED)
-    return list(left)
+    # A run that waits for another one is unfinished among all runs, not alone.
+    left = set(unfinished(sweep))
+    cancelled = [spec for spec in runs if spec.run_id in left]
+    for spec in cancelled:
+        ledger.run(spec).record_failure(f"cancelled from {socket.gethostname()}", error=CANCELLED)
+    return [spec.run_id for spec in cancelled]
