@@ -16,7 +16,6 @@ from raysweep.cli.options import (
     StorageOption,
     find,
     print_json,
-    results_of,
 )
 from raysweep.cli.output import say
 from raysweep.errors import RaysweepError

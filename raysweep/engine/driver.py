@@ -38,8 +38,8 @@ from raysweep.engine.tuner import build
 from raysweep.errors import StorageError
 from raysweep.sweep import Plan, Sweep, SweepLock, make_plan
 from raysweep.sweep.estimate import History
-from raysweep.sweep.learnt import Learnt
 from raysweep.sweep.keeping import keep_of, tidy_up
+from raysweep.sweep.learnt import Learnt
 from raysweep.sweep.provenance import provenance, save_launch
 from raysweep.sweep.sentences import with_sentences
 from raysweep.sweep.starts import failures, unfinished

@@ -21,6 +21,7 @@ from raysweep import registry
 from raysweep.registry import Config, Registry
 from raysweep.sweep.claims import Questions
 from raysweep.sweep.fields import read_class
+from raysweep.sweep.keeping import KEEPS
 from raysweep.sweep.resources import Resources
 from raysweep.sweep.search import Search
 from raysweep.training.config import PretrainConfig
@@ -42,6 +43,7 @@ _NEEDED = ("language", "model", "algorithm", "pretrain")
 
 _RANGE = r"^[-+]?[0-9]{1,18}\.\.[-+]?[0-9]{1,18}$"
 _NULL: Schema = {"type": "null"}
+_TEXT: Schema = {"type": "string", "minLength": 1}
 
 _MEANING = {
     "name": "Name of the sweep, and of the folder of its results.",
@@ -64,6 +66,10 @@ _MEANING = {
     "exclude": "Combinations of the grid that are dropped: those that agree with all values of an entry.",
     "search": "Samples of a space in place of a grid, and the best of them by a metric.",
     "resources": "The resources that a run may use; no part of its identity.",
+    "keep": "The checkpoints of a finished run that stay: of all milestones, the last one, or none.  What "
+    "evaluations, resumed training or other runs need stays in any case.",
+    "notify": "Commands or addresses of webhooks that are told when a launch is done, has failed or is "
+    "interrupted.",
 }
 
 
@@ -120,6 +126,8 @@ def sweep_schema() -> Schema:
         "exclude": _listed({"allOf": [_ref("point")], "minProperties": 1}),
         "search": {"anyOf": [parts.search(), _NULL]},
         "resources": {"anyOf": [_ref(parts.names[Resources]), _NULL]},
+        "keep": {"enum": [*KEEPS, None]},
+        "notify": {"anyOf": [_TEXT, {"type": "array", "items": _TEXT}, _NULL]},
     }
     described = {name: {"description": _MEANING[name], **_wrapped(s)} for name, s in properties.items()}
     return {
