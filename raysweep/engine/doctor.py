@@ -161,7 +161,7 @@ def _kernels() -> Iterator[Finding]:
     from raysweep.compiled import philox
 
     start = time.perf_counter()
-    if numba.njit(lambda x: x + 1)(1) != 2:
+    if numba.jit(lambda x: x + 1)(1) != 2:
         raise RuntimeError("a compiled function gives a wrong result")
     taken = time.perf_counter() - start
     folder = Path(philox.fill._cache.cache_path)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,8 @@ from ray.tune.search import Searcher
 
 from raysweep.engine.board import Board, News
 from raysweep.sweep import Sweep
-from raysweep.sweep.starts import starts
+from raysweep.sweep.starts import Starts
+from raysweep.sweep.survey import survey
 
 #: Seconds between two looks at the ledger while runs wait.
 _PERIOD = 0.5
@@ -52,9 +52,10 @@ class Ready(Searcher):
 
     def _next(self) -> str | None:
         """Return the first run that can be started, and drop those that wait in vain."""
-        left = replace(self._sweep, runs=tuple(self._sweep.run(run_id) for run_id in self._left))
-        found = starts(left, verify=False)
-        for spec in left.runs:
+        left, ledger = [self._sweep.run(run_id) for run_id in self._left], self._sweep.ledger()
+        # Of all runs, because what is waited for may be in training; the records of those that are left will do.
+        found = Starts(ledger, self._sweep.runs, survey(ledger, left, verify=False))
+        for spec in left:
             wait = found.wait(spec)
             if wait is None:
                 return spec.run_id

@@ -57,8 +57,8 @@ def test_cancel_retry_logs_notices_and_what_is_kept(raysweep: Run, command: Comm
     assert "cancelled: " in err
     standing = ask("status", "tiny")
     assert standing["counts"] == {"done": 1, "cancelled": 1}
-    # The cancelled run left a state to go on from, beside the milestone that may not be measured yet; the other
-    # one keeps its last alone.
+    # The cancelled run left a state to go on from, beside the milestone that may not be measured yet; the
+    # other one keeps its last alone.
     *before, left = steps(0)
     assert before in ([], [300])
     assert 0 < left < STEPS
