@@ -53,7 +53,7 @@ class Ready(Searcher):
     def _next(self) -> str | None:
         """Return the first run that can be started, and drop those that wait in vain."""
         left, ledger = [self._sweep.run(run_id) for run_id in self._left], self._sweep.ledger()
-        # Of all runs, because what is waited for may be in training; the records of those that are left will do.
+        # Of all runs, because what is waited for may be in training; records are read of those that are left.
         found = Starts(ledger, self._sweep.runs, survey(ledger, left, verify=False))
         for spec in left:
             wait = found.wait(spec)
