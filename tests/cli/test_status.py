@@ -49,7 +49,7 @@ def test_five_thousand_runs_are_summarised(
     spec = sweep.runs[0]
     runs = tuple(replace(spec, seeds=Seeds.of(k), axes={"seed": k}) for k in range(5000))
     many = replace(sweep, runs=runs)
-    monkeypatch.setattr(status, "find", lambda *_: many)
+    monkeypatch.setattr(status, "results_of", lambda *_: many)
     for k in range(30):
         fail(many, k, f"step {k}: the training loss is nan")
     finish(many, 40)
