@@ -68,7 +68,7 @@ _MEANING = {
     "resources": "The resources that a run may use; no part of its identity.",
     "keep": "The checkpoints of a finished run that stay: of all milestones, the last one, or none.  What "
     "evaluations, resumed training or other runs need stays in any case.",
-    "notify": "Commands or addresses of webhooks that are told when a launch is done, has failed or is "
+    "notify": "Commands, or addresses of webhooks, that a launch calls when it is done, has failed or is "
     "interrupted.",
 }
 
