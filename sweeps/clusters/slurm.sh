@@ -58,10 +58,11 @@ while True:
     time.sleep(1)
 WAIT
 
+# Bash runs a trap as soon as `wait` is interrupted; the second `wait` is for the launch itself.
+launch=
+trap '[ -z "$launch" ] || kill -TERM "$launch" 2>/dev/null || true' TERM
 raysweep launch "$@" --address "$address" &
 launch=$!
-# Bash runs a trap as soon as `wait` is interrupted; the second `wait` is for the launch itself.
-trap 'kill -TERM "$launch" 2>/dev/null || true' TERM
 code=0
 wait "$launch" || code=$?
 if kill -0 "$launch" 2>/dev/null; then

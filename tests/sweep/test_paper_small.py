@@ -94,7 +94,9 @@ def plain(name: str) -> dict[str, Any]:
 
 
 def comment(name: str) -> str:
-    return "".join(line for line in (FOLDER / f"{name}.yaml").open(encoding="utf-8") if line.startswith("#"))
+    """Return the comments of a file, without the line that names its schema to an editor."""
+    _, *lines = (FOLDER / f"{name}.yaml").read_text(encoding="utf-8").splitlines(keepends=True)
+    return "".join(line for line in lines if line.startswith("#"))
 
 
 def commands(name: str) -> list[str]:

@@ -49,7 +49,7 @@ def test_the_commands_of_its_head_make_what_it_reads(
 ) -> None:
     with pytest.raises(
         ConfigError,
-        match=r"transfer.yaml:20:11: language.source: there is no file.*text.txt.*`raysweep language text",
+        match=r"transfer.yaml:21:11: language.source: there is no file.*text.txt.*`raysweep language text",
     ):
         load(folder)
     first, second = re.findall(r"^#   (raysweep .+)$", TEXT, re.MULTILINE)
