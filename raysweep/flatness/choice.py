@@ -7,8 +7,9 @@ from contextlib import contextmanager
 
 from torch import Tensor, nn
 
+from raysweep.compiled.threads import one_thread
 from raysweep.flatness.evaluating import evaluating
-from raysweep.flatness.fused.norms import FusedNorms, agreed, fits, one_thread
+from raysweep.flatness.fused.norms import FusedNorms, agreed, fits
 from raysweep.flatness.inputs import padding_id
 from raysweep.flatness.norms.base import Norms
 from raysweep.flatness.norms.fallback import gradient_norms

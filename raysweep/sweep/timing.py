@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-import torch
-
+from raysweep.compiled.threads import one_thread
 from raysweep.sweep.config import Sweep
 from raysweep.sweep.identity import canonical
 from raysweep.sweep.run import RunSpec
@@ -26,12 +25,8 @@ def measure(sweep: Sweep, runs: Iterable[RunSpec], *, steps: int = 20) -> dict[s
     """
     if sweep.resources.per_worker.get("GPU", 0) > 0:
         return {}
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         return _measure(sweep, runs, steps)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _measure(sweep: Sweep, runs: Iterable[RunSpec], steps: int) -> dict[str, float]:

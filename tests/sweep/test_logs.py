@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+import pytest
+
 from raysweep.sweep import logs
 from raysweep.sweep.logs import BoundedLog, Logs, logs_of
 
@@ -74,7 +76,10 @@ def test_a_log_that_is_being_moved_aside_is_not_read_twice(tmp_path: Path) -> No
     assert texts(followed) == [("trial", "c"), ("trial", "d")]
 
 
-def test_a_log_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+def test_a_log_that_cannot_be_written_is_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = BoundedLog(tmp_path / "trial.log")
     (tmp_path / "trial.log").mkdir()
     log.handle(logging.LogRecord("raysweep", logging.INFO, "", 0, "a line", None, None))
+    # A handler of Python's own prints the error with its stack.
+    assert capsys.readouterr() == ("", "")
+    assert list((tmp_path / "trial.log").iterdir()) == []

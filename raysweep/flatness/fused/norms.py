@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, TypeGuard
 from weakref import WeakSet
@@ -71,17 +70,6 @@ def fits(model: nn.Module, positions: Tensor, longest: int) -> TypeGuard[Encoder
     hooked = any(m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m) for m in model.modules())
     tied = model.decoder.weight is model.token_embedding.weight
     return plain and tied and not hooked
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Hold torch to one thread, as in training's passes, and restore the number after."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 class FusedNorms:

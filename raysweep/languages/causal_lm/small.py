@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import OPTConfig, OPTForCausalLM, PreTrainedTokenizerFast
 
+from raysweep.compiled.threads import one_thread
 from raysweep.errors import ConfigError
 from raysweep.files import make_directory, rename
 from raysweep.languages.base import Estimate, Language
@@ -105,7 +105,7 @@ def train_small(
         raise ConfigError(f"width: {width} is no multiple of {_HEAD}, the width of a head")
     if sentences < 1:
         raise ConfigError(f"sentences: {sentences}, so there is nothing to learn from; give at least 1")
-    with _one_thread(), torch.random.fork_rng(devices=[]):
+    with one_thread(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(seed, "small causal_lm", "init"))
         model, tokenizer = small_opt(
             word_names(language), positions=language.max_length, hidden_size=width, word_embed_proj_dim=width,
@@ -183,14 +183,3 @@ def _losses(model: Any, rows: Tensor, first: int = 0) -> Tensor:
     logits = model(rows[:, :-1], use_cache=False).logits[:, :, first:]
     losses = functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten() - first, reduction="none")
     return losses.view(len(rows), -1)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Compute on one thread: sums over several depend on how many there are, and nothing here fills two."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
