@@ -203,7 +203,9 @@ def _work(
     tracker.start()
     monitor.start()
     try:
-        return _attempts(searching, [run.run_id for run in plan.to_do], services, slots, interrupts)
+        # A search takes its samples in the order in which it chose them.
+        order = plan.order if sweep.search is None else plan.to_do
+        return _attempts(searching, [run.run_id for run in order], services, slots, interrupts)
     except (KeyboardInterrupt, StorageError):
         _wind_down(services.board)
         raise

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from raysweep.sweep.load import load_sweep
     from raysweep.sweep.lock import SweepLock
     from raysweep.sweep.missing import Missing, missing_now
-    from raysweep.sweep.plan import Item, Plan, RunPlan, make_plan
+    from raysweep.sweep.plan import Item, Plan, RunPlan
+    from raysweep.sweep.planner import make_plan
     from raysweep.sweep.records import EvaluationRecord, FailureRecord, RunRecord
     from raysweep.sweep.resources import Resources
     from raysweep.sweep.run import RunSpec
@@ -48,7 +49,7 @@ _HOMES = {
     "arrays_identity": "identity",
     "evaluation_identity": "identity",
     "load_sweep": "load",
-    "make_plan": "plan",
+    "make_plan": "planner",
     "missing_now": "missing",
     "unfinished": "starts",
 }

@@ -31,7 +31,8 @@ from raysweep.sweep.format import STORED
 from raysweep.sweep.identity import digest
 from raysweep.sweep.load import load_sweep
 from raysweep.sweep.lock import holder
-from raysweep.sweep.plan import Plan, make_plan
+from raysweep.sweep.plan import Plan
+from raysweep.sweep.planner import make_plan
 from raysweep.sweep.reading import read_file
 
 #: The ending of the names of files for one machine.

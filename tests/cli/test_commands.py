@@ -170,11 +170,11 @@ def test_dry_run_and_plan_honour_retry_failed(file: Path, capsys: pytest.Capture
 def test_the_time_of_a_plan_is_for_this_machine_unless_the_sweep_says_otherwise(
     file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from raysweep.sweep import plan
+    from raysweep.sweep import planner
 
     sweep = load_sweep(file)
     timed = {spec.run_id: 10.0 for spec in sweep.runs}
-    monkeypatch.setattr(plan, "measure", lambda *_: timed)
+    monkeypatch.setattr(planner, "measure", lambda *_: timed)
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     assert run(["plan", str(file)]) == 0

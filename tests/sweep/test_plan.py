@@ -207,6 +207,19 @@ def test_time_and_storage_come_from_what_was_measured(load: Any, sweep: Any) -> 
     assert plan.to_dict()["wall_seconds_range"] == [*wall(plan)]
 
 
+def test_a_launch_begins_with_the_longest_runs(sweep: Any) -> None:
+    first, second, third, fourth = (spec.run_id for spec in sweep.runs)
+    seconds = {first: 0.1, second: 0.3, third: 0.1, fourth: 0.2}
+    plan = make_plan(sweep, step_seconds=seconds, concurrency=2)
+    assert [run.run_id for run in plan.order] == [second, fourth, first, third]
+    # 30 | 20 + 10 + 10, where the order of the file gives 10 + 10 + 20 | 30.
+    assert wall(plan) == launch_seconds((run.cost for run in plan.order), slots=2)
+    assert [run.run_id for run in plan.runs] == [first, second, third, fourth]
+    # The time of two is not known.
+    plan = make_plan(sweep, step_seconds={first: 0.1, second: 0.3})
+    assert [run.run_id for run in plan.order] == [first, second, third, fourth]
+
+
 def test_a_timed_plan_is_for_this_machine_until_it_knows_the_cluster(
     load: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,7 +229,7 @@ def test_a_timed_plan_is_for_this_machine_until_it_knows_the_cluster(
         timed.extend(spec.run_id for spec in runs)
         return dict.fromkeys(timed, 0.25)
 
-    monkeypatch.setattr("raysweep.sweep.plan.measure", measure)
+    monkeypatch.setattr("raysweep.sweep.planner.measure", measure)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     monkeypatch.setattr(os, "getloadavg", lambda: (3.0, 9.0, 9.0))
     sweep = load()

@@ -217,6 +217,16 @@ def test_sources_come_before_what_starts_from_them(load: Load) -> None:
     assert [row.state for row in run_states(sweep)] == ["queued", "blocked", "blocked"]
 
 
+def test_a_launch_begins_with_the_longest_chain(load: Load) -> None:
+    """A source has the work of those that wait for it behind it."""
+    sweep = load(TWO_PHASES)
+    adamw, other, sgd = of(sweep, "adamw"), of(sweep, "adamw", 1), of(sweep, "sgd")
+    seconds = {spec.run_id: 0.1 for spec in sweep.runs} | {other.run_id: 0.15, sgd.run_id: 1.0}
+    order = [run.spec for run in make_plan(sweep, step_seconds=seconds).order]
+    assert order[:3] == [adamw, sgd, other]
+    assert order.index(other) < order.index(of(sweep, "sgd", 1))
+
+
 def test_a_run_is_free_as_soon_as_its_checkpoint_is_there(load: Load) -> None:
     sweep = load(TWO_PHASES)
     ledger = sweep.ledger()
