@@ -1,4 +1,4 @@
-"""How a plan is made: the runs of a sweep are compared with the ledger.
+"""The making of a plan, by comparing the runs of a sweep with the ledger.
 
 It starts nothing and writes nothing (except that a damaged record is moved to quarantine, as by every reader).
 """
