@@ -1,6 +1,6 @@
 """The making of a plan, by comparing the runs of a sweep with the ledger.
 
-It starts nothing and writes nothing (except that a damaged record is moved to quarantine, as by every reader).
+It starts nothing and writes nothing, except that a damaged record is moved to quarantine, as by every reader.
 """
 
 from __future__ import annotations
