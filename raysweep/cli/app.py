@@ -28,6 +28,7 @@ from raysweep.cli import (
     doctor,
     evaluate,
     export_model,
+    init,
     inspect,
     language,
     launch,
@@ -72,6 +73,7 @@ def _root(
     """Options of the program itself."""
 
 
+app.command("init")(init.init)
 app.command("launch")(launch.launch)
 app.command("plan")(inspect.plan)
 app.command("validate")(inspect.validate)

@@ -120,6 +120,14 @@ def settings(context: typer.Context, incomplete: str) -> Iterator[str]:
 
 
 @_quiet
+def languages(context: typer.Context, incomplete: str) -> Iterator[str]:
+    """Yield the kinds of languages that `init` knows."""
+    from raysweep.registry import languages as family
+
+    yield from (kind for kind in family.kinds() if kind.startswith(incomplete))
+
+
+@_quiet
 def kinds(context: typer.Context, incomplete: str) -> Iterator[tuple[str, str]]:
     """Yield kinds of all families and sections of a sweep file, with their families."""
     from raysweep.sweep.kinds import names

@@ -45,7 +45,7 @@ _RANGE = r"^[-+]?[0-9]{1,18}\.\.[-+]?[0-9]{1,18}$"
 _NULL: Schema = {"type": "null"}
 _TEXT: Schema = {"type": "string", "minLength": 1}
 
-_MEANING = {
+MEANING = {
     "name": "Name of the sweep, and of the folder of its results.",
     "description": "The sweep in a few words, for its report.",
     "extends": "Another sweep file, which this one is laid on; its place starts from this file's folder.",
@@ -129,7 +129,7 @@ def sweep_schema() -> Schema:
         "keep": {"enum": [*KEEPS, None]},
         "notify": {"anyOf": [_TEXT, {"type": "array", "items": _TEXT}, _NULL]},
     }
-    described = {name: {"description": _MEANING[name], **_wrapped(s)} for name, s in properties.items()}
+    described = {name: {"description": MEANING[name], **_wrapped(s)} for name, s in properties.items()}
     return {
         "$schema": DRAFT,
         "title": "raysweep sweep file",
@@ -172,7 +172,7 @@ class _Parts:
             # The key above is the name.
             self.definition(registry.evaluations.get(kind))["properties"].pop("name", None)
         paths = {name: _ref(name) for name in (*_FAMILIES, *_SINGLE)}
-        paths |= {"seed": {"description": _MEANING["seed"], "type": "integer", "minimum": 0}}
+        paths |= {"seed": {"description": MEANING["seed"], "type": "integer", "minimum": 0}}
         for name, family in _FAMILIES.items():
             paths |= self._of_kinds(name, family) | {f"{name}.kind": {"enum": family.kinds()}}
         for name, cls in _SINGLE.items():

@@ -76,11 +76,16 @@ def by_samples(source: Source, bos: int, keep: int, *, samples: int, length: int
     return kept
 
 
-def _allowed(source: Source, bos: int, keep: int) -> Tensor:
-    """Return the ids that may be words, ascending; raises `ConfigError` where there are not `keep`."""
+def choice(source: Source, bos: int) -> list[int]:
+    """Return the ids of the tokens that may be words, ascending."""
     # The weights may have rows behind the tokenizer's last token.
     size = min(source.config.vocab_size, len(source.tokenizer))
-    allowed = [token for token in range(size) if token not in source.special and token != bos]
+    return [token for token in range(size) if token not in source.special and token != bos]
+
+
+def _allowed(source: Source, bos: int, keep: int) -> Tensor:
+    """Return the ids that may be words, ascending; raises `ConfigError` where there are not `keep`."""
+    allowed = choice(source, bos)
     if keep > len(allowed):
         raise ConfigError(
             f"keep: {keep} words, but {source.name} has {len(allowed)} tokens that are not special; "
