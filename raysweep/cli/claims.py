@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 
 from raysweep.cli import complete
-from raysweep.cli.options import JsonOption, NameArgument, StorageOption, find, print_json
+from raysweep.cli.options import JsonOption, NameArgument, StorageOption, print_json, results_of
 from raysweep.cli.output import console
 from raysweep.sweep.units import count, duration
 
@@ -43,7 +43,7 @@ def match(
     from raysweep.report.match import matches
     from raysweep.sweep.tidy import tidy
 
-    sweep = find(name, storage)
+    sweep = results_of(name, storage)
     measured = measurements(tidy(sweep.ledger(), sweep))
     found, total = matches(sweep, measured, tolerance=tolerance, task=task, shown=limit)
     if json:
@@ -122,8 +122,8 @@ def power(
     from raysweep.report import sweep_verdicts
     from raysweep.report.planning import plans
 
-    sweep = find(name, storage)
-    source = sweep if pilot is None else find(pilot, storage)
+    sweep = results_of(name, storage)
+    source = sweep if pilot is None else results_of(pilot, storage)
     verdicts = sweep_verdicts(source, questions=sweep.questions)
     found = plans(verdicts, sweep, source, effect=effect)
     if json:

@@ -16,7 +16,6 @@ from raysweep.cli import complete
 from raysweep.cli.options import whole
 from raysweep.cli.output import say
 from raysweep.errors import ConfigError
-from raysweep.registry import languages
 
 if TYPE_CHECKING:
     from raysweep.sweep.starter import Wishes
@@ -129,6 +128,7 @@ def _check_file(file: Path, force: bool) -> None:
 
 def _asked(given: _Options) -> _Options:
     """Return the options with answers in the place of those that are missing."""
+    from raysweep.registry import languages
     from raysweep.sweep.fields import first_sentence, read_class
     from raysweep.sweep.starter import TEMPLATES
 
@@ -157,6 +157,7 @@ def _asked(given: _Options) -> _Options:
 
 def _language(text: str) -> str:
     """Return a kind of language that there is a proposal for; raises `ConfigError`."""
+    from raysweep.registry import languages
     from raysweep.sweep.explain import unknown
     from raysweep.sweep.starter import TEMPLATES
 

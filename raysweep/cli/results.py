@@ -63,8 +63,8 @@ def make_report(
 
 def print_summary(sweep: Sweep, frame: pd.DataFrame, page: Path, verdicts: Sequence[Verdict]) -> None:
     """Print the small table at the end of a launch and the verdicts, and where the rest is."""
-    from raysweep.report import summary
     from raysweep.report.best import best_tables
+    from raysweep.report.summary import summary
 
     out = console(pipe_width=120)
     for searched in best_tables(sweep):

@@ -97,7 +97,8 @@ class Results:
         """Return what a notebook shows: the verdicts, and the last checkpoint of each kind of run."""
         import pandas as pd
 
-        from raysweep.report import summary, sweep_verdicts
+        from raysweep.report import sweep_verdicts
+        from raysweep.report.summary import summary
 
         frame = self.to_frame()
         counts = Counter(state.state for state in run_states(self.sweep))

@@ -32,11 +32,11 @@ for words in sys.argv[1].split(";"):
         main()
     except SystemExit as end:
         assert not end.code, (words, end.code)
-print(sorted({"ray", "mlflow"} & set(sys.modules)))
+print(sorted({"ray", "mlflow", "matplotlib"} & set(sys.modules)))
 """
 
 
-def test_status_plan_and_validate_leave_ray_and_mlflow_out(tmp_path: Path) -> None:
+def test_status_plan_and_validate_leave_ray_mlflow_and_matplotlib_out(tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text(FILE)
     save_sweep(load_sweep(tmp_path / "small.yaml", storage=tmp_path))
     commands = "status small --storage .;plan small.yaml --storage .;validate small.yaml"

@@ -8,10 +8,11 @@ from collections.abc import Callable
 import pandas as pd
 import pytest
 
-from raysweep.report import Content, render, summary
+from raysweep.report import Content, render
 from raysweep.report.correlations import correlations
 from raysweep.report.data import measurements
 from raysweep.report.picture import picture
+from raysweep.report.summary import summary
 
 Table = Callable[..., pd.DataFrame]
 ONE = (("32/1/2/128", 14_000),)

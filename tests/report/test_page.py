@@ -17,13 +17,14 @@ from scipy import stats
 from raysweep.evaluation.held_out_loss import HELD_OUT_LOSS
 from raysweep.evaluation.metric import NOT_TRUSTED
 from raysweep.evaluation.trace import NOT_REACHED
-from raysweep.report import Content, Failure, render, summary
+from raysweep.report import Content, Failure, render
 from raysweep.report.association import at_level
 from raysweep.report.axes import log_ticks
 from raysweep.report.claims import verdicts
 from raysweep.report.correlations import configurations, correlations
 from raysweep.report.data import measurements
 from raysweep.report.figures import across_sizes, along_training, scatter
+from raysweep.report.summary import summary
 from raysweep.sweep.claims import Claim, Longer, Questions
 from raysweep.sweep.tidy import cells
 

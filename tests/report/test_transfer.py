@@ -14,11 +14,12 @@ from helpers.transfer_ledger import KNOWN, transfer_sweep
 from raysweep.evaluation.finetune import FINETUNE, GUESS
 from raysweep.evaluation.metric import error_key
 from raysweep.evaluation.probe_metrics import PROBE, PROBE_SCORE
-from raysweep.report import Content, render, summary, write_report
+from raysweep.report import Content, render, write_report
 from raysweep.report.damage import damage_sections
 from raysweep.report.data import Measurements, measurements
 from raysweep.report.figures import against
 from raysweep.report.panels import references_of
+from raysweep.report.summary import summary
 from raysweep.report.transfer import beside, curve_section, finetune_section, probe_curve
 from raysweep.sweep import Sweep
 from raysweep.sweep.tidy import cells, tidy
