@@ -136,7 +136,7 @@ def _asked(given: _Options) -> _Options:
     if given.language is None:
         for kind in TEMPLATES:
             say(f"  {kind:<10} {first_sentence(read_class(languages.path(kind)).meaning)}")
-        given = replace(given, language=typer.prompt("Language", "pcfg", value_proc=_language, err=True))
+        given = replace(given, language=typer.prompt("Language", "pcfg", value_proc=_known, err=True))
     template = TEMPLATES[_language(str(given.language))]
     if given.source is None and given.language in ("corpus", "causal_lm"):
         question = "Text: a file, folder or pattern" if given.language == "corpus" else "Model: a folder"
@@ -145,7 +145,12 @@ def _asked(given: _Options) -> _Options:
         given = replace(given, source=None if answer == usual else answer)
     if given.sizes is None:
         usual = ",".join(template.sizes)
-        given = replace(given, sizes=typer.prompt("Sizes of models, width/heads/layers/...", usual, err=True))
+        given = replace(
+            given,
+            sizes=typer.prompt(
+                "Sizes of models, width/heads/layers/...", usual, value_proc=_shapes, err=True
+            ),
+        )
     if given.steps is None:
         given = replace(given, steps=typer.prompt("Steps", template.steps, value_proc=whole, err=True))
     if given.seeds is None:
@@ -153,6 +158,26 @@ def _asked(given: _Options) -> _Options:
     if given.gpu is None:
         given = replace(given, gpu=typer.confirm("A GPU for each run?", False, err=True))
     return given
+
+
+def _known(answer: str) -> str:
+    """Return the answer to a question; one that is no kind of language is asked for again."""
+    try:
+        return _language(answer)
+    except ConfigError as error:
+        raise typer.BadParameter(str(error).removeprefix("--language: ")) from None
+
+
+def _shapes(answer: str) -> str:
+    """Return the answer to a question; sizes that no encoder has are asked for again."""
+    from raysweep.models.shapes import Shape
+
+    try:
+        for size in _listed("--sizes", answer):
+            Shape.parse(size)
+    except (ConfigError, ValueError) as error:
+        raise typer.BadParameter(str(error).removeprefix("--sizes: ")) from None
+    return answer
 
 
 def _language(text: str) -> str:

@@ -22,7 +22,7 @@ from raysweep.sweep.told import OVER
 
 if TYPE_CHECKING:
     from raysweep.sweep import FailureRecord, Sweep
-    from raysweep.sweep.changes import Stray
+    from raysweep.sweep.changes import Changes
     from raysweep.sweep.run_state import RunState
 
 #: Number of runs above which they are summarised.
@@ -81,7 +81,7 @@ class _Standing:
     states: list[RunState]
     launched_by: str | None
     failed: dict[str, FailureRecord]
-    strays: tuple[Stray, ...]
+    changes: Changes
     notes: list[str]
 
     def to_dict(self) -> dict[str, Any]:
@@ -113,7 +113,8 @@ class _Standing:
             ],
             "samples": [trial.to_dict() for trial in trials(self.sweep)],
             "notes": self.notes,
-            "no_longer_in_file": [stray.to_dict() for stray in self.strays],
+            "no_longer_in_file": [stray.to_dict() for stray in self.changes.strays()],
+            "in_other_files": dict(self.changes.elsewhere),
         }
 
     def shown(self, width: int, *, all_: bool, limit: int | None = None) -> RenderableType:
@@ -140,7 +141,7 @@ class _Standing:
         for found in best_tables(self.sweep):
             parts += [_line(f"{found.title}:"), best_table(found)]
         parts += (_line(f"note: {line}") for line in self.notes)
-        parts += map(_line, stray_lines(self.strays, limit=40))
+        parts += map(_line, stray_lines(self.changes.strays(), self.changes.elsewhere, limit=40))
         return Group(*parts)
 
 
@@ -162,7 +163,7 @@ def _look(name: str, storage: Path | None) -> _Standing:
         states=run_states(sweep),
         launched_by=holder(sweep.directory),
         failed=failures(sweep),
-        strays=Changes(sweep.ledger(), sweep).strays(),
+        changes=Changes(sweep.ledger(), sweep),
         notes=remarks(sweep),
     )
 

@@ -1,13 +1,14 @@
 """The changes of a sweep file since its runs were made, by the names of its fields.
 
 A stored run whose identity no run of the file has is no longer in the file: its results stay, but no table
-shows them.  A new run has changed since the nearest of these, and each of these until the nearest run of the
-file.
+shows them.  Those that another sweep file of the same name asks for are counted, and no more.  A new run has
+changed since the nearest of these, and each of these until the nearest run of the file.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +20,7 @@ from raysweep.sweep.identity import canonical
 from raysweep.sweep.ledger import Ledger
 from raysweep.sweep.made import made_ids
 from raysweep.sweep.run import RunSpec
+from raysweep.sweep.stored import of_other_files
 from raysweep.sweep.units import count
 
 #: Most changes that a reason names, and most characters of a value.
@@ -94,8 +96,12 @@ class Changes:
         self._ledger = ledger
         self._specs = (*sweep.runs, *sweep.left_out)
         wanted = {spec.run_id for spec in self._specs} | made_ids(sweep.directory)
+        others = of_other_files(sweep)
         stored = ((run_id, _stored(ledger, run_id)) for run_id in ledger.run_ids() if run_id not in wanted)
-        self._gone = {run_id: fields for run_id, fields in stored if fields is not None}
+        found = {run_id: fields for run_id, fields in stored if fields is not None}
+        self._gone = {run_id: fields for run_id, fields in found.items() if run_id not in others}
+        #: Number of the stored runs that another sweep file of this name asks for, by that file.
+        self.elsewhere: Mapping[str, int] = Counter(others[run_id] for run_id in found if run_id in others)
 
     @cached_property
     def _file(self) -> dict[str, _Fields]:
@@ -151,12 +157,23 @@ class Settings:
         return self._told[key]
 
 
-def stray_lines(strays: Sequence[Stray], *, limit: int | None = None) -> list[str]:
-    """Return lines about runs that are no longer in the file, at most `limit` of them (None: all)."""
+def stray_lines(
+    strays: Sequence[Stray], elsewhere: Mapping[str, int], *, limit: int | None = None
+) -> list[str]:
+    """Return lines about stored runs that the file has not, at most `limit` of those in no other file.
+
+    `elsewhere` has the numbers of those that other files have.
+    """
+    lines = []
+    if elsewhere:
+        files = ", ".join(f"{file} ({number:,})" for file, number in elsewhere.items())
+        lines.append(f"other runs in the storage belong to sweep files of the same name: {files}")
     if not strays:
-        return []
+        return lines
     are = "is" if len(strays) == 1 else "are"
-    lines = [f"{count(len(strays), 'run')} in the storage {are} not in the file, and in no table or report:"]
+    lines.append(
+        f"{count(len(strays), 'run')} in the storage {are} not in the file, and in no table or report:"
+    )
     shown = strays if limit is None else strays[:limit]
     lines += [
         f"  {stray.run_id}  to step {stray.step}"

@@ -126,6 +126,8 @@ class Plan:
     to_choose: int = 0
     #: Stored runs that the file no longer has.
     strays: tuple[Stray, ...] = ()
+    #: Number of stored runs that other sweep files of this name have, by file.
+    elsewhere: Mapping[str, int] = field(default_factory=dict)
     #: Number of runs at once, if known and not set by the sweep itself.
     concurrency: int | None = None
     #: True if `concurrency` is an assumption: that of this machine.
@@ -239,6 +241,7 @@ class Plan:
             "notes": list(self.notes),
             "runs": [run.to_dict() for run in self.runs],
             "no_longer_in_file": [stray.to_dict() for stray in self.strays],
+            "in_other_files": dict(self.elsewhere),
         }
 
     def lines(self, *, limit: int | None = 40) -> list[str]:
@@ -268,7 +271,7 @@ class Plan:
         out += [f"  {run.run_id:<{width}}  {run.state:<9} {run.reason}".rstrip() for run in shown]
         if len(shown) < len(ordered):
             out.append(f"  ... and {count(len(ordered) - len(shown), 'more run')}")
-        return out + [f"  {line}" for line in stray_lines(self.strays, limit=limit)]
+        return out + [f"  {line}" for line in stray_lines(self.strays, self.elsewhere, limit=limit)]
 
     def __str__(self) -> str:
         return "\n".join(self.lines())

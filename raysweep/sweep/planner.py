@@ -85,6 +85,7 @@ def make_plan(
         parameters=parameters(sweep),
         to_choose=sweep.to_choose,
         strays=changes.strays(),
+        elsewhere=changes.elsewhere,
         concurrency=_here(sweep.resources) if assumed else concurrency,
         assumed=assumed,
         start=learnt.start,

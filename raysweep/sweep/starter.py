@@ -191,8 +191,10 @@ def _head(wishes: Wishes, template: Template) -> list[str]:
     plan, launch = f"raysweep plan {wishes.file}", f"raysweep launch {wishes.file}"
     return [
         f"# yaml-language-server: $schema={wishes.schema}",
-        f"# Encoders on {template.about}.  Any value may be changed; after a launch, the same command",
-        "# computes what is new.",
+        *_comment(
+            f"Encoders on {template.about}.  Any value may be changed; after a launch, the same command "
+            "computes what is new."
+        ),
         "#",
         f"#   {plan:<{len(launch)}}  # its runs, and how long they should take",
         f"#   {launch}  # trains and measures; goes on where it was interrupted",

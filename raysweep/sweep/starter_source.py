@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import glob
 import os
+import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ _BYTES = 8
 _LENGTHS = (64, 16)
 #: Fewest and most held-out rows that a loss is measured on.
 _FEWEST, _MOST = 16, 4096
-#: Characters of a text that are looked at for blank lines.
+#: Characters of a text that are looked at for blank lines and words.
 _LOOKED_INTO = 1_000_000
 
 
@@ -77,12 +79,18 @@ def _rows(source: str) -> tuple[Fields, int]:
         # A data set of the hub, or compressed: its size is not seen, and rarely small.
         return {}, _MOST
     size = sum(map(os.path.getsize, texts))
-    documents: Fields = {"document": _document(texts[0])} if texts[0].endswith(".txt") else {"document": None}
+    with open(texts[0], encoding="utf-8", errors="replace") as file:
+        text = file.read(_LOOKED_INTO)
+    written: Fields = {
+        "document": _document(text) if texts[0].endswith(".txt") else None,
+        "tokenizer": usual["tokenizer"]
+        | {"vocabulary": min(usual["tokenizer"]["vocabulary"], _pieces(text))},
+    }
     for length in _LENGTHS:
         for share in (usual["held_out"], 0.1):
             rows = int(size / _BYTES / length * share)
             if rows >= (_MOST if share < 0.1 and length == _LENGTHS[0] else _FEWEST):
-                found = documents | {"length": length, "held_out": share}
+                found = written | {"length": length, "held_out": share}
                 return found, min(_MOST, 1 << (rows.bit_length() - 1))
     least = -(-_FEWEST * _LENGTHS[-1] * _BYTES * 10 // 1000)
     raise ConfigError(
@@ -91,8 +99,13 @@ def _rows(source: str) -> tuple[Fields, int]:
     )
 
 
-def _document(path: str) -> str:
+def _document(text: str) -> str:
     """Return what a document of a text file is: what blank lines part, or a line where there are none."""
-    with open(path, encoding="utf-8", errors="replace") as file:
-        text = file.read(_LOOKED_INTO).strip()
-    return "line" if "\n" in text and "\n\n" not in text else "paragraph"
+    return "line" if "\n" in text.strip() and "\n\n" not in text.strip() else "paragraph"
+
+
+def _pieces(text: str) -> int:
+    """Return a number of word pieces that a text has for certain: each repeated word becomes one."""
+    words = Counter(re.findall(r"[^\W\d_]{2,}", text.lower()))
+    repeated = sum(1 for times in words.values() if times > 2)
+    return max(100, 1 << (repeated.bit_length() - 1) if repeated else 0)

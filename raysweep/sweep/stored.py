@@ -1,10 +1,17 @@
-"""A launched sweep, found again by its name: the latest launch is kept beside its results."""
+"""A launched sweep, found again by its name: the latest launch is kept beside its results.
+
+    <storage>/<sweep>/sweep.json             the sweep as it was launched last
+    <storage>/<sweep>/files/<file>.json      the runs that each sweep file of this name asked for last
+
+Several files may have one name on purpose, to share what is trained and measured.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +28,8 @@ from raysweep.sweep.starts import starts
 from raysweep.sweep.storage import storage_root
 from raysweep.sweep.tracking_uri import check_tracking_uri
 from raysweep.sweep.units import count
+
+_FILES = "files"
 
 
 def save_sweep(sweep: Sweep) -> None:
@@ -44,6 +53,22 @@ def save_sweep(sweep: Sweep) -> None:
     if sweep.search is not None:
         content |= {"search": sweep.search.encode(), "samples": [dict(one) for one in sweep.samples]}
     write_atomic(sweep.directory / STORED, (json.dumps(content, indent=1) + "\n").encode())
+    asked = {"runs": sorted(spec.run_id for spec in (*sweep.runs, *sweep.left_out))}
+    path = sweep.directory / _FILES / f"{Path(sweep.path).name}.json"
+    write_atomic(path, (json.dumps(asked, indent=1) + "\n").encode())
+
+
+def of_other_files(sweep: Sweep) -> dict[str, str]:
+    """Return the runs that other sweep files of this name asked for when they were launched last.
+
+    Each comes with the name of its file.  A record that nobody can read says nothing.
+    """
+    found: dict[str, str] = {}
+    for path in sorted((sweep.directory / _FILES).glob("*.json")):
+        if path.stem != Path(sweep.path).name:
+            with suppress(OSError, ValueError, KeyError, TypeError):
+                found |= dict.fromkeys(json.loads(path.read_bytes())["runs"], path.stem)
+    return found
 
 
 def load_stored(directory: Path, *, tracking_uri: str | None = None) -> Sweep:

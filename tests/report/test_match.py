@@ -23,6 +23,7 @@ from raysweep.report.planning import plans, run_seconds
 from raysweep.report.reference import by_seeds
 from raysweep.sweep import Sweep, arrays_identity, load_sweep
 from raysweep.sweep.claims import Questions
+from raysweep.sweep.made import record_made
 from raysweep.sweep.stored import save_sweep
 from raysweep.sweep.tidy import tidy
 
@@ -237,6 +238,22 @@ def test_the_commands_print_tables_and_json(sweep: Sweep, capsys: pytest.Capture
     assert [claim["units"] for claim in claims] == ["configurations", "runs"]
     assert run(["power", *where]) == 0
     assert "with 80 %" in capsys.readouterr().out
+
+
+def test_the_commands_see_runs_of_a_tuner(sweep: Sweep, capsys: pytest.CaptureFixture[str]) -> None:
+    less = load_sweep(sweep.path, ["axes.seed=[0]"], storage=sweep.storage)
+    save_sweep(less)
+    own = {spec.run_id for spec in less.runs}
+    for spec in sweep.runs:
+        if spec.run_id not in own:
+            record_made(sweep.directory, spec, metric="excess_loss", mode="min", step=spec.milestones[-1])
+    assert 0 < len(own) < len(sweep.runs)
+    where = ["tiny", "--storage", str(sweep.storage), "--json"]
+    assert run(["match", *where, "--tol", "0.0005"]) == 0
+    assert json.loads(capsys.readouterr().out)["pairs"] == 24
+    assert run(["power", *where]) == 0
+    claims = json.loads(capsys.readouterr().out)["claims"]
+    assert [claim["clusters"] for claim in claims] == [4, len(sweep.runs)]
 
 
 def test_more_data_is_counted_and_priced(sweep: Sweep) -> None:

@@ -132,6 +132,46 @@ def test_runs_that_the_file_has_no_longer_are_listed(
     assert [(stray["run_id"], stray["step"]) for stray in found] == [(run_id, 100) for run_id in gone]
 
 
+def test_runs_of_another_file_of_the_name_are_counted_alone(
+    made: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAYSWEEP_STORAGE", str(tmp_path / "results"))
+    made(finish=True)
+    other = tmp_path / "other.yaml"
+    other.write_text("extends: small.yaml\nlanguage: {states: 8}\naxes: {seed: [0]}\n", encoding="utf-8")
+    second = load_sweep(other, storage=tmp_path / "results")
+    told = "other runs in the storage belong to sweep files of the same name: small.yaml (2)"
+    # Before its launch and after.
+    for _ in range(2):
+        plan = make_plan(second)
+        assert (plan.strays, plan.elsewhere) == ((), {"small.yaml": 2})
+        assert plan.lines()[-1].strip() == told
+        assert plan.runs[0].reason == "not trained yet"
+        save_sweep(select(second, None))
+    assert run(["status", "small"]) == 0
+    assert told in capsys.readouterr().out
+    assert run(["status", "small", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["no_longer_in_file"], found["in_other_files"]) == ([], {"small.yaml": 2})
+    # What a file asks for is what it asked for last: the runs of a former version are in no file.
+    for spec in second.runs:
+        tiny.finish(second.ledger().run(spec), spec)
+    save_sweep(made("axes.seed=[0]"))
+    plan = make_plan(second)
+    assert (len(plan.strays), plan.elsewhere) == (1, {"small.yaml": 1})
+    # A selection of runs asks for all of its file.
+    save_sweep(select(made(), ["seed 1"]))
+    assert make_plan(second).elsewhere == {"small.yaml": 2}
+
+
+def test_a_damaged_note_on_a_file_says_nothing(made: Any) -> None:
+    sweep = made(finish=True)
+    for name, text in (("a.yaml", "torn"), ("b.yaml", "[]"), ("c.yaml", '{"runs": 3}')):
+        (sweep.directory / "files" / f"{name}.json").write_text(text)
+    plan = make_plan(made("pretrain.batch_size=16"))
+    assert (len(plan.strays), plan.elsewhere) == (2, {})
+
+
 def test_lines_about_many_runs_are_cut_short(made: Any) -> None:
     made("axes.seed=[0, 1, 2, 3, 4, 5, 6, 7]", finish=True)
     lines = make_plan(made("language.states=8")).lines(limit=3)
