@@ -67,8 +67,9 @@ def test_the_commands_accept_it(kind: str, capsys: pytest.CaptureFixture[str]) -
     written("--language", kind, *sources()[kind], "--sizes", "16/1/1/64", "--steps", "20", "--seeds", "1")
     assert capsys.readouterr().out.splitlines()[-1] == "wrote my.yaml; next: raysweep plan my.yaml"
     assert run(["validate", "my.yaml"]) == 0
+    capsys.readouterr()
     assert run(["plan", "my.yaml", "--json"]) == 0
-    assert capsys.readouterr().err == ""
+    assert json.loads(capsys.readouterr().out)["sweep"] == "my"
 
 
 def test_a_corpus_has_the_rows_that_are_asked_for() -> None:
