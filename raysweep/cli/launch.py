@@ -146,9 +146,10 @@ def _launch(
         "Ctrl-C stops after a checkpoint; the same command continues from there",
     ]
     errors = console(stderr=True)
-    view = LiveView(errors, footer) if errors.is_terminal else LineView(errors)
+    view = LiveView(errors, footer, remarks=False) if errors.is_terminal else LineView(errors)
     open_directory(sweep.directory)
-    with ExitStack() as stack, remarks_of_ray(sweep.directory / "ray.log"):
+    # The view ends first: it puts standard output back to what it found.
+    with remarks_of_ray(sweep.directory / "ray.log"), ExitStack() as stack:
 
         def started(plan: Plan, cluster: Cluster | None) -> None:
             for line in plan.lines(limit=12):

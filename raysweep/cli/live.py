@@ -198,12 +198,15 @@ def _drawn(state: LaunchState, *, width: int, room: int) -> Group:
 
 
 class LiveView:
-    """The view on a terminal: the table, redrawn in place, with a bar for the whole sweep."""
+    """The view on a terminal: the table, redrawn in place, with a bar for the whole sweep.
 
-    def __init__(self, console: Console, footer: list[str]) -> None:
+    What is printed meanwhile stands above it, with `remarks`; without, standard output goes where it went.
+    """
+
+    def __init__(self, console: Console, footer: list[str], *, remarks: bool = True) -> None:
         self._console = console
         self._footer = footer
-        self._live = Live(console=console, refresh_per_second=4, transient=True)
+        self._live = Live(console=console, refresh_per_second=4, transient=True, redirect_stdout=remarks)
 
     def __enter__(self) -> LiveView:
         self._live.start()
