@@ -10,6 +10,7 @@ import errno
 import logging
 import os
 import select
+import stat
 import sys
 import traceback
 from collections.abc import Iterator
@@ -38,6 +39,7 @@ from raysweep.cli import (
     results,
     status,
 )
+from raysweep.cli.flowing import Commands
 from raysweep.engine.interrupt import INTERRUPTED
 from raysweep.errors import RaysweepError, StorageError
 
@@ -49,7 +51,7 @@ TROUBLE = frozenset(
     }
 )
 
-app = typer.Typer(
+app = Commands(
     name="raysweep",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -133,14 +135,16 @@ def _saying(logger: str) -> Iterator[None]:
 
 def run(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit code."""
+    piped = _is_pipe()
     try:
         with _saying("raysweep.corpus"), _saying("raysweep.tracking"):
             code = app(arguments, standalone_mode=False)
     except SystemExit as end:
-        # Typer ends the process on each broken pipe.
+        # Typer and rich end the process on each broken pipe.
         if not isinstance(end.__context__, BrokenPipeError):
             raise
-        return _explained(end.__context__)
+        # rich has then put the null device in the place of the pipe.
+        return 0 if piped and not _is_pipe() else _explained(end.__context__)
     except (Exception, KeyboardInterrupt) as error:
         return _explained(error)
     return code if isinstance(code, int) else 0
@@ -184,6 +188,14 @@ def _explain(error: BaseException) -> int:
         return StorageError.exit_code
     print("raysweep: interrupted", file=sys.stderr)
     return INTERRUPTED
+
+
+def _is_pipe() -> bool:
+    """Return whether standard output is a pipe."""
+    try:
+        return stat.S_ISFIFO(os.fstat(sys.stdout.fileno()).st_mode)
+    except (OSError, ValueError):
+        return False  # closed, or no file at all
 
 
 def _unread(descriptor: int) -> bool:

@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from raysweep.cli.flowing import Commands
 from raysweep.cli.options import JsonOption, check_output, print_json, writing
 from raysweep.cli.output import console, say
 
 if TYPE_CHECKING:
     from raysweep.bench.record import Record
 
-app = typer.Typer(no_args_is_help=True, help="Compare raysweep with other libraries on the same work.")
+app = Commands(no_args_is_help=True, help="Compare raysweep with other libraries on the same work.")
 
-#: Help of the suites, by name.  A paragraph has no line breaks of its own: the help would keep them.
+#: Help of the suites, by name.
 SUITES = {
     "exact": "Measure sampling, exact conditionals, entropies and labels of the languages.\n\n"
     "The results of every peer are checked against raysweep's before anything is timed.  A peer with other "

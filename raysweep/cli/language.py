@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from raysweep.cli import language_files
+from raysweep.cli.flowing import Commands
 from raysweep.cli.generating import shown
 from raysweep.cli.options import (
     AddressOption,
@@ -28,7 +29,7 @@ from raysweep.errors import ConfigError
 if TYPE_CHECKING:
     from raysweep.sweep import Sweep
 
-app = typer.Typer(no_args_is_help=True, help="Show a language before training on it; generate from it.")
+app = Commands(no_args_is_help=True, help="Show a language before training on it; generate from it.")
 
 
 @app.callback()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from raysweep.cli.flowing import Commands
 from raysweep.cli.options import FolderOption, JsonOption, RetryOption, StorageOption, print_json
 from raysweep.cli.output import console, say
 from raysweep.engine.interrupt import INTERRUPTED
@@ -21,7 +22,7 @@ from raysweep.sweep.storage import storage_root
 if TYPE_CHECKING:
     from raysweep.sweep.suite import Member
 
-app = typer.Typer(
+app = Commands(
     invoke_without_command=True,
     help="List the paper's figures and tables with their state; launch the small ones, keep their results.",
 )

@@ -257,12 +257,13 @@ def test_the_end_of_a_file_is_no_interruption(
 
 
 def test_a_reader_that_leaves_is_no_error_and_another_broken_pipe_is_one(file: Path) -> None:
-    program = (sys.executable, "-m", "raysweep.cli", "plan", str(file))
     reader, writer = os.pipe()
     os.close(reader)
-    left = subprocess.run(program, stdout=writer, stderr=subprocess.PIPE, timeout=120, check=False)
+    for command in (["plan", str(file)], ["plan", "--help"]):
+        program = (sys.executable, "-m", "raysweep.cli", *command)
+        left = subprocess.run(program, stdout=writer, stderr=subprocess.PIPE, timeout=120, check=False)
+        assert (left.returncode, left.stderr) == (0, b"")
     os.close(writer)
-    assert (left.returncode, left.stderr) == (0, b"")
     code = (
         "import sys, raysweep.cli.app as app, raysweep.sweep as sweep\n"
         "def plan(*_, **__): raise BrokenPipeError(32, 'Broken pipe')\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -49,6 +50,21 @@ def test_help_loses_no_text_to_markup(
     for text in written:
         # A backslash keeps a bracket from being markup; it is not shown itself.
         assert squeezed(text.replace("\\[", "[")) in shown
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_help_breaks_lines_where_the_terminal_does(
+    path: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert run([*path, "--help"]) == 0
+    lines = capsys.readouterr().out.partition("╭")[0].splitlines()
+    assert any(line.strip() for line in lines)
+    # Nothing is too long for this terminal, so only an example may go on with the line below.
+    for line, below in pairwise(lines):
+        if line.strip() and below.strip():
+            assert (line[:5], below[:5]) == (" " * 5, " " * 5), line
 
 
 def test_printed_text_is_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
