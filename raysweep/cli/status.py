@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,11 +14,13 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from raysweep.cli import complete
 from raysweep.cli.live import runs_table
-from raysweep.cli.options import JsonOption, NameArgument, StorageOption, print_json, results_of
+from raysweep.cli.options import JsonOption, StorageOption, print_json, results_of
 from raysweep.cli.output import console
 from raysweep.cli.results import best_table
-from raysweep.errors import ConfigError
+from raysweep.errors import ConfigError, DataError
+from raysweep.sweep.storage import storage_root
 from raysweep.sweep.told import OVER
 
 if TYPE_CHECKING:
@@ -27,10 +30,20 @@ if TYPE_CHECKING:
 
 #: Number of runs above which they are summarised.
 MANY = 100
+#: Characters of a line in a pipe, so that the name of a run is not broken over several.
+PIPE = 160
 
 
 def status(
-    name: NameArgument,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAME|FILE",
+            help="Name of a sweep in the storage, or its file.",
+            show_default="all sweeps of the storage, a line each",
+            autocompletion=complete.sweeps,
+        ),
+    ] = None,
     all_: Annotated[
         bool, typer.Option("--all", help=f"List every run, also where there are more than {MANY}.")
     ] = False,
@@ -53,6 +66,8 @@ def status(
 
     Examples:
 
+        raysweep status
+
         raysweep status scaling
 
         raysweep status scaling --watch --every 10
@@ -61,16 +76,50 @@ def status(
     """
     if json and watch:
         raise ConfigError("--watch: prints no JSON; ask for --json as often as you like")
+    if name is None:
+        if watch or all_:
+            raise ConfigError(f"{'--watch' if watch else '--all'}: is for one sweep; name it")
+        _list(storage, json=json)
+        return
     if json:
         print_json(_look(name, storage).to_dict())
         return
-    out = console()
+    out = console(pipe_width=None if "COLUMNS" in os.environ else PIPE)
     if not watch:
         out.print(_look(name, storage).shown(out.width, all_=all_), crop=False)
         return
     states = _watch(name, storage, out, every, all_=all_)
     if any(state.state == "failed" for state in states):
         raise typer.Exit(3)
+
+
+def _list(storage: Path | None, *, json: bool) -> None:
+    """Print the sweeps of a storage, a line each; one that cannot be read has its error there."""
+    from raysweep.sweep.counted import counts, told
+    from raysweep.sweep.lock import holder
+    from raysweep.sweep.made import with_made
+    from raysweep.sweep.run_state import run_states
+    from raysweep.sweep.stored import load_stored, stored_names
+
+    root = storage_root(storage)
+    found: list[dict[str, Any]] = []
+    for name in stored_names(root):
+        try:
+            counted = counts(run_states(with_made(load_stored(root / name))))
+            by, error = holder(root / name), None
+        except DataError as broken:
+            by, error, counted = None, str(broken), {}
+        found.append({"name": name, "counts": counted, "launched_by": by, "error": error})
+    if json:
+        print_json({"storage": str(root), "sweeps": found})
+        return
+    if not found:
+        typer.echo(f"no sweep has been launched into {root}; --storage names another folder")
+        return
+    width = max(len(one["name"]) for one in found)
+    for one in found:
+        by = f"; being launched by {one['launched_by']}" if one["launched_by"] else ""
+        typer.echo(f"{one['name']:<{width}}  {one['error'] or told(one['counts']) + by}")
 
 
 @dataclass(frozen=True)

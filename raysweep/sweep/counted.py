@@ -29,14 +29,15 @@ def counts(states: Iterable[RunState]) -> dict[State, int]:
 def summary(states: Sequence[RunState], axes: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return lines on runs, some 120 at most however many runs there are; `axes` are values by run id."""
     return [
-        f"{count(len(states), 'run')}: {_told(counts(states))}",
+        f"{count(len(states), 'run')}: {told(counts(states))}",
         *_by_axis(states, axes),
         *_reasons(states),
         *_slowest(states),
     ]
 
 
-def _told(counted: Mapping[State, int]) -> str:
+def told(counted: Mapping[State, int]) -> str:
+    """Return the number of runs in each state as text, such as `2 done, 1 failed`."""
     return ", ".join(f"{number:,} {state}" for state, number in counted.items())
 
 
@@ -54,7 +55,7 @@ def _by_axis(states: Sequence[RunState], axes: Mapping[str, Mapping[str, Any]]) 
         if len(found) > _VALUES:
             found.sort(key=lambda item: -sum(state.state == "failed" for state in item[1]))
         width = max(len(text) for text, _ in found[:_VALUES])
-        lines += [f"  {text:<{width}}  {_told(counts(mine))}" for text, mine in found[:_VALUES]]
+        lines += [f"  {text:<{width}}  {told(counts(mine))}" for text, mine in found[:_VALUES]]
         if len(found) > _VALUES:
             lines.append(f"  ... and {count(len(found) - _VALUES, 'more value')}")
     if len(paths) > _AXES:

@@ -144,7 +144,7 @@ def test_a_terminal_is_redrawn(
 ) -> None:
     monkeypatch.setenv("TERM", "xterm")
     terminal = Console(force_terminal=True, width=120, height=40)
-    monkeypatch.setattr(status, "console", lambda: terminal)
+    monkeypatch.setattr(status, "console", lambda **_: terminal)
     monkeypatch.setattr(status.time, "sleep", lambda _: [finish(sweep, k) for k in range(3)])
     assert run(["status", "tiny", "-w"]) == 0
     shown = capsys.readouterr().out
@@ -158,3 +158,41 @@ def test_a_terminal_is_redrawn(
 def test_watching_prints_no_json(sweep: Sweep, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["status", "tiny", "--watch", "--json"]) == 2
     assert "--watch" in capsys.readouterr().err
+
+
+def test_a_pipe_has_a_line_for_each_run(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("COLUMNS")
+    finish(sweep, 0)
+    axes = {"model.shape": "64/4/2/256", "algorithm.lr": 0.003, "pretrain.batch_size": 256}
+    runs = tuple(replace(spec, axes={**axes, **spec.axes}) for spec in sweep.runs)
+    monkeypatch.setattr(status, "results_of", lambda *_: replace(sweep, runs=runs))
+    assert run(["status", "tiny"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0] for line in lines[1:4]] == [
+        f"64/4/2/256 lr 0.003 batch_size 256 seed {k}" for k in range(3)
+    ]
+
+
+def test_without_a_name_there_is_a_line_for_each_sweep(
+    sweep: Sweep, capsys: pytest.CaptureFixture[str]
+) -> None:
+    finish(sweep, 0)
+    fail(sweep, 1)
+    (sweep.storage / "broken").mkdir()
+    (sweep.storage / "broken" / "sweep.json").write_text("{")
+    assert run(["status"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"broken  {sweep.storage}/broken/sweep.json: damaged (")
+    assert lines[1:] == ["tiny    1 queued, 1 done, 1 failed"]
+    assert run(["status", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["sweeps"]
+    assert [(one["name"], one["counts"]) for one in found] == [
+        ("broken", {}),
+        ("tiny", {"queued": 1, "done": 1, "failed": 1}),
+    ]
+    assert run(["status", "--watch"]) == 2
+    assert "raysweep: --watch: is for one sweep; name it" in capsys.readouterr().err
+    assert run(["status", "--storage", "elsewhere"]) == 0
+    assert capsys.readouterr().out.startswith("no sweep has been launched into ")
