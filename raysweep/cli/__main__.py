@@ -16,8 +16,9 @@ def main() -> None:
     launches = sys.argv[1:2] == ["launch"] and not {"--help", "-h"} & set(sys.argv)
     if launches:
         guard()
-        # The imports take seconds.
-        print("reading the sweep and its records", file=sys.stderr, flush=True)
+        if sys.argv[2:]:
+            # The imports take seconds.
+            print("reading the sweep and its records", file=sys.stderr, flush=True)
     try:
         with ExitStack() as stack:
             # Imported late: the guard needs nothing of them.

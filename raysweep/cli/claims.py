@@ -79,7 +79,13 @@ def _what(pair: Match, ending: str) -> str:
         for what, value in pair.same.items()
         if what in ("size", "seed", *SEEDS)
     ]
-    apart = [f"{what} {_text(a, ending)} → {_text(b, ending)}" for what, (a, b) in pair.differs.items()]
+    told = any(axis.startswith("algorithm.") and None not in pair.differs[axis] for axis in pair.differs)
+    apart = [
+        f"{what} {_text(a, ending)} → {_text(b, ending)}"
+        for what, (a, b) in pair.differs.items()
+        # Two runs of a grid differ in its axes alone, so these say what the label would say again.
+        if not (told and what == "algorithm")
+    ]
     return ", ".join([*shared, *apart])
 
 
@@ -149,7 +155,7 @@ def _plan_lines(plan: Plan) -> list[str]:
         return ["not enough data in the pilot to say"]
     seen = amount(abs(plan.effect), plan.unit)
     lines = [
-        f"{plan.clusters} {plan.units} see {seen} with a probability of {plan.power:.0%}, and "
+        f"{plan.clusters} {plan.units} see {seen} with a probability of {100 * plan.power:.0f} %, and "
         f"{amount(plan.detectable, plan.unit)} with 80 %"
     ]
     if plan.needed is None:

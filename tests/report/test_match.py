@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from helpers import tiny_sweeps as tiny
 from raysweep.cli.app import run
+from raysweep.cli.claims import _what
 from raysweep.errors import ConfigError
 from raysweep.evaluation.held_out_loss import mean_per_word
 from raysweep.evaluation.run import stored_shards
 from raysweep.models.shapes import Shape
 from raysweep.report.claims import sweep_verdicts
 from raysweep.report.data import Measurements, measurements
-from raysweep.report.match import matches
+from raysweep.report.match import Match, matches
 from raysweep.report.paired import _of_ratio, loss_draws, loss_errors
 from raysweep.report.planning import plans, run_seconds
 from raysweep.report.reference import by_seeds
@@ -219,6 +221,20 @@ def test_probes_are_compared_with_the_look_up_table_seed_by_seed(tmp_path: Path)
     both = stored_draws(tmp_path / "two", (table, "zip=[{language.seed: [0, 1]}]"))
     [verdict] = sweep_verdicts(both, questions=asked)
     assert "with the standard errors of both" in verdict.test
+
+
+def test_what_differs_is_said_once() -> None:
+    def said(**differs: tuple[Any, Any]) -> str:
+        same = {"size": "8/2/1/16", "steps": 4}
+        return _what(Match(first=("a", 4), second=("b", 4), same=same, differs=differs), "")
+
+    labels = ("adamw-lr0.003", "adamw-lr0.008")
+    rates = {"algorithm.lr": (0.003, 0.008)}
+    assert said(algorithm=labels, **rates) == "size 8/2/1/16, algorithm.lr 0.003 → 0.008"
+    # A run beside the grid has no value of the axis.
+    told = "size 8/2/1/16, algorithm adamw-lr0.003 → sgd, algorithm.lr 0.003 → None"
+    assert said(algorithm=("adamw-lr0.003", "sgd"), **{"algorithm.lr": (0.003, None)}) == told
+    assert said(algorithm=labels, seed=(0, 1)).startswith("size 8/2/1/16, algorithm adamw-lr0.003 → adamw")
 
 
 def test_the_commands_print_tables_and_json(sweep: Sweep, capsys: pytest.CaptureFixture[str]) -> None:
