@@ -14,6 +14,7 @@ from __future__ import annotations
 import fnmatch
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -50,6 +51,8 @@ class Named:
     def of(cls, spec: RunSpec, sweep: str = "") -> Named:
         """Return the names of a run."""
         words = [axis_text(path, value) for path, value in spec.axes.items()] if spec.trains else []
+        if spec.trains and not words and spec.seed is not None:
+            words = [axis_text("seed", spec.seed)]
         parts: list[Any] = [spec.model, spec.algorithm] if spec.trains else [spec.algorithm]
         kinds = dict.fromkeys(text for part in parts for text in (part.label, part.kind))
         return cls(spec.run_id, label(spec), (*kinds, *words), sweep)
@@ -76,6 +79,21 @@ def axes_label(axes: Mapping[str, Any], between: str = " ") -> str:
 def label(spec: RunSpec) -> str:
     """Return the name of a run in tables: the values of its axes, or its id if it has none."""
     return (axes_label(spec.axes) or spec.run_id) if spec.trains else spec.algorithm.label
+
+
+def labels(specs: Sequence[RunSpec]) -> dict[str, str]:
+    """Return the names of a sweep's runs in tables, by id.
+
+    A run without axes has its model and seed, where these tell it from all others, and else its id.
+    """
+    found = {spec.run_id: label(spec) for spec in specs}
+    short = {
+        spec.run_id: f"{spec.model.label} {axis_text('seed', spec.seed)}"
+        for spec in specs
+        if spec.trains and not spec.axes and spec.seed is not None
+    }
+    times = Counter((found | short).values())
+    return found | {run_id: name for run_id, name in short.items() if times[name] == 1}
 
 
 def split_step(text: str) -> tuple[str, int | None]:

@@ -15,7 +15,7 @@ from raysweep.evaluation.metric import Metric
 from raysweep.sweep.config import Sweep
 from raysweep.sweep.ledger import RunLedger
 from raysweep.sweep.missing import metrics_at
-from raysweep.sweep.names import label
+from raysweep.sweep.names import labels
 from raysweep.sweep.records import EvaluationRecord
 from raysweep.sweep.run import RunSpec
 from raysweep.sweep.starts import starts
@@ -154,14 +154,14 @@ def _records(run: RunLedger, spec: RunSpec, evaluation: Evaluation) -> list[Eval
 
 def run_states(sweep: Sweep) -> list[RunState]:
     """Return the state of every run according to its records alone."""
-    ledger, waits = sweep.ledger(), starts(sweep)
+    ledger, waits, names = sweep.ledger(), starts(sweep), labels(sweep.runs)
     begun = set(ledger.run_ids())
     rows = []
     for spec in sweep.runs:
         row = RunState(
             run_id=spec.run_id,
             model=spec.model.label if spec.trains else spec.algorithm.label,
-            label=label(spec),
+            label=names[spec.run_id],
             steps=spec.milestones[-1],
             evaluations={kind: Evaluated(0, len(spec.milestones), 0.0) for kind in spec.evaluations},
         )

@@ -133,12 +133,13 @@ def meant(sweep: Sweep, only: Sequence[str] | None) -> tuple[RunSpec, ...]:
     if not only:
         return sweep.runs
     known = [Named.of(run, sweep.name) for run in sweep.runs]
+    shown = " or ".join(f"'{name}'" for name in dict.fromkeys((known[0].label, known[0].run_id)))
     wanted = chosen(
         only,
         known,
         lambda hint: (
             f"matches none of the {count(len(known), 'run')}{hint}; "
-            f"`raysweep plan` lists them, e.g. '{known[0].label}' or '{known[0].run_id}'"
+            f"`raysweep plan` lists them, e.g. {shown}"
         ),
     )
     return tuple(run for run in sweep.runs if run.run_id in wanted)

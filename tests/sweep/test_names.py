@@ -49,6 +49,24 @@ def test_every_run_is_found_by_each_of_its_names_alone(sweep: Sweep) -> None:
                 assert ids(sweep, text) == [run.run_id], text
 
 
+def test_a_run_without_axes_has_its_model_and_seed_where_these_tell_it(tmp_path: Path) -> None:
+    def loaded(include: str) -> Sweep:
+        text = FILE.partition("axes:")[0] + f"seed: 3\ninclude: {include}\n"
+        (tmp_path / "small.yaml").write_text(text, encoding="utf-8")
+        return load_sweep(tmp_path / "small.yaml", storage=tmp_path)
+
+    one = loaded("[]")
+    [state] = run_states(one)
+    assert state.label == "8/2/1/16-dropout0 seed 3"
+    assert ids(one, state.label) == ids(one, "seed 3") == [state.run_id]
+    two = loaded("[{seed: 4}]")
+    assert [state.label for state in run_states(two)] == [f"8/2/1/16-dropout0 seed {k}" for k in (3, 4)]
+    assert ids(two, "seed 4") == [two.runs[1].run_id]
+    same = loaded("[{algorithm: {lr: 0.5}}, {seed: 4}]")
+    rates = [spec.run_id for spec in same.runs[:2]]
+    assert [state.label for state in run_states(same)] == [*rates, "8/2/1/16-dropout0 seed 4"]
+
+
 def test_a_name_in_tables_is_told_in_any_order_and_spelling(sweep: Sweep) -> None:
     wanted = ids(sweep, "16/2/1/32 lr 0.003 seed 1")
     parts = ("16/2/1/32", "lr 0.003", "seed 1")
