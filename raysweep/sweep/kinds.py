@@ -150,6 +150,8 @@ def type_words(schema: Mapping[str, Any]) -> str:
 
     >>> type_words({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}]})
     'whole number ≥ 1 or null'
+    >>> type_words({"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1})
+    'number > 0 and < 1'
     >>> type_words({"type": "array", "items": {"enum": ["a", "b"]}})
     'list of a | b'
     """
@@ -168,7 +170,7 @@ def type_words(schema: Mapping[str, Any]) -> str:
             return f"list of {len(items)}: {', '.join(map(type_words, items))}"
         return f"list of {type_words(items)}"
     bounds = [f"{sign} {schema[key]}" for key, sign in _BOUNDS.items() if key in schema]
-    return " ".join([_TYPES[kind], *bounds])
+    return f"{_TYPES[kind]} {' and '.join(bounds)}".rstrip()
 
 
 def _example(family: str, kind: str, cls: type[Config]) -> str:
