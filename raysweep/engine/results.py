@@ -20,6 +20,7 @@ from raysweep.sweep.starts import failures, unfinished
 from raysweep.sweep.stored import find_stored
 from raysweep.sweep.tidy import tidy
 from raysweep.sweep.tidy import wide as _wide
+from raysweep.sweep.units import count
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,6 +60,10 @@ class Results:
     worked_on: tuple[str, ...] = ()
     #: False if the tracking server could not take everything; the next launch fills the gap.
     tracked: bool = True
+
+    def __repr__(self) -> str:
+        left = f"{len(self.failures)} failed, {len(self.unfinished)} unfinished"
+        return f"Results({self.sweep.name!r}: {count(len(self.sweep.runs), 'run')}, {left})"
 
     def to_frame(self, *, wide: bool = False) -> pd.DataFrame:
         """Return the tidy table: one row per run x milestone x metric (`raysweep.sweep.tidy`).

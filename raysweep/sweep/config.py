@@ -19,6 +19,7 @@ from raysweep.sweep.ledger import Ledger
 from raysweep.sweep.resources import Resources
 from raysweep.sweep.run import RunSpec
 from raysweep.sweep.search import Search
+from raysweep.sweep.units import count
 
 
 class LanguageCache:
@@ -50,7 +51,7 @@ class Sweep:
     runs: tuple[RunSpec, ...]
     resources: Resources
     #: Commands and addresses that learn of the end of a launch; no record has them.
-    notify: tuple[str, ...] = field(default=(), repr=False)
+    notify: tuple[str, ...] = ()
     #: Root of all results, absolute; every node must see it.
     storage: Path
     #: None: SQLite in the sweep's folder.
@@ -64,20 +65,21 @@ class Sweep:
     #: Number of grid points and included runs, before those that share a training are merged.
     points: int = 0
     #: Runs that are in the file, too, and not in `runs`, which is then a selection.
-    left_out: tuple[RunSpec, ...] = field(default=(), repr=False)
+    left_out: tuple[RunSpec, ...] = ()
     #: The search in place of a grid; None without one.
     search: Search | None = None
     #: Settings (dotted path -> plain value) of the samples that are known, in order; of a search that learns
     #: from results, they become more until there are `search.samples`.
     samples: tuple[Mapping[str, Any], ...] = ()
-    languages: LanguageCache = field(default_factory=LanguageCache, repr=False, compare=False)
-    make_variant: Callable[[Mapping[str, Any]], RunSpec] | None = field(
-        default=None, repr=False, compare=False
-    )
+    languages: LanguageCache = field(default_factory=LanguageCache, compare=False)
+    make_variant: Callable[[Mapping[str, Any]], RunSpec] | None = field(default=None, compare=False)
     #: Returns all runs of the sweep with these samples.
     make_runs: Callable[[Sequence[Mapping[str, Any]]], tuple[RunSpec, ...]] | None = field(
-        default=None, repr=False, compare=False
+        default=None, compare=False
     )
+
+    def __repr__(self) -> str:
+        return f"Sweep({self.name!r}: {count(len(self.runs), 'run')} of {self.path})"
 
     @property
     def to_choose(self) -> int:

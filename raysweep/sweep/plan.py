@@ -276,6 +276,9 @@ class Plan:
     def __str__(self) -> str:
         return "\n".join(self.lines())
 
+    def __repr__(self) -> str:
+        return "\n".join(self.lines(limit=12))
+
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the lines of the plan, in columns."""
         return f"<pre>{escape(str(self))}</pre>"

@@ -78,6 +78,19 @@ def test_figures_are_those_of_the_report_and_can_be_saved(stored: rs.Sweep, tmp_
         Figures()["a"]
 
 
+def test_a_python_prompt_shows_a_line_for_a_sweep_and_its_results(stored: rs.Sweep) -> None:
+    number = len(stored.runs)
+    assert repr(stored) == f"Sweep({stored.name!r}: {number} runs of {stored.path})"
+    results = rs.open(stored.name, storage=stored.storage)
+    failed, unfinished = len(results.failures), len(results.unfinished)
+    assert (
+        str(results) == f"Results({stored.name!r}: {number} runs, {failed} failed, {unfinished} unfinished)"
+    )
+    lines = repr(rs.make_plan(stored)).splitlines()
+    assert lines[0] == f"sweep {stored.name}: {number} runs"
+    assert len(lines) < 50
+
+
 def test_a_notebook_shows_verdicts_and_the_last_checkpoints(stored: rs.Sweep) -> None:
     results = rs.open(stored.name, storage=stored.storage)
     page = results._repr_html_()
