@@ -50,7 +50,7 @@ def adjusted_figure(measured: Measurements, verdict: Verdict, *, name: str) -> D
         ends = np.array([shown.x.min(), shown.x.max()])
         axes.plot(ends, slope * ends, color=INK, linewidth=1.6)
         axes.set_title(effect(verdict.main, verdict.unit), loc="left", fontsize=9, color=INK)
-        beyond = "places above what the loss explains"
+        beyond = "rank less that expected at its loss"
         axes.set_xlabel(f"{shown.flatness}:\n{beyond}")
         axes.set_ylabel(f"{wrapped(shown.accuracy, 40)}:\n{beyond}")
         hover(axes, table["x"], table["y"], _texts(table, shown.of))
@@ -71,10 +71,11 @@ def caption(verdict: Verdict) -> str:
         "configuration": "A dot is the mean of a configuration",
     }[shown.of]
     return (
-        f"What the verdict on flatness rests on. {each}; the axes are its places among {shown.among} "
+        f"What the verdict on flatness rests on. {each}; the axes are its ranks among {shown.among} "
         f"checkpoints, by {shown.flatness} and by {shown.accuracy}, less those that a smooth function of the "
-        f"{shown.loss} explains. The correlation of the dots is ρ. Its interval allows for dots of one "
-        "configuration, which resemble each other. Colours and marks are those of the figures below."
+        f"{shown.loss} gives: a dot at 40 has 40 checkpoints more below it than its loss lets expect. ρ is "
+        "the correlation of the dots; its interval allows for dots of one configuration, which resemble each "
+        "other. The legend is below."
     )
 
 

@@ -28,6 +28,7 @@ from raysweep.report.matching import by_pairs
 from raysweep.report.paired import Draws, Key
 from raysweep.report.reference import by_numbers, by_seeds
 from raysweep.report.regression import Array
+from raysweep.report.style import OTHERS
 from raysweep.report.verdict import Adjusted, Asked, Finding
 from raysweep.sweep.claims import About, Algorithm, Beats, Flatter, Larger, Longer, is_algorithm
 
@@ -98,6 +99,7 @@ def flatter(
             x=left_x * places_of, y=left_y * places_of, keys=[data.keys[place] for place in first],
             of={"configurations": "configuration", "seeds": "run"}.get(about.level, "checkpoint"),
             among=len(x), flatness=flatness.title, accuracy=named(accuracies), loss=loss.title,
+            within=_within(measured, about, accuracies, loss, flatness),
         )  # fmt: skip
         stratified = _finding("strata", at_level(*columns, about.level, way="strata"))
         pairs, paired = data.pairs(near, draws)
@@ -114,6 +116,25 @@ def flatter(
         reason=reason, checkpoints=len(data.loss), runs=data.count,
         adjusted=None if math.isnan(main.value) else shown,
     )  # fmt: skip
+
+
+def _within(
+    measured: Measurements,
+    about: Flatter,
+    accuracies: Sequence[Description],
+    loss: Description,
+    flatness: Description,
+) -> tuple[Finding, ...]:
+    """Return the association in the runs of each variant alone, of those that have an interval."""
+    found = []
+    for variant in measured.variants if len(measured.variants) > 1 else ():
+        data = Columns(measured, accuracies, loss, flatness, measured.checkpoints["variant"] == variant)
+        if len(data.loss) < LEAST_CHECKPOINTS:
+            continue
+        x = data.table[flatness.name].to_numpy(dtype=float)
+        estimate = at_level(x, data.y, data.loss, data.runs, data.configurations, about.level)
+        found.append(_finding(f"within {variant or OTHERS}", estimate))
+    return tuple(one for one in found if one.tested)
 
 
 def _as_many(data: Columns) -> bool:

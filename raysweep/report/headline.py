@@ -96,10 +96,9 @@ def pair(
             if drawn is None:
                 shown.append(small(capital(f"{accuracy.title}, against {x.title}: not enough data.")))
                 continue
-            caption = f"{capital(x.title)}, all checkpoints."
+            caption = "All checkpoints."
             if equal and measured.saturating is not None:
-                most = threshold(measured.saturating, tolerance)
-                caption = f"{capital(x.title)}, saturated: {measured.saturating.title} at most {most}."
+                caption = "Saturated checkpoints alone."
             shown.append(figure(drawn, f"{name}-{named}-{x.name}.csv", caption))
     return f'<div class="pair">{"".join(shown)}</div>'
 

@@ -110,15 +110,15 @@ def law_of(asked: Asked) -> Found:
     if table.groupby("model")["parameters"].first().duplicated().any():
         return Found(asked=asked, reason="models of one size differ in something else, such as dropout")
     # Without enough milestones the first candidate says so.
-    misfit, drifts = np.nan, False
+    misfit, limit, drifts = np.nan, np.nan, False
     earlier: Fit | None = None
     for start in _candidates(table["step"]):
         curves, sizes = arranged(table[table["step"] >= start])
         if curves is None:
             break
         fit = Fit(curves, earlier=earlier)
-        misfit = off(fit)
-        holds = misfit <= allowed(curves)
+        misfit, limit = off(fit), allowed(curves)
+        holds = misfit <= limit
         if holds and _flat(curves):
             return Found(asked=asked, reason="the values hardly change, so that no exponent is determined")
         drifts = holds and fit.sure and fit.drifts()
@@ -140,7 +140,9 @@ def law_of(asked: Asked) -> Found:
     if np.isnan(misfit):
         need = f"it takes {LEAST_MILESTONES} milestones at each of {LEAST_SIZES} sizes"
         return Found(asked=asked, reason=f"not enough data: {need}")
-    why = "its exponent drifts" if drifts else f"it is off by {100 * misfit:.1f} %"
+    why = "its exponent drifts"
+    if not drifts:
+        why = f"it is off by {100 * misfit:.1f} %, where the scatter of its runs allows {100 * limit:.1f} %"
     reason = f"no power law: from the last possible milestone on {why}"
     return Found(asked=asked, misfit=misfit, reason=reason)
 

@@ -35,12 +35,16 @@ def laws_section(measured: Measurements, name: str) -> str:
         return ""
     varied = len(measured.variants) > 1
     parts = [_exponents([one for one in found if one.fit is not None], varied)]
-    reasons: dict[str, list[str]] = {}
+    reasons: dict[str, dict[str, list[str]]] = {}
     for one in found:
         if one.reason:
-            of = f" ({one.asked.variant})" if varied else ""
-            reasons.setdefault(one.reason, []).append(f"{one.asked.title}{of}")
-    parts += [small(f"{capital('; '.join(titles))}: {reason}.") for reason, titles in reasons.items()]
+            reasons.setdefault(one.reason, {}).setdefault(one.asked.title, []).append(one.asked.variant)
+    for reason, titles in reasons.items():
+        told = [
+            title + (f" ({', '.join(of)})" if len(of) < len(measured.variants) else "")
+            for title, of in titles.items()
+        ]
+        parts.append(small(f"{capital('; '.join(told))}: {reason}."))
     for one in found:
         if one.fit is not None and one.asked.metric.kind == "loss":
             variant = measured.variants.index(one.asked.variant)

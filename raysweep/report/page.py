@@ -99,7 +99,7 @@ def render(content: Content) -> str:
     parts = [
         f"<h1>{escape(content.name)}</h1>",
         f'<p class="lead">{escape(content.description)}</p>' if content.description else "",
-        claims_section(found, measured, content.name) if asked else "",
+        claims_section(found, measured, content.name, rows) if asked else "",
         facts(content, measured) if asked or measured.runs else "",
         section("Search", searched, fold=False),
         section("Failures", tables.failure_table(content.failures) if content.failures else "", fold=False),
@@ -195,7 +195,7 @@ def _flatness(content: Content, measured: Measurements) -> str:
     body = f'<div class="pair">{"".join(figures)}</div>' if figures else ""
     if content.changes:
         told = f"The trace between milestones, {len(content.changes)} differences"
-        body += folded(told, tables.change_table(content.changes, measured.names))
+        body += folded(told, tables.change_table(content.changes, measured.names), printed=False)
     return section("Flatness along training", body)
 
 

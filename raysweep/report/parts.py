@@ -39,7 +39,7 @@ def figures_kept() -> Iterator[dict[str, Drawn]]:
 def section(heading: str, body: str, *, fold: bool = True) -> str:
     """Return a section of the page, folded until a reader opens it; "" where it has no body.
 
-    What is printed is unfolded.
+    On paper it is unfolded.
     """
     if not body:
         return ""
@@ -49,9 +49,13 @@ def section(heading: str, body: str, *, fold: bool = True) -> str:
     )
 
 
-def folded(summary: str, body: str) -> str:
-    """Return a part of a section that a reader may open, such as a long table; "" without a body."""
-    return f"<details><summary>{escape(summary)}</summary>{body}</details>" if body else ""
+def folded(summary: str, body: str, *, printed: bool = True) -> str:
+    """Return a part of a section that a reader may open, such as a long table; "" without a body.
+
+    A part that is not `printed` is on paper only if the reader has opened it.
+    """
+    kind = "" if printed else ' class="long"'
+    return f"<details{kind}><summary>{escape(summary)}</summary>{body}</details>" if body else ""
 
 
 def capital(text: str) -> str:

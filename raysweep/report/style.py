@@ -172,6 +172,10 @@ details details { border-top: 0; margin-top: 8px; font-size: .875rem }
 figure { margin: 8px 0; min-width: 0 }
 figure svg { display: block; width: 100%; height: auto }
 figure svg text { font-family: system-ui, -apple-system, "Segoe UI", Roboto, Arial, sans-serif !important }
+.beside { display: flex; flex-wrap: wrap; gap: 8px 28px }
+.beside > .pair { flex: 1 1 330px; max-width: calc(520px * 2 + 28px) }
+.beside > .pair:has(> :only-child) { max-width: 520px }
+.read { flex: 1 1 330px; max-width: 90ch }
 .hover { cursor: help }
 .fit { container-type: inline-size; overflow-x: auto; margin: 8px 0 }
 table { border-collapse: collapse; font-size: .875rem; font-variant-numeric: tabular-nums;
@@ -196,12 +200,12 @@ a { color: var(--accent) }
 @page { size: A4; margin: 12mm }
 @media print {
   main { max-width: none; padding: 0 }
-  details::details-content { content-visibility: visible; height: auto }
+  details:not(.long)::details-content { content-visibility: visible; height: auto }
   .pair, .half { grid-template-columns: 1fr 1fr }
   tbody tr, figure, .facts li { break-inside: avoid }
   h2, summary, .legend { break-after: avoid }
   .legend { break-inside: avoid }
-  figure svg { max-height: 230mm }
+  figure svg { max-height: 165mm }
   .fit { overflow: visible }
   .pairs { display: block }
   table { font-size: calc(.875rem * .7) }
@@ -214,10 +218,10 @@ _PRINTED = 0.7
 
 #: A table as paragraphs: rules within the rule of the table.
 _PARAGRAPHS = """&, & tbody { display: block } & thead { display: none }
-  & tr { display: grid; grid-template-columns: repeat(auto-fill, minmax(130px, 1fr)); gap: 6px 16px;
+  & tr { display: grid; grid-template-columns: repeat(auto-fill, minmax(8em, 1fr)); gap: 6px 1em;
     padding: 10px 0; border-bottom: 1px solid var(--line) }
   & th, & td { border: 0; padding: 0; text-align: left; white-space: normal; min-width: 0 }
   & td.wrap, & td:first-child:has(code) { grid-column: 1 / -1 }
   & td:empty, & td.absent { display: none }
-  & td::before { content: attr(data-head); display: block; color: var(--muted); font-size: .8125rem;
+  & td::before { content: attr(data-head); display: block; color: var(--muted); font-size: .93em;
     line-height: 1.3 }"""

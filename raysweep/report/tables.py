@@ -74,7 +74,8 @@ def _needed(wraps: bool, heading: str, column: Sequence[str]) -> float:
 def correlation_table(rows: Sequence[Correlations], tolerance: float) -> str:
     """Return the rank correlations with accuracy, with their intervals."""
     note = (
-        "Spearman rank correlation with accuracy and its 95 % interval; “given” is at equal loss, by a "
+        "Spearman rank correlation with accuracy and its 95 % interval: below zero, less of it goes with "
+        "more accuracy; “given” is at equal loss, by a "
         "smooth function of its rank. Runs that differ in their seed alone count as one configuration: "
         "what is peculiar to it shifts all of them. Intervals are cluster-robust (CR2, Bell and McCaffrey). "
         f"Saturated: at most {short(tolerance)} nats above the least possible loss. A "
@@ -122,14 +123,14 @@ def change_table(changes: Sequence[Change], names: Mapping[str, str]) -> str:
     `names` are those of the runs for a reader, by run id.
     """
     note = (
-        "Difference of the trace in nats between milestones of a run, and its 95 % interval. Both are "
-        "measured on the same inputs with the same test vectors, so the interval is that of the inputs' own "
-        "differences, over the inputs that both milestones have. The last column says how many times as many "
-        "inputs it would take without the pairing. Each interval stands alone: about one in twenty misses. "
-        "“falls” and “rises” are corrected for the number of rows (Holm): with a probability of 95 % none of "
-        "them is wrong, so a row may be “no clear change” although its interval does not contain zero. Where "
-        "single inputs or a long tail make up a difference, its interval is not trusted, and the table gives "
-        "no direction."
+        "Difference of the trace in nats between milestones of a run, always in the model's own parameters, "
+        "and its 95 % interval. Both are measured on the same inputs with the same test vectors, so the "
+        "interval is that of the inputs' own differences, over the inputs that both milestones have. The "
+        "last column says how many times as many inputs it would take without the pairing. Each interval "
+        "stands alone: about one in twenty misses. “falls” and “rises” are corrected for the number of rows "
+        "(Holm): with a probability of 95 % none of them is wrong, so a row may be “no clear change” "
+        "although its interval does not contain zero. Where single inputs or a long tail make up a "
+        "difference, its interval is not trusted, and the table gives no direction."
     )
     rows = []
     for change in changes:
@@ -171,9 +172,9 @@ def task_table(measured: Measurements) -> str:
             [
                 escape(measured.named(accuracy)),
                 number(measured.means.get(accuracy.baseline or "")),
-                plus_minus(measured.reference.get(name), measured.reference_errors.get(name)),
+                plus_minus(measured.reference.get(name), measured.reference_errors.get(name), digits=1),
                 number(measured.means.get(accuracy.ceiling or "")),
-                "–" if best is None else plus_minus(best[name], best[error_key(name)]),
+                "–" if best is None else plus_minus(best[name], best[error_key(name)], digits=1),
                 "–" if best is None else f"{escape(measured.names[best['run_id']])} · step {best['step']:,}",
             ]
         )
@@ -247,13 +248,13 @@ def _linked(run_id: str, links: Mapping[str, Mapping[str, str]], name: str = "")
     """Return a run's name over its id, with its links, as HTML; a run without a name has its id alone."""
     found = links.get(run_id, {}).items()
     shown = "".join(f' <a href="{escape(address)}">{escape(to)}</a>' for to, address in found)
-    told = f"{escape(name)}{shown}<br>" if name else ""
-    return f"{told}<code>{escape(run_id)}</code>{'' if name else shown}"
+    told = f"{escape(name)}<br>" if name else ""
+    return f"{told}<code>{escape(run_id)}</code>{shown}"
 
 
 def _measured(measured: Measurements, checkpoint: pd.Series, metric: str) -> str:
     """Return a number with its standard error and the reservations on it, as HTML."""
-    text = plus_minus(checkpoint[metric], checkpoint[error_key(metric)])
+    text = plus_minus(checkpoint[metric], checkpoint[error_key(metric)], digits=1)
     found = measured.reservations.get((str(checkpoint["run_id"]), int(checkpoint["step"]), metric))
     return text if found is None else f'{text} <span class="warn">{escape(found.replace("; ", ", "))}</span>'
 

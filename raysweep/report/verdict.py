@@ -62,7 +62,8 @@ class Adjusted:
 
     They are the residuals of the ranks among `among` checkpoints, in places.  Each is of the checkpoint of a
     run and a step in `keys`, or of the mean over a group of `of` that begins with it.  `flatness` and
-    `accuracy` are their names.
+    `accuracy` are their names.  `within` has the same association in the runs of each variant alone, such as
+    a learning rate, for a reader: no verdict depends on it.
     """
 
     x: Array
@@ -73,6 +74,7 @@ class Adjusted:
     flatness: str
     accuracy: str
     loss: str
+    within: tuple[Finding, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

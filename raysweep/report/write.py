@@ -191,11 +191,12 @@ def origin(launch: Mapping[str, Any] | None) -> dict[str, str]:
     commit = launch.get("git_commit") or "not a git checkout"
     dirty = ", with uncommitted changes" if launch.get("git_dirty") else ""
     versions = [f"{name} {number}" for name, number in launch["versions"].items() if number]
+    facts = [launch["platform"], f"{launch['cpus']} CPUs"]
     return {
         "last launch": f"{_when(launch['time'])}: {shlex.join(launch['argv'])}",
         "commit": commit + dirty,
         "versions": ", ".join([*versions, f"Python {launch['python']}"]),
-        "machine": f"{launch['host']}, {launch['platform']}, {launch['cpus']} CPUs",
+        "machine": ", ".join(filter(None, [launch["host"], launch.get("processor"), *facts])),
     }
 
 

@@ -120,7 +120,8 @@ def doubt(values: Tensor, weights: Tensor, *, positive: bool = False) -> str | N
     needed = math.ceil(FOR_SKEWNESS * skewness**2)
     if n > needed:
         return None
-    return f"the inputs' values have skewness {skewness:.1f}, which takes {needed} inputs, not {n}"
+    shown = f"{skewness:.1f}".replace("-", "−")
+    return f"the inputs' values have skewness {shown}, which takes {needed:,} inputs, not {n:,}"
 
 
 @dataclass(frozen=True, kw_only=True)
