@@ -210,15 +210,13 @@ def _wishes(file: Path, name: str | None, given: _Options) -> tuple[Wishes, Path
     for option, number in (("--steps", given.steps), ("--seeds", given.seeds)):
         if number == 0:
             raise ConfigError(f"{option}: 0 is too few; give at least 1")
-    fields, measures = {}, {}
-    if given.source is not None:
-        fields, measures = read_from(kind, given.source, file.absolute().parent)
-    schema = _schema(file.absolute().parent)
-    reference = os.path.relpath(schema, file.absolute().parent)
+    folder = file.absolute().parent
+    fields, measures = ({}, {}) if given.source is None else read_from(kind, given.source, folder)
+    schema = _schema(folder)
     wishes = Wishes(
         name=file.stem if name is None else name,
         file=shlex.quote(str(file)),
-        schema=reference,
+        schema=os.path.relpath(schema, folder),
         kind=kind,
         language=fields,
         evaluate=measures,
