@@ -138,8 +138,7 @@ def meant(sweep: Sweep, only: Sequence[str] | None) -> tuple[RunSpec, ...]:
         only,
         known,
         lambda hint: (
-            f"matches none of the {count(len(known), 'run')}{hint}; "
-            f"`raysweep plan` lists them, e.g. {shown}"
+            f"matches none of the {count(len(known), 'run')}{hint}; `raysweep plan` lists them, e.g. {shown}"
         ),
     )
     return tuple(run for run in sweep.runs if run.run_id in wanted)
