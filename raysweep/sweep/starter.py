@@ -134,7 +134,7 @@ TEMPLATES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Wishes:
-    """What a sweep file is asked for; None is the template's choice."""
+    """The wishes for a sweep file; None is the template's choice."""
 
     name: str
     #: The file, as commands name it.

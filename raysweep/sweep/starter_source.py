@@ -1,4 +1,4 @@
-"""What a first sweep file takes from the thing that its language is read from: a text, a model, or rules."""
+"""The fields of a first sweep file that follow from the thing its language is read from: a text, a model, or rules."""
 
 from __future__ import annotations
 
