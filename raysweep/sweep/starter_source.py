@@ -1,4 +1,4 @@
-"""The fields of a first sweep file that follow from the thing its language is read from: a text, a model, or rules."""
+"""The fields of a first sweep file that follow from what its language is read from: text, model or rules."""
 
 from __future__ import annotations
 
