@@ -50,7 +50,7 @@ class _Options:
 
 def init(
     file: Annotated[
-        Path, typer.Argument(metavar="[FILE]", help="Sweep file to write (YAML).", dir_okay=False)
+        Path, typer.Argument(metavar="FILE", help="Sweep file to write (YAML).", dir_okay=False)
     ] = Path("my-sweep.yaml"),
     name: Annotated[
         str | None, typer.Option(metavar="NAME", help="Name of the sweep.", show_default="that of FILE")
