@@ -310,4 +310,5 @@ def ui(
     if served(sweep):
         show()
         return
+    say(f"starting MLflow on 127.0.0.1:{port}; the links come when it answers")
     serve(serve_command(sweep, port), port, on_ready=show)

@@ -171,6 +171,19 @@ def test_a_sweep_on_a_server_gets_its_link_and_nothing_is_served(
     assert "open experiment 7" in capsys.readouterr().err
 
 
+def test_the_start_of_a_server_is_said_at_once(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served: list[tuple[int, str]] = []
+    monkeypatch.setattr(
+        "raysweep.tracking.serve",
+        lambda command, port, *, on_ready: served.append((port, capsys.readouterr().err)),
+    )
+    monkeypatch.setattr("raysweep.tracking.comparison_links", lambda *_: {"charts": "a link"})
+    assert run(["ui", str(sweep.path), "--storage", str(sweep.storage), "--port", "5077"]) == 0
+    assert served == [(5077, "starting MLflow on 127.0.0.1:5077; the links come when it answers\n")]
+
+
 def test_a_server_that_is_away_is_said_in_a_line(sweep: Sweep, capsys: pytest.CaptureFixture[str]) -> None:
     uri = f"http://127.0.0.1:{free_port()}"
     storage = ["--storage", str(sweep.storage)]
