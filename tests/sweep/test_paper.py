@@ -14,14 +14,13 @@ from typing import Any
 
 import pytest
 import tokenizers
-from ruamel.yaml import YAML
 
 from helpers import local_glue, local_models, local_texts
+from helpers.paper_files import FOLDER, check_nothing_is_stated_twice, check_shared, plain
 from raysweep.errors import ConfigError
 from raysweep.evaluation.trace import TraceConfig
-from raysweep.sweep import Sweep, arrays_identity, load_sweep, make_plan
+from raysweep.sweep import Sweep, load_sweep, make_plan
 
-FOLDER = Path(__file__).parents[2] / "sweeps" / "paper"
 FILES = sorted(path.stem for path in FOLDER.glob("*.yaml") if not path.stem.endswith("-small"))
 #: Files by what they need from the hub, with their tasks of GLUE.
 ON_TEXT = {"fig2c": ("sst2",), "tables-bookcorpus": ("qnli", "sst2", "rte")}
@@ -72,12 +71,6 @@ def loaded(name: str) -> Sweep:
         sources = ", ".join(f"{{glue: {task}, source: {local() / task}}}" for task in tasks)
         overrides.append(f"language.tasks=[{sources}]")
     return load_sweep(FOLDER / f"{name}.yaml", overrides, storage=local() / "results")
-
-
-def plain(name: str | Path) -> dict[str, Any]:
-    """Return what a file itself says."""
-    found: dict[str, Any] = YAML(typ="safe").load(FOLDER / f"{name}.yaml" if isinstance(name, str) else name)
-    return found
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -145,21 +138,8 @@ def test_each_says_what_the_paper_found_and_how_to_launch_it(name: str) -> None:
 
 def test_files_of_one_name_share_their_trainings_and_measurements() -> None:
     """A sweep finds in the ledger of its name all that it needs, or a part, once another one is done."""
-    for whole, parts in SHARED.items():
-        trained = {run.run_id: run for run in loaded(whole).runs}
-        for part in parts:
-            assert loaded(part).name == loaded(whole).name
-            common = [run for run in loaded(part).runs if run.run_id in trained]
-            assert len(common) == PARTLY.get(part, len(loaded(part).runs)), part
-            for run in common:
-                other = trained[run.run_id]
-                assert run.milestones == other.milestones
-                for key, evaluation in run.evaluations.items():
-                    # Another common shape takes no measurement.
-                    assert arrays_identity(evaluation) == arrays_identity(other.evaluations[key])
+    check_shared(loaded, SHARED, PARTLY)
     assert set(FILES) == {*SHARED, *(part for parts in SHARED.values() for part in parts)}
-    names = [loaded(whole).name for whole in SHARED]
-    assert len(set(names)) == len(names)
 
 
 @pytest.mark.parametrize(("name", "first"), BY_SGD.items())
@@ -197,25 +177,7 @@ def test_sizes_are_seen_in_the_papers_shape() -> None:
 
 
 def test_nothing_is_stated_twice() -> None:
-    """A file that extends another repeats no value of it, where the other's section is not replaced."""
-    for name in FILES:
-        own = plain(name)
-        if "extends" in own:
-            parent = plain(FOLDER / own["extends"])
-            assert repeated(parent, own) == [], name
-
-
-def repeated(parent: dict[str, Any], own: dict[str, Any], path: str = "") -> list[str]:
-    """Return the paths at which a mapping repeats the value of another that it is laid on."""
-    if "kind" in parent and "kind" in own and parent["kind"] != own["kind"]:
-        return []
-    found = []
-    for key in parent.keys() & own.keys():
-        if isinstance(parent[key], dict) and isinstance(own[key], dict):
-            found += repeated(parent[key], own[key], f"{path}{key}.")
-        elif parent[key] == own[key] and key != "kind":
-            found.append(path + key)
-    return found
+    check_nothing_is_stated_twice(FILES)
 
 
 def test_without_the_hub_the_error_says_where_else_to_take_it_from(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,16 +10,14 @@ import re
 import shlex
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import pytest
-from ruamel.yaml import YAML
 
 from helpers import local_models
+from helpers.paper_files import FOLDER, check_nothing_is_stated_twice, check_shared, plain
 from raysweep.cli.app import run
-from raysweep.sweep import Sweep, arrays_identity, load_sweep, make_plan
+from raysweep.sweep import Sweep, load_sweep, make_plan
 
-FOLDER = Path(__file__).parents[2] / "sweeps" / "paper"
 FILES = sorted(path.stem for path in FOLDER.glob("*-small.yaml"))
 #: Files with the runs of others, or with some of them, and these others.
 SHARED = {
@@ -85,12 +83,6 @@ def loaded(name: str) -> Sweep:
             assert written.get("source", "./text-small/text.txt") == "./text-small/text.txt"
             overrides.append(f"language.source={text() / 'text.txt'}")
     return load_sweep(FOLDER / f"{name}.yaml", overrides, storage=local_models.folder() / "results")
-
-
-def plain(name: str) -> dict[str, Any]:
-    """Return what a file itself says."""
-    found: dict[str, Any] = YAML(typ="safe").load(FOLDER / f"{name}.yaml")
-    return found
 
 
 def comment(name: str) -> str:
@@ -181,21 +173,9 @@ def test_saturated_models_go_on_by_sgd(name: str) -> None:
 
 
 def test_files_of_one_name_share_their_trainings_and_measurements() -> None:
-    for whole, parts in SHARED.items():
-        trained = {spec.run_id: spec for spec in loaded(whole).runs}
-        for part in parts:
-            assert loaded(part).name == loaded(whole).name
-            common = [spec for spec in loaded(part).runs if spec.run_id in trained]
-            assert len(common) == PARTLY.get(part, len(loaded(part).runs)), part
-            for spec in common:
-                other = trained[spec.run_id]
-                assert spec.milestones == other.milestones
-                for key, evaluation in spec.evaluations.items():
-                    assert arrays_identity(evaluation) == arrays_identity(other.evaluations[key])
+    check_shared(loaded, SHARED, PARTLY)
     assert set(FILES) == {*SHARED, *(part for parts in SHARED.values() for part in parts)}
-    names = [loaded(whole).name for whole in SHARED]
-    assert len(set(names)) == len(names)
-    assert all(name.endswith("-small") for name in names)
+    assert all(loaded(whole).name.endswith("-small") for whole in SHARED)
     # The tables share all runs with each other.
     assert {s.run_id for s in loaded("table1-pcfg-small").runs} == {
         s.run_id for s in loaded("table2-pcfg-small").runs
@@ -203,21 +183,4 @@ def test_files_of_one_name_share_their_trainings_and_measurements() -> None:
 
 
 def test_nothing_is_stated_twice() -> None:
-    """A file that extends another repeats no value of it, where the other's section is not replaced."""
-    for name in FILES:
-        own = plain(name)
-        if "extends" in own:
-            assert repeated(plain(own["extends"].removesuffix(".yaml")), own) == [], name
-
-
-def repeated(parent: dict[str, Any], own: dict[str, Any], path: str = "") -> list[str]:
-    """Return the paths at which a mapping repeats the value of another that it is laid on."""
-    if "kind" in parent and "kind" in own and parent["kind"] != own["kind"]:
-        return []
-    found = []
-    for key in parent.keys() & own.keys():
-        if isinstance(parent[key], dict) and isinstance(own[key], dict):
-            found += repeated(parent[key], own[key], f"{path}{key}.")
-        elif parent[key] == own[key] and key != "kind":
-            found.append(path + key)
-    return found
+    check_nothing_is_stated_twice(FILES)
