@@ -1,4 +1,4 @@
-"""What the files of the paper's suite and their small siblings have in common to be tested."""
+"""Checks that the files of the paper's suite and their small siblings share."""
 
 from __future__ import annotations
 
