@@ -1,4 +1,4 @@
-"""How sure the verdicts are, in sentences, and the words that a page uses."""
+"""Sentences on how sure the verdicts are, and the words that a page uses."""
 
 from __future__ import annotations
 

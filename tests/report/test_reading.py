@@ -1,4 +1,4 @@
-"""How sure verdicts are, in words: what they rest on, and what they leave out."""
+"""Words on how sure verdicts are: what they rest on, and what they leave out."""
 
 from __future__ import annotations
 
