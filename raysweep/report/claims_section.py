@@ -30,7 +30,7 @@ def claims_section(
         return ""
     lines = "".join(f"<li>{_sentence(verdict)}</li>" for verdict in verdicts)
     rows = [row for verdict in verdicts for row in _rows(verdict)]
-    headings = ["claim", "by", "effect [95 % interval]", "p, alone", "p, among all", "clusters"]
+    headings = ["claim", "by", "effect [95 % interval]", "p", "clusters"]
     tests = "".join(f"<li>{escape(f'{_claim(v)}: {v.test}.')}</li>" for v in verdicts if v.test)
     note = (
         f"Verdicts hold together at {ALPHA:.0%}, by the p-values among all claims (Holm). “Not enough "
@@ -74,19 +74,20 @@ def _rows(verdict: Verdict) -> list[list[str]]:
     within = verdict.adjusted.within if verdict.adjusted is not None else ()
     found = [verdict.main, *verdict.ways, *verdict.parts, *within]
     rows = [["", *_cells(one, verdict.unit)] for one in found]
-    rows[0] = [escape(_claim(verdict)), *_cells(verdict.main, verdict.unit, verdict.p_corrected)]
+    rows[0][0] = escape(_claim(verdict))
+    if not math.isnan(verdict.p_corrected):
+        rows.insert(1, ["", "among all claims", "", f"{verdict.p_corrected:.2g}", ""])
     if not math.isnan(verdict.detectable):
         least = escape(f"from {amount(verdict.detectable, verdict.unit)} on")
-        rows.append(["", "seen with a probability of 80 %", least, "", "", ""])
+        rows.append(["", "seen with a probability of 80 %", least, "", ""])
     return rows
 
 
-def _cells(found: Finding, unit: str, corrected: float = math.nan) -> list[str]:
+def _cells(found: Finding, unit: str) -> list[str]:
     if math.isnan(found.value):
-        return [escape(found.name), '<span class="note">not enough data</span>', "", "", str(found.clusters)]
+        return [escape(found.name), '<span class="note">not enough data</span>', "", str(found.clusters)]
     shown = escape(effect(found, unit))
     if not found.tested:
         shown += ' <span class="note">[not enough data]</span>'
-        return [escape(found.name), shown, "", "", str(found.clusters)]
-    among = "" if math.isnan(corrected) else f"{corrected:.2g}"
-    return [escape(found.name), shown, f"{found.p:.2g}", among, str(found.clusters)]
+        return [escape(found.name), shown, "", str(found.clusters)]
+    return [escape(found.name), shown, f"{found.p:.2g}", str(found.clusters)]

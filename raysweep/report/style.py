@@ -202,6 +202,8 @@ a { color: var(--accent) }
   main { max-width: none; padding: 0 }
   details:not(.long)::details-content { content-visibility: visible; height: auto }
   .pair, .half { grid-template-columns: 1fr 1fr }
+  .beside { display: block }
+  .beside > .pair:has(> :only-child) { grid-template-columns: 1fr; max-width: 100mm }
   tbody tr, figure, .facts li { break-inside: avoid }
   h2, summary, .legend { break-after: avoid }
   .legend { break-inside: avoid }

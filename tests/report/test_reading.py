@@ -129,5 +129,9 @@ def test_the_numbers_have_both_p_values_and_each_variant(frame: pd.DataFrame) ->
     page = render(Content(name="demo", frame=frame, verdicts=found))
     main, corrected = found[0].main, found[0].p_corrected
     assert corrected > main.p
-    assert f'data-head="p, alone">{main.p:.2g}</td><td data-head="p, among all">{corrected:.2g}</td>' in page
+    assert f'data-head="p">{main.p:.2g}</td>' in page
+    among = (
+        f'among all claims</td><td data-head="effect [95 % interval]"></td><td data-head="p">{corrected:.2g}<'
+    )
+    assert among in page
     assert 'data-head="by">within lr 0.01</td>' in page
