@@ -17,7 +17,7 @@ from rich.text import Text
 from raysweep.cli import complete
 from raysweep.cli.live import runs_table
 from raysweep.cli.options import JsonOption, StorageOption, print_json, results_of
-from raysweep.cli.output import console
+from raysweep.cli.output import console, say
 from raysweep.cli.results import best_table
 from raysweep.errors import ConfigError, DataError
 from raysweep.sweep.storage import storage_root
@@ -50,7 +50,7 @@ def status(
     watch: Annotated[
         bool,
         typer.Option(
-            "-w", "--watch", help="Go on until no run is left: redraw, or in a pipe print what changes."
+            "-w", "--watch", help="Go on while a launch is at work: redraw, or in a pipe print what changes."
         ),
     ] = False,
     every: Annotated[
@@ -62,7 +62,7 @@ def status(
     """Print the state of every run of a sweep, from its records; the sweep may still be running.
 
     More than 100 runs are summarised: by state, by the values of each axis, failures by reason, the slowest.
-    With --watch the exit code is 3 if a run has failed at the end.
+    With --watch the exit code is 3 if at the end a run has failed, or is left and nobody is at work on it.
 
     Examples:
 
@@ -89,7 +89,10 @@ def status(
         out.print(_look(name, storage).shown(out.width, all_=all_), crop=False)
         return
     states = _watch(name, storage, out, every, all_=all_)
-    if any(state.state == "failed" for state in states):
+    left = sum(state.state not in OVER for state in states)
+    if left:
+        say(f"{name}: nobody is at work on it; runs left: {left}")
+    if left or any(state.state == "failed" for state in states):
         raise typer.Exit(3)
 
 
@@ -218,10 +221,10 @@ def _look(name: str, storage: Path | None) -> _Standing:
 
 
 def _watch(name: str, storage: Path | None, out: Console, every: float, *, all_: bool) -> list[RunState]:
-    """Show each change until no run is left, and return the last states."""
+    """Show each change until no run is left or nobody is at work, and return the last states."""
     draws = out.is_terminal and not out.is_dumb_terminal
     redrawn = Live(console=out, auto_refresh=False) if draws else None
-    before = ""
+    before, idle = "", False
     if redrawn is not None:
         redrawn.start()
     try:
@@ -239,8 +242,10 @@ def _watch(name: str, storage: Path | None, out: Console, every: float, *, all_:
                     typer.echo(f"{'' if not before else chr(10)}{datetime.now():%H:%M:%S}")
                     typer.echo(captured.get(), nl=False)
                 before = captured.get()
-            if all(state.state in OVER for state in found.states):
+            # States are read before the launch is looked for, and it may have ended in between.
+            if all(state.state in OVER for state in found.states) or (idle and found.launched_by is None):
                 return found.states
+            idle = found.launched_by is None
             time.sleep(every)
     finally:
         if redrawn is not None:

@@ -17,6 +17,7 @@ from raysweep.cli.app import run
 from raysweep.sweep import Sweep, load_sweep
 from raysweep.sweep.cancel import cancel_runs
 from raysweep.sweep.counted import counts, summary
+from raysweep.sweep.lock import SweepLock
 from raysweep.sweep.run_state import RunState
 from raysweep.sweep.stored import save_sweep
 from raysweep.training.seeds import Seeds
@@ -132,11 +133,34 @@ def test_a_pipe_has_a_block_for_each_change_until_the_end(
         happens[len(slept) - 1]()
 
     monkeypatch.setattr(status.time, "sleep", sleep)
-    assert run(["status", "tiny", "--watch", "--every", "7"]) == (3 if failed else 0)
+    with SweepLock(sweep.directory):
+        assert run(["status", "tiny", "--watch", "--every", "7"]) == (3 if failed else 0)
     assert slept == [7.0] * 5
     blocks = capsys.readouterr().out.split("\n\n")
     assert [block.count(" done ") for block in blocks] == [0, 1, 2, 2 if failed else 3]
     assert all(re.match(r"\d\d:\d\d:\d\d\n", block) for block in blocks)
+
+
+def test_watching_ends_when_nobody_is_at_work(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A launch that died left its runs queued, and they were watched for ever."""
+    lock = SweepLock(sweep.directory).acquire()
+    finish(sweep, 0)
+    happens = [lambda: None, lock.release, lambda: finish(sweep, 1)]
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        happens[len(slept) - 1]()
+
+    monkeypatch.setattr(status.time, "sleep", sleep)
+    assert run(["status", "tiny", "--watch"]) == 3
+    # The look after the last launch has gone shows what it did before.
+    assert len(slept) == 3
+    shown = capsys.readouterr()
+    assert shown.out.split("\n\n")[-1].count(" done ") == 2
+    assert shown.err == "tiny: nobody is at work on it; runs left: 1\n"
 
 
 def test_a_terminal_is_redrawn(
