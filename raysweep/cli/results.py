@@ -78,7 +78,13 @@ def print_summary(sweep: Sweep, frame: pd.DataFrame, page: Path, verdicts: Seque
     for columns in _abreast([headings, *rows], out.width) if rows else []:
         table = Table(box=None, pad_edge=False, header_style="bold")
         for k in columns:
-            table.add_column(headings[k], justify="right" if k else "left", no_wrap=True)
+            table.add_column(
+                headings[k],
+                justify="right" if k else "left",
+                no_wrap=k > 0,
+                overflow="fold",
+                max_width=None if k else _widest(out.width),
+            )
         for row in rows:
             table.add_row(*[row[k] for k in columns])
         out.print(table)
@@ -104,12 +110,18 @@ def print_best(found: Best) -> None:
     console(pipe_width=120).print(best_table(found))
 
 
+def _widest(width: int) -> int:
+    """Return the most columns of the terminal that the names of models take; longer ones are wrapped."""
+    return max(20, width // 2)
+
+
 def _abreast(rows: Sequence[Sequence[str]], width: int) -> list[list[int]]:
     """Return the columns of each of the tables, one below the other, that a table of these `rows` makes.
 
     Each begins with the first column and is at most `width` wide, if two columns are not wider already.
     """
     sizes = [max(map(len, column)) + _BETWEEN for column in zip(*rows, strict=True)]
+    sizes[0] = min(sizes[0], _widest(width) + _BETWEEN)
     tables: list[list[int]] = []
     for k in range(1, len(sizes)):
         if not tables or sum(sizes[j] for j in [*tables[-1], k]) - _BETWEEN > width:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from rich.console import Console
 
@@ -11,6 +12,7 @@ from helpers.transfer_ledger import transfer_sweep
 from raysweep.cli.app import run
 from raysweep.cli.results import print_summary
 from raysweep.report import sweep_verdicts
+from raysweep.report.summary import Summary
 from raysweep.sweep import Sweep
 from raysweep.sweep.stored import save_sweep
 from raysweep.sweep.tidy import tidy
@@ -33,6 +35,24 @@ def test_many_columns_become_several_tables(
     assert "larger models are better: " in " ".join(lines)
     for heading in ("tuned A", "probe area C", "forgets B", "rise noise0.1"):
         assert sum(heading in head for head in heads) == 1
+
+
+def test_a_long_name_is_wrapped_beside_its_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was cut off, and each column had a table of its own."""
+    monkeypatch.setattr("raysweep.cli.results.console", lambda **_: Console(width=100, color_system=None))
+    name = "64/1/2/256 adamw-lr0.0003-warmup0, batch_size 256, from adamw-lr0.003-warmup100@1000 keep"
+    rows = [[name, "57.1k", "0.032 ± 0.002"]]
+    found = Summary(headings=["model", "parameters", "excess loss"], rows=rows, title="Means")
+    monkeypatch.setattr("raysweep.report.summary.summary", lambda _: found)
+    print_summary(transfer_sweep(tmp_path), pd.DataFrame(), Path("report.html"), [])
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()[1:-2]]
+    assert lines == [
+        "model                                               parameters  excess loss",
+        "64/1/2/256 adamw-lr0.0003-warmup0, batch_size 256,       57.1k  0.032±0.002",
+        "from adamw-lr0.003-warmup100@1000 keep",
+    ]
 
 
 @pytest.fixture(scope="module")
