@@ -15,6 +15,7 @@ import huggingface_hub
 import pytest
 import torch
 import transformers
+from pydantic import ValidationError
 from torch import Tensor
 
 from helpers import local_models
@@ -157,6 +158,13 @@ def test_other_architectures(
     torch.testing.assert_close(language.conditionals(ids).exp().double(), wanted, rtol=0, atol=2e-6)
     model = factors(folder, language, ids, torch.float32).sum(1)
     torch.testing.assert_close(language.log_prob(ids), model, rtol=0, atol=2e-5)
+
+
+def test_the_words_are_chosen_by_a_bounded_number_of_sentences() -> None:
+    """`validate` drew 2,147,483,648 of them."""
+    CausalLMConfig(samples=100_000)
+    with pytest.raises(ValidationError, match=r"samples\n.*less than or equal to 100000"):
+        CausalLMConfig(samples=100_001)
 
 
 def test_a_model_that_sees_what_comes_later_is_refused(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ class CausalLMConfig(LanguageConfig):
     keep: int = Field(default=2000, ge=2)
     keep_by: Literal["samples", "corpus"] = "samples"
     #: Sentences that the model writes for `keep_by: samples`.
-    samples: int = Field(default=256, ge=1)
+    samples: int = Field(default=256, ge=1, le=100_000)
     #: Decides the sentences that the model writes for `keep_by: samples`.
     seed: int = Field(default=0, ge=0)
     #: Text file of `keep_by: corpus`.
