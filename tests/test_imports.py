@@ -27,6 +27,7 @@ MAY = {
     "registry": {"errors"},
     "seeding": {"errors"},
     "files": set(),
+    "processes": set(),
     "version": set(),
     "compiled": {"errors", "files", "seeding"},
     "languages": BASE,
@@ -41,8 +42,8 @@ MAY = {
     "sweep": SWEEP,
     "tracking": SWEEP,
     "report": SWEEP,
-    "engine": {"generation", "tracking", "report"} | SWEEP,
-    "bench": {"report"} | SWEEP,
+    "engine": {"generation", "tracking", "report", "processes"} | SWEEP,
+    "bench": {"report", "processes"} | SWEEP,
     "cli": {"engine", "tracking", "report", "bench"} | SWEEP,
 }
 PACKAGE = Path(raysweep.__file__).parent

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -179,16 +180,23 @@ def _launch(
 def _show(results: Results, again: str, *, json: bool) -> None:
     """Print the results, and the runs that failed or are not finished; `again` is the command."""
     from raysweep.report import sweep_verdicts
+    from raysweep.sweep.provenance import add_phases
+    from raysweep.sweep.spent import phase
     from raysweep.tracking import keep_files
     from raysweep.tracking import tracking_uri as tracked_at
 
-    sweep, frame = results.sweep, results.to_frame()
+    sweep = results.sweep
+    started, cpu = time.monotonic(), time.process_time()
+    frame = results.to_frame()
     verdicts = sweep_verdicts(sweep, frame)
     with TemporaryDirectory() as folder:
         figures = Path(folder) / "figures"
         page = make_report(sweep, frame, figures=figures if results.tracked else None, verdicts=verdicts)
         if results.tracked:
             keep_files(sweep, {page: "", **({figures: "figures"} if figures.is_dir() else {})})
+    if results.worked_on:
+        took, used = time.monotonic() - started, time.process_time() - cpu
+        add_phases(sweep.directory, [phase("report", took, used)])
     failures = {run_id: failure.message for run_id, failure in results.failures.items()}
     if json:
         print_json(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.table import Table
 from rich.text import Text
 
 from raysweep.cli import complete
@@ -22,6 +23,7 @@ from raysweep.cli.results import best_table
 from raysweep.errors import ConfigError, DataError
 from raysweep.sweep.storage import storage_root
 from raysweep.sweep.told import OVER
+from raysweep.sweep.units import count
 
 if TYPE_CHECKING:
     from raysweep.sweep import FailureRecord, Sweep
@@ -53,6 +55,10 @@ def status(
             "-w", "--watch", help="Go on while a launch is at work: redraw, or in a pipe print what changes."
         ),
     ] = False,
+    time_: Annotated[
+        bool,
+        typer.Option("--time", help="Print where the time went: training, each evaluation, and the rest."),
+    ] = False,
     every: Annotated[
         float, typer.Option("--every", metavar="SECONDS", min=0.1, help="Seconds between two looks.")
     ] = 5.0,
@@ -72,14 +78,22 @@ def status(
 
         raysweep status scaling --watch --every 10
 
+        raysweep status scaling --time
+
         raysweep status scaling --json
     """
     if json and watch:
         raise ConfigError("--watch: prints no JSON; ask for --json as often as you like")
+    if time_ and watch:
+        raise ConfigError("--time: looks once; ask for it without --watch")
     if name is None:
-        if watch or all_:
-            raise ConfigError(f"{'--watch' if watch else '--all'}: is for one sweep; name it")
+        for option, asked in (("--watch", watch), ("--all", all_), ("--time", time_)):
+            if asked:
+                raise ConfigError(f"{option}: is for one sweep; name it")
         _list(storage, json=json)
+        return
+    if time_:
+        _time(name, storage, json=json)
         return
     if json:
         print_json(_look(name, storage).to_dict())
@@ -123,6 +137,39 @@ def _list(storage: Path | None, *, json: bool) -> None:
     for one in found:
         by = f"; being launched by {one['launched_by']}" if one["launched_by"] else ""
         typer.echo(f"{one['name']:<{width}}  {one['error'] or told(one['counts']) + by}")
+
+
+def _time(name: str, storage: Path | None, *, json: bool) -> None:
+    """Print where the time of a sweep went."""
+    from raysweep.sweep.spent import spent
+
+    found = spent(results_of(name, storage).directory)
+    if json:
+        print_json(found.to_dict())
+        return
+    table = Table(show_edge=False, pad_edge=False, box=None, header_style="bold")
+    table.add_column("what took time")
+    for heading in ("times", "seconds", "processor s", "share"):
+        table.add_column(heading, justify="right")
+    whole = found.cpu_seconds
+    for part in found.parts:
+        share = "" if not whole or part.cpu_seconds is None else f"{part.cpu_seconds / whole:.1%}"
+        table.add_row(
+            part.name, f"{part.number:,}", _seconds(part.seconds), _seconds(part.cpu_seconds), share
+        )
+    counted, launches = found.launches
+    if counted:
+        table.add_row("all, from start to end", f"{counted:,}", _seconds(found.seconds), _seconds(whole), "")
+    console().print(table)
+    if counted < launches:
+        typer.echo(f"launches that have not told their phases: {launches - counted} of {launches}")
+    if found.busy is not None:
+        typer.echo(f"{count(found.processors or 0, 'processor')}, busy for {found.busy:.0%} of the time")
+    typer.echo("seconds of works that went on at once are added up")
+
+
+def _seconds(value: float | None) -> str:
+    return "" if value is None else f"{value:,.1f}"
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from raysweep.engine.lifeline import end, hand_over, parts, watched
 from raysweep.engine.monitor import Monitor, Observer
 from raysweep.engine.notify import noticed
 from raysweep.engine.outcome import Trouble
+from raysweep.engine.phases import Phases
 from raysweep.engine.results import Results
 from raysweep.engine.scratch import remove_scratch
 from raysweep.engine.search import Samples, Searching
@@ -110,6 +111,7 @@ def launch(
         Chronicle(sweep.directory) as chronicle,
         noticed(chosen, (*sweep.notify, *notify)),
         heeded(lock, interrupts, chronicle.say),
+        Phases(sweep.directory) as phases,
         ExitStack() as stack,
     ):
         ledger.clean()
@@ -147,7 +149,9 @@ def launch(
                     awaited = reconnect and not cluster.embedded and tell_cluster(cluster.address, reconnect)
                     with watched(parts(), hand_over if awaited else end):
                         observers: list[Observer] = [chronicle, *filter(None, [observer])]
+                        phases.begin("work")
                         troubles = _work(searching, plan, tracker, cluster, observers, on_start, interrupts)
+                        phases.begin("end")
                 tell_done()
                 save_launch(sweep.directory, {**facts, "learnt": _learnt(chosen, plan).encode()})
         except BaseException:

@@ -49,6 +49,7 @@ class Evaluations:
         self._look = 0.0
         self._left: dict[Cell, int] = {}
         self._seconds: dict[Cell, float] = {}
+        self._cpu_seconds: dict[Cell, float] = {}
         self._attempts: dict[Shard, int] = {}
         self._newest = 0
         self._measured = self._wanted = 0
@@ -67,7 +68,7 @@ class Evaluations:
             if record is not None:
                 self._count(kind, record.seconds)
                 continue
-            self._seconds[step, kind] = 0.0
+            self._seconds[step, kind] = self._cpu_seconds[step, kind] = 0.0
             self._go_on((step, kind))
 
     def _queue(self, cell: Cell, shards: list[int]) -> None:
@@ -104,7 +105,7 @@ class Evaluations:
         for shard, reference in self._window.ready(timeout):
             cell = shard[:2]
             try:
-                self._seconds[cell] += ray.get(reference)
+                seconds, cpu_seconds = ray.get(reference)
             except ray.exceptions.RayError as error:
                 # A lost process or object is made again, such as exact conditionals on a node that died.
                 self._attempts[shard] = self._attempts.get(shard, 0) + 1
@@ -116,6 +117,8 @@ class Evaluations:
                 self._wanted -= 1
                 self._queue(cell, [shard[2]])
                 continue
+            self._seconds[cell] += seconds
+            self._cpu_seconds[cell] += cpu_seconds
             self._left[cell] -= 1
             self._measured += 1
             if self._left[cell] == 0:
@@ -154,6 +157,7 @@ class Evaluations:
             evaluation,
             evaluation.metrics(shards),
             seconds=self._seconds[cell],
+            cpu_seconds=self._cpu_seconds[cell],
             notes=evaluation.notes(shards),
         )
         self._left.pop(cell, None)

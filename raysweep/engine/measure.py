@@ -34,14 +34,14 @@ def _model(run: RunLedger, spec: RunSpec, step: int, device: str) -> Any:
 
 def _measure_shard(
     spec: RunSpec, run: RunLedger, step: int, kind: str, shard: int, reference: np.ndarray | None
-) -> float:
+) -> tuple[float, float]:
     """Measure one shard of one evaluation at one milestone and store its arrays in the ledger.
 
-    Returns the seconds of work it took.
+    Returns the seconds of work that it took, and those of processor time.
     """
     one_thread()
     check_visible(run)
-    start = time.perf_counter()
+    start, cpu = time.perf_counter(), time.process_time()
     evaluation = spec.evaluations[kind]
     language = built(spec.language).to(device())
     subject: Any
@@ -57,7 +57,7 @@ def _measure_shard(
             reference = stored_reference(language, evaluation, shard, folder)
     arrays = evaluation.measure(subject, shard, reference)
     run.save_arrays(step, kind, arrays_identity(evaluation), shard, arrays)
-    return time.perf_counter() - start
+    return time.perf_counter() - start, time.process_time() - cpu
 
 
 _AS_TASK: Any = ray.remote(**RETRIES)

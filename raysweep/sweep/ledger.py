@@ -166,6 +166,7 @@ class RunLedger:
                     "curve": first.curve,
                     "time": first.time,
                     "train_seconds": first.train_seconds,
+                    "train_cpu_seconds": first.train_cpu_seconds,
                     "milestone": first.milestone or record.milestone,
                 }
             )
@@ -216,6 +217,7 @@ class RunLedger:
         metrics: Sequence[Metric],
         *,
         seconds: float,
+        cpu_seconds: float | None = None,
         notes: Mapping[str, str] | None = None,
     ) -> EvaluationRecord:
         """Record an evaluation durably and return its record; an earlier record stands."""
@@ -231,6 +233,7 @@ class RunLedger:
             metrics=tuple(metrics),
             time=time.time(),
             seconds=seconds,
+            cpu_seconds=cpu_seconds,
             notes=dict(notes or {}),
         )
         write_atomic(self._records / evaluation_name(step, evaluation.key, identity), encode(record))

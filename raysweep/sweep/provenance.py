@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -107,6 +107,13 @@ def save_launch(directory: Path, facts: Mapping[str, Any]) -> None:
     """Keep the provenance of one launch in the sweep's folder."""
     name = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime(facts['time']))}-{facts['pid']}.json"
     write_atomic(directory / "launches" / name, (json.dumps(facts, indent=1) + "\n").encode())
+
+
+def add_phases(directory: Path, phases: Sequence[Mapping[str, Any]]) -> None:
+    """Add phases (`raysweep.sweep.spent`) to the record of the latest launch if it is of this process."""
+    facts = last_launch(directory)
+    if facts is not None and (facts["pid"], facts["host"]) == (os.getpid(), socket.gethostname()):
+        save_launch(directory, {**facts, "phases": [*facts.get("phases", []), *phases]})
 
 
 def last_launch(directory: Path) -> dict[str, Any] | None:

@@ -39,6 +39,8 @@ class RunRecord(Record):
 class EvaluationRecord(Record):
     """One evaluation of one checkpoint; `time` is in unix seconds, `seconds` is the work spent.
 
+    `cpu_seconds` is the processor time of that work, None where an older raysweep has measured.
+
     `kind` is what the sweep calls the evaluation: its name, or its kind where it has none.
     `notes` describe the way of measuring (see `Evaluation.notes`).
     """
@@ -50,6 +52,7 @@ class EvaluationRecord(Record):
     metrics: tuple[Metric, ...]
     time: float
     seconds: float
+    cpu_seconds: float | None = None
     notes: dict[str, str] = {}
 
 

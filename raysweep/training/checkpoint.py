@@ -72,7 +72,8 @@ class CheckpointRecord(_Plain):
     `curve` has the points since the checkpoint before the previous one, so that one lost record loses none;
     `time` is in seconds since the epoch, `train_seconds` counts all training up to this step over all
     attempts, and `micro_batch` is the largest number of sentences in memory at once, None if that is a whole
-    batch.
+    batch.  `train_cpu_seconds` is the processor time of the worker that writes, None where an older raysweep
+    has trained.
     """
 
     step: int
@@ -81,6 +82,7 @@ class CheckpointRecord(_Plain):
     curve: tuple[CurvePoint, ...]
     time: float
     train_seconds: float
+    train_cpu_seconds: float | None = None
     micro_batch: int | None = None
 
 
@@ -95,6 +97,7 @@ class LoopState(_Plain):
     train_seconds: float
     losses: tuple[float, ...]
     precision: str
+    train_cpu_seconds: float | None = None
     files: dict[str, FileDigest] = {}
 
 

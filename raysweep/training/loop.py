@@ -118,6 +118,8 @@ class _Loop:
         self.mfu: float | None = None
         self.step = self.pending = 0
         self.train_seconds = 0.0
+        #: None if a part of the training was not counted.
+        self.train_cpu_seconds: float | None = 0.0
         #: The points since the checkpoint before the last one, which was of step `last`.
         self.curve: list[CurvePoint] = []
         self.last = 0
@@ -196,6 +198,7 @@ class _Loop:
             average = None if stepper.average is None else stepper.average.tensors
             state = disk.restore(place, record.files, stepper.model, stepper.optimizer, average)
             self.step, self.train_seconds, self.pending = state.step, state.train_seconds, len(state.losses)
+            self.train_cpu_seconds = state.train_cpu_seconds
             before = state.precision
             # A checkpoint holds losses summed over ranks, so one rank alone takes them up.
             if self.world.rank == 0:
@@ -219,7 +222,7 @@ class _Loop:
                 before, self.step, self._precision,
             )  # fmt: skip
         self.throughput = Throughput(model, self.config, self.world, self.device, self.stepper.dtype)
-        self.clock = time.monotonic()
+        self._begin_clocks()
 
     def _chunks(self, first: int, last: int) -> Iterator[list[Batch]]:
         return chunks(
@@ -236,6 +239,10 @@ class _Loop:
     @property
     def _precision(self) -> str:
         return str(self.stepper.dtype).removeprefix("torch.")
+
+    def _begin_clocks(self) -> None:
+        """Count the time of training from here on."""
+        self.clock, self.cpu_clock = time.monotonic(), time.process_time()
 
     def _seconds(self) -> float:
         """Return the seconds of training up to now, over all attempts, without writing checkpoints."""
@@ -287,9 +294,12 @@ class _Loop:
                 "(algorithm.lr), warm up for longer, or clip the gradient"
             )
         self.train_seconds = self._seconds()
+        if self.train_cpu_seconds is not None:
+            self.train_cpu_seconds += time.process_time() - self.cpu_clock
         state = LoopState(
             step=self.step,
             train_seconds=self.train_seconds,
+            train_cpu_seconds=self.train_cpu_seconds,
             losses=tuple(losses),
             precision=self._precision,
         )
@@ -304,6 +314,7 @@ class _Loop:
                 curve=tuple(self.curve),
                 time=time.time(),
                 train_seconds=self.train_seconds,
+                train_cpu_seconds=self.train_cpu_seconds,
                 micro_batch=stepper.micro_batch,
             )
             self.journal.commit(record)
@@ -314,4 +325,4 @@ class _Loop:
                     disk.remove(run, older.step)
 
         on_first(self.world, write)
-        self.clock = time.monotonic()
+        self._begin_clocks()

@@ -37,9 +37,9 @@ from raysweep.bench.launching import points, unlike
 from raysweep.bench.process import call
 from raysweep.bench.record import Applied, Launch, Pass, Record, load, save
 from raysweep.bench.table import markdown
-from raysweep.bench.tree import Process, below, snapshot
 from raysweep.cli.app import run
 from raysweep.errors import RunFailedError
+from raysweep.processes import Process, below, snapshot
 
 
 @pytest.fixture

@@ -220,3 +220,29 @@ def test_without_a_name_there_is_a_line_for_each_sweep(
     assert "raysweep: --watch: is for one sweep; name it" in capsys.readouterr().err
     assert run(["status", "--storage", "elsewhere"]) == 0
     assert capsys.readouterr().out.startswith("no sweep has been launched into ")
+
+
+def test_the_time_is_a_table_or_data(sweep: Sweep, capsys: pytest.CaptureFixture[str]) -> None:
+    for k in range(3):
+        finish(sweep, k)
+    assert run(["status", "tiny", "--time"]) == 0
+    head, *rows, last = capsys.readouterr().out.splitlines()
+    assert head.split() == ["what", "took", "time", "times", "seconds", "processor", "s", "share"]
+    assert [row.split() for row in rows] == [["training", "3", "150.0"], ["excess_loss", "6", "12.0"]]
+    assert last == "seconds of works that went on at once are added up"
+    assert run(["status", "tiny", "--time", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert [part["seconds"] for part in answer["parts"]] == [150.0, 12.0]
+    assert answer["busy"] is None
+
+
+@pytest.mark.parametrize(
+    ("words", "said"), [(["--time"], "name it"), (["tiny", "--time", "--watch"], "without --watch")]
+)
+def test_the_time_is_of_one_sweep_at_one_moment(
+    sweep: Sweep, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    assert run(["status", *words]) == 2
+    error = capsys.readouterr().err
+    assert "--time: " in error
+    assert said in error

@@ -66,6 +66,9 @@ def test_milestones_stay_and_states_between_them_go(run) -> None:
     seconds = [r.train_seconds for r in reversed(journal.checkpoints())]
     assert seconds == sorted(seconds)
     assert seconds[0] > 0
+    used = [r.train_cpu_seconds or 0.0 for r in reversed(journal.checkpoints())]
+    assert used == sorted(used)
+    assert used[0] > 0
 
 
 def test_a_longer_run_contains_the_shorter_one(run) -> None:

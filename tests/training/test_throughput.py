@@ -1,5 +1,6 @@
 """Tokens a second and MFU of curve points, and where the time of steps goes."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,17 @@ def test_a_resumed_run_counts_its_own_steps_and_time(tmp_path: Path, stopped: in
     else:
         assert (point.tokens_per_second, point.mfu) == (None, None)
     assert journal.checkpoints()[0].train_seconds == 200.0
+
+
+def test_processor_time_is_counted_over_all_attempts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    used = iter(range(0, 10**6, 7))
+    monkeypatch.setattr(time, "process_time", lambda: float(next(used)))
+    journal = fakes.FolderJournal(tmp_path)
+    pretrain(journal=journal, stop=iter([*[False] * 29, True]).__next__, **fakes.arguments(pretrain=OPTIONS))
+    assert journal.checkpoints()[0].train_cpu_seconds == 7.0
+    pretrain(journal=journal, **fakes.arguments(pretrain=OPTIONS))
+    # Between two looks at the clock lie 7 s: from the start to step 30, from there to the end.
+    assert journal.checkpoints()[0].train_cpu_seconds == 14.0
 
 
 def test_progress_tells_the_newest_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from raysweep.bench.chaos import volume
-from raysweep.bench.tree import Process, title
+from raysweep.processes import Process, title
 
 #: Titles of the processes of a launch, as Ray sets them.
 TRAIN_WORKER = r"ray::RayTrainWorker"

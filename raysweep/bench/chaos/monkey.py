@@ -17,8 +17,8 @@ from raysweep.bench.chaos.verdict import DONE, FAILED, trouble
 from raysweep.bench.harness import Say
 from raysweep.bench.launching import last_words, start_launch
 from raysweep.bench.record import Applied, Launch
-from raysweep.bench.tree import Watch, title
 from raysweep.errors import RunFailedError
+from raysweep.processes import Watch, title
 
 #: Seconds without a fault after which a launch that has not ended hangs.
 PATIENCE = 300.0

@@ -48,13 +48,14 @@ def _run(sweep: Sweep, spec: RunSpec) -> None:
             model = load_model(run.checkpoint_directory(step), spec.model, language)
             subject = ModelSubject(language, model, training=training)
         for evaluation in spec.evaluations.values():
-            started = time.perf_counter()
+            started, cpu = time.perf_counter(), time.process_time()
             found = run_evaluation(evaluation, subject)
             run.record_evaluation(
                 step,
                 evaluation,
                 found.metrics,
                 seconds=time.perf_counter() - started,
+                cpu_seconds=time.process_time() - cpu,
                 notes=found.notes,
             )
 

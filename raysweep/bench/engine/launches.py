@@ -12,8 +12,8 @@ from typing import Any
 
 from raysweep.bench.harness import Spent
 from raysweep.bench.launching import last_words, start, start_launch, with_engine, write_sweep
-from raysweep.bench.tree import Watch
 from raysweep.errors import RunFailedError
+from raysweep.processes import Watch
 from raysweep.sweep import Sweep, load_sweep
 from raysweep.sweep.tidy import tidy
 from raysweep.training.checkpoint import MODEL

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from raysweep.bench import tree
-from raysweep.bench.tree import Sample, Watch, below, parse, snapshot, title
+from raysweep import processes
+from raysweep.processes import Sample, Watch, below, parse, snapshot, title
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -90,11 +90,11 @@ def test_cpu_time_between_samples(proc: Path) -> None:
 
 def test_shared_memory(proc: Path) -> None:
     (proc / "2" / "smaps_rollup").write_text("Rss: 2000 kB\nPss:   123 kB\nPss_Dirty: 5 kB\n")
-    assert tree.shared_memory(2, proc) == 123 * 1024
-    assert tree.shared_memory(99, proc) == 0
+    assert processes.shared_memory(2, proc) == 123 * 1024
+    assert processes.shared_memory(99, proc) == 0
 
 
-@pytest.mark.skipif(not tree.PROC.joinpath("self", "stat").exists(), reason="there is no /proc here")
+@pytest.mark.skipif(not processes.PROC.joinpath("self", "stat").exists(), reason="there is no /proc here")
 def test_a_real_process() -> None:
     code = "import time; start = time.process_time()\nwhile time.process_time() - start < 0.3: pass"
     running = subprocess.Popen([sys.executable, "-c", f"{code}\nimport time; time.sleep(60)"])
