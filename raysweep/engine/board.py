@@ -69,6 +69,9 @@ class _Board:
 
     def __init__(self) -> None:
         self._news: dict[str, dict[str, Any]] = {}
+        #: The mark of the latest news of each run.  Marks grow, from a lost actor to the next one, too.
+        self._marks: dict[str, int] = {}
+        self._mark = time.time_ns()
         self._stop_all = False
         self._stop: set[str] = set()
 
@@ -81,23 +84,32 @@ class _Board:
         if self._stop_all and news.get("state") == "evaluating":
             news = news | {"state": "unfinished"}  # nobody waits for evaluations any more
         self._news.setdefault(run_id, {}).update(news)
+        self._note(run_id)
 
-    def read(self) -> dict[str, dict[str, Any]]:
-        return self._news
+    def _note(self, run_id: str) -> None:
+        self._mark += 1
+        self._marks[run_id] = self._mark
+
+    def read(self, since: int) -> tuple[int, dict[str, dict[str, Any]]]:
+        return self._mark, {run: news for run, news in self._news.items() if self._marks[run] > since}
+
+    def troubles(self) -> dict[str, Any]:
+        return {run: news["trouble"] for run, news in self._news.items() if "trouble" in news}
 
     def leave(self, run_id: str) -> None:
         if self._news.get(run_id, {}).get("state") in _AT_WORK:
             self.post(run_id, {"state": "unfinished"})
 
-    def at_work(self) -> int:
-        return sum(news.get("state") in _AT_WORK for news in self._news.values())
+    def count(self, states: Sequence[str]) -> int:
+        return sum(news.get("state") in states for news in self._news.values())
 
     def request_stop(self, run_id: str | None) -> None:
         if run_id is None:
             self._stop_all = True
-            for news in self._news.values():
+            for run, news in self._news.items():
                 if news.get("state") == "evaluating":
                     news["state"] = "unfinished"
+                    self._note(run)
         else:
             self._stop.add(run_id)
 
@@ -129,10 +141,22 @@ class Board:
         """Add news of one run."""
         self._actor.post.remote(run_id, news.packed())
 
-    def read(self) -> dict[str, News]:
-        """Return the news by run id."""
-        news: dict[str, dict[str, Any]] = ray.get(self._actor.read.remote(), timeout=_PATIENCE)
-        return {run_id: News.unpacked(packed) for run_id, packed in news.items()}
+    def read(self, since: int = 0) -> tuple[int, dict[str, News]]:
+        """Return a mark, and the news by run id of the runs that have some since an earlier one.
+
+        `since` is the mark that an earlier call has returned.
+        """
+        mark, news = ray.get(self._actor.read.remote(since), timeout=_PATIENCE)
+        return mark, {run_id: News.unpacked(packed) for run_id, packed in news.items()}
+
+    def troubles(self) -> dict[str, Trouble]:
+        """Return the troubles by run id that have ended the latest attempts."""
+        found: dict[str, Trouble] = ray.get(self._actor.troubles.remote(), timeout=_PATIENCE)
+        return found
+
+    def training(self) -> int:
+        """Return the number of runs that are trained."""
+        return int(ray.get(self._actor.count.remote(["training"]), timeout=_PATIENCE))
 
     def leave(self, run_id: str) -> None:
         """Note that a trial has left a run, if it has not said how the run ended."""
@@ -141,7 +165,7 @@ class Board:
     def at_work(self) -> int:
         """Return the number of runs that trials have taken up; 1 while the board is being restarted."""
         try:
-            return max(1, ray.get(self._actor.at_work.remote(), timeout=_PATIENCE))
+            return max(1, ray.get(self._actor.count.remote(_AT_WORK), timeout=_PATIENCE))
         except ray.exceptions.RayError:
             return 1
 

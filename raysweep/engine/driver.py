@@ -281,7 +281,7 @@ def _told(board: Board) -> dict[str, Trouble]:
     """Return the trouble of runs as told on the board; raises `StorageError` if the storage is full."""
     troubles: dict[str, Trouble] = {}
     with suppress(ray.exceptions.RayError):
-        troubles = {r: news.trouble for r, news in board.read().items() if news.trouble is not None}
+        troubles = board.troubles()
     for run_id, trouble in troubles.items():
         if trouble.kind == "full":
             raise StorageError(f"{run_id}: {trouble.message}")
@@ -314,6 +314,6 @@ def _wind_down(board: Board) -> None:
     with suppress(ray.exceptions.RayError):
         board.request_stop()
         while time.monotonic() < deadline:
-            if all(news.state != "training" for news in board.read().values()):
+            if not board.training():
                 return
             time.sleep(0.2)

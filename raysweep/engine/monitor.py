@@ -10,13 +10,16 @@ from dataclasses import replace
 
 import ray
 
-from raysweep.engine.board import Board
+from raysweep.engine.board import Board, News
 from raysweep.sweep import Plan, Sweep
 from raysweep.sweep.progress import Progress
 from raysweep.sweep.run_state import Evaluated, LaunchState, Pace, Remaining, run_states
 from raysweep.sweep.told import OVER
 
 log = logging.getLogger("raysweep.monitor")
+
+#: Seconds between two looks are at least so many times those of processor time that a look takes.
+_IDLE = 10.0
 
 Observer = Callable[[LaunchState], None]
 
@@ -40,6 +43,9 @@ class Monitor:
         self._ended = threading.Event()
         self._ledger = sweep.ledger()
         self._rows = {row.run_id: row for row in run_states(sweep)}
+        #: The mark of the news that were read, and those of runs that are not known yet.
+        self._mark = 0
+        self._early: dict[str, News] = {}
         timed = {run.run_id: run.cost.step for run in plan.runs if run.cost.step is not None}
         expected = {
             (run.run_id, kind): seconds for run in plan.runs for kind, seconds in run.cost.evaluations.items()
@@ -69,18 +75,24 @@ class Monitor:
         self._observe()
 
     def _watch(self) -> None:
-        while not self._ended.wait(self._period):
+        pause = self._period
+        while not self._ended.wait(pause):
+            began = time.thread_time()
             self._observe()
+            # The view of ten thousand runs must not take the launch's time.
+            pause = max(self._period, _IDLE * (time.thread_time() - began))
 
     def _observe(self) -> None:
         if not self._observers:
             return
         try:
-            news = self._board.read()
+            self._mark, news = self._board.read(self._mark)
         except ray.exceptions.RayError:
             return  # the board is being restarted, or Ray is going down
-        for run_id, item in news.items():
-            row = self._rows.get(run_id)
+        known, early = self._rows, {**self._early, **news}
+        self._early = {run_id: item for run_id, item in early.items() if run_id not in known}
+        for run_id, item in early.items():
+            row = known.get(run_id)
             if row is not None and row.state != "stopped":
                 for name in ("state", "step", "tokens_per_second", "mfu", "evaluated", "metrics", "shards"):
                     value = getattr(item, name)
@@ -94,11 +106,13 @@ class Monitor:
                     failures := self._ledger.open(run_id).failures()
                 ):
                     row.trouble = " ".join(failures[-1].message.split())
-                if row.state == "training":
-                    row.steps_per_second = self._paces[run_id].see(time.monotonic(), row.step)
                 row.step = max(row.step, item.evaluated or 0)
                 if row.state == "done":
                     row.step = row.steps
+        now = time.monotonic()
+        for row in known.values():
+            if row.state == "training":
+                row.steps_per_second = self._paces[row.run_id].see(now, row.step)
         state = self._summarise()
         for observer in list(self._observers):
             try:

@@ -220,7 +220,7 @@ class _Trial:
     def _reported_trouble(self) -> Trouble | None:
         """Return what a worker said of its end: it knows the cause, which Ray Train does not pass on."""
         try:
-            return self._services.board.read().get(self._spec.run_id, News()).trouble
+            return self._services.board.troubles().get(self._spec.run_id)
         except ray.exceptions.RayError:
             return None
 

@@ -120,12 +120,13 @@ class Progress:
                 own[row.run_id] = spent / steps
                 alike.setdefault(row.model, []).append(spent / steps)
         scale = _ratio(own, self._timed)
+        means = {model: statistics.fmean(seconds) for model, seconds in alike.items()}
         found = {}
         for row in rows:
             if row.run_id in own:
                 found[row.run_id] = own[row.run_id]
-            elif row.model in alike:
-                found[row.run_id] = statistics.fmean(alike[row.model])
+            elif row.model in means:
+                found[row.run_id] = means[row.model]
             elif row.run_id in self._timed:
                 found[row.run_id] = scale * self._timed[row.run_id]
         return found, scale

@@ -13,7 +13,6 @@ import raysweep as rs
 from helpers import tiny_sweeps as tiny
 from helpers.transfer_ledger import transfer_sweep
 from raysweep.engine import driver, forks
-from raysweep.engine.board import News
 from raysweep.engine.interrupt import Interrupts
 from raysweep.engine.outcome import Trouble
 from raysweep.report import sweep_verdicts
@@ -55,7 +54,7 @@ def test_runs_are_unfinished_where_tune_itself_ends_with_an_error(monkeypatch: p
         raise RuntimeError("Caught unexpected exception") from killed
 
     told = Trouble("other", "its node died")
-    board = SimpleNamespace(read=lambda: {"a": News(trouble=told), "b": News(state="training")})
+    board = SimpleNamespace(troubles=lambda: {"a": told})
     monkeypatch.setattr(driver, "build", lambda *arguments, **options: SimpleNamespace(fit=fit))
     shared: Any = SimpleNamespace(board=board)
     troubles = driver._attempt(GRID, ["a", "b"], shared, 2, Interrupts())

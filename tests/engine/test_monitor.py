@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ def test_what_is_left_of_evaluations_is_estimated(tmp_path: Path, monkeypatch: p
     sweep = load_sweep(tmp_path / "tiny.yaml", storage=tmp_path / "results")
     [spec] = sweep.runs
     steps, news, seen = spec.milestones[-1], {}, []
-    board: Any = type("Board", (), {"read": lambda self: news})()
+    board: Any = type("Board", (), {"read": lambda self, since: (since, news)})()
     now = 1000.0
     monkeypatch.setattr(monitor.time, "monotonic", lambda: now)
     watched = Monitor(sweep, make_plan(sweep), board, seen.append, slots=2)
@@ -52,7 +53,7 @@ def test_metrics_come_with_the_milestone_that_they_are_of(tmp_path: Path) -> Non
     metrics = [EXCESS_LOSS.number(0.5, n=64)]
     news = {spec.run_id: News(state="training", step=last - 1, evaluated=first, metrics=metrics)}
     seen: list[LaunchState] = []
-    board: Any = type("Board", (), {"read": lambda self: news})()
+    board: Any = type("Board", (), {"read": lambda self, since: (since, news)})()
     Monitor(sweep, make_plan(sweep), board, seen.append, slots=2)._observe()
     [row] = seen[-1].runs
     assert (row.step, row.evaluated, list(row.metrics)) == (last - 1, first, metrics)
@@ -70,7 +71,7 @@ def test_the_share_of_all_work_holds_what_was_there_before(
     tiny.finish(sweep.ledger().run(first), first)
     news: dict[str, News] = {}
     seen: list[LaunchState] = []
-    board: Any = type("Board", (), {"read": lambda self: news})()
+    board: Any = type("Board", (), {"read": lambda self, since: (since, news)})()
     watched = Monitor(sweep, make_plan(sweep), board, seen.append, slots=2)
     watched._observe()
     # 100 steps and two evaluations take 50 s and 4 s, of each run.
@@ -90,10 +91,49 @@ def test_a_run_that_fails_in_the_launch_has_its_reason(tmp_path: Path) -> None:
     [spec] = sweep.runs
     news: dict[str, News] = {}
     seen: list[LaunchState] = []
-    board: Any = type("Board", (), {"read": lambda self: news})()
+    board: Any = type("Board", (), {"read": lambda self, since: (since, news)})()
     watched = Monitor(sweep, make_plan(sweep), board, seen.append, slots=1)
     sweep.ledger().run(spec).record_failure("loss is nan", error="RunFailedError", step=7)
     news[spec.run_id] = News(state="failed")
     watched._observe()
     [row] = seen[-1].runs
     assert (row.state, row.trouble) == ("failed", "loss is nan")
+
+
+def test_news_of_a_run_that_is_added_later_are_not_lost(tmp_path: Path) -> None:
+    """The board tells each news once, and a search may post before the monitor follows."""
+    (tmp_path / "tiny.yaml").write_text(tiny.HEAD + "axes: {seed: [0, 1]}\n")
+    sweep = load_sweep(tmp_path / "tiny.yaml", storage=tmp_path / "results")
+    first, second = sweep.runs
+    told = [{second.run_id: News(state="training", step=7)}, {}, {}]
+    seen: list[LaunchState] = []
+    board: Any = type("Board", (), {"read": lambda self, since: (since + 1, told[since])})()
+    alone = replace(sweep, runs=(first,))
+    watched = Monitor(alone, make_plan(alone), board, seen.append, slots=1)
+    watched._observe()
+    watched.follow(sweep)
+    watched._observe()
+    watched._observe()
+    assert [[(row.run_id, row.state, row.step) for row in state.runs] for state in seen] == [
+        [(first.run_id, "queued", 0)],
+        *[[(first.run_id, "queued", 0), (second.run_id, "training", 7)]] * 2,
+    ]
+
+
+def test_a_dear_look_is_taken_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A view of ten thousand runs must leave the processor to the launch."""
+    (tmp_path / "tiny.yaml").write_text(tiny.HEAD)
+    sweep = load_sweep(tmp_path / "tiny.yaml", storage=tmp_path / "results")
+    board: Any = type("Board", (), {"read": lambda self, since: (since, {})})()
+    watched = Monitor(sweep, make_plan(sweep), board, lambda state: None, slots=1, period=0.5)
+    used = iter([0.0, 0.01, 1.0, 3.0])
+    monkeypatch.setattr(monitor.time, "thread_time", lambda: next(used))
+    pauses: list[float] = []
+
+    def wait(pause: float) -> bool:
+        pauses.append(pause)
+        return len(pauses) == 3
+
+    monkeypatch.setattr(watched._ended, "wait", wait)
+    watched._watch()
+    assert pauses == [0.5, 0.5, 20.0]
