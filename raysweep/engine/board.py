@@ -72,6 +72,7 @@ class _Board:
         #: The mark of the latest news of each run.  Marks grow, from a lost actor to the next one, too.
         self._marks: dict[str, int] = {}
         self._mark = time.time_ns()
+        self._at_work: set[str] = set()
         self._stop_all = False
         self._stop: set[str] = set()
 
@@ -83,12 +84,15 @@ class _Board:
     def post(self, run_id: str, news: dict[str, Any]) -> None:
         if self._stop_all and news.get("state") == "evaluating":
             news = news | {"state": "unfinished"}  # nobody waits for evaluations any more
-        self._news.setdefault(run_id, {}).update(news)
-        self._note(run_id)
+        held = self._news.setdefault(run_id, {})
+        held.update(news)
+        self._note(run_id, held)
 
-    def _note(self, run_id: str) -> None:
+    def _note(self, run_id: str, news: Mapping[str, Any]) -> None:
         self._mark += 1
         self._marks[run_id] = self._mark
+        # Each trial asks for their number again and again, and there may be thousands of runs.
+        (self._at_work.add if news.get("state") in _AT_WORK else self._at_work.discard)(run_id)
 
     def read(self, since: int) -> tuple[int, dict[str, dict[str, Any]]]:
         return self._mark, {run: news for run, news in self._news.items() if self._marks[run] > since}
@@ -100,8 +104,11 @@ class _Board:
         if self._news.get(run_id, {}).get("state") in _AT_WORK:
             self.post(run_id, {"state": "unfinished"})
 
-    def count(self, states: Sequence[str]) -> int:
-        return sum(news.get("state") in states for news in self._news.values())
+    def at_work(self) -> int:
+        return len(self._at_work)
+
+    def training(self) -> int:
+        return sum(self._news[run].get("state") == "training" for run in self._at_work)
 
     def request_stop(self, run_id: str | None) -> None:
         if run_id is None:
@@ -109,7 +116,7 @@ class _Board:
             for run, news in self._news.items():
                 if news.get("state") == "evaluating":
                     news["state"] = "unfinished"
-                    self._note(run)
+                    self._note(run, news)
         else:
             self._stop.add(run_id)
 
@@ -156,7 +163,7 @@ class Board:
 
     def training(self) -> int:
         """Return the number of runs that are trained."""
-        return int(ray.get(self._actor.count.remote(["training"]), timeout=_PATIENCE))
+        return int(ray.get(self._actor.training.remote(), timeout=_PATIENCE))
 
     def leave(self, run_id: str) -> None:
         """Note that a trial has left a run, if it has not said how the run ended."""
@@ -165,7 +172,7 @@ class Board:
     def at_work(self) -> int:
         """Return the number of runs that trials have taken up; 1 while the board is being restarted."""
         try:
-            return max(1, ray.get(self._actor.count.remote(_AT_WORK), timeout=_PATIENCE))
+            return max(1, ray.get(self._actor.at_work.remote(), timeout=_PATIENCE))
         except ray.exceptions.RayError:
             return 1
 

@@ -13,6 +13,7 @@ import os
 import shutil
 import socket
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -40,6 +41,10 @@ log = logging.getLogger("raysweep.trial")
 
 #: Seconds that workers have to write a checkpoint and leave if their trial ends before them.
 GRACE = 20.0
+
+#: Seconds between two looks at the ledger, the least and the most, and their share of the time since the
+#: latest milestone.  A look lists folders and reads small files, of a storage that a thousand runs share.
+_LEAST, _MOST, _SHARE = 0.25, 5.0, 0.02
 
 
 def resolve(sweep: Sweep, config: Mapping[str, Any]) -> RunSpec:
@@ -171,17 +176,25 @@ class _Trial:
         A run that is cancelled is left at once.
         """
         evaluations = self._evaluations
-        while not any(failure.cancelled for failure in self._run.failures()):
+        latest, look, all_known = time.monotonic(), 0.0, False
+        while True:
             alive = self._training is not None and self._training.is_alive()
-            lacking = missing_now(self._run, self._spec).checkpoints if self._spec.trains else ()
-            for step in self._spec.milestones:
-                if step not in evaluations.submitted and step not in lacking:
-                    evaluations.submit(step)
+            now = time.monotonic()
+            if now >= look or (not alive and not all_known):
+                if any(failure.cancelled for failure in self._run.failures()):
+                    return
+                lacking = missing_now(self._run, self._spec).checkpoints if self._spec.trains else ()
+                for step in self._spec.milestones:
+                    if step not in evaluations.submitted and step not in lacking:
+                        evaluations.submit(step)
+                        latest = now
+                all_known = not alive
+                look = now + min(_MOST, max(_LEAST, _SHARE * (now - latest)))
             if not alive and len(evaluations):
                 self._post("evaluating")
             evaluations.advance(timeout=0.25)
             self._report()
-            if not alive and not len(evaluations):
+            if all_known and not len(evaluations):
                 return
             if self._training is not None and not len(evaluations):
                 self._training.join(0.25)

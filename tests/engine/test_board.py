@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from raysweep.engine.board import _AT_WORK, News, _Board
+from raysweep.engine.board import News, _Board
 from raysweep.engine.outcome import Trouble
 from raysweep.evaluation.metric import Metric
 
@@ -103,10 +103,11 @@ def test_runs_at_work_are_those_that_a_trial_holds() -> None:
         board.begin(run_id)
         board.post(run_id, {"state": state})
     board.begin("e")
-    assert board.count(_AT_WORK) == 3
+    assert board.at_work() == 3
+    assert board.training() == 1
     for run_id in ("a", "c"):
         board.leave(run_id)
-    assert board.count(_AT_WORK) == 2
+    assert board.at_work() == 2
     assert [board.read(0)[1][run_id]["state"] for run_id in ("a", "c")] == ["unfinished", "done"]
 
 

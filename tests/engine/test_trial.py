@@ -100,3 +100,57 @@ def test_a_cancelled_run_is_left_with_its_training_and_evaluations(
     # The second trial finds it cancelled, and begins nothing.
     assert said == ["dropped", "stop", "cancelled", "dropped", "cancelled"]
     assert [failure.cancelled for failure in run.failures()] == [True]
+
+
+def test_a_long_training_is_looked_at_less_often_and_no_milestone_waits_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Milestones after 4 and 600 s; a training that goes on for 20 s more, and evaluations for an hour."""
+    (tmp_path / "tiny.yaml").write_text(
+        "axes: {seed: [0]}\n" + tiny.HEAD + "evaluate: {excess_loss: {sentences: 64}}\n"
+    )
+    sweep = rs.load_sweep(tmp_path / "tiny.yaml", storage=tmp_path / "results")
+    [spec] = sweep.runs
+    run = sweep.ledger().run(spec)
+    now, looks, submitted = [0.0], list[float](), dict[int, float]()
+    ready = dict(zip(spec.milestones, (4.0, 600.0), strict=True))
+
+    def missing(*_: Any) -> Any:
+        looks.append(now[0])
+        return SimpleNamespace(checkpoints=[step for step, moment in ready.items() if now[0] < moment])
+
+    class Evaluations:
+        def __init__(self) -> None:
+            self.submitted = submitted
+
+        def __len__(self) -> int:
+            return int(bool(submitted) and now[0] < 4000.0)
+
+        def submit(self, step: int) -> None:
+            submitted[step] = now[0]
+
+        def advance(self, timeout: float) -> None:
+            now[0] += timeout if len(self) else 0.0
+
+        def complete(self, step: int) -> bool:
+            return False
+
+    def join(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr(trial.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(trial, "missing_now", missing)
+    monkeypatch.setattr(trial, "Evaluations", lambda *_: Evaluations())
+    services: Any = SimpleNamespace(shared=False, parts={}, board=SimpleNamespace(post=lambda *_: None))
+    watched = trial._Trial(spec, run, sweep, services)
+    watched._training = SimpleNamespace(is_alive=lambda: now[0] < 620.0, join=join, error=None)  # type: ignore[assignment]
+    watched._follow()
+    first, last = submitted.values()
+    assert 4.0 <= first <= 4.5
+    assert 600.0 <= last <= 605.25
+    # As soon as training has ended, all that it has left is known.
+    assert any(620.0 <= moment <= 620.25 for moment in looks)
+    # Four a second in the first seconds, and one each five seconds later: 16,000 would be four a second.
+    assert len([moment for moment in looks if moment <= 4.0]) >= 16
+    assert len(looks) < 1200
+    assert 4000.0 <= now[0] <= 4000.5
