@@ -15,31 +15,12 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import typer
 
 import raysweep
-from raysweep.cli import (
-    bench,
-    claims,
-    clean,
-    control,
-    diff,
-    doctor,
-    evaluate,
-    export_model,
-    init,
-    inspect,
-    language,
-    launch,
-    logs,
-    paper,
-    reference,
-    results,
-    status,
-)
-from raysweep.cli.flowing import Commands
+from raysweep.cli.flowing import Commands, Program
 from raysweep.engine.interrupt import INTERRUPTED
 from raysweep.errors import RaysweepError, StorageError
 
@@ -51,8 +32,38 @@ TROUBLE = frozenset(
     }
 )
 
+
+class _Raysweep(Program):
+    places: ClassVar = {
+        "init": "raysweep.cli.init:init",
+        "launch": "raysweep.cli.launch:launch",
+        "plan": "raysweep.cli.inspect:plan",
+        "validate": "raysweep.cli.inspect:validate",
+        "status": "raysweep.cli.status:status",
+        "logs": "raysweep.cli.logs:logs",
+        "cancel": "raysweep.cli.control:cancel",
+        "retry": "raysweep.cli.control:retry",
+        "clean": "raysweep.cli.clean:clean",
+        "report": "raysweep.cli.results:report",
+        "match": "raysweep.cli.claims:match",
+        "power": "raysweep.cli.claims:power",
+        "export": "raysweep.cli.results:export",
+        "evaluate": "raysweep.cli.evaluate:evaluate",
+        "export-model": "raysweep.cli.export_model:export_model",
+        "ui": "raysweep.cli.results:ui",
+        "diff": "raysweep.cli.diff:diff",
+        "doctor": "raysweep.cli.doctor:doctor",
+        "schema": "raysweep.cli.reference:schema",
+        "kinds": "raysweep.cli.reference:kinds",
+        "language": "raysweep.cli.language:app",
+        "paper": "raysweep.cli.paper:app",
+        "bench": "raysweep.cli.bench:app",
+    }
+
+
 app = Commands(
     name="raysweep",
+    cls=_Raysweep,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -73,31 +84,6 @@ def _root(
     ] = False,
 ) -> None:
     """Options of the program itself."""
-
-
-app.command("init")(init.init)
-app.command("launch")(launch.launch)
-app.command("plan")(inspect.plan)
-app.command("validate")(inspect.validate)
-app.command("status")(status.status)
-app.command("logs")(logs.logs)
-app.command("cancel")(control.cancel)
-app.command("retry")(control.retry)
-app.command("clean")(clean.clean)
-app.command("report")(results.report)
-app.command("match")(claims.match)
-app.command("power")(claims.power)
-app.command("export")(results.export)
-app.command("evaluate")(evaluate.evaluate)
-app.command("export-model")(export_model.export_model)
-app.command("ui")(results.ui)
-app.command("diff")(diff.diff)
-app.command("doctor")(doctor.doctor)
-app.command("schema")(reference.schema)
-app.command("kinds")(reference.kinds)
-app.add_typer(language.app, name="language")
-app.add_typer(paper.app, name="paper")
-app.add_typer(bench.app, name="bench")
 
 
 def _is_usage_error(error: Any) -> bool:

@@ -1,25 +1,100 @@
-"""A Typer application whose help flows: the terminal wraps paragraphs of docstrings, examples stay."""
+"""Typer applications whose help flows, and that import no more than what is asked for."""
 
 from __future__ import annotations
 
+import importlib
 import inspect
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, ClassVar
 
 import typer
+from typer.core import TyperCommand, TyperGroup
+
+
+class _Light:
+    """A command whose parameters are converted where a conversion does something.
+
+    Typer's conversion imports pydantic, also for what is not given.  A completion reads the words as they
+    are.
+    """
+
+    def get_params(self, context: Any) -> list[Any]:
+        """Return all parameters; see `click.Command.get_params`."""
+        parameters: list[Any] = super().get_params(context)  # type: ignore[misc]
+        for parameter in parameters:
+            if not isinstance(parameter.process_value, partial):
+                parameter.process_value = partial(_process, parameter, parameter.process_value)
+        return parameters
+
+
+def _process(parameter: Any, convert: Callable[[Any, Any], Any], context: typer.Context, value: Any) -> Any:
+    flag = getattr(parameter, "is_flag", False)
+    single = parameter.nargs == 1 and not parameter.multiple and not parameter.required
+    absent = value is None and (flag or (single and parameter.callback is None))
+    return value if context.resilient_parsing or absent else convert(context, value)
+
+
+class _Command(_Light, TyperCommand):
+    pass
+
+
+class _Group(_Light, TyperGroup):
+    pass
 
 
 class Commands(typer.Typer):
     """Commands that take their help from docstrings, as of a Typer application."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**{"cls": _Group, **given})
 
     def command(self, name: str | None = None, **given: Any) -> Callable[[Any], Any]:
         """Return a decorator that registers a function as a command; see `typer.Typer.command`."""
 
         def register(function: Any) -> Any:
             text = given.get("help") or inspect.getdoc(function) or ""
-            return super(Commands, self).command(name, **{**given, "help": flowing(text)})(function)
+            settings = {"cls": _Command, **given, "help": flowing(text)}
+            return super(Commands, self).command(name, **settings)(function)
 
         return register
+
+
+class Program(_Group):
+    """A group whose commands are each imported when they are asked for: one takes no time of the others."""
+
+    #: Where each command is, in the order of `--help`: `module:function`, or `module:app` for a group.
+    places: ClassVar[Mapping[str, str]] = {}
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.commands = _Imported(self.places)  # type: ignore[assignment]  # nothing is added later
+
+
+class _Imported(Mapping[str, Any]):
+    """Commands by name."""
+
+    def __init__(self, places: Mapping[str, str]) -> None:
+        self._places, self._found = places, dict[str, Any]()
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._found:
+            module, _, attribute = self._places[name].partition(":")
+            found = getattr(importlib.import_module(module), attribute)
+            alone = Commands(add_completion=False)
+            if isinstance(found, typer.Typer):
+                alone.add_typer(found, name=name)
+                self._found[name] = typer.main.get_command(alone).commands[name]  # type: ignore[attr-defined]
+            else:
+                alone.command(name)(found)
+                self._found[name] = typer.main.get_command(alone)
+        return self._found[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
 
 
 def flowing(text: str) -> str:

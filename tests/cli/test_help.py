@@ -52,6 +52,19 @@ def test_help_loses_no_text_to_markup(
         assert squeezed(text.replace("\\[", "[")) in shown
 
 
+def test_help_lists_every_command_with_the_first_sentence_of_its_own(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert run(["--help"]) == 0
+    box = capsys.readouterr().out.partition("─ Commands ─")[2]
+    listed = [line.strip("│ ").split(None, 1) for line in box.splitlines() if line.startswith("│")]
+    wanted = {path[0]: command.help.split("\n\n")[0] for path, command in COMMANDS.items() if len(path) == 1}
+    assert len(wanted) == 23
+    assert listed == [[*both] for both in wanted.items()]
+
+
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
 def test_help_breaks_lines_where_the_terminal_does(
     path: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -19,7 +19,10 @@ from raysweep import registry
 from raysweep.cli.app import app
 from raysweep.sweep.fields import SECTIONS, read_class
 
-HEAVY = {"torch", "ray", "mlflow", "numpy", "scipy", "pandas", "pyarrow", "transformers", "matplotlib"}
+HEAVY = {
+    *("torch", "ray", "mlflow", "numpy", "scipy", "pandas", "pyarrow", "transformers", "matplotlib"),
+    "pydantic",
+}
 
 PROGRAM = f"""\
 import contextlib, io, sys
@@ -55,6 +58,19 @@ def test_help_and_version_import_nothing_heavy() -> None:
     assert (done.returncode, done.stdout) == (0, "light\n"), done.stderr
 
 
+def test_a_command_imports_no_other_command() -> None:
+    program = (
+        "import sys, raysweep.cli.app as app\n"
+        "try: app.run(['doctor', '--help'])\n"
+        "except SystemExit: pass\n"
+        "print({p.split(':')[0] for p in app.app.info.cls.places.values()} & set(sys.modules))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1] == "{'raysweep.cli.doctor'}"
+
+
 #: Completions: the words before the key, those that must be among the answers, and one that must not be.
 ASKED = [
     ("raysweep stat", ["status"], "plan"),
@@ -67,8 +83,8 @@ ASKED = [
     ("raysweep logs ", ["small", "8-1-s0-aaaa000000"], "small.yaml"),
     ("raysweep logs small/", ["small/8-1-s0-aaaa000000"], "9-1-s0-bbbb000000"),
     ("raysweep export-model 9", ["9-1-s0-bbbb000000"], "8-1-s0-aaaa000000"),
-    ("raysweep evaluate x -e tr", ["trace"], "probe"),
     ("raysweep diff small 9", ["9-1-s0-bbbb000000"], "8-1-s0-aaaa000000"),
+    ("raysweep evaluate x -e tr", ["trace"], "probe"),
     ("raysweep kinds p", ["pcfg", "pretrain", "probe"], "encoder"),
     ("raysweep evaluate x -e trace.in", ["trace.inputs="], "trace.kind="),
     ("raysweep plan small.yaml --set pre", ["pretrain."], "language."),
@@ -78,11 +94,14 @@ ASKED = [
     ("raysweep plan small.yaml --set nonsense.x", [], "nonsense.x="),
 ]
 
+#: Words before the key where it is kinds or fields that are completed; their registry needs pydantic.
+KINDS = (" -e ", " kinds ", " --set ")
+
 COMPLETE = f"""\
 import contextlib, io, json, os, sys
 from raysweep.cli.app import run
 os.environ["_RAYSWEEP_COMPLETE"] = "complete_bash"
-found = []
+found, light = [], True
 sys.argv = ["raysweep"]
 for words in json.loads(sys.stdin.read()):
     parts = words.split(" ")
@@ -90,7 +109,8 @@ for words in json.loads(sys.stdin.read()):
     with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.suppress(SystemExit):
         run([])
     found.append(said.getvalue().splitlines())
-    heavy = {HEAVY!r} & set(sys.modules)
+    light = light and not any(kinds in words for kinds in {KINDS!r})
+    heavy = {HEAVY!r} & set(sys.modules) - (set() if light else {{"pydantic"}})
     assert not heavy, (words, heavy)
 print(json.dumps(found))
 """
