@@ -37,7 +37,8 @@ def cancel(
     """Stop a launch that is at work, on this machine or another one that sees the storage.
 
     It stops as on Ctrl-C: workers write a checkpoint, the launch exits with 130, and the same command
-    continues.  This waits until it has stopped.
+    continues.  A Tuner of Python (rs.tuner) stops too, and its fit() returns what there is.  This waits until
+    it has stopped.
 
     With --only, the launch goes on without the runs that are named: they are cancelled, and left alone by
     this launch and later ones until `raysweep retry`.  They count as failed runs in exit codes.
@@ -64,11 +65,10 @@ def cancel(
     if json:
         print_json({"sweep": sweep.name, "launched_by": str(at_work), "stopped": stopped})
     elif stopped:
-        typer.echo(f"{sweep.name}: stopped; `raysweep launch` of its file continues")
+        typer.echo(f"{sweep.name}: stopped; the same launch or program continues")
     if wait and not stopped:
         raise StorageError(
-            f"{name}: {at_work} has not stopped within {wait:g} s; does it see the same storage?  A search "
-            "(rs.tuner) takes no requests: end its process"
+            f"{name}: {at_work} has not stopped within {wait:g} s; does it see the same storage?"
         )
 
 

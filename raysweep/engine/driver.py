@@ -24,7 +24,7 @@ from raysweep.engine.chronicle import Chronicle
 from raysweep.engine.cluster import Cluster, check_storage, concurrency, connected, warmed_up
 from raysweep.engine.forks import close_fork_server
 from raysweep.engine.guard import tell_cluster, tell_done
-from raysweep.engine.heed import heeded
+from raysweep.engine.heed import heeded, wind_down
 from raysweep.engine.interrupt import Interrupts
 from raysweep.engine.lifeline import end, hand_over, parts, watched
 from raysweep.engine.monitor import Monitor, Observer
@@ -50,9 +50,6 @@ from raysweep.sweep.units import count
 from raysweep.tracking import Tracker
 
 log = logging.getLogger("raysweep.launch")
-
-#: Seconds that workers get to write a checkpoint after Ctrl-C.
-GRACE = 10.0
 
 #: Seconds that MLflow gets after Ctrl-C or an error.
 _HURRY = 5.0
@@ -211,7 +208,7 @@ def _work(
         order = plan.order if sweep.search is None else plan.to_do
         return _attempts(searching, [run.run_id for run in order], services, slots, interrupts)
     except (KeyboardInterrupt, StorageError):
-        _wind_down(services.board)
+        wind_down(services.board)
         raise
     finally:
         try:
@@ -306,14 +303,3 @@ class _Look(tune.Callback):
                 raise KeyboardInterrupt
             _told(self._board)
             self._next = time.monotonic() + _LOOK
-
-
-def _wind_down(board: Board) -> None:
-    """Ask the workers for a last checkpoint and wait until they have left, at most `GRACE` seconds."""
-    deadline = time.monotonic() + GRACE
-    with suppress(ray.exceptions.RayError):
-        board.request_stop()
-        while time.monotonic() < deadline:
-            if not board.training():
-                return
-            time.sleep(0.2)

@@ -13,6 +13,7 @@ from ray.tune.search.sample import Domain
 
 from raysweep.engine.choice import checked, shares
 from raysweep.engine.cluster import check_storage, concurrency, connect
+from raysweep.engine.heed import Requests
 from raysweep.engine.ready import Ready
 from raysweep.engine.services import Services, start_services
 from raysweep.engine.trial import resolve, run_trial
@@ -31,13 +32,14 @@ _EXPLOITING = (PopulationBasedTraining, PopulationBasedTrainingReplay)
 class Bookkeeping(tune.Callback):
     """Holds the lock of a sweep while a Tuner runs, records the launch and its runs, and feeds MLflow.
 
-    `scheduler` is the name of what may stop a run, `metric` and `mode` are what the Tuner goes by.
+    `requests` heeds those of `raysweep cancel`.  `scheduler` is the name of what may stop a run, `metric` and `mode` are what the Tuner goes by.
     """
 
     def __init__(
         self,
         tracker: Tracker,
         sweep: Sweep,
+        requests: Requests,
         *,
         scheduler: str = "",
         metric: str | None = None,
@@ -45,11 +47,13 @@ class Bookkeeping(tune.Callback):
     ) -> None:
         self._tracker = tracker
         self._sweep = sweep
+        self._requests = requests
         self._of: dict[str, Any] = {"by": scheduler or "Tune", "metric": metric, "mode": mode}
         self._lock: SweepLock | None = None
 
     def setup(self, *_: Any, **__: Any) -> None:
         self._lock = SweepLock(self._sweep.directory).acquire()
+        self._requests.begin(self._lock)
         save_sweep(self._sweep)
         save_launch(self._sweep.directory, with_sentences(provenance(), self._sweep))
         self._tracker.start()
@@ -60,7 +64,8 @@ class Bookkeeping(tune.Callback):
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
         """Record where the run of a trial has come to its end."""
-        self._record(trial, (trial.last_result or {}).get("step"))
+        # What a person has stopped is to go on.
+        self._record(trial, None if self._requests.heard else (trial.last_result or {}).get("step"))
 
     def _record(self, trial: Any, step: int | None = None) -> None:
         if set(trial.config) != {"run"}:
@@ -70,6 +75,7 @@ class Bookkeeping(tune.Callback):
         try:
             self._tracker.close()
         finally:
+            self._requests.end()
             if self._lock is not None:
                 self._lock.release()
 
@@ -108,6 +114,7 @@ def build(
     num_samples: int = 1,
     max_concurrent: int | None = None,
     callbacks: Sequence[Any] = (),
+    stop: tune.Stopper | None = None,
     metric: str | None = None,
     mode: str | None = None,
 ) -> tune.Tuner:
@@ -148,6 +155,7 @@ def build(
         run_config=tune.RunConfig(
             name=f"tune-{uuid.uuid4().hex[:8]}",
             storage_path=str(shared.scratch),
+            stop=stop,
             failure_config=tune.FailureConfig(max_failures=3),
             callbacks=list(callbacks),
             verbose=0,
@@ -180,7 +188,8 @@ def tuner(
     is the sweep's own grid.  Runs that are done already are not trained again.
 
     Connects to Ray (as `raysweep.launch` does) if the caller has not, and leaves it connected; call
-    `ray.shutdown()` at the end.  `fit` holds the sweep's lock, as a launch does.
+    `ray.shutdown()` at the end.  `fit` holds the sweep's lock, as a launch does.  `raysweep cancel` ends it:
+    workers write a checkpoint, `fit` returns what there is, and a Tuner over the same runs goes on.
 
     Training is nested unless `resources.engine` is `lanes`.
 
@@ -206,9 +215,11 @@ def tuner(
     check_storage(sweep.directory)
     shared = shares(sweep.resources, engine, embedded=cluster.embedded)
     cap = concurrency(sweep.resources, cluster, spare=scheduler is not None, shared=shared)
+    services = start_services(sweep, engine, shared)
+    requests = Requests(sweep.directory, services.board)
     return build(
         sweep,
-        start_services(sweep, engine, shared),
+        services,
         strict=True,
         scheduler=scheduler,
         search_alg=search_alg,
@@ -219,6 +230,7 @@ def tuner(
             Bookkeeping(
                 Tracker(sweep, commit=provenance()["git_commit"]),
                 sweep,
+                requests,
                 scheduler="" if scheduler is None else type(scheduler).__name__,
                 metric=metric,
                 mode=mode,
@@ -227,6 +239,7 @@ def tuner(
             JsonLoggerCallback(),
             *callbacks,
         ],
+        stop=requests,
         metric=metric,
         mode=mode,
     )

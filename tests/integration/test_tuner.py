@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +85,46 @@ def test_asha_stops_the_worse_run(tmp_path: Path) -> None:
     [table] = best_tables(shown)
     assert [row[1] for row in table.rows] == ["0.01", "1e-09"]
     assert make_plan(sweep).strays == ()
+
+
+def test_a_request_ends_a_tuner_and_the_same_program_continues(
+    tmp_path: Path, raysweep: Callable[..., tuple[int, str, str]]
+) -> None:
+    sweep = small(tmp_path, pretrain={"steps": LONG[-1], "milestones": list(LONG), "checkpoint_every": 500})
+    first = sweep.variant({"algorithm.lr": 1e-2})
+
+    def steps() -> list[int]:
+        return sorted(sweep.ledger().open(first.run_id).steps_on_disk())
+
+    def tuner() -> tune.Tuner:
+        return rs.tuner(sweep, param_space={"algorithm.lr": 1e-2}, metric="excess_loss", mode="min")
+
+    told: list[tuple[int, str, str]] = []
+
+    def cancel() -> None:
+        deadline = time.monotonic() + 600
+        while not steps() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        told.append(raysweep("cancel", "tiny", "--storage", sweep.storage, "--json"))
+
+    watching = threading.Thread(target=cancel)
+    watching.start()
+    grid = tuner().fit()
+    watching.join()
+    [(code, out, err)] = told
+    assert code == 0, out + err
+    assert json.loads(out)["stopped"]
+    assert not grid.errors
+    left = steps()[-1]
+    # It is the checkpoint that was written on request, and the run is one to go on with.
+    assert LONG[0] < left < LONG[-1]
+    assert left % 500
+    shown = {state.run_id: state.state for state in run_states(with_made(sweep))}
+    assert shown[first.run_id] == "unfinished"
+    # A later Tuner takes no old request for its own.
+    grid = tuner().fit()
+    assert grid[0].metrics["step"] == LONG[-1]
+    assert run_states(with_made(sweep))[-1].state == "done"
 
 
 @pytest.mark.slow
