@@ -74,13 +74,15 @@ def evaluate(
 ) -> None:
     """Measure a checkpoint of raysweep or a Hugging Face folder: loss, trace, Hessian, probe and so on.
 
-    The work is done in this process, without Ray.  Examples:
+    The work is done in this process, without Ray.
+
+    Examples:
 
         raysweep evaluate results/scaling/runs/64-1-2-256-.../checkpoints/step-00002000
 
         raysweep evaluate '64/4/2/256 lr 0.003 seed 0@2000' -e hessian.inputs=4096 -e sharpness
 
-        raysweep evaluate '64-*-s0-*@2000' -e probe.train=512 -e finetune.train=512 -e finetune.seeds=2
+        raysweep evaluate '64-*-s0-*@2000' -e probe.train=512 -e finetune.train=512
 
         raysweep evaluate my-model --language sweeps/scaling.yaml -e trace -e probe -o measured.json
     """

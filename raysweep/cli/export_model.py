@@ -29,7 +29,9 @@ def export_model(
 ) -> None:
     """Write a trained encoder as a folder that AutoModelForMaskedLM opens, with a tokenizer of its words.
 
-    The folder does not hold the language: to measure it again, name the file of its sweep.  Examples:
+    The folder does not hold the language: to measure it again, name the file of its sweep.
+
+    Examples:
 
         raysweep export-model 'scaling/64/4/2/256 lr 0.003 seed 0@2000' -o my-model
 

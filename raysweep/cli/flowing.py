@@ -103,9 +103,11 @@ def flowing(text: str) -> str:
     A paragraph with an indented line, such as an example, stays as it is.
 
     >>> flowing("Do it.\n\nFirst this,\nthen that.\n\n    raysweep it \\\n        --now")
-    'Do it.\n\nFirst this, then that.\n\n    raysweep it \\\n        --now'
+    'Do it.\n\n\nFirst this, then that.\n\n    raysweep it \\\n        --now'
     """
-    return "\n\n".join(map(_joined, text.split("\n\n")))
+    first, *others = map(_joined, text.split("\n\n"))
+    # Typer takes an indentation away that all lines have below the first of these, which is now an empty one.
+    return "\n\n".join([first, *("\n" + other for other in others[:1]), *others[1:]])
 
 
 def _joined(paragraph: str) -> str:

@@ -80,6 +80,20 @@ def test_help_breaks_lines_where_the_terminal_does(
             assert (line[:5], below[:5]) == (" " * 5, " " * 5), line
 
 
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_help_indents_examples_a_line_each(
+    path: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")
+    monkeypatch.setenv("NO_COLOR", "1")
+    written = [line for line in (COMMANDS[path].help or "").splitlines() if line.startswith(" ")]
+    assert run([*path, "--help"]) == 0
+    text = capsys.readouterr().out.partition("╭")[0]
+    shown = [line.removeprefix(" ").rstrip() for line in text.splitlines()]
+    assert [line for line in shown if line.startswith(" ")] == [line.rstrip() for line in written]
+    assert not any("Example" in line and not line.startswith("Example") for line in shown)
+
+
 def test_printed_text_is_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
     console().print("failed: [bold]no[/bold] such thing, see raysweep[bench]")
     table = Table("[heading]", box=None, pad_edge=False)
