@@ -104,7 +104,7 @@ def _lineage(place: str) -> tuple[ClassText, ...]:
 def _meaning(node: ast.ClassDef) -> str:
     """Return the docstring of a class without its examples."""
     paragraphs = cleandoc(ast.get_docstring(node) or "").split("\n\n")
-    return "\n\n".join(" ".join(text.split()) for text in paragraphs if not text.startswith(">>>"))
+    return _in_yaml("\n\n".join(" ".join(t.split()) for t in paragraphs if not t.startswith(">>>")))
 
 
 def _comment(lines: Sequence[str], line: int) -> str:
@@ -115,7 +115,12 @@ def _comment(lines: Sequence[str], line: int) -> str:
         if mark or "#:" not in text:
             break
         found.append(comment.strip())
-    return " ".join(reversed(found))
+    return _in_yaml(" ".join(reversed(found)))
+
+
+def _in_yaml(text: str) -> str:
+    """Return a text about values of Python with the names that they have in a sweep file."""
+    return re.sub(r"\bNone\b", "null", text)
 
 
 @cache

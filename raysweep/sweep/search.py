@@ -152,7 +152,7 @@ class Search(Config):
     space: dict[str, Domain] = Field(min_length=1)
     #: `random`, or `optuna`: its TPE learns from the samples that are finished.
     algorithm: Literal["random", "optuna"] = "random"
-    #: None (`none` in a file): every sample is trained to the end.
+    #: None or `none`: every sample is trained to the end.
     scheduler: Asha | None = None
     #: Seed of the samples.
     seed: int = Field(default=0, ge=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,12 @@ def test_a_kind_has_the_fields_of_its_class(facts: dict[str, dict[str, Any]]) ->
             assert found["meaning"], f"{name}.{field}"
             assert found["type"], f"{name}.{field}"
             assert found["needed"] == fields[field].is_required(), f"{name}.{field}"
+
+
+def test_meanings_name_values_as_a_sweep_file_does(facts: dict[str, dict[str, Any]]) -> None:
+    text = json.dumps([facts, sweep_schema()])
+    assert "; null: all." in text
+    assert re.findall(r".{0,40}\b(?:None|True|False)\b", text) == []
 
 
 def test_examples_keep_to_the_schema(facts: dict[str, dict[str, Any]]) -> None:
