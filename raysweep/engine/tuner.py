@@ -32,7 +32,8 @@ _EXPLOITING = (PopulationBasedTraining, PopulationBasedTrainingReplay)
 class Bookkeeping(tune.Callback):
     """Holds the lock of a sweep while a Tuner runs, records the launch and its runs, and feeds MLflow.
 
-    `requests` heeds those of `raysweep cancel`.  `scheduler` is the name of what may stop a run, `metric` and `mode` are what the Tuner goes by.
+    `requests` heeds those of `raysweep cancel`.  `scheduler` is the name of what may stop a run, `metric` and
+    `mode` are what the Tuner goes by.
     """
 
     def __init__(
