@@ -156,6 +156,8 @@ def _explain(error: BaseException) -> int:
         return 0
     if _is_usage_error(error):
         wrong: Any = error
+        # Typer passes on what pydantic puts before the words of a choice.
+        wrong.message = wrong.message.removeprefix("Value error, ")
         wrong.show()
         return int(wrong.exit_code)
     trouble = isinstance(error, OSError) and error.errno in TROUBLE

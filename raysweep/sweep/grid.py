@@ -18,7 +18,7 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,6 +144,9 @@ def expand(root: Node, problems: Problems, samples: Sequence[Mapping[str, Any]] 
         point = composer.compose(settings, {})
         found = {name: _value(point, name) for name in names}
         point.axes.update({name: node.plain for name, node in found.items() if node is not None})
+        if names:
+            # Without these, the run would be called as that of the grid with the same values of the axes.
+            point.axes.update(_further(settings, names, composer.base))
         points.append(point)
     if not points and not problems:
         problems.add(root.keys["exclude"], "exclude", "drops every run of the grid; nothing is left to do")
@@ -157,6 +160,30 @@ def _product(groups: list[list[tuple[Setting, ...]]]) -> Iterator[tuple[Setting,
 
 def _shown(settings: Sequence[Setting]) -> dict[str, Any]:
     return {setting.path: setting.node.plain for setting in settings}
+
+
+def _further(
+    settings: Iterable[Setting], names: Sequence[str], base: Mapping[str, Node | None]
+) -> dict[str, Any]:
+    """Return the fields that settings change in a base and that are no axes, with their values."""
+    found: dict[str, Any] = {}
+    for setting in settings:
+        for path, node in _leaves(setting.path, setting.node):
+            head, *rest = path.split(".")
+            section = base[head]
+            before = None if section is None else section.find(rest)
+            below = any(path == name or path.startswith(f"{name}.") for name in names)
+            if not below and (before is None or canonical(before.plain) != canonical(node.plain)):
+                found[path] = node.plain
+    return found
+
+
+def _leaves(path: str, node: Node) -> Iterator[tuple[str, Node]]:
+    """Yield the dotted paths of the values in a mapping, however deep, or the path of any other value."""
+    if not isinstance(node.value, dict):
+        yield path, node
+    for key, inner in node.items():
+        yield from _leaves(f"{path}.{key}", inner)
 
 
 def _value(point: Point, path: str) -> Node | None:

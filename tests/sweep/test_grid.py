@@ -53,8 +53,8 @@ def test_include_adds_to_the_base_and_exclude_takes_from_the_grid(load: Any) -> 
         ("16/1/1/32", 9, 0.5),
         ("16/1/1/32", 0, 0.25),
     ]
-    # The axes' columns hold what the included run has there.
-    assert sweep.runs[3].axes == {"model.shape": "16/1/1/32", "seed": 9}
+    # The axes' columns hold what the included run has there, and what else it changes tells it apart.
+    assert sweep.runs[3].axes == {"model.shape": "16/1/1/32", "seed": 9, "algorithm.lr": 0.5}
 
 
 def test_exclude_may_take_what_would_be_wrong(load: Any) -> None:

@@ -49,6 +49,32 @@ def test_every_run_is_found_by_each_of_its_names_alone(sweep: Sweep) -> None:
                 assert ids(sweep, text) == [run.run_id], text
 
 
+def test_included_runs_are_told_apart_by_what_they_change(tmp_path: Path) -> None:
+    entries = (
+        "{seed: 1, algorithm: {warmup_steps: 2}}",
+        "{seed: 1, pretrain: {batch_size: 16, steps: 5, milestones: [5]}, model.shape: 16/2/1/32}",
+        "{seed: 1, algorithm: {kind: sam, lr: 1e-3, rho: 0.1}}",
+        "{seed: 1, model.dropout: 0.5}",
+        "{seed: 1, algorithm: {kind: adamw, warmup_steps: 1}}",
+    )
+    text = FILE.replace("[1e-3, 3e-3]", "[2e-3]").partition("include:")[0] + f"include: [{', '.join(entries)}]"
+    (tmp_path / "small.yaml").write_text(text, encoding="utf-8")
+    sweep = load_sweep(tmp_path / "small.yaml", storage=tmp_path)
+    told = [state.label for state in run_states(sweep)]
+    assert told[:2] == ["8/2/1/16 lr 0.002 seed 0", "8/2/1/16 lr 0.002 seed 1"]
+    # How long a run trains is no other run, and what is as in the base tells nothing.
+    assert told[6:] == [
+        "8/2/1/16 seed 1 warmup_steps 2",
+        "16/2/1/32 seed 1 batch_size 16",
+        "8/2/1/16 lr 0.001 seed 1 sam rho 0.1",
+        "8/2/1/16 seed 1 dropout 0.5",
+        "8/2/1/16 seed 1",
+    ]
+    assert len(set(told)) == len(sweep.runs)
+    for run, name in zip(sweep.runs, told, strict=True):
+        assert ids(sweep, name) == [run.run_id]
+
+
 def test_a_run_without_axes_has_its_model_and_seed_where_these_tell_it(tmp_path: Path) -> None:
     def loaded(include: str) -> Sweep:
         text = FILE.partition("axes:")[0] + f"seed: 3\ninclude: {include}\n"
