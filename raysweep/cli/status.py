@@ -17,7 +17,7 @@ from rich.text import Text
 
 from raysweep.cli import complete
 from raysweep.cli.live import runs_table
-from raysweep.cli.options import JsonOption, StorageOption, print_json, results_of
+from raysweep.cli.options import JsonOption, StorageOption, names_a_file, print_json, results_of
 from raysweep.cli.output import console, say
 from raysweep.cli.results import best_table
 from raysweep.errors import ConfigError, DataError
@@ -182,6 +182,8 @@ class _Standing:
     failed: dict[str, FailureRecord]
     changes: Changes
     notes: list[str]
+    #: The file of the latest launch, whose runs these are; None for those of a file as it is now.
+    launched: Path | None
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data."""
@@ -240,7 +242,8 @@ class _Standing:
         for found in best_tables(self.sweep):
             parts += [_line(f"{found.title}:"), best_table(found)]
         parts += (_line(f"note: {line}") for line in self.notes)
-        parts += map(_line, stray_lines(self.changes.strays(), self.changes.elsewhere, limit=40))
+        strays, elsewhere = self.changes.strays(), self.changes.elsewhere
+        parts += map(_line, stray_lines(strays, elsewhere, limit=40, launched=self.launched))
         return Group(*parts)
 
 
@@ -264,7 +267,14 @@ def _look(name: str, storage: Path | None) -> _Standing:
         failed=failures(sweep),
         changes=Changes(sweep.ledger(), sweep),
         notes=remarks(sweep),
+        launched=None if names_a_file(name) else _from_here(sweep.path),
     )
+
+
+def _from_here(path: Path) -> Path:
+    """Return a path as people write it: relative to where they are, if it is below."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def _watch(name: str, storage: Path | None, out: Console, every: float, *, all_: bool) -> list[RunState]:

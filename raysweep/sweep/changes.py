@@ -8,6 +8,7 @@ changed since the nearest of these, and each of these until the nearest run of t
 from __future__ import annotations
 
 import json
+import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -158,13 +159,19 @@ class Settings:
 
 
 def stray_lines(
-    strays: Sequence[Stray], elsewhere: Mapping[str, int], *, limit: int | None = None
+    strays: Sequence[Stray],
+    elsewhere: Mapping[str, int],
+    *,
+    limit: int | None = None,
+    launched: Path | None = None,
 ) -> list[str]:
     """Return lines about stored runs that the file has not, at most `limit` of those in no other file.
 
-    `elsewhere` has the numbers of those that other files have.
+    `elsewhere` has the numbers of those that other files have.  Where the runs are those of the latest
+    launch, `launched` is its file, which may have more of them: overrides of a launch may leave some out.
     """
     lines = []
+    what = "file" if launched is None else "latest launch"
     if elsewhere:
         files = ", ".join(f"{file} ({number:,})" for file, number in elsewhere.items())
         lines.append(f"other runs in the storage belong to sweep files of the same name: {files}")
@@ -172,12 +179,13 @@ def stray_lines(
         return lines
     are = "is" if len(strays) == 1 else "are"
     lines.append(
-        f"{count(len(strays), 'run')} in the storage {are} not in the file, and in no table or report:"
+        f"{count(len(strays), 'run')} in the storage {are} not in the {what}, and in no table or report"
+        + (f"; `raysweep status {shlex.quote(str(launched))}` shows those of its file:" if launched else ":")
     )
     shown = strays if limit is None else strays[:limit]
     lines += [
         f"  {stray.run_id}  to step {stray.step}"
-        + (f"; the file has {stray.changes}" if stray.changes else "")
+        + (f"; the {what} has {stray.changes}" if stray.changes else "")
         for stray in shown
     ]
     if len(shown) < len(strays):

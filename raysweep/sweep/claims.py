@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from raysweep.registry import Config, suggest
 from raysweep.sweep.document import Key
@@ -160,8 +160,13 @@ class Names:
 class Questions(Config):
     """The fields of a sweep file that say what its results are asked."""
 
-    #: Nats above the least loss up to which a checkpoint counts as saturated.
-    tolerance: Positive = TOLERANCE
+    #: Nats above the least loss up to which a checkpoint counts as saturated; None is 0.02.
+    tolerance: Annotated[
+        Positive,
+        BeforeValidator(
+            lambda value: TOLERANCE if value is None else value, json_schema_input_type=Positive | None
+        ),
+    ] = TOLERANCE
     #: What the sweep is asked; None is a choice by what it varies, an empty list is nothing.
     claims: tuple[Claim, ...] | None = None
     #: The figure or table of a paper that the sweep repeats; None for none.

@@ -126,10 +126,32 @@ def test_runs_that_the_file_has_no_longer_are_listed(
     save_sweep(made("language.states=8", "language.seed=1"))
     assert run(["status", "small"]) == 0
     said = capsys.readouterr().out
-    assert all(f"{run_id}  to step 100; the file has" in said for run_id in gone)
+    assert all(f"{run_id}  to step 100; the latest launch has" in said for run_id in gone)
     assert run(["status", "small", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["no_longer_in_file"]
     assert [(stray["run_id"], stray["step"]) for stray in found] == [(run_id, 100) for run_id in gone]
+
+
+def test_the_status_of_a_launch_with_overrides_says_how_to_see_the_other_runs(
+    made: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAYSWEEP_STORAGE", str(tmp_path / "results"))
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.chdir(tmp_path)
+    other = made(finish=True).runs[1].run_id
+    save_sweep(made("axes.seed=[0]"))
+    assert run(["status", "small"]) == 0
+    shown, told, stray = capsys.readouterr().out.rpartition(
+        "1 run in the storage is not in the latest launch"
+    )
+    assert other not in shown
+    [line, stray] = (told + stray).splitlines()
+    assert line.endswith("; `raysweep status small.yaml` shows those of its file:")
+    assert stray == f"  {other}  to step 100; the latest launch has seed 1 → 0"
+    assert run(["status", "small.yaml"]) == 0
+    shown = capsys.readouterr().out
+    assert other in shown
+    assert "in the storage" not in shown
 
 
 def test_runs_of_another_file_of_the_name_are_counted_alone(

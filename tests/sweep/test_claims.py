@@ -53,6 +53,10 @@ def test_they_change_no_identity_and_are_kept_with_the_launch(load: Load, tmp_pa
     assert load_stored(asked.directory).questions == asked.questions
 
 
+def test_a_tolerance_of_null_is_the_default(load: Load) -> None:
+    assert load(BASE + AXES + "tolerance: null\n").questions.tolerance == TOLERANCE == 0.02
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -220,6 +220,8 @@ def test_clean_shows_and_deletes_only_on_demand(load: Any, capsys: pytest.Captur
     assert "--yes" in said
     assert [steps(sweep, k) for k in range(3)] == [[25, 50, 100], [25, 50, 100], [25]]
 
+    assert run(["clean", "tiny", "--keep", "all"]) == 2
+    assert "Invalid value for '--keep': 'all' is not one of 'last', 'none'." in capsys.readouterr().err
     assert run(["clean", "tiny", "--keep", "none", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert (answer["deleted"], answer["bytes"], len(answer["checkpoints"])) == (False, 42, 7)

@@ -57,7 +57,9 @@ def test_included_runs_are_told_apart_by_what_they_change(tmp_path: Path) -> Non
         "{seed: 1, model.dropout: 0.5}",
         "{seed: 1, algorithm: {kind: adamw, warmup_steps: 1}}",
     )
-    text = FILE.replace("[1e-3, 3e-3]", "[2e-3]").partition("include:")[0] + f"include: [{', '.join(entries)}]"
+    text = (
+        FILE.replace("[1e-3, 3e-3]", "[2e-3]").partition("include:")[0] + f"include: [{', '.join(entries)}]"
+    )
     (tmp_path / "small.yaml").write_text(text, encoding="utf-8")
     sweep = load_sweep(tmp_path / "small.yaml", storage=tmp_path)
     told = [state.label for state in run_states(sweep)]
