@@ -46,6 +46,10 @@ WIDTH = 4.6
 HOVER, _TARGET = "hover", 11.0
 #: A link as matplotlib writes it: its address is in the quotes that it does not hold.
 _LINK = re.compile(r"""<a xlink:href=(["'])(.*?)\1[^>]*>""", re.DOTALL)
+#: A tag with coordinates, and a number in it with more digits than a page shows: a point has 72 to an inch.
+_PLACED, _DIGITS = re.compile(r"<(?:path|use|text|rect)\b[^>]*>"), re.compile(r"\d+\.\d{3,}")
+#: The fonts that matplotlib names with every text.
+_FONTS = re.compile(r"font-family: [^;\"]*")
 
 
 @dataclass(frozen=True)
@@ -113,7 +117,8 @@ def laid_out(figure: Figure) -> Iterator[None]:
     FigureCanvasSVG(figure)
     figure.dpi = 72
     engine.execute(figure)
-    figure.set_layout_engine("none")
+    # With any engine, one that does nothing included, matplotlib draws a figure twice.
+    figure.set_layout_engine(None)
     try:
         yield
     finally:
@@ -133,12 +138,20 @@ def embedded(figure: Figure, name: str) -> str:
     # matplotlib has links for points, and no other text: they become titles.
     svg = _LINK.sub(r"<g><title>\2</title>", svg)
     svg = svg.replace("</a>", "</g>")
+    svg = _PLACED.sub(lambda tag: _DIGITS.sub(_rounded, tag[0]), svg)
+    svg = re.sub(r">\s+<", "><", svg.replace(" \n", " "))
+    svg = _FONTS.sub("font-family: 'DejaVu Sans', Verdana, sans-serif", svg)
+    svg = re.sub(r' transform="rotate\(-0 [^"]*"', "", svg)
     # Targets are not painted, and yet the pointer is to find them.
     svg = svg.replace(f' id="{HOVER}"', f' class="{HOVER}" pointer-events="all"')
     svg = re.sub(r'\bid="', f'id="{name}-', svg)
     svg = re.sub(r"url\(#", f"url(#{name}-", svg)
-    svg = re.sub(r'href="#', f'href="#{name}-', svg)
+    svg = svg.replace(' xlink:href="#', f' href="#{name}-')
     return to_variables(svg.strip())
+
+
+def _rounded(number: re.Match[str]) -> str:
+    return f"{float(number[0]):.2f}".rstrip("0").rstrip(".")
 
 
 @cache

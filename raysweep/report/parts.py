@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -11,6 +12,9 @@ from html import escape
 import pandas as pd
 
 from raysweep.report.drawing import Drawn
+
+#: Bytes from which a table is compressed.
+_LARGE = 16_000
 
 _kept: ContextVar[dict[str, Drawn] | None] = ContextVar("kept", default=None)
 
@@ -69,6 +73,13 @@ def small(text: str) -> str:
 
 
 def download(data: pd.DataFrame, file: str) -> str:
-    """Return a link that holds a table as CSV, so that the data of a figure travels with it."""
-    encoded = base64.b64encode(data.to_csv(index=False).encode()).decode()
-    return f'<a download="{escape(file)}" href="data:text/csv;base64,{encoded}">data (CSV)</a>'
+    """Return a link that holds a table as CSV, so that the data of a figure travels with it.
+
+    A large table is compressed, and its file ends with `.gz`; pandas reads both.
+    """
+    content, kind, how = data.to_csv(index=False).encode(), "text/csv", "CSV"
+    if len(content) > _LARGE:
+        content, kind, how = gzip.compress(content, mtime=0), "application/gzip", "CSV, gzip"
+        file = f"{file}.gz"
+    encoded = base64.b64encode(content).decode()
+    return f'<a download="{escape(file)}" href="data:{kind};base64,{encoded}">data ({how})</a>'

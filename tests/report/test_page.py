@@ -97,7 +97,7 @@ def test_the_page_is_whole_and_needs_no_network(page: str) -> None:
     assert reader.tags.count("figure") == 2 * 3 + 5
     for svg in re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL):
         ElementTree.fromstring(svg)
-    references = re.findall(r"(?:url\(#|xlink:href=\"#)([^)\"]+)", page)
+    references = re.findall(r"(?:url\(#|<use href=\"#)([^)\"]+)", page)
     assert set(references) <= set(reader.ids)
 
 
@@ -248,9 +248,12 @@ def test_axes_beyond_size_and_seed_become_variants(table: Table) -> None:
 
 def test_the_data_of_every_figure_travels_with_the_page(table: Table, page: str) -> None:
     frame = table()
-    files = dict(re.findall(r'download="([^"]+)" href="data:text/csv;base64,([^"]+)"', page))
+    files = dict(re.findall(r'download="([^"]+)" href="data:[a-z/]+;base64,([^"]+)"', page))
     assert len(files) == 11 + 1
-    back = pd.read_csv(io.BytesIO(base64.b64decode(files["demo.csv"])))
+    # A large table is compressed.
+    assert {name.endswith(".gz") for name in files} == {True, False}
+    assert all(len(content) < 20_000 for content in files.values())
+    back = pd.read_csv(io.BytesIO(base64.b64decode(files["demo.csv.gz"])), compression="gzip")
     pd.testing.assert_series_equal(back["value"], frame["value"])
 
 
