@@ -76,7 +76,7 @@ def _save(array, row, column, x):  # type: ignore[no-untyped-def]
     return plain
 
 
-_LOG2E, _LOWEST = np.float32(1.44269504), np.float32(-87.0)
+_LOG2E, _LOWEST = np.float32(1.44269504), np.float32(-50.0)
 # ln 2 in two parts, the first short enough that its product with an exponent is exact.
 _LN2_HIGH, _LN2_LOW = np.float32(355.0 / 512.0), np.float32(np.log(2.0) - 355.0 / 512.0)
 _E2, _E3, _E4, _E5, _E6, _E7 = (np.float32(1.0 / f) for f in (2, 6, 24, 120, 720, 5040))
@@ -86,14 +86,20 @@ _MANTISSA = np.int32(23)
 
 @kernel(**INLINE)
 def exponential(x):  # type: ignore[no-untyped-def]
-    """Return e^x of a float32 x ≤ 0 within 4e-7 of itself, e^-87 for any x below -87, and NaN for NaN."""
-    x = _LOWEST if x < _LOWEST else x
+    """Return e^x of a float32 x ≤ 0 within 4e-7 of itself, 0 for any x below -50, and NaN for NaN.
+
+    e^-50 is 2e-22 and adds nothing to a sum of the order of 1.  What is much smaller than that makes
+    denormal products, with which matrix products take many times as long.
+    """
+    none = x < _LOWEST
+    x = _LOWEST if none else x
     n = np.int32(x * _LOG2E - _F05)
     f = np.float32(n)
     r = x - f * _LN2_HIGH - f * _LN2_LOW
     p = _E2 + r * (_E3 + r * (_E4 + r * (_E5 + r * (_E6 + r * _E7))))
     p = _F1 + (r + r * r * p)
-    return float_of(np.uint32(np.int32(bits_of(p)) + (n << _MANTISSA)))
+    e = float_of(np.uint32(np.int32(bits_of(p)) + (n << _MANTISSA)))
+    return _F0 if none else e
 
 
 _TINY, _UP, _UPPED = np.float32(2.0**-126), np.float32(2.0**24), np.int32(24)

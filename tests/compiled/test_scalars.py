@@ -1,0 +1,46 @@
+"""Exponential and normal distribution of the kernels against numpy and scipy in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy import stats
+
+from raysweep.compiled import kernel
+from raysweep.compiled.scalars import COMPILED, exponential, normal
+
+
+@kernel(**COMPILED)
+def _exponentials(x, out):  # type: ignore[no-untyped-def]
+    for k in range(len(x)):
+        out[k] = exponential(x[k])
+
+
+@kernel(**COMPILED)
+def _normals(x, below, density):  # type: ignore[no-untyped-def]
+    for k in range(len(x)):
+        below[k], density[k] = normal(x[k])
+
+
+def test_the_exponential_is_exact_down_to_what_adds_nothing_to_one() -> None:
+    x = np.concatenate([np.linspace(-50, 0, 100_003), [-1e-8]]).astype(np.float32)
+    out = np.empty_like(x)
+    _exponentials(x, out)
+    np.testing.assert_allclose(out, np.exp(x.astype(np.float64)), rtol=4e-7)
+    far = np.array([-50.001, -60, -87, -88, -104, -1e4, -3e38, -np.inf, np.nan], dtype=np.float32)
+    out = np.empty_like(far)
+    _exponentials(far, out)
+    assert out[:-1].tolist() == [0.0] * 8
+    assert np.isnan(out[-1])
+
+
+def test_products_of_small_probabilities_are_no_denormals() -> None:
+    """A matrix product of denormals takes many times as long: a unit far below 0 gives 0, not 1e-38."""
+    x = np.linspace(-60, 60, 100_001, dtype=np.float32)
+    below, density = np.empty_like(x), np.empty_like(x)
+    _normals(x, below, density)
+    np.testing.assert_allclose(below, stats.norm.cdf(x.astype(np.float64)), atol=3e-7)
+    np.testing.assert_allclose(density, stats.norm.pdf(x.astype(np.float64)), atol=3e-7)
+    for value in (x * below, x * density, below * np.float32(1e-12)):
+        small = np.abs(value[value != 0])
+        assert small.min() >= np.finfo(np.float32).tiny
+    assert (below[x < -11] == 0).all()
