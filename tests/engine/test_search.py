@@ -241,7 +241,7 @@ def test_what_was_measured_but_not_decided_is_decided_by_the_next_launch(load: C
 def test_asha_leaves_runs_beside_the_search_alone(load: Callable[..., Sweep], tmp_path: Path) -> None:
     sweep = load("include=[{model.shape: 8/1/1/8}]", samples=2, scheduler="asha")
     beside = sweep.runs[-1]
-    assert beside.axes == {"algorithm.lr": 1e-3}
+    assert beside.axes == {"algorithm.lr": 1e-3, "model.shape": "8/1/1/8"}
     searching = Searching(sweep, sweep)
     halving = searching.halving(BOARD)
     assert halving is not None

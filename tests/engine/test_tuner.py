@@ -13,6 +13,7 @@ from ray.tune.schedulers.pb2 import PB2
 from helpers import local_models
 from helpers.real_sweeps import TINY, write
 from raysweep import load_sweep, tuner
+from raysweep.engine.heed import Requests
 from raysweep.engine.tuner import Bookkeeping
 from raysweep.errors import ConfigError
 from raysweep.sweep.provenance import last_launch
@@ -46,7 +47,8 @@ def test_a_tuner_records_the_stored_sentences_as_a_launch_does(stored: bool, tmp
         opt = str(local_models.random_opt())
         data["language"] = {"kind": "causal_lm", "model": opt, "keep": 4, "length": 3}
     sweep = load_sweep(write(tmp_path / "tiny.yaml", data), storage=tmp_path)
-    bookkeeping = Bookkeeping(_Tracker(), sweep)  # type: ignore[arg-type]  # all that it needs of one
+    board: Any = None  # nobody asks for a stop
+    bookkeeping = Bookkeeping(_Tracker(), sweep, Requests(sweep.directory, board))  # type: ignore[arg-type]
     bookkeeping.setup()
     bookkeeping.on_experiment_end([])
     facts = last_launch(sweep.directory)
