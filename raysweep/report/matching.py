@@ -18,16 +18,24 @@ inference", Journal of Applied Econometrics 38, 2023).  For ρ it is taken of Fi
 So, with errors of y that are normal and alike and correlated within clusters by r, the distribution of
 (β̂ − β)/√V is known, and its quantiles make the interval (`raysweep.report.ratio`): neither the bias of the
 jackknife nor the ties between clusters of common pairs count twice.  It is assumed that losses that count as
-equal are, and, for ρ, that ranks may stand for such errors.  r is what makes the expectations of Σ w r_ij²
-and of Σ_g<h (Σ_{i in g, j in h} w r_ij)², with r_ij = Δy − β̂ Δx, proportional to what is observed.
+equal are, and, for ρ, that ranks may stand for such errors.
+
+r is the one of `SHARED` with the widest interval, so that the interval holds whatever r is (R. L. Berger and
+D. D. Boos, "P values maximized over a confidence set for the nuisance parameter", Journal of the American
+Statistical Association 89, 1994).  Pairs hardly tell r, and what they tell is not apart from V: an r that is
+estimated from them makes intervals that are too narrow, above all where it decides which sweeps have one.
+Here x and the pairs alone decide that.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from raysweep.report.association import Estimate, ends, ranks
+from raysweep.report.association import CONFIDENCE, Estimate, ends, ranks
 from raysweep.report.ratio import Array, Ratio
+
+#: Correlations of errors within clusters of which the most careful one is taken.
+SHARED = (0.0, 0.3, 0.6, 0.9)
 
 
 def equal(loss: Array, errors: Array, tolerance: float) -> Array:
@@ -60,19 +68,17 @@ def by_pairs(x: Array, y: Array, pairs: Array, clusters: Array, *, correlation: 
 
     xx, xy, yy = (without(p) for p in (apart_x**2, apart_x * apart_y, apart_y**2))
     with np.errstate(invalid="ignore", divide="ignore"):
-        slope = xy[0] / xx[0]
         if correlation:
             value, each = (np.clip(b / np.sqrt(a * c), -1, 1) for a, b, c in zip(xx, xy, yy, strict=True))
             inside, rest = (np.arctanh(np.clip(v, -1 + 1e-9, 1 - 1e-9)) for v in (value, each))
         else:
-            value, each = slope, xy[1] / xx[1]
+            value, each = xy[0] / xx[0], xy[1] / xx[1]
             inside, rest = value, each
         spread = ((rest - rest.mean(axis=-1, keepdims=True)) ** 2).sum(axis=-1)
         error = np.sqrt((count - 1) / count * spread)
         forms = _forms(x, pairs, member)
-        shared = _shared(x, y - slope[..., None] * x, forms[..., 0, :], pairs, member)
     known = np.isfinite(error) & np.isfinite(forms).all(axis=(-2, -1))
-    ratio = Ratio.of(np.where(known[..., None, None], forms, 0.0), np.where(known, shared, 0.0), member)
+    ratio = _careful(np.where(known[..., None, None], forms, 0.0), member)
     low, high, p = ends(inside, np.where(known, error, np.nan), ratio, count)
     if correlation:
         low, high = np.tanh(low), np.tanh(high)
@@ -93,31 +99,9 @@ def _forms(x: Array, pairs: Array, member: Array) -> Array:
     return np.concatenate([own, each], axis=-2)
 
 
-def _shared(x: Array, left: Array, weights: Array, pairs: Array, member: Array) -> Array:
-    """Return the correlation r [...] of errors within clusters, from 0 to 1; 0 where pairs do not tell.
-
-    `left` [..., n] is y − β̂ x, and `weights` [..., n] are w.
-    """
-    partners = pairs @ member
-    degree = partners.sum(axis=-1)
-    first, second = np.triu_indices(member.shape[1], 1)
-    # The sum over the pairs of two clusters, as a linear form [..., blocks, n].
-    sums = np.swapaxes(
-        member[:, first] * partners[..., second] - member[:, second] * partners[..., first], -1, -2
-    )
-    of_x = (sums * x[..., None, :]).sum(axis=-1)
-    blocks = sums - of_x[..., None] * weights[..., None, :]
-    observed = ((sums * left[..., None, :]).sum(axis=-1) ** 2).sum(axis=-1)
-    apart = left[..., :, None] - left[..., None, :]
-    total = (pairs * apart**2).sum(axis=(-2, -1)) / 2
-    # Expectations with errors that are independent, and with errors that are equal within clusters.
-    alone, alike = (blocks**2).sum(axis=(-2, -1)), ((blocks @ member) ** 2).sum(axis=(-2, -1))
-    inside = (partners * member).sum(axis=-1)
-    along = degree * x - (pairs @ x[..., None])[..., 0]
-    size = (along * x).sum(axis=-1)
-    all_alone = degree.sum(axis=-1) - (along**2).sum(axis=-1) / size
-    all_alike = (degree - inside).sum(axis=-1) - ((along @ member) ** 2).sum(axis=-1) / size
-    # observed / total = (alone + r (alike − alone)) / (all_alone + r (all_alike − all_alone))
-    slope = total * (alike - alone) - observed * (all_alike - all_alone)
-    found = np.where(slope > 0, (observed * all_alone - total * alone) / np.where(slope > 0, slope, 1.0), 0.0)
-    return np.clip(found, 0.0, 1.0)
+def _careful(forms: Array, member: Array) -> Ratio:
+    """Return the ratio of linear forms [..., 1 + clusters, n] for the r with the largest quantile."""
+    each = [Ratio.of(forms, np.full(forms.shape[:-2], r), member) for r in SHARED]
+    sizes = np.stack([np.nan_to_num(ratio.quantile(1 - CONFIDENCE)) for ratio in each])
+    chosen = sizes.argmax(axis=0)[None, ..., None, None]
+    return Ratio(np.take_along_axis(np.stack([ratio.moments for ratio in each]), chosen, axis=0)[0])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy import linalg, stats
 
+from raysweep.report import regression
 from raysweep.report.regression import residuals, slope
 
 
@@ -31,12 +32,27 @@ def slow(
         columns[-1][rows] = pick[rows] @ vectors @ power @ vectors.T
     variance = sum(float(column @ error) ** 2 for column in columns)
     pairs = [(i, j) for i in range(n) for j in range(n) if i != j and clusters[i] == clusters[j]]
-    shared = np.mean([error[i] * error[j] for i, j in pairs]) / np.mean(error**2)
     omega = np.eye(n)
+    shared = slow_shared(y, design, clusters)
     for i, j in pairs:
-        omega[i, j] = min(max(shared, 0.0), 1.0)
+        omega[i, j] = shared
     forms = np.column_stack([pick, *(rest @ column for column in columns)])
     return float(pick @ y), math.sqrt(variance), forms.T @ omega @ forms
+
+
+def slow_shared(y: np.ndarray, design: np.ndarray, clusters: np.ndarray) -> float:
+    """Posterior mean of the correlation within clusters, from the density of what the design leaves of y."""
+    contrasts = linalg.null_space(design.T)
+    left = contrasts.T @ y
+    places, logs = (np.arange(1000) + 0.5) / 1000, []
+    for r in places:
+        same = (clusters[:, None] == clusters[None, :]).astype(float)
+        spread = contrasts.T @ ((1 - r) * np.eye(len(y)) + r * same) @ contrasts
+        # A normal density, with the integral over its scale.
+        square = left @ np.linalg.solve(spread, left)
+        logs.append(-0.5 * np.linalg.slogdet(spread)[1] - 0.5 * len(left) * math.log(square))
+    weights = np.exp(np.array(logs) - max(logs))
+    return float(weights @ places / weights.sum())
 
 
 @pytest.mark.parametrize("blocks", [False, True])
@@ -55,7 +71,8 @@ def test_it_is_the_formula(blocks: bool) -> None:
         value, error, moments = slow(y[k], x[k], controls[k], clusters)
         assert found.value[k] == pytest.approx(value)
         assert found.standard_error[k] == pytest.approx(error)
-        assert found.ratio.moments[k] == pytest.approx(moments)
+        # Two ways to integrate over the correlation.
+        assert found.ratio.moments[k] == pytest.approx(moments, rel=2e-3, abs=2e-3 * np.abs(moments).max())
 
 
 def test_two_groups_of_single_observations_are_welch_s_test() -> None:
@@ -76,6 +93,27 @@ def test_errors_that_clusters_share_leave_fewer_degrees_of_freedom() -> None:
     alike, apart = (slope(y, x, np.ones((48, 1)), clusters) for y in (own + of_cluster, own))
     assert alike.dof < apart.dof < 7
     assert alike.ratio.quantile(0.05) > apart.ratio.quantile(0.05)
+
+
+@pytest.mark.parametrize("r", [0.0, 0.3, 0.8])
+def test_many_clusters_tell_their_correlation_and_few_say_less(r: float) -> None:
+    generator = np.random.default_rng(4)
+
+    def means(count: int, columns: int) -> np.ndarray:
+        clusters = np.repeat(np.arange(count), 4)
+        own, of_cluster = generator.normal(size=(200, 4 * count)), generator.normal(size=(200, count))
+        y = np.sqrt(1 - r) * own + np.sqrt(r) * of_cluster[:, clusters]
+        basis = np.linalg.qr(generator.normal(size=(200, 4 * count, columns)))[0]
+        left = regression.residuals(y, basis)
+        member = (clusters[:, None] == np.arange(count)).astype(float)
+        return regression._shared(left, basis, member)
+
+    many, few = means(100, 8), means(6, 8)
+    # Residuals of few clusters resemble each other less than errors; the estimate is nearer to the middle.
+    assert many.mean() == pytest.approx(r, abs=0.05)
+    assert abs(few.mean() - 0.5) < abs(many.mean() - 0.5)
+    assert few.min() > 0.02
+    assert few.max() < 0.98
 
 
 def test_copies_of_observations_within_clusters_say_nothing_new() -> None:
