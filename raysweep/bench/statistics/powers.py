@@ -2,9 +2,15 @@
 
 A pilot is a made-up sweep without an effect.  It names the effect that its design sees with 80 %, and a new
 sweep of the same design has that effect.  Or it names the number of runs that an effect takes, and a new
-sweep has this effect and so many runs, upward to whole seeds of each size.  That effect is two standard
-deviations of the estimates, so it takes some two to three times the runs of the pilot.  Each pilot has a new
-sweep of its own, so the shares are those of readers who plan by what the report states.
+sweep has this effect and, in the mean over many, so many runs: chance decides whether it has the whole seeds
+of each size that are next above or next below.  (With those above, it would have up to a seed of each size
+more than was named.)  That effect is two standard deviations of the estimates, so it takes some two to three
+times the runs of the pilot.  Each pilot has a new sweep of its own, so the shares are those of readers who
+plan by what the report states.
+
+A pilot that names a correlation beyond those that a sweep can be made up with names no number, nor does one
+without an interval.  Where they are many, the others are those whose errors are small by chance: they name
+effects that are too small, and the share that they would have has no goal.
 """
 
 from __future__ import annotations
@@ -35,6 +41,8 @@ DESIGNS = {
 SMALL, MOST_TIMES = 2.0, 12
 #: Pilots of a full record: the standard error of a power of 80 % is 0.9 %.
 PILOTS = 2000
+#: The share of pilots without a number from which on the others are too few of a kind for a goal.
+MOST_WITHOUT = 1 / 3
 #: Correlations of the parts between which that of a new sweep is interpolated, and the largest one.
 _GRID = np.linspace(0.0, 0.98, 15)
 
@@ -60,7 +68,8 @@ def _figures(outcomes: Outcomes) -> list[Figure]:
     for name, seen in outcomes.items():
         known = seen[~np.isnan(seen)]
         if len(known):
-            figures.append(goals.share(f"stated 80 %: {name}", known, goals.STATED_POWER))
+            goal = goals.STATED_POWER if np.isnan(seen).mean() < MOST_WITHOUT else None
+            figures.append(goals.share(f"stated 80 %: {name}", known, goal))
         if len(known) < len(seen):
             figures.append(goals.share(f"stated 80 %: {name}: without a number", np.isnan(seen)))
     return figures
@@ -107,7 +116,8 @@ def _in_runs(design: Design, size: int, generator: np.random.Generator) -> np.nd
     found = smoothly("larger", design, size, 0.0, generator)
     effect = SMALL * float(np.nanstd(found.value))
     runs = [None if pilot is None else pilot.needed(effect) for pilot in _pilots(found)]
-    seeds = np.array([0 if count is None else math.ceil(count / design.configurations) for count in runs])
+    named_seeds = np.array([0.0 if count is None else count / design.configurations for count in runs])
+    seeds = np.floor(named_seeds + generator.random(size))
     seen = np.full(size, np.nan)
     for count in np.unique(seeds[(seeds > 0) & (seeds <= MOST_TIMES * design.seeds)]):
         later = Design(design.configurations, int(count), design.checkpoints)

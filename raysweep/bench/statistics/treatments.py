@@ -39,7 +39,7 @@ def treatment_simulations() -> list[Simulation]:
             sample=partial(_sample, design),
             figures=_figures,
             replicates=goals.MANY,
-            cost=0.08 * len(design.run),
+            cost=0.14 * len(design.run),
         )
         for name, design in DESIGNS.items()
     ]
