@@ -34,7 +34,7 @@ import numpy as np
 from raysweep.report.association import CONFIDENCE, Estimate, ends, ranks
 from raysweep.report.ratio import Array, Ratio
 
-#: Correlations of errors within clusters of which the most careful one is taken.
+#: Correlations of errors within clusters: the one with the widest interval is taken.
 SHARED = (0.0, 0.3, 0.6, 0.9)
 
 
