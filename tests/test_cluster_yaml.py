@@ -1,4 +1,4 @@
-"""cluster.yaml holds before anybody pays for a node: Ray's own validator, and what raysweep needs of it."""
+"""The files for `ray up` hold before anybody pays: Ray's own validator, and what raysweep needs of them."""
 
 from pathlib import Path
 from typing import Any
@@ -9,9 +9,16 @@ from ruamel.yaml import YAML
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.fixture(scope="module")
-def config() -> dict[str, Any]:
-    return YAML(typ="safe").load(ROOT / "cluster.yaml")
+FILES = ["cluster.yaml", "sweeps/clusters/gcp.yaml"]
+
+
+def read(name: str) -> dict[str, Any]:
+    return YAML(typ="safe").load(ROOT / name)
+
+
+@pytest.fixture(scope="module", params=FILES)
+def config(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return read(request.param)
 
 
 def test_ray_accepts_it(config: dict[str, Any]) -> None:
@@ -43,3 +50,18 @@ def test_every_node_asks_for_a_token(config: dict[str, Any]) -> None:
     for commands in (config["head_start_ray_commands"], config["worker_start_ray_commands"]):
         assert any("RAY_AUTH_MODE=token" in command for command in commands)
     assert "~/.ray/auth_token" in config["file_mounts"]
+
+
+def test_workers_are_spot_nodes(config: dict[str, Any]) -> None:
+    for name, kind in config["available_node_types"].items():
+        text = str(kind["node_config"])
+        assert ("spot" in text or "preemptible" in text) == (name != "head")
+
+
+def test_clouds_differ_in_their_provider_and_nodes_alone() -> None:
+    one, other = map(read, FILES)
+    for config in (one, other):
+        del config["provider"]
+        for kind in config["available_node_types"].values():
+            del kind["node_config"]
+    assert one == other

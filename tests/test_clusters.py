@@ -1,21 +1,31 @@
-"""The recipes for clusters: what the Slurm script runs, and what the manifest for Kubernetes asks for."""
+"""The recipes for clusters: what the Slurm script runs, and what the manifests for Kubernetes ask for."""
 
 from __future__ import annotations
 
+import json
+import lzma
 import os
+import re
+import shlex
+import shutil
 import signal
 import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from ruamel.yaml import YAML
 
+from helpers import tiny_sweeps as tiny
+from raysweep.cli.app import run
 from raysweep.engine.cluster import ENVIRONMENT
 
 ROOT = Path(__file__).parents[1]
-SCRIPT = ROOT / "sweeps" / "clusters" / "slurm.sh"
+CLUSTERS = ROOT / "sweeps" / "clusters"
+#: The schemas of KubeRay's v1 resources: `openAPIV3Schema` of its CRDs, without descriptions.
+CRDS = json.loads(lzma.decompress((ROOT / "tests" / "oracles" / "kuberay-1.6.2.json.xz").read_bytes()))
 
 #: Stands in for each program that the script calls: writes down its arguments.
 RECORDER = """#!/usr/bin/env bash
@@ -27,6 +37,8 @@ def run_script(folder: Path, *, nodes: int, launch: str) -> subprocess.Popen[byt
     """Start the script with programs that write down their calls; `launch` is the body of `raysweep`."""
     programs = folder / "bin"
     programs.mkdir()
+    script = folder / "job.sh"
+    script.write_text(printed(folder, "slurm", "--set", "tolerance=0.1"))
     bodies = {
         # Ray stays until it is ended.
         "ray": "exec sleep 60",
@@ -52,7 +64,7 @@ def run_script(folder: Path, *, nodes: int, launch: str) -> subprocess.Popen[byt
         "SLURM_CPUS_ON_NODE": "16",
         "SLURM_GPUS_ON_NODE": "4",
     }
-    arguments = ["bash", str(SCRIPT), "my.yaml", "--set", "a b=c d"]
+    arguments = ["bash", str(script), "--set", "a b=c d"]
     return subprocess.Popen(arguments, env=environment, stdout=subprocess.DEVNULL)
 
 
@@ -65,7 +77,7 @@ def calls(folder: Path) -> list[str]:
 def test_the_nodes_of_a_job_are_one_cluster_and_the_launch_decides_the_exit(
     tmp_path: Path, nodes: int
 ) -> None:
-    job = run_script(tmp_path, nodes=nodes, launch='[ "$4" = "a b=c d" ] || exit 1; exit 3')
+    job = run_script(tmp_path, nodes=nodes, launch='[ "$8" = "a b=c d" ] || exit 1; exit 3')
     assert job.wait(60) == 3
     found = calls(tmp_path)
     assert (
@@ -77,7 +89,8 @@ def test_the_nodes_of_a_job_are_one_cluster_and_the_launch_decides_the_exit(
     )
     assert (others in found) == (nodes == 3)
     assert f"python - 10.0.0.1:23456 {nodes}" in found
-    assert found[-1] == "raysweep launch my.yaml --set a b=c d --address 10.0.0.1:23456"
+    launch = "launch mine.yaml --set tolerance=0.1 --storage /shared/our results --set a b=c d"
+    assert found[-1] == f"raysweep {launch} --address 10.0.0.1:23456"
 
 
 def test_a_launch_that_was_asked_to_stop_is_queued_again(tmp_path: Path) -> None:
@@ -94,30 +107,167 @@ def test_a_launch_that_was_asked_to_stop_is_queued_again(tmp_path: Path) -> None
     assert calls(tmp_path)[-2:] == ["stopped", "scontrol requeue 123456"]
 
 
-@pytest.fixture
-def manifest() -> dict[str, Any]:
-    return YAML(typ="safe").load(ROOT / "sweeps" / "clusters" / "kuberay.yaml")
+def test_the_script_is_clean_bash(tmp_path: Path) -> None:
+    script = tmp_path / "job.sh"
+    script.write_text(printed(tmp_path, "slurm", "--set", 'description=it\'s "here"'))
+    subprocess.run(["bash", "-n", script], check=True)
+    if shutil.which("shellcheck"):
+        found = subprocess.run(["shellcheck", script], capture_output=True, text=True, check=False)
+        assert found.stdout == ""
 
 
-def test_the_manifest_launches_a_sweep_on_a_cluster_with_a_token(manifest: dict[str, Any]) -> None:
-    spec = manifest["spec"]
-    words = spec["entrypoint"].split()
-    assert words[:2] == ["raysweep", "launch"]
-    assert (ROOT / words[2].removeprefix("/opt/raysweep/")).is_file()
-    assert words[words.index("--address") + 1] == "auto"
-    cluster = spec["rayClusterSpec"]
+@pytest.mark.parametrize(
+    ("resources", "nodes", "gpus"),
+    [
+        ("{}", 6, None),
+        ("{per_worker: {GPU: 1}}", 6, 1),
+        ("{workers: 8, per_worker: {GPU: 1}}", 8, 6),
+        ("{workers: 64, per_worker: {GPU: 1}, max_concurrent: 1}", 8, 8),
+        ("{per_worker: {GPU: 0.25}, max_concurrent: 4}", 1, 1),
+    ],
+)
+def test_the_script_asks_for_the_nodes_that_its_runs_fill(
+    tmp_path: Path, resources: str, nodes: int, gpus: int | None
+) -> None:
+    text = printed(tmp_path, "slurm", "--set", f"resources={resources}")
+    asked = dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)$", text, re.MULTILINE))
+    assert asked["job-name"] == "raysweep-my-own-sweep"
+    assert asked["nodes"] == str(nodes)
+    assert asked.get("gpus-per-node") == (None if gpus is None else str(gpus))
+
+
+def printed(folder: Path, recipe: str, *options: str) -> str:
+    """Return what `raysweep submit --print` prints for a sweep of six runs in a folder."""
+    (folder / "base.yaml").write_text(tiny.HEAD + "evaluate: {excess_loss: {sentences: 64}}\n")
+    axes = "axes: {seed: [0, 1, 2], algorithm.lr: [1e-3, 2e-3]}"
+    (folder / "mine.yaml").write_text(f"extends: base.yaml\nname: My.own_sweep\n# Ein Kommentar: ä\n{axes}\n")
+    return command(
+        folder, ["submit", "mine.yaml", *options, "--storage", "/shared/our results", "--print", recipe]
+    )
+
+
+def command(folder: Path, words: list[str]) -> str:
+    """Return what a command prints that is given in a folder."""
+    with pytest.MonkeyPatch.context() as patch, (folder / "out").open("w+") as out:
+        patch.chdir(folder)
+        patch.setattr("sys.stdout", out)
+        assert run(words) == 0
+        out.seek(0)
+        return out.read()
+
+
+def strict(schema: Any) -> Any:
+    """Return a schema that refuses unknown fields, which Kubernetes would drop."""
+    if isinstance(schema, list):
+        return [strict(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {key: strict(value) for key, value in schema.items()}
+    if schema.get("x-kubernetes-int-or-string"):
+        found.pop("pattern", None)
+    closed = "properties" in schema and not schema.get("x-kubernetes-preserve-unknown-fields")
+    return (
+        {**found, "additionalProperties": False}
+        if closed and isinstance(schema["properties"], dict)
+        else found
+    )
+
+
+def checked(text: str) -> list[dict[str, Any]]:
+    """Return the resources of a manifest, those of KubeRay checked by its own schemas and limits."""
+    parts = list(YAML(typ="safe").load_all(text))
+    for part in parts:
+        name = part["metadata"]["name"]
+        assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name)
+        assert len(name) <= 47
+        if part["kind"] in CRDS:
+            schema = strict(CRDS[part["kind"]])
+            schema["properties"]["metadata"] = {"type": "object"}
+            jsonschema.Draft202012Validator(schema).validate(part)
+    return parts
+
+
+def test_the_check_of_manifests_is_not_a_rubber_stamp(tmp_path: Path) -> None:
+    text = printed(tmp_path, "kuberay")
+    for right, wrong in (("backoffLimit: 3", "backoffLimit: three"), ("maxReplicas: ", "maxReplica: ")):
+        assert right in text
+        with pytest.raises(jsonschema.ValidationError):
+            checked(text.replace(right, wrong))
+
+
+def test_a_manifest_holds_the_sweep_and_launches_it(tmp_path: Path) -> None:
+    options = ["--set", "tolerance=0.1", "--only", "*seed 0*", "--image", "hub.io/me/ray:1", "--claim", "vol"]
+    files, job = checked(printed(tmp_path, "kuberay", *options))
+    assert (files["kind"], job["kind"]) == ("ConfigMap", "RayJob")
+    words = shlex.split(job["spec"]["entrypoint"])
+    assert words[:5] == ["raysweep", "launch", "/sweep/mine.yaml", "--address", "auto"]
+    assert words[5:9] == ["--set", "tolerance=0.1", "--only", "*seed 0*"]
+    assert words[9:] == ["--storage", "/shared/our results", "--set", "resources.max_concurrent=2"]
+    cluster = job["spec"]["rayClusterSpec"]
+    head, [workers] = cluster["headGroupSpec"], cluster["workerGroupSpecs"]
     assert cluster["authOptions"] == {"mode": "token"}
-    head = cluster["headGroupSpec"]
     assert head["rayStartParams"]["num-cpus"] == "0"
-    storage = words[words.index("--storage") + 1]
-    for group in (head, *cluster["workerGroupSpecs"]):
+    assert (workers["minReplicas"], workers["maxReplicas"]) == (0, 2)
+    volumes = {volume["name"]: volume for volume in head["template"]["spec"]["volumes"]}
+    for item in volumes["sweep"]["configMap"]["items"]:
+        assert files["data"][item["key"]] == (tmp_path / item["path"]).read_text()
+    assert [item["path"] for item in volumes["sweep"]["configMap"]["items"]] == ["mine.yaml", "base.yaml"]
+    assert volumes["sweep"]["configMap"]["name"] == files["metadata"]["name"]
+    for group in (head, workers):
         pod = group["template"]["spec"]
         [node] = pod["containers"]
-        assert storage in [mount["mountPath"] for mount in node["volumeMounts"]]
+        assert node["image"] == "hub.io/me/ray:1"
+        assert "/shared/our results" in [mount["mountPath"] for mount in node["volumeMounts"]]
         assert {mount["name"] for mount in node["volumeMounts"]} == {v["name"] for v in pod["volumes"]}
+        assert {"claimName": "vol"} in [v.get("persistentVolumeClaim") for v in pod["volumes"]]
 
 
-def test_recipes_set_what_ray_must_have_before_it_starts(manifest: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("resources", "pod", "most"),
+    [
+        ("{}", {"cpu": "2", "memory": "8Gi"}, 6),
+        ("{max_concurrent: 2}", {"cpu": "2", "memory": "8Gi"}, 2),
+        ("{per_worker: {CPU: 3, memory: 42949672960}}", {"cpu": "4", "memory": "40Gi"}, 6),
+        ("{per_worker: {GPU: 1}}", {"cpu": "8", "memory": "32Gi", "nvidia.com/gpu": "1"}, 6),
+        ("{workers: 4, per_worker: {GPU: 1}}", {"cpu": "8", "memory": "32Gi", "nvidia.com/gpu": "1"}, 8),
+        (
+            "{per_worker: {GPU: 0.5}, max_concurrent: 3}",
+            {"cpu": "8", "memory": "32Gi", "nvidia.com/gpu": "1"},
+            2,
+        ),
+    ],
+)
+def test_a_cluster_has_the_nodes_that_its_runs_fill(
+    tmp_path: Path, resources: str, pod: dict[str, str], most: int
+) -> None:
+    text = printed(tmp_path, "kuberay-cluster", "--set", f"resources={resources}")
+    [cluster] = checked(text)
+    assert cluster["kind"] == "RayCluster"
+    [workers] = cluster["spec"]["workerGroupSpecs"]
+    [node] = workers["template"]["spec"]["containers"]
+    assert node["resources"]["requests"] == pod
+    assert workers["maxReplicas"] == most
+    assert "raysweep submit mine.yaml" in text
+
+
+def test_resources_of_the_owner_are_named_to_ray(tmp_path: Path) -> None:
+    [cluster] = checked(
+        printed(tmp_path, "kuberay-cluster", "--set", "resources={per_worker: {CPU: 1, disk: 2}}")
+    )
+    [workers] = cluster["spec"]["workerGroupSpecs"]
+    assert json.loads(shlex.split(workers["rayStartParams"]["resources"])[0]) == {"disk": 2}
+
+
+@pytest.mark.parametrize("name", ["kuberay.yaml", "kuberay-cluster.yaml", "slurm.sh"])
+def test_the_files_beside_the_sweeps_are_what_the_command_in_them_prints(name: str) -> None:
+    text = (CLUSTERS / name).read_text()
+    [told] = re.findall(r"^# +(raysweep submit .*--print [\w-]+)(?: > job.sh)?$", text, re.MULTILINE)
+    assert command(ROOT, shlex.split(told)[1:]) == text
+    if name.endswith(".yaml"):
+        checked(text)
+
+
+def test_recipes_set_what_ray_must_have_before_it_starts() -> None:
     wanted = {
         name: ENVIRONMENT[name]
         for name in (
@@ -125,9 +275,10 @@ def test_recipes_set_what_ray_must_have_before_it_starts(manifest: dict[str, Any
             "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS",
         )
     }
-    script = SCRIPT.read_text()
+    script = (CLUSTERS / "slurm.sh").read_text()
     assert all(f"{name}={value}" in script for name, value in wanted.items())
-    cluster = manifest["spec"]["rayClusterSpec"]
+    _, job = checked((CLUSTERS / "kuberay.yaml").read_text())
+    cluster = job["spec"]["rayClusterSpec"]
     for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
         [node] = group["template"]["spec"]["containers"]
         assert wanted.items() <= {one["name"]: one["value"] for one in node["env"]}.items()

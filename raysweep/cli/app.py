@@ -37,6 +37,7 @@ class _Raysweep(Program):
     places: ClassVar = {
         "init": "raysweep.cli.init:init",
         "launch": "raysweep.cli.launch:launch",
+        "submit": "raysweep.cli.submit:submit",
         "plan": "raysweep.cli.inspect:plan",
         "validate": "raysweep.cli.inspect:validate",
         "status": "raysweep.cli.status:status",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from raysweep.cli.elsewhere import ElsewhereOption, elsewhere
 from raysweep.cli.options import JsonOption, NameArgument, OnlyOption, StorageOption, find, print_json
 from raysweep.cli.output import say
 from raysweep.errors import ConfigError, StorageError
@@ -23,6 +24,7 @@ _PERIOD = 0.5
 
 
 def cancel(
+    context: typer.Context,
     name: NameArgument,
     only: OnlyOption = None,
     wait: Annotated[
@@ -32,6 +34,7 @@ def cancel(
         ),
     ] = 90.0,
     storage: StorageOption = None,
+    address: ElsewhereOption = None,
     json: JsonOption = False,
 ) -> None:
     """Stop a launch that is at work, on this machine or another one that sees the storage.
@@ -49,6 +52,8 @@ def cancel(
 
         raysweep cancel scaling --only '64/1/2/256 seed 0'
     """
+    if address is not None:
+        elsewhere(context, address)
     from raysweep.sweep.cancel import request
 
     sweep = find(name, storage)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from raysweep.cli import complete
+from raysweep.cli.elsewhere import ElsewhereOption, elsewhere
 from raysweep.cli.options import StorageOption, find, names_a_file
 from raysweep.cli.output import say
 from raysweep.sweep.format import STORED
@@ -26,6 +27,7 @@ _PERIOD, _LOOK = 0.5, 2.0
 
 
 def logs(
+    context: typer.Context,
     name: Annotated[
         str,
         typer.Argument(
@@ -42,6 +44,7 @@ def logs(
         int | None, typer.Option("-n", "--lines", min=0, help="Only this many of the last entries.")
     ] = None,
     storage: StorageOption = None,
+    address: ElsewhereOption = None,
     json: Annotated[
         bool, typer.Option("--json", help="Print a JSON object a line: `time`, `log` and `text`.")
     ] = False,
@@ -60,6 +63,8 @@ def logs(
 
         raysweep logs scaling/64-1-2-256-adamw-s0-3f9a1c27be --follow --json
     """
+    if address is not None:
+        elsewhere(context, address)
     from raysweep.sweep.logs import launch_logs, logs_of
 
     root = storage_root(storage)

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from raysweep.cli import complete
+from raysweep.cli.elsewhere import ElsewhereOption, elsewhere
 from raysweep.cli.live import runs_table
 from raysweep.cli.options import JsonOption, StorageOption, names_a_file, print_json, results_of
 from raysweep.cli.output import console, say
@@ -37,6 +38,7 @@ PIPE = 160
 
 
 def status(
+    context: typer.Context,
     name: Annotated[
         str | None,
         typer.Argument(
@@ -63,6 +65,7 @@ def status(
         float, typer.Option("--every", metavar="SECONDS", min=0.1, help="Seconds between two looks.")
     ] = 5.0,
     storage: StorageOption = None,
+    address: ElsewhereOption = None,
     json: JsonOption = False,
 ) -> None:
     """Print the state of every run of a sweep, from its records; the sweep may still be running.
@@ -86,6 +89,8 @@ def status(
         raise ConfigError("--watch: prints no JSON; ask for --json as often as you like")
     if time_ and watch:
         raise ConfigError("--time: looks once; ask for it without --watch")
+    if address is not None:
+        elsewhere(context, address)
     if name is None:
         for option, asked in (("--watch", watch), ("--all", all_), ("--time", time_)):
             if asked:

@@ -185,7 +185,7 @@ class Checker:
                 # A name on the hub may look like a path too: it is a path if something exists there.
                 if os.path.exists(path) or child.value.startswith(("/", "./", "../", "~")) or _matches(path):
                     data[key] = os.path.abspath(path)
-            elif _is_path(cls, key):
+            elif is_path(cls, key):
                 if not os.path.exists(path):
                     self.problems.add(child.mark, f"{name}.{key}", f"no such file: {path}")
                 data[key] = os.path.abspath(path)
@@ -393,7 +393,7 @@ def _part(cls: type[Config], name: str) -> type[Config] | None:
     return element if isinstance(element, type) and issubclass(element, Config) else None
 
 
-def _is_path(cls: type[Config], name: str) -> bool:
+def is_path(cls: type[Config], name: str) -> bool:
     """Return whether a field holds a path, by its type or its name."""
     annotation = cls.model_fields[name].annotation
     return name == "path" or annotation is Path or Path in typing.get_args(annotation)

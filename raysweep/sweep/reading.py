@@ -172,8 +172,12 @@ def parse(text: str, place: Mark, problems: Problems, path: tuple[Key, ...] = ()
     return _Reader(place, problems).read(composed, path)
 
 
-def read_file(path: Path, problems: Problems, chain: tuple[Path, ...] = ()) -> Node:
+def read_file(
+    path: Path, problems: Problems, chain: tuple[Path, ...] = (), files: list[Path] | None = None
+) -> Node:
     """Read a sweep file with everything it extends; its root must be a mapping.
+
+    `files` takes the path of each file that is read.
 
     Raises `ConfigError` for a file that is missing, is not YAML, or extends itself.
     """
@@ -186,6 +190,8 @@ def read_file(path: Path, problems: Problems, chain: tuple[Path, ...] = ()) -> N
         raise ConfigError(f"{path}: no such file{suggest(str(path), known)}") from None
     except (OSError, ValueError) as error:  # a NUL in the name, or text that is not UTF-8
         raise ConfigError(f"{path}: cannot be read: {error}") from None
+    if files is not None:
+        files.append(path)
     root = parse(text, place, problems)
     if not isinstance(root.value, dict):
         raise ConfigError(f"{path}:1:1: a sweep file is a mapping with 'name', 'language', 'model' and so on")
@@ -208,7 +214,7 @@ def read_file(path: Path, problems: Problems, chain: tuple[Path, ...] = ()) -> N
     if not there:
         problems.add(parent.mark, "extends", f"no such file: {target}")
         return root
-    return lay(read_file(target, problems, chain), root, problems)
+    return lay(read_file(target, problems, chain, files), root, problems)
 
 
 def parse_override(text: str, problems: Problems) -> tuple[list[str], Node] | None:

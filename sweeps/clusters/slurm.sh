@@ -1,16 +1,20 @@
 #!/usr/bin/env bash
-# A sweep on Slurm: a Ray cluster of the nodes of a job, and `raysweep launch` on the first of them.
+# A sweep on Slurm: a Ray cluster of the nodes of a job, and `raysweep launch` on the first of them.  Printed by
 #
-#   sbatch --nodes=4 sweeps/clusters/slurm.sh sweeps/scaling.yaml --storage /shared/results
-#   sbatch --nodes=4 --gpus-per-node=8 sweeps/clusters/slurm.sh sweeps/paper/fig2a.yaml --storage /shared/results
+#   raysweep submit sweeps/scaling.yaml --set 'resources.per_worker={GPU: 1}' --storage /shared/results --nodes 8 --print slurm > job.sh
 #
-# What follows the script are the arguments of `raysweep launch`.  The storage is a folder that all nodes see.
-# Before the first job, on a node that sees the same home:  ray get-auth-token --generate
+#   sbatch job.sh                                      # from the folder in which that command was given
+#   sbatch --nodes=2 --gpus-per-node=4 job.sh          # other nodes
+#   sbatch job.sh --retry-failed                       # more arguments of the launch
+#
+# All nodes see the sweep file, and the storage.  Before the first job, on a node that sees the same home:
+#   ray get-auth-token --generate
 #
 # Five minutes before the time limit the launch is asked to stop; it keeps a checkpoint of each run, and the job
 # queues itself again and goes on from there.  A job that is cancelled or lost goes on when it is submitted again.
-#SBATCH --job-name=raysweep
-#SBATCH --nodes=2
+#SBATCH --job-name=raysweep-scaling
+#SBATCH --nodes=8
+#SBATCH --gpus-per-node=3
 #SBATCH --ntasks-per-node=1
 #SBATCH --exclusive
 #SBATCH --time=24:00:00
@@ -18,6 +22,9 @@
 #SBATCH --requeue
 #SBATCH --open-mode=append
 set -euo pipefail
+
+# The arguments of the launch.
+arguments=(sweeps/scaling.yaml --set 'resources.per_worker={GPU: 1}' --storage /shared/results)
 
 # Where raysweep is installed: the environment that `sbatch` was called in, or this one.
 [ -z "${VIRTUAL_ENV:-}" ] || PATH="$VIRTUAL_ENV/bin:$PATH"
@@ -61,7 +68,7 @@ WAIT
 # Bash runs a trap as soon as `wait` is interrupted; the second `wait` is for the launch itself.
 launch=
 trap '[ -z "$launch" ] || kill -TERM "$launch" 2>/dev/null || true' TERM
-raysweep launch "$@" --address "$address" &
+raysweep launch "${arguments[@]}" "$@" --address "$address" &
 launch=$!
 code=0
 wait "$launch" || code=$?
