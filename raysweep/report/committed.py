@@ -71,6 +71,8 @@ class Origin(Config):
     date: str
     #: Seconds in which something was trained or measured, whatever was done at once.
     wall_seconds: float
+    #: Seconds of processor time that this took; None where not all records tell.
+    cpu_seconds: float | None = None
     launches: int
     #: Of all launches of the sweep up to `time`; () where its records come from none.
     measured_with: tuple[Software, ...]
@@ -234,10 +236,24 @@ def _origin(sweep: Sweep, software: Software) -> Origin | None:
         time=last,
         date=datetime.fromtimestamp(last, UTC).strftime("%Y-%m-%d"),
         wall_seconds=round(covered(spans), 1),
+        cpu_seconds=_processor_time(sweep),
         launches=len(used),
         measured_with=tuple(dict.fromkeys(Software.of(facts) for facts in used)),
         judged_with=software,
     )
+
+
+def _processor_time(sweep: Sweep) -> float | None:
+    """Return the seconds of processor time of all training and measuring; None where a record has none."""
+    found: list[float | None] = []
+    ledger = sweep.ledger()
+    for spec in sweep.runs:
+        run = ledger.open(spec.run_id)
+        found += [record.train_cpu_seconds for record in run.checkpoint_records()[-1:]]
+        records = (run.evaluation(step, one) for step in spec.milestones for one in spec.evaluations.values())
+        found += [record.cpu_seconds for record in records if record is not None]
+    known = [seconds for seconds in found if seconds is not None]
+    return round(sum(known), 1) if len(known) == len(found) else None
 
 
 def last_record(sweep: Sweep) -> float | None:

@@ -120,12 +120,13 @@ def _ours(group: Sequence[Entry]) -> str:
 def verdicts_table(entries: Sequence[Entry]) -> list[tuple[str, ...]]:
     """Return the rows of Markdown of all verdicts, with the numbers behind them."""
     rows: list[tuple[str, ...]] = [
-        ("file", "claim", "verdict", "effect [95 % interval]", "p", "runs", "minutes")
+        ("file", "claim", "verdict", "effect [95 % interval]", "p", "runs", "minutes", "processor minutes")
     ]
     for entry in entries:
         if entry.result is None:
             continue
-        minutes = entry.result.written.provenance.wall_seconds / 60
+        origin = entry.result.written.provenance
+        spent = [in_minutes(origin.wall_seconds), in_minutes(origin.cpu_seconds)]
         for k, verdict in enumerate(entry.verdicts):
             rows.append(
                 (
@@ -135,10 +136,15 @@ def verdicts_table(entries: Sequence[Entry]) -> list[tuple[str, ...]]:
                     effect_of(verdict),
                     p_of(verdict),
                     f"{verdict['runs']}",
-                    f"{minutes:.1f}" if k == 0 else "",
+                    *(spent if k == 0 else ("", "")),
                 )
             )
     return rows
+
+
+def in_minutes(seconds: float | None) -> str:
+    """Return seconds in minutes, or a dash where they are not known."""
+    return "–" if seconds is None else f"{seconds / 60:.1f}"
 
 
 def readme_text(text: str, entries: Sequence[Entry]) -> str:

@@ -64,9 +64,12 @@ class WeightedConfig(CountedConfig):
 
 
 def checkpoint(
-    run: RunLedger, step: int, *, milestone: bool = True, seconds: float = 1.0
+    run: RunLedger, step: int, *, milestone: bool = True, seconds: float = 1.0, busy: float | None = None
 ) -> CheckpointRecord:
-    """Commit a checkpoint of a step as training would, with something in its folder."""
+    """Commit a checkpoint of a step as training would, with something in its folder.
+
+    `busy` is the share of the `seconds` in which a processor was used, where the record tells it.
+    """
     folder = run.checkpoint_directory(step)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.safetensors").write_bytes(b"weights")
@@ -77,6 +80,7 @@ def checkpoint(
         curve=(CurvePoint(step=step, loss=1.0 / max(step, 1), time_ms=1000 * step),),
         time=float(step),
         train_seconds=seconds,
+        train_cpu_seconds=None if busy is None else busy * seconds,
     )
     run.commit(record)
     return record

@@ -15,7 +15,7 @@ from raysweep.report import committed as module
 from raysweep.report.claims import sweep_verdicts
 from raysweep.report.committed import Result, Software, read_result, result_of, write_result
 from raysweep.report.suite import newest, render_suite
-from raysweep.report.suite_tables import committed, readme_text, write_readme
+from raysweep.report.suite_tables import committed, readme_text, verdicts_table, write_readme
 from raysweep.sweep.suite import Member, chosen, opened, standing, suite
 from raysweep.sweep.tidy import tidy
 
@@ -93,6 +93,23 @@ def test_seconds_that_overlap_count_once(folder: Path) -> None:
     times = [record.time for run in sweep.runs for record in sweep.ledger().open(run.run_id).evaluations()]
     assert origin.wall_seconds == pytest.approx(200 + max(times) - min(times) + 2, abs=1.0)
     assert origin.time == max(times)
+
+
+def test_processor_time_is_that_of_all_records_or_not_known(folder: Path) -> None:
+    sweep = paper_suite.measure(folder / "fig2-small.yaml", folder.parent / "results", processor=True)
+    # Each took a quarter less than the clock says; a run's last checkpoint counts all of its training.
+    trained = sum(0.375 * max(spec.milestones) for spec in sweep.runs)
+    measured = sum(1.5 * len(spec.milestones) * len(spec.evaluations) for spec in sweep.runs)
+    found = stored(folder, "fig2-small").written.provenance.cpu_seconds
+    assert found == pytest.approx(trained + measured, abs=0.1)
+    collect(folder, "fig2-small")
+    paper_suite.measure(folder / "fig1-small.yaml", folder.parent / "results")
+    assert stored(folder, "fig1-small").written.provenance.cpu_seconds is None
+    collect(folder, "fig1-small")
+    told = {row[0]: row[-1] for row in verdicts_table(committed(suite(folder))) if row[0]}
+    assert told["file"] == "processor minutes"
+    assert told["[fig1-small](fig1-small.yaml)"] == "–"
+    assert told["[fig2-small](fig2-small.yaml)"] == f"{found / 60:.1f}"
 
 
 def test_a_table_that_is_too_large_keeps_what_the_report_shows(
