@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -107,6 +108,7 @@ _NAME = re.compile(
 )
 
 
+@lru_cache(maxsize=4096)
 def parse_name(name: str) -> RecordName | None:
     """Return the parts of a file name, or None if it does not name a record.
 

@@ -6,7 +6,7 @@ process that read it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from raysweep import registry
 from raysweep.evaluation.base import Evaluation
 from raysweep.languages.base import LanguageConfig
-from raysweep.sweep.identity import configuration, digest, run_name, training_content
+from raysweep.sweep.identity import canonical, configuration, digest, run_name, training_content
 from raysweep.sweep.source import Source
 from raysweep.training.seeds import Seeds
 
@@ -127,16 +127,27 @@ class RunSpec:
         return data if self.source is None else data | {"source": self.source.encode()}
 
     @classmethod
-    def decode(cls, data: Mapping[str, Any]) -> RunSpec:
-        """Make a spec from the result of `encode`."""
+    def decode(cls, data: Mapping[str, Any], shared: dict[str, Any] | None = None) -> RunSpec:
+        """Make a spec from the result of `encode`.
+
+        `shared` holds the sections that other specs have, which specs with equal ones share.
+        """
         from raysweep.training.config import PretrainConfig
 
-        evaluations = [registry.evaluations.decode(item) for item in data["evaluations"]]
+        known = {} if shared is None else shared
+
+        def section(name: str, item: Any, decode: Callable[[Any], Any]) -> Any:
+            key = f"{name} {canonical(item)}"
+            if key not in known:
+                known[key] = decode(item)
+            return known[key]
+
+        evaluations = [section("evaluation", one, registry.evaluations.decode) for one in data["evaluations"]]
         return cls(
-            language=registry.languages.decode(data["language"]),
-            model=registry.models.decode(data["model"]),
-            algorithm=registry.algorithms.decode(data["algorithm"]),
-            pretrain=PretrainConfig.decode(data["pretrain"]),
+            language=section("language", data["language"], registry.languages.decode),
+            model=section("model", data["model"], registry.models.decode),
+            algorithm=section("algorithm", data["algorithm"], registry.algorithms.decode),
+            pretrain=section("pretrain", data["pretrain"], PretrainConfig.decode),
             seeds=Seeds.of(data["seed"]),
             evaluations={evaluation.key: evaluation for evaluation in evaluations},
             language_fingerprint=data["language_fingerprint"],

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from raysweep.errors import ConfigError, DataError
 from raysweep.files import write_atomic
@@ -83,11 +84,12 @@ def load_stored(directory: Path, *, tracking_uri: str | None = None) -> Sweep:
     path = directory / STORED
     try:
         content = json.loads(path.read_bytes())
+        shared: dict[str, Any] = {}
         return Sweep(
             name=content["name"],
             description=content["description"],
             path=Path(content["path"]),
-            runs=tuple(RunSpec.decode(item) for item in content["runs"]),
+            runs=tuple(RunSpec.decode(item, shared) for item in content["runs"]),
             resources=Resources.decode(content["resources"]),
             storage=directory.resolve().parent,
             tracking_uri=tracking_uri or content["tracking_uri"],
