@@ -262,16 +262,18 @@ def _look(name: str, storage: Path | None) -> _Standing:
     from raysweep.sweep.lock import holder
     from raysweep.sweep.remarks import remarks
     from raysweep.sweep.run_state import run_states
+    from raysweep.sweep.snapshot import Snapshot
     from raysweep.sweep.starts import failures
 
     sweep = results_of(name, storage)
+    snapshot = Snapshot.of(sweep)
     return _Standing(
         sweep=sweep,
-        states=run_states(sweep),
+        states=run_states(sweep, snapshot),
         launched_by=holder(sweep.directory),
-        failed=failures(sweep),
+        failed=failures(sweep, snapshot),
         changes=Changes(sweep.ledger(), sweep),
-        notes=remarks(sweep),
+        notes=remarks(sweep, snapshot),
         launched=None if names_a_file(name) else _from_here(sweep.path),
     )
 

@@ -109,6 +109,11 @@ class RunLedger:
     def _quarantine(self) -> Path:
         return self.directory / "quarantine"
 
+    @property
+    def records_directory(self) -> Path:
+        """The folder of the run's records."""
+        return self._records
+
     def record_path(self, name: str) -> Path:
         """Return the file of a record."""
         return self._records / name

@@ -6,18 +6,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from raysweep.evaluation.base import Evaluation
 from raysweep.evaluation.metric import Metric
 from raysweep.sweep.config import Sweep
-from raysweep.sweep.ledger import RunLedger
-from raysweep.sweep.missing import metrics_at
 from raysweep.sweep.names import labels
-from raysweep.sweep.records import EvaluationRecord
 from raysweep.sweep.run import RunSpec
+from raysweep.sweep.snapshot import Metrics, Snapshot
 from raysweep.sweep.starts import starts
 
 #: `blocked`: the run waits for the checkpoint that it starts from.  `unfinished`: the run was begun, and as
@@ -68,7 +65,7 @@ class RunState:
     #: Shards of its evaluations: those that this attempt has measured, and those it has asked for.
     shards: tuple[int, int] = (0, 0)
     #: Its evaluations by kind, at all milestones.
-    evaluations: Mapping[str, Evaluated] = field(default_factory=dict)
+    evaluations: dict[str, Evaluated] = field(default_factory=dict)
     #: Seconds of its training and of its evaluations, of all attempts.
     seconds: float = 0.0
     eta: float | None = None
@@ -147,15 +144,10 @@ class Remaining:
         return (wanted - measured) * (now - self._since) / gained if gained else None
 
 
-def _records(run: RunLedger, spec: RunSpec, evaluation: Evaluation) -> list[EvaluationRecord]:
-    found = (run.evaluation(step, evaluation) for step in spec.milestones)
-    return [record for record in found if record is not None]
-
-
-def run_states(sweep: Sweep) -> list[RunState]:
-    """Return the state of every run according to its records alone."""
-    ledger, waits, names = sweep.ledger(), starts(sweep), labels(sweep.runs)
-    begun = set(ledger.run_ids())
+def run_states(sweep: Sweep, snapshot: Snapshot | None = None) -> list[RunState]:
+    """Return the state of every run according to its records alone, those of a `snapshot` if given."""
+    snapshot = snapshot or Snapshot.of(sweep)
+    waits, names = starts(sweep, snapshot=snapshot), labels(sweep.runs)
     rows = []
     for spec in sweep.runs:
         row = RunState(
@@ -166,14 +158,16 @@ def run_states(sweep: Sweep) -> list[RunState]:
             evaluations={kind: Evaluated(0, len(spec.milestones), 0.0) for kind in spec.evaluations},
         )
         # Of thousands of runs, most have no records yet.
-        usable = _read(row, ledger.open(spec.run_id), spec) if spec.run_id in begun else set[int]()
+        begun, usable = spec.run_id in snapshot, waits.usable(spec)
+        if begun:
+            _read(row, snapshot, spec, usable)
         why, wait = waits.failure(spec), waits.wait(spec)
         if why is not None:
             row.state = "cancelled" if waits.cancelled(spec) else "failed"
             row.trouble = " ".join(why.split())
         elif wait is not None:
             row.state = "blocked"
-        elif (spec.run_id in begun or not spec.trains) and waits.missing(spec).finished:
+        elif (begun or not spec.trains) and waits.missing(spec).finished:
             row.state, row.step = "done" if spec.stopped is None else "stopped", row.steps
         elif row.step or usable:
             row.state = "unfinished"
@@ -181,23 +175,26 @@ def run_states(sweep: Sweep) -> list[RunState]:
     return rows
 
 
-def _read(row: RunState, run: RunLedger, spec: RunSpec) -> set[int]:
-    """Read what a run has done into its row; return the steps of its checkpoints."""
-    for step in reversed(spec.milestones):
-        if metrics := metrics_at(run, spec, step):
-            row.step, row.evaluated, row.metrics = step, step, metrics
-            break
-    row.evaluations = {
-        kind: Evaluated(len(found), len(spec.milestones), sum(record.seconds for record in found))
+def _read(row: RunState, snapshot: Snapshot, spec: RunSpec, usable: Collection[int]) -> None:
+    """Read what a run has done into its row; `usable` are the steps of its checkpoints that have a folder."""
+    measured = {
+        (kind, step): at
         for kind, evaluation in spec.evaluations.items()
-        for found in [_records(run, spec, evaluation)]
+        for step in spec.milestones
+        if (at := snapshot.evaluation(spec.run_id, step, evaluation)) is not None
     }
-    # Checkpoints that are not kept leave their records.
-    records = run.checkpoint_records()
-    usable = {record.step for record in records} & run.steps_on_disk()
+    for step in reversed(spec.milestones):
+        records = [measured[kind, step] for kind in spec.evaluations if (kind, step) in measured]
+        if any(map(snapshot.measured, records)):
+            row.step, row.evaluated, row.metrics = step, step, Metrics(snapshot, records)
+            break
+    for kind in spec.evaluations:
+        took = [snapshot.head(at)["seconds"] for (of, _), at in measured.items() if of == kind]
+        row.evaluations[kind] = Evaluated(len(took), len(spec.milestones), sum(took))
     row.step = min(max([row.step, *usable]), row.steps)
     row.seconds = sum(kind.seconds for kind in row.evaluations.values())
-    row.seconds += records[-1].train_seconds if records else 0.0
-    if curve := next((record.curve for record in reversed(records) if record.curve), ()):
-        row.tokens_per_second, row.mfu = curve[-1].tokens_per_second, curve[-1].mfu
-    return usable
+    # Checkpoints that are not kept leave their records.
+    checkpoints = snapshot.checkpoints(spec.run_id)
+    row.seconds += snapshot.head(checkpoints[-1])["train_seconds"] if checkpoints else 0.0
+    if curve := next((found for at in reversed(checkpoints) if (found := snapshot.curve(at))), None):
+        row.tokens_per_second, row.mfu = curve[-1]["tokens_per_second"], curve[-1]["mfu"]

@@ -15,6 +15,7 @@ from raysweep.sweep.ledger import Ledger, RunLedger
 from raysweep.sweep.missing import Missing, missing
 from raysweep.sweep.records import FailureRecord
 from raysweep.sweep.run import RunSpec
+from raysweep.sweep.snapshot import Snapshot
 from raysweep.sweep.survey import RunRecords, survey, survey_run
 from raysweep.training import verify
 
@@ -92,6 +93,10 @@ class Starts:
             return Wait(f"its source {source.name} cannot start: {above.reason}", True)
         return Wait(f"waits for {source.name}")
 
+    def usable(self, spec: RunSpec) -> Collection[int]:
+        """Return the steps of a run's checkpoints that have a folder."""
+        return self._held.get(spec.run_id, _NOTHING).usable
+
     def cancelled(self, spec: RunSpec) -> bool:
         """Return whether a person has cancelled a run."""
         return self._held.get(spec.run_id, _NOTHING).cancelled
@@ -104,23 +109,26 @@ class Starts:
         return wait.reason if wait is not None and wait.vain else None
 
 
-def starts(sweep: Sweep, *, verify: bool = True, retry: bool = False) -> Starts:
-    """Return the waits of a sweep's runs, according to the ledger."""
+def starts(
+    sweep: Sweep, *, verify: bool = True, retry: bool = False, snapshot: Snapshot | None = None
+) -> Starts:
+    """Return the waits of a sweep's runs, according to the ledger or to a `snapshot` of it."""
     ledger = sweep.ledger()
-    return Starts(ledger, sweep.runs, survey(ledger, sweep.runs, verify=verify), retry=retry)
+    held = survey(ledger, sweep.runs, verify=verify, snapshot=snapshot)
+    return Starts(ledger, sweep.runs, held, retry=retry)
 
 
-def unfinished(sweep: Sweep) -> tuple[str, ...]:
+def unfinished(sweep: Sweep, snapshot: Snapshot | None = None) -> tuple[str, ...]:
     """Return the ids of the runs that have neither finished nor failed, nor wait for a source that failed."""
-    found = starts(sweep)
+    found = starts(sweep, snapshot=snapshot)
     return tuple(
         spec.run_id for spec in sweep.runs if found.failure(spec) is None and not found.missing(spec).finished
     )
 
 
-def failures(sweep: Sweep) -> dict[str, FailureRecord]:
+def failures(sweep: Sweep, snapshot: Snapshot | None = None) -> dict[str, FailureRecord]:
     """Return the last failure of each run that cannot go on: its own, or that of its source."""
-    ledger, waits = sweep.ledger(), starts(sweep)
+    ledger, waits = sweep.ledger(), starts(sweep, snapshot=snapshot)
     found = dict[str, FailureRecord]()
     for spec in sweep.runs:
         message = waits.failure(spec)

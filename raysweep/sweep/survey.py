@@ -1,22 +1,26 @@
 """The ledger of many runs, read at once.
 
-Ten thousand runs have tens of thousands of records.  A survey therefore lists each folder once and reads each
-record as plain JSON.  A record that does not look right goes through the ledger's own reader, which
-quarantines damaged records.
+Ten thousand runs have tens of thousands of records, so a survey reads them from a snapshot
+(`raysweep.sweep.snapshot`).  Damaged records are quarantined, as by every reader.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from raysweep.sweep.ledger import Ledger, RunLedger
-from raysweep.sweep.records import EvaluationRecord, FailureRecord, RecordName
+from raysweep.sweep.record_heads import read_head
+from raysweep.sweep.records import CANCELLED, RecordName
 from raysweep.sweep.run import RunSpec
-from raysweep.training.checkpoint import CheckpointRecord
+from raysweep.sweep.snapshot import Snapshot
+
+#: Returns the head of a record by its file name, None for a damaged one (`Snapshot.read`).
+Head = Callable[[str], dict[str, Any] | None]
 
 
 @dataclass
@@ -49,45 +53,61 @@ class RunRecords:
             self.evaluations.add((name.step, name.kind, name.head))
 
 
-def survey(ledger: Ledger, specs: Iterable[RunSpec], *, verify: bool) -> dict[str, RunRecords]:
+def survey(
+    ledger: Ledger, specs: Iterable[RunSpec], *, verify: bool, snapshot: Snapshot | None = None
+) -> dict[str, RunRecords]:
     """Return the records of each run that has a folder; with `verify` every record is read.
 
-    Raises `IdentityError` if a folder belongs to another configuration.
+    They are those of a `snapshot`, where a caller has one.  Raises `IdentityError` if a folder belongs to
+    another configuration.
     """
-    present = set(ledger.run_ids())
+    specs = list(specs)
+    if verify and snapshot is None:
+        snapshot = Snapshot(ledger, (spec.run_id for spec in specs))
+    present = set(ledger.run_ids() if snapshot is None else snapshot.run_ids)
     found = {}
     for spec in specs:
         if spec.run_id not in present:
             continue
         run = ledger.open(spec.run_id)
-        stored = _plain(run.identity_path)
-        if stored is None or stored.get("identity") != spec.training_identity:
+        if snapshot is None:
+            stored = _plain(run.identity_path) or {}
+            identity, held = stored.get("identity"), survey_run(run, verify=False)
+        else:
+            names, head = snapshot.names(spec.run_id), partial(snapshot.read, spec.run_id)
+            identity, held = snapshot.identity(spec.run_id), _survey(run, names, head, verify=True)
+        if identity != spec.training_identity:
             ledger.check(spec)
-        found[spec.run_id] = survey_run(run, verify=verify)
+        found[spec.run_id] = held
     return found
 
 
 def survey_run(run: RunLedger, *, verify: bool = True) -> RunRecords:
     """Return the records of one run; with `verify` every record is read, otherwise file names suffice."""
+    return _survey(run, run.record_names(), partial(read_head, run), verify=verify)
+
+
+def _survey(
+    run: RunLedger, found: Sequence[tuple[str, RecordName]], head: Head, *, verify: bool
+) -> RunRecords:
     held = RunRecords()
-    found = run.record_names()
     newest = max((p.step for _, p in found if p.type == "checkpoint"), default=-1)
     failure = None
     for name, parsed in found:
         if parsed.type == "checkpoint":
             latest = parsed.step == newest
-            if (verify or latest) and not _checkpoint(held, run, name, parsed, latest):
+            if (verify or latest) and not _checkpoint(held, head(name), parsed, latest):
                 continue
         elif parsed.type == "evaluation":
-            if verify and not _evaluation(held, run, name, parsed):
+            if verify and not _evaluation(held, head(name), parsed):
                 continue
         elif parsed.type == "failure":
             failure = name
         held.add(parsed)
     if failure is not None:
-        record = run.read(failure, FailureRecord)
+        record = head(failure)
         if record is not None:
-            held.failure, held.cancelled = record.message, record.cancelled
+            held.failure, held.cancelled = record["message"], record["error"] == CANCELLED
     if held.recorded:
         held.usable = held.recorded & run.steps_on_disk()
     return held
@@ -121,44 +141,25 @@ def _plain(path: Path | str) -> dict[str, Any] | None:
     return data if isinstance(data, dict) else None
 
 
-def _checkpoint(held: RunRecords, run: RunLedger, name: str, parsed: RecordName, newest: bool) -> bool:
+def _checkpoint(held: RunRecords, data: dict[str, Any] | None, parsed: RecordName, newest: bool) -> bool:
     """Return whether the record of a checkpoint is whole; note the cost of the newest."""
-    data = _plain(run.record_path(name))
-    try:
-        if data is None or data["step"] != parsed.step:
-            raise KeyError("step")
-        seconds, size = float(data["train_seconds"]), sum(f["size"] for f in data["files"].values())
-        time = float(data["time"])
-    except (KeyError, TypeError, AttributeError, ValueError):
-        record = run.read(name, CheckpointRecord)
-        if record is None or record.step != parsed.step:
-            return False
-        seconds, size = record.train_seconds, sum(f.size for f in record.files.values())
-        time = record.time
+    if data is None or data["step"] != parsed.step:
+        return False
+    seconds, time = data["train_seconds"], data["time"]
     trained = sum(end - start for start, end in held.training)
     if seconds > trained:
         held.training.append((time - (seconds - trained), time))
     if newest and parsed.step:
-        held.step_seconds, held.checkpoint_bytes = seconds / parsed.step, size
+        held.step_seconds, held.checkpoint_bytes = seconds / parsed.step, data["bytes"]
     return True
 
 
-def _evaluation(held: RunRecords, run: RunLedger, name: str, parsed: RecordName) -> bool:
+def _evaluation(held: RunRecords, data: dict[str, Any] | None, parsed: RecordName) -> bool:
     """Return whether the record of an evaluation is whole and matches its name; note its cost."""
-    data = _plain(run.record_path(name))
-    try:
-        if data is None or not data["metrics"][0]["name"]:
-            raise KeyError("metrics")
-        step, kind, identity, seconds = data["step"], data["kind"], data["identity"], float(data["seconds"])
-        time = float(data["time"])
-    except (KeyError, IndexError, TypeError, ValueError):
-        record = run.read(name, EvaluationRecord)
-        if record is None:
-            return False
-        step, kind, identity, seconds = record.step, record.kind, record.identity, record.seconds
-        time = record.time
-    if (step, kind) != (parsed.step, parsed.kind) or not str(identity).startswith(parsed.head):
+    if data is None or (data["step"], data["kind"]) != (parsed.step, parsed.kind):
         return False
-    held.evaluation_seconds.append((kind, seconds))
-    held.measuring.append((time - seconds, time))
+    if not data["identity"].startswith(parsed.head):
+        return False
+    held.evaluation_seconds.append((data["kind"], data["seconds"]))
+    held.measuring.append((data["time"] - data["seconds"], data["time"]))
     return True

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from raysweep.evaluation.metric import Description, Metric, error_key, in_order
 from raysweep.sweep.config import Sweep
 from raysweep.sweep.identity import canonical
+from raysweep.sweep.index import NUMBERS
 from raysweep.sweep.ledger import Ledger
 from raysweep.sweep.run import RunSpec
+from raysweep.sweep.snapshot import Numbers, Snapshot
 from raysweep.training.seeds import Seeds
 
 if TYPE_CHECKING:
@@ -29,10 +34,10 @@ _START = "init_from"
 FIXED = (*_BEFORE, *_AFTER)
 
 
-def tidy(ledger: Ledger, sweep: Sweep) -> pd.DataFrame:
+def tidy(ledger: Ledger, sweep: Sweep, snapshot: Snapshot | None = None) -> pd.DataFrame:
     """Return the results of a sweep's runs under the sweep's own evaluation settings.
 
-    Its columns are
+    They are those of a `snapshot` of the ledger, if there is one.  The columns are
 
     - sweep, run_id, model, algorithm, seed (missing where a run has several);
     - seeds.init, seeds.data and seeds.dropout, where some run of the sweep has several;
@@ -59,33 +64,79 @@ def tidy(ledger: Ledger, sweep: Sweep) -> pd.DataFrame:
     if any(spec.source is not None for spec in sweep.runs) and not {_START, f"{_START}.run"} & set(axes):
         axes.append(_START)
     seeds = list(SEEDS) if any(spec.trains and spec.seed is None for spec in sweep.runs) else []
-    rows: list[dict[str, Any]] = []
+    snapshot = snapshot or Snapshot(ledger, (spec.run_id for spec in sweep.runs))
+    heads: list[dict[str, Any]] = []
+    # Of each record: its row in the snapshot, the place of its run in `heads`, and its step.
+    records: list[tuple[int, int, int]] = []
     counts: dict[tuple[str, str], int] = {}
     for spec in sweep.runs:
-        run = ledger.open(spec.run_id)
-        head: dict[str, Any] | None = None
-        for step in spec.milestones:
-            for evaluation in spec.evaluations.values():
-                record = run.evaluation(step, evaluation)
-                if record is None:
-                    continue
-                head = head or _head(sweep, spec, axes, seeds, counts)
-                rows.extend(head | {"step": step} | cells(metric) for metric in record.metrics)
-    frame = pd.DataFrame(rows, columns=[*_BEFORE, *seeds, *axes, *_AFTER])
-    frame = frame.sort_values(["run_id", "step", "metric"], kind="stable", ignore_index=True)
+        found = [
+            (row, len(heads), step)
+            for step in spec.milestones
+            for evaluation in spec.evaluations.values()
+            if (row := snapshot.evaluation(spec.run_id, step, evaluation)) is not None
+        ]
+        if found:
+            heads.append(_head(sweep, spec, axes, seeds, counts))
+            records += found
+    frame = pd.DataFrame(columns=[*_BEFORE, *seeds, *axes, *_AFTER])
+    if records:
+        frame = _table(snapshot.numbers, heads, np.array(records))[list(frame)]
     return typed(frame)
+
+
+def _table(numbers: Numbers, heads: Sequence[dict[str, Any]], records: np.ndarray) -> pd.DataFrame:
+    """Return the sorted table of some records [n, 3]: row, place of the run in `heads`, step."""
+    import pandas as pd
+
+    rows, runs, steps = records.T
+    lengths = numbers.end[rows] - numbers.begin[rows]
+    runs, steps = np.repeat(runs, lengths), np.repeat(steps, lengths)
+    # The metrics of a record are neighbours: each is so far behind the first one.
+    behind = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    at = np.repeat(numbers.begin[rows], lengths) + behind
+    by_run = _ranks([head["run_id"] for head in heads])[runs]
+    by_metric = _ranks([fact.name for fact in numbers.facts])[numbers.fact[at]]
+    order = np.lexsort((by_metric, steps, by_run))
+    at, runs, steps = at[order], runs[order], steps[order]
+    reserved = np.array(["; ".join(texts) for texts in numbers.reservations], dtype=object)
+    measured = {name: getattr(numbers, name)[at] for name in NUMBERS}
+    measured |= {"step": steps, "reservations": reserved[numbers.reserved[at]]}
+    described = _taken([cells(fact) for fact in numbers.facts], numbers.fact[at])
+    described = described.drop(columns=[*NUMBERS, "reservations"])
+    return pd.concat([_taken(heads, runs), described, pd.DataFrame(measured)], axis=1)
+
+
+def _taken(rows: Sequence[dict[str, Any]], places: np.ndarray) -> pd.DataFrame:
+    """Return the table of the rows at some places; only these decide the types of its columns."""
+    import pandas as pd
+
+    used, of = np.unique(places, return_inverse=True)
+    frame = pd.DataFrame([rows[place] for place in used])
+    return frame.astype(_types(frame)).take(of).reset_index(drop=True)
+
+
+def _ranks(texts: Sequence[str]) -> np.ndarray:
+    """Return the place of each text among all of them in their order; equal ones have one place."""
+    places = {text: place for place, text in enumerate(sorted(set(texts)))}
+    return np.array([places[text] for text in texts], dtype=int)
 
 
 def typed(frame: pd.DataFrame) -> pd.DataFrame:
     """Return a tidy table with the types of its columns; an empty one has those of a full one."""
-    whole = ("seed", *(name for name in SEEDS if name in frame), "parameters", "step", "n")
+    return frame.astype(_types(frame))
+
+
+def _types(columns: Iterable[str]) -> dict[str, str]:
+    """Return the types of those of some columns that have one in every tidy table."""
+    whole = ("seed", *SEEDS, "parameters", "step", "n")
     real = ("value", "standard_error", "least")
     text = (
         *("sweep", "run_id", "model", "algorithm", "metric", "unit"),
         *("quantity", "of", "heading", "short", "kind", "better", "baseline", "ceiling", "reservations"),
     )
     kinds = dict.fromkeys(whole, "Int64") | dict.fromkeys(real, "float64") | dict.fromkeys(text, "object")
-    return frame.astype(kinds | {"report": "bool"})
+    return {name: kind for name, kind in (kinds | {"report": "bool"}).items() if name in set(columns)}
 
 
 def wide(frame: pd.DataFrame) -> pd.DataFrame:

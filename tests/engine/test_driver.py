@@ -16,6 +16,8 @@ from raysweep.engine import driver, forks
 from raysweep.engine.interrupt import Interrupts
 from raysweep.engine.outcome import Trouble
 from raysweep.report import sweep_verdicts
+from raysweep.sweep import RunLedger, snapshot
+from raysweep.sweep.run_state import run_states
 
 #: The runs of a sweep without a search.
 GRID: Any = SimpleNamespace(sweep=SimpleNamespace(to_choose=0), halving=lambda board: None)
@@ -35,6 +37,23 @@ def test_a_server_that_began_early_is_ended_but_not_that_of_the_callers_ray(
     monkeypatch.setattr(driver.ray, "is_initialized", lambda: connected)
     assert rs.launch(sweep).worked_on == ()
     assert ended == ([] if connected else ["closed"])
+
+
+def test_the_end_of_a_launch_leaves_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first command after a launch of thousands of runs does not read each of their records."""
+    (tmp_path / "tiny.yaml").write_text(tiny.HEAD + "evaluate: {excess_loss: {sentences: 64}}\n")
+    sweep = rs.load_sweep(tmp_path / "tiny.yaml", storage=tmp_path / "results")
+    for spec in sweep.runs:
+        tiny.finish(sweep.ledger().run(spec), spec)
+    monkeypatch.setattr(snapshot, "MANY", 1)
+    monkeypatch.setattr(snapshot, "SETTLED", -60.0)
+    monkeypatch.setattr(
+        driver, "make_plan", lambda *_, **__: SimpleNamespace(finished=True, lines=lambda **_: [], to_do=())
+    )
+    monkeypatch.setattr(driver, "tidy_up", lambda *_: None)
+    rs.launch(sweep)
+    monkeypatch.setattr(RunLedger, "read", lambda *_: pytest.fail("a record was read"))
+    assert {state.state for state in run_states(sweep)} == {"done"}
 
 
 def test_results_offer_the_verdicts_on_the_claims(tmp_path: Path) -> None:

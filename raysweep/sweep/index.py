@@ -1,0 +1,179 @@
+"""The index of a sweep's records: a derived file that spares reading each of them.
+
+    <storage>/<sweep>/index.arrow      what `raysweep.sweep.snapshot` needs of each record, in one file
+
+It is never trusted over the ledger.  Each row has the size and the times of the record's file as the file
+system told them, and counts only where they are still the same; a record that was too young when it was read
+is not kept.  An index that is torn, of another version or of another sweep counts as absent.  It may be
+deleted at any time, and readers write it anew.  Any number of processes may read and write it: it is replaced
+as a whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from raysweep.evaluation.metric import Metric
+from raysweep.files import write_atomic
+from raysweep.sweep.record_heads import FIELDS
+from raysweep.training.checkpoint import CurvePoint
+from raysweep.version import __version__
+
+log = logging.getLogger("raysweep.sweep")
+
+INDEX = "index.arrow"
+
+#: The layout of the file; another version of raysweep may take other records for whole.
+_VERSION = {"raysweep": __version__, "layout": 1, "records": FIELDS}
+_DIGEST = hashlib.sha256().digest_size
+
+#: Size in bytes, and times of change of content and of inode in nanoseconds, of a file.
+Stamp = tuple[int, int, int]
+
+_SCHEMA = pa.schema(
+    [
+        ("run_id", pa.large_string()),
+        ("name", pa.large_string()),
+        *((name, pa.int64()) for name in ("size", "mtime", "ctime")),
+        # The record as JSON, without what has columns of its own or nobody reads of many runs.
+        ("head", pa.large_string()),
+        ("curve", pa.large_string()),
+        # The metrics: places in `facts` and `reservations`, and their numbers.
+        ("fact", pa.large_list(pa.int32())),
+        ("value", pa.large_list(pa.float64())),
+        ("standard_error", pa.large_list(pa.float64())),
+        ("n", pa.large_list(pa.int64())),
+        ("reserved", pa.large_list(pa.int32())),
+    ]
+)
+#: The numbers of a metric.
+NUMBERS = ("value", "standard_error", "n")
+_METRICS = ("fact", *NUMBERS, "reserved")
+
+
+@dataclass
+class Texts:
+    """Texts that many records share, each once."""
+
+    known: list[str] = field(default_factory=list)
+    _places: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._places = {text: place for place, text in enumerate(self.known)}
+
+    def place(self, text: str) -> int:
+        """Return the place of a text, which is added if it is new."""
+        place = self._places.setdefault(text, len(self.known))
+        if place == len(self.known):
+            self.known.append(text)
+        return place
+
+
+@dataclass
+class Index:
+    """Rows of records in columns; `facts` and `reservations` are JSON texts that metrics refer to."""
+
+    table: pa.Table = field(default_factory=_SCHEMA.empty_table)
+    facts: Texts = field(default_factory=Texts)
+    reservations: Texts = field(default_factory=Texts)
+
+    @classmethod
+    def read(cls, directory: Path) -> Index:
+        """Return the index of a sweep's folder; an empty one where there is none that can be used."""
+        try:
+            content = (directory / INDEX).read_bytes()
+        except OSError:
+            return cls()
+        body = memoryview(content)[_DIGEST:]
+        if hashlib.sha256(body).digest() != content[:_DIGEST]:
+            log.debug("%s: torn, read anew", directory / INDEX)
+            return cls()
+        table = pa.ipc.open_file(pa.py_buffer(body)).read_all()
+        about = {key.decode(): json.loads(text) for key, text in (table.schema.metadata or {}).items()}
+        if about.get("version") != _VERSION:
+            return cls()
+        table = table.replace_schema_metadata(None)
+        return cls(table, Texts(about["facts"]), Texts(about["reservations"]))
+
+    def write(self, directory: Path) -> None:
+        """Write the index into a sweep's folder; where that fails, as on a read-only disk, there is none."""
+        about = {"version": _VERSION, "facts": self.facts.known, "reservations": self.reservations.known}
+        table = self.table.combine_chunks().replace_schema_metadata(
+            {key: json.dumps(value) for key, value in about.items()}
+        )
+        sink = pa.BufferOutputStream()
+        options = pa.ipc.IpcWriteOptions(compression="lz4")
+        with pa.ipc.new_file(sink, table.schema, options=options) as writer:
+            writer.write_table(table)
+        body = sink.getvalue().to_pybytes()
+        try:
+            write_atomic(directory / INDEX, hashlib.sha256(body).digest() + body)
+        except OSError as error:
+            log.debug("%s: not written (%s)", directory / INDEX, error)
+
+
+class Rows:
+    """New rows of an index."""
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+        self._columns: dict[str, list[Any]] = {name: [] for name in _SCHEMA.names}
+        self._lengths: list[int] = []
+        #: The facts about the metric of each name that was seen last, and their place.
+        self._last: dict[str, tuple[dict[str, Any], int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    def add(
+        self,
+        run_id: str,
+        name: str,
+        stamp: Stamp,
+        *,
+        head: Mapping[str, Any],
+        curve: Sequence[CurvePoint] = (),
+        metrics: Sequence[Metric] = (),
+    ) -> None:
+        """Add a record; `head` is what it says besides its curve and its metrics."""
+        points = json.dumps([vars(point) for point in curve]) if curve else ""
+        told = (run_id, name, *stamp, json.dumps(head), points)
+        for column, value in zip(_SCHEMA.names, told, strict=False):
+            self._columns[column].append(value)
+        self._lengths.append(len(metrics))
+        for metric in metrics:
+            facts = dict(vars(metric))
+            for column in NUMBERS:
+                self._columns[column].append(facts.pop(column))
+            reserved = facts.pop("reservations")
+            self._columns["reserved"].append(self._index.reservations.place(json.dumps(reserved)))
+            self._columns["fact"].append(self._place(facts))
+
+    def _place(self, facts: dict[str, Any]) -> int:
+        # To compare is much cheaper than to write JSON.
+        last = self._last.get(facts["name"])
+        if last is None or last[0] != facts:
+            last = self._last[facts["name"]] = facts, self._index.facts.place(json.dumps(facts))
+        return last[1]
+
+    def table(self) -> pa.Table:
+        """Return the rows."""
+        offsets = pa.array(np.concatenate([[0], np.cumsum(self._lengths)]).astype(np.int64))
+        arrays = []
+        for column in _SCHEMA:
+            values = self._columns[column.name]
+            if column.name in _METRICS:
+                inner = pa.array(values, column.type.value_type)
+                arrays.append(pa.LargeListArray.from_arrays(offsets, inner))
+            else:
+                arrays.append(pa.array(values, column.type))
+        return pa.Table.from_arrays(arrays, schema=_SCHEMA)

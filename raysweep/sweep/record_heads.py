@@ -1,0 +1,56 @@
+"""The head of a record: what it says besides its long parts, which readers of many records need seldom."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import BaseModel
+
+from raysweep.evaluation.metric import Metric
+from raysweep.sweep.ledger import RunLedger
+from raysweep.sweep.records import EvaluationRecord, FailureRecord, RunRecord, StopRecord, parse_name
+from raysweep.training.checkpoint import CheckpointRecord, CurvePoint
+
+#: The name of a run's identity among its records.
+IDENTITY = "run.json"
+
+_CLASSES: dict[str, type[BaseModel]] = {
+    "checkpoint": CheckpointRecord,
+    "evaluation": EvaluationRecord,
+    "failure": FailureRecord,
+    "retried": FailureRecord,
+    "stopped": StopRecord,
+}
+
+_ALL: tuple[type[BaseModel], ...] = (*_CLASSES.values(), RunRecord, CurvePoint, Metric)
+#: The fields of all records, which change with the code.
+FIELDS = {cls.__name__: sorted(cls.model_fields) for cls in _ALL}
+
+
+def read_head(run: RunLedger, name: str) -> dict[str, Any] | None:
+    """Read a record of one run and return its head, as `Snapshot.head` does."""
+    record = read_any(run, name)
+    return None if record is None else parts_of(record)[0]
+
+
+def read_any(run: RunLedger, name: str) -> BaseModel | None:
+    """Return a record, None where it is absent or damaged."""
+    parsed = parse_name(name)
+    return run.identity() if parsed is None else run.read(name, _CLASSES[parsed.type])
+
+
+def parts_of(record: BaseModel) -> tuple[dict[str, Any], Sequence[CurvePoint], Sequence[Metric]]:
+    """Return the head of a record, its curve and its metrics."""
+    head = dict(vars(record))
+    match record:
+        case RunRecord():
+            return {"identity": record.identity}, (), ()
+        case CheckpointRecord():
+            del head["curve"], head["files"]
+            head["bytes"] = sum(file.size for file in record.files.values())
+            return head, record.curve, ()
+        case EvaluationRecord():
+            del head["metrics"], head["config"]
+            return head, (), record.metrics
+    return head, (), ()
