@@ -263,15 +263,16 @@ def _look(name: str, storage: Path | None) -> _Standing:
     from raysweep.sweep.remarks import remarks
     from raysweep.sweep.run_state import run_states
     from raysweep.sweep.snapshot import Snapshot
-    from raysweep.sweep.starts import failures
+    from raysweep.sweep.starts import failures, starts
 
     sweep = results_of(name, storage)
     snapshot = Snapshot.of(sweep)
+    waits = starts(sweep, snapshot=snapshot)
     return _Standing(
         sweep=sweep,
-        states=run_states(sweep, snapshot),
+        states=run_states(sweep, snapshot, waits),
         launched_by=holder(sweep.directory),
-        failed=failures(sweep, snapshot),
+        failed=failures(sweep, waits),
         changes=Changes(sweep.ledger(), sweep),
         notes=remarks(sweep, snapshot),
         launched=None if names_a_file(name) else _from_here(sweep.path),

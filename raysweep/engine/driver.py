@@ -43,8 +43,7 @@ from raysweep.sweep.keeping import keep_of, tidy_up
 from raysweep.sweep.learnt import Learnt
 from raysweep.sweep.provenance import provenance, save_launch
 from raysweep.sweep.sentences import with_sentences
-from raysweep.sweep.snapshot import Snapshot
-from raysweep.sweep.starts import failures, unfinished
+from raysweep.sweep.starts import failures, starts, unfinished
 from raysweep.sweep.stored import save_sweep, select
 from raysweep.sweep.survey import survey
 from raysweep.sweep.units import count
@@ -163,11 +162,11 @@ def launch(
         raise searching.error
     before, done = {spec.run_id for spec in chosen.runs}, searching.sweep
     # Of thousands of runs, this leaves an index of their records for the commands to come.
-    snapshot = Snapshot.of(done)
+    waits = starts(done)
     return Results(
         sweep=searching.whole,
-        failures=failures(done, snapshot),
-        unfinished={r: troubles[r].message if r in troubles else "" for r in unfinished(done, snapshot)},
+        failures=failures(done, waits),
+        unfinished={r: troubles[r].message if r in troubles else "" for r in unfinished(done, waits)},
         worked_on=(
             *(run.run_id for run in plan.to_do),
             *(spec.run_id for spec in done.runs if spec.run_id not in before),

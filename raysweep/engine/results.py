@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 from raysweep.registry import suggest
 from raysweep.sweep import FailureRecord, Sweep, load_sweep
 from raysweep.sweep.run_state import run_states
-from raysweep.sweep.snapshot import Snapshot
-from raysweep.sweep.starts import failures, unfinished
+from raysweep.sweep.starts import failures, starts, unfinished
 from raysweep.sweep.stored import find_stored
 from raysweep.sweep.tidy import tidy
 from raysweep.sweep.tidy import wide as _wide
@@ -134,6 +133,6 @@ def open_results(name: str | os.PathLike[str], *, storage: str | os.PathLike[str
     text = os.fspath(name)
     is_file = text.endswith((".yaml", ".yml")) or os.path.isfile(text)
     sweep = load_sweep(text, storage=storage) if is_file else find_stored(text, storage)
-    snapshot = Snapshot.of(sweep)
-    left = unfinished(sweep, snapshot)
-    return Results(sweep=sweep, failures=failures(sweep, snapshot), unfinished=dict.fromkeys(left, ""))
+    waits = starts(sweep)
+    left = unfinished(sweep, waits)
+    return Results(sweep=sweep, failures=failures(sweep, waits), unfinished=dict.fromkeys(left, ""))

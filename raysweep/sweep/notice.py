@@ -80,11 +80,10 @@ def shown(target: str) -> str:
 
 def payload(sweep: Sweep, event: str | None, *, seconds: float, error: str | None) -> dict[str, Any]:
     """Return the JSON of a notice; without an `event`, the ledger says whether all is done."""
-    from raysweep.sweep.snapshot import Snapshot
-    from raysweep.sweep.starts import failures, unfinished
+    from raysweep.sweep.starts import failures, starts, unfinished
 
-    snapshot = Snapshot.of(sweep)
-    failed, left = failures(sweep, snapshot), unfinished(sweep, snapshot)
+    waits = starts(sweep)
+    failed, left = failures(sweep, waits), unfinished(sweep, waits)
     how = Counter("cancelled" if failure.cancelled else "failed" for failure in failed.values())
     runs = {
         "done": len(sweep.runs) - len(failed) - len(left),

@@ -15,7 +15,7 @@ from raysweep.sweep.config import Sweep
 from raysweep.sweep.names import labels
 from raysweep.sweep.run import RunSpec
 from raysweep.sweep.snapshot import Metrics, Snapshot
-from raysweep.sweep.starts import starts
+from raysweep.sweep.starts import Starts, starts
 
 #: `blocked`: the run waits for the checkpoint that it starts from.  `unfinished`: the run was begun, and as
 #: far as known nobody is working on it.  `stopped`: a search has stopped it, and what it reached is measured.
@@ -144,10 +144,13 @@ class Remaining:
         return (wanted - measured) * (now - self._since) / gained if gained else None
 
 
-def run_states(sweep: Sweep, snapshot: Snapshot | None = None) -> list[RunState]:
-    """Return the state of every run according to its records alone, those of a `snapshot` if given."""
+def run_states(sweep: Sweep, snapshot: Snapshot | None = None, waits: Starts | None = None) -> list[RunState]:
+    """Return the state of every run according to its records alone.
+
+    They are those of a `snapshot`, with its `waits`, where a caller has them.
+    """
     snapshot = snapshot or Snapshot.of(sweep)
-    waits, names = starts(sweep, snapshot=snapshot), labels(sweep.runs)
+    waits, names = waits or starts(sweep, snapshot=snapshot), labels(sweep.runs)
     rows = []
     for spec in sweep.runs:
         row = RunState(

@@ -90,7 +90,8 @@ class Snapshot:
         self.ledger = ledger
         self._index = Index.read(ledger.directory)
         self._rows: dict[str, dict[str, int]] = {}
-        self._parsed: dict[int, dict[str, Any]] = {}
+        #: Name and identity of evaluations at steps; runs share their evaluations.
+        self._wanted: dict[tuple[int, int], tuple[Evaluation, str, str]] = {}
         self._names: dict[str, list[tuple[str, RecordName]]] = {}
         self._read([run_id for run_id in present if run_id in asked], set(present))
 
@@ -156,9 +157,7 @@ class Snapshot:
 
         `bytes` is the size of a checkpoint's files.
         """
-        if row not in self._parsed:
-            self._parsed[row] = json.loads(self._heads[row])
-        return self._parsed[row]
+        return self._heads[row]
 
     def read(self, run_id: str, name: str) -> dict[str, Any] | None:
         """Return the head of a run's record; None where it is absent or damaged."""
@@ -171,16 +170,17 @@ class Snapshot:
 
     def evaluation(self, run_id: str, step: int, evaluation: Evaluation) -> int | None:
         """Return the row of an evaluation at a step with exactly these settings; None where it is absent."""
-        identity = evaluation_identity(evaluation)
-        row = self.row(run_id, evaluation_name(step, evaluation.key, identity))
+        key = id(evaluation), step
+        if key not in self._wanted:
+            identity = evaluation_identity(evaluation)
+            self._wanted[key] = evaluation, evaluation_name(step, evaluation.key, identity), identity
+        _, name, identity = self._wanted[key]
+        row = self.row(run_id, name)
         if row is None:
             return None
-        head = self.head(row)
-        return (
-            row
-            if (head["step"], head["kind"], head["identity"]) == (step, evaluation.key, identity)
-            else None
-        )
+        head = self._heads[row]
+        asked = step, evaluation.key, identity
+        return row if (head["step"], head["kind"], head["identity"]) == asked else None
 
     def checkpoints(self, run_id: str) -> list[int]:
         """Return the rows of all checkpoints of a run ever committed, in the order of their steps."""
@@ -194,8 +194,9 @@ class Snapshot:
         return [head for head in found if head is not None]
 
     @cached_property
-    def _heads(self) -> Sequence[str]:
-        found: list[str] = self._index.table["head"].to_pylist()
+    def _heads(self) -> Sequence[dict[str, Any]]:
+        # One text is read several times as fast as its parts.
+        found: list[dict[str, Any]] = json.loads(f"[{','.join(self._index.table['head'].to_pylist())}]")
         return found
 
     def curve(self, row: int) -> list[dict[str, Any]]:

@@ -118,17 +118,17 @@ def starts(
     return Starts(ledger, sweep.runs, held, retry=retry)
 
 
-def unfinished(sweep: Sweep, snapshot: Snapshot | None = None) -> tuple[str, ...]:
+def unfinished(sweep: Sweep, waits: Starts | None = None) -> tuple[str, ...]:
     """Return the ids of the runs that have neither finished nor failed, nor wait for a source that failed."""
-    found = starts(sweep, snapshot=snapshot)
+    found = waits or starts(sweep)
     return tuple(
         spec.run_id for spec in sweep.runs if found.failure(spec) is None and not found.missing(spec).finished
     )
 
 
-def failures(sweep: Sweep, snapshot: Snapshot | None = None) -> dict[str, FailureRecord]:
+def failures(sweep: Sweep, waits: Starts | None = None) -> dict[str, FailureRecord]:
     """Return the last failure of each run that cannot go on: its own, or that of its source."""
-    ledger, waits = sweep.ledger(), starts(sweep, snapshot=snapshot)
+    ledger, waits = sweep.ledger(), waits or starts(sweep)
     found = dict[str, FailureRecord]()
     for spec in sweep.runs:
         message = waits.failure(spec)
