@@ -2,6 +2,9 @@
 
 The board serves the live view alone.  No result depends on it: the ledger is the record.  Its process imports
 nothing but Ray, so the metrics in the news are bytes there.
+
+A launch has one board, of one core.  So what goes on for long tells its news and asks whether to stop in one
+call, waits for the answer, and calls the less often, the more runs are at work (`pause`).
 """
 
 from __future__ import annotations
@@ -9,8 +12,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ray
 import ray.cloudpickle
@@ -19,6 +22,25 @@ if TYPE_CHECKING:
     from raysweep.engine.outcome import Trouble
     from raysweep.evaluation.metric import Metric
     from raysweep.sweep.run_state import State
+
+#: The most calls a second of all runs together, and the least seconds between two calls of one run.
+_CALLS, _PAUSE = 250.0, 1.0
+
+
+def pause(at_work: int) -> float:
+    """Return the seconds between two calls of a run where so many are at work.
+
+    >>> pause(1), pause(1000)
+    (1.0, 4.0)
+    """
+    return max(_PAUSE, at_work / _CALLS)
+
+
+class Answer(NamedTuple):
+    """The board's answer to a run: whether it is asked to stop, and the number of runs at work."""
+
+    stop: bool
+    at_work: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +61,14 @@ class News:
     evaluations: Mapping[str, tuple[float, float]] | None = None
     #: The trouble that ended the latest attempt.
     trouble: Trouble | None = None
+
+    def then(self, later: News) -> News:
+        """Return these news with later ones laid over them.
+
+        >>> News(state="training", step=3).then(News(step=4)) == News(state="training", step=4)
+        True
+        """
+        return replace(self, **{name: value for name, value in vars(later).items() if value is not None})
 
     def packed(self) -> dict[str, Any]:
         """Return the fields that say something, with the metrics as bytes.
@@ -120,8 +150,10 @@ class _Board:
         else:
             self._stop.add(run_id)
 
-    def stop_requested(self, run_id: str) -> bool:
-        return self._stop_all or run_id in self._stop
+    def tell(self, run_id: str, news: dict[str, Any]) -> tuple[bool, int]:
+        if news:
+            self.post(run_id, news)
+        return self._stop_all or run_id in self._stop, len(self._at_work)
 
 
 _ACTOR: Any = ray.remote(num_cpus=0, max_restarts=-1)(_Board)
@@ -145,8 +177,9 @@ class Board:
         ray.get(self._actor.begin.remote(run_id))
 
     def post(self, run_id: str, news: News) -> None:
-        """Add news of one run."""
-        self._actor.post.remote(run_id, news.packed())
+        """Add news of one run, if they say anything."""
+        if packed := news.packed():
+            self._actor.post.remote(run_id, packed)
 
     def read(self, since: int = 0) -> tuple[int, dict[str, News]]:
         """Return a mark, and the news by run id of the runs that have some since an earlier one.
@@ -181,35 +214,62 @@ class Board:
         ray.kill(self._actor)
 
     def request_stop(self, run_id: str | None = None) -> None:
-        """Ask the workers of one run, or of all, to write a checkpoint and leave."""
+        """Ask the workers of one run, or of all, to write a checkpoint and leave.
+
+        They hear of it within `pause`.
+        """
         self._actor.request_stop.remote(run_id)
 
-    def stop_requested(self, run_id: str) -> bool:
-        """Return whether the workers of a run have been asked to leave."""
-        return bool(ray.get(self._actor.stop_requested.remote(run_id), timeout=_PATIENCE))
+    def send(self, run_id: str, news: News) -> ray.ObjectRef:
+        """Add news of one run, if they say anything, and ask; `answer` waits for the answer."""
+        asked: ray.ObjectRef = self._actor.tell.remote(run_id, news.packed())
+        return asked
+
+    def answer(self, asked: ray.ObjectRef) -> Answer:
+        """Return the answer to what `send` has asked."""
+        return Answer(*ray.get(asked, timeout=_PATIENCE))
 
 
-class StopWatch:
-    """Asks the board once a second, in a thread, whether to stop; reading the answer costs nothing."""
+class Line:
+    """The line of a training to the board: tells what is new, and hears whether to stop, in a thread.
+
+    To say something and to read the answer cost nothing.
+    """
 
     def __init__(self, board: Board, run_id: str) -> None:
         self._board = board
         self._run_id = run_id
+        self._unsent = News()
         self._stop = False
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="raysweep-stop-watch", daemon=True)
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._watch, name="raysweep-line", daemon=True)
         self._thread.start()
 
     def __call__(self) -> bool:
+        """Return whether the workers of the run have been asked to leave."""
         return self._stop
 
+    def say(self, news: News) -> None:
+        """Tell some news with the next call, over those that wait for it."""
+        with self._lock:
+            self._unsent = self._unsent.then(news)
+
     def close(self) -> None:
-        """End the thread."""
-        self._ended.set()
+        """Send what waits, and end the thread: nothing is sent after what others say later."""
+        with self._lock:
+            self._ended.set()
+            self._board.post(self._run_id, self._unsent)
 
     def _watch(self) -> None:
-        while not self._ended.wait(1.0):
+        wait = 0.0
+        while not self._ended.wait(wait):
+            with self._lock:
+                if self._ended.is_set():
+                    return
+                asked, self._unsent = self._board.send(self._run_id, self._unsent), News()
             try:
-                self._stop = self._board.stop_requested(self._run_id)
+                self._stop, at_work = self._board.answer(asked)
+                wait = pause(at_work)
             except ray.exceptions.RayError:
-                time.sleep(1.0)  # the board is being restarted; training continues without it
+                wait = 2 * _PAUSE  # the board is being restarted; training continues without it

@@ -14,7 +14,7 @@ from functools import partial
 
 import ray
 
-from raysweep.engine.board import News
+from raysweep.engine.board import News, pause
 from raysweep.engine.measure import measure_shard
 from raysweep.engine.outcome import is_trouble
 from raysweep.engine.services import Services
@@ -31,7 +31,7 @@ Shard = tuple[int, str, int]
 #: Attempts at a shard that lost its inputs or its process, beyond those that Ray itself makes.
 ATTEMPTS = 3
 
-#: Seconds between two looks at the number of tasks that may be in flight, and between two news of progress.
+#: The least seconds between two calls at the board, which tell the progress and size the window.
 _PERIOD = 2.0
 
 
@@ -100,9 +100,9 @@ class Evaluations:
         """Collect the tasks that have ended, waiting up to `timeout` seconds; raises the error of a shard."""
         # Of a thousand runs, most measure nothing at a moment, and need not ask the cluster for its size.
         if len(self) and time.monotonic() >= self._look:
-            self._window.size = self._services.window()
-            self._look = time.monotonic() + _PERIOD
-            self._tell()
+            at_work = self._ask()
+            self._window.size = self._services.window(at_work)
+            self._look = time.monotonic() + max(_PERIOD, pause(at_work))
         for shard, reference in self._window.ready(timeout):
             cell = shard[:2]
             try:
@@ -125,23 +125,32 @@ class Evaluations:
             if self._left[cell] == 0:
                 self._go_on(cell)
         if not self._left:
-            self._tell()
+            self._services.board.post(self._spec.run_id, self._news())
 
     def _count(self, kind: str, seconds: float) -> None:
         number, spent = self._recorded.get(kind, (0, 0.0))
         self._recorded[kind] = number + 1, spent + seconds
 
-    def _tell(self) -> None:
-        """Post how many shards are measured, and how many evaluations, where that has changed."""
+    def _ask(self) -> int:
+        """Tell the progress and return the number of runs at work; 1 while the board is being restarted."""
+        board = self._services.board
+        try:
+            return max(1, board.answer(board.send(self._spec.run_id, self._news())).at_work)
+        except ray.exceptions.RayError:
+            return 1
+
+    def _news(self) -> News:
+        """Return how many shards are measured, and how many evaluations, where that has changed."""
         evaluations: dict[str, tuple[float, float]] = dict(self._recorded)
         for cell, left in self._left.items():
             number, spent = evaluations.get(cell[1], (0.0, 0.0))
             part = 1 - left / self._asked[cell]
             evaluations[cell[1]] = number + part, spent + self._seconds[cell]
         news = News(shards=(self._measured, self._wanted), evaluations=evaluations)
-        if news != self._told:
-            self._told = news
-            self._services.board.post(self._spec.run_id, news)
+        if news == self._told:
+            return News()
+        self._told = news
+        return news
 
     def _go_on(self, cell: Cell) -> None:
         """Queue the missing shards, or record the evaluation."""

@@ -13,7 +13,7 @@ from typing import Any
 import ray
 from ray import tune
 
-from raysweep.engine.board import Board
+from raysweep.engine.board import Board, pause
 from raysweep.engine.interrupt import Interrupts
 from raysweep.sweep.cancel import requested, withdraw
 from raysweep.sweep.lock import SweepLock
@@ -23,7 +23,7 @@ log = logging.getLogger("raysweep.launch")
 #: Seconds between two looks for a request.
 PERIOD = 1.0
 
-#: Seconds that workers get to write a checkpoint.
+#: Seconds that workers get to write a checkpoint, once they have heard of the request.
 GRACE = 10.0
 
 
@@ -88,8 +88,8 @@ class Requests(tune.Stopper):
 
 
 def wind_down(board: Board) -> None:
-    """Ask the workers for a last checkpoint and wait until they have left, at most `GRACE` seconds."""
-    deadline = time.monotonic() + GRACE
+    """Ask the workers for a last checkpoint, and wait until they have left or `GRACE` seconds are over."""
+    deadline = time.monotonic() + pause(board.at_work()) + GRACE
     with suppress(ray.exceptions.RayError):
         board.request_stop()
         while time.monotonic() < deadline:

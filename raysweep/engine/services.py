@@ -34,10 +34,10 @@ class Services:
     #: Parts into which a run's micro-batch is divided, because its memory did not suffice; by run id.
     parts: Mapping[str, int] = field(default_factory=dict)
 
-    def window(self) -> int:
-        """Return the most evaluation tasks of one run that are in flight now."""
+    def window(self, at_work: int) -> int:
+        """Return the most evaluation tasks of one run that are in flight now, of so many at work."""
         cpus = ray.cluster_resources().get("CPU", 1)
-        return most_in_flight(self.shared, cpus / self.each, self.board.at_work())
+        return most_in_flight(self.shared, cpus / self.each, at_work)
 
     def close(self) -> None:
         """End the actors; a caller that has connected to Ray itself goes on with it."""

@@ -18,7 +18,7 @@ import ray.train
 import ray.train.torch
 import torch
 
-from raysweep.engine.board import Board, News, StopWatch
+from raysweep.engine.board import Board, Line, News
 from raysweep.engine.choice import reserved
 from raysweep.engine.cleaner import CleanerCallback
 from raysweep.engine.outcome import Trouble, in_a_line, is_trouble
@@ -92,11 +92,13 @@ def train(job: Job, world: World, board: Board, threads: int) -> None:
             tokens_per_second=progress.tokens_per_second,
             mfu=progress.mfu,
         )
-        board.post(spec.run_id, news)
+        if line is not None:
+            line.say(news)
 
-    if world.rank == 0:
-        board.post(spec.run_id, News(state="training"))
-    watch = StopWatch(board, spec.run_id)
+    # One worker speaks for all: what it hears, it tells the others at the steps that they agree on.
+    line = Line(board, spec.run_id) if world.rank == 0 else None
+    if line is not None:
+        line.say(News(state="training"))
     with run_log(run, f"train-{world.rank}"):
         log.info("worker %d of %d, pid %d on %s", world.rank, world.size, os.getpid(), socket.gethostname())
         try:
@@ -112,14 +114,12 @@ def train(job: Job, world: World, board: Board, threads: int) -> None:
                 start=None if spec.source is None else spec.source.start(run),
                 world=world,
                 device=here,
-                on_progress=report if world.rank == 0 else None,
-                stop=watch,
+                on_progress=report,
+                stop=line,
                 training=training_of(spec, language, run.storage),
             )
-            if watch():
-                board.post(spec.run_id, News(state="unfinished"))
-            elif world.rank == 0:
-                board.post(spec.run_id, News(step=spec.pretrain.milestones[-1]))
+            if line is not None:
+                line.say(News(state="unfinished") if line() else News(step=spec.pretrain.milestones[-1]))
         except Exception as error:
             log.exception("training ends here")
             # With several workers, an error that is not raysweep's is mostly the sign that another worker
@@ -135,7 +135,8 @@ def train(job: Job, world: World, board: Board, threads: int) -> None:
             if world.size > 1:
                 raise  # others may wait for this worker in a collective: the group must be taken down
         finally:
-            watch.close()
+            if line is not None:
+                line.close()
 
 
 def world() -> World:

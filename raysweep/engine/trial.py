@@ -21,7 +21,7 @@ from typing import Any
 import ray
 from ray import tune
 
-from raysweep.engine.board import News
+from raysweep.engine.board import News, pause
 from raysweep.engine.choice import evaluation_need
 from raysweep.engine.evaluations import Evaluations
 from raysweep.engine.lane import LaneTraining, kept_lane
@@ -39,7 +39,7 @@ from raysweep.sweep.stored import load_stored
 
 log = logging.getLogger("raysweep.trial")
 
-#: Seconds that workers have to write a checkpoint and leave if their trial ends before them.
+#: Seconds that workers have to write a checkpoint and leave, once they have heard that their trial ends.
 GRACE = 20.0
 
 #: Seconds between two looks at the ledger, the least and the most, and their share of the time since the
@@ -176,7 +176,7 @@ class _Trial:
         A run that is cancelled is left at once.
         """
         evaluations = self._evaluations
-        latest, look, all_known = time.monotonic(), 0.0, False
+        latest, look, all_known, told = time.monotonic(), 0.0, False, False
         while True:
             alive = self._training is not None and self._training.is_alive()
             now = time.monotonic()
@@ -190,7 +190,8 @@ class _Trial:
                         latest = now
                 all_known = not alive
                 look = now + min(_MOST, max(_LEAST, _SHARE * (now - latest)))
-            if not alive and len(evaluations):
+            if not alive and len(evaluations) and not told:
+                told = True
                 self._post("evaluating")
             evaluations.advance(timeout=0.25)
             self._report()
@@ -227,8 +228,9 @@ class _Trial:
         """Drop the evaluations, and let training write a checkpoint and end before the trial ends."""
         self._evaluations.cancel()
         if self._training is not None and self._training.is_alive():
-            self._services.board.request_stop(self._spec.run_id)
-            self._training.join(GRACE)
+            board = self._services.board
+            board.request_stop(self._spec.run_id)
+            self._training.join(pause(board.at_work()) + GRACE)
 
     def _reported_trouble(self) -> Trouble | None:
         """Return what a worker said of its end: it knows the cause, which Ray Train does not pass on."""

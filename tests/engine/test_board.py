@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+from typing import Any
 
-from raysweep.engine.board import News, _Board
+import pytest
+import ray
+
+from raysweep.engine import board as module
+from raysweep.engine.board import Answer, Line, News, _Board, pause
 from raysweep.engine.outcome import Trouble
 from raysweep.evaluation.metric import Metric
 
@@ -70,13 +76,13 @@ def test_trouble_is_forgotten_when_a_run_begins_again() -> None:
 def test_a_run_that_begins_again_is_no_longer_asked_to_stop() -> None:
     board = _Board()
     board.request_stop("run")
-    assert board.stop_requested("run")
-    assert not board.stop_requested("other")
+    assert board.tell("run", {}) == (True, 0)
+    assert board.tell("other", {}) == (False, 0)
     board.begin("run")
-    assert not board.stop_requested("run")
+    assert board.tell("run", {}) == (False, 1)
     board.request_stop(None)
     board.begin("run")
-    assert board.stop_requested("run")
+    assert board.tell("run", {}) == (True, 1)
 
 
 def test_at_the_end_of_a_launch_no_run_is_said_to_be_evaluated() -> None:
@@ -109,6 +115,106 @@ def test_runs_at_work_are_those_that_a_trial_holds() -> None:
         board.leave(run_id)
     assert board.at_work() == 2
     assert [board.read(0)[1][run_id]["state"] for run_id in ("a", "c")] == ["unfinished", "done"]
+
+
+def test_a_call_tells_news_and_asks_in_one() -> None:
+    board = _Board()
+    board.begin("run")
+    assert board.tell("run", {"state": "training", "step": 3}) == (False, 1)
+    mark, news = board.read(0)
+    assert news == {"run": {"state": "training", "step": 3}}
+    # To ask is no news.
+    board.request_stop("run")
+    assert board.tell("run", {}) == (True, 1)
+    assert board.read(mark) == (mark, {})
+    # A run that trains is at work on a board that was restarted, too.
+    restarted = _Board()
+    assert restarted.tell("run", {"state": "training"}) == (False, 1)
+
+
+def test_all_runs_together_call_no_more_than_so_often() -> None:
+    for at_work in (1, 100, 250, 1000, 10_000):
+        assert pause(at_work) >= 1.0
+        assert at_work / pause(at_work) <= 250.0
+
+
+class FakeBoard:
+    """Takes the news of a line, and lets its calls be answered one by one."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[tuple[str, News]] = []
+        self.waits: list[float] = []
+        self._answers: list[Answer | Exception] = []
+        self._called, self._answered = threading.Semaphore(0), threading.Semaphore(0)
+        fake = self
+
+        class Ended(threading.Event):
+            """An event that notes how long it is waited for, and does not wait."""
+
+            def wait(self, timeout: float | None = None) -> bool:
+                if timeout is None:
+                    return super().wait()
+                fake.waits.append(timeout)
+                return self.is_set()
+
+        monkeypatch.setattr(module.threading, "Event", Ended)
+
+    def send(self, run_id: str, news: News) -> None:
+        self.calls.append((run_id, news))
+        self._called.release()
+
+    def post(self, run_id: str, news: News) -> None:
+        self.calls.append((run_id, news))
+
+    def answer(self, asked: None) -> Answer:
+        self._answered.acquire()
+        found = self._answers.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def called(self) -> None:
+        assert self._called.acquire(timeout=60)
+
+    def answers(self, answer: Answer | Exception) -> None:
+        self._answers.append(answer)
+        self._answered.release()
+
+
+def test_a_line_tells_the_newest_news_and_one_call_waits_for_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However slow the board is, a run has one call there, and what comes meanwhile is told as one."""
+    fake = FakeBoard(monkeypatch)
+    board: Any = fake
+    line = Line(board, "run")
+    fake.called()
+    line.say(News(state="training"))
+    line.say(News(step=3, tokens_per_second=10.0))
+    line.say(News(step=4))
+    assert fake.calls == [("run", News())]
+    assert not line()
+    fake.answers(Answer(stop=False, at_work=1000))
+    fake.called()
+    assert fake.calls[1:] == [("run", News(state="training", step=4, tokens_per_second=10.0))]
+    # A board that is being restarted stops nobody.
+    fake.answers(ray.exceptions.GetTimeoutError())
+    fake.called()
+    assert not line()
+    fake.answers(Answer(stop=True, at_work=1))
+    fake.called()
+    assert line()
+    assert fake.waits == [0.0, pause(1000), 2.0, pause(1)]
+    assert fake.calls[2:] == [("run", News())] * 2
+    line.say(News(state="unfinished"))
+    line.close()
+    assert fake.calls[4:] == [("run", News(state="unfinished"))]
+    # What others say of the run later stands.
+    line.say(News(state="training"))
+    fake.answers(Answer(stop=False, at_work=1))
+    line._thread.join(60)
+    assert not line._thread.is_alive()
+    assert len(fake.calls) == 5
 
 
 def test_the_processes_that_only_pass_things_on_do_not_import_torch() -> None:

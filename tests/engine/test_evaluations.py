@@ -12,7 +12,7 @@ import pytest
 
 from helpers import tiny_sweeps as tiny
 from raysweep.engine import evaluations
-from raysweep.engine.board import News
+from raysweep.engine.board import Answer, News
 from raysweep.engine.evaluations import Evaluations
 from raysweep.evaluation.run import stored_shards
 from raysweep.evaluation.trace import TraceConfig
@@ -66,11 +66,17 @@ class Launch:
         monkeypatch.setattr(evaluations.ray, "get", lambda reference: reference)
         monkeypatch.setattr(Evaluations, "_task", lambda _, *shard: lambda: self._measure(*shard))
         self.news: list[News] = []
-        board = SimpleNamespace(post=lambda _, news: self.news.append(news))
-        services: Any = SimpleNamespace(board=board, references=None, window=lambda: 4)
+        board = SimpleNamespace(
+            post=self._posted, send=self._posted, answer=lambda asked: Answer(stop=False, at_work=1)
+        )
+        services: Any = SimpleNamespace(board=board, references=None, window=lambda at_work: 4)
         self.evaluations = Evaluations(self.spec, self.run, services, {"CPU": 1})
         for step in self.spec.milestones:
             self.evaluations.submit(step)
+
+    def _posted(self, _: str, news: News) -> None:
+        if news != News():
+            self.news.append(news)
 
     def _measure(self, step: int, kind: str, shard: int, references: list[Any]) -> tuple[float, float]:
         self.measured.append((step, shard))
@@ -173,6 +179,7 @@ def test_a_fixed_number_of_inputs_is_one_round(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "tiny.yaml").write_text(FILE.replace("40000", "1000").replace(", target_rse: 0.02", ""))
     sweep = load_sweep(tmp_path / "tiny.yaml", storage=tmp_path / "results")
     monkeypatch.setattr(evaluations, "_PERIOD", 0.0)
+    monkeypatch.setattr(evaluations, "pause", lambda at_work: 0.0)
     launch = Launch(sweep, monkeypatch, seed=0)
     launch.go_on()
     assert sorted(launch.measured) == [(step, shard) for step in (50, 100) for shard in range(4)]
@@ -188,3 +195,23 @@ def test_a_fixed_number_of_inputs_is_one_round(tmp_path: Path, monkeypatch: pyte
     again = Launch(sweep, monkeypatch, seed=0)
     again.evaluations.advance(timeout=0.0)
     assert again.news[-1].evaluations == {"trace": (2, 4.0)}
+
+
+def test_a_run_calls_the_board_the_less_often_the_more_runs_are_at_work(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch = Launch(sweep, monkeypatch, seed=0)
+    now, calls, windows = [0.0], list[float](), list[int]()
+    board: Any = launch.evaluations._services.board
+    services: Any = launch.evaluations._services
+    board.send = lambda *_: calls.append(now[0])
+    board.answer = lambda asked: Answer(stop=False, at_work=5000)
+    services.window = lambda at_work: windows.append(at_work) or 4
+    monkeypatch.setattr(evaluations.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(AnyOrder, "ready", lambda self, timeout: iter(()))
+    for _ in range(100):
+        launch.evaluations.advance(timeout=0.0)
+        now[0] += 0.5
+    # 5,000 runs, 250 calls a second.
+    assert calls == [0.0, 20.0, 40.0]
+    assert windows == [5000] * 3

@@ -6,6 +6,8 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -81,3 +83,25 @@ def test_a_launch_of_another_thread_is_asked_without_a_signal(tmp_path: Path) ->
 def test_a_request_that_is_none(tmp_path: Path, content: str) -> None:
     (tmp_path / "cancel.json").write_text(content)
     assert requested(tmp_path, 12.5) is None
+
+
+def test_workers_hear_of_a_request_before_their_time_for_a_checkpoint_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of 10,000 runs, each asks every 40 s."""
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    def training() -> int:
+        return int(now[0] < 45.0)
+
+    board: Any = SimpleNamespace(at_work=lambda: 10_000, request_stop=lambda: None, training=training)
+    monkeypatch.setattr(heed, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    heed.wind_down(board)
+    assert 45.0 <= now[0] < 45.5
+    board.training = lambda: 1
+    now[0] = 0.0
+    heed.wind_down(board)
+    assert 40.0 + heed.GRACE <= now[0] < 40.5 + heed.GRACE

@@ -13,6 +13,7 @@ import pytest
 import raysweep as rs
 from helpers import tiny_sweeps as tiny
 from raysweep.engine import trial
+from raysweep.engine.board import News
 from raysweep.errors import RunFailedError
 from raysweep.sweep.cancel import cancel_runs
 
@@ -70,6 +71,7 @@ def test_a_cancelled_run_is_left_with_its_training_and_evaluations(
         post=lambda _, news: said.append(news.state),
         leave=lambda _: None,
         request_stop=stop,
+        at_work=lambda: 1,
     )
     training = SimpleNamespace(start=lambda: None, is_alive=lambda: alive[0], join=lambda _: None, error=None)
 
@@ -141,7 +143,9 @@ def test_a_long_training_is_looked_at_less_often_and_no_milestone_waits_long(
     monkeypatch.setattr(trial.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(trial, "missing_now", missing)
     monkeypatch.setattr(trial, "Evaluations", lambda *_: Evaluations())
-    services: Any = SimpleNamespace(shared=False, parts={}, board=SimpleNamespace(post=lambda *_: None))
+    posted: list[News] = []
+    board = SimpleNamespace(post=lambda _, news: posted.append(news))
+    services: Any = SimpleNamespace(shared=False, parts={}, board=board)
     watched = trial._Trial(spec, run, sweep, services)
     watched._training = SimpleNamespace(is_alive=lambda: now[0] < 620.0, join=join, error=None)  # type: ignore[assignment]
     watched._follow()
@@ -154,3 +158,5 @@ def test_a_long_training_is_looked_at_less_often_and_no_milestone_waits_long(
     assert len([moment for moment in looks if moment <= 4.0]) >= 16
     assert len(looks) < 1200
     assert 4000.0 <= now[0] <= 4000.5
+    # All runs have one board, and it knows already.
+    assert posted == [News(state="evaluating")]
