@@ -43,7 +43,7 @@ MAY = {
     "tracking": SWEEP,
     "report": SWEEP,
     "engine": {"generation", "tracking", "report", "processes"} | SWEEP,
-    "bench": {"report", "processes"} | SWEEP,
+    "bench": {"engine", "tracking", "report", "processes"} | SWEEP,
     "cli": {"engine", "tracking", "report", "bench"} | SWEEP,
 }
 PACKAGE = Path(raysweep.__file__).parent

@@ -24,6 +24,7 @@ OWN_RUNNERS = {
     "engine": "raysweep.bench.engine",
     "chaos": "raysweep.bench.chaos",
     "statistics": "raysweep.bench.statistics",
+    "scale": "raysweep.bench.scale",
 }
 
 

@@ -22,7 +22,7 @@ from raysweep.report.markdown import in_markdown, replaced
 HEADINGS = ("work", "raysweep", "beside", "found", "goal")
 
 #: Suites with the same peers and figures in every case: each case is a column.
-CROSSED = frozenset({"trace", "statistics"})
+CROSSED = frozenset({"trace", "statistics", "scale"})
 
 #: The file that holds the tables of the committed records.
 README = Path(__file__).parent / "README.md"

@@ -206,6 +206,31 @@ def statistics(
     _show(measure(quick=quick, seed=seed, processes=processes, say=say), output, json=json)
 
 
+@app.command("scale", epilog="Example: raysweep bench scale --gpus 1000 --runs 10000 --price 2.5")
+def scale(
+    gpus: Annotated[int, typer.Option("--gpus", min=1, help="GPUs of the cluster.")] = 1000,
+    runs: Annotated[int, typer.Option("--runs", min=1, help="Runs of the sweep.")] = 10_000,
+    price: Annotated[
+        float | None, typer.Option("--price", metavar="AMOUNT", min=0, help="Price of a GPU for an hour.")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Few runs and calls: shows that it works, not what they cost.")
+    ] = False,
+    output: OutputOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Measure what a run costs the parts that a launch has once, and say at how many GPUs they are full.
+
+    The costs are measured on this machine, by short runs, calls and points.  What follows for a cluster is
+    arithmetic.  It takes some five minutes.
+    """
+    from raysweep.bench.scale import measure
+
+    if output is not None:
+        check_output(output)
+    _show(measure(gpus=gpus, runs=runs, price=price, quick=quick, say=say), output, json=json)
+
+
 @app.command("table", epilog="Example: raysweep bench table --suite train --write")
 def table(
     record: Annotated[

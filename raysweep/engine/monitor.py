@@ -72,17 +72,18 @@ class Monitor:
         """Stop polling and hand over the last state."""
         self._ended.set()
         self._thread.join(timeout=10)
-        self._observe()
+        self.look()
 
     def _watch(self) -> None:
         pause = self._period
         while not self._ended.wait(pause):
             began = time.thread_time()
-            self._observe()
+            self.look()
             # The view of ten thousand runs must not take the launch's time.
             pause = max(self._period, _IDLE * (time.thread_time() - began))
 
-    def _observe(self) -> None:
+    def look(self) -> None:
+        """Read the news, and hand the state to the observers."""
         if not self._observers:
             return
         try:

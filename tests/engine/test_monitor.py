@@ -32,7 +32,7 @@ def test_what_is_left_of_evaluations_is_estimated(tmp_path: Path, monkeypatch: p
         nonlocal now
         now += seconds
         news[spec.run_id] = News(state="evaluating", step=steps, shards=shards)
-        watched._observe()
+        watched.look()
         state: LaunchState = seen[-1]
         return state
 
@@ -54,7 +54,7 @@ def test_metrics_come_with_the_milestone_that_they_are_of(tmp_path: Path) -> Non
     news = {spec.run_id: News(state="training", step=last - 1, evaluated=first, metrics=metrics)}
     seen: list[LaunchState] = []
     board: Any = type("Board", (), {"read": lambda self, since: (since, news)})()
-    Monitor(sweep, make_plan(sweep), board, seen.append, slots=2)._observe()
+    Monitor(sweep, make_plan(sweep), board, seen.append, slots=2).look()
     [row] = seen[-1].runs
     assert (row.step, row.evaluated, list(row.metrics)) == (last - 1, first, metrics)
 
@@ -73,13 +73,13 @@ def test_the_share_of_all_work_holds_what_was_there_before(
     seen: list[LaunchState] = []
     board: Any = type("Board", (), {"read": lambda self, since: (since, news)})()
     watched = Monitor(sweep, make_plan(sweep), board, seen.append, slots=2)
-    watched._observe()
+    watched.look()
     # 100 steps and two evaluations take 50 s and 4 s, of each run.
     assert seen[-1].share == pytest.approx(0.5)
     assert (seen[-1].steps, seen[-1].evaluations) == ((100, 200), (2, 4))
     parts = {"excess_loss": (1.5, 3.0)}
     news[second.run_id] = News(state="evaluating", step=100, shards=(3, 4), evaluations=parts)
-    watched._observe()
+    watched.look()
     assert seen[-1].share == pytest.approx((54.0 + 53.0) / 108.0)
     assert seen[-1].evaluations == (3, 4)
     assert seen[-1].left is None
@@ -95,7 +95,7 @@ def test_a_run_that_fails_in_the_launch_has_its_reason(tmp_path: Path) -> None:
     watched = Monitor(sweep, make_plan(sweep), board, seen.append, slots=1)
     sweep.ledger().run(spec).record_failure("loss is nan", error="RunFailedError", step=7)
     news[spec.run_id] = News(state="failed")
-    watched._observe()
+    watched.look()
     [row] = seen[-1].runs
     assert (row.state, row.trouble) == ("failed", "loss is nan")
 
@@ -110,10 +110,10 @@ def test_news_of_a_run_that_is_added_later_are_not_lost(tmp_path: Path) -> None:
     board: Any = type("Board", (), {"read": lambda self, since: (since + 1, told[since])})()
     alone = replace(sweep, runs=(first,))
     watched = Monitor(alone, make_plan(alone), board, seen.append, slots=1)
-    watched._observe()
+    watched.look()
     watched.follow(sweep)
-    watched._observe()
-    watched._observe()
+    watched.look()
+    watched.look()
     assert [[(row.run_id, row.state, row.step) for row in state.runs] for state in seen] == [
         [(first.run_id, "queued", 0)],
         *[[(first.run_id, "queued", 0), (second.run_id, "training", 7)]] * 2,
