@@ -10,7 +10,7 @@ import pytest
 from helpers.launch_events import Launch
 from raysweep.bench import scale, table
 from raysweep.bench.record import Record
-from raysweep.bench.scale.constants import Launched, _counted, fitted
+from raysweep.bench.scale.constants import Launched, _counted, fitted, without_calls
 from raysweep.bench.scale.model import (
     BOARD,
     OWN,
@@ -182,6 +182,13 @@ def test_what_a_part_uses_is_found_by_launches() -> None:
     found = fitted(launches, OWN)
     assert (found.run, found.second, found.at_work) == pytest.approx((0.3, 0.1, 0.02))
     assert fitted(launches, STORE) == Use(run=0.0)
+    # The calls of runs at work are no part of what the board costs beside them.
+    board = [
+        replace(each, used={BOARD: each.runs * 0.01 + each.seconds * (0.02 + each.slots * COSTS.call)})
+        for each in launches
+    ]
+    found = fitted([without_calls(each, COSTS.call) for each in board], BOARD, at_work=False)
+    assert (found.run, found.second, found.at_work) == pytest.approx((0.01, 0.02, 0.0))
     # Nothing costs less than nothing.
     odd = [replace(each, used={OWN: 1.0 / each.slots}) for each in launches]
     assert fitted(odd, OWN).at_work == 0.0

@@ -20,6 +20,7 @@ from raysweep.bench.engine.launches import moments
 from raysweep.bench.harness import Say
 from raysweep.bench.launching import last_words, start_launch, with_engine, write_sweep
 from raysweep.bench.scale.model import BOARD, OWN, RAYLET, STORE, Costs, Use
+from raysweep.engine.board import pause
 from raysweep.errors import RunFailedError
 from raysweep.evaluation.excess_loss import EXCESS_LOSS
 from raysweep.processes import Process, Watch, title
@@ -29,7 +30,7 @@ from raysweep.sweep.run_state import LaunchState
 
 #: The launches whose parts are measured: runs at once, runs, and steps of each.  The first has many short
 #: runs, the others few long ones.
-LAUNCHES = ((2, 60, 50), (1, 8, 1500), (4, 24, 1500))
+LAUNCHES = ((2, 40, 50), (1, 6, 1000), (4, 20, 1000))
 QUICK_LAUNCHES = ((2, 8, 50), (1, 3, 200), (4, 8, 200))
 #: Steps of the run whose operations on files are counted.
 STEPS = 50
@@ -102,7 +103,10 @@ def measured(*, quick: bool = False, say: Say = lambda line: None) -> Costs:
         operations, look = _operations(folder)
         say(f"operations on files: {operations:.0f} of a run, and {look:.0f} of a look at it")
     return Costs(
-        parts={name: fitted(found, name) for name in (OWN, STORE, RAYLET, BOARD)},
+        parts={
+            **{name: fitted(found, name) for name in (OWN, STORE, RAYLET)},
+            BOARD: fitted([without_calls(each, call) for each in found], BOARD, at_work=False),
+        },
         call=call,
         row=row,
         news=news,
@@ -123,12 +127,18 @@ class Launched:
     used: dict[str, float]
 
 
-def fitted(launches: Sequence[Launched], part: str) -> Use:
-    """Return what a part uses, by non-negative least squares over launches."""
-    work = np.array([[each.runs, each.seconds, each.slots * each.seconds] for each in launches])
+def fitted(launches: Sequence[Launched], part: str, *, at_work: bool = True) -> Use:
+    """Return what a part uses, by non-negative least squares over launches; without `at_work` that is 0."""
+    work = np.array([[each.runs, each.seconds, at_work * each.slots * each.seconds] for each in launches])
     used = np.array([each.used[part] for each in launches])
-    (run, second, at_work), _ = nnls(work, used)
-    return Use(run=float(run), second=float(second), at_work=float(at_work))
+    run, second, more = nnls(work, used)[0]
+    return Use(run=float(run), second=float(second), at_work=float(more))
+
+
+def without_calls(launched: Launched, call: float) -> Launched:
+    """Return a launch with what its board used beside the calls of runs at work."""
+    calls = launched.seconds * launched.slots / pause(launched.slots)
+    return replace(launched, used={BOARD: max(0.0, launched.used[BOARD] - calls * call)})
 
 
 def _launch(place: Path, slots: int, runs: int, steps: int) -> Launched:
