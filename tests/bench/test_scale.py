@@ -167,7 +167,7 @@ def test_figures_say_what_waits_and_what_it_costs() -> None:
 
 
 def test_what_a_part_uses_is_found_by_launches() -> None:
-    """Many short runs, and few long ones of which one or four go on at once."""
+    """Many short runs, and few long ones, one or four of them at once."""
     use = Use(run=0.3, second=0.1, at_work=0.02)
     sizes = ((2, 60, 40.0), (1, 8, 30.0), (4, 20, 30.0))
     launches = [

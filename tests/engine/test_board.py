@@ -184,7 +184,7 @@ class FakeBoard:
 def test_a_line_tells_the_newest_news_and_one_call_waits_for_the_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """However slow the board is, a run has one call there, and what comes meanwhile is told as one."""
+    """However slow the board is, a run has one call there, and one call tells all that comes meanwhile."""
     fake = FakeBoard(monkeypatch)
     board: Any = fake
     line = Line(board, "run")

@@ -12,7 +12,7 @@ Step = tuple[str, str, float]
 
 @dataclass
 class Launch:
-    """GPUs that take runs, each of which uses the parts in turn and is then trained for some seconds.
+    """GPUs that take runs, and each of them uses the parts in turn and is then trained for some seconds.
 
     `each_second` are the seconds that a part works in each second whatever happens, `at_work` those for each
     run that is trained.  A run that is trained calls the part `called` for `call` seconds, waits for the

@@ -163,7 +163,7 @@ def _launch(place: Path, slots: int, runs: int, steps: int) -> Launched:
 
 
 def _sweep(slots: int, runs: int, steps: int) -> dict[str, Any]:
-    """Return a sweep of which so many runs go on at once on two processors."""
+    """Return a sweep with so many runs at once on two processors."""
     half = {"per_worker": {"CPU": 0.5}, "evaluate": {"CPU": 0.5}}
     return {**sweep_of(runs, steps), "resources": {**half, "max_concurrent": slots}}
 
@@ -273,7 +273,7 @@ def _view(place: Path) -> tuple[float, float]:
 
 
 def _many(place: Path) -> Sweep:
-    """Return a sweep of many runs, none of which is begun."""
+    """Return a sweep of many runs that have not begun."""
     file = write_sweep(place, {**sweep_of(2, STEPS), "name": "view"})
     sweep = load_sweep(file, storage=place / "results")
     first = sweep.runs[0]

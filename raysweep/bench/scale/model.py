@@ -1,4 +1,4 @@
-"""How busy the parts of a launch are that it has once, by the costs of a run.
+"""The load of the parts that a launch has once, by the costs of a run.
 
 A part is one process whose threads take turns, so it is full where it uses one core.  A run goes through all
 parts and is then trained on a GPU, which waits meanwhile.  With N GPUs, T seconds of training a run, and D
