@@ -14,6 +14,7 @@ from functools import partial
 import torch
 
 from raysweep.bench.engine.cases import many_runs, short_runs
+from raysweep.bench.engine.commands import many_records
 from raysweep.bench.environment import environment, measure_peak
 from raysweep.bench.harness import Entry, Say, run_case
 from raysweep.bench.record import Record
@@ -21,6 +22,7 @@ from raysweep.bench.record import Record
 ENTRIES = (
     Entry(key="short-runs", work="a sweep of runs of about 1.5 s of training", build=short_runs),
     Entry(key="many-runs", work="a thousand runs of 50 steps", build=many_runs),
+    Entry(key="many-records", work="commands on the records of 10,000 runs, made up", build=many_records),
 )
 
 
@@ -29,13 +31,15 @@ def measure(
 ) -> Record:
     """Launch a sweep of `runs` runs in `rounds` rounds with every engine, and return the record.
 
-    The thousand runs are left out of a quick record, and where `runs` says how many it should be.
+    The thousand runs and the records are left out of a quick record, and where `runs` says how many it
+    should be.
     """
     torch.set_num_threads(1)
     peak = measure_peak(quick)
-    short, many = ENTRIES
+    short, many, records = ENTRIES
     entries = [replace(short, build=partial(short_runs, runs=runs, rounds=rounds, say=say))]
     if not quick and runs is None:
         entries.append(replace(many, build=partial(many_runs, say=say)))
+        entries.append(replace(records, build=partial(many_records, say=say)))
     cases = tuple(run_case(entry, peak, quick=quick, say=say) for entry in entries)
     return Record(suite="engine", quick=quick, environment=environment(1), peak=peak, cases=cases)

@@ -23,10 +23,11 @@ from raysweep.training import load_model, pretrain
 def run_all(sweep: Sweep) -> None:
     """Train and evaluate the runs of a sweep in this process."""
     for spec in sweep.runs:
-        _run(sweep, spec)
+        run_one(sweep, spec)
 
 
-def _run(sweep: Sweep, spec: RunSpec) -> None:
+def run_one(sweep: Sweep, spec: RunSpec) -> None:
+    """Train and evaluate one run in this process."""
     run, language = sweep.ledger().run(spec), sweep.language(spec)
     training = training_of(spec, language, sweep.storage) if spec.trains else None
     if training is not None:

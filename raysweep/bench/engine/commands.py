@@ -1,0 +1,85 @@
+"""The cost of commands on a sweep of thousands of runs, whose records are made up."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from raysweep.bench.engine.made_up import MILESTONES, make_up, many
+from raysweep.bench.harness import Case, Say
+from raysweep.bench.record import Figure, Goal
+from raysweep.errors import RunFailedError
+from raysweep.sweep import load_sweep
+
+#: Runs whose records are made up, and those of a quick case.
+RUNS, QUICK_RUNS = 10_000, 50
+#: Most CPU seconds of each command, and megabytes of the page of a report.
+MOST = {"plan": 5.0, "status": 5.0, "export": 10.0, "report": 20.0}
+MOST_PAGE = 5.0
+
+
+def many_records(quick: bool, *, runs: int | None = None, say: Say = lambda line: None) -> Case:
+    """Return the case of the commands that read the records of many runs."""
+    return Case(
+        unit="run", figures=lambda timing, peak: measured(runs or (QUICK_RUNS if quick else RUNS), say)
+    )
+
+
+def measured(runs: int, say: Say) -> list[Figure]:
+    """Return the CPU time of each command on so many runs, and the size of the page of their report.
+
+    Raises `RunFailedError` where a plan does not find all runs done.
+    """
+    with tempfile.TemporaryDirectory(prefix="raysweep-bench-") as name:
+        folder = Path(name)
+        file, storage = folder / "made-up.yaml", ("--storage", str(folder / "results"))
+        file.write_text(json.dumps(many(runs)))
+        sweep = load_sweep(file, storage=folder / "results")
+        make_up(sweep)
+        say(f"made up the records of {len(sweep.runs):,} runs")
+        run = partial(_cpu_seconds, folder)
+        first, _ = run("status", sweep.name, *storage)
+        # What was written just before the first command is not in the index yet.
+        run("status", sweep.name, *storage)
+        page, table = folder / "report.html", folder / "table.parquet"
+        spent = {
+            "plan": run("plan", str(file), *storage, "--json"),
+            "status": run("status", sweep.name, *storage),
+            "export": run("export", sweep.name, *storage, "-o", str(table)),
+            "report": run("report", sweep.name, *storage, "-o", str(page)),
+        }
+        done = json.loads(spent["plan"][1])["counts"]["done"]
+        if done != len(sweep.runs):
+            raise RunFailedError(f"bench engine: {done} of {len(sweep.runs)} made-up runs count as done")
+        size = page.stat().st_size / 1e6
+    of = f"{len(sweep.runs):,} runs × {len(MILESTONES)} milestones"
+    for command, (seconds, _) in spent.items():
+        say(f"{command} of {of}: {seconds:.1f} CPU-seconds")
+    goals = {command: Goal(sense="at most", value=most) for command, most in MOST.items()}
+    return [
+        *(
+            Figure(name=f"CPU time of {command}", unit="s", value=seconds, goal=goals[command])
+            for command, (seconds, _) in spent.items()
+        ),
+        Figure(name="page of the report", unit="MB", value=size, goal=Goal(sense="at most", value=MOST_PAGE)),
+        Figure(name="CPU time of a status without an index", unit="s", value=first),
+    ]
+
+
+def _cpu_seconds(folder: Path, *command: str) -> tuple[float, str]:
+    """Run a command of raysweep and return the CPU seconds of its processes, and what it printed."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    line: Sequence[str] = [sys.executable, "-m", "raysweep.cli", *command]
+    done = subprocess.run(line, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RunFailedError(
+            f"bench engine: raysweep {command[0]} ended with {done.returncode}: {done.stderr}"
+        )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, done.stdout
