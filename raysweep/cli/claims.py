@@ -45,11 +45,17 @@ def match(
 
     sweep = results_of(name, storage)
     measured = measurements(tidy(sweep.ledger(), sweep))
-    found, total = matches(sweep, measured, tolerance=tolerance, task=task, shown=limit)
+    every = matches(sweep, measured, tolerance=tolerance, task=task, shown=limit)
+    found = every.shown
     if json:
-        print_json({"sweep": sweep.name, "pairs": total, "shown": [pair.encode() for pair in found]})
+        told = {"pairs": every.total, "compared": every.compared, "checkpoints": every.among}
+        print_json({"sweep": sweep.name, **told, "shown": [pair.encode() for pair in found]})
         return
-    typer.echo(f"{count(total, 'pair')} within {tolerance:g} nats" + (", most telling:" if found else ""))
+    some = (
+        "" if every.compared == every.among else f" among {every.compared:,} of {every.among:,} checkpoints"
+    )
+    within = f"{count(every.total, 'pair')} within {tolerance:g} nats{some}"
+    typer.echo(within + (", most telling:" if found else ""))
     if not found:
         return
     out, ending = console(pipe_width=160), shared_ending(list(measured.sizes))

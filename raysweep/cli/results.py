@@ -6,6 +6,7 @@ import shlex
 import sys
 import webbrowser
 from collections.abc import Sequence
+from contextlib import nullcontext
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from raysweep.report import Verdict
     from raysweep.report.best import Best
     from raysweep.sweep import Sweep
+    from raysweep.sweep.snapshot import Snapshot
 
 
 #: Columns that a narrow terminal leaves out.
@@ -50,15 +52,18 @@ def make_report(
     tolerance: float | None = None,
     figures: Path | None = None,
     verdicts: Sequence[Verdict] | None = None,
+    snapshot: Snapshot | None = None,
 ) -> Path:
     """Write the report of a sweep, with files of its figures in a folder if one is named; return its path.
 
-    `verdicts` are those of the sweep where they are known already.
+    `verdicts` are those of the sweep, and `snapshot` has its records, where they are known already.
     """
     from raysweep.report import write_report
 
     page = path or sweep.directory / "report.html"
-    return write_report(sweep, frame, page, tolerance=tolerance, figures=figures, verdicts=verdicts)
+    return write_report(
+        sweep, frame, page, tolerance=tolerance, figures=figures, verdicts=verdicts, snapshot=snapshot
+    )
 
 
 def print_summary(sweep: Sweep, frame: pd.DataFrame, page: Path, verdicts: Sequence[Verdict]) -> None:
@@ -193,6 +198,7 @@ def report(
 
         raysweep report --suite -o paper.html
     """
+    from raysweep.sweep.snapshot import Snapshot
     from raysweep.sweep.tidy import tidy
 
     if suite:
@@ -218,14 +224,13 @@ def report(
         _several(sweeps, output, tolerance)
         return
     [sweep] = sweeps
-    if output is None:
-        typer.echo(make_report(sweep, tidy(sweep.ledger(), sweep), tolerance=tolerance))
-        return
-    check_format(output, (".html", ".svg"))
-    check_output(output)
-    frame = tidy(sweep.ledger(), sweep)
-    with writing(output):
-        typer.echo(make_report(sweep, frame, output, tolerance=tolerance))
+    if output is not None:
+        check_format(output, (".html", ".svg"))
+        check_output(output)
+    snapshot = Snapshot.of(sweep)
+    frame = tidy(sweep.ledger(), sweep, snapshot)
+    with writing(output) if output is not None else nullcontext():
+        typer.echo(make_report(sweep, frame, output, tolerance=tolerance, snapshot=snapshot))
 
 
 def _figures(

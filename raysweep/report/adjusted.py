@@ -25,10 +25,12 @@ def adjusted_figure(measured: Measurements, verdict: Verdict, *, name: str) -> D
     if shown is None:
         return None
     rows = measured.checkpoints.set_index(["run_id", "step"], drop=False)
-    if any(key not in rows.index for key in shown.keys):
+    there = np.array([key in rows.index for key in shown.keys], dtype=bool)
+    if not (there.any() if measured.sample else there.all()):
         return None
-    table = rows.loc[list(shown.keys), ["run_id", "model", "variant", "seed", "step"]].reset_index(drop=True)
-    table["x"], table["y"] = shown.x, shown.y
+    keys = [key for key, known in zip(shown.keys, there, strict=True) if known]
+    table = rows.loc[keys, ["run_id", "model", "variant", "seed", "step"]].reset_index(drop=True)
+    table["x"], table["y"] = shown.x[there], shown.y[there]
     slope = float((shown.x * shown.y).sum() / (shown.x**2).sum())
     with matplotlib.rc_context(RC):
         figure = Figure(figsize=(WIDTH, 3.2), layout="constrained")

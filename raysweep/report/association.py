@@ -26,6 +26,9 @@ contingency tables", 1951), are also estimated apart:
 - `seeds`: means of runs about that of their configuration; clusters are runs;
 - `steps`: checkpoints about the mean of their run.
 
+Of many checkpoints, constants of runs or of configurations are no columns of a design but `groups`, whose
+means are taken away (`raysweep.report.many`).
+
 `raysweep bench statistics` measures coverage and level of all of them.
 """
 
@@ -37,14 +40,19 @@ from typing import get_args
 import numpy as np
 from scipy import stats
 
-from raysweep.report.ratio import Distribution, Ratio
-from raysweep.report.regression import Array, residuals, slope
+from raysweep.report import many
+from raysweep.report.many import Parts
+from raysweep.report.ratio import Distribution
+from raysweep.report.regression import Array, Slope, residuals, slope
 from raysweep.sweep.claims import Level
 
 #: Degree of the polynomial of the rank of the loss.
 DEGREE = 3
-#: Checkpoints of a stratum of equal loss.
-STRATUM = 6
+#: Checkpoints of a stratum of equal loss; most strata, and most cells of strata by checkpoints: of many
+#: checkpoints, each stratum has more.
+STRATUM, STRATA, CELLS = 6, 200, 2_000_000
+#: Most checkpoints whose regressions have matrices of the size of checkpoints by clusters and by groups.
+DENSE = 1000
 #: Fewest clusters, and fewest degrees of freedom, of an interval.
 LEAST_CLUSTERS, LEAST_DOF = 3, 1.5
 #: Least share of the variation of x that the loss must leave: with less, the two are one.
@@ -92,7 +100,7 @@ def strata(loss: Array) -> Array:
     The last column is the rank of the loss: within a stratum, too, a smaller loss is better.
     """
     n = loss.shape[-1]
-    count = max(2, n // STRATUM)
+    count = min(max(2, n // STRATUM), STRATA, max(2, CELLS // n))
     place = np.minimum((stats.rankdata(loss, axis=-1, method="ordinal") - 1) * count // n, count - 1)
     steps = [place == number for number in range(1, count)]
     return np.stack([np.ones(loss.shape), *steps, ranks(loss)], axis=-1).astype(float)
@@ -109,25 +117,56 @@ def beside(design: Array, columns: Array) -> Array:
     return np.concatenate([design, np.broadcast_to(columns, shape)], axis=-1)
 
 
-def correlation(x: Array, y: Array, design: Array, clusters: Array) -> Estimate:
-    """Return the correlation of x and y [..., n] given a design [..., n, p], with clusters [n]."""
-    found = slope(y, x, design, clusters)
-    left_x, left_y = residuals(x, design), residuals(y, design)
+def left_by(values: Array, design: Array, groups: Array | None = None) -> Array:
+    """Return what a design [..., n, p] and the constants of `groups` [n] leave of values [..., n]."""
+    if _dense(values):
+        return residuals(values, _with(design, groups))
+    return many.residuals(values, design, groups)
+
+
+def correlation(x: Array, y: Array, design: Array, clusters: Array, groups: Array | None = None) -> Estimate:
+    """Return the correlation of x and y [..., n] given a design [..., n, p], with clusters [n].
+
+    `groups` [n], if any, have constants of their own beside the design; see `raysweep.report.many`.
+    """
+    found = _slope(x, y, design, clusters, groups)
+    left_x, left_y = (left_by(values, design, groups) for values in (x, y))
     with np.errstate(invalid="ignore", divide="ignore"):
         scale = np.sqrt((left_x**2).sum(axis=-1) / (left_y**2).sum(axis=-1))
         value = np.clip(found.value * scale, -1, 1)
         value = np.where(found.left >= LEAST_LEFT, value, np.nan)
         inside = np.clip(value, -1 + 1e-9, 1 - 1e-9)
-        member = (clusters[:, None] == np.unique(clusters)[None, :]).astype(float)
-        lengths = _shares(left_x) @ member - _shares(left_y) @ member
+        members = Parts(clusters)
+        lengths = _of_clusters(_shares(left_x), members) - _of_clusters(_shares(left_y), members)
         scores = found.scores * scale[..., None] + value[..., None] / 2 * lengths
         error = np.sqrt((scores**2).sum(axis=-1)) / (1 - inside**2)
-    count = member.shape[1]
-    low, high, p = ends(np.arctanh(inside), error, found.ratio, count)
+    low, high, p = ends(np.arctanh(inside), error, found.ratio, len(members))
     return Estimate(
         value=value, low=np.tanh(low), high=np.tanh(high), p=p, standard_error=error, ratio=found.ratio,
-        clusters=count,
+        clusters=len(members),
     )  # fmt: skip
+
+
+def _dense(values: Array) -> bool:
+    """Return whether values [..., n] are so few, or of so many data sets, that all matrices are made."""
+    return values.ndim > 1 or values.shape[-1] <= DENSE
+
+
+def _with(design: Array, groups: Array | None) -> Array:
+    return design if groups is None else beside(design, indicators(groups))
+
+
+def _slope(x: Array, y: Array, design: Array, clusters: Array, groups: Array | None) -> Slope | many.Fitted:
+    if _dense(y):
+        return slope(y, x, _with(design, groups), clusters)
+    return many.slope(y, x, design, clusters, groups)
+
+
+def _of_clusters(values: Array, members: Parts) -> Array:
+    """Return the sums [..., clusters] of values [..., n]."""
+    if not _dense(values):
+        return members.sums(values)
+    return values @ (members.of[:, None] == np.arange(len(members))[None, :]).astype(float)
 
 
 def _shares(values: Array) -> Array:
@@ -135,9 +174,12 @@ def _shares(values: Array) -> Array:
     return values**2 / (values**2).sum(axis=-1, keepdims=True)
 
 
-def coefficient(x: Array, y: Array, design: Array, clusters: Array) -> Estimate:
-    """Return the slope of y over x [..., n] given a design [..., n, p], with clusters [n]."""
-    found = slope(y, x, design, clusters)
+def coefficient(x: Array, y: Array, design: Array, clusters: Array, groups: Array | None = None) -> Estimate:
+    """Return the slope of y over x [..., n] given a design [..., n, p], with clusters [n].
+
+    `groups` are as in `correlation`.
+    """
+    found = _slope(x, y, design, clusters, groups)
     value = np.where(found.left >= LEAST_LEFT, found.value, np.nan)
     count = len(np.unique(clusters))
     low, high, p = ends(value, found.standard_error, found.ratio, count)
@@ -147,7 +189,7 @@ def coefficient(x: Array, y: Array, design: Array, clusters: Array) -> Estimate:
     )  # fmt: skip
 
 
-def ends(value: Array, error: Array, ratio: Ratio, clusters: int) -> tuple[Array, Array, Array]:
+def ends(value: Array, error: Array, ratio: Distribution, clusters: int) -> tuple[Array, Array, Array]:
     """Return the ends of the 95 % interval and the p-value; nan with too few degrees of freedom."""
     with np.errstate(invalid="ignore", divide="ignore"):
         known = (ratio.dof >= LEAST_DOF) & (error > 0) & (clusters >= LEAST_CLUSTERS)
@@ -175,37 +217,42 @@ def adjusted(
     These are the numbers whose correlation `at_level` estimates, by a smooth function of the loss.  Each is
     of one checkpoint, or of the mean over a configuration or a run that begins with that checkpoint.
     """
-    left_x, left_y, design, _ = _regressed(x, y, loss, runs, configurations, level, "smooth")
+    left_x, left_y, design, _, held = _regressed(x, y, loss, runs, configurations, level, "smooth")
     groups = {"configurations": configurations, "seeds": runs}.get(level)
     first = np.arange(len(runs)) if groups is None else np.unique(groups, return_index=True)[1]
-    return residuals(left_x, design), residuals(left_y, design), first
+    return left_by(left_x, design, held), left_by(left_y, design, held), first
 
 
 def _regressed(
     x: Array, y: Array, loss: Array, runs: Array, configurations: Array, level: Level, way: str
-) -> tuple[Array, Array, Array, Array]:
-    """Return x, y and the design whose correlation is a part of the association, and their clusters."""
+) -> tuple[Array, Array, Array, Array, Array | None]:
+    """Return x, y and the design whose correlation is a part of the association, clusters, and groups."""
     x, y = ranks(x), ranks(y)
     design = smooth(ranks(loss)) if way == "smooth" else strata(loss)
     match level:
         case "all":
-            return x, y, design, configurations
+            return x, y, design, configurations, None
         case "steps":
-            return x, y, beside(design, indicators(runs)), configurations
+            return x, y, design, configurations, runs
         case "seeds":
-            inside = beside(design, indicators(configurations))
             first = np.unique(runs, return_index=True)[1]
-            return _means(x, y, inside, runs, indicators(configurations[first]))
+            return *_means(x, y, design, runs, configurations), configurations[first]
         case "configurations":
-            return _means(x, y, design, configurations, np.ones((len(np.unique(configurations)), 0)))
+            return *_means(x, y, design, configurations, None), None
 
 
 def _means(
-    x: Array, y: Array, design: Array, groups: Array, controls: Array
+    x: Array, y: Array, design: Array, parts: Array, groups: Array | None
 ) -> tuple[Array, Array, Array, Array]:
-    """Return means over `groups` [n] of what a design leaves, beside `controls` [m, q]."""
-    member = (np.unique(groups)[:, None] == groups[None, :]).astype(float)
-    member /= member.sum(axis=1, keepdims=True)
-    x, y = residuals(x, design) @ member.T, residuals(y, design) @ member.T
-    constant = np.ones((*x.shape[:-1], len(member), 1))
-    return x, y, beside(constant, controls), np.arange(len(member))
+    """Return means over `parts` [n] of what a design and the constants of `groups` [n] leave."""
+    members = Parts(parts)
+    x, y = (_means_of(left_by(values, design, groups), members) for values in (x, y))
+    return x, y, np.ones((*x.shape, 1)), np.arange(len(members))
+
+
+def _means_of(values: Array, members: Parts) -> Array:
+    """Return the means [..., clusters] of values [..., n]."""
+    if not _dense(values):
+        return members.means(values)
+    member = (np.arange(len(members))[:, None] == members.of[None, :]).astype(float)
+    return values @ (member / member.sum(axis=1, keepdims=True)).T

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from raysweep.report.columns import accuracies_of, loss_of
 from raysweep.report.data import Measurements, measurements
 from raysweep.report.estimates import NOTHING, beats, flatter, headed, treated
-from raysweep.report.paired import Draws, Key, loss_draws
+from raysweep.report.paired import Draws, Key, LossDraws
 from raysweep.report.regression import Array
 from raysweep.report.verdict import Asked, Verdict, judged
 from raysweep.sweep.claims import Algorithm, Beats, Claim, Flatter, Larger, Longer, Questions
@@ -42,17 +42,22 @@ MATCHED = 0.1
 
 
 def sweep_verdicts(
-    sweep: Sweep, frame: pd.DataFrame | None = None, questions: Questions | None = None
+    sweep: Sweep,
+    frame: pd.DataFrame | None = None,
+    questions: Questions | None = None,
+    measured: Measurements | None = None,
 ) -> list[Verdict]:
     """Return the verdicts on the claims of a sweep, in the order of its file.
 
-    `frame` is its tidy table, where it has been made already, and `questions` take the place of its own.
+    `frame` is its tidy table, and `measured` are its measurements, where they have been made already.
+    `questions` take the place of its own.
     Losses are compared sentence by sentence, and probes with the look-up table's seed by seed, where the
     ledger has their values.
     """
-    measured = measurements(tidy(sweep.ledger(), sweep) if frame is None else frame)
+    if measured is None:
+        measured = measurements(tidy(sweep.ledger(), sweep) if frame is None else frame)
     loss = loss_of(measured)
-    draws = {} if loss is None else loss_draws(sweep, loss)
+    draws = None if loss is None else LossDraws(sweep, loss)
     return verdicts(measured, questions or sweep.questions, draws, Draws(sweep))
 
 
@@ -64,10 +69,11 @@ def verdicts(
 ) -> list[Verdict]:
     """Return the verdicts on claims, judged together.
 
-    `draws` are those of `raysweep.report.paired.loss_draws`, `stored` those of all else.
+    `draws` are those of `raysweep.report.paired.LossDraws`, `stored` those of all else.
     """
     claims = default_claims(measured) if questions.claims is None else questions.claims
-    asked = [_asked(measured, claim, questions.tolerance, draws or {}, stored) for claim in claims]
+    known = {} if draws is None else draws
+    asked = [_asked(measured, claim, questions.tolerance, known, stored) for claim in claims]
     if questions.claims is None:
         # Nobody has asked for these: one that the sweep has no answer to is left out.
         asked = [one for one in asked if not math.isnan(one.main.value)]

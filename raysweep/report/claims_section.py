@@ -51,7 +51,7 @@ def _figures(verdicts: Sequence[Verdict], measured: Measurements, name: str, rea
     """Return the figures of verdicts on flatness, those after the first two folded, and what is to read."""
     figures = []
     for place, verdict in enumerate(verdicts):
-        drawn = adjusted_figure(measured, verdict, name=f"adjusted-{place}")
+        drawn = adjusted_figure(measured.drawn, verdict, name=f"adjusted-{place}")
         if drawn is not None:
             figures.append(figure(drawn, f"{name}-adjusted-{place}.csv", caption(verdict)))
     first, others = (f'<div class="pair">{"".join(some)}</div>' for some in (figures[:2], figures[2:]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +14,7 @@ from raysweep.report.data import Measurements
 from raysweep.report.matching import equal
 from raysweep.report.paired import Key, loss_errors
 from raysweep.report.regression import Array
+from raysweep.report.sample import of_whole_groups
 from raysweep.sweep.claims import About
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 #: Fewest checkpoints of a test.
 LEAST_CHECKPOINTS = 6
+#: Most checkpoints that are all compared with each other, and about how many are where there are more.
+PAIRED, SAMPLE = 2000, 1000
 
 
 def loss_of(measured: Measurements) -> Description | None:
@@ -58,6 +62,29 @@ def numbers(column: pd.Series) -> Array:
     return np.unique(column.to_numpy(dtype=str), return_inverse=True)[1]
 
 
+@dataclass(frozen=True)
+class Compared:
+    """Pairs of equal loss [m, m] among the checkpoints in `rows` [m], all `among` or a sample of them.
+
+    `paired` says whether sentences were compared.
+    """
+
+    rows: Array
+    pairs: Array
+    paired: bool
+    among: int
+
+    def named(self, tolerance: float, loss: Description) -> str:
+        """Return the name of the way by pairs."""
+        how = "" if self.paired else ", losses as independent numbers"
+        some = (
+            ""
+            if len(self.rows) == self.among
+            else f", among {len(self.rows):,} of {self.among:,} checkpoints"
+        )
+        return f"{int(self.pairs.sum()) // 2} pairs within {tolerance:g} {loss.unit}{how}{some}"
+
+
 class Columns:
     """The checkpoints that have all the metrics of a claim, as arrays [n]."""
 
@@ -86,7 +113,12 @@ class Columns:
         """Number of runs."""
         return len(np.unique(self.runs))
 
-    def pairs(self, tolerance: float, draws: Mapping[Key, Array]) -> tuple[Array, bool]:
-        """Return which pairs of checkpoints are of equal loss, and whether sentences were compared."""
-        errors, paired = loss_errors(self.keys, self.loss_errors, draws)
-        return equal(self.loss, errors, tolerance), paired
+    def pairs(self, tolerance: float, draws: Mapping[Key, Array], *levels: Array) -> Compared:
+        """Return which checkpoints are of equal loss.
+
+        Of more than `PAIRED`, a sample is compared, of whole groups by the `levels` of `of_whole_groups`.
+        """
+        n = len(self.loss)
+        rows = np.arange(n) if n <= PAIRED else of_whole_groups(SAMPLE, *levels, self.runs)
+        errors, paired = loss_errors([self.keys[row] for row in rows], self.loss_errors[rows], draws)
+        return Compared(rows, equal(self.loss[rows], errors, tolerance), paired, n)

@@ -23,13 +23,14 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from raysweep.evaluation.metric import Description
-from raysweep.report.association import at_level, correlation, ranks
+from raysweep.report.association import DENSE, at_level, correlation, ranks
 from raysweep.report.axes import plain
 from raysweep.report.columns import LEAST_CHECKPOINTS, loss_of, places
 from raysweep.report.correlations import configurations
 from raysweep.report.data import Measurements
 from raysweep.report.drawing import RC, WIDTH, Drawn
 from raysweep.report.format import signed
+from raysweep.report.many import Parts, orthonormal
 from raysweep.report.parts import capital, figure, section, small
 from raysweep.report.regression import Array
 from raysweep.report.statistics import holm
@@ -122,12 +123,27 @@ def _measures(measured: Measurements) -> list[Description]:
 
 def r_squared(design: Array, y: Array, runs: Array) -> float:
     """Return the R² of predictions of y [n] from a design [n, p], each run predicted from all others."""
+    if len(y) > DENSE:
+        return _r_squared_of_many(design, y, Parts(runs))
     wrong = spread = 0.0
     for run in np.unique(runs):
         out = runs == run
         weights = np.linalg.lstsq(design[~out], y[~out], rcond=None)[0]
         wrong += float(((y[out] - design[out] @ weights) ** 2).sum())
         spread += float(((y[out] - y[~out].mean()) ** 2).sum())
+    return 1 - wrong / spread if spread > 0 else math.nan
+
+
+def _r_squared_of_many(design: Array, y: Array, runs: Parts) -> float:
+    """Return `r_squared` by sums over runs: those of all runs less those of each."""
+    basis = orthonormal(design, float(np.linalg.norm(design)))
+    squares = runs.sums(basis[:, :, None] * basis[:, None, :])
+    products, of_y = runs.sums(basis * y[:, None]), runs.sums(y)
+    others = squares.sum(axis=0) - squares
+    weights = np.linalg.solve(others, (products.sum(axis=0) - products)[..., None])[..., 0]
+    means = (of_y.sum() - of_y) / (len(y) - runs.sizes)
+    wrong = float(((y - (basis * weights[runs.of]).sum(axis=1)) ** 2).sum())
+    spread = float(((y - means[runs.of]) ** 2).sum())
     return 1 - wrong / spread if spread > 0 else math.nan
 
 

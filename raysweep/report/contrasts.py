@@ -23,7 +23,7 @@ from raysweep.report.statistics import holm, normal_p
 from raysweep.sweep import arrays_identity
 
 if TYPE_CHECKING:
-    from raysweep.sweep import RunLedger, Sweep
+    from raysweep.sweep import RunLedger, RunSpec, Sweep
 
 #: The permitted probability that the report calls any change a fall or a rise that is none.
 LEVEL = 0.05
@@ -43,10 +43,13 @@ class Change(Difference):
     significant: bool = False
 
 
-def changes(sweep: Sweep) -> list[Change]:
-    """Return the changes between neighbouring measured milestones of every run, then from first to last."""
+def changes(sweep: Sweep, runs: Sequence[RunSpec] | None = None) -> list[Change]:
+    """Return the changes between neighbouring measured milestones of runs, then from first to last.
+
+    They are those of all runs of the sweep, or of `runs` alone.
+    """
     ledger, found = sweep.ledger(), []
-    for spec in sweep.runs:
+    for spec in sweep.runs if runs is None else runs:
         evaluation = spec.evaluations.get("trace")
         if not isinstance(evaluation, TraceConfig):
             continue

@@ -17,7 +17,12 @@ import pandas as pd
 from raysweep.evaluation.metric import Description, Kind, Quantity, error_key
 from raysweep.evaluation.trace import ENLARGED, TRACE
 from raysweep.report.format import shared_ending, short
+from raysweep.report.sample import of_whole_groups
 from raysweep.sweep.tidy import FIXED, SEEDS, descriptions
+
+#: Most runs that a page shows one by one; of more, about so many checkpoints, and fewest groups of them.
+MANY = 200
+DRAWN, LEAST_DRAWN = 400, 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +45,8 @@ class Measurements:
     measured.  `sizes` are the model labels from small to large, `variants` what else distinguishes runs
     (algorithm and further axes, not the seeds).  `metrics` describes every metric, losses first.  `means` are
     means over all rows, `reference` means over the rows without a model, with their standard errors in
-    `reference_errors` where they are known.  `reservations` are by run, step and metric.
+    `reference_errors` where they are known.  `reservations` are by run, step and metric.  A `sample` has some
+    of the runs alone.
     """
 
     checkpoints: pd.DataFrame
@@ -51,6 +57,7 @@ class Measurements:
     reference: dict[str, float]
     reference_errors: dict[str, float]
     reservations: dict[tuple[str, int, str], str]
+    sample: bool = False
 
     def shown(self, *kinds: Kind) -> list[Description]:
         """Return the metrics that the report shows, of these kinds or of all.
@@ -122,6 +129,30 @@ class Measurements:
         rows = self.checkpoints.drop_duplicates("run_id")
         return {str(row["run_id"]): named_run(row) for _, row in rows.iterrows()}
 
+    @cached_property
+    def drawn(self) -> Measurements:
+        """The measurements that figures draw: all, or of `many` runs a sample, of whole variants if possible.
+
+        A variant has all its sizes and seeds, so that means over seeds are those of all of them.
+        """
+        if not self.many:
+            return self
+        table = self.checkpoints
+        levels = (["variant"], ["model", "variant"], ["run_id"])
+        groups = [table.groupby(names, sort=False).ngroup().to_numpy() for names in levels]
+        part = table.iloc[of_whole_groups(DRAWN, *groups, least=LEAST_DRAWN)].reset_index(drop=True)
+        kept = (set(part[name]) for name in ("model", "variant"))
+        sizes, variants = (
+            tuple(filter(of.__contains__, names))
+            for of, names in zip(kept, (self.sizes, self.variants), strict=True)
+        )
+        return replace(self, checkpoints=part, sizes=sizes, variants=variants, sample=True)
+
+    @cached_property
+    def many(self) -> bool:
+        """Whether there are too many runs for a page to show each."""
+        return self.runs > MANY
+
     @property
     def runs(self) -> int:
         """Number of runs with a measurement, the look-up table not among them."""
@@ -184,15 +215,24 @@ def _errors(frame: pd.DataFrame) -> dict[str, float]:
 def _wide(frame: pd.DataFrame, metrics: list[str]) -> pd.DataFrame:
     axes = [column for column in frame.columns if column not in FIXED]
     heads = ["run_id", "model", "algorithm", "seed", "parameters", *axes]
-    cells: dict[tuple[str, int], dict[str, Any]] = {}
-    for row in frame.to_dict(orient="records"):
-        cell = cells.setdefault((row["run_id"], int(row["step"])), {name: row[name] for name in heads})
-        cell["step"] = int(row["step"])
-        cell[row["metric"]] = row["value"]
-        cell[error_key(row["metric"])] = row["standard_error"]
-    columns = [*heads, "step", *(name for m in metrics for name in (m, error_key(m)))]
-    table = pd.DataFrame(list(cells.values()), columns=list(dict.fromkeys(columns)))
-    table = table.astype(dict.fromkeys([*columns[len(heads) :], "parameters"], float) | {"step": int})
+    # The rows of a checkpoint share its heads; its metrics go to their columns.
+    keys = ["run_id", "step"]
+    first = frame.drop_duplicates(keys)
+    rows = [dict(zip(heads, values, strict=True)) for values in first[heads].itertuples(index=False)]
+    table = pd.DataFrame(rows, columns=list(dict.fromkeys(heads)))
+    measured: dict[str, Any] = {"step": first["step"].to_numpy(dtype=int)}
+    at = (
+        frame.groupby(keys, sort=False).ngroup().to_numpy(),
+        pd.Categorical(frame["metric"], categories=metrics).codes,
+    )
+    cells = {}
+    for name in ("value", "standard_error"):
+        cells[name] = np.full((len(first), len(metrics)), np.nan)
+        cells[name][at] = frame[name].to_numpy(dtype=float)
+    for place, metric in enumerate(metrics):
+        measured[metric] = cells["value"][:, place]
+        measured[error_key(metric)] = cells["standard_error"][:, place]
+    table = pd.concat([table, pd.DataFrame(measured)], axis=1).astype({"parameters": float, "step": int})
     # A number that is not finite was measured and cannot be drawn or ranked.
     table = table.replace({metric: {np.inf: np.nan, -np.inf: np.nan} for metric in metrics})
     table = pd.concat([table, _variants(table, axes).rename("variant")], axis=1)

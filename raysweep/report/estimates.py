@@ -16,9 +16,7 @@ from raysweep.report.association import (
     Estimate,
     adjusted,
     at_level,
-    beside,
     coefficient,
-    indicators,
     smooth,
     strata,
 )
@@ -38,6 +36,8 @@ if TYPE_CHECKING:
 #: The smallest effects worth mentioning where a claim says nothing: a correlation, a difference of accuracy.
 LEAST_RHO, LEAST_ACCURACY = 0.5, 0.01
 NOTHING = Finding(name="smooth", value=math.nan, low=math.nan, high=math.nan, p=math.nan)
+#: Most variants of a sweep of many runs whose associations are each reported too.
+WITHIN = 12
 _LEVELS = {
     "configurations": "between configurations",
     "seeds": "between seeds of a configuration",
@@ -102,10 +102,13 @@ def flatter(
             within=_within(measured, about, accuracies, loss, flatness),
         )  # fmt: skip
         stratified = _finding("strata", at_level(*columns, about.level, way="strata"))
-        pairs, paired = data.pairs(near, draws)
         if about.level == "all":
-            matched = by_pairs(x, data.y, pairs, data.configurations, correlation=True)
-            ways = (_finding(_of_pairs(near, loss, paired, pairs), matched), stratified)
+            compared = data.pairs(near, draws, data.configurations)
+            rows = compared.rows
+            matched = by_pairs(
+                x[rows], data.y[rows], compared.pairs, data.configurations[rows], correlation=True
+            )
+            ways = (_finding(compared.named(near, loss), matched), stratified)
             parts = tuple(_finding(_LEVELS[k], at_level(*columns, k)) for k in LEVELS if k != "all")
         else:
             ways = (stratified,)
@@ -127,7 +130,9 @@ def _within(
 ) -> tuple[Finding, ...]:
     """Return the association in the runs of each variant alone, of those that have an interval."""
     found = []
-    for variant in measured.variants if len(measured.variants) > 1 else ():
+    # Of thousands of runs, nobody reads hundreds of variants.
+    apart = len(measured.variants) > 1 and not (measured.many and len(measured.variants) > WITHIN)
+    for variant in measured.variants if apart else ():
         data = Columns(measured, accuracies, loss, flatness, measured.checkpoints["variant"] == variant)
         if len(data.loss) < LEAST_CHECKPOINTS:
             continue
@@ -173,13 +178,14 @@ def treated(
         reason = f"{len(x)} checkpoints with {len(np.unique(x))} values of {what}"
     else:
         held_by = smooth(places(data.loss, loss)), strata(data.loss)
-        designs = [beside(design, indicators(groups)) for design in held_by]
-        held, stratified = (coefficient(x, data.y, design, data.runs) for design in designs)
-        pairs, paired = data.pairs(near, draws)
-        pairs &= (groups[:, None] == groups[None, :]) & (x[:, None] != x[None, :])
-        matched = by_pairs(x, data.y, pairs, data.runs, correlation=False)
+        held, stratified = (coefficient(x, data.y, design, data.runs, groups) for design in held_by)
+        compared = data.pairs(near, draws, groups)
+        some, treatment, group = compared.rows, x[compared.rows], groups[compared.rows]
+        alike = (group[:, None] == group[None, :]) & (treatment[:, None] != treatment[None, :])
+        compared = replace(compared, pairs=compared.pairs & alike)
+        matched = by_pairs(treatment, data.y[some], compared.pairs, data.runs[some], correlation=False)
         main = _finding("smooth", held)
-        ways = (_finding(_of_pairs(near, loss, paired, pairs), matched), _finding("strata", stratified))
+        ways = (_finding(compared.named(near, loss), matched), _finding("strata", stratified))
         reason = _reason(main, "runs")
     return Asked(
         about=head, says=text, unit=unit, expected=1, least=about.least or LEAST_ACCURACY, main=main,
@@ -255,12 +261,6 @@ def _finding(name: str, found: Estimate) -> Finding:
         name=name, value=value, low=low, high=high, p=p, standard_error=error, ratio=found.ratio,
         clusters=found.clusters,
     )  # fmt: skip
-
-
-def _of_pairs(near: float, loss: Description, paired: bool, pairs: Array) -> str:
-    """Return the name of the way by pairs."""
-    how = "" if paired else ", losses as independent numbers"
-    return f"{int(pairs.sum()) // 2} pairs within {near:g} {loss.unit}{how}"
 
 
 def _reason(main: Finding, units: str) -> str:

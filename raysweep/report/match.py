@@ -20,19 +20,26 @@ import numpy as np
 
 from raysweep.errors import ConfigError
 from raysweep.evaluation.metric import Description, error_key
-from raysweep.report.columns import loss_of
+from raysweep.report.columns import loss_of, numbers
+from raysweep.report.correlations import configurations
 from raysweep.report.data import Measurements
 from raysweep.report.matching import equal
-from raysweep.report.paired import Apart, Draws, Key, loss_draws, loss_errors
+from raysweep.report.paired import Apart, Draws, Key, LossDraws, loss_errors
+from raysweep.report.regression import Array
+from raysweep.report.sample import of_whole_groups
 from raysweep.sweep.tidy import SEEDS
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from raysweep.sweep import Sweep
 
 #: Difference of two losses, in nats, up to which they are equal, where nothing else is said.
 EQUAL = 0.002
 #: Pairs that are shown, where nothing else is said.
 SHOWN = 20
+#: Most checkpoints that are compared with each other; of more, a sample is.
+COMPARED = 3000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +80,19 @@ def _plain(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
+@dataclass(frozen=True)
+class Matches:
+    """The most telling pairs of a sweep, and the number of all pairs at equal loss.
+
+    They are pairs of `compared` checkpoints out of `among`.
+    """
+
+    shown: list[Match]
+    total: int
+    compared: int = 0
+    among: int = 0
+
+
 def matches(
     sweep: Sweep,
     measured: Measurements,
@@ -80,29 +100,34 @@ def matches(
     tolerance: float = EQUAL,
     task: str | None = None,
     shown: int = SHOWN,
-) -> tuple[list[Match], int]:
-    """Return the most telling pairs of a sweep at equal loss, and the number of all pairs.
+) -> Matches:
+    """Return the most telling pairs of a sweep at equal loss.
 
     Pairs are ranked by the errors of the numbers, and of the first `shown` the differences are taken by
-    paired draws where the ledger has them.  Raises `ConfigError` for a task that was not measured.
+    paired draws where the ledger has them.  Of more than `COMPARED` checkpoints, a sample is compared.
+    Raises `ConfigError` for a task that was not measured.
     """
     loss, flatness, accuracies = _metrics(measured, task)
     if loss is None:
-        return [], 0
+        return Matches([], 0)
     metrics = [loss, *flatness, *accuracies]
     table = measured.has(loss.name, *(m.name for m in [*flatness, *accuracies[:1]]))
+    among = len(table)
+    if among > COMPARED:
+        table = table.iloc[of_whole_groups(COMPARED, configurations(table), numbers(table["run_id"]))]
     keys: list[Key] = list(zip(table["run_id"], table["step"].astype(int), strict=True))
     errors = table[error_key(loss.name)].fillna(0).to_numpy(dtype=float)
-    of_loss, paired = loss_errors(keys, errors, loss_draws(sweep, loss))
+    of_loss, paired = loss_errors(keys, errors, LossDraws(sweep, loss))
     pairs = np.argwhere(np.triu(equal(table[loss.name].to_numpy(dtype=float), of_loss, tolerance)))
-    rows = table.to_dict(orient="records")
+    if flatness and len(pairs):
+        flat = table[flatness[0].name].to_numpy(dtype=float)[pairs]
+        pairs = np.where((flat[:, 0] < flat[:, 1])[:, None], pairs[:, ::-1], pairs)
     found = []
-    for i, j in pairs:
-        if flatness and rows[i][flatness[0].name] < rows[j][flatness[0].name]:
-            i, j = j, i
-        apart = {m.name: _independent(rows[i], rows[j], m) for m in metrics}
+    for i, j in pairs[_most_telling(table, pairs, flatness, accuracies, shown)]:
+        first, second = table.iloc[[i, j]].to_dict(orient="records")
+        apart = {m.name: _independent(first, second, m) for m in metrics}
         apart[loss.name] = Apart.student(apart[loss.name].value, float(of_loss[i, j]), paired=paired)
-        same, differs = _compared(sweep.axes, rows[i], rows[j])
+        same, differs = _compared(sweep.axes, first, second)
         match = Match(first=keys[i], second=keys[j], same=same, differs=differs)
         found.append(_with(match, apart, flatness, accuracies))
     found.sort(key=_order)
@@ -112,7 +137,38 @@ def matches(
         better = {m.name: draws.apart(m, match.first, match.second) for m in [*flatness, *accuracies]}
         apart = dict(match.differences) | {name: one for name, one in better.items() if one is not None}
         surer.append(_with(match, apart, flatness, accuracies))
-    return sorted(surer, key=_order), len(found)
+    return Matches(sorted(surer, key=_order), len(pairs), len(table), among)
+
+
+def _most_telling(
+    table: pd.DataFrame,
+    pairs: Array,
+    flatness: Sequence[Description],
+    accuracies: Sequence[Description],
+    count: int,
+) -> Array:
+    """Return the places of the most telling of `pairs` [n, 2] of rows: `count` and some that are near."""
+    telling = np.full(len(pairs), np.inf)
+    for side in (flatness, accuracies):
+        surest = np.zeros(len(pairs))
+        for metric in side:
+            value, error = (
+                table[name].to_numpy(dtype=float)[pairs] for name in (metric.name, error_key(metric.name))
+            )
+            with np.errstate(invalid="ignore", divide="ignore"):
+                apart = np.abs(value[:, 1] - value[:, 0]) / np.hypot(error[:, 0], error[:, 1])
+            surest = np.fmax(surest, np.where(np.isfinite(apart), apart, 0.0))
+        telling = np.minimum(telling, surest)
+    if len(pairs) <= count:
+        return np.arange(len(pairs))
+    # Rounding must not leave out one of the pairs that are compared once more.
+    least = np.partition(telling, len(pairs) - count)[len(pairs) - count]
+    near = np.flatnonzero(telling >= least * (1 - 1e-9))
+    run, step = (np.unique(table[name].to_numpy(), return_inverse=True)[1] for name in ("run_id", "step"))
+    place = run.astype(np.int64) * (step.max() + 1) + step
+    first, second = place[pairs[near]].T
+    order = np.lexsort((second, first, -telling[near]))
+    return np.asarray(near[order[: 2 * count]])
 
 
 def _metrics(

@@ -10,7 +10,7 @@ independent, which makes a difference less sure than it is.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Self
@@ -67,20 +67,42 @@ class Apart:
         return cls.student(float(changes.mean()), error, dof=n - 1, paired=True)
 
 
-def loss_draws(sweep: Sweep, loss: Description) -> dict[Key, Array]:
-    """Return, for each checkpoint, what each sentence [n] adds to the error of its loss.
+class LossDraws(Mapping[Key, Array]):
+    """For each checkpoint, what each sentence [n] adds to the error of its loss; read where somebody asks.
 
-    Their sum is zero and their sum of squares the squared standard error.  {} for a loss without such values.
+    Their sum is zero and their sum of squares the squared standard error.  Empty for a loss without such
+    values.
     """
-    parts: dict[str, tuple[str, Callable[[list[Arrays]], Array]]] = {
-        EXCESS_LOSS.name: ("excess_loss", _of_mean),
-        HELD_OUT_LOSS.name: ("held_out_loss", _of_ratio),
-    }
-    if loss.name not in parts:
-        return {}
-    kind, made = parts[loss.name]
-    keys = [(spec.run_id, step) for spec in sweep.runs if spec.trains for step in spec.milestones]
-    return {key: made(shards) for key in keys if (shards := _stored(sweep, kind, key))}
+
+    def __init__(self, sweep: Sweep, loss: Description) -> None:
+        parts: dict[str, tuple[str, Callable[[list[Arrays]], Array]]] = {
+            EXCESS_LOSS.name: ("excess_loss", _of_mean),
+            HELD_OUT_LOSS.name: ("held_out_loss", _of_ratio),
+        }
+        self._sweep = sweep
+        kind, self._made = parts.get(loss.name, ("", _of_mean))
+        self._kind = kind
+        trained = (spec for spec in sweep.runs if spec.trains and kind in spec.evaluations)
+        self._steps = {spec.run_id: spec.milestones for spec in trained}
+        self._known: dict[Key, Array | None] = {}
+
+    def __getitem__(self, key: Key) -> Array:
+        if key[1] not in self._steps.get(key[0], ()):
+            raise KeyError(key)
+        if key not in self._known:
+            shards = _stored(self._sweep, self._kind, key)
+            self._known[key] = self._made(shards) if shards else None
+        found = self._known[key]
+        if found is None:
+            raise KeyError(key)
+        return found
+
+    def __iter__(self) -> Iterator[Key]:
+        keys = ((run_id, step) for run_id, steps in self._steps.items() for step in steps)
+        return (key for key in keys if key in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 def _of_mean(shards: list[Arrays]) -> Array:

@@ -39,7 +39,7 @@ def save_figures(kept: Mapping[str, Drawn], frame: pd.DataFrame, folder: Path, k
     `kept` are those that a page of the tidy table `frame` showed, by name (see `figures_kept`); they can be
     written once.  Raises `OSError` where one cannot be written.
     """
-    measured, paths = measurements(frame).shortly(), []
+    measured, paths = measurements(frame).shortly().drawn, []
     for name, drawn in kept.items():
         path = folder / f"{name.replace('/', '-')}.{kind}"
         write_atomic(path, _file(alone(drawn, measured), kind))

@@ -35,7 +35,7 @@ def picture(frame: pd.DataFrame, *, tolerance: float) -> str:
     `frame` is a tidy table; checkpoints of at most `tolerance` nats above the least loss count as saturated.
     Colours are those of the light scheme on white.  Raises `DataError` where there is nothing to draw.
     """
-    measured = measurements(frame).shortly()
+    measured = measurements(frame).shortly().drawn
     panels = [
         drawn
         for accuracy in measured.shown("accuracy")[:1]
@@ -52,7 +52,7 @@ def save_pictures(kept: Mapping[str, Drawn], frame: pd.DataFrame, folder: Path) 
 
     Raises `OSError` where one cannot be written.
     """
-    measured = measurements(frame).shortly()
+    measured = measurements(frame).shortly().drawn
     for name, drawn in kept.items():
         svg = composed([drawn], _keys(measured, [drawn]), len(measured.sizes))
         write_atomic(folder / f"{name.replace('/', '-')}.svg", svg.encode())

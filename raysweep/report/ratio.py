@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -128,11 +129,47 @@ class Ratio:
         means = np.maximum(np.linalg.eigvalsh(of_v), 0.0) / own[..., None]
         return means, np.ones(means.shape[-1])
 
-    @property
+    @cached_property
     def _roots(self) -> Array:
         """The symmetric root of the moments."""
         values, vectors = np.linalg.eigh(np.nan_to_num(self.moments))
         return (vectors * np.sqrt(np.maximum(values, 0.0))[..., None, :]) @ np.swapaxes(vectors, -1, -2)
+
+
+@dataclass(frozen=True)
+class Student:
+    """Student's t for the ratio of an estimate's error to its standard error, of many clusters.
+
+    `mean` is that of the squared standard error by the variance of the estimate.
+
+    >>> round(float(Student(8.0, 1.0).quantile(0.05)), 3), round(float(Student(8.0, 4.0).quantile(0.05)), 3)
+    (2.306, 1.153)
+    """
+
+    degrees: float
+    mean: float
+
+    @property
+    def dof(self) -> Array:
+        """Degrees of freedom of the squared standard error []."""
+        return np.array(self.degrees)
+
+    @property
+    def parts(self) -> tuple[Array, Array]:
+        """The mean [1] and the degrees of freedom [1] of the squared standard error."""
+        return np.array([self.mean]), np.array([self.degrees])
+
+    def one(self, place: int) -> Student:
+        """Return this distribution, which is of a single data set."""
+        return self
+
+    def tail(self, size: Array) -> Array:
+        """Return the probability of a ratio beyond ±`size` [...]."""
+        return np.asarray(2 * stats.t.sf(size * np.sqrt(self.mean), self.degrees))
+
+    def quantile(self, level: float) -> Array:
+        """Return the size [] that a ratio exceeds with probability `level`."""
+        return np.asarray(stats.t.isf(level / 2, self.degrees) / np.sqrt(self.mean))
 
 
 def solved(tail: Callable[[Array], Array], start: Array, level: float) -> Array:

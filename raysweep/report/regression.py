@@ -50,7 +50,7 @@ from raysweep.report.ratio import Array, Ratio
 TINY = 1e-9
 #: Correlations within clusters and the weights of an integral over them, dense at both ends.
 _ANGLES = (np.arange(16) + 0.5) / 16 * np.pi / 2
-_SHARED, _WEIGHTS = np.sin(_ANGLES) ** 2, np.sin(2 * _ANGLES)
+SHARED, WEIGHTS = np.sin(_ANGLES) ** 2, np.sin(2 * _ANGLES)
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def _shared(error: Array, basis: Array, member: Array) -> Array:
     # Columns of zeros stand for dependent ones, and do not count.
     squares, columns = (error**2).sum(axis=-1), (basis**2).sum(axis=(-2, -1))
     found = []
-    for r in _SHARED:
+    for r in SHARED:
         # (1 − r) Ω⁻¹ is 1 less `inside` for any two observations of a cluster.
         inside = r / (1 - r + r * counts)
         weighed = np.eye(basis.shape[-1]) - (ones * inside) @ np.swapaxes(ones, -1, -2)
@@ -151,6 +151,6 @@ def _shared(error: Array, basis: Array, member: Array) -> Array:
         tiny = np.finfo(float).tiny
         found.append(of_omega + of_design + (n - columns) * np.log(np.maximum(left, tiny) / (1 - r)))
     logs = -0.5 * np.stack(found, axis=-1)
-    likelihood = np.exp(logs - logs.max(axis=-1, keepdims=True)) * _WEIGHTS
-    posterior: Array = (likelihood @ _SHARED) / likelihood.sum(axis=-1)
+    likelihood = np.exp(logs - logs.max(axis=-1, keepdims=True)) * WEIGHTS
+    posterior: Array = (likelihood @ SHARED) / likelihood.sum(axis=-1)
     return posterior

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 
 from raysweep.evaluation.metric import Description, error_key
 from raysweep.evaluation.quantize import RISE, in_words
-from raysweep.report.data import measurements
+from raysweep.report.data import Measurements, measurements
 from raysweep.report.format import count, plus_minus, shared_ending
 from raysweep.report.statistics import mean_and_error
 
@@ -23,14 +24,15 @@ class Summary:
     title: str
 
 
-def summary(frame: pd.DataFrame) -> Summary:
+def summary(frame: pd.DataFrame, measured: Measurements | None = None) -> Summary:
     """Return a row per model and variant at its last milestone, with a column per metric of the report.
 
     Numbers are means over seeds, with the standard error over seeds where there are two or more, else with
     that of the measurement.  The look-up table closes the list.  Without such metrics there are no rows: a
-    sweep that tests a theory has its results in its figure.
+    sweep that tests a theory has its results in its figure.  `measured` are the measurements of the frame,
+    where they have been made already.
     """
-    measured = measurements(frame)
+    measured = measured or measurements(frame)
     shown = measured.shown()
     names = [metric.name for metric in shown]
     columns, explained = _columns(shown)
@@ -41,12 +43,16 @@ def summary(frame: pd.DataFrame) -> Summary:
         return Summary(headings=headings, rows=rows, title=title)
     table = measured.checkpoints
     shared = shared_ending([str(model) for model in table["model"].unique()])
-    for (model, variant), group in table.groupby(["model", "variant"], sort=False):
-        last = group[group["step"] == group["step"].max()]
+    steps, parameters = table["step"].to_numpy(), table["parameters"].to_numpy()
+    values = {name: table[[name, error_key(name)]].to_numpy(dtype=float) for name in names}
+    groups = table.groupby(["model", "variant"], sort=False)
+    for (model, variant), places in groups.indices.items():
+        last = places[steps[places] == steps[places].max()]
         label = f"{str(model).removesuffix(shared)} {variant}".strip()
-        cells = [label, count(last["parameters"].iloc[0]), f"{last['step'].iloc[0]:,}", str(len(last))]
+        cells = [label, count(parameters[last[0]]), f"{steps[last[0]]:,}", str(len(last))]
         for name in names:
-            known = last[[name, error_key(name)]].dropna(subset=[name]).to_numpy()
+            known = values[name][last]
+            known = known[~np.isnan(known[:, 0])]
             mean, error = mean_and_error(known[:, 0]) if len(known) else (None, None)
             own = known[0, 1] if len(known) else None
             cells.append(plus_minus(mean, own if error is None else error, digits=1))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from raysweep.evaluation.metric import NOT_TRUSTED, error_key
 from raysweep.report.correlations import LEAST_CHECKPOINTS, LEAST_RUNS, Correlations
-from raysweep.report.data import Failure, Measurements
+from raysweep.report.data import Failure, Measurements, named_run
 from raysweep.report.format import count, number, plus_minus, short, signed
 from raysweep.report.statistics import Interval
 from raysweep.report.style import TABLE_WIDTHS
@@ -175,7 +175,7 @@ def task_table(measured: Measurements) -> str:
                 plus_minus(measured.reference.get(name), measured.reference_errors.get(name), digits=1),
                 number(measured.means.get(accuracy.ceiling or "")),
                 "–" if best is None else plus_minus(best[name], best[error_key(name)], digits=1),
-                "–" if best is None else f"{escape(measured.names[best['run_id']])} · step {best['step']:,}",
+                "–" if best is None else f"{escape(named_run(best))} · step {best['step']:,}",
             ]
         )
     headings = ["task", "majority label", "look-up table", "best possible", "best checkpoint", "at"]

@@ -6,15 +6,16 @@ import os
 import shlex
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
 import pandas as pd
 
 from raysweep.evaluation.finetune import DIVERGED_NOTE
-from raysweep.files import write_atomic
+from raysweep.files import replacing, write_atomic
 from raysweep.report.best import best_tables
 from raysweep.report.claims import sweep_verdicts
 from raysweep.report.contrasts import changes
@@ -28,13 +29,18 @@ from raysweep.report.transfer import Diverged
 from raysweep.sweep.pages import run_pages
 from raysweep.sweep.provenance import last_launch
 from raysweep.sweep.remarks import remarks
+from raysweep.sweep.snapshot import Snapshot
 from raysweep.sweep.storage import storage_flag
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from raysweep.report.verdict import Verdict
-    from raysweep.sweep import Sweep
+    from raysweep.sweep import RunSpec, Sweep
+
+
+#: Records of failures, those after which a run was tried again first.
+_FAILURES: tuple[tuple[bool, Literal["retried", "failure"]], ...] = ((True, "retried"), (False, "failure"))
 
 
 def write_report(
@@ -45,6 +51,7 @@ def write_report(
     tolerance: float | None = None,
     figures: Path | None = None,
     verdicts: Sequence[Verdict] | None = None,
+    snapshot: Snapshot | None = None,
 ) -> Path:
     """Write the report of a sweep as it stands, also in mid-sweep, and return its absolute path.
 
@@ -52,6 +59,8 @@ def write_report(
     to which a checkpoint counts as saturated.  A path that ends in `.svg` gets the headline alone, as a
     picture.  The file is there whole or not at all.  With `figures`, each figure of the page is also a
     picture, an SVG file, in that folder.  `verdicts` are those of the sweep where they are known already.
+    `snapshot` has the records that the frame was made of, where a caller has one.
+    Beside the page of many runs comes the tidy table, as a Parquet file of the same name.
     Raises `OSError` where a file cannot be written, and `DataError` for a picture of nothing.
     """
     path = path.absolute()
@@ -60,7 +69,15 @@ def write_report(
         write_atomic(path, picture(frame, tolerance=chosen).encode())
         return path
     with figures_kept() as kept:
-        content = content_of(sweep, frame, path.parent, tolerance=tolerance, verdicts=verdicts)
+        content = content_of(
+            sweep, frame, path.parent, tolerance=tolerance, verdicts=verdicts, snapshot=snapshot
+        )
+        if content.measured is not None and content.measured.many:
+            # A page for people does not hold the numbers of thousands of runs.
+            table = path.with_suffix(".parquet")
+            with replacing(table) as unfinished:
+                frame.to_parquet(unfinished, index=False)
+            content = replace(content, table=table.name)
         write_atomic(path, render(content).encode())
     if figures is not None:
         save_pictures(kept, frame, figures)
@@ -84,7 +101,7 @@ def figures_of(sweep: Sweep, frame: pd.DataFrame) -> dict[str, Figure]:
     """Return every figure of a sweep's report, by name, as it stands alone; `frame` is its tidy table."""
     with figures_kept() as kept:
         render(content_of(sweep, frame, sweep.directory))
-    measured = measurements(frame).shortly()
+    measured = measurements(frame).shortly().drawn
     return {name: alone(drawn, measured) for name, drawn in kept.items()}
 
 
@@ -111,20 +128,30 @@ def content_of(
     *,
     tolerance: float | None = None,
     verdicts: Sequence[Verdict] | None = None,
+    snapshot: Snapshot | None = None,
 ) -> Content:
     """Return the content of a sweep's page, with links as they are from the `folder` of the page.
 
     `tolerance` is in place of the sweep's own.
     """
     ledger, questions = sweep.ledger(), sweep.questions.within(tolerance)
-    failures = []
-    for spec in sweep.runs:
-        run = ledger.open(spec.run_id)
-        for retried, records in ((True, run.retries()), (False, run.failures())):
-            failures += [
-                Failure(run_id=spec.run_id, error=r.error, message=r.message, step=r.step, retried=retried)
-                for r in records
-            ]
+    measured, snapshot = measurements(frame), snapshot or Snapshot.of(sweep)
+    shown = tuple(spec for spec in sweep.runs if not measured.many)
+    if measured.many:
+        drawn = set(measured.drawn.checkpoints["run_id"])
+        shown = tuple(spec for spec in sweep.runs if spec.run_id in drawn)
+    failures = [
+        Failure(
+            run_id=spec.run_id,
+            error=head["error"],
+            message=head["message"],
+            step=head["step"],
+            retried=retried,
+        )
+        for spec in sweep.runs
+        for retried, type_ in _FAILURES
+        for head in snapshot.failures(spec.run_id, type_)
+    ]
     named, where = shlex.quote(sweep.name), storage_flag(sweep.storage)
     return Content(
         name=sweep.name,
@@ -132,15 +159,16 @@ def content_of(
         frame=frame,
         milestones={spec.run_id: spec.milestones for spec in sweep.runs},
         failures=failures,
-        diverged=_diverged(sweep),
+        diverged=_diverged(sweep, snapshot),
         best=best_tables(sweep),
-        changes=changes(sweep),
+        changes=changes(sweep, shown),
         kinds=frozenset(kind for spec in sweep.runs for kind in spec.evaluations),
-        remarks=remarks(sweep),
-        verdicts=sweep_verdicts(sweep, frame, questions) if verdicts is None else verdicts,
+        remarks=remarks(sweep, snapshot),
+        verdicts=sweep_verdicts(sweep, frame, questions, measured) if verdicts is None else verdicts,
         tolerance=questions.tolerance,
-        curves={spec.run_id: ledger.open(spec.run_id).curve() for spec in sweep.runs},
-        links=_links(sweep, folder),
+        curves={spec.run_id: ledger.open(spec.run_id).curve() for spec in shown},
+        links=_links(sweep, shown, folder),
+        measured=measured,
         provenance={
             "sweep file": str(sweep.path),
             **origin(last_launch(sweep.directory)),
@@ -153,11 +181,11 @@ def content_of(
     )
 
 
-def _links(sweep: Sweep, folder: Path) -> dict[str, dict[str, str]]:
-    """Return the addresses of the logs and of the MLflow page of each run, by run id."""
+def _links(sweep: Sweep, shown: Sequence[RunSpec], folder: Path) -> dict[str, dict[str, str]]:
+    """Return the addresses of the logs and of the MLflow page of some runs, by run id."""
     ledger, pages = sweep.ledger(), run_pages(sweep.directory)
     links: dict[str, dict[str, str]] = {}
-    for spec in sweep.runs:
+    for spec in shown:
         logs = ledger.open(spec.run_id).logs
         found = {"logs": quote(os.path.relpath(logs, folder)) + "/"} if logs.is_dir() else {}
         if spec.run_id in pages:
@@ -166,17 +194,18 @@ def _links(sweep: Sweep, folder: Path) -> dict[str, dict[str, str]]:
     return links
 
 
-def _diverged(sweep: Sweep) -> list[Diverged]:
+def _diverged(sweep: Sweep, snapshot: Snapshot) -> list[Diverged]:
     """Return the cells of fine-tuning that diverged, by run and milestone."""
-    ledger, found = sweep.ledger(), []
+    found = []
     for spec in sweep.runs:
-        evaluation, run = spec.evaluations.get("finetune"), ledger.open(spec.run_id)
+        evaluation = spec.evaluations.get("finetune")
         if evaluation is None:
             continue
         for step in spec.milestones:
-            record = run.evaluation(step, evaluation)
-            if record is not None and "diverged" in record.notes:
-                cells = record.notes["diverged"].removeprefix(DIVERGED_NOTE)
+            row = snapshot.evaluation(spec.run_id, step, evaluation)
+            notes = {} if row is None else snapshot.head(row)["notes"]
+            if "diverged" in notes:
+                cells = notes["diverged"].removeprefix(DIVERGED_NOTE)
                 found.append(Diverged(run_id=spec.run_id, step=step, cells=cells))
     return found
 

@@ -20,7 +20,7 @@ from raysweep.models.shapes import Shape
 from raysweep.report.claims import sweep_verdicts
 from raysweep.report.data import Measurements, measurements
 from raysweep.report.match import Match, matches
-from raysweep.report.paired import _of_ratio, loss_draws, loss_errors
+from raysweep.report.paired import LossDraws, _of_ratio, loss_errors
 from raysweep.report.planning import plans, run_seconds
 from raysweep.report.reference import by_seeds
 from raysweep.sweep import Sweep, arrays_identity, load_sweep
@@ -101,7 +101,7 @@ def measured(sweep: Sweep) -> Measurements:
 
 def test_losses_are_compared_sentence_by_sentence(sweep: Sweep) -> None:
     found = measured(sweep)
-    draws = loss_draws(sweep, found.saturating)
+    draws = LossDraws(sweep, found.saturating)
     assert len(draws) == 16
     table = found.checkpoints
     keys = list(zip(table["run_id"], table["step"], strict=True))
@@ -142,7 +142,8 @@ def test_the_draws_of_a_held_out_loss_have_its_standard_error() -> None:
 
 
 def test_pairs_have_paired_differences_and_the_flatter_one_second(sweep: Sweep) -> None:
-    found, total = matches(sweep, measured(sweep), tolerance=0.0005, shown=5)
+    every = matches(sweep, measured(sweep), tolerance=0.0005, shown=5)
+    found, total = every.shown, every.total
     # Per step, four places with each of the two shifts: six pairs of each, twice.
     assert total == 24
     assert len(found) == 5
@@ -160,14 +161,14 @@ def test_pairs_have_paired_differences_and_the_flatter_one_second(sweep: Sweep) 
         assert accuracy.interval[0] > 0
         assert "steps" in pair.same
         assert "size" in {**pair.same, **pair.differs}
-    assert matches(sweep, measured(sweep), tolerance=1e-9)[0] == []
+    assert matches(sweep, measured(sweep), tolerance=1e-9).shown == []
     with pytest.raises(ConfigError, match="--task Z: no accuracy of it has been measured; measured: 2"):
         matches(sweep, measured(sweep), task="Z")
 
 
 def test_sizes_apart_are_compared_in_one_space_by_the_same_inputs(tmp_path: Path) -> None:
     sweep = stored_draws(tmp_path, HELD)
-    found, _ = matches(sweep, measured(sweep), tolerance=0.0005)
+    found = matches(sweep, measured(sweep), tolerance=0.0005).shown
     apart = [pair for pair in found if "size" in pair.differs]
     assert apart
     for pair in apart:
