@@ -12,6 +12,7 @@ import pytest
 from raysweep.bench.engine import cases, measure
 from raysweep.bench.engine.bare import run_all
 from raysweep.bench.engine.cases import MANY, Turns, figures, sweep_of
+from raysweep.bench.engine.commands import RUNS
 from raysweep.bench.engine.launches import Content, Measured, content, moments
 from raysweep.bench.harness import Spent
 from raysweep.bench.launching import engines, with_engine, write_sweep
@@ -143,9 +144,12 @@ def test_a_thousand_runs_are_a_case_of_their_own(record: Record, monkeypatch: py
     monkeypatch.setattr(cases, "launch", launch)
     monkeypatch.setattr(cases, "engines", lambda: ("nested", "lanes"))
     monkeypatch.setattr("raysweep.bench.engine.measure_peak", lambda quick: record.peak)
+    asked: list[int] = []
+    monkeypatch.setattr("raysweep.bench.engine.commands.measured", lambda runs, say: asked.append(runs) or [])
     assert [case.key for case in measure(quick=True).cases] == ["short-runs"]
     assert set(sizes) == {cases.QUICK_RUNS}
-    _, many = measure().cases
+    _, many, records = measure().cases
+    assert (records.key, asked) == ("many-records", [RUNS])
     assert (many.key, sizes.count(cases.THOUSAND)) == ("many-runs", 4)
     assert "engine lanes: driver's memory at the end by the start" in values(list(many.figures))
 
