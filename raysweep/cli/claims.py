@@ -69,6 +69,10 @@ def match(
             *map(_between, pair.differences.values()),
         )
     out.print(table)
+    # Pairs are chosen by what was measured.
+    typer.echo(
+        f"the most telling pairs show more than there is; `raysweep report {sweep.name}` judges all of them"
+    )
     if any(not apart.paired for pair in found for apart in pair.differences.values()):
         typer.echo("~: the draws are not stored, so the two numbers count as independent")
 
@@ -155,7 +159,7 @@ def power(
 def _plan_lines(plan: Plan) -> list[str]:
     """Return what is known of a claim's power."""
     from raysweep.report.power import POWER
-    from raysweep.report.verdict import amount
+    from raysweep.report.verdict import ALPHA, amount
 
     if plan.effect is None or plan.power is None or plan.detectable is None:
         return ["not enough data in the pilot to say"]
@@ -163,6 +167,7 @@ def _plan_lines(plan: Plan) -> list[str]:
     lines = [
         f"{plan.clusters} {plan.units} see {seen} with a probability of {100 * plan.power:.0f} %, and "
         f"{amount(plan.detectable, plan.unit)} with 80 %"
+        + ("" if plan.level == ALPHA else f", at p ≤ {plan.level:.2g}, as this claim is tested among all")
     ]
     if plan.needed is None:
         return (

@@ -27,8 +27,8 @@ def shared_storage(storage: str | Path | None) -> str:
     """Return a storage that means the same here and on a cluster; raises `ConfigError` for any other."""
     if storage is None:
         raise ConfigError(
-            "--storage (or RAYSWEEP_STORAGE): is needed with --address; name the folder of results on the "
-            "cluster, one that all of its nodes see under the same path"
+            "--storage (or RAYSWEEP_STORAGE): is needed for work on a cluster; name the folder of results "
+            "there, one that all of its nodes see under the same path"
         )
     text = str(storage)
     if "://" not in text and not text.startswith("/"):

@@ -24,13 +24,15 @@ class Plan:
     `effect` is the effect that is asked about, on the scale of the claim: that which the pilot has seen, or a
     given one.  `power` is the probability that the design sees it, `detectable` the effect that it sees with
     80 %.  `needed` clusters, `runs` in all, see the effect with 80 %; `seconds` is the work of the runs that
-    the design lacks for that.  Numbers that are not known are None.
+    the design lacks for that.  All of it is at `level`, which is smaller than 5 % where the pilot's claim was
+    tested among several.  Numbers that are not known are None.
     """
 
     claim: str
     unit: str
     units: str
     clusters: int
+    level: float
     effect: float | None
     power: float | None
     detectable: float | None
@@ -61,8 +63,8 @@ def _plan(verdict: Verdict, design: dict[str, int], seconds: float | None, effec
     asked = main.value if effect is None else effect
     empty = Plan(
         claim=f"{verdict.about}{verdict.says}", unit=verdict.unit, units=verdict.units, clusters=clusters,
-        effect=None if math.isnan(asked) else asked, power=None, detectable=None, needed=None, runs=None,
-        seconds=None,
+        level=verdict.level, effect=None if math.isnan(asked) else asked, power=None, detectable=None,
+        needed=None, runs=None, seconds=None,
     )  # fmt: skip
     pilot = main.pilot
     if pilot is None or clusters < 2:
@@ -70,12 +72,13 @@ def _plan(verdict: Verdict, design: dict[str, int], seconds: float | None, effec
     # A reference that was measured once has its error with any number of runs.
     tested = clusters if main.shrinks else main.clusters
     scaled = math.atanh(max(-1 + 1e-9, min(1 - 1e-9, asked))) if verdict.unit == "ρ" else asked
-    seen = pilot.detectable(clusters=tested)
-    count = pilot.needed(scaled) if main.shrinks else None
+    seen = pilot.detectable(clusters=tested, level=verdict.level)
+    count = pilot.needed(scaled, level=verdict.level) if main.shrinks else None
     runs = None if count is None else math.ceil(count * design["runs"] / clusters)
     return Plan(
-        claim=empty.claim, unit=verdict.unit, units=verdict.units, clusters=clusters, effect=empty.effect,
-        power=pilot.power(scaled, clusters=tested),
+        claim=empty.claim, unit=verdict.unit, units=verdict.units, clusters=clusters,
+        level=verdict.level, effect=empty.effect,
+        power=pilot.power(scaled, clusters=tested, level=verdict.level),
         detectable=math.tanh(seen) if verdict.unit == "ρ" else seen,
         needed=count, runs=runs,
         seconds=None if runs is None or seconds is None else max(runs - design["runs"], 0) * seconds,

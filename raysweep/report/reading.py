@@ -143,6 +143,10 @@ def _words(measured: Measurements) -> list[tuple[str, str]]:
         ),
         ("accuracy per doubling", "change of accuracy where steps, or parameters, double"),
         ("supported, contradicted", f"the effect differs from zero, at {ALPHA:.0%} for all claims together"),
-        ("not enough data", "the effect may be zero, and may be as large as is worth mentioning"),
+        (
+            "not enough data",
+            "the effect may be as large as is worth mentioning, and may be zero: its interval contains zero, "
+            "or does so once all claims are counted",
+        ),
     ]
     return words

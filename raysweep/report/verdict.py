@@ -112,6 +112,11 @@ class Verdict(Asked):
     outcome: Outcome
 
     @property
+    def level(self) -> float:
+        """The level at which Holm's procedure tests the claim among all claims of its sweep."""
+        return ALPHA * self.main.p / self.p_corrected if self.p_corrected > self.main.p else ALPHA
+
+    @property
     def detectable(self) -> float:
         """The smallest effect that this design sees with a probability of 80 %; nan where unknown."""
         if self.main.pilot is None:
@@ -164,8 +169,7 @@ class Verdict(Asked):
         """A clause on the data that the effect would take, or the least one if it is not worth mentioning."""
         if self.p_corrected > ALPHA >= self.main.p:
             text = f"p = {self.main.p:.2g} alone, {self.p_corrected:.2g} among all claims"
-            # The level at which Holm's procedure tests it.
-            count = self.needed(level=ALPHA * self.main.p / self.p_corrected)
+            count = self.needed(level=self.level)
             more = count is not None and count > self.main.clusters
             return f"{text}; 80 % power among them takes about {count:,} {self.units}" if more else text
         small = abs(self.main.value) < self.least

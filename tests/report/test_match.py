@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from helpers import tiny_sweeps as tiny
 from raysweep.cli.app import run
-from raysweep.cli.claims import _what
+from raysweep.cli.claims import _plan_lines, _what
 from raysweep.errors import ConfigError
 from raysweep.evaluation.held_out_loss import mean_per_word
 from raysweep.evaluation.run import stored_shards
@@ -23,6 +24,7 @@ from raysweep.report.match import Match, matches
 from raysweep.report.paired import LossDraws, _of_ratio, loss_errors
 from raysweep.report.planning import plans, run_seconds
 from raysweep.report.reference import by_seeds
+from raysweep.report.verdict import ALPHA
 from raysweep.sweep import Sweep, arrays_identity, load_sweep
 from raysweep.sweep.claims import Questions
 from raysweep.sweep.made import record_made
@@ -282,3 +284,17 @@ def test_more_data_is_counted_and_priced(sweep: Sweep) -> None:
     assert flatter.needed is None or flatter.runs == 2 * flatter.needed
     small = plans(verdicts, sweep, sweep, effect=0.1)[0]
     assert small.power is None or small.power < flatter.power
+
+
+def test_data_are_counted_at_the_level_of_the_claim_among_all(sweep: Sweep) -> None:
+    first, *_ = sweep_verdicts(sweep)
+    alone = replace(first, main=replace(first.main, p=0.03), p_corrected=0.03)
+    among = replace(alone, p_corrected=0.06)
+    assert (alone.level, among.level) == (ALPHA, pytest.approx(ALPHA / 2))
+    assert replace(first, p_corrected=math.nan).level == ALPHA
+    [free], [strict] = plans([alone], sweep, sweep), plans([among], sweep, sweep)
+    assert strict.power < free.power  # type: ignore[operator]
+    assert strict.detectable > free.detectable  # type: ignore[operator]
+    assert strict.needed == among.needed(level=among.level)
+    assert strict.needed > free.needed  # type: ignore[operator]
+    assert [_plan_lines(plan)[0].endswith("tested among all") for plan in (free, strict)] == [False, True]
