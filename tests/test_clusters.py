@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import lzma
 import os
@@ -148,12 +149,12 @@ def printed(folder: Path, recipe: str, *options: str) -> str:
 
 def command(folder: Path, words: list[str]) -> str:
     """Return what a command prints that is given in a folder."""
-    with pytest.MonkeyPatch.context() as patch, (folder / "out").open("w+") as out:
+    out = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr("sys.stdout", out)
         assert run(words) == 0
-        out.seek(0)
-        return out.read()
+    return out.getvalue()
 
 
 def strict(schema: Any) -> Any:
