@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 #: The most calls a second of all runs together, and the least seconds between two calls of one run.
 _CALLS, _PAUSE = 250.0, 1.0
 
+#: Seconds that workers have to write a checkpoint and leave, once they have heard that they are to.  A disk
+#: that others keep busy takes more than ten; batch systems kill after thirty.
+GRACE = 20.0
+
 
 def pause(at_work: int) -> float:
     """Return the seconds between two calls of a run where so many are at work.

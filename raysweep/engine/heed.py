@@ -13,7 +13,7 @@ from typing import Any
 import ray
 from ray import tune
 
-from raysweep.engine.board import Board, pause
+from raysweep.engine.board import GRACE, Board, pause
 from raysweep.engine.interrupt import Interrupts
 from raysweep.sweep.cancel import requested, withdraw
 from raysweep.sweep.lock import SweepLock
@@ -22,9 +22,6 @@ log = logging.getLogger("raysweep.launch")
 
 #: Seconds between two looks for a request.
 PERIOD = 1.0
-
-#: Seconds that workers get to write a checkpoint, once they have heard of the request.
-GRACE = 10.0
 
 
 @contextmanager
@@ -93,6 +90,8 @@ def wind_down(board: Board) -> None:
     with suppress(ray.exceptions.RayError):
         board.request_stop()
         while time.monotonic() < deadline:
-            if not board.training():
-                return
+            # A busy machine may answer late, and then its workers are late, too.
+            with suppress(ray.exceptions.GetTimeoutError):
+                if not board.training():
+                    return
             time.sleep(0.2)

@@ -21,7 +21,7 @@ from typing import Any
 import ray
 from ray import tune
 
-from raysweep.engine.board import News, pause
+from raysweep.engine.board import GRACE, News, pause
 from raysweep.engine.choice import evaluation_need
 from raysweep.engine.evaluations import Evaluations
 from raysweep.engine.lane import LaneTraining, kept_lane
@@ -38,9 +38,6 @@ from raysweep.sweep.starts import check_source, needed_of
 from raysweep.sweep.stored import load_stored
 
 log = logging.getLogger("raysweep.trial")
-
-#: Seconds that workers have to write a checkpoint and leave, once they have heard that their trial ends.
-GRACE = 20.0
 
 #: Seconds between two looks at the ledger, the least and the most, and their share of the time since the
 #: latest milestone.  A look lists folders and reads small files, of a storage that a thousand runs share.

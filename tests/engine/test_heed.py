@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 
 from raysweep.engine import heed
 from raysweep.engine.heed import heeded
@@ -105,3 +106,18 @@ def test_workers_hear_of_a_request_before_their_time_for_a_checkpoint_begins(
     now[0] = 0.0
     heed.wind_down(board)
     assert 40.0 + heed.GRACE <= now[0] < 40.5 + heed.GRACE
+
+
+def test_a_late_answer_does_not_end_the_wait_for_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+
+    def training() -> int:
+        now[0] += 5.0
+        if now[0] < 11.0:
+            raise ray.exceptions.GetTimeoutError
+        return 0
+
+    board: Any = SimpleNamespace(at_work=lambda: 1, request_stop=lambda: None, training=training)
+    monkeypatch.setattr(heed, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda _: None))
+    heed.wind_down(board)
+    assert now[0] == 15.0

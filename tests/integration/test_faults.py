@@ -80,7 +80,7 @@ def test_a_signal_ends_a_launch_after_a_checkpoint(
     before = time.monotonic()
     launch.driver.send_signal(number)
     assert "same command continues" in launch.end(130)
-    assert time.monotonic() - before < 20
+    assert time.monotonic() - before < 30  # batch systems kill after that
     steps = sorted(path.name for path in (launch.storage / "tiny" / "runs").glob("*/checkpoints/step-*"))
     assert len(steps) == 2
     assert "step-00000300" < steps[-1] < "step-00003000"
