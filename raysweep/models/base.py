@@ -193,6 +193,26 @@ class MaskedLM(nn.Module, ABC):
         with torch.autocast(words.ids.device.type, dtype, enabled=dtype != torch.float32):
             return widened(self.encode(words.ids).flatten(0, 1)[words.flat_index])
 
+    def read_at(self, ids: Tensor, index: Tensor) -> Tensor:
+        """Return the hidden states [M, D] of `encode` at `index` [M], row * T + position, for evaluation.
+
+        `ids` [B, T] are what the model sees.  Where it is fused, the compiled pass reads them without padding
+        and without gradients.
+        """
+        if not (self.fused and len(index)):
+            return self.encode(ids).flatten(0, 1)[index]
+        words = Batch(
+            ids=ids,
+            index=index,
+            targets=torch.zeros_like(index),
+            lengths=(ids != self.pad_id).sum(dim=1),
+            count=len(index),
+            rows=range(len(ids)),
+            single=False,
+        )
+        with torch.no_grad():
+            return self.hidden_at(words, seed=0, dtype=torch.float32)
+
     def logits_at(self, ids: Tensor, index: Tensor) -> Tensor:
         """Return logits [M, total_vocabulary] at `index` [M]: row * T + position, any number a row."""
         return self.head(self.encode(ids).flatten(0, 1)[index])

@@ -70,6 +70,11 @@ def represent(
 
 def states(model: MaskedLM, ids: Tensor, layers: Layers) -> Tensor:
     """Return hidden states [B, L, T, D] of the last layer, or of all."""
+    if layers == "last" and model.fused:
+        index = (ids != model.pad_id).flatten().nonzero()[:, 0]
+        last = torch.zeros(*ids.shape, model.width)
+        last.flatten(0, 1)[index] = model.read_at(ids, index)
+        return last[:, None]
     if layers == "last":
         return model.encode(ids)[:, None]
     if model.with_token() is not model:

@@ -17,6 +17,9 @@ from raysweep.models.representation import Layers, Representation, misfits, repr
 #: Logits in float64 at once: 64 MB.
 _LOGITS = 1 << 23
 
+#: Rows of a batch, and words of one on the compiled path, which works in chunks of its own.
+_ROWS, _WORDS = 256, 1 << 14
+
 
 class Subject(Protocol):
     """A trained model, or what stands in its place, with the language that it models."""
@@ -45,8 +48,9 @@ class ModelSubject:
     """A model, put into evaluation mode, with the language that it models.
 
     `training` are the sentences that it was trained on, where they are known.  Results are on the model's
-    device.  Rows go through the model in batches of `batch`, sorted by length, so that little of a batch is
-    padding.  Raises `ConfigError` for a model of another vocabulary or of shorter sentences.
+    device.  Rows go through the model in batches of `batch` (256, or more where there is a compiled pass),
+    sorted by length, so that little of a batch is padding.  Raises `ConfigError` for a model of another
+    vocabulary or of shorter sentences.
     """
 
     def __init__(
@@ -55,7 +59,7 @@ class ModelSubject:
         model: MaskedLM,
         *,
         training: TrainingSet | None = None,
-        batch: int = 256,
+        batch: int | None = None,
     ) -> None:
         for field in ("vocabulary_size", "pad_id"):
             if getattr(model, field) != getattr(language, field):
@@ -71,7 +75,7 @@ class ModelSubject:
         self.language = language
         self.model = model.eval()
         self.training = training
-        self.batch = batch
+        self.batch = batch or max(_ROWS, _WORDS // language.max_length if model.fused else 0)
 
     def _batches(self, ids: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield (row numbers [b], their ids [b, T'] cut to the longest sentence)."""
@@ -88,9 +92,21 @@ class ModelSubject:
         words = self.language.vocabulary_size
         out = torch.empty(len(ids), words, dtype=torch.float64, device=device)
         for rows, part in self._batches(masked):
-            logits = self.model(part, positions[rows])
-            out[rows] = logits.double().log_softmax(dim=-1)[:, :words]
+            if not self.model.fused:
+                out[rows] = self.model(part, positions[rows]).double().log_softmax(dim=-1)[:, :words]
+                continue
+            first = torch.arange(0, part.numel(), part.shape[1])
+            hidden = self.model.read_at(part, first + positions[rows])
+            for piece in self._pieces(len(rows)):
+                logits = self.model.head(hidden[piece]).double()
+                out[rows[piece]] = logits.log_softmax(dim=-1)[:, :words]
         return out
+
+    def _pieces(self, rows: int) -> Iterator[slice]:
+        """Yield parts of so many rows of hidden states, for which the logits are computed at once."""
+        most = max(1, _LOGITS // self.model.total_vocabulary)
+        for k in range(0, rows, most):
+            yield slice(k, k + most)
 
     @torch.inference_mode()
     def word_log_probs(self, ids: Tensor, mask: Tensor) -> Tensor:
@@ -99,15 +115,13 @@ class ModelSubject:
         ids, mask = ids.to(device), mask.to(device)
         hidden = ids.masked_fill(mask, self.language.mask_id)
         out = torch.empty(ids.shape, dtype=torch.float64, device=device)
-        most = max(1, _LOGITS // self.model.total_vocabulary)
         for rows, part in self._batches(hidden):
             width = part.shape[1]
-            encoded = self.model.encode(part)
             r, t = mask[rows, :width].nonzero(as_tuple=True)
+            states = self.model.read_at(part, r * width + t)
             words = ids[rows[r], t]
-            for k in range(0, len(r), most):
-                piece = slice(k, k + most)
-                logits = self.model.head(encoded[r[piece], t[piece]]).double()
+            for piece in self._pieces(len(r)):
+                logits = self.model.head(states[piece]).double()
                 chosen = logits.gather(1, words[piece, None])[:, 0]
                 out[rows[r[piece]], t[piece]] = chosen - logits.logsumexp(dim=-1)
         return out[mask]

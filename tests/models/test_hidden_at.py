@@ -1,6 +1,8 @@
 """Hidden states at chosen words: the fused path beside autograd and beside the masked-LM loss."""
 
+import weakref
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -135,3 +137,28 @@ def test_float64_goes_through_the_modules() -> None:
     found = model.hidden_at(words, seed=0, dtype=torch.float32)
     assert found.dtype == torch.float64
     torch.testing.assert_close(found, model.encode(words.ids).flatten(0, 1)[words.index])
+
+
+@pytest.mark.parametrize("mask", ["one", 0.4])
+@pytest.mark.parametrize("kind", list(CONFIGS))
+def test_evaluation_reads_the_states_of_the_modules_and_keeps_nothing(
+    kind: str, mask: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, words = make(kind, dropout=0.3).eval(), draw(mask, 20)
+    module = import_module(str(type(model).compiled))
+    begun = []
+
+    class Watched(module.Pass):  # type: ignore[name-defined, misc]
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            begun.append(weakref.ref(self))
+
+    monkeypatch.setattr(module, "Pass", Watched)
+    found = model.read_at(words.ids, words.flat_index)
+    assert found.grad_fn is None
+    assert begun
+    assert not any(pass_() for pass_ in begun)
+    with torch.no_grad():
+        wanted = model.encode(words.ids).flatten(0, 1)[words.flat_index]
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    assert len(model.read_at(words.ids, torch.zeros(0, dtype=torch.int64))) == 0

@@ -2,7 +2,8 @@
 
 It serves losses that torch computes from hidden states, such as that of a classifier in fine-tuning.  The
 passes are those of pre-training.  Between forward and backward they keep the activations of the whole batch,
-because the gradient of the states is not known before; the masked-LM loss keeps those of one chunk.
+because the gradient of the states is not known before; the masked-LM loss, and states without gradients, keep
+those of one chunk.
 """
 
 from __future__ import annotations
@@ -34,15 +35,18 @@ def states(
 ) -> Tensor:
     """Return hidden states [M, D] at `words.index`, in its order, float32, to differentiate once.
 
-    `size`, `make`, `begin` and threads are as in `raysweep.models.fused.weights.differentiable`.  Parameters
-    that the head alone uses have no part in it.
+    Where gradients are off, as in evaluation, they are plain states.  `size`, `make`, `begin` and threads are
+    as in `raysweep.models.fused.weights.differentiable`.  Parameters that the head alone uses have no part
+    in it.
     """
     head = {id(parameter) for parameter in model.head_parameters()}
     body = [parameter for parameter in model.parameters() if id(parameter) not in head]
     threads = torch.get_num_threads()
     chunks = list(packed(words, model, chunk_size(model, words, size, threads)))
     out = torch.empty(len(words.index), model.width)
-    result: Tensor = _States.apply(_Work(chunks, threads, make, begin, out), *body)
+    kept = torch.is_grad_enabled()
+    work = _Work(chunks, threads, make, begin, out, kept=kept)
+    result: Tensor = _States.apply(work, *body) if kept else work.forward()
     return result
 
 
@@ -56,20 +60,23 @@ class _Work(Generic[W]):
         make: Callable[[], W],
         begin: Callable[[W, Chunk], Reading],
         out: Tensor,
+        *,
+        kept: bool,
     ) -> None:
-        self.chunks, self.threads, self.out = chunks, threads, out
+        self.chunks, self.threads, self.out, self._kept = chunks, threads, out, kept
         self._make, self._begin = make, begin
         self._begun: list[tuple[W, list[Reading]]] = []
 
     def forward(self) -> Tensor:
-        """Return the states [M, D], and keep the arrays of the backward pass."""
+        """Return the states [M, D], and keep the arrays of the backward pass if there is one."""
 
         def work(k: int) -> tuple[W, list[Reading]]:
             weights, passes = self._make(), []
             for chunk in self.chunks[k :: self.threads]:
                 reading = self._begin(weights, chunk)
                 self.out[torch.from_numpy(chunk.number)] = reading.encode().float()
-                passes.append(reading)
+                if self._kept:
+                    passes.append(reading)
             return weights, passes
 
         self._begun = on_threads(self.threads, work)
