@@ -25,10 +25,10 @@ from raysweep.errors import ConfigError, StorageError
 from raysweep.sweep import Resources
 
 #: By default the Train controller polls its workers every two seconds, which delays the end of every short
-#: run.  Outside a managed cloud there is no notice of preemption to watch for.  The loggers of Tune write
+#: run; to poll takes processor time.  Outside a managed cloud there is no notice of preemption to watch for.  The loggers of Tune write
 #: files that the ledger makes superfluous.  Tune's handling of Ctrl-C would swallow ours.
 ENVIRONMENT = {
-    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
@@ -39,12 +39,16 @@ ENVIRONMENT = {
 
 #: Of the Ray that is started here.  Its niceness of 15 starves workers beside anything else on the machine.
 #: The others give all workers one environment, so that all are forked from one template: Ray would start the
-#: first ones before it knows the job, and Tune and Train would set the two variables for some.
+#: first ones before it knows the job, and Tune and Train would set the two variables for some.  Metrics and
+#: events of tasks serve its dashboard, which is not there, and take two fifths of what an idle process costs.
 EMBEDDED = {
     "RAY_worker_niceness": "0",
     "RAY_prestart_worker_first_driver": "0",
     "PL_DISABLE_FORK": "1",
     "RAY_WARN_BLOCKING_GET_INSIDE_ASYNC": "0",
+    "RAY_enable_metrics_collection": "0",
+    "RAY_task_events_report_interval_ms": "0",
+    "RAY_ray_events_report_interval_ms": "0",
 }
 
 log = logging.getLogger("raysweep.launch")
