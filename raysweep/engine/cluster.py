@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray._private import worker
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raysweep.engine.forks import close_fork_server, fork_server
@@ -25,8 +26,9 @@ from raysweep.errors import ConfigError, StorageError
 from raysweep.sweep import Resources
 
 #: By default the Train controller polls its workers every two seconds, which delays the end of every short
-#: run; to poll takes processor time.  Outside a managed cloud there is no notice of preemption to watch for.  The loggers of Tune write
-#: files that the ledger makes superfluous.  Tune's handling of Ctrl-C would swallow ours.
+#: run; to poll takes processor time.  Outside a managed cloud there is no notice of preemption to watch for.
+#: The loggers of Tune write files that the ledger makes superfluous.  Tune's handling of Ctrl-C would swallow
+#: ours.
 ENVIRONMENT = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
@@ -156,6 +158,9 @@ def _start(attempts: int = 2) -> Path:
                 logging_level=logging.ERROR,
                 log_to_driver=False,
             )
+        # It reads all logs for drivers that ask for them, which none does.
+        node: Any = worker.global_worker.node
+        node.kill_log_monitor(check_alive=False)
         return Path(started.address_info["session_dir"])
     # Ray raises a bare `Exception` for a start that takes too long.
     except Exception as error:
