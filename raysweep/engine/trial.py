@@ -43,9 +43,6 @@ log = logging.getLogger("raysweep.trial")
 #: latest milestone.  A look lists folders and reads small files, of a storage that a thousand runs share.
 _LEAST, _MOST, _SHARE = 0.25, 5.0, 0.02
 
-#: Seconds that a trial waits at most for a task or for the end of its training.
-_WAIT = 0.5
-
 
 def resolve(sweep: Sweep, config: Mapping[str, Any]) -> RunSpec:
     """Return the run that a trial's config names.
@@ -193,12 +190,12 @@ class _Trial:
             if not alive and len(evaluations) and not told:
                 told = True
                 self._post("evaluating")
-            evaluations.advance(timeout=_WAIT)
+            evaluations.advance(timeout=0.25)
             self._report()
             if all_known and not len(evaluations):
                 return
             if self._training is not None and not len(evaluations):
-                self._training.join(_WAIT)
+                self._training.join(0.25)
 
     def _report(self) -> None:
         """Report complete milestones to Tune, up to the first incomplete one."""
