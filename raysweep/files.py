@@ -1,15 +1,19 @@
 """Durable files: each write, rename and removal survives a crash, and no file is ever half there.
 
 Unfinished writes have names that begin with `TEMPORARY`; readers pass over names that begin with a dot.
+In an object store (`raysweep.remote`) a write is one request, so none is ever unfinished.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from raysweep.remote import RemotePath
 
 #: Start of the names of unfinished writes.
 TEMPORARY = ".tmp-"
@@ -26,7 +30,7 @@ def sync_directory(directory: Path) -> None:
 
 def make_directory(directory: Path) -> None:
     """Make a directory and its parents, each durable in its own parent."""
-    if directory.is_dir():
+    if isinstance(directory, RemotePath) or directory.is_dir():
         return
     make_directory(directory.parent)
     directory.mkdir(exist_ok=True)
@@ -45,11 +49,34 @@ def write_new(path: Path, content: bytes) -> None:
 
 
 def rename(path: Path, target: Path) -> None:
-    """Rename a file or folder, durably; a file at `target` is replaced."""
+    """Rename a file or folder, durably; a file at `target` is replaced.
+
+    In an object store, each file is copied and then removed, so a crash may leave some in both places.
+    """
+    if isinstance(path, RemotePath) and isinstance(target, RemotePath):
+        _move(path, target)
+        return
     os.replace(path, target)
     sync_directory(target.parent)
     if path.parent != target.parent:
         sync_directory(path.parent)
+
+
+def _move(path: RemotePath, target: RemotePath) -> None:
+    below = path.below()
+    for each in below or [path]:
+        each.copy_to(RemotePath(target, *each.parts[len(path.parts) :]))
+    remove_tree(path) if below else path.unlink(missing_ok=True)
+
+
+def remove_tree(directory: Path) -> None:
+    """Remove a folder and all in it, as far as that is possible."""
+    if isinstance(directory, RemotePath):
+        with suppress(OSError):
+            for each in directory.below():
+                each.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 @contextmanager
@@ -76,6 +103,9 @@ def write_atomic(path: Path, content: bytes) -> None:
 
     The directory is made when missing.  An `OSError` (disk full) leaves the old file and no leftover.
     """
+    if isinstance(path, RemotePath):
+        path.write_bytes(content)
+        return
     with replacing(path) as temporary:
         temporary.write_bytes(content)
 
@@ -93,6 +123,8 @@ def move_aside(path: Path, quarantine: Path) -> Path | None:
 
 def names(directory: Path) -> list[str]:
     """Return the finished names in a directory, sorted; [] where there is no directory."""
+    if isinstance(directory, RemotePath):
+        return directory.names()
     try:
         with os.scandir(directory) as entries:
             return sorted(entry.name for entry in entries if not entry.name.startswith("."))

@@ -17,7 +17,7 @@ LIGHT = [
     *("evaluation", "sweep", "report"),
 ]
 
-BASE = {"seeding", "registry", "errors", "files", "compiled", "version"}
+BASE = {"seeding", "registry", "errors", "files", "remote", "compiled", "version"}
 KINDS = {"languages", "models", "algorithms"} | BASE
 MEASURES = {"training", "downstream", "flatness"} | KINDS
 SWEEP = {"sweep", "evaluation"} | MEASURES
@@ -26,10 +26,11 @@ MAY = {
     "errors": set(),
     "registry": {"errors"},
     "seeding": {"errors"},
-    "files": set(),
+    "files": {"remote"},
+    "remote": {"errors"},
     "processes": set(),
     "version": set(),
-    "compiled": {"errors", "files", "seeding"},
+    "compiled": {"errors", "files", "remote", "seeding"},
     "languages": BASE,
     "generation": {"languages"} | BASE,
     "models": {"languages"} | BASE,

@@ -23,6 +23,7 @@ import raysweep
 from raysweep.cli.flowing import Commands, Program
 from raysweep.engine.interrupt import INTERRUPTED
 from raysweep.errors import RaysweepError, StorageError
+from raysweep.remote import forgotten
 
 #: Errors of a file system that are no defect of raysweep: no permission, disk full, folder gone, disk broken.
 TROUBLE = frozenset(
@@ -124,7 +125,7 @@ def run(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     piped = _is_pipe()
     try:
-        with _saying("raysweep.corpus"), _saying("raysweep.tracking"):
+        with _saying("raysweep.corpus"), _saying("raysweep.tracking"), forgotten():
             code = app(arguments, standalone_mode=False)
     except SystemExit as end:
         # Typer and rich end the process on each broken pipe.

@@ -19,6 +19,7 @@ from raysweep.cli.options import (
 )
 from raysweep.cli.output import say
 from raysweep.errors import RaysweepError
+from raysweep.remote import listed
 from raysweep.sweep.units import count
 
 if TYPE_CHECKING:
@@ -48,7 +49,8 @@ def plan(
     from raysweep.sweep.stored import select
 
     chosen = select(find(str(file), storage, set_), only)
-    found = make_plan(chosen, retry_failed=retry_failed, timed=True)
+    with listed(chosen.directory):
+        found = make_plan(chosen, retry_failed=retry_failed, timed=True)
     costs = prices(chosen, found)
     if json:
         print_json(found.to_dict() | costs.encode(price))

@@ -29,6 +29,7 @@ from raysweep.cli.options import (
 )
 from raysweep.cli.output import console, remarks_of_ray, say
 from raysweep.cli.results import make_report, print_summary
+from raysweep.remote import local_place
 from raysweep.sweep.notice import check_notify
 from raysweep.sweep.storage import open_directory
 
@@ -148,9 +149,10 @@ def _launch(
     ]
     errors = console(stderr=True)
     view = LiveView(errors, footer, remarks=False) if errors.is_terminal else LineView(errors)
-    open_directory(sweep.directory)
+    local = local_place(sweep.directory)
+    open_directory(local)
     # The view ends first: it puts standard output back to what it found.
-    with remarks_of_ray(sweep.directory / "ray.log"), ExitStack() as stack:
+    with remarks_of_ray(local / "ray.log"), ExitStack() as stack:
 
         def started(plan: Plan, cluster: Cluster | None) -> None:
             for line in plan.lines(limit=12):

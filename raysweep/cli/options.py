@@ -13,6 +13,7 @@ import typer
 
 from raysweep.cli import complete
 from raysweep.errors import ConfigError
+from raysweep.remote import list_now, path_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,8 +53,9 @@ StorageOption = Annotated[
     typer.Option(
         "--storage",
         metavar="DIR",
+        parser=path_of,
         envvar="RAYSWEEP_STORAGE",
-        help="Folder of all sweeps; every node must see it.",
+        help="Folder of all sweeps, which every node must see: on a disk, or s3://BUCKET/FOLDER.",
         show_default="results",
     ),
 ]
@@ -106,10 +108,15 @@ def names_a_file(name: str) -> bool:
 
 
 def results_of(name: str, storage: Path | None) -> Sweep:
-    """Return the sweep of a file or name as `find` does, with the runs that Tuners have made of it."""
+    """Return the sweep of a file or name as `find` does, with the runs that Tuners have made of it.
+
+    The command reads its results as they are now.
+    """
     from raysweep.sweep.made import with_made
 
-    return with_made(find(name, storage))
+    sweep = find(name, storage)
+    list_now(sweep.directory)
+    return with_made(sweep)
 
 
 def find(

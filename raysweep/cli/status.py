@@ -22,6 +22,7 @@ from raysweep.cli.options import JsonOption, StorageOption, names_a_file, print_
 from raysweep.cli.output import console, say
 from raysweep.cli.results import best_table
 from raysweep.errors import ConfigError, DataError
+from raysweep.remote import forgotten
 from raysweep.sweep.storage import storage_root
 from raysweep.sweep.told import OVER
 from raysweep.sweep.units import count
@@ -265,18 +266,20 @@ def _look(name: str, storage: Path | None) -> _Standing:
     from raysweep.sweep.snapshot import Snapshot
     from raysweep.sweep.starts import failures, starts
 
-    sweep = results_of(name, storage)
-    snapshot = Snapshot.of(sweep)
-    waits = starts(sweep, snapshot=snapshot)
-    return _Standing(
-        sweep=sweep,
-        states=run_states(sweep, snapshot, waits),
-        launched_by=holder(sweep.directory),
-        failed=failures(sweep, waits),
-        changes=Changes(sweep.ledger(), sweep),
-        notes=remarks(sweep, snapshot),
-        launched=None if names_a_file(name) else _from_here(sweep.path),
-    )
+    # Each look sees what is new.
+    with forgotten():
+        sweep = results_of(name, storage)
+        snapshot = Snapshot.of(sweep)
+        waits = starts(sweep, snapshot=snapshot)
+        return _Standing(
+            sweep=sweep,
+            states=run_states(sweep, snapshot, waits),
+            launched_by=holder(sweep.directory),
+            failed=failures(sweep, waits),
+            changes=Changes(sweep.ledger(), sweep),
+            notes=remarks(sweep, snapshot),
+            launched=None if names_a_file(name) else _from_here(sweep.path),
+        )
 
 
 def _from_here(path: Path) -> Path:

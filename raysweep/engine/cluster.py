@@ -227,8 +227,8 @@ def connected(address: str | None = None, *, patience: float = 0.0) -> Iterator[
 
 
 @ray.remote(num_cpus=0, max_retries=2)
-def _sees(path: str) -> bool:
-    return Path(path).exists()
+def _sees(path: Path) -> bool:
+    return path.is_file()
 
 
 def check_storage(directory: Path) -> None:
@@ -241,10 +241,11 @@ def check_storage(directory: Path) -> None:
     try:
         for node in nodes:
             pinned = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            if not ray.get(_sees.options(scheduling_strategy=pinned).remote(str(marker)), timeout=120):
+            if not ray.get(_sees.options(scheduling_strategy=pinned).remote(marker), timeout=120):
                 raise StorageError(
                     f"storage {directory} is not visible on node {node['NodeManagerAddress']}: "
-                    "use --storage (or RAYSWEEP_STORAGE) with a folder that all nodes mount, e.g. NFS"
+                    "use --storage (or RAYSWEEP_STORAGE) with a folder that all nodes mount, e.g. NFS, or "
+                    "an object store that all nodes may use, e.g. s3://BUCKET/FOLDER"
                 )
     finally:
         marker.unlink(missing_ok=True)

@@ -6,7 +6,9 @@ that is removed again.
 
 from __future__ import annotations
 
+import errno
 import os
+import secrets
 import shutil
 import socket
 import sqlite3
@@ -21,7 +23,8 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from raysweep.errors import RaysweepError
-from raysweep.files import rename, sync_directory, write_new
+from raysweep.files import remove_tree, rename, sync_directory, write_new
+from raysweep.remote import RemotePath
 from raysweep.sweep.provenance import PACKAGES, processor
 from raysweep.sweep.storage import storage_root
 from raysweep.sweep.tracking_uri import check_tracking_uri, is_server
@@ -185,6 +188,9 @@ def _ray(address: str | None) -> Iterator[Finding]:
 
 def _storage(storage: Path | None) -> Iterator[Finding]:
     root = storage_root(storage)
+    if isinstance(root, RemotePath):
+        yield from _object_store(root)
+        return
     there = next(place for place in (root, *root.parents) if place.is_dir())
     try:
         with TemporaryDirectory(prefix=".tmp-doctor-", dir=there) as folder:
@@ -228,6 +234,36 @@ def _tried(folder: Path, root: Path) -> Iterator[Finding]:
     found = f"{root}: a durable record in {1000 * each:.1f} ms, {speed / 1e6:.0f} MB/s"
     slow = "records slow down short runs; a local disk is faster" if each > _SLOW else ""
     yield Finding("storage", "warn" if slow else "ok", found, slow)
+
+
+def _object_store(root: RemotePath) -> Iterator[Finding]:
+    """Do what records need in an object store, and remove it again."""
+    folder = root / f"doctor-{secrets.token_hex(4)}"
+    try:
+        start = time.perf_counter()
+        (folder / "record").create(b"record")
+        each = time.perf_counter() - start
+        try:
+            (folder / "record").create(b"again")
+        except FileExistsError:
+            pass
+        else:
+            raise OSError(errno.ENOTSUP, "an object that exists was created anew")
+        if folder.names() != ["record"]:
+            raise OSError(errno.EIO, "an object that was written is not listed")
+        content = os.urandom(4 << 20)
+        start = time.perf_counter()
+        (folder / "large").write_bytes(content)
+        speed = len(content) / (time.perf_counter() - start)
+        if (folder / "large").read_bytes() != content:
+            raise OSError(errno.EIO, "an object is read otherwise than it was written")
+    except OSError as error:
+        remedy = "check the bucket, its region and the credentials; --storage names another one"
+        yield Finding("storage", "fail", f"{root}: {error.strerror or error}", remedy)
+        return
+    finally:
+        remove_tree(folder)
+    yield Finding("storage", "ok", f"{root}: a record in {1000 * each:.0f} ms, {speed / 1e6:.0f} MB/s")
 
 
 def _mlflow(tracking_uri: str | None) -> Iterator[Finding]:

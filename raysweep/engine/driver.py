@@ -37,6 +37,7 @@ from raysweep.engine.search import Samples, Searching
 from raysweep.engine.services import Services, start_services
 from raysweep.engine.tuner import build
 from raysweep.errors import StorageError
+from raysweep.remote import listed
 from raysweep.sweep import Plan, Sweep, SweepLock, make_plan
 from raysweep.sweep.estimate import History
 from raysweep.sweep.keeping import keep_of, tidy_up
@@ -111,25 +112,26 @@ def launch(
         Phases(sweep.directory) as phases,
         ExitStack() as stack,
     ):
-        ledger.clean()
-        if retry_failed:
-            for spec in chosen.runs:
-                ledger.open(spec.run_id).retry()
-        save_sweep(sweep)
-        gone = tidy_up(chosen, chosen.runs)
-        if gone:
-            chronicle.say(f"removed {count(gone, 'checkpoint')} (keep: {keep_of(sweep)})")
-        facts = with_sentences(facts, chosen)
-        save_launch(sweep.directory, facts)
-        if unfinished(chosen) or chosen.to_choose:
-            if on_work is not None:
-                on_work()
-            stack.enter_context(warmed_up(address))
-            # Steps can be timed only on languages that are prepared.
-            chosen.prepare()
-        elif not ray.is_initialized():
-            close_fork_server()  # the program may have begun one early, and no Ray is served by it
-        plan = make_plan(chosen, timed=on_start is not None)
+        with listed(sweep.directory):
+            ledger.clean()
+            if retry_failed:
+                for spec in chosen.runs:
+                    ledger.open(spec.run_id).retry()
+            save_sweep(sweep)
+            gone = tidy_up(chosen, chosen.runs)
+            if gone:
+                chronicle.say(f"removed {count(gone, 'checkpoint')} (keep: {keep_of(sweep)})")
+            facts = with_sentences(facts, chosen)
+            save_launch(sweep.directory, facts)
+            if unfinished(chosen) or chosen.to_choose:
+                if on_work is not None:
+                    on_work()
+                stack.enter_context(warmed_up(address))
+                # Steps can be timed only on languages that are prepared.
+                chosen.prepare()
+            elif not ray.is_initialized():
+                close_fork_server()  # the program may have begun one early, and no Ray is served by it
+            plan = make_plan(chosen, timed=on_start is not None)
         for line in plan.lines(limit=12):
             chronicle.say(line)
         tracker = Tracker(sweep, commit=facts["git_commit"])
@@ -161,12 +163,14 @@ def launch(
     if searching.error is not None:
         raise searching.error
     before, done = {spec.run_id for spec in chosen.runs}, searching.sweep
-    # Of thousands of runs, this leaves an index of their records for the commands to come.
-    waits = starts(done)
+    with listed(sweep.directory):
+        # Of thousands of runs, this leaves an index of their records for the commands to come.
+        waits = starts(done)
+        failed, left = failures(done, waits), unfinished(done, waits)
     return Results(
         sweep=searching.whole,
-        failures=failures(done, waits),
-        unfinished={r: troubles[r].message if r in troubles else "" for r in unfinished(done, waits)},
+        failures=failed,
+        unfinished={r: troubles[r].message if r in troubles else "" for r in left},
         worked_on=(
             *(run.run_id for run in plan.to_do),
             *(spec.run_id for spec in done.runs if spec.run_id not in before),

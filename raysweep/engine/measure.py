@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from raysweep.training import load_model
 
 @lru_cache(maxsize=2)
 def _cached_model(path: str, model: Any, language: Any, device: str) -> Any:
-    return load_model(Path(path), model, built(language), device=device)
+    return load_model(path, model, built(language), device=device)
 
 
 def _model(run: RunLedger, spec: RunSpec, step: int, device: str) -> Any:

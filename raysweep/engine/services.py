@@ -12,6 +12,7 @@ from raysweep.engine.board import Board
 from raysweep.engine.choice import Engine
 from raysweep.engine.references import References
 from raysweep.engine.scratch import make_scratch
+from raysweep.remote import local_place
 from raysweep.sweep import Sweep
 
 #: Share of the object store that exact conditionals may fill.
@@ -57,7 +58,7 @@ def start_services(sweep: Sweep, engine: Engine, shared: bool) -> Services:
         references=References(limit, sweep.storage),
         shared=shared,
         each=max(1.0, sweep.resources.evaluate.get("CPU", 1.0)),
-        scratch=make_scratch(sweep.directory),
+        scratch=make_scratch(local_place(sweep.directory)),
         engine=engine,
     )
 

@@ -30,6 +30,7 @@ from raysweep.engine.services import Services
 from raysweep.engine.trainer import Job, run_log, trainer
 from raysweep.errors import RunFailedError
 from raysweep.evaluation.metric import numbers
+from raysweep.remote import RemotePath, listed
 from raysweep.sweep import FailureRecord, Ledger, RunLedger, RunSpec, Sweep
 from raysweep.sweep.keeping import Needs, discard, keep_of, standing
 from raysweep.sweep.missing import metrics_at, missing_now
@@ -42,6 +43,9 @@ log = logging.getLogger("raysweep.trial")
 #: Seconds between two looks at the ledger, the least and the most, and their share of the time since the
 #: latest milestone.  A look lists folders and reads small files, of a storage that a thousand runs share.
 _LEAST, _MOST, _SHARE = 0.25, 5.0, 0.02
+
+#: Seconds between two looks at a ledger in an object store, the least.
+_LEAST_REMOTE = 2.0
 
 
 def resolve(sweep: Sweep, config: Mapping[str, Any]) -> RunSpec:
@@ -173,20 +177,22 @@ class _Trial:
         A run that is cancelled is left at once.
         """
         evaluations = self._evaluations
+        least = _LEAST_REMOTE if isinstance(self._run.directory, RemotePath) else _LEAST
         latest, look, all_known, told = time.monotonic(), 0.0, False, False
         while True:
             alive = self._training is not None and self._training.is_alive()
             now = time.monotonic()
             if now >= look or (not alive and not all_known):
-                if any(failure.cancelled for failure in self._run.failures()):
-                    return
-                lacking = missing_now(self._run, self._spec).checkpoints if self._spec.trains else ()
+                with listed(self._run.directory):
+                    if any(failure.cancelled for failure in self._run.failures()):
+                        return
+                    lacking = missing_now(self._run, self._spec).checkpoints if self._spec.trains else ()
                 for step in self._spec.milestones:
                     if step not in evaluations.submitted and step not in lacking:
                         evaluations.submit(step)
                         latest = now
                 all_known = not alive
-                look = now + min(_MOST, max(_LEAST, _SHARE * (now - latest)))
+                look = now + min(_MOST, max(least, _SHARE * (now - latest)))
             if not alive and len(evaluations) and not told:
                 told = True
                 self._post("evaluating")

@@ -24,7 +24,8 @@ def check_visible(run: RunLedger) -> None:
     if not run.visible:
         raise StorageError(
             f"storage {run.storage} is not visible on node {socket.gethostname()}: use "
-            "--storage (or RAYSWEEP_STORAGE) with a folder that all nodes mount, e.g. NFS"
+            "--storage (or RAYSWEEP_STORAGE) with a folder that all nodes mount, e.g. NFS, or an object "
+            "store that all nodes may use, e.g. s3://BUCKET/FOLDER"
         )
 
 

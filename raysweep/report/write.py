@@ -15,7 +15,8 @@ from urllib.parse import quote
 import pandas as pd
 
 from raysweep.evaluation.finetune import DIVERGED_NOTE
-from raysweep.files import replacing, write_atomic
+from raysweep.files import write_atomic
+from raysweep.remote import RemotePath, listed
 from raysweep.report.best import best_tables
 from raysweep.report.claims import sweep_verdicts
 from raysweep.report.contrasts import changes
@@ -75,8 +76,7 @@ def write_report(
         if content.measured is not None and content.measured.many:
             # A page for people does not hold the numbers of thousands of runs.
             table = path.with_suffix(".parquet")
-            with replacing(table) as unfinished:
-                frame.to_parquet(unfinished, index=False)
+            write_atomic(table, frame.to_parquet(index=False))
             content = replace(content, table=table.name)
         write_atomic(path, render(content).encode())
     if figures is not None:
@@ -134,8 +134,20 @@ def content_of(
 
     `tolerance` is in place of the sweep's own.
     """
+    with listed(sweep.directory):
+        return _content_of(sweep, frame, folder, tolerance, verdicts, snapshot or Snapshot.of(sweep))
+
+
+def _content_of(
+    sweep: Sweep,
+    frame: pd.DataFrame,
+    folder: Path,
+    tolerance: float | None,
+    verdicts: Sequence[Verdict] | None,
+    snapshot: Snapshot,
+) -> Content:
     ledger, questions = sweep.ledger(), sweep.questions.within(tolerance)
-    measured, snapshot = measurements(frame), snapshot or Snapshot.of(sweep)
+    measured = measurements(frame)
     shown = tuple(spec for spec in sweep.runs if not measured.many)
     if measured.many:
         drawn = set(measured.drawn.checkpoints["run_id"])
@@ -187,7 +199,10 @@ def _links(sweep: Sweep, shown: Sequence[RunSpec], folder: Path) -> dict[str, di
     links: dict[str, dict[str, str]] = {}
     for spec in shown:
         logs = ledger.open(spec.run_id).logs
-        found = {"logs": quote(os.path.relpath(logs, folder)) + "/"} if logs.is_dir() else {}
+        found = {}
+        # Browsers open no addresses of object stores; `raysweep logs` does.
+        if not isinstance(logs, RemotePath) and not isinstance(folder, RemotePath) and logs.is_dir():
+            found["logs"] = quote(os.path.relpath(logs, folder)) + "/"
         if spec.run_id in pages:
             found["MLflow"] = pages[spec.run_id]
         links[spec.run_id] = found

@@ -241,7 +241,7 @@ def _fields(spec: RunSpec) -> _Fields:
 def _stored(ledger: Ledger, run_id: str) -> _Fields | None:
     """Return the fields of a stored run, None where its folder does not say them."""
     try:
-        record = json.loads(Path(ledger.open(run_id).identity_path).read_bytes())
+        record = json.loads(ledger.open(run_id).identity_path.read_bytes())
         return _Fields.of(record["content"], record["language"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -67,7 +66,7 @@ def side(name: str, storage: Path, *, is_file: bool) -> Side:
         content = read_file(Path(name), problems).plain
         problems.raise_any()
         return Side("sweep", name, _fields(content))
-    if os.path.isfile(storage / name / STORED):
+    if (storage / name / STORED).is_file():
         return Side("sweep", name, _fields(load_stored(storage / name).config))
     text, _ = split_step(name)
     sweeps = stored_names(storage)

@@ -25,7 +25,7 @@ def check_format(directory: Path) -> None:
     """Raise `DataError` if the folder of a sweep holds results that this version cannot read."""
     path = directory / STORED
     try:
-        with open(path, "rb") as file:
+        with path.open("rb") as file:
             head = _HEAD.match(file.read(256))
         if head is not None:
             found = head[1].decode(errors="replace")

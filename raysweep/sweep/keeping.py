@@ -18,9 +18,9 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, get_args
 
+from raysweep.remote import path_of
 from raysweep.sweep.config import Sweep
 from raysweep.sweep.format import STORED
 from raysweep.sweep.ledger import RunLedger
@@ -75,7 +75,7 @@ class Needs:
         if source.get("sweep") == self._sweep.name:
             self._others[source["run"], source["step"]] = reason
         elif source.get("folder") is not None:
-            folder = Path(source["folder"]).resolve()
+            folder = path_of(source["folder"]).resolve()
             run = RunLedger(folder.parent.parent)
             if run.sweep_directory == self._sweep.directory.resolve() and folder.name.startswith("step-"):
                 self._others[run.run_id, int(folder.name.removeprefix("step-"))] = reason

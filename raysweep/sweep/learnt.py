@@ -14,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from raysweep.remote import RemotePath
 from raysweep.sweep.provenance import all_launches, last_launch
 from raysweep.sweep.resources import Resources
 from raysweep.sweep.survey import RunRecords
@@ -60,7 +61,12 @@ def of_storage(directory: Path) -> Learnt:
 
 
 def _beside(directory: Path) -> list[Path]:
-    """Return the folders of the launches' sweeps beside one, the newest first."""
+    """Return the folders of the launches' sweeps beside one, the newest first.
+
+    In an object store, where this would take a request for each of them, there are none.
+    """
+    if isinstance(directory, RemotePath):
+        return []
     try:
         with os.scandir(directory.parent) as entries:
             others = [Path(entry.path) for entry in entries if entry.path != str(directory)]

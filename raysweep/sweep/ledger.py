@@ -18,6 +18,7 @@ import io
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,7 +29,8 @@ from pydantic import BaseModel, ValidationError
 from raysweep.errors import DataError, IdentityError
 from raysweep.evaluation.base import Arrays, Evaluation
 from raysweep.evaluation.metric import Metric
-from raysweep.files import TEMPORARY, make_directory, move_aside, names, sync_directory, write_atomic
+from raysweep.files import TEMPORARY, make_directory, move_aside, names, rename, write_atomic
+from raysweep.remote import RemotePath, listed, path_of
 from raysweep.sweep.identity import DIGITS, evaluation_identity
 from raysweep.sweep.records import (
     EvaluationRecord,
@@ -43,7 +45,7 @@ from raysweep.sweep.records import (
     stop_name,
 )
 from raysweep.sweep.run import RunSpec
-from raysweep.training.checkpoint import CheckpointRecord, CurvePoint, checkpoint_directory
+from raysweep.training.checkpoint import CheckpointRecord, CurvePoint, checkpoint_directory, is_whole
 
 log = logging.getLogger("raysweep.sweep")
 
@@ -135,8 +137,10 @@ class RunLedger:
 
     def steps_on_disk(self) -> set[int]:
         """Return the steps whose checkpoint folder exists, recorded or not."""
-        found = (name.removeprefix("step-") for name in names(self.checkpoint_directory(0).parent))
-        return {int(step) for step in found if step.isdecimal()}
+        folder = self.checkpoint_directory(0).parent
+        with listed(folder):
+            found = (n.removeprefix("step-") for n in names(folder) if is_whole(folder / n))
+            return {int(step) for step in found if step.isdecimal()}
 
     def checkpoint(self, step: int) -> CheckpointRecord | None:
         """Return the record of a checkpoint, even if its files are gone."""
@@ -270,9 +274,7 @@ class RunLedger:
         """Let the run be tried again: its failures become history.  Returns their number."""
         failed = self._failure_names()
         for name in failed:
-            (self._records / name).rename(self._records / name.replace("failure-", "retried-"))
-        if failed:
-            sync_directory(self._records)
+            rename(self._records / name, self._records / name.replace("failure-", "retried-"))
         return len(failed)
 
     # Stops of a search
@@ -338,7 +340,7 @@ class Ledger:
     """The ledger of a sweep: the folder `directory` (storage/name)."""
 
     def __init__(self, directory: Path) -> None:
-        self.directory = Path(directory)
+        self.directory = path_of(directory)
 
     def __repr__(self) -> str:
         return f"Ledger({str(self.directory)!r})"
@@ -389,6 +391,8 @@ class Ledger:
 
         Returns their number.
         """
+        if isinstance(self.directory, RemotePath):
+            return 0
         runs = [self.open(run_id) for run_id in self.run_ids()]
         lefts = [*self.directory.glob(f"{TEMPORARY}*"), *(p for run in runs for p in run.unfinished_writes())]
         for left in lefts:
@@ -406,6 +410,10 @@ def read_record(path: Path, cls: type[R], quarantine: Path) -> R | None:
         return cls.model_validate_json(content)
     except ValidationError as error:
         reason = error.errors()[0]["msg"]
+    # What a listing says may be older than what would be moved.
+    if isinstance(path, RemotePath):
+        with suppress(FileNotFoundError, ValidationError):
+            return cls.model_validate_json(path.fetched())
     moved = move_aside(path, quarantine)
     log.warning("%s: damaged record moved to %s and taken as absent (%s)", path, moved, reason)
     return None

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import TracebackType
 
 from raysweep.errors import LockedError, StorageError
+from raysweep.remote import RemotePath
+from raysweep.sweep.lease import Claim, HeldElsewhereError, Lease, claimed
 from raysweep.sweep.storage import open_directory
 
 
@@ -21,7 +23,8 @@ class SweepLock:
     """An advisory lock (flock) on a folder, by default a sweep's, from `acquire` to `release` or process end.
 
     The kernel drops the lock when the process dies, so a stale lock cannot exist.  The file `lock` stays; it
-    only names the holder.  Usable as a context manager.
+    only names the holder.  In an object store it is a `Lease` instead, which may be lost; see `lost`.  Usable
+    as a context manager.
     """
 
     def __init__(
@@ -31,9 +34,10 @@ class SweepLock:
         what: str = "sweep folder",
         remedy: str = "give this sweep another name",
     ) -> None:
-        self.path = Path(directory) / "lock"
+        self.path = directory / "lock"
         self.what, self.remedy = what, remedy
         self._handle: int | None = None
+        self._lease: Lease | None = None
         #: When the lock was taken, in unix seconds, which tells its holders apart.
         self.started = 0.0
 
@@ -43,6 +47,8 @@ class SweepLock:
         Raises `LockedError` naming process, host and start of the holder, and `StorageError` if the folder
         cannot be made, written or locked.
         """
+        if isinstance(self.path, RemotePath):
+            return self._acquire_lease(self.path.parent)
         open_directory(self.path.parent)
         try:
             handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -57,10 +63,7 @@ class SweepLock:
             holder = Holder.read(os.read(handle, 4096))
             os.close(handle)
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                raise LockedError(
-                    f"{self.what} {self.path.parent} is in use by {holder}; "
-                    f"wait for it, stop it, or {self.remedy}"
-                ) from None
+                raise self._in_use(holder) from None
             raise StorageError(
                 f"{self.path} cannot be locked: {error}; use storage that supports flock"
             ) from error
@@ -71,8 +74,35 @@ class SweepLock:
         os.pwrite(handle, json.dumps(content).encode(), 0)
         return self
 
+    def _acquire_lease(self, directory: RemotePath) -> SweepLock:
+        lease = Lease(directory)
+        try:
+            self.started = lease.acquire().started
+        except HeldElsewhereError as error:
+            raise self._in_use(Holder.of(error.args[0])) from None
+        except OSError as error:
+            raise StorageError(
+                f"storage {directory} cannot be written: {error.strerror or error}; "
+                "--storage (or RAYSWEEP_STORAGE) names another folder or bucket"
+            ) from error
+        self._lease = lease
+        return self
+
+    def _in_use(self, holder: Holder) -> LockedError:
+        return LockedError(
+            f"{self.what} {self.path.parent} is in use by {holder}; wait for it, stop it, or {self.remedy}"
+        )
+
+    @property
+    def lost(self) -> bool:
+        """Whether another process may hold the lock by now, as the store was out of reach for too long."""
+        return self._lease is not None and self._lease.lost
+
     def release(self) -> None:
         """Release the lock, if it is held."""
+        if self._lease is not None:
+            self._lease.release()
+            self._lease = None
         if self._handle is not None:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._handle, 0)
@@ -98,6 +128,11 @@ class Holder:
     started: float = 0.0
 
     @classmethod
+    def of(cls, claim: Claim) -> Holder:
+        """Return the holder of a lease."""
+        return cls(claim.pid, claim.host, claim.started)
+
+    @classmethod
     def read(cls, content: bytes) -> Holder:
         """Return the holder of a lock from the content of its file, which may be incomplete."""
         try:
@@ -115,6 +150,9 @@ class Holder:
 
 def held(directory: Path) -> Holder | None:
     """Return who holds the lock of a sweep's folder now, None if nobody does; it may change at any moment."""
+    if isinstance(directory, RemotePath):
+        claim = claimed(directory)
+        return None if claim is None else Holder.of(claim)
     try:
         handle = os.open(Path(directory) / "lock", os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

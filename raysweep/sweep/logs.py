@@ -12,11 +12,15 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
+
+from raysweep.remote import RemotePath, local_place
 
 #: Most bytes of a log before it is moved aside.
 MOST_BYTES = 1_000_000
@@ -25,16 +29,76 @@ MOST_BYTES = 1_000_000
 LAUNCH_LOG = "launch.log"
 
 _OLDER = ".1"
+
+#: Seconds between two looks whether a log in an object store is to be sent.
+_SEND = 5.0
+
+#: Bytes at the beginning of a log, with the time of its first line, that tell it from another one.
+_BEGINNING = 80
 _HEAD = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d{3} ")
 
 
 class BoundedLog(RotatingFileHandler):
-    """Writes log records to a file of bounded size; where it cannot be written, nothing is said."""
+    """Writes log records to a file of bounded size; where it cannot be written, nothing is said.
+
+    A log in an object store is written on this machine's disk, and sent as a whole every `_SEND` seconds.
+    """
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        super().__init__(path, maxBytes=MOST_BYTES, backupCount=1, encoding="utf-8", delay=True)
+        here = local_place(path)
+        here.parent.mkdir(parents=True, exist_ok=True)
+        self._sent = path if isinstance(path, RemotePath) else None
+        self._changed, self._ended = threading.Event(), threading.Event()
+        if self._sent is not None:
+            self._fetch(self._sent, here)
+        super().__init__(here, maxBytes=MOST_BYTES, backupCount=1, encoding="utf-8", delay=True)
         self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        self._thread = threading.Thread(target=self._follow, name="raysweep-log", daemon=True)
+        if self._sent is not None:
+            self._thread.start()
+
+    @staticmethod
+    def _fetch(path: RemotePath, here: Path) -> None:
+        """Go on with what another process, perhaps on another node, has written."""
+        try:
+            here.write_bytes(path.fetched())
+        except FileNotFoundError:
+            here.unlink(missing_ok=True)
+        except OSError:
+            pass  # what this node has of it is better than nothing
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record."""
+        super().emit(record)
+        self._changed.set()
+
+    def doRollover(self) -> None:  # noqa: N802
+        """Move the file aside."""
+        super().doRollover()
+        if self._sent is not None:
+            with suppress(OSError):
+                older = Path(self.baseFilename + _OLDER).read_bytes()
+                self._sent.with_name(self._sent.name + _OLDER).write_bytes(older)
+
+    def close(self) -> None:
+        """Write what is left."""
+        super().close()
+        if self._sent is not None and not self._ended.is_set():
+            self._ended.set()
+            self._thread.join()
+            self._send()
+
+    def _follow(self) -> None:
+        while not self._ended.wait(_SEND):
+            self._send()
+
+    def _send(self) -> None:
+        if self._sent is not None and self._changed.is_set():
+            self._changed.clear()
+            try:
+                self._sent.write_bytes(Path(self.baseFilename).read_bytes())
+            except OSError:
+                self._changed.set()  # it is tried again
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
         """Say nothing: a log that cannot be written, as on a full disk, is no reason to end any work."""
@@ -61,11 +125,13 @@ class _File:
     #: The file itself, which another one may replace, and the bytes of it that were read.
     inode: int | None = None
     offset: int = 0
+    #: The beginning of a log in an object store, which has no inode.
+    head: bytes = b""
     time: str = ""
 
     def entries(self) -> Iterator[Entry]:
         """Yield what is new; a line without an end is left for the next time."""
-        lines = list(self._lines())
+        lines = list(self._sent() if isinstance(self.path, RemotePath) else self._lines())
         while lines:
             head = _HEAD.match(lines[0])
             self.time = head[1] if head else self.time
@@ -83,6 +149,23 @@ class _File:
             if self.inode is None or _inode(older) == self.inode:
                 yield from self._read(older)
             self.inode, self.offset = now, 0
+        yield from self._read(self.path)
+
+    def _sent(self) -> Iterator[str]:
+        """Yield the new lines of a log in an object store, which is written as a whole each time."""
+        try:
+            token = self.path.stat().st_ino
+            if token == self.inode:
+                return
+            content = self.path.read_bytes()
+        except FileNotFoundError:
+            return
+        older = self.path.with_name(self.path.name + _OLDER)
+        if self.inode is None or not content.startswith(self.head):
+            # At first, and where the log has begun anew, what was moved aside is read first.
+            yield from self._read(older)
+            self.offset = 0
+        self.inode, self.head = token, content[:_BEGINNING]
         yield from self._read(self.path)
 
     def _read(self, path: Path) -> Iterator[str]:

@@ -26,6 +26,7 @@ from raysweep.languages.training_set import TrainingSet
 from raysweep.models.base import MaskedLM, ModelConfig
 from raysweep.models.folder import Folder
 from raysweep.models.pretrained import HuggingFaceConfig
+from raysweep.remote import path_of
 from raysweep.sweep.check import Checker
 from raysweep.sweep.checkpoints import find_checkpoint
 from raysweep.sweep.config import LanguageCache
@@ -71,7 +72,7 @@ def open_model(
     `overrides` a.b=c; a checkpoint of a run is then measured on that language instead of its own.  Raises
     `ConfigError` or `DataError` naming what is missing, and for a model that cannot read the language.
     """
-    path = Path(place)
+    path = path_of(place)
     _check_overrides(overrides, language)
     if not path.is_dir():
         if path.exists():

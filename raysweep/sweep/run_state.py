@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from raysweep.evaluation.metric import Metric
+from raysweep.remote import listed
 from raysweep.sweep.config import Sweep
 from raysweep.sweep.names import labels
 from raysweep.sweep.run import RunSpec
@@ -149,8 +150,13 @@ def run_states(sweep: Sweep, snapshot: Snapshot | None = None, waits: Starts | N
 
     They are those of a `snapshot`, with its `waits`, where a caller has them.
     """
-    snapshot = snapshot or Snapshot.of(sweep)
-    waits, names = waits or starts(sweep, snapshot=snapshot), labels(sweep.runs)
+    with listed(sweep.directory):
+        snapshot = snapshot or Snapshot.of(sweep)
+        return _run_states(sweep, snapshot, waits or starts(sweep, snapshot=snapshot))
+
+
+def _run_states(sweep: Sweep, snapshot: Snapshot, waits: Starts) -> list[RunState]:
+    names = labels(sweep.runs)
     rows = []
     for spec in sweep.runs:
         row = RunState(

@@ -15,6 +15,7 @@ make no shard.  The last shard is shorter if the training ends in it; one that g
 from __future__ import annotations
 
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -27,6 +28,7 @@ from torch import Tensor
 
 from raysweep.languages.base import Language, LanguageConfig
 from raysweep.languages.training_set import TrainingSet
+from raysweep.remote import RemotePath
 from raysweep.sweep.config import Sweep
 from raysweep.sweep.identity import DIGITS
 from raysweep.sweep.run import RunSpec
@@ -40,6 +42,7 @@ SHARD = 4096
 
 _NAME = "ids"
 _MAPPED = 16_384  # shards that a process sees at once; a process may map some 65,000 files
+_ABSENT = 60.0  # seconds until a shard that an object store lacks is asked for again
 _UNFINISHED = 2  # shards that a process collects at once: its sentences come in order
 
 
@@ -164,6 +167,7 @@ class StoredSentences:
         self._language, self._wanted = language, one
         self._store: ShardStore | None = None
         self._mapped: OrderedDict[int, np.ndarray] = OrderedDict()
+        self._absent: dict[int, float] = {}
         self._unfinished: OrderedDict[int, tuple[Tensor, Tensor]] = OrderedDict()
 
     def take(self, numbers: Tensor) -> Tensor:
@@ -200,13 +204,25 @@ class StoredSentences:
         """
         known = self._mapped.get(shard)
         if known is None or len(known) < most:
-            known = store.mapped(shard, _NAME)
+            known = self._asked(store, shard)
             if known is None:
                 return np.empty((0, self._language.max_length), dtype=np.int16)
             self._mapped[shard] = known
             if len(self._mapped) > _MAPPED:
                 self._mapped.popitem(last=False)
         return known
+
+    def _asked(self, store: ShardStore, shard: int) -> np.ndarray | None:
+        """Return the stored sentences of a shard; None where there are none."""
+        if not isinstance(store.directory, RemotePath):
+            return store.mapped(shard, _NAME)
+        # A request for each batch would take longer than to draw it.
+        if time.monotonic() < self._absent.get(shard, 0.0):
+            return None
+        found = store.mapped(shard, _NAME)
+        if found is None:
+            self._absent[shard] = time.monotonic() + _ABSENT
+        return found
 
     def _collect(self, store: ShardStore, numbers: Tensor, ids: Tensor) -> None:
         """Keep sentences that were drawn, and store each shard that is complete with them."""

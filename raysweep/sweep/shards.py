@@ -24,6 +24,7 @@ from safetensors.numpy import save
 
 from raysweep.errors import DataError, IdentityError, StorageError
 from raysweep.files import TEMPORARY, move_aside, names, write_atomic
+from raysweep.remote import RemotePath, local_copy
 from raysweep.sweep.identity import digest
 from raysweep.sweep.storage import open_directory
 
@@ -80,7 +81,7 @@ class ShardStore:
         if not (directory / _IDENTITY).is_file():
             raise StorageError(
                 f"{directory} is not visible on node {socket.gethostname()}: use a folder that all nodes "
-                "mount, e.g. NFS"
+                "mount, e.g. NFS, or an object store, e.g. s3://BUCKET/FOLDER"
             )
         return cls(directory)
 
@@ -114,32 +115,35 @@ class ShardStore:
 
         A damaged shard is moved aside, so that it is made again.
         """
+        found = self._verified(shard)
+        return None if found is None else found[1]
+
+    def _verified(self, shard: int) -> tuple[Path, dict[str, np.ndarray]] | None:
+        """Return the file of a shard on this machine and its arrays, as `read` does."""
         path = self.path(shard)
-        if not path.is_file():
-            return None
         try:
-            with safe_open(path, framework="numpy") as file:
-                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-                expected = (file.metadata() or {}).get("sha256")
-        except FileNotFoundError:
-            return None
-        except SafetensorError as error:
-            self._quarantine(path, str(error))
-            return None
-        if _sha256(arrays) != expected:
-            self._quarantine(path, "its content does not have the sha256 in its header")
-            return None
-        return arrays
+            return _read(path)
+        except (DataError, SafetensorError) as error:
+            reason = str(error)
+        if isinstance(path, RemotePath):
+            # The node's copy may be what is damaged.
+            try:
+                return _read(path, anew=True)
+            except (DataError, SafetensorError) as error:
+                reason = str(error)
+        self._quarantine(path, reason)
+        return None
 
     def mapped(self, shard: int, name: str) -> np.ndarray | None:
         """Return an array of a shard as it lies in the file, None where the shard is absent or damaged.
 
         All of the shard is checked once, as in `read`; its pages may leave the memory afterwards.
         """
-        if self.read(shard) is None:
+        found = self._verified(shard)
+        if found is None:
             return None
         try:
-            with safe_open(self.path(shard), framework="pt") as file:
+            with safe_open(found[0], framework="pt") as file:
                 array: np.ndarray = file.get_tensor(name).numpy()
         except FileNotFoundError:  # moved aside since
             return None
@@ -150,6 +154,8 @@ class ShardStore:
 
         Returns their number.
         """
+        if isinstance(self.directory, RemotePath):
+            return 0
         left = list(self.directory.glob(f"{TEMPORARY}*"))
         for path in left:
             path.unlink(missing_ok=True)
@@ -158,6 +164,32 @@ class ShardStore:
     def _quarantine(self, path: Path, reason: str) -> None:
         moved = move_aside(path, self.directory / "quarantine")
         log.warning("%s: damaged shard moved to %s (%s)", path, moved, reason)
+
+
+def _here(path: Path, *, anew: bool = False) -> Path | None:
+    """Return the file of a shard on this machine, which may be a copy; None where there is no shard."""
+    if isinstance(path, RemotePath):
+        return local_copy(path, anew=anew)
+    return path if path.is_file() else None
+
+
+def _read(path: Path, *, anew: bool = False) -> tuple[Path, dict[str, np.ndarray]] | None:
+    """Return the file of a shard on this machine and its arrays; None where there is no shard.
+
+    Raises `DataError` or `SafetensorError` for a damaged one.
+    """
+    here = _here(path, anew=anew)
+    if here is None:
+        return None
+    try:
+        with safe_open(here, framework="numpy") as file:
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            expected = (file.metadata() or {}).get("sha256")
+    except FileNotFoundError:
+        return None
+    if _sha256(arrays) != expected:
+        raise DataError("its content does not have the sha256 in its header")
+    return here, arrays
 
 
 def _sha256(arrays: Mapping[str, np.ndarray]) -> str:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -21,6 +22,8 @@ import pyarrow as pa
 
 from raysweep.evaluation.base import Evaluation
 from raysweep.evaluation.metric import Metric
+from raysweep.files import names
+from raysweep.remote import RemotePath, fetch, listed
 from raysweep.sweep.identity import evaluation_identity
 from raysweep.sweep.index import NUMBERS, Index, Rows, Stamp
 from raysweep.sweep.ledger import Ledger, RunLedger
@@ -85,15 +88,16 @@ class Snapshot:
     """The records of some runs of a ledger at one moment; of all that have a folder, if `run_ids` is None."""
 
     def __init__(self, ledger: Ledger, run_ids: Iterable[str] | None = None) -> None:
-        present = ledger.run_ids()
-        asked = set(present) if run_ids is None else set(run_ids)
         self.ledger = ledger
-        self._index = Index.read(ledger.directory)
         self._rows: dict[str, dict[str, int]] = {}
         #: Name and identity of evaluations at steps; runs share their evaluations.
         self._wanted: dict[tuple[int, int], tuple[Evaluation, str, str]] = {}
         self._names: dict[str, list[tuple[str, RecordName]]] = {}
-        self._read([run_id for run_id in present if run_id in asked], set(present))
+        with listed(ledger.directory):
+            present = ledger.run_ids()
+            asked = set(present) if run_ids is None else set(run_ids)
+            self._index = Index.read(ledger.directory)
+            self._read([run_id for run_id in present if run_id in asked], set(present))
 
     @classmethod
     def of(cls, sweep: Sweep) -> Snapshot:
@@ -105,10 +109,12 @@ class Snapshot:
         new, young = Rows(self._index), set[int]()
         first = self._index.table.num_rows
         horizon = time.time_ns() - int(SETTLED * 1e9)
-        for run_id in run_ids:
+        found = {run_id: _stamps(self.ledger.open(run_id)) for run_id in run_ids}
+        if isinstance(self.ledger.directory, RemotePath):
+            self._fetch(found, known)
+        for run_id, stamps in found.items():
             run, rows = self.ledger.open(run_id), dict[str, int]()
             held = known.pop(run_id, {})
-            stamps = _stamps(run)
             self._names[run_id] = _named(stamps)
             for name, stamp in stamps.items():
                 row = held.get(name)
@@ -128,6 +134,15 @@ class Snapshot:
             self._index.table = pa.concat_tables([self._index.table, new.table()]).combine_chunks()
         if len(new) - len(young) >= MANY:
             self._keep(known, present, young)
+
+    def _fetch(self, stamps: Mapping[str, Mapping[str, Stamp]], known: dict[str, Any]) -> None:
+        """Read the records that the index does not know, several at once."""
+        fetch(
+            path
+            for run_id, found in stamps.items()
+            for name, path in _paths(self.ledger.open(run_id), found)
+            if known.get(run_id, {}).get(name, ())[1:] != found[name]
+        )
 
     def _keep(self, others: dict[str, Any], present: set[str], young: set[int]) -> None:
         """Write the index with the records of this snapshot, and with those known of runs that it has not."""
@@ -261,6 +276,14 @@ def _known(table: pa.Table) -> dict[str, dict[str, tuple[int, int, int, int]]]:
 def _stamps(run: RunLedger) -> dict[str, Stamp]:
     """Return the stamps of a run's identity and of its records, by file name."""
     found: dict[str, Stamp] = {}
+    if isinstance(run.directory, RemotePath):
+        listed_names = (name for name in names(run.records_directory) if parse_name(name) is not None)
+        for name, path in _paths(run, (IDENTITY, *listed_names)):
+            with suppress(FileNotFoundError):
+                status = path.stat()
+                # The place of an object is a digest that changes with each write.
+                found[name] = status.st_size, int(status.st_mtime * 1e9), status.st_ino
+        return found
     with suppress(FileNotFoundError, NotADirectoryError):
         found[IDENTITY] = _stamp(run.identity_path.stat())
     with suppress(FileNotFoundError, NotADirectoryError), os.scandir(run.records_directory) as entries:
@@ -269,6 +292,11 @@ def _stamps(run: RunLedger) -> dict[str, Stamp]:
                 with suppress(FileNotFoundError):  # gone since the folder was listed
                     found[entry.name] = _stamp(entry.stat())
     return found
+
+
+def _paths(run: RunLedger, file_names: Iterable[str]) -> Iterator[tuple[str, Path]]:
+    for name in file_names:
+        yield name, run.identity_path if name == IDENTITY else run.record_path(name)
 
 
 def _stamp(status: os.stat_result) -> Stamp:

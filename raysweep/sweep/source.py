@@ -10,10 +10,10 @@ files that share a ledger.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from raysweep.registry import Config
+from raysweep.remote import path_of
 
 if TYPE_CHECKING:
     from raysweep.sweep.ledger import RunLedger
@@ -69,16 +69,16 @@ class Source(Config):
         """Return whether the state can be read now, given the ledger of the run that starts from it."""
         source = self.ledger(run)
         if source is None:
-            return Path(self.folder or "").is_dir()
+            return path_of(self.folder or "").is_dir()
         step = self.step or 0
-        return source.checkpoint(step) is not None and source.checkpoint_directory(step).is_dir()
+        return source.checkpoint(step) is not None and step in source.steps_on_disk()
 
     def start(self, run: RunLedger) -> Start:
         """Return the state on disk, given the ledger of the run that starts from it."""
         from raysweep.training.start import Start
 
         source = self.ledger(run)
-        folder = Path(self.folder or "") if source is None else source.checkpoint_directory(self.step or 0)
+        folder = path_of(self.folder or "") if source is None else source.checkpoint_directory(self.step or 0)
         # The weights of a run of the same sweep are those of its identity, whichever they are.
         content = None if self.own is not None else self.content
         return Start(folder, keep=self.optimizer == "keep", content=content)

@@ -1,4 +1,4 @@
-"""The folder of results: its place, and the flag that names it."""
+"""The folder of results, on a disk or in an object store: its place, and the flag that names it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from pathlib import Path
 
 from raysweep.errors import ConfigError, StorageError
 from raysweep.files import make_directory
+from raysweep.remote import RemotePath, is_url
+
+#: The object stores that results can be in, by the beginning of their URLs, with raysweep's extras for them.
+EXTRAS = {"s3": "s3", "gs": "gs", "az": "az", "abfs": "az", "abfss": "az"}
 
 
 def open_directory(directory: Path) -> None:
@@ -25,15 +29,17 @@ def open_directory(directory: Path) -> None:
 def storage_root(storage: str | os.PathLike[str] | None) -> Path:
     """Return the absolute root of results: the argument, else $RAYSWEEP_STORAGE, else ./results.
 
-    Raises `ConfigError` for a home that is not there, for a file, and for a URL, because records need rename
-    and fsync, which object stores lack.
+    Raises `ConfigError` for a home that is not there, for a file, and for a URL of no object store that
+    raysweep can use.
     """
+    if isinstance(storage, RemotePath):
+        storage = str(storage)
     chosen = os.fspath(storage) if storage is not None else os.environ.get("RAYSWEEP_STORAGE") or "results"
-    if "://" in chosen:
-        raise ConfigError(
-            f"storage '{chosen}' is a URL; results need a directory that all nodes see under the same path "
-            "(a local disk for one machine, NFS or another shared file system for several)"
-        )
+    if is_url(chosen):
+        return _remote(chosen)
+    head = chosen.partition(":/")[0]
+    if head in EXTRAS:
+        raise ConfigError(f"storage '{chosen}': write {head}:// in a text; a Path drops a slash")
     expanded = os.path.expanduser(chosen)
     if expanded.startswith("~"):
         raise ConfigError(f"storage '{chosen}': there is no such home; write the path out")
@@ -42,6 +48,28 @@ def storage_root(storage: str | os.PathLike[str] | None) -> Path:
     if not os.path.isdir(there):
         raise ConfigError(f"storage '{chosen}': {there} is no folder; --storage names another one")
     return path
+
+
+def _remote(url: str) -> RemotePath:
+    """Return the root of results in an object store."""
+    protocol, _, place = url.partition("://")
+    if protocol not in EXTRAS:
+        raise ConfigError(
+            f"storage '{url}': results need a folder, or an object store that creates an object only where "
+            f"none is ({', '.join(f'{known}://' for known in EXTRAS)}); mount another one as a folder"
+        )
+    if not place.strip("/"):
+        raise ConfigError(f"storage '{url}': names no bucket; write {protocol}://BUCKET/FOLDER")
+    from fsspec import get_filesystem_class
+
+    try:
+        get_filesystem_class(protocol)
+    except ImportError as error:
+        extra = EXTRAS[protocol]
+        raise ConfigError(
+            f"storage '{url}': needs a package that is not installed; pip install 'raysweep[{extra}]'"
+        ) from error
+    return RemotePath(url)
 
 
 def storage_flag(root: Path) -> str:

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from raysweep.remote import listed
 from raysweep.sweep.ledger import Ledger, RunLedger
 from raysweep.sweep.record_heads import read_head
 from raysweep.sweep.records import CANCELLED, RecordName
@@ -61,30 +62,32 @@ def survey(
     They are those of a `snapshot`, where a caller has one.  Raises `IdentityError` if a folder belongs to
     another configuration.
     """
-    specs = list(specs)
-    if verify and snapshot is None:
-        snapshot = Snapshot(ledger, (spec.run_id for spec in specs))
-    present = set(ledger.run_ids() if snapshot is None else snapshot.run_ids)
-    found = {}
-    for spec in specs:
-        if spec.run_id not in present:
-            continue
-        run = ledger.open(spec.run_id)
-        if snapshot is None:
-            stored = _plain(run.identity_path) or {}
-            identity, held = stored.get("identity"), survey_run(run, verify=False)
-        else:
-            names, head = snapshot.names(spec.run_id), partial(snapshot.read, spec.run_id)
-            identity, held = snapshot.identity(spec.run_id), _survey(run, names, head, verify=True)
-        if identity != spec.training_identity:
-            ledger.check(spec)
-        found[spec.run_id] = held
-    return found
+    with listed(ledger.directory):
+        specs = list(specs)
+        if verify and snapshot is None:
+            snapshot = Snapshot(ledger, (spec.run_id for spec in specs))
+        present = set(ledger.run_ids() if snapshot is None else snapshot.run_ids)
+        found = {}
+        for spec in specs:
+            if spec.run_id not in present:
+                continue
+            run = ledger.open(spec.run_id)
+            if snapshot is None:
+                stored = _plain(run.identity_path) or {}
+                identity, held = stored.get("identity"), survey_run(run, verify=False)
+            else:
+                names, head = snapshot.names(spec.run_id), partial(snapshot.read, spec.run_id)
+                identity, held = snapshot.identity(spec.run_id), _survey(run, names, head, verify=True)
+            if identity != spec.training_identity:
+                ledger.check(spec)
+            found[spec.run_id] = held
+        return found
 
 
 def survey_run(run: RunLedger, *, verify: bool = True) -> RunRecords:
     """Return the records of one run; with `verify` every record is read, otherwise file names suffice."""
-    return _survey(run, run.record_names(), partial(read_head, run), verify=verify)
+    with listed(run.directory):
+        return _survey(run, run.record_names(), partial(read_head, run), verify=verify)
 
 
 def _survey(
@@ -131,10 +134,10 @@ def stored_lengths(ledger: Ledger, spec: RunSpec, run_ids: Iterable[str]) -> lis
     return sorted(found)
 
 
-def _plain(path: Path | str) -> dict[str, Any] | None:
+def _plain(path: Path) -> dict[str, Any] | None:
     """Return the mapping in a JSON file, or None if it holds none."""
     try:
-        with open(path, "rb") as file:
+        with path.open("rb") as file:
             data = json.loads(file.read())
     except (OSError, ValueError):
         return None

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from raysweep.remote import on_disk
 from raysweep.tracking.store import locate
 from raysweep.tracking.tracker import settled, shared_directory
 
@@ -32,7 +33,8 @@ def keep_files(sweep: Sweep, files: Mapping[Path, str]) -> bool:
         client = MlflowClient(tracking_uri=uri)
         for path, folder in files.items():
             log = client.log_artifacts if path.is_dir() else client.log_artifact
-            log(found[1], str(path), folder or None)
+            with on_disk(path) as here:
+                log(found[1], str(here), folder or None)
     # Clients, drivers, databases and disks each raise their own errors.
     except Exception as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from raysweep.remote import RemotePath, listed, local_place
 from raysweep.sweep.ledger import Ledger, RunLedger, heads
 from raysweep.sweep.missing import missing
 from raysweep.sweep.names import axes_label
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from raysweep.sweep import RunSpec, Sweep
 
 _log = logging.getLogger("raysweep.tracking")
+
+#: Seconds between two looks at a ledger in an object store, and most runs that are looked at in a second.
+_REMOTE, _LOOKS = 10.0, 20
 
 #: Seconds between two looks at the ledger.
 PERIOD = 2.0
@@ -52,7 +56,9 @@ def shared_directory(sweep: Sweep) -> str:
 def settled(sweep: Sweep) -> str:
     """Return the tracking URI of a sweep, after the artifacts of its own store were found where it is now."""
     if not shared_directory(sweep):
-        settle(sweep.directory.resolve() / "mlflow.db", sweep.name, own_artifacts(sweep.directory))
+        settle(
+            local_place(sweep.directory).resolve() / "mlflow.db", sweep.name, own_artifacts(sweep.directory)
+        )
     return tracking_uri(sweep)
 
 
@@ -101,7 +107,8 @@ class Tracker:
         """Start to follow the ledger; a second call does nothing."""
         if self._thread is not None:
             return
-        self._before = {run_id: self._names(run_id) for run_id in self._ledger.run_ids()}
+        with listed(self._ledger.directory):
+            self._before = {run_id: self._names(run_id) for run_id in self._ledger.run_ids()}
         self._thread = threading.Thread(target=self._follow, name="raysweep-tracker", daemon=True)
         self._thread.start()
 
@@ -135,15 +142,20 @@ class Tracker:
             self._opened = True
 
     def _follow(self) -> None:
-        troubled = False
+        troubled, period = False, PERIOD
         latest = time.monotonic() + _LATEST
         while True:
             last = self._stop.is_set()
             if self._flushed is None and (last or self._active or time.monotonic() >= latest):
                 self._open()
             try:
-                for run_id in self._ledger.run_ids():
-                    self._look(run_id)
+                with listed(self._ledger.directory):
+                    run_ids = self._ledger.run_ids()
+                    for run_id in run_ids:
+                        self._look(run_id)
+                if isinstance(self._ledger.directory, RemotePath):
+                    # A look takes a request for each run.
+                    period = max(_REMOTE, len(run_ids) / _LOOKS)
                 troubled = False
             except OSError as error:
                 if not troubled:
@@ -151,7 +163,7 @@ class Tracker:
                 troubled = True
             if last:
                 return
-            self._stop.wait(PERIOD)
+            self._stop.wait(period)
 
     def _names(self, run_id: str) -> Names:
         return tuple(self._ledger.open(run_id).record_names())

@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from raysweep.remote import local_place
 from raysweep.sweep.pages import save_pages
 from raysweep.sweep.tracking_uri import is_server
 from raysweep.tracking.store import Store
@@ -36,13 +37,16 @@ class Location:
 
 
 def default_tracking_uri(directory: Path) -> str:
-    """Return the absolute SQLite URI of a sweep's own store, in the sweep's folder."""
-    return f"sqlite:///{directory.resolve() / 'mlflow.db'}"
+    """Return the absolute SQLite URI of a sweep's own store, in the sweep's folder.
+
+    Of a sweep in an object store it is on this machine, as a view that its ledger can make again.
+    """
+    return f"sqlite:///{local_place(directory).resolve() / 'mlflow.db'}"
 
 
 def own_artifacts(directory: Path) -> str:
     """Return the URI of the folder of artifacts beside a sweep's own store, or for a database elsewhere."""
-    return (directory.resolve() / "artifacts").as_uri()
+    return (local_place(directory).resolve() / "artifacts").as_uri()
 
 
 class MLflowWriter:

@@ -5,8 +5,9 @@ optimizer's state (`optimizer.safetensors`) and `state.json` (step, seconds, los
 the sha256 and size of the other files).  Where an algorithm averages weights, `model.safetensors` holds the
 average, which is evaluated and exported, and `trained.safetensors` the weights that training resumes from.  A
 checkpoint is written beside its place, flushed to disk file by file, and renamed, so a directory of that name
-is complete.  It counts once its `CheckpointRecord`, which holds the sha256 of all files, is committed.  No
-file is unpickled.
+is complete.  In an object store, where nothing is renamed, it is complete once it has its `state.json`,
+which is written last.  It counts once its `CheckpointRecord`, which holds the sha256 of all files, is
+committed.  No file is unpickled.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from raysweep.errors import CheckpointError, StorageError
-from raysweep.files import make_directory, rename, sync_directory, write_new
+from raysweep.files import make_directory, remove_tree, rename, sync_directory, write_new
 from raysweep.languages.base import Language
 from raysweep.models.base import MaskedLM, ModelConfig
+from raysweep.remote import RemotePath, keep_blob, path_of, read_verified
 
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 TRAINED = "trained.safetensors"
@@ -131,6 +133,9 @@ def write_checkpoint(
     contents[STATE] = state.model_copy(update={"files": digests}).model_dump_json(indent=1).encode()
     digests[STATE] = FileDigest.of(contents[STATE])
     try:
+        if isinstance(place, RemotePath):
+            _upload(place, contents, digests)
+            return digests
         # What an earlier attempt left here was never recorded.
         for leftover in (unfinished, place):
             if leftover.exists():
@@ -142,12 +147,26 @@ def write_checkpoint(
         sync_directory(unfinished)
         rename(unfinished, place)
     except OSError as error:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        if not isinstance(unfinished, RemotePath):
+            shutil.rmtree(unfinished, ignore_errors=True)
         raise StorageError(
             f"checkpoint of step {state.step} cannot be written to {place}: {error.strerror or error}; "
             "the previous one is intact: make room or choose other storage, and launch again to resume"
         ) from error
     return digests
+
+
+def _upload(place: RemotePath, contents: Mapping[str, bytes], digests: Mapping[str, FileDigest]) -> None:
+    """Write a checkpoint into an object store: it is whole from its last file on, which is the state's."""
+    (place / STATE).unlink(missing_ok=True)
+    for name in sorted(contents, key=lambda name: name == STATE):
+        (place / name).write_bytes(contents[name])
+        keep_blob(digests[name].sha256, contents[name])
+
+
+def is_whole(directory: Path) -> bool:
+    """Return whether the folder of a checkpoint is complete: on a disk it always is, once it has its name."""
+    return not isinstance(directory, RemotePath) or (directory / STATE).is_file()
 
 
 def verify(directory: Path, files: Mapping[str, FileDigest]) -> None:
@@ -191,7 +210,7 @@ def load_model(
     `directory` is the checkpoint's own folder (`.../checkpoints/step-00000500`).
     Raises `CheckpointError` where the checkpoint is missing, torn, altered or of another shape.
     """
-    directory = Path(directory)
+    directory = path_of(directory)
     state = read_state(directory)
     if MODEL not in state.files:
         raise CheckpointError(f"{directory / STATE}: names no {MODEL}; launch again to recompute it")
@@ -204,6 +223,11 @@ def load_model(
 def remove(run: Path, step: int) -> None:
     """Remove the checkpoint after `step`, if it is there; killed at any moment, it is there whole or not."""
     place = checkpoint_directory(run, step)
+    if isinstance(place, RemotePath):
+        with suppress(OSError):
+            (place / STATE).unlink(missing_ok=True)
+            remove_tree(place)
+        return
     gone = place.with_name(f"unfinished-removed-{place.name}-{secrets.token_hex(4)}")
     with suppress(OSError):
         os.replace(place, gone)
@@ -212,6 +236,8 @@ def remove(run: Path, step: int) -> None:
 
 def remove_unfinished(run: Path) -> None:
     """Remove the half-written checkpoints that a killed process left."""
+    if isinstance(run, RemotePath):
+        return  # of those without a state, the next attempt writes each file anew
     for place in (run / "checkpoints").glob("unfinished-*"):
         shutil.rmtree(place, ignore_errors=True)
 
@@ -293,12 +319,13 @@ def read_state(directory: Path, digest: FileDigest | None = None) -> LoopState:
 def _read_file(path: Path, digest: FileDigest | None) -> bytes:
     """Return a file's bytes; raise `CheckpointError` unless they match `digest`."""
     try:
-        data = path.read_bytes()
+        if digest is None:
+            return path.read_bytes()
+        data, sha256 = read_verified(path, digest.sha256)
     except FileNotFoundError as error:
         raise CheckpointError(f"{path}: missing; launch again to recompute it") from error
-    if digest is not None:
-        if len(data) != digest.size:
-            raise CheckpointError(f"{path}: {len(data)} bytes where {digest.size} were written; it is torn")
-        if FileDigest.of(data) != digest:
-            raise CheckpointError(f"{path}: its content is not what was written (sha256 differs)")
+    if len(data) != digest.size:
+        raise CheckpointError(f"{path}: {len(data)} bytes where {digest.size} were written; it is torn")
+    if sha256 != digest.sha256:
+        raise CheckpointError(f"{path}: its content is not what was written (sha256 differs)")
     return data

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from raysweep.errors import CheckpointError
 from raysweep.files import move_aside
+from raysweep.remote import listed
 from raysweep.training import checkpoint as disk
 from raysweep.training.checkpoint import CheckpointRecord
 
@@ -43,6 +44,11 @@ def survey(journal: Journal, milestones: Sequence[int]) -> tuple[CheckpointRecor
     """
     run = journal.directory
     disk.remove_unfinished(run)
+    with listed(run):
+        return _survey(journal, run, milestones)
+
+
+def _survey(journal: Journal, run: Path, milestones: Sequence[int]) -> tuple[CheckpointRecord | None, bool]:
     while True:
         records = sorted(journal.checkpoints(), key=lambda r: r.step, reverse=True)
         broken = next((found for r in records if r.milestone and (found := _incomplete(run, r))), None)

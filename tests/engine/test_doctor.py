@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from helpers.object_store import anew, object_server
 from raysweep.cli.app import run
 from raysweep.engine import doctor
-from raysweep.engine.doctor import Finding, examine, healthy
+from raysweep.engine.doctor import Finding, _object_store, examine, healthy
+from raysweep.remote import RemotePath
 
 
 def findings(look: Iterator[Finding]) -> dict[str, Finding]:
@@ -53,7 +55,7 @@ def test_an_address_where_nobody_is_fails(
     assert {finding["name"] for finding in answer["findings"]} >= {"storage", "mlflow"}
 
 
-@pytest.mark.parametrize("storage", ["s3://bucket/results", "/dev/null/results"])
+@pytest.mark.parametrize("storage", ["ftp://host/results", "/dev/null/results"])
 def test_a_storage_that_is_none_fails(storage: str) -> None:
     found = findings(examine(storage=Path(storage) if "//" not in storage else storage))  # type: ignore[arg-type]
     assert found["storage"].state == "fail"
@@ -136,3 +138,13 @@ def test_an_installation_that_is_broken_does_not_hide_the_rest(monkeypatch: pyte
     found = findings(examine())
     assert found["gpu"] == Finding("gpu", "fail", "RuntimeError: no driver", "repair the installation")
     assert found["mlflow"].state == "ok"
+
+
+def test_an_object_store_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with object_server() as served:
+        store = anew(served, tmp_path, monkeypatch)
+        (fine,) = _object_store(store.root)
+        assert fine.state == "ok"
+        assert store.root.names() == []
+        (bad,) = _object_store(RemotePath("s3://nowhere/results"))
+        assert (bad.state, "bucket does not exist" in bad.found) == ("fail", True)

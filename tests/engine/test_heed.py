@@ -15,6 +15,7 @@ import ray
 from raysweep.engine import heed
 from raysweep.engine.heed import heeded
 from raysweep.engine.interrupt import Interrupts
+from raysweep.errors import StorageError
 from raysweep.sweep import SweepLock
 from raysweep.sweep.cancel import request, requested
 from raysweep.sweep.lock import Holder, held
@@ -50,6 +51,19 @@ def test_a_request_interrupts_the_main_thread_even_in_a_sleep(tmp_path: Path) ->
     assert [text.partition(" process ")[0] for text in said] == ["asked to stop by"]
     # Nothing is left for the next launch.
     assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+
+
+def test_a_lost_lock_ends_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+
+    def work() -> None:
+        with SweepLock(tmp_path) as lock, Interrupts() as interrupts, heeded(lock, interrupts, said.append):
+            monkeypatch.setattr(SweepLock, "lost", property(lambda _: True))
+            time.sleep(300)
+
+    with pytest.raises(StorageError, match="another launch may have taken its lock; launch again"):
+        work()
+    assert said == [f"the lock of {tmp_path} is lost"]
 
 
 def test_a_request_for_another_launch_is_none(tmp_path: Path) -> None:

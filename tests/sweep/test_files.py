@@ -432,8 +432,9 @@ def test_storage(load: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     monkeypatch.setenv("RAYSWEEP_STORAGE", str(tmp_path / "elsewhere"))
     assert load().directory == tmp_path / "elsewhere" / "tiny"
     assert load(storage="there").storage == tmp_path / "there"
-    with pytest.raises(ConfigError, match="is a URL; results need a directory that all nodes see"):
-        load(storage="s3://bucket/results")
+    assert str(load(storage="s3://bucket/results").directory) == "s3://bucket/results/tiny"
+    with pytest.raises(ConfigError, match="results need a folder, or an object store that creates"):
+        load(storage="ftp://host/results")
 
 
 def test_sweeps_need_neither_ray_nor_mlflow() -> None:

@@ -1,0 +1,141 @@
+"""Results in a real S3-compatible store: killed launches, faults, and nodes that share nothing else."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+
+from helpers.object_store import Fault, ObjectStore, anew, object_server
+from helpers.real_sweeps import LONG, changed, write
+from raysweep.remote import RemotePath
+
+pytestmark = pytest.mark.ray
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ObjectStore]:
+    with object_server() as served:
+        yield served
+
+
+@pytest.fixture
+def store(server: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
+    return anew(server, tmp_path, monkeypatch)
+
+
+def table(raysweep: Run, file: Path, root: RemotePath) -> pd.DataFrame:
+    target = file.with_suffix(".parquet")
+    code, out, err = raysweep("export", file, "-o", target, "--storage", root)
+    assert code == 0, out + err
+    return pd.read_parquet(target)
+
+
+def wait_for(store: ObjectStore, pattern: str, number: int, driver: Any) -> list[Path]:
+    """Return the objects of runs whose names fit a pattern, once there are so many."""
+    deadline = time.monotonic() + 1200
+    while len(found := list((store.root / "tiny" / "runs").glob(pattern))) < number:
+        assert driver.poll() is None, "".join(driver.communicate())
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    return found
+
+
+def wait_for_records(store: ObjectStore, number: int, driver: Any) -> None:
+    wait_for(store, "*/records/*.json", number, driver)
+
+
+def test_a_killed_launch_goes_on_under_faults_with_the_same_table(
+    command: Callable[..., Any], raysweep: Run, expected: pd.DataFrame, store: ObjectStore, tmp_path: Path
+) -> None:
+    chance = random.Random(0)
+    # Every tenth write or so is refused, or carried out without an answer.
+    for pattern in ("/records/", "/checkpoints/", "/arrays/", "/lock/", "sweep.json"):
+        store.faults.append(Fault("PUT", pattern, times=chance.randint(2, 4), refused=True))
+        store.faults.append(Fault("PUT", pattern, times=chance.randint(1, 2), unanswered=True))
+    store.faults.append(Fault("GET", "list-type=2", times=5, refused=True))
+    store.faults.append(Fault("GET", "/checkpoints/", times=3, refused=True))
+    file = write(tmp_path / "tiny.yaml", LONG)
+    driver = command("launch", file, "--storage", store.root)
+    wait_for_records(store, 2, driver)
+    os.kill(driver.pid, signal.SIGKILL)
+    driver.wait()
+    code, out, err = raysweep("launch", file, "--storage", store.root)
+    assert code == 0, out + err
+    assert "Traceback" not in err
+    pd.testing.assert_frame_equal(table(raysweep, file, store.root), expected)
+    assert not any(fault.times for fault in store.faults)
+    # Nothing of the results came to a disk: a machine that knows only the URL shows all of them.
+    assert not (tmp_path / "results").exists()
+    other = {"RAYSWEEP_CACHE": str(tmp_path / "other")}
+    code, out, err = raysweep("status", "tiny", "--storage", store.root, env=other)
+    assert code == 0, err
+    assert "done" in out
+    code, out, err = raysweep("logs", "tiny", "--storage", store.root, env=other)
+    assert code == 0, err
+    assert out.count("raysweep.launch: launch, pid") == 2
+
+
+def test_a_second_launch_is_refused_and_the_first_can_be_cancelled(
+    command: Callable[..., Any], raysweep: Run, store: ObjectStore, tmp_path: Path
+) -> None:
+    file = write(tmp_path / "tiny.yaml", changed(pretrain={"steps": 100_000, "milestones": [300, 100_000]}))
+    driver = command("launch", file, "--storage", store.root)
+    wait_for_records(store, 1, driver)
+    code, _, err = raysweep("launch", file, "--storage", store.root)
+    assert code == 2, err
+    assert "is in use by process" in err
+    code, out, err = raysweep("cancel", "tiny", "--storage", store.root)
+    assert code == 0, out + err
+    driver.communicate(timeout=300)
+    assert driver.returncode == 130
+
+
+@pytest.mark.slow
+def test_three_nodes_share_nothing_but_the_store_and_one_is_lost(
+    command: Callable[..., Any],
+    raysweep: Run,
+    expected: pd.DataFrame,
+    store: ObjectStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": True})
+    try:
+        for k in range(3):
+            monkeypatch.setenv("RAYSWEEP_CACHE", str(tmp_path / f"node-{k}"))
+            cluster.add_node(num_cpus=1)
+        monkeypatch.setenv("RAYSWEEP_CACHE", str(tmp_path / "driver"))
+        file = write(tmp_path / "tiny.yaml", LONG)
+        driver = command("launch", file, "--storage", store.root, "--address", cluster.address)
+        wait_for_records(store, 1, driver)
+        # Logs are sent every few seconds, so the first one may come behind the first record.
+        [log] = wait_for(store, "*/logs/train-0.log", 1, driver)
+        cluster.remove_node(_node_of(cluster, int(log.read_text().split("pid ")[1].split()[0])), False)
+        out, err = driver.communicate(timeout=900)
+        assert driver.returncode == 0, out + err
+        pd.testing.assert_frame_equal(table(raysweep, file, store.root), expected)
+    finally:
+        cluster.shutdown()
+        ray.shutdown()
+
+
+def _node_of(cluster: Cluster, pid: int) -> Any:
+    from helpers.processes import descendants
+
+    return next(
+        node
+        for node in cluster.worker_nodes
+        if pid in descendants(node.all_processes["raylet"][0].process.pid)
+    )
