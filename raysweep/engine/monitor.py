@@ -13,7 +13,7 @@ import ray
 from raysweep.engine.board import Board, News
 from raysweep.sweep import Plan, Sweep
 from raysweep.sweep.progress import Progress
-from raysweep.sweep.run_state import Evaluated, LaunchState, Pace, Remaining, run_states
+from raysweep.sweep.run_state import Evaluated, LaunchState, Pace, run_states
 from raysweep.sweep.told import OVER
 
 log = logging.getLogger("raysweep.monitor")
@@ -52,7 +52,6 @@ class Monitor:
         }
         self._progress = Progress(self._rows.values(), timed, expected, slots=slots, now=self._started)
         self._paces = {row.run_id: Pace() for row in self._rows.values()}
-        self._measuring = {row.run_id: Remaining() for row in self._rows.values()}
         self._thread = threading.Thread(target=self._watch, name="raysweep-monitor", daemon=True)
 
     def follow(self, sweep: Sweep) -> None:
@@ -61,7 +60,7 @@ class Monitor:
         changed = tuple(s for s in sweep.runs if s.run_id not in known or s.stopped is not None)
         fresh = {row.run_id: row for row in run_states(replace(sweep, runs=changed))}
         for run_id in fresh.keys() - known.keys():
-            self._paces[run_id], self._measuring[run_id] = Pace(), Remaining()
+            self._paces[run_id] = Pace()
         self._rows = {**known, **fresh}
 
     def start(self) -> None:
@@ -125,18 +124,7 @@ class Monitor:
 
     def _summarise(self) -> LaunchState:
         rows, now = list(self._rows.values()), time.monotonic()
-        speeds: dict[str, list[float]] = {}
-        for row in rows:
-            if row.steps_per_second:
-                speeds.setdefault(row.model, []).append(row.steps_per_second)
-        for row in rows:
-            remaining = row.steps - row.step
-            mine = [row.steps_per_second] if row.steps_per_second else speeds.get(row.model, [])
-            if row.state == "evaluating":
-                row.eta = self._measuring[row.run_id].see(now, *row.shards)
-            elif row.state in OVER or remaining <= 0:
-                row.eta = 0.0
-            else:
-                row.eta = remaining / (sum(mine) / len(mine)) if mine else None
         share, left = self._progress.see(now, rows)
+        for row in rows:
+            row.eta = 0.0 if row.state in OVER else self._progress.runs.get(row.run_id)
         return LaunchState(runs=rows, elapsed=now - self._started, share=share, left=left)

@@ -10,7 +10,9 @@ else the mean of other models, scaled by the seconds of a step.
 The least time left is that of the work left at the pace of the launch so far, which holds its start and its
 pauses.  The most is that of runs, `slots` of them at once, that do their work one thing after another: it is
 larger where few runs are left at the end.  The range is the one that these predictions of the latter half of
-the time so far lie in: a prediction that still moves is worth little.
+the time so far lie in: a prediction that still moves is worth little, and is not told.
+
+The time left of a single run is found in the same way, from its own work since it was first seen at work.
 """
 
 from __future__ import annotations
@@ -26,13 +28,17 @@ from raysweep.sweep.told import OVER
 #: Seconds, and share of the work that a launch has to do, before its end is predicted.
 _LEAST_SECONDS, _LEAST_SHARE = 20.0, 0.05
 #: The ends of a range differ by this factor at most, or by so many seconds.
-_FACTOR, _NEAR = 3.0, 60.0
+_FACTOR, _NEAR = 2.0, 10.0
+#: Nothing is told where nothing was gained for longer than this share of the least time left.
+_STILL = 0.25
 #: The least half width of a range, relative to the prediction.
 _LEAST_WIDTH = 0.1
 #: Predictions that are kept of the time so far, about.
 _KEPT = 200
 #: Seconds of training after which its pace is known.
 _PACE = 2.0
+#: States of a run at work.
+_AT_WORK = ("starting", "training", "evaluating")
 
 
 class Progress:
@@ -54,11 +60,14 @@ class Progress:
         self._timed = dict(timed)
         self._expected = dict(expected or {})
         self._slots = slots
-        self._begun = self._last = now
+        self._last = now
         self._first = {row.run_id: _amounts(row) for row in rows}
         self._steps = {run_id: amounts[""] for run_id, amounts in self._first.items()}
         self._trained = dict.fromkeys(self._first, 0.0)
-        self._ends: deque[tuple[float, float, float]] = deque()
+        self._end = _End(now)
+        self._ends: dict[str, _End] = {}
+        #: Seconds that are left of single runs at work, by id, as far as they are known.
+        self.runs: dict[str, float] = {}
 
     def see(self, now: float, rows: Sequence[RunState]) -> tuple[float | None, tuple[float, float] | None]:
         """Return the share of all work that is done, and the least and the most seconds that are left.
@@ -75,41 +84,35 @@ class Progress:
         self._last = now
         step, load = self._step_seconds(rows)
         kinds = self._evaluation_seconds(rows, step, load)
-        done = gained = 0.0
+        done = gained = moves = 0.0
+        known = True
         left: list[float] = []
+        self.runs = {}
         for row in rows:
-            first = self._first[row.run_id]
-            wanted = _wanted(row)
-            left.append(0.0)
-            for what, amount in _amounts(row).items():
-                remaining = 0.0 if row.state in OVER else max(0.0, wanted[what] - amount)
+            first, wanted, amounts = self._first[row.run_id], _wanted(row), _amounts(row)
+            own = remaining = 0.0
+            told = row.state in _AT_WORK
+            for what, amount in amounts.items():
+                lacks = 0.0 if row.state in OVER else max(0.0, wanted[what] - amount)
                 seconds = step.get(row.run_id) if what == "" else kinds.get((row.run_id, what))
                 if seconds is None:
-                    if remaining or amount:
-                        return None, None
+                    if lacks or amount:
+                        known = told = False
                     continue
                 done += amount * seconds
-                gained += max(0.0, amount - first.get(what, 0.0)) * seconds
-                left[-1] += remaining * seconds
+                own += max(0.0, amount - first.get(what, 0.0)) * seconds
+                remaining += lacks * seconds
+            gained += own
+            moves += sum(amounts.values())
+            left.append(remaining)
+            if row.state in _AT_WORK:
+                end = self._ends.setdefault(row.run_id, _End(now))
+                if told and (span := end.see(now, sum(amounts.values()), own, [remaining], slots=1)):
+                    self.runs[row.run_id] = sum(span) / 2
+        if not known:
+            return None, None
         whole = done + sum(left)
-        return (done / whole if whole else 1.0), self._left(now, gained, left)
-
-    def _left(self, now: float, gained: float, left: Sequence[float]) -> tuple[float, float] | None:
-        """Return the range of the time left, given the work done here and that left of each run in order."""
-        elapsed = now - self._begun
-        if elapsed < _LEAST_SECONDS or gained <= 0 or gained < _LEAST_SHARE * (gained + sum(left)):
-            return None
-        pace = gained / elapsed
-        least = sum(left) / pace
-        # What shares a processor has more seconds of work than the clock has.
-        most = max(least, one_after_another(left, self._slots) / max(1.0, pace / self._slots))
-        if not self._ends or now - self._ends[-1][0] >= elapsed / _KEPT:
-            self._ends.append((now, now + least, now + most))
-        while self._ends[0][0] < now - elapsed / 2:
-            self._ends.popleft()
-        least = max(0.0, min((1 - _LEAST_WIDTH) * least, *(end - now for _, end, _ in self._ends)))
-        most = max((1 + _LEAST_WIDTH) * most, *(end - now for _, _, end in self._ends))
-        return (least, most) if most <= max(_FACTOR * least, least + _NEAR) else None
+        return (done / whole if whole else 1.0), self._end.see(now, moves, gained, left, slots=self._slots)
 
     def _step_seconds(self, rows: Sequence[RunState]) -> tuple[dict[str, float], float]:
         """Return the seconds of a step by run id, as far as known, and their ratio to those timed."""
@@ -167,6 +170,43 @@ class Progress:
                 if here is not None:
                     found[row.run_id, kind] = here
         return found
+
+
+class _End:
+    """The end of some work, predicted again and again since its begin."""
+
+    def __init__(self, begun: float) -> None:
+        self._begun = self._moved = begun
+        self._amount = 0.0
+        self._ends: deque[tuple[float, float, float]] = deque()
+
+    def see(
+        self, now: float, amount: float, gained: float, left: Sequence[float], *, slots: int
+    ) -> tuple[float, float] | None:
+        """Return the range of the time left; None where it is not known.
+
+        `amount` tells whether anything was done since the last look.  `gained` is the work done since the
+        begin, and `left` that left in order.  What goes on without news is taken to go on as before.
+        """
+        if amount != self._amount:
+            self._moved, self._amount = now, amount
+        elapsed = self._moved - self._begun
+        if elapsed <= 0 or gained <= 0 or gained < _LEAST_SHARE * (gained + sum(left)):
+            return None
+        pace = gained / elapsed
+        least = sum(left) / pace
+        # What shares a processor has more seconds of work than the clock has.
+        most = max(least, one_after_another(left, slots) / max(1.0, pace / slots))
+        if not self._ends or now - self._ends[-1][0] >= elapsed / _KEPT:
+            self._ends.append((now, self._moved + least, self._moved + most))
+        while self._ends[0][0] < now - elapsed / 2:
+            self._ends.popleft()
+        still = now - self._moved
+        ends = [(1 - _LEAST_WIDTH) * least - still, *(end - now for _, end, _ in self._ends)]
+        least = max(0.0, min(ends))
+        most = max((1 + _LEAST_WIDTH) * most - still, *(end - now for _, _, end in self._ends))
+        steady = most <= max(_FACTOR * least, least + _NEAR) and still <= _STILL * least
+        return (least, most) if steady and now - self._begun >= _LEAST_SECONDS else None
 
 
 def _amounts(row: RunState) -> dict[str, float]:

@@ -120,31 +120,6 @@ class Pace:
         return (step - first) / (now - since) if now - since >= 2.0 else None
 
 
-class Remaining:
-    """The seconds until all shards of a run are measured, by the mean pace since its count began.
-
-    A shard may take minutes, so a pace over less time would often be zero.
-    """
-
-    def __init__(self) -> None:
-        self._since, self._first, self._last = 0.0, 0, -1
-
-    def see(self, now: float, measured: int, wanted: int) -> float | None:
-        """Note the shards that are measured at a time in seconds; return None where no pace is known.
-
-        A count that falls is that of another attempt, and begins anew.
-
-        >>> remaining = Remaining()
-        >>> [remaining.see(t, k, 10) for t, k in ((0, 0), (200, 1), (300, 1), (400, 0), (500, 1))]
-        [None, 1800.0, 2700.0, None, 900.0]
-        """
-        if self._last < 0 or measured < self._last:
-            self._since, self._first = now, measured
-        self._last = measured
-        gained = measured - self._first
-        return (wanted - measured) * (now - self._since) / gained if gained else None
-
-
 def run_states(sweep: Sweep, snapshot: Snapshot | None = None, waits: Starts | None = None) -> list[RunState]:
     """Return the state of every run according to its records alone.
 

@@ -17,31 +17,29 @@ from raysweep.sweep import load_sweep, make_plan
 from raysweep.sweep.run_state import LaunchState
 
 
-def test_what_is_left_of_evaluations_is_estimated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shards of minutes, and an attempt that begins anew; without a pace nothing is promised."""
-    (tmp_path / "tiny.yaml").write_text(tiny.HEAD + "evaluate: {excess_loss: {sentences: 64}}\n")
+def test_the_time_left_of_a_run_holds_its_evaluations_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """100 steps of half a second and two evaluations of two; what was never timed is not promised."""
+    (tmp_path / "tiny.yaml").write_text(
+        tiny.HEAD + "evaluate: {excess_loss: {sentences: 64}}\naxes: {seed: [0, 1, 2]}\n"
+    )
     sweep = load_sweep(tmp_path / "tiny.yaml", storage=tmp_path / "results")
-    [spec] = sweep.runs
-    steps, news, seen = spec.milestones[-1], {}, []
+    first, second, _ = sweep.runs
+    tiny.finish(sweep.ledger().run(first), first)
+    news: dict[str, News] = {}
+    seen: list[LaunchState] = []
     board: Any = type("Board", (), {"read": lambda self, since: (since, news)})()
     now = 1000.0
     monkeypatch.setattr(monitor.time, "monotonic", lambda: now)
     watched = Monitor(sweep, make_plan(sweep), board, seen.append, slots=2)
-
-    def after(seconds: float, shards: tuple[int, int]) -> LaunchState:
-        nonlocal now
-        now += seconds
-        news[spec.run_id] = News(state="evaluating", step=steps, shards=shards)
+    for second_of_launch in range(31):
+        now = 1000.0 + second_of_launch
+        news[second.run_id] = News(state="training", step=2 * second_of_launch)
         watched.look()
-        state: LaunchState = seen[-1]
-        return state
-
-    assert after(0, (0, 10)).runs[0].eta is None
-    assert after(300, (1, 10)).runs[0].eta == pytest.approx(2700)
-    assert after(300, (2, 10)).runs[0].eta == pytest.approx(2400)
-    again = after(1, (0, 10))
-    assert again.runs[0].eta is None
-    assert after(100, (1, 10)).runs[0].eta == pytest.approx(900)
+        if second_of_launch < 20:
+            assert seen[-1].runs[1].eta is None
+    assert [row.eta for row in seen[-1].runs] == [0.0, pytest.approx(20 + 4), None]
 
 
 def test_metrics_come_with_the_milestone_that_they_are_of(tmp_path: Path) -> None:

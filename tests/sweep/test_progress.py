@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import ClassVar
 
+import numpy as np
 import pytest
 
 from raysweep.sweep.progress import Progress
@@ -175,3 +178,70 @@ def test_a_prediction_that_moves_much_is_not_told() -> None:
     assert found[0] is not None
     # A jump: what was said half of the time ago is far from what is said now.
     assert found[3] is None
+
+
+class First:
+    """A launch of one small run: it starts, trains, waits for the processes that measure, and is measured.
+
+    `load` is the time that all takes over that on an idle machine, `wait` the seconds until the first shard.
+    """
+
+    COSTS: ClassVar = {"excess_loss": 0.7, "trace": 0.5, "probe": 1.5}
+
+    def __init__(self, *, load: float, wait: float, expected: float) -> None:
+        self.load, self.wait = load, wait
+        self.row = RunState(run_id="a", model="m", label="a", steps=1000)
+        self._measured(0.0)
+        timed = {("a", kind): expected * seconds for kind, seconds in self.COSTS.items()}
+        self.progress = Progress([self.row], {"a": 0.014}, timed, slots=1, now=0.0)
+
+    def _measured(self, busy: float) -> None:
+        """Set what `busy` seconds of measuring have done: all kinds at a milestone, then at the next."""
+        busy /= self.load
+        done = dict.fromkeys(self.COSTS, 0.0)
+        for _ in range(MILESTONES):
+            for kind, seconds in self.COSTS.items():
+                done[kind] += min(1.0, max(0.0, busy / seconds))
+                busy -= seconds
+        took = {kind: done[kind] * seconds * self.load for kind, seconds in self.COSTS.items()}
+        self.row.evaluations = {kind: Evaluated(done[kind], MILESTONES, took[kind]) for kind in self.COSTS}
+
+    def play(self) -> Iterator[tuple[float, tuple[float, float] | None, float | None]]:
+        """Yield the seconds that are truly left, the range of the launch and the seconds of the run."""
+        begun, trained = 3 * self.load, (3 + 14) * self.load
+        measured = trained + self.wait
+        end = measured + MILESTONES * self.load * sum(self.COSTS.values())
+        for now in np.arange(0.0, end, 0.5):
+            self.row.state = "starting" if now < begun else "training" if now < trained else "evaluating"
+            self.row.step = int(np.clip((now - begun) / (0.014 * self.load), 0, 1000))
+            self._measured(now - measured)
+            _, left = self.progress.see(float(now), [self.row])
+            yield float(end - now), left, self.progress.runs.get("a")
+
+
+def test_half_a_minute_has_no_time_left_of_minutes() -> None:
+    """All of it is start-up and first results, so there is little to predict from."""
+    for expected in (0.5, 1.0, 2.0):
+        told = list(First(load=1.0, wait=4.0, expected=expected).play())
+        assert told[0][0] == pytest.approx(29.1)
+        assert all(most <= 30 for _, left, _ in told if left is not None for most in left)
+        assert all(run <= 30 for _, _, run in told if run is not None)
+
+
+@pytest.mark.parametrize("wait", [5.0, 20.0, 60.0])
+def test_the_time_left_never_goes_backwards_while_a_run_waits_for_its_first_shard(wait: float) -> None:
+    told = list(First(load=2.0, wait=wait, expected=1.2).play())
+    ranges = [left for _, left, _ in told if left is not None]
+    runs = [run for _, _, run in told if run is not None]
+    assert len(ranges) > 20
+    assert len(runs) > 20
+    for values in ([least for least, _ in ranges], [most for _, most in ranges], runs):
+        assert all(later <= sooner + 1 for sooner, later in itertools.pairwise(values))
+    assert all(most <= 90 for _, most in ranges)
+    assert all(run <= 2 * true + 10 for true, _, run in told if run is not None)
+
+
+def test_a_run_that_works_alone_has_the_time_left_of_the_launch() -> None:
+    for _, left, run in First(load=3.0, wait=5.0, expected=1.0).play():
+        assert (left is None) == (run is None)
+        assert left is None or run == pytest.approx(sum(left) / 2, rel=0.2)
