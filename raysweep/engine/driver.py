@@ -45,7 +45,7 @@ from raysweep.sweep.learnt import Learnt
 from raysweep.sweep.provenance import provenance, save_launch
 from raysweep.sweep.sentences import with_sentences
 from raysweep.sweep.starts import failures, starts, unfinished
-from raysweep.sweep.stored import save_sweep, select
+from raysweep.sweep.stored import Launched, save_sweep, select
 from raysweep.sweep.survey import survey
 from raysweep.sweep.units import count
 from raysweep.tracking import Tracker
@@ -117,6 +117,7 @@ def launch(
             if retry_failed:
                 for spec in chosen.runs:
                     ledger.open(spec.run_id).retry()
+            launched = Launched(sweep.directory)
             save_sweep(sweep)
             gone = tidy_up(chosen, chosen.runs)
             if gone:
@@ -131,7 +132,7 @@ def launch(
                 chosen.prepare()
             elif not ray.is_initialized():
                 close_fork_server()  # the program may have begun one early, and no Ray is served by it
-            plan = make_plan(chosen, timed=on_start is not None)
+            plan = make_plan(chosen, timed=on_start is not None, launched=launched)
         for line in plan.lines(limit=12):
             chronicle.say(line)
         tracker = Tracker(sweep, commit=facts["git_commit"])

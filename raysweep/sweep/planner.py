@@ -20,6 +20,7 @@ from raysweep.sweep.plan import TO_DO, Item, Plan, RunPlan, State
 from raysweep.sweep.resources import Resources
 from raysweep.sweep.run import RunSpec
 from raysweep.sweep.starts import Starts
+from raysweep.sweep.stored import Launched
 from raysweep.sweep.survey import RunRecords, stored_lengths, survey
 from raysweep.sweep.timing import measure
 
@@ -34,13 +35,15 @@ def make_plan(
     timed: bool = False,
     step_seconds: Mapping[str, float] | None = None,
     concurrency: int | None = None,
+    launched: Launched | None = None,
 ) -> Plan:
     """Compare the runs with the ledger: what is done, what is missing and why, with time and storage.
 
     With `verify`, every record is read and must be whole; otherwise file names suffice.  Times come from
     the ledger.  With `timed`, a few training steps are timed here for every model without a record, and
     the plan is for this machine until `Plan.at` names the number of runs at once; `step_seconds` gives
-    such times by run id instead.  `concurrency` is the number of runs at once, if it is known.
+    such times by run id instead.  `concurrency` is the number of runs at once, if it is known.  `launched`
+    is what the launch before asked for, where a caller has written its own over it.
 
     Raises `IdentityError` if a run's folder belongs to another configuration.
     """
@@ -56,6 +59,7 @@ def make_plan(
     fixed = any(spec.trains and spec.algorithm.depends_on_steps for spec in sweep.runs)
     present = ledger.run_ids() if fixed else []
     changes, settings = Changes(ledger, sweep), Settings(ledger)
+    launched = launched or Launched(sweep.directory)
     kept = {run_id for run_id, held in records.items() if held.recorded or held.evaluations}
     for spec in sweep.runs:
         # Runs of a sweep share their evaluations, so their identities are computed once.
@@ -63,7 +67,7 @@ def make_plan(
         if key not in keyed:
             keyed[key] = heads(spec.evaluations)
         held = records.get(spec.run_id, _NOTHING)
-        run = _plan_run(spec, held, keyed[key], history, waits, settings, retry_failed)
+        run = _plan_run(spec, held, keyed[key], history, waits, settings, launched, retry_failed)
         if run.state == "new" and spec.run_id not in kept and (change := changes.to(spec, kept)):
             run = replace(run, reason=change)
         if run.state == "new" and spec.algorithm.depends_on_steps:
@@ -138,6 +142,7 @@ def _plan_run(
     history: History,
     waits: Starts,
     settings: Settings,
+    launched: Launched,
     retry: bool,
 ) -> RunPlan:
     lacks = waits.missing(spec, wanted)
@@ -172,17 +177,20 @@ def _plan_run(
     else:
         status, reason = "new", _reason_of(items, lacks.checkpoints[0])
         if lacks.resume_step:
-            status, reason = "resume", f"from step {lacks.resume_step}: {_asked(spec, lacks, held)}"
+            status, reason = "resume", f"from step {lacks.resume_step}: {_asked(spec, lacks, held, launched)}"
     idle = status in ("done", "failed")
     cost = Cost(step=history.step(spec)) if idle else history.cost(spec, lacks)
     return RunPlan(spec, status, reason, tuple(items), lacks, cost)
 
 
-def _asked(spec: RunSpec, lacks: Missing, held: RunRecords) -> str:
-    """Return why training goes on: what the file asks for, or what is gone."""
+def _asked(spec: RunSpec, lacks: Missing, held: RunRecords, launched: Launched) -> str:
+    """Return why training goes on: what is gone, what was cut off, or what the file asks for by now."""
     first, last = lacks.checkpoints[0], lacks.train_to
     if first in held.recorded:
         return f"the checkpoint of step {first} is missing"
+    before = launched.milestones(spec)
+    if last in before or (not before and lacks.resume_step not in spec.milestones):
+        return f"training ended there, before {last:,}"
     milestone = "" if last == spec.milestones[-1] else "a milestone at "
     return f"the file asks for {milestone}{last:,}"
 

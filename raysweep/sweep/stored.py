@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from raysweep.files import write_atomic
 from raysweep.registry import suggest
 from raysweep.sweep.config import Sweep
 from raysweep.sweep.format import FORMAT, STORED, check_format
+from raysweep.sweep.identity import canonical
 from raysweep.sweep.names import Named, chosen
 from raysweep.sweep.resources import Resources
 from raysweep.sweep.run import RunSpec
@@ -57,6 +59,36 @@ def save_sweep(sweep: Sweep) -> None:
     asked = {"runs": sorted(spec.run_id for spec in (*sweep.runs, *sweep.left_out))}
     path = sweep.directory / _FILES / f"{Path(sweep.path).name}.json"
     write_atomic(path, (json.dumps(asked, indent=1) + "\n").encode())
+
+
+class Launched:
+    """The milestones that the latest launch of a sweep asked for, as its file says when this is made."""
+
+    def __init__(self, directory: Path) -> None:
+        try:
+            self._text = (directory / STORED).read_bytes()
+        except OSError:
+            self._text = b"{}"
+
+    @cached_property
+    def _asked(self) -> dict[str, frozenset[int]]:
+        found: dict[str, frozenset[int]] = {}
+        with suppress(ValueError, KeyError, TypeError, AttributeError):
+            for run in json.loads(self._text).get("runs", ()):
+                pretrain = run["pretrain"]
+                found[_trained(run)] = frozenset(pretrain["milestones"] or (pretrain["steps"],))
+        return found
+
+    def milestones(self, spec: RunSpec) -> frozenset[int]:
+        """Return those of a run; none where that launch, or this record, knows nothing of it."""
+        return self._asked.get(_trained(spec.encode()), frozenset()) if self._text != b"{}" else frozenset()
+
+
+def _trained(run: Mapping[str, Any]) -> str:
+    """Return what identifies a training however long it is, from a run's plain data."""
+    same = {name: run.get(name) for name in ("language_fingerprint", "model", "algorithm", "seed", "source")}
+    length = ("steps", "milestones", "checkpoint_every")
+    return canonical(same | {name: v for name, v in run["pretrain"].items() if name not in length})
 
 
 def of_other_files(sweep: Sweep) -> dict[str, str]:

@@ -15,6 +15,7 @@ import pytest
 from helpers import tiny_sweeps as tiny
 from raysweep.sweep import evaluation_identity, make_plan
 from raysweep.sweep.estimate import Cost, Span, launch_seconds
+from raysweep.sweep.stored import Launched, save_sweep
 from raysweep.sweep.units import duration
 
 
@@ -94,6 +95,22 @@ def test_rolling_checkpoints_are_resumed_from(sweep: Any) -> None:
     tiny.checkpoint(run, 20, milestone=False)
     plan = make_plan(sweep).runs[0]
     assert (plan.state, plan.resume_step, plan.train_to) == ("resume", 20, 100)
+    assert plan.reason == "from step 20: training ended there, before 100"
+
+
+@pytest.mark.parametrize("step", [20, 50])
+def test_what_a_launch_was_killed_at_is_no_change_of_the_file(load: Any, sweep: Any, step: int) -> None:
+    """At a milestone as between two; a file that is then extended asks for more."""
+    save_sweep(sweep)
+    tiny.checkpoint(sweep.ledger().run(sweep.runs[0]), step, milestone=step == 50)
+    assert make_plan(sweep).runs[0].reason == f"from step {step}: training ended there, before 100"
+    longer = load(tiny.BASE + tiny.AXES, "pretrain.steps=300", "pretrain.milestones=[50, 100, 300]")
+    assert make_plan(longer).runs[0].reason == f"from step {step}: the file asks for 300"
+    # A launch keeps the longer file before it plans.
+    before = Launched(sweep.directory)
+    save_sweep(longer)
+    assert make_plan(longer, launched=before).runs[0].reason == f"from step {step}: the file asks for 300"
+    assert make_plan(longer).runs[0].reason == f"from step {step}: training ended there, before 300"
 
 
 def test_changed_evaluation_settings_need_no_training(load: Any, sweep: Any) -> None:
