@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -21,9 +20,6 @@ from raysweep.cli.output import say
 from raysweep.errors import RaysweepError
 from raysweep.remote import listed
 from raysweep.sweep.units import count
-
-if TYPE_CHECKING:
-    from raysweep.sweep import Sweep
 
 
 def plan(
@@ -67,8 +63,10 @@ def validate(file: FileArgument, set_: SetOption = None, json: JsonOption = Fals
             raise
         print_json({"ok": False, "errors": str(error).splitlines()})
         raise typer.Exit(error.exit_code) from None
+    from raysweep.sweep.room import absent_gpus
+
     milestones = sum(len(run.milestones) for run in sweep.runs)
-    notes = [*sweep.notes, *_absent(sweep)]
+    notes = [*sweep.notes, *absent_gpus(sweep.resources)]
     if json:
         facts = {"name": sweep.name, "runs": len(sweep.runs), "milestones": milestones}
         print_json({"ok": True, **facts, "notes": notes})
@@ -76,17 +74,3 @@ def validate(file: FileArgument, set_: SetOption = None, json: JsonOption = Fals
         for note in notes:
             say(f"note: {note}")
         typer.echo(f"{file}: ok, {count(len(sweep.runs), 'run')} with {count(milestones, 'milestone')}")
-
-
-def _absent(sweep: Sweep) -> list[str]:
-    """Return a note on each process that wants GPUs which this machine lacks, if no cluster is named."""
-    import torch
-
-    if os.environ.get("RAY_ADDRESS") or torch.cuda.device_count():
-        return []
-    wants = {name: getattr(sweep.resources, name).get("GPU", 0) for name in ("per_worker", "evaluate")}
-    return [
-        f"resources.{name}: {{GPU: {count:g}}}, but this machine has no GPU; launch with --address HOST:PORT"
-        for name, count in wants.items()
-        if count > 0
-    ]

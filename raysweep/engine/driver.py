@@ -133,6 +133,7 @@ def launch(
             elif not ray.is_initialized():
                 close_fork_server()  # the program may have begun one early, and no Ray is served by it
             plan = make_plan(chosen, timed=on_start is not None, launched=launched)
+            plan = plan if address is None else replace(plan, here=())
         for line in plan.lines(limit=12):
             chronicle.say(line)
         tracker = Tracker(sweep, commit=facts["git_commit"])

@@ -28,14 +28,18 @@ from raysweep.sweep.missing import Missing
 from raysweep.sweep.run import RunSpec
 from raysweep.sweep.survey import RunRecords
 
-_BYTES_PER_PARAMETER = 12
+_BYTES_PER_PARAMETER, _BYTES_PER_GRADIENT = 12, 4
 #: Runs whose paces stand for that of the machine.
 _SOME = 64
 #: Operations a second of an evaluation over those of training, where no history tells.  Those of the encoders
 #: of sweeps/scaling.yaml reached 0.4 (excess loss), 0.8 (probe) and 1.1 (trace, with few inputs) on an Intel
 #: Xeon (Emerald Rapids).
 SHARE = 0.6
+#: Operations a second of a process that measures what is not trained, where no training tells: those of the
+#: encoders of sweeps/scaling.yaml reached 2.5e10 to 7.3e10 in training (same processor).
+PACE = 4e10
 #: Where other sweeps tell, the share is within this factor of `SHARE`: very small work takes other times.
+#: What is measured at `PACE` takes this many times less or more.
 _APART = 4.0
 
 
@@ -144,7 +148,12 @@ class History:
             self._counts[key] = spec.model.parameters(self.sweep.language(spec))
         return self._counts[key]
 
-    def _checkpoint_bytes(self, spec: RunSpec) -> float:
+    def training_bytes(self, spec: RunSpec) -> float:
+        """Return the bytes of a training process: of its checkpoint and its gradients, no activations."""
+        return self.checkpoint_bytes(spec) + _BYTES_PER_GRADIENT * self._parameters(spec)
+
+    def checkpoint_bytes(self, spec: RunSpec) -> float:
+        """Return the bytes of a checkpoint."""
         model = self._model(spec)
         return self.sizes[model] if model in self.sizes else _BYTES_PER_PARAMETER * self._parameters(spec)
 
@@ -196,7 +205,14 @@ class History:
         if pace is None:
             # What is not trained is measured by processes like those of the others.
             pace = None if spec.trains else self._median_pace()
-        if operations is None or pace is None:
+        if operations is None:
+            return None
+        if pace is None and not spec.trains and not self.sweep.resources.evaluate.get("GPU", 0):
+            rate = PACE * SHARE
+            return operations.middle / rate, Span(
+                operations.least / rate / _APART, operations.most / rate * _APART
+            )
+        if pace is None:
             return None
         share = self.shares.get(spec.evaluations[kind].kind)
         if share is not None:
@@ -223,7 +239,7 @@ class History:
         measuring = sum(one[0] for one in each if one is not None)
         return Cost(
             seconds=None if training is None else training + measuring,
-            bytes=new * self._checkpoint_bytes(spec) if new else 0.0,
+            bytes=new * self.checkpoint_bytes(spec) if new else 0.0,
             step=known,
             training=training,
             span=Span(

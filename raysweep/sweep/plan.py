@@ -122,6 +122,8 @@ class Plan:
     #: Trainable parameters of each model that is trained, by label: with its own vocabulary ("own") and with
     #: BERT's ("faithful"), the vocabulary of published sizes.
     parameters: Mapping[str, Counts] = field(default_factory=dict)
+    #: Remarks that hold on this machine alone.
+    here: tuple[str, ...] = ()
     #: Samples that a search chooses later, by the results of these runs.
     to_choose: int = 0
     #: Stored runs that the file no longer has.
@@ -205,12 +207,13 @@ class Plan:
     @property
     def notes(self) -> tuple[str, ...]:
         """Remarks on the sweep, and the machine that the time is for."""
-        found = self.remarks
+        found = self.remarks + self.here
         if self.finished or self.wall_span is None:
             return found
         if self.assumed and self.concurrency is not None:
-            runs = f"{count(self.concurrency, 'run')} at once"
-            found += (f"the time is for this machine, with {os.cpu_count()} CPUs and {runs}",)
+            at_once = min(self.concurrency, len(self.to_do))
+            runs = f" and {count(at_once, 'run')} at once" if at_once > 1 else ""
+            found += (f"the time is for this machine, with {os.cpu_count()} CPUs{runs}",)
         if self.load is not None:
             found += (
                 f"other work keeps this machine busy (load {self.load:.0f} on {os.cpu_count()} CPUs), and "
@@ -220,7 +223,7 @@ class Plan:
 
     def at(self, concurrency: int | None) -> Plan:
         """Return the plan for a cluster that trains so many runs at once."""
-        return replace(self, concurrency=concurrency, assumed=False)
+        return replace(self, concurrency=concurrency, assumed=False, here=())
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, for JSON."""

@@ -18,6 +18,7 @@ from raysweep.sweep.missing import Missing
 from raysweep.sweep.parameters import parameters
 from raysweep.sweep.plan import TO_DO, Item, Plan, RunPlan, State
 from raysweep.sweep.resources import Resources
+from raysweep.sweep.room import absent_gpus, short_disk, short_memory
 from raysweep.sweep.run import RunSpec
 from raysweep.sweep.starts import Starts
 from raysweep.sweep.stored import Launched
@@ -78,10 +79,13 @@ def make_plan(
     to_do = [run for run in runs if run.state in TO_DO]
     space = _total(run.cost.bytes for run in to_do)
     assumed = timed and concurrency is None
+    slots = _here(sweep.resources) if assumed else concurrency
+    here = _of_machine(sweep.resources, to_do, history, slots) if assumed else ()
     return Plan(
         name=sweep.name,
         runs=tuple(runs),
-        remarks=(*sweep.notes, *_of_search(sweep, to_do)),
+        remarks=(*sweep.notes, *_of_search(sweep, to_do), *short_disk(space, sweep.directory)),
+        here=tuple(here),
         resources=sweep.resources,
         trainings_saved=max(0, sweep.points - len(sweep.runs)),
         work_seconds=_total(run.cost.seconds for run in to_do),
@@ -90,11 +94,22 @@ def make_plan(
         to_choose=sweep.to_choose,
         strays=changes.strays(),
         elsewhere=changes.elsewhere,
-        concurrency=_here(sweep.resources) if assumed else concurrency,
+        concurrency=slots,
         assumed=assumed,
         start=learnt.start,
         load=_load() if timed else None,
     )
+
+
+def _of_machine(
+    resources: Resources, to_do: Sequence[RunPlan], history: History, slots: int | None
+) -> Iterator[str]:
+    """Yield what this machine has no room for."""
+    if to_do:
+        yield from absent_gpus(resources)
+    training = [(run.spec.model.label, history.training_bytes(run.spec)) for run in to_do if run.train_steps]
+    at_once = resources.max_concurrent
+    yield from short_memory(training, resources, slots=slots or (at_once if at_once != "auto" else 1))
 
 
 def _load() -> float | None:

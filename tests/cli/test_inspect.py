@@ -77,9 +77,13 @@ def test_validate_says_that_there_is_no_gpu(
         "note: resources.per_worker: {GPU: 1}, but this machine has no GPU; launch with --address HOST:PORT\n"
     )
     assert capsys.readouterr().err == note
+    assert run(["plan", "small.yaml"]) == 0
+    assert note in capsys.readouterr().out
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
     assert run(["validate", "small.yaml"]) == 0
     assert capsys.readouterr().err == ""
+    assert run(["plan", "small.yaml"]) == 0
+    assert "no GPU" not in capsys.readouterr().out
     monkeypatch.delenv("RAY_ADDRESS")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert run(["validate", "small.yaml"]) == 0

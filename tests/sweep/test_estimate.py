@@ -191,5 +191,13 @@ def test_what_is_not_trained_is_measured_at_the_pace_of_others(load: Any) -> Non
     plan = make_plan(sweep, step_seconds={trained.run_id: 0.25})
     assert 0 < plan.runs[1].cost.evaluations["probe"] < plan.runs[0].cost.evaluations["probe"]
     alone = make_plan(load(text, "include=null", "algorithm={kind: lookup_table}"))
-    assert alone.not_counted == ("probe",)
     assert alone.runs[0].spec.algorithm == table.algorithm
+    assert alone.not_counted == ()
+    found = alone.runs[0].cost
+    assert found.seconds == found.evaluations["probe"] > 0
+    # Nothing here tells of the pace, so the range is wide.
+    assert found.span == pytest.approx((found.seconds / 4, 4 * found.seconds))
+    gpu = make_plan(
+        load(text, "include=null", "algorithm={kind: lookup_table}", "resources.evaluate={GPU: 1}")
+    )
+    assert gpu.not_counted == ("probe",)

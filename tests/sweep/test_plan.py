@@ -6,17 +6,19 @@ import json
 import os
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from helpers import tiny_sweeps as tiny
-from raysweep.sweep import evaluation_identity, make_plan
+from raysweep.sweep import evaluation_identity, make_plan, room
 from raysweep.sweep.estimate import Cost, Span, launch_seconds
 from raysweep.sweep.stored import Launched, save_sweep
-from raysweep.sweep.units import duration
+from raysweep.sweep.units import duration, size
 
 
 def why(plan: Any, k: int = 0) -> dict[tuple[int, str | None], tuple[str, str]]:
@@ -339,3 +341,70 @@ def test_a_failed_run_says_why(load: Any) -> None:
     sweep.ledger().run(spec).record_failure("loss is\nnan", error="RunFailedError", step=7)
     (failed,) = [row for row in run_states(sweep) if row.state == "failed"]
     assert (failed.run_id, failed.trouble) == (spec.run_id, "loss is nan")
+
+
+def test_checkpoints_that_the_disk_has_no_room_for_are_named(
+    load: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = load()
+    plan = make_plan(sweep)
+    assert plan.new_bytes is not None
+    free = plan.new_bytes
+    monkeypatch.setattr(room.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    assert make_plan(sweep).notes == ()
+    free -= 1
+    [note] = make_plan(sweep).notes
+    assert note.startswith(f"checkpoints need {size(plan.new_bytes)}, and the file system of ")
+    assert note.endswith(f" has {size(free)} free; fewer pretrain.milestones, or another --storage, fits")
+    for spec in sweep.runs:
+        tiny.finish(sweep.ledger().run(spec), spec)
+    free = 0
+    assert make_plan(sweep).notes == ()
+
+
+def test_training_that_the_memory_has_no_room_for_is_named(
+    load: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights, gradients and Adam's moments are four numbers of four bytes for each parameter."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+    small, large = load().runs[0], load().runs[-1]
+    language = load().language(large)
+    need = 16 * large.model.parameters(language)
+    assert need > 16 * small.model.parameters(language)
+
+    def notes(memory: int, *overrides: str) -> list[str]:
+        monkeypatch.setattr(room, "_memory", lambda: memory)
+        found = make_plan(load(tiny.BASE + tiny.AXES, *overrides), timed=True).notes
+        return [note for note in found if not note.startswith("the time is")]
+
+    assert notes(2 * need) == []
+    assert notes(2 * need - 1) == [
+        f"the largest 2 runs need at least {size(2 * need)} of memory at once, and this machine has "
+        f"{size(2 * need - 1)}; resources.max_concurrent: 1 fits"
+    ]
+    assert notes(2 * need - 1, "resources.max_concurrent=1") == []
+    assert notes(need - 1) == [
+        f"model {large.model.label}: training needs at least {size(need)} of memory, and this machine has "
+        f"{size(need - 1)}; a smaller `model`, or --address of a larger cluster, fits"
+    ]
+    assert notes(2 * need - 1, "resources.workers=2")[0].startswith(f"model {large.model.label}: training")
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    assert notes(1) == []
+    # What another cluster has is not known here.
+    monkeypatch.delenv("RAY_ADDRESS")
+    plan = make_plan(load(), timed=True)
+    assert plan.here
+    assert plan.at(4).here == ()
+
+
+def test_a_single_run_is_not_two_at_once(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+    sweep = load(tiny.BASE + tiny.AXES)
+    assert make_plan(sweep, timed=True).notes == (
+        "the time is for this machine, with 2 CPUs and 2 runs at once",
+    )
+    alone = make_plan(replace(sweep, runs=sweep.runs[:1]), timed=True)
+    assert alone.notes == ("the time is for this machine, with 2 CPUs",)

@@ -1,0 +1,87 @@
+"""Notes on what this machine and the storage have no room for: GPUs, memory and disk.
+
+They are lower bounds by the sizes that a plan prints, so that nobody is warned of what would work.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from raysweep.sweep.resources import Resources
+from raysweep.sweep.units import count, size
+
+
+def absent_gpus(resources: Resources) -> Iterator[str]:
+    """Yield a note on each process that wants GPUs which this machine lacks, if no cluster is named."""
+    import torch
+
+    if os.environ.get("RAY_ADDRESS") or torch.cuda.device_count():
+        return
+    for name in ("per_worker", "evaluate"):
+        wanted = getattr(resources, name).get("GPU", 0)
+        if wanted > 0:
+            yield (
+                f"resources.{name}: {{GPU: {wanted:g}}}, but this machine has no GPU; "
+                "launch with --address HOST:PORT"
+            )
+
+
+def short_memory(
+    runs: Sequence[tuple[str, float]], resources: Resources, *, slots: int, memory: int | None = None
+) -> Iterator[str]:
+    """Yield a note where training needs more memory than this machine has, if no cluster is named.
+
+    `runs` are the models of all runs that train, by label, each with the bytes of a training process without
+    its activations, `slots` the number of runs at once, and `memory` the bytes that there are: by default
+    those of this machine, or of a GPU where processes have one.
+    """
+    gpus = resources.per_worker.get("GPU", 0)
+    there = memory if memory is not None else _gpu_memory(gpus) if gpus else _memory()
+    if os.environ.get("RAY_ADDRESS") or there is None or not runs:
+        return
+    # Processes on GPUs have memories of their own.
+    workers, at_once = (1, 1) if gpus else (resources.workers, slots)
+    largest = sorted(runs, key=lambda run: -run[1])[:at_once]
+    label, need = largest[0][0], workers * largest[0][1]
+    has = f"{'its GPU' if gpus else 'this machine'} has {size(there)}"
+    if need > there:
+        yield (
+            f"model {label}: training needs at least {size(need)} of memory, and {has}; a smaller `model`, "
+            "or --address of a larger cluster, fits"
+        )
+    elif (together := workers * sum(bytes_ for _, bytes_ in largest)) > there:
+        yield (
+            f"the largest {count(len(largest), 'run')} need at least {size(together)} of memory at once, and "
+            f"{has}; resources.max_concurrent: {int(there / need)} fits"
+        )
+
+
+def short_disk(bytes_: float | None, storage: Path, *, free: int | None = None) -> Iterator[str]:
+    """Yield a note where new checkpoints need more than the file system of a storage has `free`."""
+    there = next(place for place in (storage, *storage.parents) if place.is_dir())
+    left = shutil.disk_usage(there).free if free is None else free
+    if bytes_ is not None and bytes_ > left:
+        yield (
+            f"checkpoints need {size(bytes_)}, and the file system of {storage} has {size(left)} free; "
+            "fewer pretrain.milestones, or another --storage, fits"
+        )
+
+
+def _memory() -> int | None:
+    """Return the bytes of memory of this machine; None where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+def _gpu_memory(share: float) -> int | None:
+    """Return the bytes that a process with so many GPUs has of the first one; None where there is none."""
+    import torch
+
+    if not torch.cuda.device_count():
+        return None
+    return int(min(1.0, share) * torch.cuda.get_device_properties(0).total_memory)
