@@ -177,7 +177,7 @@ def _plan_lines(plan: Plan) -> list[str]:
     line = f"{seen} at 80 % takes {more:,} {plan.units}"
     if plan.needed <= plan.clusters:
         return [*lines, f"{line}: no more than there are"]
-    if plan.runs is not None:
+    if plan.runs is not None and plan.units != "runs":
         line += f", {count(plan.runs, 'run')} in all"
     if plan.seconds is not None:
         line += f": about {duration(plan.seconds)} of work more, one run after another"

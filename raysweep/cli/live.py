@@ -113,7 +113,8 @@ def runs_table(states: list[RunState], *, width: int, limit: int | None = None, 
     metrics = metrics[: max(1, room // _COLUMN)]
     for heading in ("step", *headings[: len(metrics)]):
         table.add_column(heading, justify="right", no_wrap=True)
-    if wide:
+    paced = wide and any(_pace(state) for state in shown)
+    if paced:
         table.add_column("steps/s", justify="right", no_wrap=True)
     counted = width >= 120 and room - _RATES >= _COLUMN * len(metrics)
     counted = counted and any(state.tokens_per_second for state in shown)
@@ -132,8 +133,8 @@ def runs_table(states: list[RunState], *, width: int, limit: int | None = None, 
             f"{state.step}/{state.steps}" if state.steps else "",
             *[_measured(found.get(metric.name), wide=wide) for metric in metrics],
         ]
-        if wide:
-            row.append(_number(state.steps_per_second, ".0f") if state.state == "training" else "")
+        if paced:
+            row.append(_number(_pace(state), ".0f"))
         if counted:
             row += [_number(state.tokens_per_second, ",.0f"), _number(state.mfu, ".0%")]
         active = state.state in ("queued", "blocked", "starting", "training", "evaluating")
@@ -143,6 +144,11 @@ def runs_table(states: list[RunState], *, width: int, limit: int | None = None, 
     if len(shown) < len(states):
         table.add_row(f"... {len(states) - len(shown)} more")
     return table
+
+
+def _pace(run: RunState) -> float | None:
+    """Return the steps a second of a run that trains; None where they are not known."""
+    return run.steps_per_second if run.state == "training" else None
 
 
 def _state(run: RunState, *, wide: bool) -> str:

@@ -27,7 +27,7 @@ from raysweep.cli.options import (
 )
 from raysweep.cli.output import console, say
 from raysweep.errors import ConfigError
-from raysweep.sweep.storage import storage_flag, storage_root
+from raysweep.sweep.storage import open_directory, storage_flag, storage_root
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -308,8 +308,8 @@ def ui(
 ) -> None:
     """Serve MLflow on 127.0.0.1 and print links to this sweep's charts and comparison; Ctrl-C ends it.
 
-    The links are printed when the server answers.  If a server tracks the sweep, there is nothing to serve,
-    and only the links are printed.
+    The links are printed when the server answers; its own messages go to ui.log in the sweep's folder.  If a
+    server tracks the sweep, there is nothing to serve, and only the links are printed.
     """
     from raysweep.tracking import comparison_links, serve, serve_command, served
 
@@ -327,5 +327,7 @@ def ui(
     if served(sweep):
         show()
         return
-    say(f"starting MLflow on 127.0.0.1:{port}; the links come when it answers")
-    serve(serve_command(sweep, port), port, on_ready=show)
+    open_directory(sweep.directory)
+    log = sweep.directory / "ui.log"
+    say(f"starting MLflow on 127.0.0.1:{port}, with its messages in {log}; the links come when it answers")
+    serve(serve_command(sweep, port), port, log=log, on_ready=show)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, get_args
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from raysweep.registry import Config, suggest
 from raysweep.sweep.document import Key, Mark, Node, Problems, dotted
+from raysweep.sweep.scalars import EXACT
 
 _WANTED = {
     "int_type": "a whole number, e.g. 100",
@@ -87,7 +88,8 @@ def explain(
         parent = node.find(path[:-1])
         key = path[-1] if path else None
         if first["type"] == "extra_forbidden" and parent is not None and isinstance(key, str):
-            known = [field for field in cls.model_fields if field != "kind"] if len(path) == 1 else []
+            of = _config_at(cls, path[:-1])
+            known = [field for field in of.model_fields if field != "kind"] if of is not None else []
             problems.add(parent.keys.get(key, parent.mark), name, unknown(key, known))
         elif first["type"] == "missing":
             if path not in meant:
@@ -141,6 +143,26 @@ def _place(loc: Sequence[Key], node: Node, cls: type[Config], kind: str) -> tupl
     return tuple(path)
 
 
+def _config_at(cls: type[Config], path: Sequence[Key]) -> type[Config] | None:
+    """Return the configuration that a path in one of `cls` leads to; None where there is not just one."""
+    found = [cls]
+    for key in path:
+        if isinstance(key, str):
+            field = found[0].model_fields.get(key)
+            found = list(_configs(field.annotation)) if field is not None else []
+        if len(found) != 1:
+            return None
+    return found[0]
+
+
+def _configs(annotation: Any) -> Iterator[type[Config]]:
+    """Yield the configurations in a type, such as those of a tuple or of a union."""
+    if isinstance(annotation, type) and issubclass(annotation, Config):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _configs(part)
+
+
 def _sentence(found: Sequence[ErrorDetails]) -> str:
     """Return one sentence for all errors of one value; each branch of a union gives one."""
     value = found[0]["input"]
@@ -161,11 +183,20 @@ def _sentence(found: Sequence[ErrorDetails]) -> str:
             wanted.append(f"at most {context['max_length']} long")
         elif kind == "string_pattern_mismatch":
             wanted.append(f"text of the form {context['pattern']}")
+        elif kind == "string_type" and isinstance(value, list) and value and _all_whole(value):
+            wanted.append(f"text, e.g. {'/'.join(map(str, value))}")
+        elif kind == "int_type" and isinstance(value, float) and abs(value) > EXACT:
+            most = f"with an exponent at most {EXACT:.0e}"
+            wanted.append(f"a whole number, e.g. 100, and {most}; write larger ones in digits")
         elif kind in _WANTED:
             wanted.append(_WANTED[kind])
         else:
             wanted.append(one_line(details["msg"][:1].lower() + details["msg"][1:]))
     return f"{show(value)} is not valid; it must be {' or '.join(dict.fromkeys(wanted))}"
+
+
+def _all_whole(values: Sequence[Any]) -> bool:
+    return all(type(value) is int for value in values)
 
 
 def _choice(value: Any, expected: str) -> str:

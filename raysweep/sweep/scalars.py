@@ -18,7 +18,7 @@ _OCTAL = re.compile(r"0o[0-7]+\Z")
 _HEXADECIMAL = re.compile(r"0x[0-9a-fA-F]+\Z")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z")
 #: Whole numbers up to this one are exact in float64, so `1e15` means what it says.
-_EXACT = 2.0**53
+EXACT = 2.0**53
 _INFINITE = re.compile(r"[-+]?\.(inf|Inf|INF)\Z")
 
 
@@ -41,7 +41,7 @@ def resolve(text: str) -> Scalar:
             return _whole(text, base)
     if _FLOAT.match(text):
         value = float(text)
-        whole = "e" in text.lower() and value.is_integer() and abs(value) <= _EXACT
+        whole = "e" in text.lower() and value.is_integer() and abs(value) <= EXACT
         return int(value) if whole else value
     if _INFINITE.match(text):
         return -math.inf if text.startswith("-") else math.inf

@@ -15,30 +15,32 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 from raysweep.errors import ConfigError, StorageError
 
 #: Seconds that a server gets to end when asked.
 GRACE = 10.0
-_STDERR = 2
 #: Seconds to wait for an answer of a server that starts, ten times those between two looks.
 _LOOK = 2.0
 
 
-def serve(command: Sequence[str], port: int, *, on_ready: Callable[[], object] | None = None) -> None:
+def serve(
+    command: Sequence[str], port: int, *, log: Path, on_ready: Callable[[], object] | None = None
+) -> None:
     """Run a server on a port of 127.0.0.1 until Ctrl-C, SIGTERM or SIGHUP, then end all of it and return.
 
-    `on_ready` is called once, when the server answers; it is not called if it never does.  Raises
-    `ConfigError` if the port is in use, and `StorageError` if the server ends with an error.
+    What the server says goes to the file `log`, in place of what one before it said.  `on_ready` is called
+    once, when the server answers; it is not called if it never does.  Raises `ConfigError` if the port is in
+    use, and `StorageError` if the server ends with an error or the log cannot be written.
     """
     _check_free(port)
     server: subprocess.Popen[bytes] | None = None
     code = 0
-    with _ends_as_interrupt():
+    with _ends_as_interrupt(), _opened(log) as said:
         try:
-            # Standard output is for results, not for what a server says of itself.
-            server = subprocess.Popen(command, start_new_session=True, stdout=_STDERR)
+            server = subprocess.Popen(command, start_new_session=True, stdout=said, stderr=said)
             if on_ready is not None and _answers(server, port):
                 on_ready()
             code = server.wait()
@@ -48,7 +50,16 @@ def serve(command: Sequence[str], port: int, *, on_ready: Callable[[], object] |
             if server is not None:
                 _end(server)
     if code:
-        raise StorageError(f"the MLflow server ended with exit code {code}; its messages are above")
+        raise StorageError(f"the MLflow server ended with exit code {code}; its messages are in {log}")
+
+
+def _opened(log: Path) -> IO[bytes]:
+    try:
+        return log.open("wb")
+    except OSError as error:
+        raise StorageError(
+            f"{log}, for the messages of MLflow, cannot be written: {error.strerror or error}"
+        ) from error
 
 
 def _answers(server: subprocess.Popen[bytes], port: int) -> bool:

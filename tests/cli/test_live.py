@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -118,6 +119,16 @@ def test_share_and_range_are_told_where_they_are_known(monkeypatch: pytest.Monke
     assert said(out)[-1] == whole
 
 
+def test_no_column_is_empty() -> None:
+    """Runs that have ended, and those that have just begun, have no speed."""
+    slow = run("b", state="training", step=3)
+    ended = run("a", state="done", step=100, steps_per_second=50.0)
+    for second, headings in ((slow, ["step"]), (replace(slow, steps_per_second=12.0), ["step", "steps/s"])):
+        target, out = console(120)
+        target.print(runs_table([ended, second], width=120))
+        assert out.getvalue().splitlines()[0].split() == ["run", "state", *headings]
+
+
 def test_shards_of_evaluations_are_counted() -> None:
     """A run that is evaluated shows how far it is and what is left; one that trains shows its steps."""
     runs = [run("a", state="evaluating", step=100, shards=(7, 40), eta=66.0), run("b", state="training")]
@@ -192,7 +203,7 @@ def test_a_new_metric_that_asks_for_it_has_a_column_of_its_own() -> None:
     headings, first, second = text.getvalue().splitlines()
     assert headings.split()[2:] == [
         "step",
-        *["excess", "trace", "probe", "A", "loss", "barrier", "0-1", "steps/s"],
+        *["excess", "trace", "probe", "A", "loss", "barrier", "0-1"],
     ]
     assert first.split()[-2:] == ["0.1235", "±0.01"]
     assert "7.5" not in text.getvalue()

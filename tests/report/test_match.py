@@ -298,3 +298,14 @@ def test_data_are_counted_at_the_level_of_the_claim_among_all(sweep: Sweep) -> N
     assert strict.needed == among.needed(level=among.level)
     assert strict.needed > free.needed  # type: ignore[operator]
     assert [_plan_lines(plan)[0].endswith("tested among all") for plan in (free, strict)] == [False, True]
+
+
+def test_the_number_of_runs_is_said_once(sweep: Sweep) -> None:
+    """Where runs are what is counted, so many runs are so many runs in all."""
+    first, *_ = sweep_verdicts(sweep)
+    [plan] = plans([replace(first, main=replace(first.main, p=0.03), p_corrected=0.06)], sweep, sweep)
+    assert plan.needed is not None
+    said = _plan_lines(replace(plan, needed=1150, runs=2300))[-1]
+    assert said.endswith("takes 1,150 configurations, 2,300 runs in all")
+    said = _plan_lines(replace(plan, units="runs", needed=1150, runs=1150))[-1]
+    assert said.endswith("takes 1,150 runs")

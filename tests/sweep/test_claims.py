@@ -60,8 +60,12 @@ def test_a_tolerance_of_null_is_the_default(load: Load) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("claims: [{flatter: {tsk: A}}]", "claims[0].flatter.tsk: unknown field"),
-        ("claims: [{faster: {}}]", "claims[0].faster: unknown field"),
+        ("claims: [{flatter: {tsk: A}}]", "claims[0].flatter.tsk: unknown field — did you mean 'task'?"),
+        ("claims: [{flater: {}}]", "claims[0].flater: unknown field — did you mean 'flatter'?"),
+        (
+            "claims: [{x: {}}]",
+            "claims[0].x: unknown field — known: algorithm, beats, flatter, larger, longer",
+        ),
         ("claims: [{flatter: {}, longer: {}}]", "a claim is exactly one of flatter, longer"),
         ("claims: [{}]", "a claim is exactly one of"),
         ("claims: [{algorithm: {better: adamw}}]", "claims[0].algorithm.than: missing"),

@@ -392,6 +392,15 @@ def test_files_that_extend_one_another_are_refused(load: Any, tmp_path: Path) ->
         ("pretrain.steps=", "pretrain.steps: no value"),
         ("pretrain.steps=[1", "pretrain.steps: not valid YAML"),
         ("pretrain.batch_size=many", "pretrain.batch_size: 'many' is not valid"),
+        (
+            "pretrain.batch_size=1e+18",
+            "1e+18 is not valid; it must be a whole number, e.g. 100, and with an exponent at most 9e+15; "
+            "write larger ones in digits",
+        ),
+        (
+            "axes.model.shape=[[64, 4, 2, 256]]",
+            "model.shape: [64, 4, 2, 256] is not valid; it must be text, e.g. 64/4/2/256",
+        ),
         ("pretrain.steps=80", "pretrain.milestones: 100 lies past the last step, 80"),
     ],
 )

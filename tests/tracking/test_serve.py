@@ -43,10 +43,11 @@ time.sleep(600)
 """
 #: Serves as `raysweep ui` does.
 PARENT = """
-import sys
+import pathlib, sys
 from raysweep.tracking import server
 server.GRACE = 1.0
-server.serve([sys.executable, "-c", sys.argv[1], sys.argv[2], sys.argv[3]], int(sys.argv[4]))
+log = pathlib.Path(sys.argv[2] + ".log")
+server.serve([sys.executable, "-c", sys.argv[1], sys.argv[2], sys.argv[3]], int(sys.argv[4]), log=log)
 print("ended")
 """
 
@@ -103,12 +104,19 @@ def test_nothing_is_left_of_a_server_when_it_is_ended(
     wait_for(lambda: all(map(gone, servers)))
 
 
-def test_a_server_that_fails_and_one_that_ends() -> None:
-    with pytest.raises(StorageError, match="ended with exit code 3"):
-        serve([sys.executable, "-c", "raise SystemExit(3)"], free_port())
+def test_a_server_that_fails_and_one_that_ends(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "ui.log"
+    program = "import sys; print('out', flush=True); print('error', file=sys.stderr); raise SystemExit(3)"
+    with pytest.raises(StorageError, match=rf"ended with exit code 3; its messages are in {log}"):
+        serve([sys.executable, "-c", program], free_port(), log=log)
+    assert log.read_text() == "out\nerror\n"
+    assert capfd.readouterr() == ("", "")
     before = signal.getsignal(signal.SIGTERM)
-    serve([sys.executable, "-c", ""], free_port())
+    serve([sys.executable, "-c", ""], free_port(), log=log)
+    assert log.read_text() == ""
     assert signal.getsignal(signal.SIGTERM) is before
+    with pytest.raises(StorageError, match=r"absent/ui.log, for the messages of MLflow, cannot be written"):
+        serve([sys.executable, "-c", ""], free_port(), log=tmp_path / "absent" / "ui.log")
 
 
 #: Answers one request after a while.
@@ -119,25 +127,28 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), http.server.BaseHTTPRequ
 """
 
 
-def test_what_is_said_of_a_server_waits_for_its_answer() -> None:
-    port, ready = free_port(), []
+def test_what_is_said_of_a_server_waits_for_its_answer(tmp_path: Path) -> None:
+    port, log = free_port(), tmp_path / "ui.log"
+    ready: list[float] = []
     began = time.monotonic()
-    serve([sys.executable, "-c", SLOW, str(port)], port, on_ready=lambda: ready.append(time.monotonic()))
+    command = [sys.executable, "-c", SLOW, str(port)]
+    serve(command, port, log=log, on_ready=lambda: ready.append(time.monotonic()))
     [at] = ready
     assert at - began > 0.5
-    serve([sys.executable, "-c", ""], free_port(), on_ready=lambda: ready.append(0.0))
+    serve([sys.executable, "-c", ""], free_port(), log=log, on_ready=lambda: ready.append(0.0))
     assert len(ready) == 1
 
 
-def test_a_port_in_use_is_said_before_anything_starts() -> None:
+def test_a_port_in_use_is_said_before_anything_starts(tmp_path: Path) -> None:
     started: list[int] = []
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
         with pytest.raises(ConfigError, match=rf"--port {port}: .*in use"):
-            serve(["absent"], port, on_ready=lambda: started.append(1))
+            serve(["absent"], port, log=tmp_path / "ui.log", on_ready=lambda: started.append(1))
     assert started == []
+    assert not (tmp_path / "ui.log").exists()
 
 
 @pytest.fixture
@@ -174,14 +185,16 @@ def test_a_sweep_on_a_server_gets_its_link_and_nothing_is_served(
 def test_the_start_of_a_server_is_said_at_once(
     sweep: Sweep, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    served: list[tuple[int, str]] = []
+    served: list[tuple[int, Path, str]] = []
     monkeypatch.setattr(
         "raysweep.tracking.serve",
-        lambda command, port, *, on_ready: served.append((port, capsys.readouterr().err)),
+        lambda command, port, *, log, on_ready: served.append((port, log, capsys.readouterr().err)),
     )
     monkeypatch.setattr("raysweep.tracking.comparison_links", lambda *_: {"charts": "a link"})
     assert run(["ui", str(sweep.path), "--storage", str(sweep.storage), "--port", "5077"]) == 0
-    assert served == [(5077, "starting MLflow on 127.0.0.1:5077; the links come when it answers\n")]
+    log = sweep.directory / "ui.log"
+    said = f"starting MLflow on 127.0.0.1:5077, with its messages in {log}; the links come when it answers\n"
+    assert served == [(5077, log, said)]
 
 
 def test_a_server_that_is_away_is_said_in_a_line(sweep: Sweep, capsys: pytest.CaptureFixture[str]) -> None:
@@ -228,6 +241,9 @@ def test_ui_serves_and_leaves_nothing_behind(sweep: Sweep, tmp_path: Path) -> No
         finally:
             ui.kill()
     assert ui.returncode == 0
+    # Our links stand together: a terminal shows nothing of MLflow's.
+    assert len((tmp_path / "server.log").read_text().splitlines()) == 1
+    assert "Uvicorn running" in (sweep.directory / "ui.log").read_text()
     wait_for(lambda: not processes(2, group))
     with pytest.raises(urllib.error.URLError):
         urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5)
