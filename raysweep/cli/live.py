@@ -7,6 +7,7 @@ import math
 import sys
 import time
 from collections import Counter
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
@@ -52,6 +53,8 @@ _OTHERS, _SPEED, _RATES, _COLUMN = 40, 13, 16, 8
 _BETWEEN = 2
 #: Most metrics that have their whole headings in one line.
 _MOST_IN_A_LINE = 5
+#: Most characters of a heading in one line.
+_LONG = 16
 
 #: Most runs with trouble that the view on a terminal explains.
 _MOST_TROUBLES = 3
@@ -62,13 +65,16 @@ def _number(value: float | None, spec: str) -> str:
 
 
 def _headings(metrics: list[Metric], *, wide: bool) -> list[str]:
-    """Return the headings of metrics: many have a line for each word, few in a narrow table their places."""
+    """Return the headings of metrics: many have a line for each word, few in a narrow table their places.
+
+    A long one has several lines.
+    """
     if len(metrics) > _MOST_IN_A_LINE:
         return [metric.narrow.replace(" ", "\n") for metric in metrics]
     places = [metric.place for metric in metrics if metric.place]
-    if wide or len(set(places)) < len(places):
-        return [metric.narrow for metric in metrics]
-    return [metric.place or metric.narrow for metric in metrics]
+    named = wide or len(set(places)) < len(places)
+    texts = [metric.narrow if named else metric.place or metric.narrow for metric in metrics]
+    return [text if len(text) <= _LONG else fill(text, _LONG // 2) for text in texts]
 
 
 def _measured(metric: Metric | None, *, wide: bool) -> str:

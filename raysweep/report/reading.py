@@ -23,6 +23,7 @@ def reading(verdicts: Sequence[Verdict], measured: Measurements, rows: Sequence[
     `rows` are the correlations of all accuracies.
     """
     told = [_surely(verdict, len(verdicts), measured) for verdict in verdicts if verdict.adjusted is not None]
+    told += [_by_one_way(verdict) for verdict in verdicts]
     told.append(_elsewhere(verdicts, measured, rows))
     sure = "".join(map(small, filter(None, told)))
     meant = "".join(f"<dt>{escape(word)}</dt><dd>{escape(text)}</dd>" for word, text in _words(measured))
@@ -47,6 +48,18 @@ def _surely(verdict: Verdict, claims: int, measured: Measurements) -> str:
             "model both flatter and better."
         )
     return " ".join(filter(None, told))
+
+
+def _by_one_way(verdict: Verdict) -> str:
+    """Return a caution on an effect that is sure by the way that is judged and not by another, else ""."""
+    unsure = [way for way in verdict.ways if way.tested and way.p > ALPHA]
+    if verdict.outcome not in ("supported", "contradicted") or not unsure:
+        return ""
+    ways = " and ".join(f"by {way.name} ({effect(way, verdict.unit)}, p = {way.p:.2g})" for way in unsure)
+    return (
+        f"{verdict.about}{verdict.says}: {verdict.outcome} by a smooth function of the loss "
+        f"(p = {verdict.main.p:.2g}), which is judged, and not sure {ways}: read it with caution."
+    )
 
 
 def _parts(verdict: Verdict) -> str:

@@ -14,10 +14,22 @@ OVER = ("done", "stopped", "failed", "cancelled")
 
 
 def live_metrics(states: Iterable[RunState]) -> list[Metric]:
-    """Return one metric of each name that asks to be shown live."""
-    from raysweep.evaluation.metric import in_order
+    """Return one metric of each name that asks to be shown live.
 
-    named = {metric.name: metric for state in states for metric in state.metrics if metric.live}
+    The trace in one space takes the place of the trace in the model's own parameters, if all runs have both.
+    """
+    from raysweep.evaluation.metric import in_order
+    from raysweep.evaluation.trace import ENLARGED, TRACE
+
+    named: dict[str, Metric] = {}
+    own = enlarged = 0
+    for state in states:
+        for metric in state.metrics:
+            if metric.live or metric.name == ENLARGED.name:
+                named[metric.name] = metric
+            own += metric.name == TRACE.name
+            enlarged += metric.name == ENLARGED.name
+    named.pop(TRACE.name if own == enlarged else ENLARGED.name, None)
     return in_order(named.values())
 
 

@@ -20,8 +20,9 @@ from raysweep.evaluation.excess_loss import ENTROPY, EXCESS_LOSS
 from raysweep.evaluation.held_out_loss import HELD_OUT_LOSS
 from raysweep.evaluation.metric import Quantity
 from raysweep.evaluation.probe_metrics import PROBE
-from raysweep.evaluation.trace import TRACE
+from raysweep.evaluation.trace import ENLARGED, TRACE
 from raysweep.sweep.run_state import Evaluated, LaunchState, RunState
+from raysweep.sweep.told import Told
 
 
 def run(run_id: str = "a", **values: Any) -> RunState:
@@ -117,6 +118,26 @@ def test_share_and_range_are_told_where_they_are_known(monkeypatch: pytest.Monke
     view(state(run("a", state="done", step=100), share=1.0, left=(0.0, 1.0)))
     whole = "100% of all work: 100% of training; runs: 1 done, 0 running, 0 waiting; 10 s so far"
     assert said(out)[-1] == whole
+
+
+def test_the_trace_in_one_space_is_shown_where_models_have_one() -> None:
+    """A model's own trace says nothing beside one of another size."""
+    own, larger = TRACE.number(12.0, n=64), ENLARGED.number(345.0, n=64)
+    both, alone = run("a", metrics=[own, larger]), run("b", metrics=[own])
+    for states, shown, absent in (
+        ([both], "345", "12"),
+        ([alone], "12", "345"),
+        ([both, alone], "12", "345"),
+    ):
+        target, out = console(80)
+        target.print(runs_table(states, width=80))
+        *headings, first = out.getvalue().splitlines()[: -len(states) + 1 or None]
+        assert shown in first.split()
+        assert absent not in first.split()
+        said_ = " ".join(" ".join(line.split()) for line in headings)
+        assert ("trace in" in said_) == (shown == "345")
+    [line] = Told().changes([replace(both, state="training")])
+    assert line.endswith("trace in one space 345")
 
 
 def test_no_column_is_empty() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ from raysweep.report.correlations import configurations, correlations
 from raysweep.report.data import measurements
 from raysweep.report.format import signed
 from raysweep.report.reading import reading
-from raysweep.report.verdict import Verdict
+from raysweep.report.verdict import Finding, Verdict
 from raysweep.sweep.claims import Claim, Questions
 
 Table = Callable[..., pd.DataFrame]
@@ -135,3 +137,20 @@ def test_the_numbers_have_both_p_values_and_each_variant(frame: pd.DataFrame) ->
     )
     assert among in page
     assert 'data-head="by">within lr 0.01</td>' in page
+
+
+def test_an_effect_that_one_way_alone_is_sure_of_comes_with_a_caution(frame: pd.DataFrame) -> None:
+    verdict = judge(frame, {"larger": {"task": "A"}})[0]
+    way = Finding(name="9 pairs within 0.005 nats", value=0.007, low=-0.001, high=0.015, p=0.053)
+    sure = replace(verdict, outcome="supported", main=replace(verdict.main, p=0.0056), ways=(way,))
+    caution = (
+        "Task A: at equal loss, larger models are better: supported by a smooth function of the loss "
+        "(p = 0.0056), which is judged, and not sure by 9 pairs within 0.005 nats (+0.007 [−0.001, +0.015] "
+        "accuracy per doubling, p = 0.053): read it with caution."
+    )
+    measured = measurements(frame)
+    assert caution in reading([sure], measured, ())
+    agreed = replace(sure, ways=(replace(way, low=0.001, p=0.03),))
+    unknown = replace(sure, ways=(replace(way, p=math.nan),))
+    for other in (agreed, unknown, replace(sure, outcome="not enough data")):
+        assert "caution" not in reading([other], measured, ())
