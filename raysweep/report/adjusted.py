@@ -44,11 +44,12 @@ def adjusted_figure(measured: Measurements, verdict: Verdict, *, name: str) -> D
             colour = series(index)
             for inner, variant in enumerate(measured.variants):
                 part = table[(table["model"] == size) & (table["variant"] == variant)]
+                marker = MARKERS[index % len(MARKERS)]
                 axes.plot(
-                    part["x"], part["y"], linestyle="none", marker=MARKERS[index % len(MARKERS)],
-                    markerfacecolor=colour, markeredgecolor=colour,
+                    part["x"], part["y"], linestyle="none", marker=marker, markerfacecolor=colour,
+                    markeredgecolor=colour,
                 )  # fmt: skip
-                mark_inside(axes, part["x"], part["y"], inner, SURFACE)
+                mark_inside(axes, part["x"], part["y"], inner, SURFACE, marker=marker)
         ends = np.array([shown.x.min(), shown.x.max()])
         axes.plot(ends, slope * ends, color=INK, linewidth=1.6)
         axes.set_title(effect(verdict.main, verdict.unit), loc="left", fontsize=9, color=INK)

@@ -20,6 +20,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from matplotlib.markers import MarkerStyle
 
 from raysweep.evaluation.metric import error_key
 from raysweep.report.data import Measurements, named_run
@@ -41,6 +42,8 @@ RC: Any = {
     "lines.markersize": 4.5,
 }
 WIDTH = 4.6
+#: Points by which the lines in a dot are longer than the dot without its edge.
+_BEYOND = 1.3
 
 #: The mark of what is in a figure for hovering alone, and the diameter of its targets in points.
 HOVER, _TARGET = "hover", 11.0
@@ -79,19 +82,31 @@ def hover(axes: Axes, x: Iterable[float], y: Iterable[float], texts: Sequence[st
 
 
 def mark_inside(
-    axes: Axes, x: Any, y: Any, variant: int, colour: str, *, size: float = RC["lines.markersize"]
+    axes: Axes,
+    x: Any,
+    y: Any,
+    variant: int,
+    colour: str,
+    *,
+    marker: str = "o",
+    size: float = RC["lines.markersize"],
 ) -> None:
-    """Mark the dots of the variant number `variant` inside: variants of a size have one colour and marker."""
+    """Mark the dots of the variant number `variant` inside: variants of a size have one colour and `marker`.
+
+    The lines go through the whole dot: one that ends in it would look like the hole of a hollow dot.
+    """
     mark = INNER[variant % len(INNER)]
     if mark:
+        style = MarkerStyle(marker)
+        wide = style.get_path().transformed(style.get_transform()).get_extents().width
         axes.plot(
             x,
             y,
             linestyle="none",
             marker=mark,
-            markersize=0.5 * size,
+            markersize=wide * size + _BEYOND,
             color=colour,
-            markeredgewidth=0.24 * size,
+            markeredgewidth=0.15 * size,
         )
 
 

@@ -153,7 +153,7 @@ def draw_dots(
             markeredgecolor=colour,
             markeredgewidth=1.2,
         )
-        mark_inside(axes, chosen[x], chosen[y], variant, SURFACE if fill == colour else colour)
+        mark_inside(axes, chosen[x], chosen[y], variant, SURFACE if fill == colour else colour, marker=marker)
 
 
 def along_training(measured: Measurements, metrics: Sequence[str], *, name: str) -> Drawn | None:

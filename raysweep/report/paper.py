@@ -126,14 +126,14 @@ class _Marked(HandlerLine2D):
             legend, orig_handle, xdescent, ydescent, width, height, fontsize, trans
         )
         middle = [width / 2 - xdescent], [height / 2 - ydescent]
-        looks = [("o", 6.0, INK), (INNER[self._variant % len(INNER)], 3.0, "white")]
+        looks = [("o", 6.0, INK), (INNER[self._variant % len(INNER)], 7.3, "white")]
         dots = [
             Line2D(*middle, marker=marker, markersize=size, color=colour, linestyle="none", transform=trans)
             for marker, size, colour in looks
             if marker
         ]
         for dot in dots[1:]:
-            dot.set_markeredgewidth(1.4)
+            dot.set_markeredgewidth(0.9)
         return [*whole, *dots]
 
 

@@ -7,19 +7,25 @@ from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
 
+import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
 from matplotlib.image import imread
+from scipy.ndimage import label
 
 from raysweep.evaluation.metric import NOT_TRUSTED
-from raysweep.report import Content, render
+from raysweep.report import Content, figures, render
 from raysweep.report.curves import runs_along_training, thinned, training_curves
 from raysweep.report.data import measurements
-from raysweep.report.figures import along_training, scatter
+from raysweep.report.drawing import RC
+from raysweep.report.figures import along_training, draw_dots, scatter
 from raysweep.report.paper import save_figures
 from raysweep.report.parts import figures_kept
-from raysweep.report.style import declarations
+from raysweep.report.style import INNER, MARKERS, declarations, series
 from raysweep.training import CurvePoint
 
 Table = Callable[..., pd.DataFrame]
@@ -170,3 +176,29 @@ def check_standalone(svg: str) -> None:
     colours = declarations(2)
     assert colours["--series-0"] in svg
     assert colours["--ink"] in svg
+
+
+@pytest.mark.parametrize("index", range(len(MARKERS)))
+@pytest.mark.parametrize("variant", range(len(INNER)))
+def test_a_filled_dot_has_no_hole(index: int, variant: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is drawn in it to tell variants apart must not make it a hollow one."""
+    # The page's own colour has a stand-in that is near to those of the dots.
+    monkeypatch.setattr(figures, "SURFACE", "#ffffff")
+
+    def grounds(filled: bool) -> int:
+        with matplotlib.rc_context(RC):
+            figure = Figure(figsize=(1, 1), dpi=600)
+            axes = figure.add_axes((0, 0, 1, 1))
+            axes.set_axis_off()
+            dot = pd.DataFrame({"x": [1.0], "x_se": [0.0], "y": [1.0], "y_se": [0.0]})
+            draw_dots(axes, dot, "x", "y", index, variant, filled=pd.Series([filled]))
+            canvas = FigureCanvasAgg(figure)
+            canvas.draw()
+        seen = np.asarray(canvas.buffer_rgba())[..., :3].astype(float) / 255
+        ink = np.abs(seen - to_rgb(series(index))).sum(axis=-1) < 0.2
+        assert ink.any()
+        return int(label(~ink)[1])
+
+    assert grounds(filled=True) == 1
+    if not INNER[variant]:
+        assert grounds(filled=False) > 1
