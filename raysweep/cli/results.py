@@ -27,6 +27,7 @@ from raysweep.cli.options import (
 )
 from raysweep.cli.output import console, say
 from raysweep.errors import ConfigError
+from raysweep.remote import local_place
 from raysweep.sweep.storage import open_directory, storage_flag, storage_root
 
 if TYPE_CHECKING:
@@ -327,7 +328,8 @@ def ui(
     if served(sweep):
         show()
         return
-    open_directory(sweep.directory)
-    log = sweep.directory / "ui.log"
+    local = local_place(sweep.directory)
+    open_directory(local)
+    log = local / "ui.log"
     say(f"starting MLflow on 127.0.0.1:{port}, with its messages in {log}; the links come when it answers")
     serve(serve_command(sweep, port), port, log=log, on_ready=show)

@@ -10,7 +10,7 @@ else the mean of other models, scaled by the seconds of a step.
 The least time left is that of the work left at the pace of the launch so far, which holds its start and its
 pauses.  The most is that of runs, `slots` of them at once, that do their work one thing after another: it is
 larger where few runs are left at the end.  The range is the one that these predictions of the latter half of
-the time so far lie in: a prediction that still moves is worth little, and is not told.
+the time so far lie in: a prediction that still moves is worth little, and makes no range.
 
 The time left of a single run is found in the same way, from its own work since it was first seen at work.
 """
@@ -29,7 +29,7 @@ from raysweep.sweep.told import OVER
 _LEAST_SECONDS, _LEAST_SHARE = 20.0, 0.05
 #: The ends of a range differ by this factor at most, or by so many seconds.
 _FACTOR, _NEAR = 2.0, 10.0
-#: Nothing is told where nothing was gained for longer than this share of the least time left.
+#: A time left is not known where nothing was gained for longer than this share of its least value.
 _STILL = 0.25
 #: The least half width of a range, relative to the prediction.
 _LEAST_WIDTH = 0.1

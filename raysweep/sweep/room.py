@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from raysweep.remote import RemotePath
 from raysweep.sweep.resources import Resources
 from raysweep.sweep.units import count, size
 
@@ -60,7 +61,12 @@ def short_memory(
 
 
 def short_disk(bytes_: float | None, storage: Path, *, free: int | None = None) -> Iterator[str]:
-    """Yield a note where new checkpoints need more than the file system of a storage has `free`."""
+    """Yield a note where new checkpoints need more than the file system of a storage has `free`.
+
+    An object store has room for all.
+    """
+    if isinstance(storage, RemotePath):
+        return
     there = next(place for place in (storage, *storage.parents) if place.is_dir())
     left = shutil.disk_usage(there).free if free is None else free
     if bytes_ is not None and bytes_ > left:

@@ -181,7 +181,7 @@ def check_standalone(svg: str) -> None:
 @pytest.mark.parametrize("index", range(len(MARKERS)))
 @pytest.mark.parametrize("variant", range(len(INNER)))
 def test_a_filled_dot_has_no_hole(index: int, variant: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is drawn in it to tell variants apart must not make it a hollow one."""
+    """A mark that tells variants apart must not make it a hollow one."""
     # The page's own colour has a stand-in that is near to those of the dots.
     monkeypatch.setattr(figures, "SURFACE", "#ffffff")
 

@@ -301,7 +301,7 @@ def test_data_are_counted_at_the_level_of_the_claim_among_all(sweep: Sweep) -> N
 
 
 def test_the_number_of_runs_is_said_once(sweep: Sweep) -> None:
-    """Where runs are what is counted, so many runs are so many runs in all."""
+    """So many runs are so many runs in all."""
     first, *_ = sweep_verdicts(sweep)
     [plan] = plans([replace(first, main=replace(first.main, p=0.03), p_corrected=0.06)], sweep, sweep)
     assert plan.needed is not None

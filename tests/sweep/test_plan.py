@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from helpers import tiny_sweeps as tiny
+from raysweep.remote import RemotePath
 from raysweep.sweep import evaluation_identity, make_plan, room
 from raysweep.sweep.estimate import Cost, Span, launch_seconds
 from raysweep.sweep.stored import Launched, save_sweep
@@ -360,6 +361,7 @@ def test_checkpoints_that_the_disk_has_no_room_for_are_named(
         tiny.finish(sweep.ledger().run(spec), spec)
     free = 0
     assert make_plan(sweep).notes == ()
+    assert list(room.short_disk(1e15, RemotePath("s3://bucket/results/s"))) == []
 
 
 def test_training_that_the_memory_has_no_room_for_is_named(
