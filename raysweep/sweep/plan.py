@@ -212,7 +212,7 @@ class Plan:
             return found
         if self.assumed and self.concurrency is not None:
             at_once = min(self.concurrency, len(self.to_do))
-            runs = f" and {count(at_once, 'run')} at once" if at_once > 1 else ""
+            runs = f" and {count(at_once, 'run')} at once" if len(self.to_do) > 1 else ""
             found += (f"the time is for this machine, with {os.cpu_count()} CPUs{runs}",)
         if self.load is not None:
             found += (
