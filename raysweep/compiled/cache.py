@@ -8,6 +8,8 @@ takes no code from there.
 
 Each entry is one file, written whole under a name of its own, so that any number of processes may compile at
 once.  (numba's index, written by two processes at a time, can name the machine code of another signature.)
+Of processes that need the same entry, one compiles it, and the others wait: the first launch after an
+installation would otherwise compile each kernel in each of its workers.
 Entries lie where numba would put them: beside the sources, or in the user's cache folder where the
 installation is read-only, or in `NUMBA_CACHE_DIR`.
 
@@ -19,9 +21,12 @@ This module relies on these parts of numba (0.62 to 0.68) that are not public: `
 from __future__ import annotations
 
 import ast
+import fcntl
 import hashlib
+import os
 import pickle
 import sys
+import time
 from collections.abc import Iterator
 from functools import cache
 from importlib.util import resolve_name
@@ -34,6 +39,12 @@ from numba.core.caching import FunctionCache
 from numba.core.serialize import dumps
 
 from raysweep.files import write_atomic
+
+#: Seconds that a process waits at most for machine code that another one makes.
+_PATIENCE = 60.0
+
+#: Locks of the entries that this process makes, by file.
+_HELD: dict[Path, int] = {}
 
 
 def kernel(function: Any = None, /, **options: Any) -> Any:
@@ -128,7 +139,18 @@ class _Entries:
         self._folder, self._name, self._stamp, self._line = folder, name, stamp, line
 
     def load(self, key: Any) -> Any:
-        """Return the data of a key, None where there are none."""
+        """Return the data of a key, None where there are none: then this process is to make and save them.
+
+        While another process makes them, this waits for it, at most `_PATIENCE` seconds.
+        """
+        data = self._read(key)
+        if data is None and _take_turn(self._path(key)):
+            data = self._read(key)
+            if data is not None:
+                _end_turn(self._path(key))
+        return data
+
+    def _read(self, key: Any) -> Any:
         try:
             content = self._path(key).read_bytes()
         except FileNotFoundError:
@@ -139,6 +161,7 @@ class _Entries:
     def save(self, key: Any, data: Any) -> None:
         """Keep the data of a key, and remove the kernel's entries of other sources."""
         write_atomic(self._path(key), dumps(((self._line, key), data)))
+        _end_turn(self._path(key))
         for path in self._entries():
             if not path.name.startswith(f"{self._name}-{self._stamp}-"):
                 path.unlink(missing_ok=True)
@@ -153,6 +176,44 @@ class _Entries:
 
     def _path(self, key: Any) -> Path:
         return self._folder / f"{self._name}-{self._stamp}-{_short(repr((self._line, key)))}.kernel"
+
+
+def _take_turn(path: Path) -> bool:
+    """Return True once no other process makes an entry; False where that cannot be known or takes too long.
+
+    Work is saved so, and nothing depends on it.
+    """
+    lock = path.with_suffix(".lock")
+    if lock in _HELD:
+        return False  # it was to be made here before, and that failed
+    deadline = time.monotonic() + _PATIENCE
+    try:
+        handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError:
+        return False
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() < deadline:
+                time.sleep(0.05)
+                continue
+            os.close(handle)
+            return False
+        except OSError:
+            os.close(handle)
+            return False
+        _HELD[lock] = handle
+        return True
+
+
+def _end_turn(path: Path) -> None:
+    lock = path.with_suffix(".lock")
+    handle = _HELD.pop(lock, None)
+    if handle is not None:
+        # Who waits for the removed file goes on, too.
+        lock.unlink(missing_ok=True)
+        os.close(handle)
 
 
 def _short(text: str) -> str:

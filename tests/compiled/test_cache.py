@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 import raysweep
+from raysweep.compiled import cache
 from raysweep.compiled.cache import _Entries
 
 KERNELS = """
@@ -79,10 +81,14 @@ def result(process: subprocess.Popen[str]) -> Any:
 
 def test_an_edit_of_any_source_of_a_kernel_gives_new_code_and_no_other_edit_does(tiny: Path) -> None:
     folder = str(tiny / "__pycache__")
-    # Two processes compile at once.
-    for process in [started(tiny), started(tiny)]:
+    # Of processes that need the same code at once, one compiles it.
+    compiled = 0
+    for process in [started(tiny), started(tiny), started(tiny)]:
         *answers, hits, misses, where = result(process)
         assert (answers, hits + misses, where) == ([110, 110.0], 2, folder)
+        compiled += misses
+    assert compiled == 2
+    assert not list(Path(folder).glob("*.lock"))
     assert result(started(tiny)) == [110, 110.0, 2, 0, folder]
     (tiny / "other.py").write_text("OTHER = 1\n")
     assert result(started(tiny)) == [110, 110.0, 2, 0, folder]
@@ -125,6 +131,22 @@ def test_entries_of_two_writers_do_not_meet(tmp_path: Path) -> None:
     assert [entries.load("int") for entries in (one, edited, longer)] == [None, 3, 4]
     edited.flush()
     assert [entries.load("int") for entries in (edited, longer)] == [None, 4]
+
+
+def test_nobody_waits_for_ever_for_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "_PATIENCE", 0.2)
+    entries = _Entries(tmp_path, "m.f", "1" * 16, line=3)
+    lock = entries._path("int").with_suffix(".lock")
+    with lock.open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert entries.load("int") is None  # the other makes it for ever
+    assert entries.load("int") is None
+    # To make it has failed here; the next attempt does not wait for itself.
+    monkeypatch.setattr(cache, "_PATIENCE", 600.0)
+    assert entries.load("int") is None
+    entries.save("int", 1)
+    assert entries.load("int") == 1
+    assert not lock.exists()
 
 
 def test_every_kernel_is_cached_here() -> None:
