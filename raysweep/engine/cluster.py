@@ -133,6 +133,7 @@ def connect(address: str | None = None, *, patience: float = 0.0) -> Cluster:
     os.environ.update({key: value for key, value in settings.items() if key not in os.environ})
     if address is None:
         session = _start()
+        _end_log_monitor()
         claim(session)
         remove_left(lock.parent for lock in session.parent.glob("session_*/lock"))
     else:
@@ -158,9 +159,6 @@ def _start(attempts: int = 2) -> Path:
                 logging_level=logging.ERROR,
                 log_to_driver=False,
             )
-        # It reads all logs for drivers that ask for them, which none does.
-        node: Any = worker.global_worker.node
-        node.kill_log_monitor(check_alive=False)
         return Path(started.address_info["session_dir"])
     # Ray raises a bare `Exception` for a start that takes too long.
     except Exception as error:
@@ -173,6 +171,13 @@ def _start(attempts: int = 2) -> Path:
             ) from error
         log.warning("Ray did not start, and is started once more: %s", said)
     return _start(attempts - 1)
+
+
+def _end_log_monitor() -> None:
+    """End a process of Ray that reads all logs for drivers that ask for them: none does."""
+    # Ray documents no setting for that.
+    node: Any = worker.global_worker.node
+    node.kill_log_monitor(check_alive=False)
 
 
 def _clear(error: Exception) -> None:

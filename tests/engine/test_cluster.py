@@ -117,7 +117,10 @@ def test_a_failed_start_of_ray_is_cleared_away_and_repeated_once(
 ) -> None:
     starts = Starts(monkeypatch, tmp_path / "session_1", failures=1)
     monkeypatch.setattr(module, "claim", lambda session: session.mkdir())
+    ended: list[str] = []
+    monkeypatch.setattr(module, "_end_log_monitor", lambda: ended.append("log monitor"))
     assert connect() == tmp_path / "session_1"  # type: ignore[comparison-overlap]
+    assert ended == ["log monitor"]
     assert starts.calls == ["local", "local"]
     assert [process.wait(10) for process in starts.left] == [-9]
 
