@@ -13,9 +13,14 @@ from raysweep.cli.output import console
 from raysweep.sweep.units import count, duration
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from raysweep.report.match import Match
     from raysweep.report.paired import Apart
     from raysweep.report.planning import Plan
+
+#: Characters that what differs within a pair needs at least, beside its differences.
+_LEAST = 32
 
 
 def match(
@@ -59,22 +64,35 @@ def match(
     if not found:
         return
     out, ending = console(pipe_width=160), shared_ending(list(measured.sizes))
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("first → second")
-    for metric in found[0].differences:
-        table.add_column(f"Δ {measured.metrics[metric].narrow}", justify="right", no_wrap=True)
-    for pair in found:
-        table.add_row(
-            _what(pair, ending),
-            *map(_between, pair.differences.values()),
+    headings = [f"Δ {measured.metrics[metric].narrow}" for metric in found[0].differences]
+    rows = [[_between(apart) for apart in pair.differences.values()] for pair in found]
+    widths = (max(map(len, column)) for column in zip(headings, *rows, strict=True))
+    if sum(2 + width for width in widths) + _LEAST > out.width:
+        _print_below(
+            out, headings, [(_what(pair, ending), row) for pair, row in zip(found, rows, strict=True)]
         )
-    out.print(table)
+    else:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        table.add_column("first → second")
+        for heading in headings:
+            table.add_column(heading, justify="right", no_wrap=True)
+        for pair, row in zip(found, rows, strict=True):
+            table.add_row(_what(pair, ending), *row)
+        out.print(table)
     # Pairs are chosen by what was measured.
     typer.echo(
         f"the most telling pairs show more than there is; `raysweep report {sweep.name}` judges all of them"
     )
     if any(not apart.paired for pair in found for apart in pair.differences.values()):
         typer.echo("~: the draws are not stored, so the two numbers count as independent")
+
+
+def _print_below(out: Console, headings: list[str], pairs: list[tuple[str, list[str]]]) -> None:
+    """Print what differs within each pair, with its differences below, a line each."""
+    for what, differences in pairs:
+        out.print(what)
+        for heading, difference in zip(headings, differences, strict=True):
+            out.print(f"  {heading:<{max(map(len, headings))}}  {difference}")
 
 
 def _what(pair: Match, ending: str) -> str:

@@ -108,6 +108,7 @@ class Shape(NamedTuple):
             nearest = min(divisors, key=lambda h: abs(h - shape.heads))
             raise ValueError(
                 f"'{text}': {shape.heads} heads do not divide the width {shape.width}; "
-                f"use {nearest} heads, or a width that is a multiple of {shape.heads}"
+                f"use {nearest} head{'s' if nearest > 1 else ''}, or a width that is a multiple of "
+                f"{shape.heads}"
             )
         return shape

@@ -116,7 +116,8 @@ def _elsewhere(verdicts: Sequence[Verdict], measured: Measurements, rows: Sequen
     if related:
         told += f" There ρ of flatness and accuracy at equal loss is {', '.join(related)}."
     if apart:
-        told += f" Beside the look-up table, the last checkpoints have {', '.join(apart)}."
+        less = "Less those of the look-up table, the accuracies of the last checkpoints are"
+        told += f" {less} {', '.join(apart)}."
     return told
 
 
@@ -156,6 +157,10 @@ def _words(measured: Measurements) -> list[tuple[str, str]]:
         ),
         ("accuracy per doubling", "change of accuracy where steps, or parameters, double"),
         ("supported, contradicted", f"the effect differs from zero, at {ALPHA:.0%} for all claims together"),
+        (
+            "no clear relation",
+            "its interval contains zero, and excludes every effect that is worth mentioning",
+        ),
         (
             "not enough data",
             "the effect may be as large as is worth mentioning, and may be zero: its interval contains zero, "

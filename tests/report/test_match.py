@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from helpers import tiny_sweeps as tiny
+from raysweep.cli import claims
 from raysweep.cli.app import run
 from raysweep.cli.claims import _plan_lines, _what
 from raysweep.errors import ConfigError
@@ -257,6 +259,27 @@ def test_the_commands_print_tables_and_json(sweep: Sweep, capsys: pytest.Capture
     assert [claim["units"] for claim in claims] == ["configurations", "runs"]
     assert run(["power", *where]) == 0
     assert "with 80 %" in capsys.readouterr().out
+
+
+def test_a_narrow_terminal_has_the_differences_below(
+    sweep: Sweep, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = ["tiny", "--storage", str(sweep.storage), "--tol", "0.0005", "--limit", "2"]
+    monkeypatch.setattr(claims, "console", lambda pipe_width: Console(markup=False, width=200))
+    assert run(["match", *where]) == 0
+    wide = capsys.readouterr().out.splitlines()
+    monkeypatch.setattr(claims, "console", lambda pipe_width: Console(markup=False, width=60))
+    assert run(["match", *where]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines[1:-1])) <= 60
+    headings = [line.split("  ")[1].strip() for line in lines if line.startswith("  Δ")]
+    assert headings == 2 * headings[: len(headings) // 2]
+    assert all(heading in wide[1] for heading in headings)
+    # What differs is in one piece, and each difference is that of the table.
+    what = wide[2].split("  ")[0]
+    assert what in " ".join(lines)
+    values = [line.rsplit("  ", 1)[1] for line in lines if line.startswith("  Δ")]
+    assert all(value in wide[2] + wide[3] for value in values)
 
 
 def test_the_commands_see_runs_of_a_tuner(sweep: Sweep, capsys: pytest.CaptureFixture[str]) -> None:

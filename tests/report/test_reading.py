@@ -109,7 +109,7 @@ def test_tasks_without_a_claim_are_named_with_what_is_seen_there(frame: pd.DataF
     last = frame[(frame["metric"] == "probe/B") & (frame["step"] == frame["step"].max())]["value"] - 0.86
     error = last.std(ddof=1) / np.sqrt(len(last))
     shown = f"{last.mean():+.3f} ± {error:.3f} on B".replace("-", "−")
-    assert f"Beside the look-up table, the last checkpoints have {shown}." in text
+    assert f"Less those of the look-up table, the accuracies of the last checkpoints are {shown}." in text
     assert "No claim is about" not in read(frame, {"flatter": {}})
     assert "No claim is about" not in read(frame, {"flatter": {"task": "A"}}, {"longer": {"task": "B"}})
 
