@@ -116,8 +116,8 @@ def _elsewhere(verdicts: Sequence[Verdict], measured: Measurements, rows: Sequen
     if related:
         told += f" There ρ of flatness and accuracy at equal loss is {', '.join(related)}."
     if apart:
-        less = "Less those of the look-up table, the accuracies of the last checkpoints are"
-        told += f" {less} {', '.join(apart)}."
+        shown = ", ".join(apart)
+        told += f" Less those of the look-up table, the accuracies of the last checkpoints are {shown}."
     return told
 
 

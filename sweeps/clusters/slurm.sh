@@ -31,7 +31,7 @@ arguments=(sweeps/scaling.yaml --set 'resources.per_worker={GPU: 1}' --storage /
 
 # Settings of Ray that `raysweep launch` makes by itself only where it starts Ray.
 export RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0
-export RAY_TRAIN_HEALTH_CHECK_INTERVAL_S=0.2 TUNE_DISABLE_AUTO_CALLBACK_LOGGERS=1
+export RAY_TRAIN_HEALTH_CHECK_INTERVAL_S=0.5 TUNE_DISABLE_AUTO_CALLBACK_LOGGERS=1
 
 # The job's number chooses the port, for jobs that share a node.
 address="$(python -c 'import ray; print(ray.util.get_node_ip_address())'):$((20000 + SLURM_JOB_ID % 10000))"
