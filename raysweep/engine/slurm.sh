@@ -64,17 +64,21 @@ while True:
     time.sleep(1)
 WAIT
 
-# Bash runs a trap as soon as `wait` is interrupted; the second `wait` is for the launch itself.
-launch=
-trap '[ -z "$launch" ] || kill -TERM "$launch" 2>/dev/null || true' TERM
+# Bash runs a trap as soon as `wait` is interrupted; the second `wait` is for the launch itself, which may have ended
+# meanwhile.
+launch=''
+asked=''
+trap 'asked=yes; [ -z "$launch" ] || kill -TERM "$launch" 2>/dev/null || true' TERM
 raysweep launch "${arguments[@]}" "$@" --address "$address" &
 launch=$!
+[ -z "$asked" ] || kill -TERM "$launch" 2>/dev/null || true
 code=0
 wait "$launch" || code=$?
-if kill -0 "$launch" 2>/dev/null; then
+while [ -n "$asked" ]; do
+    asked=''
     code=0
     wait "$launch" || code=$?
-fi
+done
 # 130: interrupted and resumable.
 if [ "$code" = 130 ]; then
     scontrol requeue "$SLURM_JOB_ID"
