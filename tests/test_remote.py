@@ -9,29 +9,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from helpers.object_store import Fault, ObjectStore, anew, object_server
+from helpers.object_store import Fault, ObjectStore
 from raysweep.files import move_aside, names, remove_tree, rename, write_atomic
 from raysweep.remote import RemotePath, listed, local_place
 from raysweep.remote.cache import cache_root, local_copy, prune, read_verified
 from raysweep.remote.client import Entry
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ObjectStore]:
-    with object_server() as served:
-        yield served
-
-
-@pytest.fixture
-def store(server: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
-    return anew(server, tmp_path, monkeypatch)
 
 
 def test_a_remote_path_is_a_path_that_keeps_its_kind() -> None:

@@ -42,7 +42,7 @@ ENVIRONMENT = {
 #: Of the Ray that is started here.  Its niceness of 15 starves workers beside anything else on the machine.
 #: The others give all workers one environment, so that all are forked from one template: Ray would start the
 #: first ones before it knows the job, and Tune and Train would set the two variables for some.  Metrics and
-#: events of tasks serve its dashboard, which is not there, and take two fifths of what an idle process costs.
+#: events of tasks serve its dashboard, which is not there, and cost each idle process time.
 EMBEDDED = {
     "RAY_worker_niceness": "0",
     "RAY_prestart_worker_first_driver": "0",

@@ -6,7 +6,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +15,13 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from helpers.object_store import Fault, ObjectStore, anew, object_server
+from helpers.object_store import Fault, ObjectStore
 from helpers.real_sweeps import LONG, changed, write
 from raysweep.remote import RemotePath
 
 pytestmark = pytest.mark.ray
 
 Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ObjectStore]:
-    with object_server() as served:
-        yield served
-
-
-@pytest.fixture
-def store(server: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
-    return anew(server, tmp_path, monkeypatch)
 
 
 def table(raysweep: Run, file: Path, root: RemotePath) -> pd.DataFrame:

@@ -6,30 +6,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from helpers.object_store import Fault, ObjectStore, anew, object_server
+from helpers.object_store import Fault, ObjectStore
 from raysweep.errors import LockedError, StorageError
 from raysweep.remote import RemotePath
 from raysweep.sweep import lease as lease_module
 from raysweep.sweep.lease import Claim, HeldElsewhereError, Lease, claimed
 from raysweep.sweep.lock import SweepLock, held
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ObjectStore]:
-    with object_server() as served:
-        yield served
-
-
-@pytest.fixture
-def store(server: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
-    return anew(server, tmp_path, monkeypatch)
 
 
 def _fast(store: ObjectStore, **more: float) -> Lease:

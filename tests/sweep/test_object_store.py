@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from helpers import tiny_sweeps as tiny
-from helpers.object_store import Fault, ObjectStore, anew, object_server
+from helpers.object_store import Fault, ObjectStore
 from raysweep.errors import CheckpointError, ConfigError, IdentityError
 from raysweep.remote import RemotePath, listed, local_place
 from raysweep.remote.cache import cache_root
@@ -35,17 +35,6 @@ from raysweep.sweep.tidy import tidy
 from raysweep.training import checkpoint as disk
 from raysweep.training.checkpoint import LoopState, remove, verify, write_checkpoint
 from raysweep.training.journal import survey
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ObjectStore]:
-    with object_server() as served:
-        yield served
-
-
-@pytest.fixture
-def store(server: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
-    return anew(server, tmp_path, monkeypatch)
 
 
 @pytest.fixture
