@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from raysweep.report.paired import Apart
     from raysweep.report.planning import Plan
 
-#: Characters that what differs within a pair needs at least, beside its differences.
+#: The least characters of a column that says what differs within a pair.
 _LEAST = 32
 
 

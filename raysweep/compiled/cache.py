@@ -181,7 +181,7 @@ class _Entries:
 def _take_turn(path: Path) -> bool:
     """Return True once no other process makes an entry; False where that cannot be known or takes too long.
 
-    Work is saved so, and nothing depends on it.
+    This saves work; no result depends on it.
     """
     lock = path.with_suffix(".lock")
     if lock in _HELD:

@@ -44,7 +44,7 @@ log = logging.getLogger("raysweep.trial")
 #: latest milestone.  A look lists folders and reads small files, of a storage that a thousand runs share.
 _LEAST, _MOST, _SHARE = 0.25, 5.0, 0.02
 
-#: Seconds between two looks at a ledger in an object store, the least.
+#: The least seconds between two looks at a ledger in an object store.
 _LEAST_REMOTE = 2.0
 
 
