@@ -237,13 +237,14 @@ class Board:
 class Line:
     """The line of a training to the board: tells what is new, and hears whether to stop, in a thread.
 
-    To say something and to read the answer cost nothing.
+    To say something and to read the answer cost nothing.  The first call says that the run is trained, because
+    a launch that is asked to stop waits for those runs alone.
     """
 
     def __init__(self, board: Board, run_id: str) -> None:
         self._board = board
         self._run_id = run_id
-        self._unsent = News()
+        self._unsent = News(state="training")
         self._stop = False
         self._ended = threading.Event()
         self._lock = threading.Lock()

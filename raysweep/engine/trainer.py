@@ -97,8 +97,6 @@ def train(job: Job, world: World, board: Board, threads: int) -> None:
 
     # One worker speaks for all: what it hears, it tells the others at the steps that they agree on.
     line = Line(board, spec.run_id) if world.rank == 0 else None
-    if line is not None:
-        line.say(News(state="training"))
     with run_log(run, f"train-{world.rank}"):
         log.info("worker %d of %d, pid %d on %s", world.rank, world.size, os.getpid(), socket.gethostname())
         try:

@@ -189,14 +189,13 @@ def test_a_line_tells_the_newest_news_and_one_call_waits_for_the_other(
     board: Any = fake
     line = Line(board, "run")
     fake.called()
-    line.say(News(state="training"))
     line.say(News(step=3, tokens_per_second=10.0))
     line.say(News(step=4))
-    assert fake.calls == [("run", News())]
+    assert fake.calls == [("run", News(state="training"))]
     assert not line()
     fake.answers(Answer(stop=False, at_work=1000))
     fake.called()
-    assert fake.calls[1:] == [("run", News(state="training", step=4, tokens_per_second=10.0))]
+    assert fake.calls[1:] == [("run", News(step=4, tokens_per_second=10.0))]
     # A board that is being restarted stops nobody.
     fake.answers(ray.exceptions.GetTimeoutError())
     fake.called()
