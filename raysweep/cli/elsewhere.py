@@ -16,8 +16,9 @@ ElsewhereOption = Annotated[
     str | None,
     typer.Option(
         "--address",
-        metavar="http://HOST:PORT",
-        help="Do this on the Ray cluster with this dashboard, where the storage is not seen from here.",
+        metavar="URL",
+        help="Do this on the Ray cluster with this dashboard (http://HEAD:8265), where the storage is not "
+        "seen from here.",
         show_default="this machine",
     ),
 ]
@@ -28,7 +29,7 @@ def shared_storage(storage: str | Path | None) -> str:
     if storage is None:
         raise ConfigError(
             "--storage (or RAYSWEEP_STORAGE): is needed for work on a cluster; name the folder of results "
-            "there, one that all of its nodes see under the same path"
+            "there, one that all of its nodes see under the same path, or s3://BUCKET/FOLDER"
         )
     text = str(storage)
     if "://" not in text and not text.startswith("/"):

@@ -26,7 +26,6 @@ FileArgument = Annotated[
         metavar="FILE",
         help="Sweep file (YAML).",
         show_default=False,
-        dir_okay=False,
         autocompletion=complete.files,
     ),
 ]

@@ -279,16 +279,25 @@ def _suite(output: Path | None, folder: Path | None, storage: Path | None) -> No
 
 def export(
     name: NameArgument,
-    output: Annotated[Path, typer.Option("-o", "--output", help="File to write: .parquet, .csv or .json.")],
+    output: Annotated[
+        Path,
+        typer.Option(
+            "-o", "--output", help="File to write: .parquet, .csv or .json; - prints CSV on standard output."
+        ),
+    ],
     storage: StorageOption = None,
 ) -> None:
     """Write the tidy table: one row per run x milestone x metric."""
     from raysweep.sweep.tidy import tidy
 
-    check_format(output, (".parquet", ".csv", ".json"))
-    check_output(output)
+    if output != Path("-"):
+        check_format(output, (".parquet", ".csv", ".json"))
+        check_output(output)
     sweep = results_of(name, storage)
     frame = tidy(sweep.ledger(), sweep)
+    if output == Path("-"):
+        typer.echo(frame.to_csv(index=False), nl=False)
+        return
     with writing(output):
         match output.suffix:
             case ".parquet":

@@ -43,9 +43,9 @@ def submit(
         str | None,
         typer.Option(
             "--address",
-            metavar="http://HOST:PORT",
+            metavar="URL",
             envvar="RAY_API_SERVER_ADDRESS",
-            help="Dashboard of the Ray cluster.",
+            help="Dashboard of the Ray cluster, e.g. http://HEAD:8265.",
         ),
     ] = None,
     set_: SetOption = None,
@@ -76,8 +76,9 @@ def submit(
         Recipe | None,
         typer.Option(
             "--print",
-            help="Send nothing, and print what makes a cluster for this sweep: KubeRay's manifest of a job, "
-            "or of a cluster that takes jobs, or a Slurm script.",
+            metavar="RECIPE",
+            help="Send nothing, and print what makes a cluster for this sweep: KubeRay's manifest of a job "
+            "(kuberay), or of a cluster that takes jobs (kuberay-cluster), or a Slurm script (slurm).",
         ),
     ] = None,
     image: Annotated[
@@ -87,7 +88,7 @@ def submit(
         str, typer.Option("--claim", help="With --print kuberay: volume claim of the storage, ReadWriteMany.")
     ] = "raysweep-results",
     nodes: Annotated[
-        int, typer.Option("--nodes", min=1, help="With --print: most nodes that work at once.")
+        int, typer.Option("--nodes", metavar="N", min=1, help="With --print: most nodes that work at once.")
     ] = 8,
     json: JsonOption = False,
 ) -> None:
@@ -108,16 +109,22 @@ def submit(
     from raysweep.sweep.notice import check_notify
     from raysweep.sweep.shipment import Shipment
 
-    place = shared_storage(storage)
+    needed = []
+    if print_ is None and address is None:
+        needed.append(
+            "--address (or RAY_API_SERVER_ADDRESS): name the cluster's dashboard, e.g. http://HEAD:8265; "
+            "--print makes a cluster"
+        )
+    try:
+        place = shared_storage(storage)
+    except ConfigError as error:
+        needed.append(str(error))
+    if needed:
+        raise ConfigError("\n".join(needed))
     check_notify(notify or ())
     given = {"--set": set_, "--only": only, "--notify": notify, "--tracking-uri": [tracking_uri]}
     words = [word for name, each in given.items() for one in each or () if one for word in (name, one)]
     words += ["--retry-failed"] * retry_failed + ["--storage", place]
-    if print_ is None and address is None:
-        raise ConfigError(
-            "--address (or RAY_API_SERVER_ADDRESS): name the cluster's dashboard, e.g. http://HEAD:8265; "
-            "--print makes a cluster"
-        )
     shipment = Shipment.of(file)
     sweep = _checked(file, place, set_, only, tracking_uri) if check or print_ else None
     if sweep is not None and print_ is not None:

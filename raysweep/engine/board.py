@@ -237,8 +237,8 @@ class Board:
 class Line:
     """The line of a training to the board: tells what is new, and hears whether to stop, in a thread.
 
-    To say something and to read the answer cost nothing.  The first call says that the run is trained, because
-    a launch that is asked to stop waits for those runs alone.
+    To say something and to read the answer cost nothing.  The first call says that the run is trained: a
+    launch that is asked to stop waits for such runs alone.
     """
 
     def __init__(self, board: Board, run_id: str) -> None:

@@ -168,7 +168,7 @@ class Questions(Config):
         ),
     ] = TOLERANCE
     #: What the sweep is asked; None is a choice by what it varies, an empty list is nothing.
-    claims: tuple[Claim, ...] | None = None
+    claims: tuple[Claim, ...] | None = Field(default=None, examples=[[{"flatter": {"task": "A"}}]])
     #: The figure or table of a paper that the sweep repeats; None for none.
     paper: Paper | None = None
 

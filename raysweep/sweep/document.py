@@ -111,8 +111,8 @@ class Problems:
         self._found: dict[Problem, None] = {}
         self._unread: set[tuple[Mark, str]] = set()
 
-    def __bool__(self) -> bool:
-        return bool(self._found)
+    def __len__(self) -> int:
+        return len(self._found)
 
     def __iter__(self) -> Iterator[Problem]:
         return iter(self._found)

@@ -6,14 +6,14 @@ import difflib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from raysweep.registry import Config, suggest
 from raysweep.sweep.document import Key, Mark, Node, Problems, dotted
-from raysweep.sweep.scalars import EXACT
+from raysweep.sweep.scalars import EXACT, flow
 
 _WANTED = {
     "int_type": "a whole number, e.g. 100",
@@ -93,9 +93,9 @@ def explain(
             problems.add(parent.keys.get(key, parent.mark), name, unknown(key, known))
         elif first["type"] == "missing":
             if path not in meant:
-                problems.add(at, name, f"missing — add '{key}: ...'")
+                problems.add(nearest(node, path, at), name, f"missing — add '{key}: ...'")
         else:
-            message = _sentence(found)
+            message = _sentence(found, _example(cls, path))
             if not path:
                 explain_named(message, cls, node, prefix, at, problems)
                 continue
@@ -145,14 +145,24 @@ def _place(loc: Sequence[Key], node: Node, cls: type[Config], kind: str) -> tupl
 
 def _config_at(cls: type[Config], path: Sequence[Key]) -> type[Config] | None:
     """Return the configuration that a path in one of `cls` leads to; None where there is not just one."""
-    found = [cls]
+    found, in_mapping = [cls], False
     for key in path:
-        if isinstance(key, str):
+        if in_mapping:
+            in_mapping = False
+        elif isinstance(key, str):
             field = found[0].model_fields.get(key)
             found = list(_configs(field.annotation)) if field is not None else []
+            in_mapping = field is not None and get_origin(field.annotation) is dict
         if len(found) != 1:
             return None
     return found[0]
+
+
+def _example(cls: type[Config], path: Sequence[Key]) -> Any:
+    """Return the example that a field of `cls`, or of one in it, gives of its values; None for none."""
+    of = _config_at(cls, path[:-1]) if path else None
+    field = None if of is None else of.model_fields.get(str(path[-1]))
+    return None if field is None or not field.examples else field.examples[0]
 
 
 def _configs(annotation: Any) -> Iterator[type[Config]]:
@@ -163,8 +173,11 @@ def _configs(annotation: Any) -> Iterator[type[Config]]:
         yield from _configs(part)
 
 
-def _sentence(found: Sequence[ErrorDetails]) -> str:
-    """Return one sentence for all errors of one value; each branch of a union gives one."""
+def _sentence(found: Sequence[ErrorDetails], example: Any) -> str:
+    """Return one sentence for all errors of one value; each branch of a union gives one.
+
+    `example` is an example of a right value, or None.
+    """
     value = found[0]["input"]
     wanted: list[str] = []
     for details in found:
@@ -189,7 +202,9 @@ def _sentence(found: Sequence[ErrorDetails]) -> str:
             most = f"with an exponent at most {EXACT:.0e}"
             wanted.append(f"a whole number, e.g. 100, and {most}; write larger ones in digits")
         elif kind in _WANTED:
-            wanted.append(_WANTED[kind])
+            words, generic, _ = _WANTED[kind].partition(", e.g. ")
+            better = bool(generic) and example is not None
+            wanted.append(f"{words}, e.g. {flow(example)}" if better else _WANTED[kind])
         else:
             wanted.append(one_line(details["msg"][:1].lower() + details["msg"][1:]))
     return f"{show(value)} is not valid; it must be {' or '.join(dict.fromkeys(wanted))}"

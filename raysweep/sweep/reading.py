@@ -186,8 +186,12 @@ def read_file(
         with path.open(encoding="utf-8") as file:
             text = file.read(MAX_CHARACTERS + 1)
     except FileNotFoundError:
-        known = [str(other) for other in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
+        there = path.parent.glob("*.y*ml") if path.parent.is_dir() else ()
+        # Names that share a folder and an ending alone are not near.
+        known = [str(other) for other in there if suggest(path.stem, [other.stem])]
         raise ConfigError(f"{path}: no such file{suggest(str(path), known)}") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path}: is a folder; name a sweep file (YAML)") from None
     except (OSError, ValueError) as error:  # a NUL in the name, or text that is not UTF-8
         raise ConfigError(f"{path}: cannot be read: {error}") from None
     if files is not None:

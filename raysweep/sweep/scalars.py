@@ -5,8 +5,11 @@ One thing is different: a whole number may be written with an exponent, as in `1
 
 from __future__ import annotations
 
+import json
 import math
 import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 Scalar = str | int | float | bool | None
 
@@ -19,6 +22,8 @@ _HEXADECIMAL = re.compile(r"0x[0-9a-fA-F]+\Z")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z")
 #: Whole numbers up to this one are exact in float64, so `1e15` means what it says.
 EXACT = 2.0**53
+#: Text that YAML reads as it stands, if it is no number, truth value or null.
+_SAFE = re.compile(r"[A-Za-z0-9./~_][A-Za-z0-9./~_*?-]*\Z")
 _INFINITE = re.compile(r"[-+]?\.(inf|Inf|INF)\Z")
 
 
@@ -57,3 +62,19 @@ def _whole(text: str, base: int) -> int:
     if value > LARGEST:
         raise ValueError(f"{len(digits)} digits are too many: whole numbers end at {LARGEST:,}")
     return -value if text.startswith("-") else value
+
+
+def flow(value: Any) -> str:
+    """Return a value as a sweep file writes it on one line.
+
+    >>> flow({"a": ["x/1", "1e3", "it's: so", 0.5, None]})
+    '{a: [x/1, "1e3", "it\\'s: so", 0.5, null]}'
+    """
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {flow(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, str):
+        plain = _SAFE.match(value) and isinstance(resolve(value), str)
+        return value if plain else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, Sequence):
+        return "[" + ", ".join(map(flow, value)) + "]"
+    return json.dumps(value)

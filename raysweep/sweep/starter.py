@@ -6,7 +6,6 @@ kinds from the text of their classes (`raysweep.sweep.fields`).
 
 from __future__ import annotations
 
-import json
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,13 +14,11 @@ from typing import Any
 
 from raysweep import registry
 from raysweep.sweep.fields import SECTIONS, first_sentence, read_class
-from raysweep.sweep.scalars import resolve
+from raysweep.sweep.scalars import flow
 from raysweep.sweep.schema import MEANING
 
 _WIDTH = 100
 _CLAIMS = "raysweep.sweep.claims"
-#: Text that YAML reads as it stands, if it is no number, truth value or null.
-_SAFE = re.compile(r"[A-Za-z0-9./~_][A-Za-z0-9./~_*?-]*\Z")
 
 _TRACE = {"inputs": 65536, "target_rse": 0.03, "shard_size": 16384}
 _TASKS = {"tasks": "[{glue: sst2}]"}
@@ -201,7 +198,7 @@ def _head(wishes: Wishes, template: Template) -> list[str]:
         "#",
         "# `raysweep kinds` lists the kinds of languages, models, algorithms and evaluations, and",
         "# `raysweep kinds KIND` all fields of one.",
-        f"name: {_yaml(wishes.name)}",
+        f"name: {flow(wishes.name)}",
         f"description: Encoders on {template.about}",
     ]
 
@@ -256,7 +253,7 @@ def _axes(wishes: Wishes, template: Template) -> list[str]:
         if len(values) > 1:
             axes[path] = values
     seeds = "[0]" if wishes.seeds == 1 else f"0..{wishes.seeds - 1}"
-    found = [*_comment(MEANING["axes"]), "axes:", *(f"  {path}: {_yaml(v)}" for path, v in axes.items())]
+    found = [*_comment(MEANING["axes"]), "axes:", *(f"  {path}: {flow(v)}" for path, v in axes.items())]
     found.append(f"  seed: {seeds}")
     if template.has_tasks:
         told = first_sentence(read_class(registry.algorithms.path("lookup_table")).meaning)
@@ -297,7 +294,7 @@ def _fields(values: Mapping[str, Any], meanings: Mapping[str, str], indent: str 
     """Yield the lines of a section's fields, each below its meaning."""
     for name, value in values.items():
         yield from _comment(meanings[name], indent)
-        yield f"{indent}{name}: {_yaml(value)}"
+        yield f"{indent}{name}: {flow(value)}"
 
 
 def _spare(name: str, value: str, meanings: Mapping[str, str] = MEANING, indent: str = "") -> list[str]:
@@ -311,19 +308,3 @@ def _comment(text: str, indent: str = "") -> list[str]:
     wrap.break_long_words = wrap.break_on_hyphens = False
     # YAML's word for it.
     return wrap.wrap(re.sub(r"\bNone\b", "null", text))
-
-
-def _yaml(value: Any) -> str:
-    """Return a value as a sweep file writes it on one line.
-
-    >>> _yaml({"a": ["x/1", "1e3", "it's: so", 0.5, None]})
-    '{a: [x/1, "1e3", "it\\'s: so", 0.5, null]}'
-    """
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {_yaml(inner)}" for key, inner in value.items()) + "}"
-    if isinstance(value, str):
-        plain = _SAFE.match(value) and isinstance(resolve(value), str)
-        return value if plain else json.dumps(value, ensure_ascii=False)
-    if isinstance(value, Sequence):
-        return "[" + ", ".join(map(_yaml, value)) + "]"
-    return json.dumps(value)

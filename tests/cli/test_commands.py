@@ -295,6 +295,13 @@ def test_outputs_that_cannot_be_written(
     assert (tmp_path / f"x.{ending}").stat().st_size > 0
 
 
+def test_a_table_may_be_printed(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["export", str(file), "-o", "table.csv"]) == 0
+    capsys.readouterr()
+    assert run(["export", str(file), "-o", "-"]) == 0
+    assert capsys.readouterr().out == (tmp_path / "table.csv").read_text()
+
+
 @pytest.mark.parametrize("uri", ["sqlite:///rel.db", "./mlruns", "file:///x"])
 def test_a_tracking_uri_that_cannot_work_is_refused_before_anything_is_made(
     uri: str, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -120,6 +120,7 @@ def test_a_launch_that_ends_at_once_decides_the_exit(
         (["submit", "mine.yaml", "--address", HEAD, "--storage", "results"], "--storage results: a relative"),
         (["submit", "mine.yaml", "--storage", "/shared"], "--address (or RAY_API_SERVER_ADDRESS): name the"),
         (["submit", "none.yaml", "--address", HEAD, "--storage", "/shared"], "none.yaml: no such file"),
+        (["submit", "mine.yaml"], "--print makes a cluster\n--storage (or RAYSWEEP_STORAGE): is needed"),
         (["status", "mine", "--address", HEAD], "--storage (or RAYSWEEP_STORAGE): is needed"),
     ],
 )

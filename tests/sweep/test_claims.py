@@ -68,7 +68,8 @@ def test_a_tolerance_of_null_is_the_default(load: Load) -> None:
         ),
         ("claims: [{flatter: {}, longer: {}}]", "a claim is exactly one of flatter, longer"),
         ("claims: [{}]", "a claim is exactly one of"),
-        ("claims: [{algorithm: {better: adamw}}]", "claims[0].algorithm.than: missing"),
+        ("claims: [{algorithm: {better: adamw}}]", "s.yaml:10:22: claims[0].algorithm.than: missing"),
+        ("claims: flatter", "'flatter' is not valid; it must be a list, e.g. [{flatter: {task: A}}]"),
         ("claims: [{algorithm: {better: sam, than: sam}}]", "is the algorithm of `better`"),
         ("claims: [{beats: sam}]", "claims[0].beats: 'sam' is not valid; it must be 'lookup_table'"),
         ("claims: [{flatter: {level: run}}]", "claims[0].flatter.level: 'run' is not valid"),
@@ -156,6 +157,13 @@ def test_other_mistakes_are_told_alone(load: Load) -> None:
         load(text)
     assert "language.states" in str(caught.value)
     assert "claims" not in str(caught.value)
+
+
+def test_names_are_told_with_mistakes_that_touch_no_run(load: Load) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(BASE + AXES + "claims: [{flatter: {task: Z}}]\nkep: last\ntolerancy: 3\n")
+    said = [line.split(": ")[1] for line in str(caught.value).splitlines()]
+    assert said == ["claims[0].flatter.task", "kep", "tolerancy"]
 
 
 def test_tasks_are_those_of_all_languages(load: Load) -> None:

@@ -314,6 +314,10 @@ def test_missing_file_and_file_without_mapping(load: Any, tmp_path: Path) -> Non
     (tmp_path / "scaling.yaml").write_text("- 1\n")
     with pytest.raises(ConfigError, match=r"scalin.yaml: no such file — did you mean 'scaling.yaml'\?"):
         load_sweep("scalin.yaml")
+    with pytest.raises(ConfigError, match=r"other.yaml: no such file$"):
+        load_sweep("other.yaml")
+    with pytest.raises(ConfigError, match=r": is a folder; name a sweep file"):
+        load_sweep(tmp_path)
     with pytest.raises(ConfigError, match=r"scaling.yaml:1:1: a sweep file is a mapping"):
         load_sweep("scaling.yaml")
     (tmp_path / "empty.yaml").write_text("")
