@@ -189,7 +189,7 @@ def test_a_sweep_with_a_search_is_found_by_its_name(load: Any) -> None:
             "10:27: search.scheduler.grace",
             "unknown field",
         ),
-        ("loguniform", "logunif", "12:20: search.space.algorithm.lr.logunif", "did you mean 'loguniform'?"),
+        ("loguniform", "logunif", "11:20: search.space.algorithm.lr.logunif", "did you mean 'loguniform'?"),
         ("samples: 4", "samples: 4\n  algorithm: tpe", "10:14: search.algorithm", "one of random, optuna"),
         (
             "search:",
