@@ -169,7 +169,11 @@ def cluster_is_back(address: str, patience: float) -> bool:
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
         tried = subprocess.run(
-            [sys.executable, "-c", program], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
+            [sys.executable, "-c", program],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            check=False,
+            preexec_fn=end_with_parent,  # it tries for minutes, and a guard may be killed meanwhile
         )
         if tried.returncode == 0:
             return True

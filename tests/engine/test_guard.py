@@ -36,6 +36,13 @@ def ends(code: str, *arguments: str) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
+def wait_for_end(pid: int) -> None:
+    deadline = time.monotonic() + 10
+    while os.path.exists(f"/proc/{pid}") and "(zombie)" not in Path(f"/proc/{pid}/status").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 @pytest.mark.parametrize("code", [0, 2, 3, 4, 130])
 def test_a_child_that_ends_in_order_is_passed_on(code: int) -> None:
     assert ends(f"print('done'); sys.exit({code})") == (code, "done\n", "")
@@ -150,7 +157,21 @@ def test_a_launch_ends_with_its_guard() -> None:
     child = int(process.stdout.readline())
     process.kill()
     process.communicate(timeout=10)
-    deadline = time.monotonic() + 10
-    while os.path.exists(f"/proc/{child}") and "(zombie)" not in Path(f"/proc/{child}/status").read_text():
+    wait_for_end(child)
+
+
+def test_who_looks_for_the_cluster_ends_with_the_guard(tmp_path: Path) -> None:
+    tries = tmp_path / "python"
+    tries.write_text(
+        f"#!/bin/sh\necho $$ > {tmp_path}/pid\nmv {tmp_path}/pid {tmp_path}/told\nexec sleep 600\n"
+    )
+    tries.chmod(0o755)
+    code = f"import sys; sys.executable = {str(tries)!r}\nfrom raysweep.engine import guard"
+    process = subprocess.Popen([sys.executable, "-c", f"{code}\nguard.cluster_is_back('there', 600.0)"])
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "told").exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+    process.terminate()
+    process.wait(timeout=10)
+    wait_for_end(int((tmp_path / "told").read_text()))
