@@ -186,9 +186,9 @@ def read_file(
         with path.open(encoding="utf-8") as file:
             text = file.read(MAX_CHARACTERS + 1)
     except FileNotFoundError:
-        there = path.parent.glob("*.y*ml") if path.parent.is_dir() else ()
+        beside = path.parent.glob("*.y*ml") if path.parent.is_dir() else ()
         # Names that share a folder and an ending alone are not near.
-        known = [str(other) for other in there if suggest(path.stem, [other.stem])]
+        known = [str(other) for other in beside if suggest(path.stem, [other.stem])]
         raise ConfigError(f"{path}: no such file{suggest(str(path), known)}") from None
     except IsADirectoryError:
         raise ConfigError(f"{path}: is a folder; name a sweep file (YAML)") from None
