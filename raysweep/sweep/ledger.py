@@ -53,6 +53,9 @@ R = TypeVar("R", bound=BaseModel)
 
 _PREFIX = "array:"
 
+#: The folder of a run's records.
+RECORDS = "records"
+
 
 @dataclass
 class RunLedger:
@@ -105,7 +108,7 @@ class RunLedger:
 
     @property
     def _records(self) -> Path:
-        return self.directory / "records"
+        return self.directory / RECORDS
 
     @property
     def _quarantine(self) -> Path:
@@ -139,8 +142,8 @@ class RunLedger:
         """Return the steps whose checkpoint folder exists, recorded or not."""
         folder = self.checkpoint_directory(0).parent
         with listed(folder):
-            found = (n.removeprefix("step-") for n in names(folder) if is_whole(folder / n))
-            return {int(step) for step in found if step.isdecimal()}
+            found = [(name, name.removeprefix("step-")) for name in names(folder)]
+            return {int(step) for name, step in found if step.isdecimal() and is_whole(folder, name)}
 
     def checkpoint(self, step: int) -> CheckpointRecord | None:
         """Return the record of a checkpoint, even if its files are gone."""

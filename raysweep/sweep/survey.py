@@ -15,13 +15,15 @@ from typing import Any
 
 from raysweep.remote import listed
 from raysweep.sweep.ledger import Ledger, RunLedger
-from raysweep.sweep.record_heads import read_head
+from raysweep.sweep.record_heads import Brief, brief_of, read_head
 from raysweep.sweep.records import CANCELLED, RecordName
 from raysweep.sweep.run import RunSpec
 from raysweep.sweep.snapshot import Snapshot
 
 #: Returns the head of a record by its file name, None for a damaged one (`Snapshot.read`).
-Head = Callable[[str], dict[str, Any] | None]
+_Head = Callable[[str], dict[str, Any] | None]
+#: Returns the brief of a record by its file name, None for a damaged one (`Snapshot.read_brief`).
+_Short = Callable[[str], Brief | None]
 
 
 @dataclass
@@ -77,7 +79,8 @@ def survey(
                 identity, held = stored.get("identity"), survey_run(run, verify=False)
             else:
                 names, head = snapshot.names(spec.run_id), partial(snapshot.read, spec.run_id)
-                identity, held = snapshot.identity(spec.run_id), _survey(run, names, head, verify=True)
+                short = partial(snapshot.read_brief, spec.run_id)
+                identity, held = snapshot.identity(spec.run_id), _survey(run, names, head, short, verify=True)
             if identity != spec.training_identity:
                 ledger.check(spec)
             found[spec.run_id] = held
@@ -87,11 +90,16 @@ def survey(
 def survey_run(run: RunLedger, *, verify: bool = True) -> RunRecords:
     """Return the records of one run; with `verify` every record is read, otherwise file names suffice."""
     with listed(run.directory):
-        return _survey(run, run.record_names(), partial(read_head, run), verify=verify)
+        return _survey(run, run.record_names(), partial(read_head, run), partial(_brief, run), verify=verify)
+
+
+def _brief(run: RunLedger, name: str) -> Brief | None:
+    head = read_head(run, name)
+    return None if head is None else brief_of(name, head)
 
 
 def _survey(
-    run: RunLedger, found: Sequence[tuple[str, RecordName]], head: Head, *, verify: bool
+    run: RunLedger, found: Sequence[tuple[str, RecordName]], head: _Head, short: _Short, *, verify: bool
 ) -> RunRecords:
     held = RunRecords()
     newest = max((p.step for _, p in found if p.type == "checkpoint"), default=-1)
@@ -99,10 +107,10 @@ def _survey(
     for name, parsed in found:
         if parsed.type == "checkpoint":
             latest = parsed.step == newest
-            if (verify or latest) and not _checkpoint(held, head(name), parsed, latest):
+            if (verify or latest) and not _checkpoint(held, short(name), parsed, latest):
                 continue
         elif parsed.type == "evaluation":
-            if verify and not _evaluation(held, head(name), parsed):
+            if verify and not _evaluation(held, short(name), parsed):
                 continue
         elif parsed.type == "failure":
             failure = name
@@ -144,25 +152,25 @@ def _plain(path: Path) -> dict[str, Any] | None:
     return data if isinstance(data, dict) else None
 
 
-def _checkpoint(held: RunRecords, data: dict[str, Any] | None, parsed: RecordName, newest: bool) -> bool:
+def _checkpoint(held: RunRecords, record: Brief | None, parsed: RecordName, newest: bool) -> bool:
     """Return whether the record of a checkpoint is whole; note the cost of the newest."""
-    if data is None or data["step"] != parsed.step:
+    if record is None or record.step != parsed.step:
         return False
-    seconds, time = data["train_seconds"], data["time"]
+    seconds, time = record.seconds, record.time
     trained = sum(end - start for start, end in held.training)
     if seconds > trained:
         held.training.append((time - (seconds - trained), time))
     if newest and parsed.step:
-        held.step_seconds, held.checkpoint_bytes = seconds / parsed.step, data["bytes"]
+        held.step_seconds, held.checkpoint_bytes = seconds / parsed.step, record.bytes
     return True
 
 
-def _evaluation(held: RunRecords, data: dict[str, Any] | None, parsed: RecordName) -> bool:
+def _evaluation(held: RunRecords, record: Brief | None, parsed: RecordName) -> bool:
     """Return whether the record of an evaluation is whole and matches its name; note its cost."""
-    if data is None or (data["step"], data["kind"]) != (parsed.step, parsed.kind):
+    if record is None or (record.step, record.kind) != (parsed.step, parsed.kind):
         return False
-    if not data["identity"].startswith(parsed.head):
+    if not record.identity.startswith(parsed.head):
         return False
-    held.evaluation_seconds.append((data["kind"], data["seconds"]))
-    held.measuring.append((data["time"] - data["seconds"], data["time"]))
+    held.evaluation_seconds.append((record.kind, record.seconds))
+    held.measuring.append((record.time - record.seconds, record.time))
     return True

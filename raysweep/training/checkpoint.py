@@ -164,9 +164,9 @@ def _upload(place: RemotePath, contents: Mapping[str, bytes], digests: Mapping[s
         keep_blob(digests[name].sha256, contents[name])
 
 
-def is_whole(directory: Path) -> bool:
-    """Return whether the folder of a checkpoint is complete: on a disk it always is, once it has its name."""
-    return not isinstance(directory, RemotePath) or (directory / STATE).is_file()
+def is_whole(folder: Path, name: str) -> bool:
+    """Return whether a checkpoint's folder is complete: on a disk it always is, once it has its name."""
+    return not isinstance(folder, RemotePath) or (folder / name / STATE).is_file()
 
 
 def verify(directory: Path, files: Mapping[str, FileDigest]) -> None:
