@@ -25,6 +25,7 @@ import pyarrow as pa
 from raysweep.evaluation.metric import Metric
 from raysweep.files import write_atomic
 from raysweep.sweep.record_heads import FIELDS, brief_of
+from raysweep.sweep.stamps import Stamp
 from raysweep.training.checkpoint import CurvePoint
 from raysweep.version import __version__
 
@@ -35,9 +36,6 @@ INDEX = "index.arrow"
 #: The layout of the file; another version of raysweep may take other records for whole.
 _VERSION = {"raysweep": __version__, "layout": 2, "records": FIELDS}
 _DIGEST = hashlib.sha256().digest_size
-
-#: Size in bytes, and times of change of content and of inode in nanoseconds, of a file.
-Stamp = tuple[int, int, int]
 
 _SCHEMA = pa.schema(
     [

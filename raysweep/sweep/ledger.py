@@ -45,7 +45,13 @@ from raysweep.sweep.records import (
     stop_name,
 )
 from raysweep.sweep.run import RunSpec
-from raysweep.training.checkpoint import CheckpointRecord, CurvePoint, checkpoint_directory, is_whole
+from raysweep.training.checkpoint import (
+    CheckpointRecord,
+    CurvePoint,
+    checkpoint_directory,
+    checkpoints_directory,
+    is_whole,
+)
 
 log = logging.getLogger("raysweep.sweep")
 
@@ -140,7 +146,7 @@ class RunLedger:
 
     def steps_on_disk(self) -> set[int]:
         """Return the steps whose checkpoint folder exists, recorded or not."""
-        folder = self.checkpoint_directory(0).parent
+        folder = checkpoints_directory(self.directory)
         with listed(folder):
             found = [(name, name.removeprefix("step-")) for name in names(folder)]
             return {int(step) for name, step in found if step.isdecimal() and is_whole(folder, name)}
@@ -344,14 +350,11 @@ class Ledger:
 
     def __init__(self, directory: Path) -> None:
         self.directory = path_of(directory)
+        #: The folder that holds a folder for each run.
+        self.runs_directory = self.directory / "runs"
 
     def __repr__(self) -> str:
         return f"Ledger({str(self.directory)!r})"
-
-    @property
-    def runs_directory(self) -> Path:
-        """Folder that holds a folder per run."""
-        return self.directory / "runs"
 
     def run_ids(self) -> list[str]:
         """Return the ids of all runs that have a folder, sorted."""

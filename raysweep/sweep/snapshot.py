@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -23,13 +20,13 @@ import pyarrow as pa
 
 from raysweep.evaluation.base import Evaluation
 from raysweep.evaluation.metric import Metric
-from raysweep.files import names
 from raysweep.remote import RemotePath, fetch, listed
 from raysweep.sweep.identity import evaluation_identity
-from raysweep.sweep.index import NUMBERS, Index, Rows, Stamp, plain
-from raysweep.sweep.ledger import RECORDS, Ledger, RunLedger
+from raysweep.sweep.index import NUMBERS, Index, Rows, plain
+from raysweep.sweep.ledger import Ledger
 from raysweep.sweep.record_heads import IDENTITY, Brief, parts_of, read_any
 from raysweep.sweep.records import RecordName, checkpoint_name, evaluation_name, parse_name
+from raysweep.sweep.stamps import Stamp, record_paths, stamps
 
 if TYPE_CHECKING:
     from raysweep.sweep.config import Sweep
@@ -113,18 +110,17 @@ class Snapshot:
         new, young = Rows(self._index), set[int]()
         first = self._index.table.num_rows
         horizon = time.time_ns() - int(SETTLED * 1e9)
-        stamps_of = _remote_stamps if isinstance(self.ledger.directory, RemotePath) else _local_stamps
-        found = {run_id: stamps_of(self.ledger, run_id) for run_id in run_ids}
+        found = stamps(self.ledger, run_ids)
         if isinstance(self.ledger.directory, RemotePath):
             self._fetch(found, known)
-        for run_id, stamps in found.items():
+        for run_id, now in found.items():
             held = known.pop(run_id, _NOTHING)
-            self._found[run_id] = tuple(stamps)
-            if stamps == held.stamps:
+            self._found[run_id] = tuple(now)
+            if now == held.stamps:
                 self._rows[run_id] = held.rows
                 continue
             run, rows = self.ledger.open(run_id), dict[str, int]()
-            for name, stamp in stamps.items():
+            for name, stamp in now.items():
                 if held.stamps.get(name) == stamp:
                     rows[name] = held.rows[name]
                     continue
@@ -142,12 +138,12 @@ class Snapshot:
         if len(new) - len(young) >= MANY:
             self._keep(known, present, young)
 
-    def _fetch(self, stamps: Mapping[str, Mapping[str, Stamp]], known: Mapping[str, _Known]) -> None:
+    def _fetch(self, all_: Mapping[str, Mapping[str, Stamp]], known: Mapping[str, _Known]) -> None:
         """Read the records that the index does not know, several at once."""
         fetch(
             path
-            for run_id, found in stamps.items()
-            for name, path in _paths(self.ledger.open(run_id), found)
+            for run_id, found in all_.items()
+            for name, path in record_paths(self.ledger.open(run_id), found)
             if known.get(run_id, _NOTHING).stamps.get(name) != found[name]
         )
 
@@ -194,18 +190,18 @@ class Snapshot:
         """Return what readers of many runs need of the record in a row."""
         return self._briefs[row]
 
-    def read_brief(self, run_id: str, name: str) -> Brief | None:
-        """Return the brief of a run's record; None where it is absent or damaged."""
-        row = self.row(run_id, name)
-        return None if row is None else self._briefs[row]
+    def briefs(self, run_id: str) -> dict[str, Brief]:
+        """Return the briefs of a run's records by file name, without damaged ones."""
+        return {name: self._briefs[row] for name, row in self._rows.get(run_id, {}).items()}
 
     @cached_property
     def _briefs(self) -> Sequence[Brief]:
         index = self._index
         columns = [index.numbers(name).tolist() for name in ("step", "seconds", "time", "bytes")]
-        kinds = [json.loads(text) for text in index.kinds.known]
-        told = [kinds[place] for place in index.numbers("kind").tolist()]
-        return [Brief(*row, *kind) for *row, kind in zip(*columns, told, strict=True)]
+        places = index.numbers("kind").tolist()
+        for known in zip(*(json.loads(text) for text in index.kinds.known), strict=True):
+            columns.append([known[place] for place in places])
+        return list(map(Brief._make, zip(*columns, strict=True)))
 
     def notes(self, row: int) -> Mapping[str, str]:
         """Return the notes on the way of measuring of the record in a row."""
@@ -350,47 +346,6 @@ def _known(index: Index) -> dict[str, _Known]:
         known.stamps.update(zip(names[begin:end], stamps[begin:end], strict=True))
         known.rows.update(zip(names[begin:end], range(begin, end), strict=True))
     return found
-
-
-def _remote_stamps(ledger: Ledger, run_id: str) -> dict[str, Stamp]:
-    """Return the stamps of a run's identity and of its records in an object store, by file name."""
-    run, found = ledger.open(run_id), dict[str, Stamp]()
-    listed_names = (name for name in names(run.records_directory) if parse_name(name) is not None)
-    for name, path in _paths(run, (IDENTITY, *listed_names)):
-        with suppress(FileNotFoundError):
-            status = path.stat()
-            # The place of an object is a digest that changes with each write.
-            found[name] = status.st_size, int(status.st_mtime * 1e9), status.st_ino
-    return found
-
-
-def _local_stamps(ledger: Ledger, run_id: str) -> dict[str, Stamp]:
-    """Return the stamps of a run's identity and of its records on a disk, by file name."""
-    # Paths as objects would take longer than the system's calls.
-    folder, found = f"{ledger.runs_directory}/{run_id}", dict[str, Stamp]()
-    try:
-        status = os.stat(f"{folder}/{IDENTITY}")
-        found[IDENTITY] = status.st_size, status.st_mtime_ns, status.st_ctime_ns
-    except (FileNotFoundError, NotADirectoryError):
-        pass
-    try:
-        entries = os.scandir(f"{folder}/{RECORDS}")
-    except (FileNotFoundError, NotADirectoryError):
-        return found
-    with entries:
-        for entry in entries:
-            if not entry.name.startswith(".") and parse_name(entry.name) is not None:
-                try:
-                    status = entry.stat()
-                except FileNotFoundError:  # gone since the folder was listed
-                    continue
-                found[entry.name] = status.st_size, status.st_mtime_ns, status.st_ctime_ns
-    return found
-
-
-def _paths(run: RunLedger, file_names: Iterable[str]) -> Iterator[tuple[str, Path]]:
-    for name in file_names:
-        yield name, run.identity_path if name == IDENTITY else run.record_path(name)
 
 
 def _named(names: Iterable[str]) -> list[tuple[str, RecordName]]:

@@ -22,7 +22,7 @@ from raysweep.sweep.snapshot import Snapshot
 
 #: Returns the head of a record by its file name, None for a damaged one (`Snapshot.read`).
 _Head = Callable[[str], dict[str, Any] | None]
-#: Returns the brief of a record by its file name, None for a damaged one (`Snapshot.read_brief`).
+#: Returns the brief of a record by its file name, None for a damaged one (`Snapshot.briefs`).
 _Short = Callable[[str], Brief | None]
 
 
@@ -79,7 +79,7 @@ def survey(
                 identity, held = stored.get("identity"), survey_run(run, verify=False)
             else:
                 names, head = snapshot.names(spec.run_id), partial(snapshot.read, spec.run_id)
-                short = partial(snapshot.read_brief, spec.run_id)
+                short = snapshot.briefs(spec.run_id).get
                 identity, held = snapshot.identity(spec.run_id), _survey(run, names, head, short, verify=True)
             if identity != spec.training_identity:
                 ledger.check(spec)

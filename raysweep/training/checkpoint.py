@@ -103,9 +103,14 @@ class LoopState(_Plain):
     files: dict[str, FileDigest] = {}
 
 
+def checkpoints_directory(run: Path) -> Path:
+    """Return the directory of the checkpoints of a run, given that of the run."""
+    return run / "checkpoints"
+
+
 def checkpoint_directory(run: Path, step: int) -> Path:
     """Return the directory of the checkpoint after `step`, given the directory of its run."""
-    return run / "checkpoints" / f"step-{step:08d}"
+    return checkpoints_directory(run) / f"step-{step:08d}"
 
 
 def write_checkpoint(
