@@ -24,7 +24,7 @@ from raysweep.remote import RemotePath, fetch, listed
 from raysweep.sweep.identity import evaluation_identity
 from raysweep.sweep.index import NUMBERS, Index, Rows, plain
 from raysweep.sweep.ledger import Ledger
-from raysweep.sweep.record_heads import IDENTITY, Brief, parts_of, read_any
+from raysweep.sweep.record_heads import IDENTITY, PlainBrief, parts_of, read_any
 from raysweep.sweep.records import RecordName, checkpoint_name, evaluation_name, parse_name
 from raysweep.sweep.stamps import Stamp, record_paths, stamps
 
@@ -91,6 +91,8 @@ class Snapshot:
         self._rows: dict[str, dict[str, int]] = {}
         #: Name and identity of evaluations at steps; runs share their evaluations.
         self._wanted: dict[tuple[int, int], tuple[Evaluation, str, str]] = {}
+        #: The evaluations of runs that were asked for, and these runs, by their ids.
+        self._evaluations: dict[int, tuple[RunSpec, list[tuple[int, str, int]]]] = {}
         #: The names of each run's records, damaged ones among them, and such names sorted with their parts.
         self._found: dict[str, tuple[str, ...]] = {}
         self._sorted: dict[tuple[str, ...], list[tuple[str, RecordName]]] = {}
@@ -176,7 +178,7 @@ class Snapshot:
     def head(self, row: int) -> dict[str, Any]:
         """Return what the record in a row says, without `metrics`, `config`, `curve` and `files`.
 
-        `bytes` is the size of a checkpoint's files.  Of many records, `brief` and `notes` tell sooner.
+        `bytes` is the size of a checkpoint's files.  Of many records, `briefs` and `notes` tell sooner.
         """
         found: dict[str, Any] = json.loads(self._index.table["head"][row].as_py())
         return found
@@ -186,22 +188,22 @@ class Snapshot:
         row = self.row(run_id, name)
         return None if row is None else self.head(row)
 
-    def brief(self, row: int) -> Brief:
-        """Return what readers of many runs need of the record in a row."""
-        return self._briefs[row]
+    def seconds(self, row: int) -> float:
+        """Return the seconds of the brief of the record in a row."""
+        return self._briefs[row][1]
 
-    def briefs(self, run_id: str) -> dict[str, Brief]:
+    def briefs(self, run_id: str) -> dict[str, PlainBrief]:
         """Return the briefs of a run's records by file name, without damaged ones."""
         return {name: self._briefs[row] for name, row in self._rows.get(run_id, {}).items()}
 
     @cached_property
-    def _briefs(self) -> Sequence[Brief]:
+    def _briefs(self) -> Sequence[PlainBrief]:
         index = self._index
         columns = [index.numbers(name).tolist() for name in ("step", "seconds", "time", "bytes")]
         places = index.numbers("kind").tolist()
         for known in zip(*(json.loads(text) for text in index.kinds.known), strict=True):
             columns.append([known[place] for place in places])
-        return list(map(Brief._make, zip(*columns, strict=True)))
+        return list(zip(*columns, strict=True))
 
     def notes(self, row: int) -> Mapping[str, str]:
         """Return the notes on the way of measuring of the record in a row."""
@@ -226,26 +228,27 @@ class Snapshot:
         row = self._rows.get(run_id, {}).get(name)
         if row is None:
             return None
-        brief = self._briefs[row]
-        asked = step, evaluation.key, identity
-        return row if (brief.step, brief.kind, brief.identity) == asked else None
+        is_, _, _, _, kind, of = self._briefs[row]
+        return row if (is_, kind, of) == (step, evaluation.key, identity) else None
 
     def evaluations(self, spec: RunSpec) -> list[tuple[int, str, int]]:
         """Return step, key and row of the evaluations of a run that are there, in the order of its steps."""
-        if spec.run_id not in self._rows:
-            return []
-        return [
-            (step, key, row)
-            for step in spec.milestones
-            for key, evaluation in spec.evaluations.items()
-            if (row := self.evaluation(spec.run_id, step, evaluation)) is not None
-        ]
+        if id(spec) not in self._evaluations:
+            found = [
+                (step, key, row)
+                for step in spec.milestones
+                if spec.run_id in self._rows
+                for key, evaluation in spec.evaluations.items()
+                if (row := self.evaluation(spec.run_id, step, evaluation)) is not None
+            ]
+            self._evaluations[id(spec)] = spec, found
+        return self._evaluations[id(spec)][1]
 
     def checkpoints(self, run_id: str) -> list[int]:
         """Return the rows of all checkpoints of a run ever committed, in the order of their steps."""
         steps = sorted(parsed.step for _, parsed in self.names(run_id) if parsed.type == "checkpoint")
         found = ((step, self.row(run_id, checkpoint_name(step))) for step in steps)
-        return [row for step, row in found if row is not None and self._briefs[row].step == step]
+        return [row for step, row in found if row is not None and self._briefs[row][0] == step]
 
     def failures(self, run_id: str, type_: Literal["failure", "retried"]) -> list[dict[str, Any]]:
         """Return the heads of a run's failures, those that it was tried again after or the others."""

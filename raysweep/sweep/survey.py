@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from raysweep.remote import listed
+from raysweep.remote import RemotePath, listed
 from raysweep.sweep.ledger import Ledger, RunLedger
-from raysweep.sweep.record_heads import Brief, brief_of, read_head
+from raysweep.sweep.record_heads import PlainBrief, brief_of, read_head
 from raysweep.sweep.records import CANCELLED, RecordName
 from raysweep.sweep.run import RunSpec
 from raysweep.sweep.snapshot import Snapshot
@@ -23,16 +23,17 @@ from raysweep.sweep.snapshot import Snapshot
 #: Returns the head of a record by its file name, None for a damaged one (`Snapshot.read`).
 _Head = Callable[[str], dict[str, Any] | None]
 #: Returns the brief of a record by its file name, None for a damaged one (`Snapshot.briefs`).
-_Short = Callable[[str], Brief | None]
+_Short = Callable[[str], PlainBrief | None]
 
 
 @dataclass
 class RunRecords:
     """The records that the ledger holds of one run."""
 
-    #: Steps with the record of a checkpoint, and those of them with a checkpoint folder.
+    #: Steps with the record of a checkpoint.
     recorded: set[int] = field(default_factory=set)
-    usable: set[int] = field(default_factory=set)
+    #: Returns the steps with a checkpoint folder.
+    on_disk: Callable[[], set[int]] = field(default=set, repr=False, compare=False)
     #: (step, kind, head of identity).
     evaluations: set[tuple[int, str, str]] = field(default_factory=set)
     #: Message of the last failure that nobody asked to retry.
@@ -47,6 +48,11 @@ class RunRecords:
     #: Begin and end, in unix seconds, of the training and of the measuring that the records read tell of.
     training: list[tuple[float, float]] = field(default_factory=list)
     measuring: list[tuple[float, float]] = field(default_factory=list)
+
+    @cached_property
+    def usable(self) -> set[int]:
+        """The recorded steps with a checkpoint folder, as they are when somebody asks first."""
+        return self.recorded & self.on_disk()
 
     def add(self, name: RecordName) -> None:
         """Add a record by its name; the name of a failure says nothing more."""
@@ -93,7 +99,7 @@ def survey_run(run: RunLedger, *, verify: bool = True) -> RunRecords:
         return _survey(run, run.record_names(), partial(read_head, run), partial(_brief, run), verify=verify)
 
 
-def _brief(run: RunLedger, name: str) -> Brief | None:
+def _brief(run: RunLedger, name: str) -> PlainBrief | None:
     head = read_head(run, name)
     return None if head is None else brief_of(name, head)
 
@@ -120,7 +126,10 @@ def _survey(
         if record is not None:
             held.failure, held.cancelled = record["message"], record["error"] == CANCELLED
     if held.recorded:
-        held.usable = held.recorded & run.steps_on_disk()
+        held.on_disk = run.steps_on_disk
+        if isinstance(run.directory, RemotePath):
+            # The listing that is read on may end before somebody asks.
+            _ = held.usable
     return held
 
 
@@ -152,25 +161,26 @@ def _plain(path: Path) -> dict[str, Any] | None:
     return data if isinstance(data, dict) else None
 
 
-def _checkpoint(held: RunRecords, record: Brief | None, parsed: RecordName, newest: bool) -> bool:
+def _checkpoint(held: RunRecords, record: PlainBrief | None, parsed: RecordName, newest: bool) -> bool:
     """Return whether the record of a checkpoint is whole; note the cost of the newest."""
-    if record is None or record.step != parsed.step:
+    if record is None or record[0] != parsed.step:
         return False
-    seconds, time = record.seconds, record.time
+    _, seconds, time, bytes_, _, _ = record
     trained = sum(end - start for start, end in held.training)
     if seconds > trained:
         held.training.append((time - (seconds - trained), time))
     if newest and parsed.step:
-        held.step_seconds, held.checkpoint_bytes = seconds / parsed.step, record.bytes
+        held.step_seconds, held.checkpoint_bytes = seconds / parsed.step, bytes_
     return True
 
 
-def _evaluation(held: RunRecords, record: Brief | None, parsed: RecordName) -> bool:
+def _evaluation(held: RunRecords, record: PlainBrief | None, parsed: RecordName) -> bool:
     """Return whether the record of an evaluation is whole and matches its name; note its cost."""
-    if record is None or (record.step, record.kind) != (parsed.step, parsed.kind):
+    if record is None:
         return False
-    if not record.identity.startswith(parsed.head):
+    step, seconds, time, _, kind, identity = record
+    if (step, kind) != (parsed.step, parsed.kind) or not identity.startswith(parsed.head):
         return False
-    held.evaluation_seconds.append((record.kind, record.seconds))
-    held.measuring.append((record.time - record.seconds, record.time))
+    held.evaluation_seconds.append((kind, seconds))
+    held.measuring.append((time - seconds, time))
     return True

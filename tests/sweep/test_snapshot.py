@@ -216,21 +216,27 @@ def test_the_index_keeps_runs_that_were_not_asked_for(sweep: Sweep, monkeypatch:
     Snapshot.of(sweep)
 
 
-def test_readers_of_records_import_neither_pandas_nor_numba(sweep: Sweep) -> None:
+def test_readers_of_an_index_import_neither_pandas_nor_numba(sweep: Sweep) -> None:
     save_sweep(sweep)
+    told(sweep)
+    assert (sweep.directory / INDEX).is_file()
     program = (
         "import sys\n"
         "from pathlib import Path\n"
+        "from raysweep import registry\n"
         "from raysweep.sweep.planner import make_plan\n"
         "from raysweep.sweep.run_state import run_states\n"
         "from raysweep.sweep.stored import load_stored\n"
+        "sys.path.insert(0, sys.argv[2])\n"
+        "from helpers.tiny_sweeps import CountedConfig\n"
+        "registry.evaluations.register('counted', CountedConfig)\n"
         "sweep = load_stored(Path(sys.argv[1]))\n"
         "for _ in range(2):\n"
         "    assert any(state.metrics for state in run_states(sweep))\n"
         "make_plan(sweep)\n"
         "print({'pandas', 'numba', 'matplotlib'} & set(sys.modules))\n"
     )
-    line = [sys.executable, "-c", program, str(sweep.directory)]
+    line = [sys.executable, "-c", program, str(sweep.directory), str(Path(__file__).parents[1])]
     done = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout) == (0, "set()\n"), done.stderr
 
