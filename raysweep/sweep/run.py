@@ -143,14 +143,17 @@ class RunSpec:
                 known[key] = decode(item)
             return known[key]
 
-        evaluations = [section("evaluation", one, registry.evaluations.decode) for one in data["evaluations"]]
+        def measured(items: Any) -> Mapping[str, Evaluation]:
+            found = [section("evaluation", one, registry.evaluations.decode) for one in items]
+            return {evaluation.key: evaluation for evaluation in found}
+
         return cls(
             language=section("language", data["language"], registry.languages.decode),
             model=section("model", data["model"], registry.models.decode),
             algorithm=section("algorithm", data["algorithm"], registry.algorithms.decode),
             pretrain=section("pretrain", data["pretrain"], PretrainConfig.decode),
             seeds=Seeds.of(data["seed"]),
-            evaluations={evaluation.key: evaluation for evaluation in evaluations},
+            evaluations=section("evaluations", data["evaluations"], measured),
             language_fingerprint=data["language_fingerprint"],
             axes=dict(data["axes"]),
             source=Source.decode(data["source"]) if "source" in data else None,
