@@ -287,7 +287,7 @@ class Snapshot:
     @cached_property
     def _measured(self) -> Sequence[int]:
         """The number of metrics of each record."""
-        found: list[int] = (self.numbers.end - self.numbers.begin).tolist()
+        found: list[int] = np.diff(plain(self._index.table["fact"].combine_chunks().offsets)).tolist()
         return found
 
     def metrics(self, row: int) -> list[Metric]:
