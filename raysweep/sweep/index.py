@@ -216,7 +216,7 @@ class Rows:
 
 
 def plain(column: pa.Array) -> np.ndarray:
-    """Return a column of numbers, none of which is missing.
+    """Return a column without missing numbers.
 
     pyarrow's own `to_numpy` imports pandas, which takes half a second.
     """

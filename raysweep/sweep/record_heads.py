@@ -29,7 +29,7 @@ FIELDS = {cls.__name__: sorted(cls.model_fields) for cls in _ALL}
 
 
 class Brief(NamedTuple):
-    """What readers of many runs need of each record of a checkpoint or an evaluation; of others nothing.
+    """The part of the record of a checkpoint or an evaluation that readers of many runs need.
 
     `seconds` is the work, that of a checkpoint since the run began, and `bytes` the size of its files.
     """
