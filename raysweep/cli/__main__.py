@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import sys
 import threading
@@ -10,11 +11,17 @@ from contextlib import ExitStack, suppress
 
 from raysweep.engine.guard import LOST, guard, tell_in_order
 
+#: New objects after which a command looks for garbage among them.
+_YOUNG = 200_000
+
 
 def main() -> None:
     """Run the command line; a launch runs in a child of a process that guards it."""
     launches = sys.argv[1:2] == ["launch"] and not {"--help", "-h"} & set(sys.argv)
-    if launches:
+    if not launches:
+        # What a command reads of thousands of runs is no garbage, so it seldom looks for some.
+        gc.set_threshold(_YOUNG)
+    else:
         guard()
         if sys.argv[2:]:
             # The imports take seconds.

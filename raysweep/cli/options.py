@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from raysweep.cli import complete
+from raysweep.cli.indented import indented
 from raysweep.errors import ConfigError
 from raysweep.remote import list_now, path_of
 
@@ -170,7 +171,7 @@ def writing(path: Path) -> Iterator[None]:
 
 def print_json(data: Any) -> None:
     """Print data for a program on standard output."""
-    typer.echo(json.dumps(data, indent=2, default=str, allow_nan=False))
+    typer.echo(indented(data))
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:

@@ -11,7 +11,6 @@ from copy import copy
 
 import numpy as np
 import torch
-from scipy.special import gammaincinv
 from torch import Tensor
 
 from raysweep.seeding import uniforms
@@ -25,6 +24,8 @@ def dirichlet(seed: int, purpose: str, rows: int, columns: int, concentration: f
     A row is a vector of independent Gamma(concentration) variates over its sum (Devroye, "Non-Uniform Random
     Variate Generation", 1986, chapter XI.4); the variates come by inversion.  No entry is zero.
     """
+    from scipy.special import gammaincinv  # takes a seventh of a second, and readers of results draw nothing
+
     u = uniforms(seed, purpose, torch.arange(rows), columns).numpy()
     gamma = gammaincinv(concentration, u)
     weights = np.maximum(np.rint(gamma / gamma.max(axis=1, keepdims=True) * _STEPS), 1.0)

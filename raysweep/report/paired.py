@@ -134,8 +134,8 @@ def loss_errors(keys: list[Key], errors: Array, draws: Mapping[Key, Array]) -> t
     `errors` [n] are those of the losses.
     """
     independent = np.sqrt(errors[:, None] ** 2 + errors[None, :] ** 2)
-    lengths = {len(draws[key]) for key in keys if key in draws}
-    if len(lengths) != 1 or any(key not in draws for key in keys):
+    # The first that is missing decides, so the others are not read.
+    if any(key not in draws for key in keys) or len({len(draws[key]) for key in keys}) != 1:
         return independent, False
     stacked = np.stack([draws[key] for key in keys])
     products = stacked @ stacked.T

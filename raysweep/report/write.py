@@ -218,7 +218,7 @@ def _diverged(sweep: Sweep, snapshot: Snapshot) -> list[Diverged]:
             continue
         for step in spec.milestones:
             row = snapshot.evaluation(spec.run_id, step, evaluation)
-            notes = {} if row is None else snapshot.head(row)["notes"]
+            notes = {} if row is None else snapshot.notes(row)
             if "diverged" in notes:
                 cells = notes["diverged"].removeprefix(DIVERGED_NOTE)
                 found.append(Diverged(run_id=spec.run_id, step=step, cells=cells))

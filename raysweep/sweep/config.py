@@ -27,6 +27,8 @@ class LanguageCache:
 
     def __init__(self) -> None:
         self._built: dict[str, Language] = {}
+        #: The languages of configurations that were asked for, and these, by their ids.
+        self._asked: dict[int, tuple[LanguageConfig, Language]] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Languages can be large, so a process that receives a sweep builds those it needs.
@@ -34,10 +36,12 @@ class LanguageCache:
 
     def get(self, config: LanguageConfig) -> Language:
         """Return the language of a configuration, built at first use."""
-        key = canonical(config.encode())
-        if key not in self._built:
-            self._built[key] = config.build()
-        return self._built[key]
+        if id(config) not in self._asked:
+            key = canonical(config.encode())
+            if key not in self._built:
+                self._built[key] = config.build()
+            self._asked[id(config)] = config, self._built[key]
+        return self._asked[id(config)][1]
 
 
 @dataclass(frozen=True, kw_only=True)

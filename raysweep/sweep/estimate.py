@@ -112,10 +112,11 @@ class History:
             if held.step_seconds is not None:
                 own[spec.run_id] = held.step_seconds / crowd
                 alike.setdefault(self._like(spec), []).append(held.step_seconds / crowd)
+            model = self._model(spec)
             if held.checkpoint_bytes is not None:
-                sizes.setdefault(self._model(spec), []).append(held.checkpoint_bytes)
+                sizes.setdefault(model, []).append(held.checkpoint_bytes)
             for kind, seconds in held.evaluation_seconds:
-                evaluations.setdefault((self._model(spec), kind), []).append(seconds / crowd)
+                evaluations.setdefault((model, kind), []).append(seconds / crowd)
         self.own = own
         self.alike = {key: statistics.fmean(values) for key, values in alike.items()}
         self.sizes = {key: statistics.fmean(values) for key, values in sizes.items()}

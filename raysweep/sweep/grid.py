@@ -86,9 +86,12 @@ class Composer:
         """Return the base with settings laid on it, shorter paths first."""
         sections: dict[str, Node] = {}
         marks = dict(self.marks)
+        by_section: dict[str, list[Setting]] = {}
+        for setting in settings:
+            by_section.setdefault(setting.path.partition(".")[0], []).append(setting)
         for name in SECTIONS:
             base = self.base[name]
-            mine = [s for s in settings if s.path == name or s.path.startswith(name + ".")]
+            mine = by_section.get(name)
             if mine:
                 base = self._lay(name, base, sorted(mine, key=lambda s: s.path.count(".")))
                 if self.base[name] is None:

@@ -27,6 +27,9 @@ DIGITS = 10
 EXTENT = frozenset({"steps", "milestones", "checkpoint_every", "micro_batch"})
 
 
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
 def extent(depends_on_steps: bool) -> frozenset[str]:
     """Return the fields of `pretrain` that are no part of a run's identity.
 
@@ -42,7 +45,7 @@ def canonical(data: Any) -> str:
     >>> canonical({"b": 1e-3, "a": [1]}) == canonical({"a": [1], "b": 0.001})
     True
     """
-    return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return _CANONICAL.encode(data)
 
 
 def digest(data: Any) -> str:
@@ -95,7 +98,7 @@ def evaluation_identity(evaluation: Evaluation) -> str:
 class _Itself:
     """An object that equals nothing but itself, as a key."""
 
-    def __init__(self, known: Evaluation) -> None:
+    def __init__(self, known: Any) -> None:
         self.known = known
 
     def __hash__(self) -> int:
@@ -111,11 +114,23 @@ def _of_evaluation(evaluation: _Itself, version: int) -> str:
     return digest(evaluation.known.content())
 
 
+def content_of(config: Any) -> Mapping[str, Any]:
+    """Return `config.content()`, which nobody may change: runs share their configurations."""
+    return _content(_Itself(config))
+
+
+@lru_cache(maxsize=4096)
+def _content(config: _Itself) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = config.known.content()
+    return found
+
+
 def arrays_identity(evaluation: Evaluation) -> str:
     """Return the sha256 of what decides the arrays of an evaluation's shards."""
     return digest(evaluation.arrays_content())
 
 
+@lru_cache(maxsize=4096)
 def safe(text: str) -> str:
     """Return text fit for a file name.
 

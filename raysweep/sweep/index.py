@@ -15,7 +15,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,8 @@ import pyarrow as pa
 
 from raysweep.evaluation.metric import Metric
 from raysweep.files import write_atomic
-from raysweep.sweep.record_heads import FIELDS
+from raysweep.sweep.record_heads import FIELDS, brief_of
+from raysweep.sweep.stamps import Stamp
 from raysweep.training.checkpoint import CurvePoint
 from raysweep.version import __version__
 
@@ -33,18 +34,23 @@ log = logging.getLogger("raysweep.sweep")
 INDEX = "index.arrow"
 
 #: The layout of the file; another version of raysweep may take other records for whole.
-_VERSION = {"raysweep": __version__, "layout": 1, "records": FIELDS}
+_VERSION = {"raysweep": __version__, "layout": 2, "records": FIELDS}
 _DIGEST = hashlib.sha256().digest_size
-
-#: Size in bytes, and times of change of content and of inode in nanoseconds, of a file.
-Stamp = tuple[int, int, int]
 
 _SCHEMA = pa.schema(
     [
-        ("run_id", pa.large_string()),
-        ("name", pa.large_string()),
+        # Places in `runs` and `names`; the rows of a run are neighbours, as far as one process has read them.
+        *((name, pa.int32()) for name in ("run", "name")),
         *((name, pa.int64()) for name in ("size", "mtime", "ctime")),
-        # The record as JSON, without what has columns of its own or nobody reads of many runs.
+        # The brief of the record; places of its kind and identity in `kinds`, and of its notes in `notes`.
+        ("step", pa.int64()),
+        *((name, pa.float64()) for name in ("seconds", "time")),
+        ("bytes", pa.int64()),
+        *((name, pa.int32()) for name in ("kind", "note")),
+        # The number of points of its curve, and the speed at the newest one; nan where it is not known.
+        ("points", pa.int64()),
+        *((name, pa.float64()) for name in ("tokens_per_second", "mfu")),
+        # The record as JSON, without its curve and its metrics or what nobody reads of many runs.
         ("head", pa.large_string()),
         ("curve", pa.large_string()),
         # The metrics: places in `facts` and `reservations`, and their numbers.
@@ -55,8 +61,11 @@ _SCHEMA = pa.schema(
         ("reserved", pa.large_list(pa.int32())),
     ]
 )
-#: The numbers of a metric.
+#: The numbers of a metric; a standard error that is not known is nan.
 NUMBERS = ("value", "standard_error", "n")
+#: The texts that rows refer to.
+_SHARED = ("runs", "names", "kinds", "notes", "facts", "reservations")
+_NAN = float("nan")
 _METRICS = ("fact", *NUMBERS, "reserved")
 
 
@@ -80,9 +89,17 @@ class Texts:
 
 @dataclass
 class Index:
-    """Rows of records in columns; `facts` and `reservations` are JSON texts that metrics refer to."""
+    """Rows of records in columns, and the texts that they refer to.
+
+    These are ids of runs, file names, and as JSON the kinds with identities and the notes of evaluations, and
+    the facts and reservations of metrics.
+    """
 
     table: pa.Table = field(default_factory=_SCHEMA.empty_table)
+    runs: Texts = field(default_factory=Texts)
+    names: Texts = field(default_factory=Texts)
+    kinds: Texts = field(default_factory=Texts)
+    notes: Texts = field(default_factory=Texts)
     facts: Texts = field(default_factory=Texts)
     reservations: Texts = field(default_factory=Texts)
 
@@ -102,11 +119,19 @@ class Index:
         if about.get("version") != _VERSION:
             return cls()
         table = table.replace_schema_metadata(None)
-        return cls(table, Texts(about["facts"]), Texts(about["reservations"]))
+        return cls(table, *(Texts(about[name]) for name in _SHARED))
+
+    def numbers(self, name: str) -> np.ndarray:
+        """Return a column of numbers."""
+        return plain(self.table[name].combine_chunks())
+
+    def taken(self, rows: Sequence[int]) -> Index:
+        """Return the index of some rows."""
+        return replace(self, table=self.table.take(pa.array(rows, pa.int64())))
 
     def write(self, directory: Path) -> None:
         """Write the index into a sweep's folder; where that fails, as on a read-only disk, there is none."""
-        about = {"version": _VERSION, "facts": self.facts.known, "reservations": self.reservations.known}
+        about = {"version": _VERSION} | {name: getattr(self, name).known for name in _SHARED}
         table = self.table.combine_chunks().replace_schema_metadata(
             {key: json.dumps(value) for key, value in about.items()}
         )
@@ -145,15 +170,26 @@ class Rows:
         metrics: Sequence[Metric] = (),
     ) -> None:
         """Add a record; `head` is what it says besides its curve and its metrics."""
+        index, brief = self._index, brief_of(name, head)
         points = json.dumps([vars(point) for point in curve]) if curve else ""
-        told = (run_id, name, *stamp, json.dumps(head), points)
-        for column, value in zip(_SCHEMA.names, told, strict=False):
+        speeds = (curve[-1].tokens_per_second, curve[-1].mfu) if curve else (None, None)
+        row = (
+            *(index.runs.place(run_id), index.names.place(name), *stamp),
+            *(brief.step, brief.seconds, brief.time, brief.bytes),
+            index.kinds.place(json.dumps([brief.kind, brief.identity])),
+            index.notes.place(json.dumps(head.get("notes", {}))),
+            len(curve),
+            *(_NAN if speed is None else speed for speed in speeds),
+            *(json.dumps(head), points),
+        )
+        for column, value in zip(_SCHEMA.names, row, strict=False):
             self._columns[column].append(value)
         self._lengths.append(len(metrics))
         for metric in metrics:
             facts = dict(vars(metric))
             for column in NUMBERS:
-                self._columns[column].append(facts.pop(column))
+                number = facts.pop(column)
+                self._columns[column].append(_NAN if number is None else number)
             reserved = facts.pop("reservations")
             self._columns["reserved"].append(self._index.reservations.place(json.dumps(reserved)))
             self._columns["fact"].append(self._place(facts))
@@ -177,3 +213,11 @@ class Rows:
             else:
                 arrays.append(pa.array(values, column.type))
         return pa.Table.from_arrays(arrays, schema=_SCHEMA)
+
+
+def plain(column: pa.Array) -> np.ndarray:
+    """Return a column without missing numbers.
+
+    pyarrow's own `to_numpy` imports pandas, which takes half a second.
+    """
+    return np.from_dlpack(column) if len(column) else np.empty(0, dtype=column.type.to_pandas_dtype())

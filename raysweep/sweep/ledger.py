@@ -45,13 +45,22 @@ from raysweep.sweep.records import (
     stop_name,
 )
 from raysweep.sweep.run import RunSpec
-from raysweep.training.checkpoint import CheckpointRecord, CurvePoint, checkpoint_directory, is_whole
+from raysweep.training.checkpoint import (
+    CheckpointRecord,
+    CurvePoint,
+    checkpoint_directory,
+    checkpoints_directory,
+    is_whole,
+)
 
 log = logging.getLogger("raysweep.sweep")
 
 R = TypeVar("R", bound=BaseModel)
 
 _PREFIX = "array:"
+
+#: The folder of a run's records.
+RECORDS = "records"
 
 
 @dataclass
@@ -105,7 +114,7 @@ class RunLedger:
 
     @property
     def _records(self) -> Path:
-        return self.directory / "records"
+        return self.directory / RECORDS
 
     @property
     def _quarantine(self) -> Path:
@@ -137,10 +146,10 @@ class RunLedger:
 
     def steps_on_disk(self) -> set[int]:
         """Return the steps whose checkpoint folder exists, recorded or not."""
-        folder = self.checkpoint_directory(0).parent
+        folder = checkpoints_directory(self.directory)
         with listed(folder):
-            found = (n.removeprefix("step-") for n in names(folder) if is_whole(folder / n))
-            return {int(step) for step in found if step.isdecimal()}
+            found = [(name, name.removeprefix("step-")) for name in names(folder)]
+            return {int(step) for name, step in found if step.isdecimal() and is_whole(folder, name)}
 
     def checkpoint(self, step: int) -> CheckpointRecord | None:
         """Return the record of a checkpoint, even if its files are gone."""
@@ -341,14 +350,11 @@ class Ledger:
 
     def __init__(self, directory: Path) -> None:
         self.directory = path_of(directory)
+        #: The folder that holds a folder for each run.
+        self.runs_directory = self.directory / "runs"
 
     def __repr__(self) -> str:
         return f"Ledger({str(self.directory)!r})"
-
-    @property
-    def runs_directory(self) -> Path:
-        """Folder that holds a folder per run."""
-        return self.directory / "runs"
 
     def run_ids(self) -> list[str]:
         """Return the ids of all runs that have a folder, sorted."""

@@ -234,9 +234,12 @@ def _names(
 ) -> None:
     """Check the tasks, algorithms and metrics that claims name against those of the runs."""
     trained = [spec for spec in runs if spec.trains]
-    measured = [q for spec in trained for one in spec.evaluations.values() for q in one.claimable()]
+    # Runs share their evaluations, so each is asked once.
+    evaluations = {id(one): one for spec in trained for one in spec.evaluations.values()}
+    measured = [q for one in evaluations.values() for q in one.claimable()]
+    configs = {id(spec.language): spec.language for spec in runs}
     known = Names(
-        tasks=_once(task for spec in runs for task in task_names(languages.get(spec.language))),
+        tasks=_once(task for one in configs.values() for task in task_names(languages.get(one))),
         algorithms=_once(spec.algorithm.label for spec in trained),
         flatness=_once(q.name for q in measured if q.kind == "flatness"),
         accuracies=_once(q.name.partition("/")[0] for q in measured if q.kind == "accuracy"),

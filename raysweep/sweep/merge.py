@@ -31,6 +31,7 @@ class Merger:
         self.evaluations = dict(evaluations)
         self.groups: dict[Any, list[RunSpec]] = {}
         self._evaluations: dict[int, dict[str, Evaluation]] = {}
+        self._applying: dict[tuple[int, int], dict[str, Evaluation]] = {}
         self._texts: dict[tuple[int, frozenset[str]], str] = {}
         self._alive: list[Any] = []
 
@@ -41,11 +42,15 @@ class Merger:
             self._evaluations[id(language)] = {
                 kind: evaluation.fitted(language) for kind, evaluation in self.evaluations.items()
             }
-        return {
-            kind: evaluation
-            for kind, evaluation in self._evaluations[id(language)].items()
-            if evaluation.applies_to(algorithm)
-        }
+        key = (id(language), id(algorithm))
+        if key not in self._applying:
+            self._alive.append(algorithm)
+            self._applying[key] = {
+                kind: evaluation
+                for kind, evaluation in self._evaluations[id(language)].items()
+                if evaluation.applies_to(algorithm)
+            }
+        return self._applying[key]
 
     def _text(
         self, config: ModelConfig | AlgorithmConfig | PretrainConfig, drop: frozenset[str] = frozenset()

@@ -72,7 +72,8 @@ def missing(
         for step in spec.milestones
         if step not in held.recorded or (step in to_use and step not in held.usable)
     )
-    older = (step for step in held.usable if checkpoints and step < checkpoints[0])
+    # Thousands of runs lack nothing, and the folders of their checkpoints are not looked for.
+    older = [step for step in held.usable if step < checkpoints[0]] if checkpoints else []
     return Missing(checkpoints, evaluations, max(older, default=0))
 
 

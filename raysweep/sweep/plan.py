@@ -84,8 +84,11 @@ class RunPlan:
         """(step, kind) of the evaluations to compute, in the order of steps; () for a failed run."""
         return () if self.state == "failed" else self.lacks.evaluations
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data."""
+    def to_dict(self, shared: dict[int, list[dict[str, Any]]] | None = None) -> dict[str, Any]:
+        """Return plain data; `shared` has the items of runs, which runs with the same ones share."""
+        known = {} if shared is None else shared
+        if id(self.items) not in known:
+            known[id(self.items)] = [dict(vars(item)) for item in self.items]
         return {
             "run_id": self.run_id,
             "state": self.state,
@@ -97,10 +100,7 @@ class RunPlan:
             "seconds": self.cost.seconds,
             "train_seconds": self.cost.training,
             "bytes": self.cost.bytes,
-            "items": [
-                {"step": i.step, "evaluation": i.evaluation, "state": i.state, "reason": i.reason}
-                for i in self.items
-            ],
+            "items": known[id(self.items)],
         }
 
 
@@ -227,6 +227,7 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, for JSON."""
+        shared: dict[int, list[dict[str, Any]]] = {}
         return {
             "sweep": self.name,
             "counts": self.counts,
@@ -242,7 +243,7 @@ class Plan:
             "new_bytes": self.new_bytes,
             "parameters": {model: dict(counts) for model, counts in self.parameters.items()},
             "notes": list(self.notes),
-            "runs": [run.to_dict() for run in self.runs],
+            "runs": [run.to_dict(shared) for run in self.runs],
             "no_longer_in_file": [stray.to_dict() for stray in self.strays],
             "in_other_files": dict(self.elsewhere),
         }

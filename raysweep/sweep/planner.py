@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from raysweep.sweep.changes import Changes, Settings
 from raysweep.sweep.config import Sweep
@@ -165,21 +166,10 @@ def _plan_run(
     if held.failure is not None and not retry:
         why = f"failed: {why}; --retry-failed runs it again"
     failed = why is not None and not lacks.finished
-    absent = set(lacks.evaluations)
-    before = {(step, kind): head for step, kind, head in sorted(held.evaluations)} if absent else {}
-    items = []
-    for step in spec.milestones:
-        if spec.trains:
-            items.append(_checkpoint_item(step, lacks, held, why if failed else None))
-        for kind in wanted:
-            if (step, kind) not in absent:
-                items.append(Item(step, kind, "done"))
-            elif failed:
-                items.append(Item(step, kind, "failed", why or ""))
-            else:
-                former = before.get((step, kind))
-                reason = settings.change(spec, step, kind, former) if former else "not measured yet"
-                items.append(Item(step, kind, "new", reason))
+    if lacks.finished:
+        items = _all_done(spec.milestones, spec.trains, tuple(wanted))
+    else:
+        items = tuple(_items(spec, held, wanted, lacks, settings, why if failed else None))
     status: State
     if lacks.finished:
         status, reason = "done", "" if spec.stopped is None else str(spec.stopped)
@@ -195,7 +185,39 @@ def _plan_run(
             status, reason = "resume", f"from step {lacks.resume_step}: {_asked(spec, lacks, held, launched)}"
     idle = status in ("done", "failed")
     cost = Cost(step=history.step(spec)) if idle else history.cost(spec, lacks)
-    return RunPlan(spec, status, reason, tuple(items), lacks, cost)
+    return RunPlan(spec, status, reason, items, lacks, cost)
+
+
+@lru_cache(maxsize=64)
+def _all_done(milestones: Sequence[int], trains: bool, kinds: Sequence[str]) -> tuple[Item, ...]:
+    """Return the items of runs that lack nothing; thousands of runs share them."""
+    wanted = [None, *kinds] if trains else kinds
+    return tuple(Item(step, kind, "done") for step in milestones for kind in wanted)
+
+
+def _items(
+    spec: RunSpec,
+    held: RunRecords,
+    wanted: Iterable[str],
+    lacks: Missing,
+    settings: Settings,
+    failed: str | None,
+) -> Iterator[Item]:
+    """Yield the items of a run; `failed` is why nobody works on it."""
+    absent = set(lacks.evaluations)
+    before = {(step, kind): head for step, kind, head in sorted(held.evaluations)} if absent else {}
+    for step in spec.milestones:
+        if spec.trains:
+            yield _checkpoint_item(step, lacks, held, failed)
+        for kind in wanted:
+            if (step, kind) not in absent:
+                yield Item(step, kind, "done")
+            elif failed is not None:
+                yield Item(step, kind, "failed", failed)
+            else:
+                former = before.get((step, kind))
+                reason = settings.change(spec, step, kind, former) if former else "not measured yet"
+                yield Item(step, kind, "new", reason)
 
 
 def _asked(spec: RunSpec, lacks: Missing, held: RunRecords, launched: Launched) -> str:

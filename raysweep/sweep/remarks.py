@@ -14,12 +14,8 @@ def remarks(sweep: Sweep, snapshot: Snapshot | None = None) -> list[str]:
     snapshot = snapshot or Snapshot.of(sweep)
     seen, ways = Counter[str](), Counter[tuple[str, str]]()
     for spec in sweep.runs:
-        for step in spec.milestones:
-            for kind, evaluation in spec.evaluations.items():
-                row = snapshot.evaluation(spec.run_id, step, evaluation)
-                if row is None:
-                    continue
-                seen[kind] += 1
-                for text in remarks_on(kind, snapshot.head(row)["notes"]):
-                    ways[kind, text] += 1
+        for _, kind, row in snapshot.evaluations(spec):
+            seen[kind] += 1
+            for text in remarks_on(kind, snapshot.notes(row)):
+                ways[kind, text] += 1
     return [f"{text} ({count} of {seen[kind]} checkpoints)" for (kind, text), count in sorted(ways.items())]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from raysweep import registry
 from raysweep.evaluation.base import Evaluation
 from raysweep.languages.base import LanguageConfig
-from raysweep.sweep.identity import canonical, configuration, digest, run_name, training_content
+from raysweep.sweep.identity import configuration, content_of, digest, run_name, training_content
 from raysweep.sweep.source import Source
 from raysweep.training.seeds import Seeds
 
@@ -80,9 +80,9 @@ class RunSpec:
         """The plain data that `training_identity` is computed from."""
         return training_content(
             fingerprint=self.language_fingerprint,
-            model=self.model.content(),
-            algorithm=self.algorithm.content(),
-            pretrain=self.pretrain.content(),
+            model=content_of(self.model),
+            algorithm=content_of(self.algorithm),
+            pretrain=content_of(self.pretrain),
             seed=self.seeds.content(),
             trains=self.trains,
             depends_on_steps=self.algorithm.depends_on_steps,
@@ -137,19 +137,23 @@ class RunSpec:
         known = {} if shared is None else shared
 
         def section(name: str, item: Any, decode: Callable[[Any], Any]) -> Any:
-            key = f"{name} {canonical(item)}"
+            # Equal sections that are written in another order are decoded twice, and share nothing.
+            key = f"{name} {item!r}"
             if key not in known:
                 known[key] = decode(item)
             return known[key]
 
-        evaluations = [section("evaluation", one, registry.evaluations.decode) for one in data["evaluations"]]
+        def measured(items: Any) -> Mapping[str, Evaluation]:
+            found = [section("evaluation", one, registry.evaluations.decode) for one in items]
+            return {evaluation.key: evaluation for evaluation in found}
+
         return cls(
             language=section("language", data["language"], registry.languages.decode),
             model=section("model", data["model"], registry.models.decode),
             algorithm=section("algorithm", data["algorithm"], registry.algorithms.decode),
             pretrain=section("pretrain", data["pretrain"], PretrainConfig.decode),
             seeds=Seeds.of(data["seed"]),
-            evaluations={evaluation.key: evaluation for evaluation in evaluations},
+            evaluations=section("evaluations", data["evaluations"], measured),
             language_fingerprint=data["language_fingerprint"],
             axes=dict(data["axes"]),
             source=Source.decode(data["source"]) if "source" in data else None,

@@ -142,16 +142,19 @@ def _run_states(sweep: Sweep, snapshot: Snapshot, waits: Starts) -> list[RunStat
             evaluations={kind: Evaluated(0, len(spec.milestones), 0.0) for kind in spec.evaluations},
         )
         # Of thousands of runs, most have no records yet.
-        begun, usable = spec.run_id in snapshot, waits.usable(spec)
+        begun, why, wait = spec.run_id in snapshot, waits.failure(spec), waits.wait(spec)
+        may_be = why is None and wait is None and (begun or not spec.trains)
+        done = may_be and waits.missing(spec).finished
+        # Nobody needs the checkpoints of a run that is done, so their folders are not looked for.
+        usable = () if done else waits.usable(spec)
         if begun:
             _read(row, snapshot, spec, usable)
-        why, wait = waits.failure(spec), waits.wait(spec)
         if why is not None:
             row.state = "cancelled" if waits.cancelled(spec) else "failed"
             row.trouble = " ".join(why.split())
         elif wait is not None:
             row.state = "blocked"
-        elif (begun or not spec.trains) and waits.missing(spec).finished:
+        elif done:
             row.state, row.step = "done" if spec.stopped is None else "stopped", row.steps
         elif row.step or usable:
             row.state = "unfinished"
@@ -161,24 +164,22 @@ def _run_states(sweep: Sweep, snapshot: Snapshot, waits: Starts) -> list[RunStat
 
 def _read(row: RunState, snapshot: Snapshot, spec: RunSpec, usable: Collection[int]) -> None:
     """Read what a run has done into its row; `usable` are the steps of its checkpoints that have a folder."""
-    measured = {
-        (kind, step): at
-        for kind, evaluation in spec.evaluations.items()
-        for step in spec.milestones
-        if (at := snapshot.evaluation(spec.run_id, step, evaluation)) is not None
-    }
-    for step in reversed(spec.milestones):
-        records = [measured[kind, step] for kind in spec.evaluations if (kind, step) in measured]
-        if any(map(snapshot.measured, records)):
-            row.step, row.evaluated, row.metrics = step, step, Metrics(snapshot, records)
+    records: dict[int, list[int]] = {}
+    took: dict[str, list[float]] = {kind: [] for kind in spec.evaluations}
+    for step, kind, at in snapshot.evaluations(spec):
+        records.setdefault(step, []).append(at)
+        took[kind].append(snapshot.seconds(at))
+    for step in reversed(records):
+        if any(map(snapshot.measured, records[step])):
+            row.step, row.evaluated, row.metrics = step, step, Metrics(snapshot, records[step])
             break
-    for kind in spec.evaluations:
-        took = [snapshot.head(at)["seconds"] for (of, _), at in measured.items() if of == kind]
-        row.evaluations[kind] = Evaluated(len(took), len(spec.milestones), sum(took))
+    for kind, seconds in took.items():
+        row.evaluations[kind] = Evaluated(len(seconds), len(spec.milestones), sum(seconds))
     row.step = min(max([row.step, *usable]), row.steps)
     row.seconds = sum(kind.seconds for kind in row.evaluations.values())
     # Checkpoints that are not kept leave their records.
     checkpoints = snapshot.checkpoints(spec.run_id)
-    row.seconds += snapshot.head(checkpoints[-1])["train_seconds"] if checkpoints else 0.0
-    if curve := next((found for at in reversed(checkpoints) if (found := snapshot.curve(at))), None):
-        row.tokens_per_second, row.mfu = curve[-1]["tokens_per_second"], curve[-1]["mfu"]
+    row.seconds += snapshot.seconds(checkpoints[-1]) if checkpoints else 0.0
+    newest = next((at for at in reversed(checkpoints) if snapshot.has_curve(at)), None)
+    if newest is not None:
+        row.tokens_per_second, row.mfu = snapshot.speed(newest)

@@ -7,14 +7,12 @@ quarantines damaged records.  Where these are many, the index is written anew.
 
 from __future__ import annotations
 
+import itertools
 import json
-import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -22,16 +20,17 @@ import pyarrow as pa
 
 from raysweep.evaluation.base import Evaluation
 from raysweep.evaluation.metric import Metric
-from raysweep.files import names
 from raysweep.remote import RemotePath, fetch, listed
 from raysweep.sweep.identity import evaluation_identity
-from raysweep.sweep.index import NUMBERS, Index, Rows, Stamp
-from raysweep.sweep.ledger import Ledger, RunLedger
-from raysweep.sweep.record_heads import IDENTITY, parts_of, read_any
+from raysweep.sweep.index import NUMBERS, Index, Rows, plain
+from raysweep.sweep.ledger import Ledger
+from raysweep.sweep.record_heads import IDENTITY, PlainBrief, parts_of, read_any
 from raysweep.sweep.records import RecordName, checkpoint_name, evaluation_name, parse_name
+from raysweep.sweep.stamps import Stamp, record_paths, stamps
 
 if TYPE_CHECKING:
     from raysweep.sweep.config import Sweep
+    from raysweep.sweep.run import RunSpec
 
 #: Records that are read before it is worth writing the index.
 MANY = 1000
@@ -92,7 +91,11 @@ class Snapshot:
         self._rows: dict[str, dict[str, int]] = {}
         #: Name and identity of evaluations at steps; runs share their evaluations.
         self._wanted: dict[tuple[int, int], tuple[Evaluation, str, str]] = {}
-        self._names: dict[str, list[tuple[str, RecordName]]] = {}
+        #: The evaluations of runs that were asked for, and these runs, by their ids.
+        self._evaluations: dict[int, tuple[RunSpec, list[tuple[int, str, int]]]] = {}
+        #: The names of each run's records, damaged ones among them, and such names sorted with their parts.
+        self._found: dict[str, tuple[str, ...]] = {}
+        self._sorted: dict[tuple[str, ...], list[tuple[str, RecordName]]] = {}
         with listed(ledger.directory):
             present = ledger.run_ids()
             asked = set(present) if run_ids is None else set(run_ids)
@@ -105,21 +108,23 @@ class Snapshot:
         return cls(sweep.ledger(), (spec.run_id for spec in sweep.runs))
 
     def _read(self, run_ids: Sequence[str], present: set[str]) -> None:
-        known = _known(self._index.table)
+        known = _known(self._index)
         new, young = Rows(self._index), set[int]()
         first = self._index.table.num_rows
         horizon = time.time_ns() - int(SETTLED * 1e9)
-        found = {run_id: _stamps(self.ledger.open(run_id)) for run_id in run_ids}
+        found = stamps(self.ledger, run_ids)
         if isinstance(self.ledger.directory, RemotePath):
             self._fetch(found, known)
-        for run_id, stamps in found.items():
+        for run_id, now in found.items():
+            held = known.pop(run_id, _NOTHING)
+            self._found[run_id] = tuple(now)
+            if now == held.stamps:
+                self._rows[run_id] = held.rows
+                continue
             run, rows = self.ledger.open(run_id), dict[str, int]()
-            held = known.pop(run_id, {})
-            self._names[run_id] = _named(stamps)
-            for name, stamp in stamps.items():
-                row = held.get(name)
-                if row is not None and row[1:] == stamp:
-                    rows[name] = row[0]
+            for name, stamp in now.items():
+                if held.stamps.get(name) == stamp:
+                    rows[name] = held.rows[name]
                     continue
                 record = read_any(run, name)
                 if record is None:
@@ -135,33 +140,36 @@ class Snapshot:
         if len(new) - len(young) >= MANY:
             self._keep(known, present, young)
 
-    def _fetch(self, stamps: Mapping[str, Mapping[str, Stamp]], known: dict[str, Any]) -> None:
+    def _fetch(self, all_: Mapping[str, Mapping[str, Stamp]], known: Mapping[str, _Known]) -> None:
         """Read the records that the index does not know, several at once."""
         fetch(
             path
-            for run_id, found in stamps.items()
-            for name, path in _paths(self.ledger.open(run_id), found)
-            if known.get(run_id, {}).get(name, ())[1:] != found[name]
+            for run_id, found in all_.items()
+            for name, path in record_paths(self.ledger.open(run_id), found)
+            if known.get(run_id, _NOTHING).stamps.get(name) != found[name]
         )
 
-    def _keep(self, others: dict[str, Any], present: set[str], young: set[int]) -> None:
+    def _keep(self, others: Mapping[str, _Known], present: set[str], young: set[int]) -> None:
         """Write the index with the records of this snapshot, and with those known of runs that it has not."""
         wanted = [row for rows in self._rows.values() for row in rows.values() if row not in young]
-        wanted += [row[0] for run_id in others if run_id in present for row in others[run_id].values()]
-        kept = Index(self._index.table.take(pa.array(wanted)), self._index.facts, self._index.reservations)
-        kept.write(self.ledger.directory)
+        wanted += [row for run_id in others if run_id in present for row in others[run_id].rows.values()]
+        self._index.taken(wanted).write(self.ledger.directory)
 
     def __contains__(self, run_id: str) -> bool:
-        return run_id in self._names
+        return run_id in self._found
 
     @property
     def run_ids(self) -> list[str]:
         """The ids of the runs that have a folder, sorted."""
-        return list(self._names)
+        return list(self._found)
 
     def names(self, run_id: str) -> Sequence[tuple[str, RecordName]]:
         """Return the file names of a run's records with their parts, sorted, damaged ones among them."""
-        return self._names.get(run_id, ())
+        found = self._found.get(run_id, ())
+        # Most runs have records of the same names.
+        if found not in self._sorted:
+            self._sorted[found] = _named(found)
+        return self._sorted[found]
 
     def row(self, run_id: str, name: str) -> int | None:
         """Return the row of a record; None where it is absent or damaged."""
@@ -170,14 +178,41 @@ class Snapshot:
     def head(self, row: int) -> dict[str, Any]:
         """Return what the record in a row says, without `metrics`, `config`, `curve` and `files`.
 
-        `bytes` is the size of a checkpoint's files.
+        `bytes` is the size of a checkpoint's files.  Of many records, `briefs` and `notes` tell sooner.
         """
-        return self._heads[row]
+        found: dict[str, Any] = json.loads(self._index.table["head"][row].as_py())
+        return found
 
     def read(self, run_id: str, name: str) -> dict[str, Any] | None:
         """Return the head of a run's record; None where it is absent or damaged."""
         row = self.row(run_id, name)
         return None if row is None else self.head(row)
+
+    def seconds(self, row: int) -> float:
+        """Return the seconds of the brief of the record in a row."""
+        return self._briefs[row][1]
+
+    def briefs(self, run_id: str) -> dict[str, PlainBrief]:
+        """Return the briefs of a run's records by file name, without damaged ones."""
+        return {name: self._briefs[row] for name, row in self._rows.get(run_id, {}).items()}
+
+    @cached_property
+    def _briefs(self) -> Sequence[PlainBrief]:
+        index = self._index
+        columns = [index.numbers(name).tolist() for name in ("step", "seconds", "time", "bytes")]
+        places = index.numbers("kind").tolist()
+        for known in zip(*(json.loads(text) for text in index.kinds.known), strict=True):
+            columns.append([known[place] for place in places])
+        return list(zip(*columns, strict=True))
+
+    def notes(self, row: int) -> Mapping[str, str]:
+        """Return the notes on the way of measuring of the record in a row."""
+        return self._notes[row]
+
+    @cached_property
+    def _notes(self) -> Sequence[Mapping[str, str]]:
+        known = [json.loads(text) for text in self._index.notes.known]
+        return [known[place] for place in self._index.numbers("note").tolist()]
 
     def identity(self, run_id: str) -> str | None:
         """Return the recorded identity of a run; None where it is absent or damaged."""
@@ -190,44 +225,70 @@ class Snapshot:
             identity = evaluation_identity(evaluation)
             self._wanted[key] = evaluation, evaluation_name(step, evaluation.key, identity), identity
         _, name, identity = self._wanted[key]
-        row = self.row(run_id, name)
+        row = self._rows.get(run_id, {}).get(name)
         if row is None:
             return None
-        head = self._heads[row]
-        asked = step, evaluation.key, identity
-        return row if (head["step"], head["kind"], head["identity"]) == asked else None
+        is_, _, _, _, kind, of = self._briefs[row]
+        return row if (is_, kind, of) == (step, evaluation.key, identity) else None
+
+    def evaluations(self, spec: RunSpec) -> list[tuple[int, str, int]]:
+        """Return step, key and row of the evaluations of a run that are there, in the order of its steps."""
+        if id(spec) not in self._evaluations:
+            found = [
+                (step, key, row)
+                for step in spec.milestones
+                if spec.run_id in self._rows
+                for key, evaluation in spec.evaluations.items()
+                if (row := self.evaluation(spec.run_id, step, evaluation)) is not None
+            ]
+            self._evaluations[id(spec)] = spec, found
+        return self._evaluations[id(spec)][1]
 
     def checkpoints(self, run_id: str) -> list[int]:
         """Return the rows of all checkpoints of a run ever committed, in the order of their steps."""
         steps = sorted(parsed.step for _, parsed in self.names(run_id) if parsed.type == "checkpoint")
         found = ((step, self.row(run_id, checkpoint_name(step))) for step in steps)
-        return [row for step, row in found if row is not None and self.head(row)["step"] == step]
+        return [row for step, row in found if row is not None and self._briefs[row][0] == step]
 
     def failures(self, run_id: str, type_: Literal["failure", "retried"]) -> list[dict[str, Any]]:
         """Return the heads of a run's failures, those that it was tried again after or the others."""
         found = (self.read(run_id, name) for name, parsed in self.names(run_id) if parsed.type == type_)
         return [head for head in found if head is not None]
 
-    @cached_property
-    def _heads(self) -> Sequence[dict[str, Any]]:
-        # One text is read several times as fast as its parts.
-        found: list[dict[str, Any]] = json.loads(f"[{','.join(self._index.table['head'].to_pylist())}]")
-        return found
-
     def curve(self, row: int) -> list[dict[str, Any]]:
         """Return the training curve of the record in a row, as plain data of `CurvePoint`."""
-        text = self._curves[row]
+        text = self._index.table["curve"][row].as_py()
         found: list[dict[str, Any]] = json.loads(text) if text else []
         return found
 
+    def has_curve(self, row: int) -> bool:
+        """Return whether the record in a row has a point of a training curve."""
+        return self._points[row] > 0
+
     @cached_property
-    def _curves(self) -> Sequence[str]:
-        found: list[str] = self._index.table["curve"].to_pylist()
+    def _points(self) -> Sequence[int]:
+        found: list[int] = self._index.numbers("points").tolist()
         return found
+
+    def speed(self, row: int) -> tuple[float | None, float | None]:
+        """Return tokens a second and MFU at the newest point of the curve in a row."""
+        tokens, mfu = (None if speed != speed else speed for speed in self._speeds[row])
+        return tokens, mfu
+
+    @cached_property
+    def _speeds(self) -> Sequence[tuple[float, float]]:
+        columns = (self._index.numbers(name).tolist() for name in ("tokens_per_second", "mfu"))
+        return list(zip(*columns, strict=True))
 
     def measured(self, row: int) -> bool:
         """Return whether the record in a row has a metric."""
-        return bool(self.numbers.begin[row] < self.numbers.end[row])
+        return self._measured[row] > 0
+
+    @cached_property
+    def _measured(self) -> Sequence[int]:
+        """The number of metrics of each record."""
+        found: list[int] = np.diff(plain(self._index.table["fact"].combine_chunks().offsets)).tolist()
+        return found
 
     def metrics(self, row: int) -> list[Metric]:
         """Return the metrics of the record in a row."""
@@ -252,8 +313,8 @@ class Snapshot:
         """The metrics of all records, in the order of their rows."""
         table, index = self._index.table, self._index
         lists = {name: table[name].combine_chunks() for name in ("fact", *NUMBERS, "reserved")}
-        offsets = lists["fact"].offsets.to_numpy()
-        columns = {name: column.values.to_numpy(zero_copy_only=False) for name, column in lists.items()}
+        offsets = plain(lists["fact"].offsets)
+        columns = {name: plain(column.values) for name, column in lists.items()}
         blank = {"value": 0.0, "standard_error": None, "n": 0}
         return Numbers(
             facts=[Metric.model_validate(json.loads(text) | blank) for text in index.facts.known],
@@ -264,43 +325,30 @@ class Snapshot:
         )
 
 
-def _known(table: pa.Table) -> dict[str, dict[str, tuple[int, int, int, int]]]:
-    """Return the row and the stamp of each record by run and name."""
-    found: dict[str, dict[str, tuple[int, int, int, int]]] = {}
-    columns = [table[name].to_pylist() for name in ("run_id", "name", "size", "mtime", "ctime")]
-    for row, (run_id, name, *stamp) in enumerate(zip(*columns, strict=True)):
-        found.setdefault(run_id, {})[name] = (row, *stamp)
+@dataclass(frozen=True)
+class _Known:
+    """The records of a run that the index knows: their stamps and rows, by file name."""
+
+    stamps: dict[str, Stamp]
+    rows: dict[str, int]
+
+
+_NOTHING = _Known({}, {})
+
+
+def _known(index: Index) -> dict[str, _Known]:
+    """Return the records that the index knows, by run."""
+    runs, count = index.numbers("run"), index.table.num_rows
+    names = [index.names.known[place] for place in index.numbers("name").tolist()]
+    stamps = list(zip(*(index.numbers(name).tolist() for name in ("size", "mtime", "ctime")), strict=True))
+    # The rows of a run are neighbours, so thousands of them are taken at once.
+    edges = [*np.flatnonzero(np.diff(runs, prepend=-1)).tolist(), count]
+    found: dict[str, _Known] = {}
+    for begin, end in itertools.pairwise(edges):
+        known = found.setdefault(index.runs.known[runs[begin]], _Known({}, {}))
+        known.stamps.update(zip(names[begin:end], stamps[begin:end], strict=True))
+        known.rows.update(zip(names[begin:end], range(begin, end), strict=True))
     return found
-
-
-def _stamps(run: RunLedger) -> dict[str, Stamp]:
-    """Return the stamps of a run's identity and of its records, by file name."""
-    found: dict[str, Stamp] = {}
-    if isinstance(run.directory, RemotePath):
-        listed_names = (name for name in names(run.records_directory) if parse_name(name) is not None)
-        for name, path in _paths(run, (IDENTITY, *listed_names)):
-            with suppress(FileNotFoundError):
-                status = path.stat()
-                # The place of an object is a digest that changes with each write.
-                found[name] = status.st_size, int(status.st_mtime * 1e9), status.st_ino
-        return found
-    with suppress(FileNotFoundError, NotADirectoryError):
-        found[IDENTITY] = _stamp(run.identity_path.stat())
-    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(run.records_directory) as entries:
-        for entry in entries:
-            if not entry.name.startswith(".") and parse_name(entry.name) is not None:
-                with suppress(FileNotFoundError):  # gone since the folder was listed
-                    found[entry.name] = _stamp(entry.stat())
-    return found
-
-
-def _paths(run: RunLedger, file_names: Iterable[str]) -> Iterator[tuple[str, Path]]:
-    for name in file_names:
-        yield name, run.identity_path if name == IDENTITY else run.record_path(name)
-
-
-def _stamp(status: os.stat_result) -> Stamp:
-    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _named(names: Iterable[str]) -> list[tuple[str, RecordName]]:

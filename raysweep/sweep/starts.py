@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from raysweep.errors import CheckpointError
 from raysweep.sweep.config import Sweep
-from raysweep.sweep.ledger import Ledger, RunLedger
+from raysweep.sweep.ledger import Ledger, RunLedger, heads
 from raysweep.sweep.missing import Missing, missing
 from raysweep.sweep.records import FailureRecord
 from raysweep.sweep.run import RunSpec
@@ -43,6 +43,8 @@ class Starts:
         self._held = dict(held)
         self._runs = {spec.run_id: spec for spec in runs}
         self._waits: dict[str, Wait | None] = {}
+        #: `heads` of the evaluations of runs, which share them; the runs keep these alive.
+        self._heads: dict[tuple[int, ...], dict[str, str]] = {}
         #: Steps of runs whose checkpoints other runs still need, by run id.
         self.needed: dict[str, set[int]] = {}
         for spec in self._runs.values():
@@ -63,6 +65,9 @@ class Starts:
     def missing(self, spec: RunSpec, wanted: Mapping[str, str] | None = None) -> Missing:
         """Return what a run lacks, for itself and for those that start from it."""
         held = self._held.get(spec.run_id, _NOTHING)
+        if wanted is None:
+            key = tuple(map(id, spec.evaluations.values()))
+            wanted = self._heads.get(key) or self._heads.setdefault(key, heads(spec.evaluations))
         return missing(spec, held, wanted, needed=self.needed.get(spec.run_id, ()))
 
     def wait(self, spec: RunSpec) -> Wait | None:

@@ -9,28 +9,31 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from raysweep.remote import listed
+from raysweep.remote import RemotePath, listed
 from raysweep.sweep.ledger import Ledger, RunLedger
-from raysweep.sweep.record_heads import read_head
+from raysweep.sweep.record_heads import PlainBrief, brief_of, read_head
 from raysweep.sweep.records import CANCELLED, RecordName
 from raysweep.sweep.run import RunSpec
 from raysweep.sweep.snapshot import Snapshot
 
 #: Returns the head of a record by its file name, None for a damaged one (`Snapshot.read`).
-Head = Callable[[str], dict[str, Any] | None]
+_Head = Callable[[str], dict[str, Any] | None]
+#: Returns the brief of a record by its file name, None for a damaged one (`Snapshot.briefs`).
+_Short = Callable[[str], PlainBrief | None]
 
 
 @dataclass
 class RunRecords:
     """The records that the ledger holds of one run."""
 
-    #: Steps with the record of a checkpoint, and those of them with a checkpoint folder.
+    #: Steps with the record of a checkpoint.
     recorded: set[int] = field(default_factory=set)
-    usable: set[int] = field(default_factory=set)
+    #: Returns the steps with a checkpoint folder.
+    on_disk: Callable[[], set[int]] = field(default=set, repr=False, compare=False)
     #: (step, kind, head of identity).
     evaluations: set[tuple[int, str, str]] = field(default_factory=set)
     #: Message of the last failure that nobody asked to retry.
@@ -45,6 +48,11 @@ class RunRecords:
     #: Begin and end, in unix seconds, of the training and of the measuring that the records read tell of.
     training: list[tuple[float, float]] = field(default_factory=list)
     measuring: list[tuple[float, float]] = field(default_factory=list)
+
+    @cached_property
+    def usable(self) -> set[int]:
+        """The recorded steps with a checkpoint folder, as they are when somebody asks first."""
+        return self.recorded & self.on_disk()
 
     def add(self, name: RecordName) -> None:
         """Add a record by its name; the name of a failure says nothing more."""
@@ -77,7 +85,8 @@ def survey(
                 identity, held = stored.get("identity"), survey_run(run, verify=False)
             else:
                 names, head = snapshot.names(spec.run_id), partial(snapshot.read, spec.run_id)
-                identity, held = snapshot.identity(spec.run_id), _survey(run, names, head, verify=True)
+                short = snapshot.briefs(spec.run_id).get
+                identity, held = snapshot.identity(spec.run_id), _survey(run, names, head, short, verify=True)
             if identity != spec.training_identity:
                 ledger.check(spec)
             found[spec.run_id] = held
@@ -87,11 +96,16 @@ def survey(
 def survey_run(run: RunLedger, *, verify: bool = True) -> RunRecords:
     """Return the records of one run; with `verify` every record is read, otherwise file names suffice."""
     with listed(run.directory):
-        return _survey(run, run.record_names(), partial(read_head, run), verify=verify)
+        return _survey(run, run.record_names(), partial(read_head, run), partial(_brief, run), verify=verify)
+
+
+def _brief(run: RunLedger, name: str) -> PlainBrief | None:
+    head = read_head(run, name)
+    return None if head is None else brief_of(name, head)
 
 
 def _survey(
-    run: RunLedger, found: Sequence[tuple[str, RecordName]], head: Head, *, verify: bool
+    run: RunLedger, found: Sequence[tuple[str, RecordName]], head: _Head, short: _Short, *, verify: bool
 ) -> RunRecords:
     held = RunRecords()
     newest = max((p.step for _, p in found if p.type == "checkpoint"), default=-1)
@@ -99,10 +113,10 @@ def _survey(
     for name, parsed in found:
         if parsed.type == "checkpoint":
             latest = parsed.step == newest
-            if (verify or latest) and not _checkpoint(held, head(name), parsed, latest):
+            if (verify or latest) and not _checkpoint(held, short(name), parsed, latest):
                 continue
         elif parsed.type == "evaluation":
-            if verify and not _evaluation(held, head(name), parsed):
+            if verify and not _evaluation(held, short(name), parsed):
                 continue
         elif parsed.type == "failure":
             failure = name
@@ -112,7 +126,10 @@ def _survey(
         if record is not None:
             held.failure, held.cancelled = record["message"], record["error"] == CANCELLED
     if held.recorded:
-        held.usable = held.recorded & run.steps_on_disk()
+        held.on_disk = run.steps_on_disk
+        if isinstance(run.directory, RemotePath):
+            # The listing that is read on may end before somebody asks.
+            _ = held.usable
     return held
 
 
@@ -144,25 +161,26 @@ def _plain(path: Path) -> dict[str, Any] | None:
     return data if isinstance(data, dict) else None
 
 
-def _checkpoint(held: RunRecords, data: dict[str, Any] | None, parsed: RecordName, newest: bool) -> bool:
+def _checkpoint(held: RunRecords, record: PlainBrief | None, parsed: RecordName, newest: bool) -> bool:
     """Return whether the record of a checkpoint is whole; note the cost of the newest."""
-    if data is None or data["step"] != parsed.step:
+    if record is None or record[0] != parsed.step:
         return False
-    seconds, time = data["train_seconds"], data["time"]
+    _, seconds, time, bytes_, _, _ = record
     trained = sum(end - start for start, end in held.training)
     if seconds > trained:
         held.training.append((time - (seconds - trained), time))
     if newest and parsed.step:
-        held.step_seconds, held.checkpoint_bytes = seconds / parsed.step, data["bytes"]
+        held.step_seconds, held.checkpoint_bytes = seconds / parsed.step, bytes_
     return True
 
 
-def _evaluation(held: RunRecords, data: dict[str, Any] | None, parsed: RecordName) -> bool:
+def _evaluation(held: RunRecords, record: PlainBrief | None, parsed: RecordName) -> bool:
     """Return whether the record of an evaluation is whole and matches its name; note its cost."""
-    if data is None or (data["step"], data["kind"]) != (parsed.step, parsed.kind):
+    if record is None:
         return False
-    if not data["identity"].startswith(parsed.head):
+    step, seconds, time, _, kind, identity = record
+    if (step, kind) != (parsed.step, parsed.kind) or not identity.startswith(parsed.head):
         return False
-    held.evaluation_seconds.append((data["kind"], data["seconds"]))
-    held.measuring.append((data["time"] - data["seconds"], data["time"]))
+    held.evaluation_seconds.append((kind, seconds))
+    held.measuring.append((time - seconds, time))
     return True

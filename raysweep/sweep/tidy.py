@@ -70,12 +70,7 @@ def tidy(ledger: Ledger, sweep: Sweep, snapshot: Snapshot | None = None) -> pd.D
     records: list[tuple[int, int, int]] = []
     counts: dict[tuple[str, str], int] = {}
     for spec in sweep.runs:
-        found = [
-            (row, len(heads), step)
-            for step in spec.milestones
-            for evaluation in spec.evaluations.values()
-            if (row := snapshot.evaluation(spec.run_id, step, evaluation)) is not None
-        ]
+        found = [(row, len(heads), step) for step, _, row in snapshot.evaluations(spec)]
         if found:
             heads.append(_head(sweep, spec, axes, seeds, counts))
             records += found

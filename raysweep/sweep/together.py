@@ -25,12 +25,15 @@ def together(
     known: dict[int, tuple[Evaluation, Evaluation]] = {}
     remarks: dict[str, None] = {}
     found = []
+    shared: dict[int, dict[str, Evaluation]] = {}
     for run in runs:
         for kind, evaluation in run.evaluations.items():
             if id(evaluation) not in known and kind in models:
                 other, remark = evaluation.among(list(models[kind].values()))
                 known[id(evaluation)] = (evaluation, other)
                 remarks |= {remark: None} if remark is not None else {}
-        own = {k: known.get(id(e), (e, e))[1] for k, e in run.evaluations.items()}
-        found.append(replace(run, evaluations=own))
+        if id(run.evaluations) not in shared:
+            own = {k: known.get(id(e), (e, e))[1] for k, e in run.evaluations.items()}
+            shared[id(run.evaluations)] = own
+        found.append(replace(run, evaluations=shared[id(run.evaluations)]))
     return tuple(found), tuple(remarks)

@@ -103,9 +103,14 @@ class LoopState(_Plain):
     files: dict[str, FileDigest] = {}
 
 
+def checkpoints_directory(run: Path) -> Path:
+    """Return the directory of the checkpoints of a run, given that of the run."""
+    return run / "checkpoints"
+
+
 def checkpoint_directory(run: Path, step: int) -> Path:
     """Return the directory of the checkpoint after `step`, given the directory of its run."""
-    return run / "checkpoints" / f"step-{step:08d}"
+    return checkpoints_directory(run) / f"step-{step:08d}"
 
 
 def write_checkpoint(
@@ -164,9 +169,9 @@ def _upload(place: RemotePath, contents: Mapping[str, bytes], digests: Mapping[s
         keep_blob(digests[name].sha256, contents[name])
 
 
-def is_whole(directory: Path) -> bool:
-    """Return whether the folder of a checkpoint is complete: on a disk it always is, once it has its name."""
-    return not isinstance(directory, RemotePath) or (directory / STATE).is_file()
+def is_whole(folder: Path, name: str) -> bool:
+    """Return whether a checkpoint's folder is complete: on a disk it always is, once it has its name."""
+    return not isinstance(folder, RemotePath) or (folder / name / STATE).is_file()
 
 
 def verify(directory: Path, files: Mapping[str, FileDigest]) -> None:

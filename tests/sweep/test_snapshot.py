@@ -6,6 +6,8 @@ import json
 import pickle
 import random
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from raysweep.sweep import snapshot as module
 from raysweep.sweep.index import INDEX
 from raysweep.sweep.run_state import run_states
 from raysweep.sweep.snapshot import Metrics, Snapshot
+from raysweep.sweep.stored import save_sweep
 from raysweep.sweep.tidy import cells, tidy, typed
 from raysweep.training.checkpoint import CheckpointRecord, CurvePoint, FileDigest
 
@@ -211,6 +214,50 @@ def test_the_index_keeps_runs_that_were_not_asked_for(sweep: Sweep, monkeypatch:
     Snapshot(sweep.ledger(), held[:1])
     monkeypatch.setattr(RunLedger, "read", lambda *_: pytest.fail("a record was read"))
     Snapshot.of(sweep)
+
+
+def test_readers_of_an_index_import_neither_pandas_nor_numba(sweep: Sweep) -> None:
+    save_sweep(sweep)
+    told(sweep)
+    assert (sweep.directory / INDEX).is_file()
+    program = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from raysweep import registry\n"
+        "from raysweep.sweep.planner import make_plan\n"
+        "from raysweep.sweep.run_state import run_states\n"
+        "from raysweep.sweep.stored import load_stored\n"
+        "sys.path.insert(0, sys.argv[2])\n"
+        "from helpers.tiny_sweeps import CountedConfig\n"
+        "registry.evaluations.register('counted', CountedConfig)\n"
+        "sweep = load_stored(Path(sys.argv[1]))\n"
+        "for _ in range(2):\n"
+        "    assert any(state.metrics for state in run_states(sweep))\n"
+        "make_plan(sweep)\n"
+        "print({'pandas', 'numba', 'matplotlib'} & set(sys.modules))\n"
+    )
+    line = [sys.executable, "-c", program, str(sweep.directory), str(Path(__file__).parents[1])]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (0, "set()\n"), done.stderr
+
+
+def test_a_speed_that_is_not_known_is_none(sweep: Sweep) -> None:
+    run = sweep.ledger().run(sweep.runs[0])
+    points = [
+        CurvePoint(step=k, loss=1.0, time_ms=k, tokens_per_second=speed, mfu=None)
+        for k, speed in enumerate([None, 7.0, 1e300 / 3])
+    ]
+    for step, curve in ((8001, ()), (8002, points[:1]), (8003, points[:2]), (8004, points)):
+        record = CheckpointRecord(
+            step=step, milestone=True, files={}, curve=tuple(curve), time=9.5, train_seconds=1.0
+        )
+        run.commit(record)
+    for _ in range(2):
+        snapshot = Snapshot.of(sweep)
+        rows = snapshot.checkpoints(run.run_id)[-4:]
+        assert [snapshot.has_curve(row) for row in rows] == [False, True, True, True]
+        speeds = [snapshot.speed(row) for row in rows]
+        assert speeds == [(None, None), (None, None), (7.0, None), (1e300 / 3, None)]
 
 
 def test_metrics_go_to_another_process_alone(sweep: Sweep) -> None:

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from raysweep.languages.checks import floor
@@ -43,6 +41,9 @@ class Blocks:
     @classmethod
     def find(cls, initial: np.ndarray, transition: np.ndarray, emission: np.ndarray) -> Blocks | None:
         """Return the blocks, or None where a kernel would not be faster."""
+        from scipy.sparse import coo_array  # readers of results build no language
+        from scipy.sparse.csgraph import connected_components
+
         S, V = emission.shape
         a, b = np.nonzero(transition)
         s, c = np.nonzero(emission)
