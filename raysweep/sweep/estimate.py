@@ -7,7 +7,9 @@ Seconds of an evaluation: the mean over runs with the same model; else its opera
 states them, over those of training a second (6 · parameters · words of a step), times the share of these that
 evaluations of the kind reached in this sweep, else in other sweeps of the storage, else `SHARE`.
 
-Seconds are those of a processor that has nothing else to do: recorded ones are divided by the crowding
+Seconds are those of a processor that has nothing else to do.  Of what one process does on one processor, that
+is its processor time, because other work on a machine takes the clock's time alone.  Where it is not
+recorded, or several processors or a GPU do the work, the recorded seconds are divided by the crowding
 (`raysweep.sweep.learnt`).  Bytes of a checkpoint are the mean over runs with the same model; without any
 history three float32 numbers a parameter (weights and the two moments of Adam), most of a checkpoint.
 """
@@ -58,6 +60,9 @@ START, END = Span(15.0, 38.0), Span(8.0, 18.0)
 #: Seconds by which a run takes longer than its steps and evaluations: from warm lanes to nested training, by
 #: `raysweep bench engine`.
 RUN = Span(0.6, 4.6)
+#: Processors that start and end of a launch keep busy, its report included: 30 s of processor time in 21 s,
+#: by `raysweep bench engine`.
+_BUSY = 1.4
 #: The start of other launches on the same machine varies by this.
 _STARTS = Span(0.8, 1.4)
 #: What the work takes in relation to the estimate: records, MLflow and Ray's own processes need the
@@ -101,6 +106,13 @@ class History:
         self._known: dict[tuple[str, str, str], Operations | None] = {}
         self._records = records
         crowd = crowding(sweep.directory, records.values(), sweep.resources)
+        resources = sweep.resources
+        trains_alone = resources.workers == 1 and _single(resources.per_worker)
+        measures_alone = _single(resources.evaluate)
+
+        def idle(seconds: float, used: float | None, alone: bool) -> float:
+            return min(seconds, used) if alone and used else seconds / crowd
+
         own: dict[str, float] = {}
         alike: dict[tuple[str, str, str, int], list[float]] = {}
         sizes: dict[str, list[float]] = {}
@@ -110,13 +122,13 @@ class History:
             if held is None:
                 continue
             if held.step_seconds is not None:
-                own[spec.run_id] = held.step_seconds / crowd
-                alike.setdefault(self._like(spec), []).append(held.step_seconds / crowd)
+                own[spec.run_id] = idle(held.step_seconds, held.step_cpu_seconds, trains_alone)
+                alike.setdefault(self._like(spec), []).append(own[spec.run_id])
             model = self._model(spec)
             if held.checkpoint_bytes is not None:
                 sizes.setdefault(model, []).append(held.checkpoint_bytes)
-            for kind, seconds in held.evaluation_seconds:
-                evaluations.setdefault((model, kind), []).append(seconds / crowd)
+            for kind, seconds, used in held.evaluation_seconds:
+                evaluations.setdefault((model, kind), []).append(idle(seconds, used, measures_alone))
         self.own = own
         self.alike = {key: statistics.fmean(values) for key, values in alike.items()}
         self.sizes = {key: statistics.fmean(values) for key, values in sizes.items()}
@@ -257,6 +269,11 @@ class History:
         return Learnt(start=start, shares=self._shares())
 
 
+def _single(asked: Mapping[str, float]) -> bool:
+    """Return whether what a process asks for is at most one processor, and nothing else."""
+    return set(asked) <= {"CPU"} and asked.get("CPU", 0.0) <= 1
+
+
 def _bounded(shares: Mapping[str, float]) -> dict[str, float]:
     """Return shares of other sweeps within a factor of `SHARE`, because other sizes may be far from these."""
     return {kind: min(max(share, SHARE / _APART), SHARE * _APART) for kind, share in shares.items()}
@@ -280,11 +297,21 @@ def launch_seconds(costs: Iterable[Cost], *, slots: int, start: float | None = N
     slots = max(1, min(slots, len(runs)))
     least = max(sum(run.least for run in runs) / slots, *trained, 0.0)
     most = one_after_another((run.most for run in runs), slots)
-    begin = START if start is None else Span(*(start * factor for factor in _STARTS))
+    begin = _begin(start)
     return Span(
         begin.least + _WORK.least * least + END.least,
         begin.most + _WORK.most * most + END.most,
     )
+
+
+def processor_seconds(costs: Iterable[Cost], *, start: float | None = None) -> float:
+    """Return the seconds of processor time of a launch besides its work: of start, end and each run."""
+    trained = sum(bool(cost.training) for cost in costs)
+    return (_BUSY * (sum(_begin(start)) + sum(END)) + trained * sum(RUN)) / 2
+
+
+def _begin(start: float | None) -> Span:
+    return START if start is None else Span(*(start * factor for factor in _STARTS))
 
 
 def one_after_another(work: Iterable[float], slots: int) -> float:

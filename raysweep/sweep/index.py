@@ -34,7 +34,7 @@ log = logging.getLogger("raysweep.sweep")
 INDEX = "index.arrow"
 
 #: The layout of the file; another version of raysweep may take other records for whole.
-_VERSION = {"raysweep": __version__, "layout": 2, "records": FIELDS}
+_VERSION = {"raysweep": __version__, "layout": 3, "records": FIELDS}
 _DIGEST = hashlib.sha256().digest_size
 
 _SCHEMA = pa.schema(
@@ -46,6 +46,7 @@ _SCHEMA = pa.schema(
         ("step", pa.int64()),
         *((name, pa.float64()) for name in ("seconds", "time")),
         ("bytes", pa.int64()),
+        ("used", pa.float64()),
         *((name, pa.int32()) for name in ("kind", "note")),
         # The number of points of its curve, and the speed at the newest one; nan where it is not known.
         ("points", pa.int64()),
@@ -175,7 +176,7 @@ class Rows:
         speeds = (curve[-1].tokens_per_second, curve[-1].mfu) if curve else (None, None)
         row = (
             *(index.runs.place(run_id), index.names.place(name), *stamp),
-            *(brief.step, brief.seconds, brief.time, brief.bytes),
+            *(brief.step, brief.seconds, brief.time, brief.bytes, brief.used),
             index.kinds.place(json.dumps([brief.kind, brief.identity])),
             index.notes.place(json.dumps(head.get("notes", {}))),
             len(curve),

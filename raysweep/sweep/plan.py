@@ -10,7 +10,7 @@ from html import escape
 from typing import Any, Literal
 
 from raysweep.sweep.changes import Stray, stray_lines
-from raysweep.sweep.estimate import NOTHING, Cost, Span, launch_seconds
+from raysweep.sweep.estimate import NOTHING, Cost, Span, launch_seconds, processor_seconds
 from raysweep.sweep.missing import Missing
 from raysweep.sweep.parameters import Counts, describe
 from raysweep.sweep.resources import Resources
@@ -190,14 +190,20 @@ class Plan:
 
     @property
     def hours(self) -> dict[str, float]:
-        """GPU-hours of the work, or CPU-hours where a sweep has no GPUs; {} where the time is not known."""
+        """GPU-hours of the work, or CPU-hours of the launch where a sweep has no GPUs.
+
+        {} where the time is not known.
+        """
         if self.work_seconds is None:
             return {}
         device = "GPU" if self.resources.per_worker.get("GPU", 0) > 0 else "CPU"
         training = sum(run.cost.training or 0.0 for run in self.to_do)
         each = self.resources.workers * self.resources.per_worker.get(device, 0.0)
         measuring = (self.work_seconds - training) * self.resources.evaluate.get(device, 0.0)
-        return {device: (training * each + measuring) / 3600}
+        besides = 0.0
+        if device == "CPU" and not self.finished:
+            besides = processor_seconds((run.cost for run in self.to_do), start=self.start)
+        return {device: (training * each + measuring + besides) / 3600}
 
     @property
     def not_counted(self) -> tuple[str, ...]:

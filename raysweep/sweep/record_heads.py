@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -31,30 +32,38 @@ FIELDS = {cls.__name__: sorted(cls.model_fields) for cls in _ALL}
 class Brief(NamedTuple):
     """The part of the record of a checkpoint or an evaluation that readers of many runs need.
 
-    `seconds` is the work, that of a checkpoint since the run began, and `bytes` the size of its files.
+    `seconds` is the work, that of a checkpoint since the run began, `used` its processor time, nan where it is
+    not known, and `bytes` the size of the files.
     """
 
     step: int = -1
     seconds: float = 0.0
     time: float = 0.0
     bytes: int = 0
+    used: float = math.nan
     #: Kind and identity of an evaluation.
     kind: str = ""
     identity: str = ""
 
 
 #: A brief without names: thousands are made in a fraction of the time.
-PlainBrief = tuple[int, float, float, int, str, str]
+PlainBrief = tuple[int, float, float, int, float, str, str]
 
 
 def brief_of(name: str, head: Mapping[str, Any]) -> Brief:
     """Return what counts of the head of a record of that name."""
     parsed = parse_name(name)
     if parsed is not None and parsed.type == "checkpoint":
-        return Brief(head["step"], head["train_seconds"], head["time"], head["bytes"])
+        used = _number(head["train_cpu_seconds"])
+        return Brief(head["step"], head["train_seconds"], head["time"], head["bytes"], used)
     if parsed is not None and parsed.type == "evaluation":
-        return Brief(head["step"], head["seconds"], head["time"], 0, head["kind"], head["identity"])
+        used = _number(head["cpu_seconds"])
+        return Brief(head["step"], head["seconds"], head["time"], 0, used, head["kind"], head["identity"])
     return Brief()
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
 
 
 def read_head(run: RunLedger, name: str) -> dict[str, Any] | None:

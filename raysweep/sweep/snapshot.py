@@ -199,7 +199,7 @@ class Snapshot:
     @cached_property
     def _briefs(self) -> Sequence[PlainBrief]:
         index = self._index
-        columns = [index.numbers(name).tolist() for name in ("step", "seconds", "time", "bytes")]
+        columns = [index.numbers(name).tolist() for name in ("step", "seconds", "time", "bytes", "used")]
         places = index.numbers("kind").tolist()
         for known in zip(*(json.loads(text) for text in index.kinds.known), strict=True):
             columns.append([known[place] for place in places])
@@ -228,7 +228,7 @@ class Snapshot:
         row = self._rows.get(run_id, {}).get(name)
         if row is None:
             return None
-        is_, _, _, _, kind, of = self._briefs[row]
+        is_, _, _, _, _, kind, of = self._briefs[row]
         return row if (is_, kind, of) == (step, evaluation.key, identity) else None
 
     def evaluations(self, spec: RunSpec) -> list[tuple[int, str, int]]:

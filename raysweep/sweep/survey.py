@@ -7,6 +7,7 @@ Ten thousand runs have tens of thousands of records, so a survey reads them from
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -40,11 +41,13 @@ class RunRecords:
     failure: str | None = None
     #: Whether that failure is a person's wish.
     cancelled: bool = False
-    #: Seconds of a training step, and bytes of the newest checkpoint, if there is one.
+    #: Seconds of a training step, its seconds of processor time where they are known, and bytes of the newest
+    #: checkpoint, if there is one.
     step_seconds: float | None = None
+    step_cpu_seconds: float | None = None
     checkpoint_bytes: int | None = None
-    #: (kind, seconds) of the evaluations that were read.
-    evaluation_seconds: list[tuple[str, float]] = field(default_factory=list)
+    #: (kind, seconds, seconds of processor time where they are known) of the evaluations that were read.
+    evaluation_seconds: list[tuple[str, float, float | None]] = field(default_factory=list)
     #: Begin and end, in unix seconds, of the training and of the measuring that the records read tell of.
     training: list[tuple[float, float]] = field(default_factory=list)
     measuring: list[tuple[float, float]] = field(default_factory=list)
@@ -165,12 +168,13 @@ def _checkpoint(held: RunRecords, record: PlainBrief | None, parsed: RecordName,
     """Return whether the record of a checkpoint is whole; note the cost of the newest."""
     if record is None or record[0] != parsed.step:
         return False
-    _, seconds, time, bytes_, _, _ = record
+    _, seconds, time, bytes_, used, _, _ = record
     trained = sum(end - start for start, end in held.training)
     if seconds > trained:
         held.training.append((time - (seconds - trained), time))
     if newest and parsed.step:
         held.step_seconds, held.checkpoint_bytes = seconds / parsed.step, bytes_
+        held.step_cpu_seconds = None if math.isnan(used) else used / parsed.step
     return True
 
 
@@ -178,9 +182,9 @@ def _evaluation(held: RunRecords, record: PlainBrief | None, parsed: RecordName)
     """Return whether the record of an evaluation is whole and matches its name; note its cost."""
     if record is None:
         return False
-    step, seconds, time, _, kind, identity = record
+    step, seconds, time, _, used, kind, identity = record
     if (step, kind) != (parsed.step, parsed.kind) or not identity.startswith(parsed.head):
         return False
-    held.evaluation_seconds.append((kind, seconds))
+    held.evaluation_seconds.append((kind, seconds, None if math.isnan(used) else used))
     held.measuring.append((time - seconds, time))
     return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,47 @@ def test_recorded_seconds_are_those_of_an_idle_processor(load: Any) -> None:
     assert {tuple(records.training) for records in held.values()} == {((50.0, 100.0),)}
     launched(sweep.directory, cpus=1)
     assert set(History(sweep, held, {}).own.values()) == {0.25}
+
+
+@pytest.mark.parametrize("busy", [1.0, 0.25])
+def test_what_took_long_under_load_is_not_expected_again(load: Any, busy: float) -> None:
+    """Of work on one processor, its processor time tells; where several have a part, the clock alone does."""
+
+    def history(*overrides: str) -> History:
+        sweep = load(MEASURED, *overrides)
+        done = sweep.runs[0]
+        run = sweep.ledger().run(done)
+        for step in done.milestones:
+            tiny.checkpoint(run, step, seconds=0.1 * step / busy, busy=busy)
+            for evaluation in done.evaluations.values():
+                run.record_evaluation(
+                    step, evaluation, tiny.measured(float(step)), seconds=2.0 / busy, cpu_seconds=2.0
+                )
+        return History(sweep, survey(sweep.ledger(), sweep.runs, verify=True), {})
+
+    alone, workers = history(), history("resources.workers=2")
+    assert list(alone.own.values()) == pytest.approx([0.1])
+    assert list(alone.alike.values()) == pytest.approx([0.1])
+    assert set(alone.evaluations.values()) == {2.0}
+    assert list(workers.own.values()) == pytest.approx([0.1 / busy])
+    assert set(workers.evaluations.values()) == {2.0}
+    threads = history("resources.evaluate={CPU: 4}")
+    assert set(threads.evaluations.values()) == {2.0 / busy}
+    assert list(history("resources.per_worker={GPU: 1}").own.values()) == pytest.approx([0.1 / busy])
+
+
+def test_the_hours_of_a_launch_count_its_start_and_end(load: Any) -> None:
+    sweep = load(MEASURED)
+    plan = make_plan(sweep, step_seconds={spec.run_id: 0.001 for spec in sweep.runs}, concurrency=2)
+    assert plan.work_seconds is not None
+    assert plan.wall_span is not None
+    besides = 3600 * plan.hours["CPU"] - plan.work_seconds
+    # Start and end keep more than one processor busy, and each run takes something.
+    assert besides == pytest.approx(1.4 * (26.5 + 13.0) + 2.6 * len(sweep.runs))
+    assert replace(plan, start=50.0).hours["CPU"] > plan.hours["CPU"]
+    for spec in sweep.runs:
+        tiny.finish(sweep.ledger().run(spec), spec)
+    assert make_plan(sweep).hours == {"CPU": 0.0}
 
 
 def test_a_launch_takes_its_start_its_work_and_a_last_run() -> None:

@@ -169,9 +169,9 @@ def test_points_recorded_before_speeds_were_known_still_load() -> None:
 def test_the_peak_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
-    def product(size: int, dtype: torch.dtype, *given: Any) -> float:
+    def product(size: int, dtype: torch.dtype, *given: Any, **how: Any) -> float:
         calls.append(dtype)
-        return product_flops(64, dtype, *given)
+        return product_flops(64, dtype, *given, **how)
 
     monkeypatch.setattr(throughput, "product_flops", product)
     throughput._peak_flops.cache_clear()
@@ -186,6 +186,26 @@ def test_the_peak_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found[0] == found[2]
     # Between the slowest and the fastest that there is.
     assert all(1e7 < flops < 1e14 for flops in found)
+
+
+def test_the_peak_is_that_of_a_processor_without_other_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every product takes 2 ms of the processor and, since others have it too, 90 ms of the clock."""
+    wall, own = Clock(), Clock()
+    product = torch.mm
+
+    def crowded(*given: Any, **how: Any) -> Any:
+        wall.now += 0.09
+        own.now += 0.002
+        return product(*given, **how)
+
+    monkeypatch.setattr(torch, "mm", crowded)
+    monkeypatch.setattr(time, "perf_counter", wall)
+    monkeypatch.setattr(time, "thread_time", own)
+    throughput._peak_flops.cache_clear()
+    try:
+        assert peak_flops(CPU, torch.float32) == pytest.approx(2 * 512**3 / 0.002)
+    finally:
+        throughput._peak_flops.cache_clear()
 
 
 def test_the_best_of_several_calls_is_taken() -> None:
