@@ -27,7 +27,7 @@ from raysweep.sweep.estimate import NOTHING, START, Span, one_after_another
 from raysweep.sweep.run_state import RunState
 from raysweep.sweep.told import OVER
 
-#: Seconds within which the first gain is expected: the start of a launch, of which Ray's is over by then.
+#: Seconds within which the first gain is expected; Ray has started by then.
 _START = START.least
 #: Seconds of work by which the pace is as much that of the launch as that which was expected.
 _PRIOR = 5.0

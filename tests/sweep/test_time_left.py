@@ -18,7 +18,7 @@ KINDS = {"excess_loss": 0.2, "trace": 0.5, "probe": 0.3}
 
 
 class Told(NamedTuple):
-    """What a look tells: time, seconds that are truly left, their range, and the seconds of each run."""
+    """A look: time, seconds that are truly left, their range, and the seconds of each run."""
 
     now: float
     true: float
@@ -30,8 +30,8 @@ class Told(NamedTuple):
 class Launch:
     """A launch of alike runs, `slots` at once, whose seconds are those of an idle machine.
 
-    A run starts, trains with news at every look, and is measured with news of whole shards, each of which the
-    board hears with the next look.
+    A run starts, trains with news at every look, and is measured with news of whole shards, which
+    come with the next look.
     """
 
     runs: int
@@ -52,7 +52,7 @@ class Launch:
     at_work: list[_Run] = field(init=False, default_factory=list)
 
     def play(self) -> list[Told]:
-        """Return what is told at each look until the end."""
+        """Return the looks until the end."""
         runs = [_Run(self, k) for k in range(self.runs)]
         rows = [run.row for run in runs]
         kinds = {kind: share * self.measuring / MILESTONES for kind, share in KINDS.items()}
