@@ -32,8 +32,8 @@ FIELDS = {cls.__name__: sorted(cls.model_fields) for cls in _ALL}
 class Brief(NamedTuple):
     """The part of the record of a checkpoint or an evaluation that readers of many runs need.
 
-    `seconds` is the work, that of a checkpoint since the run began, `used` its processor time, nan where it is
-    not known, and `bytes` the size of the files.
+    `seconds` is the work, that of a checkpoint since the run began, `used` its processor time, nan where that
+    is not known, and `bytes` the size of the files.
     """
 
     step: int = -1
