@@ -37,7 +37,7 @@ def test_the_time_left_of_a_run_holds_its_evaluations_too(
         now = 1000.0 + second_of_launch
         news[second.run_id] = News(state="training", step=2 * second_of_launch)
         watched.look()
-        # What was expected is told first: no more than half off, and the start.
+        # The estimate from before the launch comes first: no more than half off.
         eta = seen[-1].runs[1].eta
         assert eta is not None
         assert 0.5 <= eta / (50 + 4 - second_of_launch) <= 1.5
