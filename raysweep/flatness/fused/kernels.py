@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from raysweep.compiled import kernel
-from raysweep.compiled.scalars import COMPILED, INLINE
+from raysweep.compiled.scalars import COMPILED, HELPER, INLINE
 from raysweep.compiled.simd import fetch, peek, plus, poke, splat, total
 
 _F0, _F1, _F2 = np.float32(0.0), np.float32(1.0), np.float32(2.0)
@@ -29,7 +29,7 @@ def _dot(x, y):  # type: ignore[no-untyped-def]
     return total
 
 
-@kernel(**COMPILED)
+@kernel(**HELPER)
 def _gram(x, at, first, words, width, g, row):  # type: ignore[no-untyped-def]
     """Write inner products of rows of x into g, in rows `row` apart; row i of x begins at `at[i] + first`.
 
@@ -90,7 +90,7 @@ def _gram(x, at, first, words, width, g, row):  # type: ignore[no-untyped-def]
             poke(g, i * row + j, factor * peek(g, i * row + j))
 
 
-@kernel(**COMPILED)
+@kernel(**HELPER)
 def _folded(x, at, first, words, width, g, row):  # type: ignore[no-untyped-def]
     """Return Σ g_ij x_i·x_j over rows of x, which begin as in `_gram`; g is by `_gram`."""
     t0 = t1 = t2 = t3 = splat(_F0)
@@ -152,7 +152,7 @@ def _folded(x, at, first, words, width, g, row):  # type: ignore[no-untyped-def]
     return found
 
 
-@kernel(**COMPILED)
+@kernel(**HELPER)
 def _summed(x, at, first, words, width):  # type: ignore[no-untyped-def]
     """Return ‖Σ x_i‖² over rows of x, which begin as in `_gram`."""
     t = splat(_F0)
