@@ -16,6 +16,7 @@ from raysweep.cli.app import run
 from raysweep.languages import PCFG
 from raysweep.models.flops import training_flops
 from raysweep.sweep import Sweep, load_sweep, make_plan
+from raysweep.sweep.estimate import END, RUN, START
 
 FILE = """\
 name: sizes
@@ -154,10 +155,11 @@ def test_a_plan_says_what_its_hours_cost(
     low, high = data["wall_seconds_range"]
     assert 0 < low < data["wall_seconds"] < high
     assert data["not_counted"] == []
-    # Each step takes six processors, and an evaluation one.
+    # Each step takes six processors, an evaluation one, and start and end of a launch 1.4.
     training = sum(run["train_seconds"] for run in data["runs"])
     assert 0 < training < data["work_seconds"]
-    assert data["cpu_hours"] == pytest.approx((5 * training + data["work_seconds"]) / 3600)
+    besides = (1.4 * (sum(START) + sum(END)) + len(data["runs"]) * sum(RUN)) / 2
+    assert data["cpu_hours"] == pytest.approx((5 * training + data["work_seconds"] + besides) / 3600)
     assert data["hours"] == {"CPU": data["cpu_hours"]}
     assert data["cpu_cost"] == pytest.approx(36 * data["cpu_hours"])
     assert run([*words, "--price", "36"]) == 0
