@@ -44,7 +44,7 @@ class Progress:
         self._slots = slots
         self._last = now
         self._first = {row.run_id: amounts_of(row) for row in rows}
-        #: Of runs that were seen in training: seconds since then, and their step then.
+        #: Of runs that have trained for some steps: seconds since the first news of that, and their step then.
         self._trained: dict[str, tuple[float, int]] = {}
         self._end = End(now)
         self._ends: dict[str, End] = {}
@@ -59,7 +59,8 @@ class Progress:
         for row in rows:
             if row.run_id not in self._first:  # a search has added it
                 self._first[row.run_id] = amounts_of(row)
-            if row.state == "training":
+            # What goes by before the first news of a training is loading, too.
+            if row.state == "training" and row.step > self._first[row.run_id][""]:
                 seconds, step = self._trained.get(row.run_id, (self._last - now, row.step))
                 self._trained[row.run_id] = seconds + now - self._last, step
         self._last = now

@@ -253,3 +253,19 @@ def test_a_run_that_works_alone_has_the_time_left_of_the_launch() -> None:
     for _, left, run in First(load=3.0, wait=5.0, expected=1.0).play():
         assert (left is None) == (run is None)
         assert left is None or run == pytest.approx(sum(left) / 2, rel=0.2)
+
+
+def test_loading_before_the_first_steps_is_no_pace() -> None:
+    row = RunState(run_id="a", model="m", label="", steps=4000, evaluations={}, state="starting")
+    progress = Progress([row], {"a": 0.01}, now=0.0, slots=1)
+    told = []
+    for second in range(1, 46):
+        row.state = "training" if second > 3 else "starting"
+        row.step = max(0, 100 * (second - 8))  # until then, code is loaded
+        _, span = progress.see(float(second), [row])
+        if second > 9 and span is not None:
+            told.append((second, *span))
+    assert len(told) > 30
+    for second, low, high in told:
+        assert low <= 48 - second + 3, (second, low, high)
+        assert high <= 1.6 * (48 - second) + 8, (second, low, high)
