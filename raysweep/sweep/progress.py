@@ -44,7 +44,7 @@ class Progress:
         self._slots = slots
         self._last = now
         self._first = {row.run_id: amounts_of(row) for row in rows}
-        #: Of runs that have trained for some steps: seconds since the first news of that, and their step then.
+        #: Of runs that have trained some steps: seconds since the first news of that, and their step then.
         self._trained: dict[str, tuple[float, int]] = {}
         self._end = End(now)
         self._ends: dict[str, End] = {}
