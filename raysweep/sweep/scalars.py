@@ -1,6 +1,7 @@
 """Plain scalars as the core schema of YAML 1.2 reads them (YAML 1.2.2, section 10.3.2).
 
 One thing is different: a whole number may be written with an exponent, as in `1e3`.
+`flow` writes values so that they are read as they were.
 """
 
 from __future__ import annotations

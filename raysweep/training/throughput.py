@@ -8,7 +8,7 @@ count, because it compiles or loads kernels.
 
 The peak of a device is measured, not looked up: the best of a few products of square matrices in the
 precision and with the threads of training, once a process.  On a CPU, seconds are those of
-processor time of the calling thread, so other work on the machine takes nothing from the peak.
+processor time of the calling thread, so waiting for a processor takes nothing from the peak.
 """
 
 from __future__ import annotations
