@@ -61,6 +61,15 @@ def parse(line: str) -> Process:
     )
 
 
+def age() -> float | None:
+    """Return the seconds since this process was started; None where the system does not tell."""
+    try:
+        started = parse(PROC.joinpath("self", "stat").read_text()).started
+    except OSError:
+        return None
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started / _TICKS
+
+
 def snapshot(proc: Path = PROC) -> dict[int, Process]:
     """Return all processes of this machine that have not ended, by number."""
     found = {}

@@ -40,6 +40,13 @@ def proc(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_the_age_of_a_process_is_that_since_its_start() -> None:
+    program = "import time; time.sleep(0.5); from raysweep.processes import age; print(age())"
+    began = time.monotonic()
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert 0.5 <= float(told) <= time.monotonic() - began + 1 / TICKS
+
+
 def test_a_line_of_stat() -> None:
     line = f"12 (a ) (b) R 3 12 12 0 -1 0 0 0 0 0 {TICKS} {2 * TICKS} 7 7 20 0 1 0 42 4096 2"
     found = parse(line)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -29,6 +29,7 @@ from raysweep.cli.options import (
 )
 from raysweep.cli.output import console, remarks_of_ray, say
 from raysweep.cli.results import make_report, print_summary
+from raysweep.processes import age
 from raysweep.remote import local_place
 from raysweep.sweep.notice import check_notify
 from raysweep.sweep.storage import open_directory
@@ -106,6 +107,11 @@ def launch(
     if runs > MANY and sys.stdin.isatty() and not yes:
         typer.confirm(f"{runs} runs: go on?", abort=True)
     check_notify(notify or ())
+    # The import of Ray is a part of it.
+    from raysweep.engine import launch as _  # noqa: F401
+    from raysweep.sweep.spent import phase
+
+    loaded = phase("load", age() or 0.0, time.process_time())
     again = launch_command(sweep, file=str(file), overrides=set_ or (), address=address)
     try:
         results = _launch(
@@ -122,7 +128,7 @@ def launch(
             "and the same command continues from there"
         )
         raise typer.Exit(130) from None
-    _show(results, again, json=json)
+    _show(results, again, loaded, json=json)
     if results.failures:
         raise typer.Exit(3)
     if results.unfinished:
@@ -179,8 +185,11 @@ def _launch(
         )
 
 
-def _show(results: Results, again: str, *, json: bool) -> None:
-    """Print the results, and the runs that failed or are not finished; `again` is the command."""
+def _show(results: Results, again: str, loaded: dict[str, Any], *, json: bool) -> None:
+    """Print the results, and the runs that failed or are not finished.
+
+    `again` is the command, and `loaded` the phase before the launch.
+    """
     from raysweep.report import sweep_verdicts
     from raysweep.sweep.provenance import add_phases
     from raysweep.sweep.spent import phase
@@ -189,6 +198,8 @@ def _show(results: Results, again: str, *, json: bool) -> None:
 
     sweep = results.sweep
     started, cpu = time.monotonic(), time.process_time()
+    if results.worked_on:
+        say("writing the report")
     frame = results.to_frame()
     verdicts = sweep_verdicts(sweep, frame)
     with TemporaryDirectory() as folder:
@@ -198,7 +209,7 @@ def _show(results: Results, again: str, *, json: bool) -> None:
             keep_files(sweep, {page: "", **({figures: "figures"} if figures.is_dir() else {})})
     if results.worked_on:
         took, used = time.monotonic() - started, time.process_time() - cpu
-        add_phases(sweep.directory, [phase("report", took, used)])
+        add_phases(sweep.directory, [loaded, phase("report", took, used)])
     failures = {run_id: failure.message for run_id, failure in results.failures.items()}
     if json:
         print_json(

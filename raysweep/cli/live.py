@@ -187,9 +187,16 @@ def _total(state: LaunchState) -> str:
     runs = ", ".join(f"{counted[stage]} {stage}" for stage in ("done", "running", "waiting"))
     failed = "".join(f", {counted[stage]} {stage}" for stage in ("failed", "cancelled") if counted[stage])
     time = f"{duration(state.elapsed)} so far"
-    if state.left is not None and any(run.state not in OVER for run in state.runs):
+    if _over(state):
+        time += ", closing Ray and MLflow"
+    if state.left is not None:
         time += f", {_range(*state.left)} left"
     return f"{share}{', '.join(parts)}; runs: {runs}{failed}; {time}"
+
+
+def _over(state: LaunchState) -> bool:
+    """Return whether no run of a launch asks for anything more."""
+    return all(run.state in OVER for run in state.runs)
 
 
 def _range(least: float, most: float) -> str:
@@ -252,8 +259,7 @@ class NotebookView:
 
     def __call__(self, state: LaunchState) -> None:
         """Show a state."""
-        over = all(run.state in ("done", "failed") for run in state.runs)
-        if time.monotonic() - self._shown < 1.0 and not over:
+        if time.monotonic() - self._shown < 1.0 and not _over(state):
             return
         self._shown = time.monotonic()
         page = self._html(_page(state))
@@ -291,17 +297,23 @@ def _in_notebook() -> bool:
 
 
 class LineView(Lines):
-    """A view for a pipe: a line for every change of state or milestone, and one for all once a minute."""
+    """A view for a pipe: a line for every change of state or milestone, and one for all once a minute.
+
+    There is one for all as soon as the time left is known, too, and one when no run has anything left.
+    """
 
     def __init__(self, target: Console) -> None:
         super().__init__(target)
         self._counted = time.monotonic()
         self._told = Told()
+        self._known = self._ended = False
 
     def __call__(self, state: LaunchState) -> None:
         """Print the changes since the last state."""
         for line in self._told.changes(state.runs):
             self.say(line)
-        if time.monotonic() - self._counted >= HEARTBEAT:
+        known, ended = self._known or state.left is not None, _over(state)
+        if (known, ended) != (self._known, self._ended) or time.monotonic() - self._counted >= HEARTBEAT:
+            self._known, self._ended = known, ended
             self._counted = time.monotonic()
             self.say(_total(state))

@@ -12,6 +12,7 @@ import ray
 
 from raysweep.engine.board import Board, News
 from raysweep.sweep import Plan, Sweep
+from raysweep.sweep.estimate import END, NOTHING
 from raysweep.sweep.progress import Progress
 from raysweep.sweep.run_state import Evaluated, LaunchState, Pace, run_states
 from raysweep.sweep.told import OVER
@@ -125,6 +126,8 @@ class Monitor:
     def _summarise(self) -> LaunchState:
         rows, now = list(self._rows.values()), time.monotonic()
         share, left = self._progress.see(now, rows)
+        if left is not None or all(row.state in OVER for row in rows):
+            left = END.least + (left or NOTHING)[0], END.most + (left or NOTHING)[1]
         for row in rows:
             row.eta = 0.0 if row.state in OVER else self._progress.runs.get(row.run_id)
         return LaunchState(runs=rows, elapsed=now - self._started, share=share, left=left)

@@ -7,6 +7,8 @@ The seconds of an evaluation are the mean over runs of the model, in which those
 the launch count as one more; else those expected, scaled by what the launch makes of the others of its kind;
 else the mean of other models, scaled by the seconds of a step.
 
+The share never falls while the work is the same: where an estimate was too high, it waits.
+
 The time left is that of the model in `raysweep.sweep.time_left`; that of a single run comes from its own work
 since it was first seen at work.
 """
@@ -46,6 +48,8 @@ class Progress:
         self._first = {row.run_id: amounts_of(row) for row in rows}
         #: Of runs that have trained some steps: seconds since the first news of that, and their step then.
         self._trained: dict[str, tuple[float, int]] = {}
+        #: The largest share so far, and the number of runs that it is of.
+        self._share, self._runs = 0.0, 0
         self._end = End(now)
         self._ends: dict[str, End] = {}
         #: Seconds that are left of single runs at work, by id, as far as they are known.
@@ -78,7 +82,11 @@ class Progress:
             return None, None
         done = sum(work.done for work in works)
         whole = done + sum(work.left for work in works)
-        return (done / whole if whole else 1.0), self._end.see(now, works, slots=self._slots)
+        share = done / whole if whole else 1.0
+        # The runs that a search adds are more work.
+        self._share = max(share, self._share if len(rows) == self._runs else 0.0)
+        self._runs = len(rows)
+        return self._share, self._end.see(now, works, slots=self._slots)
 
     def _step_seconds(self, rows: Sequence[RunState]) -> tuple[dict[str, Rate], float]:
         """Return the seconds of a step by run id, as far as known, and their ratio to those timed."""

@@ -79,7 +79,8 @@ class LaunchState:
     """The states of all runs, and the progress of the sweep (`raysweep.sweep.progress`).
 
     `elapsed` is seconds since the start, `share` the share of all work that is done, `left` the least and the
-    most seconds to the end; the last two are None as long as they are not known.
+    most seconds to the end of the launch, its report included; the last two are None as long as they are not
+    known.
     """
 
     runs: list[RunState]

@@ -16,6 +16,7 @@ from raysweep.sweep.provenance import all_launches
 
 #: Phases of a launch besides the work, in their order, for people.
 _PHASES = {
+    "load": "load: Python, imports, sweep file",
     "start": "start: plan, languages, Ray",
     "end": "end: Ray, MLflow",
     "report": "verdicts and report",

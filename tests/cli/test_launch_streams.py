@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 from raysweep.cli import launch
+from raysweep.engine import Results
 from raysweep.sweep import Plan, Sweep, make_plan
+from raysweep.sweep.provenance import last_launch, provenance, save_launch
 from raysweep.sweep.run_state import LaunchState, run_states
+from raysweep.sweep.spent import phase
 
 
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt])
@@ -51,3 +54,20 @@ def test_a_terminal_has_its_standard_output_again_after_a_launch(
     assert "remark" not in err
     remarks = (finished.directory / "ray.log").read_text()
     assert remarks.splitlines()[-2:] == ["a remark of Ray before the view", "a remark of Ray below the view"]
+
+
+def test_the_report_at_the_end_is_said_and_counted(
+    finished: Sweep, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_launch(finished.directory, provenance())
+    results = Results(
+        sweep=finished, failures={}, unfinished={}, worked_on=(finished.runs[0].run_id,), tracked=False
+    )
+    launch._show(results, "again", phase("load", 3.0, 2.0), json=False)
+    assert capsys.readouterr().err.splitlines()[0] == "writing the report"
+    found = last_launch(finished.directory)
+    assert found is not None
+    load, report = found["phases"]
+    assert load == {"name": "load", "seconds": 3.0, "cpu_seconds": 2.0}
+    assert report["name"] == "report"
+    assert report["seconds"] > 0

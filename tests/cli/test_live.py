@@ -71,7 +71,18 @@ def test_a_line_for_every_change_and_none_without() -> None:
         "run a: training, step 30/100; step 25: excess 0.5, trace 12, probe A 0.75",
         "run a: evaluating, step 100/100; step 25: excess 0.5, trace 12, probe A 0.75",
         "run a: done, step 100/100, excess 0.5, trace 12, probe A 0.75",
+        "100% of training; runs: 1 done, 0 running, 0 waiting; 10 s so far, closing Ray and MLflow",
     ]
+
+
+def test_a_short_launch_in_a_pipe_tells_the_time_left_as_soon_as_it_is_known() -> None:
+    target, out = console()
+    view = LineView(target)
+    for left in (None, (5.0, 9.0), (4.0, 8.0)):
+        view(state(run(state="training", step=50), share=0.5, left=left))
+    view(state(run(state="done", step=100), share=1.0, left=(8.0, 18.0)))
+    totals = [line.rpartition("; ")[2] for line in said(out) if "runs:" in line]
+    assert totals == ["10 s so far, 5 s to 9 s left", "10 s so far, closing Ray and MLflow, 8 s to 18 s left"]
 
 
 def test_the_whole_sweep_has_a_line_a_minute_whatever_else_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,11 +124,10 @@ def test_share_and_range_are_told_where_they_are_known(monkeypatch: pytest.Monke
         f"10 s so far, {left} left"
         for left in ("5 min to 9 min", "about 5 min")
     ]
-    # A launch whose runs have all ended does not say that time is left.
-    now += output.HEARTBEAT
-    view(state(run("a", state="done", step=100), share=1.0, left=(0.0, 1.0)))
-    whole = "100% of all work: 100% of training; runs: 1 done, 0 running, 0 waiting; 10 s so far"
-    assert said(out)[-1] == whole
+    # A launch whose runs have all ended says what is left to do.
+    view(state(run("a", state="done", step=100), share=1.0, left=(8.0, 18.0)))
+    whole = "100% of all work: 100% of training; runs: 1 done, 0 running, 0 waiting; 10 s so far, "
+    assert said(out)[-1] == whole + "closing Ray and MLflow, 8 s to 18 s left"
 
 
 def test_the_trace_in_one_space_is_shown_where_models_have_one() -> None:
@@ -269,7 +279,7 @@ def test_a_failed_run_has_its_reason() -> None:
     target, out = console()
     view = LineView(target)
     view(state(run(state="failed", step=7, trouble="loss is nan at step 7")))
-    assert said(out) == ["run a: failed, step 7/100: loss is nan at step 7"]
+    assert said(out)[0] == "run a: failed, step 7/100: loss is nan at step 7"
     out = io.StringIO()
     target = Console(file=out, width=100, height=30, force_terminal=True, color_system=None)
     with LiveView(target, []) as shown:

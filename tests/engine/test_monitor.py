@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from helpers import tiny_sweeps as tiny
@@ -14,6 +15,7 @@ from raysweep.engine.board import News
 from raysweep.engine.monitor import Monitor
 from raysweep.evaluation.excess_loss import EXCESS_LOSS
 from raysweep.sweep import load_sweep, make_plan
+from raysweep.sweep.estimate import END
 from raysweep.sweep.run_state import LaunchState
 
 
@@ -42,6 +44,24 @@ def test_the_time_left_of_a_run_holds_its_evaluations_too(
         assert eta is not None
         assert 0.5 <= eta / (50 + 4 - second_of_launch) <= 1.5
     assert [row.eta for row in seen[-1].runs] == [0.0, pytest.approx(20 + 4), None]
+
+
+def test_the_time_left_of_a_launch_holds_its_end(tmp_path: Path) -> None:
+    """100 steps of half a second, nothing measured; then Ray, MLflow and the report."""
+    (tmp_path / "tiny.yaml").write_text(tiny.HEAD + "axes: {seed: [0, 1]}\n")
+    sweep = load_sweep(tmp_path / "tiny.yaml", storage=tmp_path / "results")
+    first, second = sweep.runs
+    tiny.finish(sweep.ledger().run(first), first)
+    news = {second.run_id: News(state="training", step=0)}
+    seen: list[LaunchState] = []
+    board: Any = type("Board", (), {"read": lambda self, since: (since, news)})()
+    watched = Monitor(sweep, make_plan(sweep), board, seen.append, slots=2)
+    watched.look()
+    assert seen[-1].left is not None
+    assert seen[-1].left[0] >= 0.5 * 50 + END.least
+    news[second.run_id] = News(state="done", step=100)
+    watched.look()
+    assert seen[-1].left == END
 
 
 def test_metrics_come_with_the_milestone_that_they_are_of(tmp_path: Path) -> None:
@@ -84,7 +104,8 @@ def test_the_share_of_all_work_holds_what_was_there_before(
     assert seen[-1].evaluations == (3, 4)
     # 54 of 108 seconds were there before, and 53 more took no time.
     assert seen[-1].left is not None
-    assert 0 < seen[-1].left[0] < seen[-1].left[1] < 2
+    least, most = np.subtract(seen[-1].left, END)
+    assert 0 < least < most < 2
 
 
 def test_a_run_that_fails_in_the_launch_has_its_reason(tmp_path: Path) -> None:

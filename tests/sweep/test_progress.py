@@ -141,6 +141,33 @@ def test_evaluations_that_nobody_has_seen_count_as_expected() -> None:
     assert all(later <= 1.5 * sooner for ((_, sooner), (_, later)) in itertools.pairwise(ends))
 
 
+@pytest.mark.parametrize("off", [0.2, 5.0])
+def test_the_share_never_falls_while_the_work_is_the_same(off: float) -> None:
+    """Estimates of evaluations that are wrong by much are put right as soon as some of them are measured."""
+    played = Played(["small", "small", "small", "small"])
+    expected = {
+        (row.run_id, kind): off * seconds
+        for row in played.rows
+        for kind, seconds in MEASURE[row.model].items()
+    }
+    progress = Progress(played.rows, played.timed, expected, slots=SLOTS, now=0.0)
+    shares = [0.0]
+    for second in itertools.count(1):
+        played.tick()
+        share, _ = progress.see(float(second), played.rows)
+        assert share is not None
+        assert share >= shares[-1]
+        shares.append(share)
+        if all(row.state == "done" for row in played.rows):
+            break
+    assert shares[-1] == pytest.approx(1.0)
+    # What a search adds is more work.
+    more = Played(["small"] * 5).rows[4]
+    share, _ = progress.see(second + 1.0, [*played.rows, more])
+    assert share is not None
+    assert share < 0.9
+
+
 def test_what_is_recorded_is_no_work_of_this_launch_and_failed_runs_ask_for_none() -> None:
     played = Played(["small", "small", "small"])
     whole, failed, waiting = played.rows
