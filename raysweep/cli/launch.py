@@ -29,7 +29,6 @@ from raysweep.cli.options import (
 )
 from raysweep.cli.output import console, remarks_of_ray, say
 from raysweep.cli.results import make_report, print_summary
-from raysweep.processes import age
 from raysweep.remote import local_place
 from raysweep.sweep.notice import check_notify
 from raysweep.sweep.storage import open_directory
@@ -107,14 +106,9 @@ def launch(
     if runs > MANY and sys.stdin.isatty() and not yes:
         typer.confirm(f"{runs} runs: go on?", abort=True)
     check_notify(notify or ())
-    # The import of Ray is a part of it.
-    from raysweep.engine import launch as _  # noqa: F401
-    from raysweep.sweep.spent import phase
-
-    loaded = phase("load", age() or 0.0, time.process_time())
     again = launch_command(sweep, file=str(file), overrides=set_ or (), address=address)
     try:
-        results = _launch(
+        results, loaded = _launch(
             sweep,
             address=address,
             only=only,
@@ -143,9 +137,10 @@ def _launch(
     retry_failed: bool,
     reconnect: float,
     notify: Sequence[str],
-) -> Results:
-    """Launch with a view on standard error."""
+) -> tuple[Results, dict[str, Any]]:
+    """Launch with a view on standard error; return the results and the phase before the launch."""
     from raysweep.engine import launch as start
+    from raysweep.engine.phases import loading
     from raysweep.tracking import tracking_uri as tracked_at
 
     footer = [
@@ -172,7 +167,8 @@ def _launch(
 
         cluster = address or os.environ.get("RAY_ADDRESS")
         where = f"connecting to the Ray cluster at {cluster}" if cluster else "starting Ray on this machine"
-        return start(
+        loaded = loading()
+        results = start(
             sweep,
             address=address,
             only=only,
@@ -183,6 +179,7 @@ def _launch(
             reconnect=reconnect,
             notify=notify,
         )
+    return results, loaded
 
 
 def _show(results: Results, again: str, loaded: dict[str, Any], *, json: bool) -> None:

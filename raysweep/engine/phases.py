@@ -7,12 +7,21 @@ import time
 from pathlib import Path
 from typing import Any, Self
 
-from raysweep.processes import PROC, Watch
+from raysweep.processes import PROC, Watch, age
 from raysweep.sweep.provenance import add_phases
 from raysweep.sweep.spent import phase
 
 #: Seconds between two looks at the processes.  A look reads a small file for each process of the machine.
 _PERIOD = 1.0
+
+
+def loading() -> dict[str, Any]:
+    """Return the phase `load` of a program that begins a launch now: the time since its process started.
+
+    Where the system does not tell that, its seconds are those of processor time, the least that they can be.
+    """
+    used, since = time.process_time(), age()
+    return phase("load", used if since is None else since, used)
 
 
 class Phases:

@@ -34,8 +34,11 @@ log = logging.getLogger("raysweep.sweep")
 INDEX = "index.arrow"
 
 #: The layout of the file; another version of raysweep may take other records for whole.
-_VERSION = {"raysweep": __version__, "layout": 3, "records": FIELDS}
+_VERSION = {"raysweep": __version__, "layout": 4, "records": FIELDS}
 _DIGEST = hashlib.sha256().digest_size
+
+#: What the speed of a run comes from.
+SPEEDS = ("points", "seconds_per_token", "one_over_mfu")
 
 _SCHEMA = pa.schema(
     [
@@ -48,9 +51,9 @@ _SCHEMA = pa.schema(
         ("bytes", pa.int64()),
         ("used", pa.float64()),
         *((name, pa.int32()) for name in ("kind", "note")),
-        # The number of points of its curve, and the speed at the newest one; nan where it is not known.
-        ("points", pa.int64()),
-        *((name, pa.float64()) for name in ("tokens_per_second", "mfu")),
+        # Of the points of its curve that tell a speed, the number, the sum of one over tokens a second, and
+        # that of one over MFU.
+        *((name, pa.float64()) for name in SPEEDS),
         # The record as JSON, without its curve and its metrics or what nobody reads of many runs.
         ("head", pa.large_string()),
         ("curve", pa.large_string()),
@@ -173,14 +176,15 @@ class Rows:
         """Add a record; `head` is what it says besides its curve and its metrics."""
         index, brief = self._index, brief_of(name, head)
         points = json.dumps([vars(point) for point in curve]) if curve else ""
-        speeds = (curve[-1].tokens_per_second, curve[-1].mfu) if curve else (None, None)
+        told = [point for point in curve if point.tokens_per_second]
         row = (
             *(index.runs.place(run_id), index.names.place(name), *stamp),
             *(brief.step, brief.seconds, brief.time, brief.bytes, brief.used),
             index.kinds.place(json.dumps([brief.kind, brief.identity])),
             index.notes.place(json.dumps(head.get("notes", {}))),
-            len(curve),
-            *(_NAN if speed is None else speed for speed in speeds),
+            len(told),
+            sum(1 / point.tokens_per_second for point in told if point.tokens_per_second),
+            sum(1 / point.mfu for point in told if point.mfu),
             *(json.dumps(head), points),
         )
         for column, value in zip(_SCHEMA.names, row, strict=False):

@@ -47,8 +47,9 @@ class Evaluated:
 class RunState:
     """The state of one run; `eta` is the seconds to its end, None if they are not known.
 
-    `tokens_per_second` and `mfu` are those of the newest point of its training curve, `metrics` those of the
-    milestone `evaluated`, which training may have left far behind.
+    `tokens_per_second` and `mfu` are means over its training; while a launch is at work, over that of the
+    latest attempt.  `metrics` are those of the milestone `evaluated`, which training may have left far
+    behind.
     """
 
     run_id: str
@@ -181,6 +182,4 @@ def _read(row: RunState, snapshot: Snapshot, spec: RunSpec, usable: Collection[i
     # Checkpoints that are not kept leave their records.
     checkpoints = snapshot.checkpoints(spec.run_id)
     row.seconds += snapshot.seconds(checkpoints[-1]) if checkpoints else 0.0
-    newest = next((at for at in reversed(checkpoints) if snapshot.has_curve(at)), None)
-    if newest is not None:
-        row.tokens_per_second, row.mfu = snapshot.speed(newest)
+    row.tokens_per_second, row.mfu = snapshot.speed(checkpoints)

@@ -22,7 +22,7 @@ from raysweep.evaluation.base import Evaluation
 from raysweep.evaluation.metric import Metric
 from raysweep.remote import RemotePath, fetch, listed
 from raysweep.sweep.identity import evaluation_identity
-from raysweep.sweep.index import NUMBERS, Index, Rows, plain
+from raysweep.sweep.index import NUMBERS, SPEEDS, Index, Rows, plain
 from raysweep.sweep.ledger import Ledger
 from raysweep.sweep.record_heads import IDENTITY, PlainBrief, parts_of, read_any
 from raysweep.sweep.records import RecordName, checkpoint_name, evaluation_name, parse_name
@@ -261,24 +261,17 @@ class Snapshot:
         found: list[dict[str, Any]] = json.loads(text) if text else []
         return found
 
-    def has_curve(self, row: int) -> bool:
-        """Return whether the record in a row has a point of a training curve."""
-        return self._points[row] > 0
+    def speed(self, rows: Iterable[int]) -> tuple[float | None, float | None]:
+        """Return mean tokens a second and MFU over the points of the curves in some rows.
+
+        Points have about as many steps each, so the means are harmonic.  None where no point tells them.
+        """
+        points, slow, unused = (sum(column[row] for row in rows) for column in self._speeds)
+        return points / slow if slow else None, points / unused if unused else None
 
     @cached_property
-    def _points(self) -> Sequence[int]:
-        found: list[int] = self._index.numbers("points").tolist()
-        return found
-
-    def speed(self, row: int) -> tuple[float | None, float | None]:
-        """Return tokens a second and MFU at the newest point of the curve in a row."""
-        tokens, mfu = (None if speed != speed else speed for speed in self._speeds[row])
-        return tokens, mfu
-
-    @cached_property
-    def _speeds(self) -> Sequence[tuple[float, float]]:
-        columns = (self._index.numbers(name).tolist() for name in ("tokens_per_second", "mfu"))
-        return list(zip(*columns, strict=True))
+    def _speeds(self) -> list[list[float]]:
+        return [self._index.numbers(name).tolist() for name in SPEEDS]
 
     def measured(self, row: int) -> bool:
         """Return whether the record in a row has a metric."""

@@ -271,7 +271,8 @@ class _Loop:
         self.latest = math.fsum(values) / len(values)
         # Reading the losses waited for the device, so the clock counts finished steps only.
         seconds = self._seconds()
-        self.tokens_per_second, self.mfu = self.throughput.take(seconds - self.point_seconds)
+        tokens_per_second, mfu = self.throughput.take(seconds - self.point_seconds)
+        self.tokens_per_second, self.mfu = self.throughput.mean
         self.point_seconds = seconds
         if self.world.rank == 0 and self.step not in self.known_points:
             self.curve.append(
@@ -279,8 +280,8 @@ class _Loop:
                     step=self.step,
                     loss=self.latest,
                     time_ms=time.time_ns() // 10**6,
-                    tokens_per_second=self.tokens_per_second,
-                    mfu=self.mfu,
+                    tokens_per_second=tokens_per_second,
+                    mfu=mfu,
                 )
             )
         self.pending = 0

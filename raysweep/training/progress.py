@@ -20,7 +20,8 @@ LOOK_SECONDS = 0.5  # between two looks at progress (and, with several workers, 
 class Progress:
     """The progress of a run: `step` out of `steps`, and the mean `loss` (nats) of the latest steps.
 
-    `tokens_per_second` and `mfu` belong to the newest point of the curve; None before the first point.
+    `tokens_per_second` and `mfu` are means up to the newest point of the curve, of the steps of this process;
+    None before its first point.
     """
 
     step: int

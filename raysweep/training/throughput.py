@@ -8,11 +8,16 @@ count, because it compiles or loads kernels.
 
 The peak of a device is measured, not looked up: the best of a few products of square matrices in the
 precision and with the threads of training, once a process.  On a CPU, seconds are those of
-processor time of the calling thread, so waiting for a processor takes nothing from the peak.
+processor time of the calling thread, so waiting for a processor takes nothing from the peak.  What shares a
+core or a cache does, so a machine keeps the best that any of its processes has measured, in the cache folder.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import logging
+import socket
 import time
 from collections.abc import Callable
 from functools import cache
@@ -20,12 +25,16 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from raysweep.files import write_atomic
+from raysweep.languages.cache import cache_directory
 from raysweep.models.base import MaskedLM
 from raysweep.models.batch import Batch
 from raysweep.models.flops import training_flops
 from raysweep.training.config import PretrainConfig
 from raysweep.training.data import World, masked_words
 from raysweep.training.workers import summed
+
+log = logging.getLogger("raysweep.training")
 
 #: Rows of the matrices by which a device is measured, large enough to keep it busy.
 _PRODUCT = {"cpu": 512, "cuda": 4096}
@@ -81,11 +90,35 @@ def _peak_flops(device: torch.device, dtype: torch.dtype, threads: int) -> float
     # Products on a CPU are the caller's own work, as far as it is not made to wait.
     clock = time.thread_time if device.type == "cpu" else time.perf_counter
     with torch.no_grad():
-        return product_flops(_PRODUCT.get(device.type, 512), dtype, device, clock=clock)
+        found = product_flops(_PRODUCT.get(device.type, 512), dtype, device, clock=clock)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type} × {threads}"
+    facts = {"host": socket.gethostname(), "device": name, "dtype": str(dtype), "torch": torch.__version__}
+    return _best_so_far(facts, found)
+
+
+def _best_so_far(facts: dict[str, str], found: float) -> float:
+    """Return the better of a peak and the one that is kept for these facts, and keep it."""
+    digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+    path = cache_directory() / "peaks" / f"{digest}.json"
+    try:
+        before = float(json.loads(path.read_bytes())["flops"])
+    except (OSError, ValueError, KeyError, TypeError):  # none, or of no use
+        before = 0.0
+    if found <= before:
+        return before
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, json.dumps({**facts, "flops": found}).encode())
+    except OSError as error:
+        log.warning("the peak of this machine is not kept, so MFU of other runs may have another: %s", error)
+    return found
 
 
 class Throughput:
-    """Counts tokens and operations of steps; all ranks create and read theirs together."""
+    """Counts tokens and operations of steps; all ranks create and read theirs together.
+
+    `mean` are tokens a second and MFU of all steps that were taken so far; None where `take` has told none.
+    """
 
     def __init__(
         self,
@@ -98,6 +131,8 @@ class Throughput:
         self._model, self._pretrain, self._world, self._device = model, pretrain, world, device
         [self._peak] = summed(world, [peak_flops(device, dtype)], device)
         self._lengths: list[Tensor] = []
+        self._tokens = self._work = self._seconds = 0.0
+        self.mean: tuple[float | None, float | None] = None, None
 
     def add(self, batch: Batch) -> None:
         """Count this rank's part of a step."""
@@ -117,4 +152,14 @@ class Throughput:
         tokens, work = summed(
             self._world, [float(lengths.sum()), 0.0 if flops is None else float(flops)], self._device
         )
-        return tokens / seconds, None if flops is None else work / seconds / self._peak
+        self._tokens, self._work, self._seconds = (
+            self._tokens + tokens,
+            self._work + work,
+            self._seconds + seconds,
+        )
+
+        def speeds(tokens: float, work: float, seconds: float) -> tuple[float, float | None]:
+            return tokens / seconds, None if flops is None else work / seconds / self._peak
+
+        self.mean = speeds(self._tokens, self._work, self._seconds)
+        return speeds(tokens, work, seconds)

@@ -241,13 +241,13 @@ def test_readers_of_an_index_import_neither_pandas_nor_numba(sweep: Sweep) -> No
     assert (done.returncode, done.stdout) == (0, "set()\n"), done.stderr
 
 
-def test_a_speed_that_is_not_known_is_none(sweep: Sweep) -> None:
+def test_the_speed_of_a_run_is_that_of_all_its_points(sweep: Sweep) -> None:
     run = sweep.ledger().run(sweep.runs[0])
     points = [
         CurvePoint(step=k, loss=1.0, time_ms=k, tokens_per_second=speed, mfu=None)
         for k, speed in enumerate([None, 7.0, 1e300 / 3])
     ]
-    for step, curve in ((8001, ()), (8002, points[:1]), (8003, points[:2]), (8004, points)):
+    for step, curve in ((8001, ()), (8002, points[:1]), (8003, points[:2]), (8004, points[:3])):
         record = CheckpointRecord(
             step=step, milestone=True, files={}, curve=tuple(curve), time=9.5, train_seconds=1.0
         )
@@ -255,9 +255,12 @@ def test_a_speed_that_is_not_known_is_none(sweep: Sweep) -> None:
     for _ in range(2):
         snapshot = Snapshot.of(sweep)
         rows = snapshot.checkpoints(run.run_id)[-4:]
-        assert [snapshot.has_curve(row) for row in rows] == [False, True, True, True]
-        speeds = [snapshot.speed(row) for row in rows]
-        assert speeds == [(None, None), (None, None), (7.0, None), (1e300 / 3, None)]
+        speeds = [snapshot.speed([row]) for row in rows]
+        # A thousand words at 7 a second and a thousand in no time: two thousand at 14.
+        fast = (pytest.approx(14.0), None)
+        assert speeds == [(None, None), (None, None), (7.0, None), fast]
+        assert snapshot.speed(rows) == (pytest.approx(3 / (2 / 7)), None)
+        assert snapshot.speed([]) == (None, None)
 
 
 def test_metrics_go_to_another_process_alone(sweep: Sweep) -> None:

@@ -1,6 +1,7 @@
 """Tokens a second and MFU of curve points, and where the time of steps goes."""
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,10 @@ def test_processor_time_is_counted_over_all_attempts(tmp_path: Path, monkeypatch
     assert journal.checkpoints()[0].train_cpu_seconds == 14.0
 
 
-def test_progress_tells_the_newest_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("clock")
+def test_progress_tells_the_mean_up_to_the_newest_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(progress, "LOOK_SECONDS", 0.0)
     seen: list[Progress] = []
     journal = fakes.FolderJournal(tmp_path)
@@ -119,7 +123,14 @@ def test_progress_tells_the_newest_point(tmp_path: Path, monkeypatch: pytest.Mon
     [first, last] = journal.checkpoints()[0].curve
     assert {(p.tokens_per_second, p.mfu) for p in seen[:49]} == {(None, None)}
     assert {(p.tokens_per_second, p.mfu) for p in seen[49:99]} == {(first.tokens_per_second, first.mfu)}
-    assert (seen[99].tokens_per_second, seen[99].mfu) == (last.tokens_per_second, last.mfu)
+    assert first.tokens_per_second is not None
+    assert last.tokens_per_second is not None
+    assert first.mfu is not None
+    assert last.mfu is not None
+    # 49 steps of 2 s and 50 of them: the first step of a process is not counted.
+    tokens = (98 * first.tokens_per_second + 100 * last.tokens_per_second) / 198
+    assert seen[99].tokens_per_second == pytest.approx(tokens)
+    assert seen[99].mfu == pytest.approx((98 * first.mfu + 100 * last.mfu) / 198)
 
 
 def test_a_model_of_unknown_operations_has_no_mfu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,6 +177,37 @@ def test_points_recorded_before_speeds_were_known_still_load() -> None:
     assert CurvePoint.model_validate_json(point.model_dump_json()) == point
 
 
+@pytest.fixture
+def no_peak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of peaks of a machine that has measured none."""
+    monkeypatch.setenv("RAYSWEEP_CACHE", str(tmp_path / "cache"))
+    throughput._peak_flops.cache_clear()
+    yield tmp_path / "cache" / "peaks"
+    throughput._peak_flops.cache_clear()
+
+
+def test_a_machine_has_the_best_peak_of_its_processes(
+    no_peak: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Four processes measure; then the file is damaged, and then there can be none."""
+    found = []
+    for measured in (3e10, 5e10, 2e10, 4e10):
+        monkeypatch.setattr(throughput, "product_flops", lambda *given, flops=measured, **how: flops)
+        throughput._peak_flops.cache_clear()
+        found.append(peak_flops(CPU, torch.float32))
+    assert found == [3e10, 5e10, 5e10, 5e10]
+    assert peak_flops(CPU, torch.bfloat16) == 4e10
+    for path in no_peak.iterdir():
+        path.write_text("[")
+    throughput._peak_flops.cache_clear()
+    assert peak_flops(CPU, torch.float32) == 4e10
+    monkeypatch.setenv("RAYSWEEP_CACHE", "/dev/null/cache")
+    throughput._peak_flops.cache_clear()
+    assert peak_flops(CPU, torch.float32) == 4e10
+    assert "the peak of this machine is not kept" in caplog.text
+
+
+@pytest.mark.usefixtures("no_peak")
 def test_the_peak_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
@@ -174,20 +216,17 @@ def test_the_peak_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return product_flops(64, dtype, *given, **how)
 
     monkeypatch.setattr(throughput, "product_flops", product)
-    throughput._peak_flops.cache_clear()
-    try:
-        torch.manual_seed(0)
-        before = torch.get_rng_state()
-        found = [peak_flops(CPU, dtype) for dtype in (torch.float32, torch.bfloat16, torch.float32)]
-        assert torch.equal(torch.get_rng_state(), before)
-    finally:
-        throughput._peak_flops.cache_clear()
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    found = [peak_flops(CPU, dtype) for dtype in (torch.float32, torch.bfloat16, torch.float32)]
+    assert torch.equal(torch.get_rng_state(), before)
     assert calls == [torch.float32, torch.bfloat16]
     assert found[0] == found[2]
     # Between the slowest and the fastest that there is.
     assert all(1e7 < flops < 1e14 for flops in found)
 
 
+@pytest.mark.usefixtures("no_peak")
 def test_the_peak_is_that_of_a_processor_without_other_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every product takes 2 ms of the processor and, since others have it too, 90 ms of the clock."""
     wall, own = Clock(), Clock()
@@ -201,11 +240,7 @@ def test_the_peak_is_that_of_a_processor_without_other_work(monkeypatch: pytest.
     monkeypatch.setattr(torch, "mm", crowded)
     monkeypatch.setattr(time, "perf_counter", wall)
     monkeypatch.setattr(time, "thread_time", own)
-    throughput._peak_flops.cache_clear()
-    try:
-        assert peak_flops(CPU, torch.float32) == pytest.approx(2 * 512**3 / 0.002)
-    finally:
-        throughput._peak_flops.cache_clear()
+    assert peak_flops(CPU, torch.float32) == pytest.approx(2 * 512**3 / 0.002)
 
 
 def test_the_best_of_several_calls_is_taken() -> None:
