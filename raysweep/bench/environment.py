@@ -9,6 +9,7 @@ import os
 import platform
 import time
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import torch
 
@@ -24,9 +25,45 @@ PACKAGES = (
 )
 
 
-def environment(threads: int, device: Device = "cpu") -> Environment:
-    """Return processor, GPU where the suite runs on one, versions, commit and date."""
+class Company:
+    """Counts what else the machine does from now on, besides the work of this process and its children.
+
+    It is read from /proc/stat, where the system has that.
+    """
+
+    def __init__(self) -> None:
+        self._began = self._now()
+
+    def _now(self) -> tuple[float, float, float, float] | None:
+        """Return seconds: of all processors at work, those taken away, all of them, and our own at work."""
+        try:
+            line = Path("/proc/stat").read_text().splitlines()[0]
+        except OSError:
+            return None
+        user, nice, system, idle, iowait, irq, softirq, steal = (
+            int(ticks) / os.sysconf("SC_CLK_TCK") for ticks in line.split()[1:9]
+        )
+        busy = user + nice + system + irq + softirq
+        own = os.times()
+        return busy, steal, busy + steal + idle + iowait, sum(own[:4])
+
+    def told(self) -> tuple[float | None, float | None]:
+        """Return the number of processors that other work kept busy, and the share of time taken away."""
+        now, before = self._now(), self._began
+        if now is None or before is None:
+            return None, None
+        busy, stolen, whole, own = (a - b for a, b in zip(now, before, strict=True))
+        seconds = whole / (os.cpu_count() or 1)
+        return (max(0.0, busy - own) / seconds, stolen / whole) if whole else (None, None)
+
+
+def environment(threads: int, device: Device = "cpu", company: Company | None = None) -> Environment:
+    """Return processor, GPU where the suite runs on one, versions, commit and date.
+
+    `company` has seen the measurements.
+    """
     facts = provenance()
+    others, stolen = (None, None) if company is None else company.told()
     return Environment(
         date=time.strftime("%Y-%m-%d", time.gmtime(facts["time"])),
         cpu=facts["processor"],
@@ -35,6 +72,8 @@ def environment(threads: int, device: Device = "cpu") -> Environment:
         memory_gib=round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         threads=threads,
         gpu=torch.cuda.get_device_name() if device == "cuda" else None,
+        others=None if others is None else round(others, 2),
+        stolen=None if stolen is None else round(stolen, 4),
         system=platform.system(),
         python=facts["python"],
         versions={name: found for name in PACKAGES if (found := _version(name)) is not None},

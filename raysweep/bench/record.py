@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -10,9 +11,9 @@ import numpy as np
 from pydantic import ValidationError
 
 from raysweep.errors import ConfigError
-from raysweep.registry import Config
+from raysweep.registry import Config, suggest
 
-#: Folder of the committed records, one for each suite.
+#: Folder of the committed records: a folder for each suite, with a file for each processor or GPU.
 RESULTS = Path(__file__).parent / "results"
 
 #: The direction of a goal; "within" has two ends.
@@ -175,11 +176,37 @@ class Environment(Config):
     threads: int
     #: The GPU that the suite ran on; None for one that ran on the processor.
     gpu: str | None = None
+    #: Processors that other work kept busy meanwhile, and the share of all processors' time that the host
+    #: took away; None where that is not known.
+    others: float | None = None
+    stolen: float | None = None
     system: str
     python: str
     versions: dict[str, str]
     commit: str | None
     dirty: bool | None
+
+    @property
+    def processor(self) -> str:
+        """Return a name for files, by what counts: vendor, family, model and instruction sets, or the GPU.
+
+        >>> place = Environment.model_construct(
+        ...     cpu="Intel(R) Xeon(R) Processor (family 6, model 207)", cpu_capability="AVX512", gpu=None
+        ... )
+        >>> place.processor
+        'intel-6-207-avx512'
+        """
+        if self.gpu is not None:
+            return _for_files(self.gpu)
+        known = re.search(r"\(family (\d+), model (\d+)\)$", self.cpu)
+        vendor = next((name for name in ("intel", "amd") if name in self.cpu.lower()), None)
+        if known is None or vendor is None:
+            return _for_files(f"{self.cpu} {self.cpu_capability}")
+        return "-".join((vendor, *known.groups(), _for_files(self.cpu_capability)))
+
+
+def _for_files(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
 class Applied(Config):
@@ -244,7 +271,9 @@ class Record(Config):
 
 
 def save(record: Record, path: Path) -> None:
-    """Write a record as JSON."""
+    """Write a record as JSON; in a folder, into the file of its processor."""
+    if path.is_dir():
+        path = path / f"{record.environment.processor}.json"
     path.write_text(record.model_dump_json(indent=1) + "\n", encoding="utf-8")
 
 
@@ -260,3 +289,14 @@ def load(path: Path) -> Record:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise ConfigError(f"{path}: no benchmark record: {where}: {first['msg']}") from error
+
+
+def of_suite(suite: str, folder: Path = RESULTS) -> list[Record]:
+    """Return the records of a suite, the newest first; raises `ConfigError` where there is none."""
+    found = [load(path) for path in sorted((folder / suite).glob("*.json"))]
+    if not found:
+        known = ", ".join(sorted(path.name for path in folder.iterdir() if path.is_dir()))
+        raise ConfigError(
+            f"--suite: there is no record of '{suite}'{suggest(suite, known.split(', '))}; {known}"
+        )
+    return sorted(found, key=lambda record: record.environment.date, reverse=True)

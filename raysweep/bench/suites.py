@@ -75,13 +75,15 @@ def run_here(
     """Run a suite in this process, whose threads have been set."""
     import torch
 
-    from raysweep.bench.environment import environment, measure_peak
+    from raysweep.bench.environment import Company, environment, measure_peak
 
     torch.set_num_threads(threads)
+    company = Company()
     peak = measure_peak(quick, device)
     say(
         f"peak: {peak.gemm_float32_gflops:.0f} GF/s float32, {peak.gemm_float64_gflops:.0f} GF/s float64, "
         f"copy {peak.copy_gbytes:.0f} GB/s"
     )
     cases = tuple(run_case(entry, peak, quick=quick, say=say) for entry in entries(suite, only, device))
-    return Record(suite=suite, quick=quick, environment=environment(threads, device), peak=peak, cases=cases)
+    place = environment(threads, device, company)
+    return Record(suite=suite, quick=quick, environment=place, peak=peak, cases=cases)

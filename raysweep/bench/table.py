@@ -6,7 +6,7 @@ import importlib
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from raysweep.bench.record import CaseRecord, Comparison, Figure, Goal, Record, Spread
+from raysweep.bench.record import CaseRecord, Comparison, Environment, Figure, Goal, Record, Spread
 from raysweep.bench.suites import OWN_RUNNERS, SUITES
 from raysweep.errors import ConfigError
 from raysweep.report.markdown import in_markdown, replaced
@@ -23,6 +23,9 @@ HEADINGS = ("work", "raysweep", "beside", "found", "goal")
 
 #: Suites with the same peers and figures in every case: each case is a column.
 CROSSED = frozenset({"trace", "statistics", "scale"})
+
+#: Least processors with other work, and least share of time taken away, that a caption names.
+_OTHERS, _STOLEN = 0.05, 0.02
 
 #: The file that holds the tables of the committed records.
 README = Path(__file__).parent / "README.md"
@@ -107,15 +110,25 @@ def caption(record: Record) -> str:
     return (
         f"{quick}{ratios if record.compares else ''}"
         f"{gpu}{place.cpu} ({place.cpu_capability}), "
-        f"{place.cores} cores; its peak in the same run: matrix products "
+        f"{place.cores} cores{_company(place)}; its peak in the same run: matrix products "
         f"{number(peak.gemm_float32_gflops)} GF/s in float32, {number(peak.gemm_float64_gflops)} in float64"
         f"{half}, copying {number(peak.copy_gbytes)} GB/s. Python {place.python}, {versions}; "
         f"{place.date}{commit}."
     )
 
 
-def terminal(record: Record) -> RenderableType:
-    """Return the table with its notes for a terminal."""
+def _company(place: Environment) -> str:
+    """Return words on a machine that did other things as well, nothing for a quiet one."""
+    words = ""
+    if place.others is not None and place.others >= _OTHERS:
+        words += f", {place.others:.1f} of them busy with other work"
+    if place.stolen is not None and place.stolen >= _STOLEN:
+        words += f", {place.stolen:.0%} of their time taken away by the host"
+    return words
+
+
+def terminal(record: Record, others: Sequence[Record] = ()) -> RenderableType:
+    """Return the table with its notes for a terminal, beside `others` where they have the same work."""
     parts: list[RenderableType] = []
     for line in lines(record):
         if line.key:
@@ -132,12 +145,23 @@ def terminal(record: Record) -> RenderableType:
         if beside or found:
             style = {True: "green", False: "red", None: ""}[line.met]
             grid.add_row(f"  {beside}".ljust(35), found.rjust(22), Text(goal.rjust(17), style))
-    remarks = [Text(f"- {note}") for note in notes(record)]
+    remarks: list[RenderableType] = [Text(f"- {note}") for note in notes(record)]
+    if len(rows := across([record, *others])) > 1:
+        headings, *rest = rows
+        grid = Table(box=None, pad_edge=False, header_style="bold")
+        for k, heading in enumerate((headings[0], "here", *headings[2:])):
+            grid.add_column(heading, justify="right" if k else "left", overflow="fold")
+        for row in rest:
+            grid.add_row(*row)
+        remarks += ["", grid]
     return Group(*parts, "", *remarks, "", Text(caption(record)))
 
 
-def markdown(record: Record) -> str:
-    """Return the table with its notes as Markdown, below the introduction of the suite if it has one."""
+def markdown(record: Record, *others: Record) -> str:
+    """Return the table with its notes as Markdown, below the introduction of the suite if it has one.
+
+    Below them stand the ratios of all records, where there are `others`, of other processors.
+    """
     if record.suite in CROSSED:
         tables, said = crossed(record), merged_notes(record)
     else:
@@ -146,8 +170,36 @@ def markdown(record: Record) -> str:
     module = importlib.import_module((SUITES | OWN_RUNNERS)[record.suite])
     introduction = getattr(module, "introduction", None)
     above = "" if introduction is None else introduction(record)
-    parts = (above, *map(in_markdown, tables), remarks, caption(record))
+    parts = [above, *map(in_markdown, tables), remarks, caption(record)]
+    if others and len(rows := across([record, *others])) > 1:
+        parts += ["The same on other processors:", in_markdown(rows), *map(caption, others)]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def across(records: Sequence[Record]) -> list[tuple[str, ...]]:
+    """Return the headings and rows of a table of what several records have in common: ratios and shares.
+
+    A column is a record, named by its processor; a row is a peer of a case, or a figure with a goal.  Seconds
+    are in none, as those of one processor say nothing about another.
+    """
+    cells: dict[tuple[str, str], dict[int, str]] = {}
+    goals: dict[tuple[str, str], str] = {}
+    for k, record in enumerate(records):
+        for case in record.cases:
+            compared = [_compared(row) for row in case.comparisons if row.ratio is not None]
+            figures = [_figure(row) for row in case.figures if row.goal is not None and row.unit in ("", "×")]
+            for beside, found, goal, met in (*compared, *figures):
+                verdict = {True: " ✓", False: " missed", None: ""}[None if record.quick else met]
+                cells.setdefault((case.key, beside), {})[k] = found.partition(" (")[0] + verdict
+                goals[case.key, beside] = goals.get((case.key, beside)) or goal
+    rows = [
+        (f"{key}: {beside}", *(found.get(k, "") for k in range(len(records))), goals[key, beside])
+        for (key, beside), found in cells.items()
+        # What no other record has is no comparison.
+        if len(found) > 1
+    ]
+    names = [record.environment.processor for record in records]
+    return [("ratio", *names, "goal"), *rows]
 
 
 def crossed(record: Record) -> list[list[tuple[str, ...]]]:
@@ -213,22 +265,25 @@ def merged_notes(record: Record) -> list[str]:
     return found
 
 
-def written(text: str, record: Record) -> str:
-    """Return a text with the table of a record between its two comments.
+def written(text: str, record: Record, *others: Record) -> str:
+    """Return a text with the table of a record, and of `others` of its suite, between its two comments.
 
     Raises `ConfigError` where the text does not have exactly one such pair.
     """
-    return replaced(text, f"bench:{record.suite}", markdown(record))
+    return replaced(text, f"bench:{record.suite}", markdown(record, *others))
 
 
-def write(path: Path, record: Record) -> None:
-    """Put the table of a record into a file; raises `ConfigError` for a file without the two comments."""
+def write(path: Path, record: Record, *others: Record) -> None:
+    """Put the table of a record, and of `others`, into a file.
+
+    Raises `ConfigError` for a file without the two comments.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     try:
-        new = written(text, record)
+        new = written(text, record, *others)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
     path.write_text(new, encoding="utf-8")

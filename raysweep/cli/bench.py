@@ -41,7 +41,12 @@ SUITES = {
 }
 
 OutputOption = Annotated[
-    Path | None, typer.Option("--output", metavar="FILE", help="Write the record to FILE, as JSON.")
+    Path | None,
+    typer.Option(
+        "--output",
+        metavar="FILE",
+        help="Write the record to FILE, as JSON; in a folder, the file has the name of the processor.",
+    ),
 ]
 
 
@@ -81,8 +86,7 @@ def _command(suite: str) -> Callable[..., None]:
     ) -> None:
         from raysweep.bench.suites import judge, measure
 
-        if output is not None:
-            check_output(output)
+        _check(output)
         record = measure(suite, only or [], quick=quick, threads=threads, device=device.value)
         _show(record, output, json=json)
         judge(record, strict=strict)
@@ -90,10 +94,18 @@ def _command(suite: str) -> Callable[..., None]:
     return command
 
 
+def _check(output: Path | None) -> None:
+    """Check that a record can be written, before anything is measured; raises `ConfigError`."""
+    if output is not None and not output.is_dir():
+        check_output(output)
+
+
 def _show(record: Record, output: Path | None, *, json: bool) -> None:
     """Write a record to its file, if there is one, and print it."""
-    from raysweep.bench.record import save
+    from raysweep.bench.record import RESULTS, of_suite, save
     from raysweep.bench.table import terminal
+
+    others = of_suite(record.suite) if (RESULTS / record.suite).is_dir() else ()
 
     if output is not None:
         with writing(output):
@@ -101,7 +113,7 @@ def _show(record: Record, output: Path | None, *, json: bool) -> None:
     if json:
         print_json(record.encode())
     else:
-        console().print(terminal(record))
+        console().print(terminal(record, others))
 
 
 for _suite, _help in SUITES.items():
@@ -135,8 +147,7 @@ def engine(
     from raysweep.bench.engine import measure
     from raysweep.bench.suites import judge
 
-    if output is not None:
-        check_output(output)
+    _check(output)
     record = measure(runs=runs, rounds=rounds, quick=quick, say=say)
     _show(record, output, json=json)
     judge(record, strict=True)
@@ -165,8 +176,7 @@ def chaos(
     from raysweep.bench.chaos import appendable, joined, judge, measure
     from raysweep.bench.record import load
 
-    if output is not None:
-        check_output(output)
+    _check(output)
     earlier = load(onto) if onto is not None else None
     if earlier is not None:
         appendable(earlier)
@@ -201,8 +211,7 @@ def statistics(
     """
     from raysweep.bench.statistics import measure
 
-    if output is not None:
-        check_output(output)
+    _check(output)
     _show(measure(quick=quick, seed=seed, processes=processes, say=say), output, json=json)
 
 
@@ -226,8 +235,7 @@ def scale(
     """
     from raysweep.bench.scale import measure
 
-    if output is not None:
-        check_output(output)
+    _check(output)
     _show(measure(gpus=gpus, runs=runs, price=price, quick=quick, say=say), output, json=json)
 
 
@@ -235,9 +243,9 @@ def scale(
 def table(
     record: Annotated[
         Path | None,
-        typer.Argument(metavar="[RECORD]", help="A record; by default the one that comes with raysweep."),
+        typer.Argument(metavar="[RECORD]", help="A record; by default those that come with raysweep."),
     ] = None,
-    suite: Annotated[str, typer.Option(help="The suite of the record that comes with raysweep.")] = "exact",
+    suite: Annotated[str, typer.Option(help="The suite of the records that come with raysweep.")] = "exact",
     write: Annotated[bool, typer.Option("--write", help="Put the table into a file instead.")] = False,
     into: Annotated[
         Path | None,
@@ -249,12 +257,15 @@ def table(
         ),
     ] = None,
 ) -> None:
-    """Print the table of a record as Markdown, or put it into a file between two comments."""
-    from raysweep.bench import table as tables
-    from raysweep.bench.record import RESULTS, load
+    """Print the table of a record as Markdown, or put it into a file between two comments.
 
-    found = load(record or RESULTS / f"{suite}.json")
+    Of the records that come with raysweep, that of the newest is whole, and the others stand beside it.
+    """
+    from raysweep.bench import table as tables
+    from raysweep.bench.record import load, of_suite
+
+    found = of_suite(suite) if record is None else [load(record)]
     if write or into is not None:
-        tables.write(into or tables.README, found)
+        tables.write(into or tables.README, *found)
     else:
-        typer.echo(tables.markdown(found), nl=False)
+        typer.echo(tables.markdown(*found), nl=False)

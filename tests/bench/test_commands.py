@@ -106,3 +106,4 @@ def test_table(
     assert run(["bench", "table", str(file), "--into", str(other)]) == 0
     assert other.read_text() == text.read_text()
     assert run(["bench", "table", "--suite", "nothing"]) == 2
+    assert "--suite: there is no record of 'nothing'" in capsys.readouterr().err

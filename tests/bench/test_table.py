@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from raysweep.bench import table
-from raysweep.bench.record import RESULTS, CaseRecord, Figure, Goal, Record, Spread, load
+from raysweep.bench.record import RESULTS, CaseRecord, Figure, Goal, Record, Spread, of_suite
 from raysweep.errors import ConfigError
 
 MARKDOWN = """\
@@ -80,11 +80,43 @@ def test_a_text_without_its_comments_is_left_alone(record: Record, tmp_path: Pat
     assert file.read_text() == text
 
 
-@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
-def test_readme_holds_the_table_of_the_record(path: Path) -> None:
-    record = load(path)
+@pytest.mark.parametrize("suite", sorted(path.name for path in RESULTS.iterdir()))
+def test_readme_holds_the_table_of_the_records(suite: str) -> None:
     text = table.README.read_text(encoding="utf-8")
-    assert table.written(text, record) == text
+    assert table.written(text, *of_suite(suite)) == text
+
+
+ACROSS = """\
+The same on other processors:
+
+| ratio | a-processor-avx2 | amd-25-1-avx2 | goal |
+| --- | --- | --- | --- |
+| first: good | 1,000× ✓ | 700× missed | ≥ 800× |
+| first: odd\\|peer | 1,000× missed | 1,000× missed | ≥ 8,000× |
+
+"""
+
+
+def test_records_of_other_processors_stand_beside_the_newest(record: Record) -> None:
+    first, *rest = record.cases
+    good, *others = first.comparisons
+    slower = good.model_copy(update={"cpu_ratio": Spread.of([700.0])})
+    # A case and a peer that this record alone has are no comparison.
+    alone = first.model_copy(update={"key": "alone", "comparisons": (good,)})
+    cases = (first.model_copy(update={"comparisons": (slower, *others)}), *rest, alone)
+    update = {"cpu": "AMD EPYC (family 25, model 1)", "others": 0.7, "stolen": 0.031}
+    there = record.environment.model_copy(update=update)
+    other = record.model_copy(update={"environment": there, "cases": cases})
+    text = table.markdown(record, other)
+    above, between, below = text.partition(ACROSS)
+    assert between
+    assert above.strip() == table.markdown(record).strip()
+    assert "8 cores, 0.7 of them busy with other work, 3% of their time taken away by the host; its" in below
+    out = io.StringIO()
+    Console(file=out, width=80).print(table.terminal(record, [other]))
+    rows = [" ".join(line.split()) for line in out.getvalue().splitlines()]
+    assert "ratio here amd-25-1-avx2 goal" in rows
+    assert "first: good 1,000× ✓ 700× missed ≥ 800×" in rows
 
 
 def test_a_record_of_a_gpu_tells_seconds_on_the_wall(record: Record) -> None:
