@@ -63,10 +63,10 @@ def validate(file: FileArgument, set_: SetOption = None, json: JsonOption = Fals
             raise
         print_json({"ok": False, "errors": str(error).splitlines()})
         raise typer.Exit(error.exit_code) from None
-    from raysweep.sweep.room import absent_gpus
+    from raysweep.sweep.room import absent
 
     milestones = sum(len(run.milestones) for run in sweep.runs)
-    notes = [*sweep.notes, *absent_gpus(sweep.resources)]
+    notes = [*sweep.notes, *absent(sweep.resources)]
     if json:
         facts = {"name": sweep.name, "runs": len(sweep.runs), "milestones": milestones}
         print_json({"ok": True, **facts, "notes": notes})

@@ -19,7 +19,7 @@ from raysweep.sweep.missing import Missing
 from raysweep.sweep.parameters import parameters
 from raysweep.sweep.plan import TO_DO, Item, Plan, RunPlan, State
 from raysweep.sweep.resources import Resources
-from raysweep.sweep.room import absent_gpus, short_disk, short_memory
+from raysweep.sweep.room import absent, short_disk, short_memory
 from raysweep.sweep.run import RunSpec
 from raysweep.sweep.starts import Starts
 from raysweep.sweep.stored import Launched
@@ -107,7 +107,7 @@ def _of_machine(
 ) -> Iterator[str]:
     """Yield what this machine has no room for."""
     if to_do:
-        yield from absent_gpus(resources)
+        yield from absent(resources)
     training = [(run.spec.model.label, history.training_bytes(run.spec)) for run in to_do if run.train_steps]
     at_once = resources.max_concurrent
     yield from short_memory(training, resources, slots=slots or (at_once if at_once != "auto" else 1))

@@ -1,4 +1,4 @@
-"""Notes on what this machine and the storage have no room for: GPUs, memory and disk.
+"""Notes on what this machine and the storage have no room for: processors, memory and disk.
 
 They are lower bounds by the sizes that a plan prints, so that nobody is warned of what would work.
 """
@@ -15,19 +15,25 @@ from raysweep.sweep.resources import Resources
 from raysweep.sweep.units import count, size
 
 
-def absent_gpus(resources: Resources) -> Iterator[str]:
-    """Yield a note on each process that wants GPUs which this machine lacks, if no cluster is named."""
-    import torch
+def absent(resources: Resources) -> Iterator[str]:
+    """Yield a note on each resource of which processes want more than this machine has.
 
-    if os.environ.get("RAY_ADDRESS") or torch.cuda.device_count():
+    There is none if a cluster is named.  Training wants it for all workers at once, an evaluation for itself.
+    """
+    if os.environ.get("RAY_ADDRESS"):
         return
-    for name in ("per_worker", "evaluate"):
-        wanted = getattr(resources, name).get("GPU", 0)
-        if wanted > 0:
-            yield (
-                f"resources.{name}: {{GPU: {wanted:g}}}, but this machine has no GPU; "
-                "launch with --address HOST:PORT"
-            )
+    for field, processes in (("per_worker", resources.workers), ("evaluate", 1)):
+        for name, amount in getattr(resources, field).items():
+            there = _there(name)
+            if there is None or amount * processes <= there * (1 + 1e-9):
+                continue
+            wanted = f"resources.{field}: {{{name}: {amount:g}}}"
+            if processes > 1:
+                wanted += f" for each of {processes:,} workers"
+            has, remedy = f"no {name}", "launch with"
+            if there:
+                has, remedy = size(there) if name == "memory" else f"{there:g}", "ask for less, or launch with"
+            yield f"{wanted}, but this machine has {has}; {remedy} --address HOST:PORT"
 
 
 def short_memory(
@@ -74,6 +80,20 @@ def short_disk(bytes_: float | None, storage: Path, *, free: int | None = None) 
             f"checkpoints need {size(bytes_)}, and the file system of {storage} has {size(left)} free; "
             "fewer pretrain.milestones, or another --storage, fits"
         )
+
+
+def _there(name: str) -> float | None:
+    """Return how much of a resource a Ray that is started on this machine has; None where that is not known."""
+    if name == "CPU":
+        return os.cpu_count()
+    if name == "GPU":
+        import torch
+
+        return torch.cuda.device_count()
+    if name == "memory":
+        return _memory()
+    # Ray itself gives a node resources with such names: its address, and the type of its GPU.
+    return None if name == "object_store_memory" or ":" in name else 0
 
 
 def _memory() -> int | None:

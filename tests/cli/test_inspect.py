@@ -90,6 +90,51 @@ def test_validate_says_that_there_is_no_gpu(
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize(
+    ("resources", "note"),
+    [
+        (
+            "{workers: 400, per_worker: {CPU: 8}}",
+            "resources.per_worker: {CPU: 8} for each of 400 workers, but this machine has 2; ask for less, or ",
+        ),
+        ("{per_worker: {CPU: 3}}", "resources.per_worker: {CPU: 3}, but this machine has 2; ask for less, or "),
+        ("{evaluate: {CPU: 2.5}}", "resources.evaluate: {CPU: 2.5}, but this machine has 2; ask for less, or "),
+        ("{workers: 3, per_worker: {CPU: 1}}", "{CPU: 1} for each of 3 workers, but this machine has 2; "),
+        (
+            "{workers: 4, per_worker: {CPU: 0.5, GPU: 0.5}}",
+            "{GPU: 0.5} for each of 4 workers, but this machine has 1; ",
+        ),
+        (
+            "{per_worker: {CPU: 1, TPU: 1}}",
+            "resources.per_worker: {TPU: 1}, but this machine has no TPU; launch with --address HOST:PORT",
+        ),
+        ("{evaluate: {CPU: 1, memory: 1e18}}", "resources.evaluate: {memory: 1e+18}, but this machine has "),
+        ("{workers: 4, per_worker: {CPU: 0.5}, evaluate: {CPU: 2}}", ""),
+        ("{workers: 10, per_worker: {CPU: 0.1, GPU: 0.1, memory: 1e6}}", ""),
+        ('{per_worker: {"node:10.0.0.1": 0.01, "accelerator_type:T4": 0.001}}', ""),
+    ],
+)
+def test_a_note_says_what_this_machine_lacks(
+    resources: str,
+    note: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    (tmp_path / "small.yaml").write_text(f"{FILE}resources: {resources}\n")
+    assert run(["validate", "small.yaml"]) == 0
+    said = capsys.readouterr().err
+    assert said.count("\n") == bool(note)
+    assert note in said
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    assert run(["validate", "small.yaml"]) == 0
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize("storage", ["/dev/null", "/dev/null/sub", "small.yaml"])
 @pytest.mark.parametrize("command", ["plan", "status", "launch"])
 def test_a_storage_that_is_no_folder(
