@@ -12,6 +12,14 @@ from raysweep.models.precision import Precision
 from raysweep.registry import Config
 
 
+#: Most updates of a run: at a thousand a second, they take three years.
+MOST_STEPS = 100_000_000_000
+#: Most bytes of the word ids of an update: its activations, which workers share, are hundreds of times as large.
+MOST_BYTES = 2**40
+#: Bytes of the id of a word.
+_OF_A_WORD = 8
+
+
 def check_mask(value: object) -> object:
     """Return a valid `mask`, "one" or a rate in (0, 1); raise `ValueError` for anything else."""
     if value == "one" or (isinstance(value, float) and 0 < value < 1):
@@ -36,9 +44,9 @@ class PretrainConfig(Config):
     holds its whole part of a batch; a single worker whose GPU runs out of memory takes as many as fit.
     """
 
-    #: Number of updates.
-    steps: Annotated[int, Field(gt=0)]
-    #: Sentences of an update, over all workers.
+    #: Number of updates, at most 100,000,000,000: at a thousand a second, these take three years.
+    steps: Annotated[int, Field(gt=0, json_schema_extra={"maximum": MOST_STEPS})]
+    #: Sentences of an update, over all workers: at most 1 TiB of word ids, of 8 bytes each.
     batch_size: Annotated[int, Field(gt=0)]
     sentences: Annotated[int, Field(gt=0)] | None = None
     milestones: tuple[int, ...] = ()
@@ -58,13 +66,32 @@ class PretrainConfig(Config):
 
     def problems(self, language: Language) -> list[tuple[str, str]]:
         """Return (field, message) for every value that does not fit the language, as far as that is known."""
+        found = []
+        sentence = _OF_A_WORD * language.max_length
+        if self.batch_size * sentence > MOST_BYTES:
+            message = (
+                f"{self.batch_size:,} sentences of length {language.max_length} take "
+                f"{self.batch_size * sentence / 2**40:,.1f} TiB for word ids alone; "
+                f"use at most {MOST_BYTES // sentence:,}"
+            )
+            found.append(("batch_size", message))
         there = language.distinct
-        if self.sentences is None or there is None or self.sentences <= there:
-            return []
-        message = (
-            f"{self.sentences:,} are asked for, the language has {there:,} for training; ask for no more"
+        if self.sentences is not None and there is not None and self.sentences > there:
+            message = (
+                f"{self.sentences:,} are asked for, the language has {there:,} for training; ask for no more"
+            )
+            found.append(("sentences", message))
+        return found
+
+    @field_validator("steps")
+    @classmethod
+    def _a_run_ends(cls, steps: int) -> int:
+        if steps <= MOST_STEPS:
+            return steps
+        years = steps / (1000 * 3600 * 24 * 365)
+        raise ValueError(
+            f"{steps:,} steps take {years:,.0f} years at a thousand a second; use at most {MOST_STEPS:,}"
         )
-        return [("sentences", message)]
 
     @field_validator("sentences")
     @classmethod

@@ -238,6 +238,18 @@ ABSURD = {
         ["bad.yaml:7:15: axes.seed[0]: 6000 digits are too many: whole numbers end at 9,223,372,036"],
     ),
     "65 bits": ("batch_size: 16", "batch_size: 9223372036854775808", ["pretrain.batch_size: 19 digits"]),
+    "a batch beyond all memory": (
+        "batch_size: 16",
+        "batch_size: 99999999999",
+        ["bad.yaml:5:35: pretrain.batch_size: 99,999,999,999 sentences of length 4 take 2.9 TiB for word ids",
+         "alone; use at most 34,359,738,368"],
+    ),
+    "steps beyond all time": (
+        "steps: 60, batch_size: 16, milestones: [20, 60]",
+        "steps: 1e12, batch_size: 16",
+        ["bad.yaml:5:19: pretrain.steps: 1,000,000,000,000 steps take 32 years at a thousand a second; use at "
+         "most 100,000,000,000"],
+    ),
     "NUL in extends": (
         "name: bad\n", 'name: bad\nextends: "a\\0b"\n', ["bad.yaml:2:10: extends: holds the character"]
     ),
@@ -302,6 +314,13 @@ def test_absurd_values_are_refused_before_anything_is_built(
     assert GOOD.count(good) == 1
     monkeypatch.chdir(tmp_path)
     refused(GOOD.replace(good, bad), expected, tmp_path, capsys)
+
+
+@pytest.mark.parametrize(("steps", "batch"), [("1e11", "16"), ("60", "34359738368")])
+def test_the_largest_training_is_no_mistake(steps: str, batch: str, tmp_path: Path) -> None:
+    text = GOOD.replace("steps: 60", f"steps: {steps}").replace("batch_size: 16", f"batch_size: {batch}")
+    (tmp_path / "large.yaml").write_text(text.replace(", milestones: [20, 60]", ""))
+    assert run(["validate", str(tmp_path / "large.yaml")]) == 0
 
 
 @pytest.mark.parametrize("good", GRAMMARS)
