@@ -34,6 +34,10 @@ TROUBLE = frozenset(
 )
 
 
+#: Pydantic's errors of numbers out of their range: where the limit stands, and what it is.
+_LIMITS = {"greater_than_equal": ("ge", "at least"), "less_than_equal": ("le", "at most")}
+
+
 class _Raysweep(Program):
     places: ClassVar = {
         "init": "raysweep.cli.init:init",
@@ -148,6 +152,18 @@ def _explained(error: BaseException) -> int:
         return _explain(error)
 
 
+def _worded(error: Any) -> str:
+    """Return the words of a wrong command line; where Typer leaves a value out, it is in them."""
+    said: str = error.message.removeprefix("Value error, ")
+    cause = error.__cause__
+    found = cause.errors() if hasattr(cause, "errors") else []
+    least = len(found) == 1 and _LIMITS.get(found[0]["type"])
+    if not least:
+        return said
+    field, words = least
+    return f"{found[0]['input']} is not valid; it must be {words} {found[0]['ctx'][field]:g}"
+
+
 def _explain(error: BaseException) -> int:
     if isinstance(error, typer.Abort) and isinstance(error.__cause__, EOFError):
         # Typer takes every end of a file for that of its standard input.
@@ -158,8 +174,7 @@ def _explain(error: BaseException) -> int:
         return 0
     if _is_usage_error(error):
         wrong: Any = error
-        # Typer passes on what pydantic puts before the words of a choice.
-        wrong.message = wrong.message.removeprefix("Value error, ")
+        wrong.message = _worded(wrong)
         wrong.show()
         return int(wrong.exit_code)
     trouble = isinstance(error, OSError) and error.errno in TROUBLE

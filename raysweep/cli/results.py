@@ -282,12 +282,22 @@ def export(
     output: Annotated[
         Path,
         typer.Option(
-            "-o", "--output", help="File to write: .parquet, .csv or .json; - prints CSV on standard output."
+            "-o",
+            "--output",
+            help="File to write: .parquet, .csv or .json.",
+            show_default="CSV on standard output",
         ),
-    ],
+    ] = Path("-"),
     storage: StorageOption = None,
 ) -> None:
-    """Write the tidy table: one row per run x milestone x metric."""
+    """Write the tidy table: one row per run x milestone x metric; without a file, as CSV.
+
+    Examples:
+
+        raysweep export scaling > cells.csv
+
+        raysweep export scaling -o cells.parquet
+    """
     from raysweep.sweep.tidy import tidy
 
     if output != Path("-"):

@@ -19,14 +19,18 @@ A sweep that repeats a paper's says what that found, for readers of both (`raysw
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from raysweep.registry import Config, suggest
 from raysweep.sweep.document import Key
+
+if TYPE_CHECKING:
+    from raysweep.evaluation.base import Evaluation
 
 #: Nats above the least loss up to which a checkpoint counts as saturated, where a sweep says nothing else.
 TOLERANCE = 0.02
@@ -98,13 +102,13 @@ class Claim(Config):
     """One claim: exactly one of its fields is given."""
 
     #: At equal loss, flatter goes with better.
-    flatter: Flatter | None = None
+    flatter: Flatter | None = Field(default=None, examples=[{"task": "A"}])
     #: At equal loss, a later checkpoint of a run is better.
-    longer: Longer | None = None
+    longer: Longer | None = Field(default=None, examples=[{"task": "A"}])
     #: At equal loss, larger models are better than smaller ones.
-    larger: Larger | None = None
+    larger: Larger | None = Field(default=None, examples=[{"task": "A"}])
     #: At equal loss, one algorithm gives better models than another.
-    algorithm: Algorithm | None = None
+    algorithm: Algorithm | None = Field(default=None, examples=[{"better": "adamw", "than": "sam"}])
     #: Trained models transfer better than the look-up table.
     beats: Beats | None = Field(default=None, json_schema_extra=_or_short)
 
@@ -149,12 +153,25 @@ class Names:
 
     #: The tasks of its languages.
     tasks: Sequence[str]
-    #: The labels of the algorithms that train.
-    algorithms: Sequence[str]
+    #: The labels of the algorithms that train; None where they are not known.
+    algorithms: Sequence[str] | None
     #: The measures of flatness, with coordinates left open, such as "trace/{group}".
     flatness: Sequence[str]
     #: The kinds of accuracy, such as "probe".
     accuracies: Sequence[str]
+
+    @classmethod
+    def of(
+        cls, tasks: Iterable[str], algorithms: Iterable[str] | None, evaluations: Iterable[Evaluation]
+    ) -> Self:
+        """Return the names of a sweep with these tasks, algorithms and evaluations, each once."""
+        measured = [quantity for one in evaluations for quantity in one.claimable()]
+        return cls(
+            tasks=_once(tasks),
+            algorithms=None if algorithms is None else _once(algorithms),
+            flatness=_once(q.name for q in measured if q.kind == "flatness"),
+            accuracies=_once(q.name.partition("/")[0] for q in measured if q.kind == "accuracy"),
+        )
 
 
 class Questions(Config):
@@ -177,6 +194,20 @@ class Questions(Config):
         """Decode these fields of the configuration of a sweep, as plain data."""
         return cls.decode({name: config[name] for name in cls.model_fields if name in config})
 
+    @classmethod
+    def right(cls, config: Mapping[str, Any]) -> Self:
+        """Decode what is right of these fields, where something is wrong.
+
+        A claim that cannot be read leaves one without names in its place, so the others keep theirs.
+        """
+        data = deepcopy({name: config[name] for name in cls.model_fields if name in config})
+        while True:
+            try:
+                return cls.decode(data)
+            except ValidationError as error:
+                for details in error.errors(include_url=False):
+                    _take_out(data, details["loc"])
+
     def within(self, tolerance: float | None) -> Self:
         """Return the same claims at another tolerance; None is this one."""
         return self if tolerance is None else self.model_copy(update={"tolerance": tolerance})
@@ -193,11 +224,31 @@ class Questions(Config):
             metric = about.metric if isinstance(about, Flatter) else None
             if metric is not None and not any(_is_metric(metric, name) for name in known.flatness):
                 yield ("claims", k, kind, "metric"), _no_flatness(metric, known.flatness)
-            if isinstance(about, Algorithm):
+            if isinstance(about, Algorithm) and known.algorithms is not None:
                 for side in ("better", "than"):
                     name = getattr(about, side)
                     if not any(is_algorithm(label, name) for label in known.algorithms):
                         yield ("claims", k, kind, side), _no_algorithm(name, known.algorithms)
+
+
+def _once(names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(names))
+
+
+def _take_out(data: dict[str, Any], place: Sequence[Key]) -> None:
+    """Take what is wrong at a place, as pydantic tells it, out of the fields that say what is asked."""
+    field, *rest = place
+    claims = data.get("claims")
+    if field != "claims" or not rest or not isinstance(claims, list):
+        data.pop(str(field), None)
+        return
+    k, *rest = rest
+    claim = claims[int(k)]
+    about = claim.get(rest[0]) if isinstance(claim, dict) and len(rest) == 2 else None
+    if isinstance(about, dict) and rest[1] in about:
+        del about[rest[1]]
+    else:
+        claims[int(k)] = {"longer": {}}
 
 
 def is_algorithm(label: str, name: str) -> bool:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from pydantic import ValidationError
 
+from raysweep import registry
+from raysweep.algorithms.base import AlgorithmConfig
 from raysweep.downstream.tasks import task_names
+from raysweep.evaluation.base import Evaluation
 from raysweep.evaluation.metric import Quantity
+from raysweep.languages.base import Language
 from raysweep.registry import suggest
 from raysweep.sweep.check import Checker
+from raysweep.sweep.claims import Names
 from raysweep.sweep.config import LanguageCache
 from raysweep.sweep.document import Node, Problems
 from raysweep.sweep.explain import explain, show
@@ -43,9 +48,10 @@ class Expansion:
         checker = Checker(found, self.languages, self.sources)
         evaluations = checker.evaluations(root.get("evaluate"), root.keys.get("evaluate", root.mark))
         checked = checker.runs(grid.points, evaluations, probes)
+        # A field that a faulty axis or search sets is not missing.
+        faulty = grid.faulty | (set() if self.search is not None else _space(root))
         for problem in found:
-            # A field that a faulty axis sets is not missing.
-            if not (problem.message.startswith("missing") and problem.field in grid.faulty):
+            if not (problem.message.startswith("missing") and problem.field in faulty):
                 problems.add(problem.mark, problem.field, problem.message)
         return grid, checked
 
@@ -55,6 +61,76 @@ class Expansion:
         _, checked = self(samples, problems)
         problems.raise_any()
         return checked.runs
+
+
+@dataclass(frozen=True)
+class Sections:
+    """The languages, evaluations and algorithms of a file of which not all runs can be made."""
+
+    languages: Sequence[Language]
+    evaluations: Sequence[Evaluation]
+    #: Labels of the algorithms that train; None where one of them is wrong, or searched.
+    algorithms: Sequence[str] | None
+
+    @classmethod
+    def of(cls, root: Node, cache: LanguageCache) -> Self | None:
+        """Return those of a file; None where its axes, languages or evaluations are wrong, or not known."""
+        searched_sections = {path.partition(".")[0] for path in _space(root)}
+        if "language" in searched_sections:
+            return None
+        found, wrong = Problems(), Problems()
+        checker = Checker(found, cache)
+        evaluations = checker.evaluations(root.get("evaluate"), root.keys.get("evaluate", root.mark))
+        languages: dict[int, Language] = {}
+        algorithms: dict[int, AlgorithmConfig] = {}
+        other = Checker(wrong, cache)
+        for point in expand(root, found).points:
+            config = checker.section("language", registry.languages, point)
+            language = None if config is None else checker.language(config, point)
+            if language is not None:
+                languages[id(language)] = language
+            algorithm = other.section("algorithm", registry.algorithms, point)
+            if algorithm is not None:
+                algorithms[id(algorithm)] = algorithm
+        if found:
+            return None
+        labels = [one.label for one in algorithms.values() if one.trains]
+        known = not wrong and "algorithm" not in searched_sections
+        measured = [evaluation for evaluation, _, _ in evaluations.values()]
+        return cls(list(languages.values()), measured, labels if known else None)
+
+    @property
+    def names(self) -> Names:
+        """The names for claims."""
+        tasks = (task for language in self.languages for task in task_names(language))
+        return Names.of(tasks, self.algorithms, self.evaluations)
+
+    def check_metric(self, root: Node, problems: Problems) -> None:
+        """Check the metric of a search, if there is one, against what is measured."""
+        node = root.find(("search", "metric"))
+        if node is None or not node.value or not isinstance(node.value, str):
+            return
+        known = {
+            name: quantity
+            for evaluation in self.evaluations
+            for quantity in evaluation.claimable()
+            for language in self.languages
+            for name in _named(quantity, task_names(language))
+        }
+        if _quantity(node.value, known) is None:
+            problems.add(node.mark, "search.metric", _not_measured(node.value, known))
+
+
+def searched(root: Node) -> bool:
+    """Return whether a file has a search, right or wrong."""
+    node = root.get("search")
+    return node is not None and node.value is not None
+
+
+def _space(root: Node) -> set[str]:
+    """Return the paths that a file searches."""
+    space = root.find(("search", "space"))
+    return set() if space is None else {path for path, _ in space.items()}
 
 
 def search_of(root: Node, resources: Resources, problems: Problems) -> Search | None:
@@ -108,7 +184,7 @@ def with_mode(
         for quantity in evaluation.claimable()
         for name in _named(quantity, task_names(languages.get(spec.language)))
     }
-    found = next((q for name, q in known.items() if _is(search.metric, name)), None)
+    found = _quantity(search.metric, known)
     if not mine:
         problems.add(
             mark,
@@ -116,11 +192,7 @@ def with_mode(
             "no sample is trained, so there is nothing to search; search among algorithms that train",
         )
     elif found is None:
-        names = ", ".join(known) or "nothing; add 'evaluate: {excess_loss: {}}'"
-        message = (
-            f"'{search.metric}' is not measured{suggest(search.metric, known)}; the sweep measures {names}"
-        )
-        problems.add(mark, "search.metric", message)
+        problems.add(mark, "search.metric", _not_measured(search.metric, known))
     elif search.mode is None and found.better is None:
         problems.add(
             mark,
@@ -139,6 +211,17 @@ def _named(quantity: Quantity, tasks: Sequence[str]) -> list[str]:
         if "{task}" in quantity.name
         else [quantity.name]
     )
+
+
+def _quantity(metric: str, known: Mapping[str, Quantity]) -> Quantity | None:
+    """Return the quantity that a metric is of; None where it is of none of the `known` ones."""
+    return next((quantity for name, quantity in known.items() if _is(metric, name)), None)
+
+
+def _not_measured(metric: str, known: Mapping[str, Quantity]) -> str:
+    """Return the sentence for a metric that no evaluation has."""
+    names = ", ".join(known) or "nothing; add 'evaluate: {excess_loss: {}}'"
+    return f"'{metric}' is not measured{suggest(metric, known)}; the sweep measures {names}"
 
 
 def _is(name: str, known: str) -> bool:

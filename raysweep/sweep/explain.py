@@ -93,7 +93,9 @@ def explain(
             problems.add(parent.keys.get(key, parent.mark), name, unknown(key, known))
         elif first["type"] == "missing":
             if path not in meant:
-                problems.add(nearest(node, path, at), name, f"missing — add '{key}: ...'")
+                example = _example(cls, path)
+                value = "..." if example is None else flow(example)
+                problems.add(nearest(node, path, at), name, f"missing — add '{key}: {value}'")
         else:
             message = _sentence(found, _example(cls, path))
             if not path:
@@ -159,10 +161,18 @@ def _config_at(cls: type[Config], path: Sequence[Key]) -> type[Config] | None:
 
 
 def _example(cls: type[Config], path: Sequence[Key]) -> Any:
-    """Return the example that a field of `cls`, or of one in it, gives of its values; None for none."""
+    """Return the example that a field of `cls`, or of one in it, gives of its values; None for none.
+
+    That of a list or mapping has one for what is in it.
+    """
     of = _config_at(cls, path[:-1]) if path else None
     field = None if of is None else of.model_fields.get(str(path[-1]))
-    return None if field is None or not field.examples else field.examples[0]
+    if field is not None:
+        return field.examples[0] if field.examples else None
+    around = _example(cls, path[:-1]) if path else None
+    if isinstance(around, Mapping):
+        return next(iter(around.values()))
+    return around[0] if isinstance(around, list) else None
 
 
 def _configs(annotation: Any) -> Iterator[type[Config]]:
@@ -191,7 +201,7 @@ def _sentence(found: Sequence[ErrorDetails], example: Any) -> str:
         elif kind in ("literal_error", "enum"):
             wanted.append(_choice(value, str(context["expected"])))
         elif kind in ("too_short", "string_too_short"):
-            wanted.append(f"at least {context['min_length']} long")
+            wanted.append(f"at least {context['min_length']} long" + _such_as(example))
         elif kind in ("too_long", "string_too_long"):
             wanted.append(f"at most {context['max_length']} long")
         elif kind == "string_pattern_mismatch":
@@ -203,11 +213,14 @@ def _sentence(found: Sequence[ErrorDetails], example: Any) -> str:
             wanted.append(f"a whole number, e.g. 100, and {most}; write larger ones in digits")
         elif kind in _WANTED:
             words, generic, _ = _WANTED[kind].partition(", e.g. ")
-            better = bool(generic) and example is not None
-            wanted.append(f"{words}, e.g. {flow(example)}" if better else _WANTED[kind])
+            wanted.append(words + _such_as(example) if generic and example is not None else _WANTED[kind])
         else:
             wanted.append(one_line(details["msg"][:1].lower() + details["msg"][1:]))
     return f"{show(value)} is not valid; it must be {' or '.join(dict.fromkeys(wanted))}"
+
+
+def _such_as(example: Any) -> str:
+    return "" if example is None else f", e.g. {flow(example)}"
 
 
 def _all_whole(values: Sequence[Any]) -> bool:

@@ -16,7 +16,7 @@ from raysweep.sweep.check import Checker
 from raysweep.sweep.claims import Names, Questions
 from raysweep.sweep.config import LanguageCache, Sweep
 from raysweep.sweep.document import REMOVABLE, Mark, Node, Problems, dotted, node_of, put, remove
-from raysweep.sweep.expansion import Expansion, search_of, with_mode
+from raysweep.sweep.expansion import Expansion, Sections, search_of, searched, with_mode
 from raysweep.sweep.explain import explain, show, unknown
 from raysweep.sweep.grid import SECTIONS, Composer, Setting, is_range
 from raysweep.sweep.identity import EXTENT
@@ -90,11 +90,14 @@ def load_sweep(
     samples = [] if search is None else [search.draw(k) for k in range(search.drawn)]
     before = len(problems)
     grid, checked = expansion(samples, problems)
-    if len(problems) == before:  # a run that is not there would be missed by the claims about it
-        _names(root, questions, checked.runs, languages, problems)
-    problems.raise_any()
-    if search is not None:
-        search = with_mode(search, root, checked.runs, languages, problems)
+    if len(problems) == before and (search is not None or not searched(root)):
+        _names(root, questions, _known(checked.runs, languages), problems)
+        if search is not None:
+            search = with_mode(search, root, checked.runs, languages, problems)
+    # A run that is not there would be missed by what names it.
+    elif (sections := Sections.of(root, languages)) is not None:
+        _names(root, questions, sections.names, problems)
+        sections.check_metric(root, problems)
     problems.raise_any()
     if search is not None and search.drawn < search.samples:
         first = [spec for spec in checked.runs if search.belongs(spec.axes, samples[0])]
@@ -226,31 +229,27 @@ def _questions(root: Node, problems: Problems) -> Questions:
         return Questions.of(root.plain)
     except ValidationError as error:
         explain(error, Questions, root, (), root.mark, problems)
-        return Questions()
+        return Questions.right(root.plain)
 
 
-def _names(
-    root: Node, questions: Questions, runs: Sequence[RunSpec], languages: LanguageCache, problems: Problems
-) -> None:
-    """Check the tasks, algorithms and metrics that claims name against those of the runs."""
+def _known(runs: Sequence[RunSpec], languages: LanguageCache) -> Names:
+    """Return the names that runs have for the claims about them."""
     trained = [spec for spec in runs if spec.trains]
     # Runs share their evaluations, so each is asked once.
     evaluations = {id(one): one for spec in trained for one in spec.evaluations.values()}
-    measured = [q for one in evaluations.values() for q in one.claimable()]
     configs = {id(spec.language): spec.language for spec in runs}
-    known = Names(
-        tasks=_once(task for one in configs.values() for task in task_names(languages.get(one))),
-        algorithms=_once(spec.algorithm.label for spec in trained),
-        flatness=_once(q.name for q in measured if q.kind == "flatness"),
-        accuracies=_once(q.name.partition("/")[0] for q in measured if q.kind == "accuracy"),
+    return Names.of(
+        tasks=(task for one in configs.values() for task in task_names(languages.get(one))),
+        algorithms=(spec.algorithm.label for spec in trained),
+        evaluations=evaluations.values(),
     )
+
+
+def _names(root: Node, questions: Questions, known: Names, problems: Problems) -> None:
+    """Check the tasks, algorithms and metrics that claims name."""
     for path, message in questions.misnamed(known):
         node = root.find(path)
         problems.add(root.mark if node is None else node.mark, dotted(path), message)
-
-
-def _once(names: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(names))
 
 
 @dataclass(frozen=True)

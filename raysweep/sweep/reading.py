@@ -192,8 +192,12 @@ def read_file(
         raise ConfigError(f"{path}: no such file{suggest(str(path), known)}") from None
     except IsADirectoryError:
         raise ConfigError(f"{path}: is a folder; name a sweep file (YAML)") from None
-    except (OSError, ValueError) as error:  # a NUL in the name, or text that is not UTF-8
+    except UnicodeDecodeError:
+        raise _no_text(path) from None
+    except (OSError, ValueError) as error:  # such as a NUL in the name
         raise ConfigError(f"{path}: cannot be read: {error}") from None
+    if "\0" in text and len(text) <= MAX_CHARACTERS:
+        raise _no_text(path)
     if files is not None:
         files.append(path)
     root = parse(text, place, problems)
@@ -219,6 +223,10 @@ def read_file(
         problems.add(parent.mark, "extends", f"no such file: {target}")
         return root
     return lay(read_file(target, problems, chain, files), root, problems)
+
+
+def _no_text(path: Path) -> ConfigError:
+    return ConfigError(f"{path}: is not a text file in UTF-8; name a sweep file (YAML)")
 
 
 def parse_override(text: str, problems: Problems) -> tuple[list[str], Node] | None:

@@ -30,9 +30,9 @@ class Resources(Config):
     #: Training processes of one run (data parallel).
     workers: int = Field(default=1, ge=1)
     #: Ray resources of each training process, e.g. {CPU: 1} or {GPU: 1}.
-    per_worker: Amounts = Field(default_factory=lambda: {"CPU": 1.0})
+    per_worker: Amounts = Field(default_factory=lambda: {"CPU": 1.0}, examples=[{"CPU": 1}])
     #: Ray resources of each evaluation task.
-    evaluate: Amounts = Field(default_factory=lambda: {"CPU": 1.0})
+    evaluate: Amounts = Field(default_factory=lambda: {"CPU": 1.0}, examples=[{"CPU": 1}])
     #: Number of runs trained at once; "auto" depends on the cluster.
     max_concurrent: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
     #: `nested` starts new training processes for each run; `lanes` keeps them for the next run; `auto` takes

@@ -30,10 +30,9 @@ def absent(resources: Resources) -> Iterator[str]:
             wanted = f"resources.{field}: {{{name}: {amount:g}}}"
             if processes > 1:
                 wanted += f" for each of {processes:,} workers"
-            has, remedy = f"no {name}", "launch with"
-            if there:
-                has, remedy = size(there) if name == "memory" else f"{there:g}", "ask for less, or launch with"
-            yield f"{wanted}, but this machine has {has}; {remedy} --address HOST:PORT"
+            less = "ask for less, or " if there else ""
+            has = f"no {name}" if not there else size(there) if name == "memory" else f"{there:g}"
+            yield f"{wanted}, but this machine has {has}; {less}launch with --address HOST:PORT"
 
 
 def short_memory(
@@ -83,7 +82,7 @@ def short_disk(bytes_: float | None, storage: Path, *, free: int | None = None) 
 
 
 def _there(name: str) -> float | None:
-    """Return how much of a resource a Ray that is started on this machine has; None where that is not known."""
+    """Return how much of a resource a Ray has that is started here; None where that is not known."""
     if name == "CPU":
         return os.cpu_count()
     if name == "GPU":

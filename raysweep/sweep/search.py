@@ -143,13 +143,13 @@ class Search(Config):
     """A search, as the file says it."""
 
     #: The metric, at the last milestone, by which samples are compared.
-    metric: str = Field(min_length=1)
+    metric: str = Field(min_length=1, examples=["excess_loss"])
     #: None is what is better for the metric; a loaded sweep has one of the others.
     mode: Literal["min", "max"] | None = None
     #: Number of samples.
-    samples: int = Field(ge=1, le=10_000)
+    samples: int = Field(ge=1, le=10_000, examples=[20])
     #: Dotted path of a setting -> the values that it may take.
-    space: dict[str, Domain] = Field(min_length=1)
+    space: dict[str, Domain] = Field(min_length=1, examples=[{"algorithm.lr": {"loguniform": [1e-4, 1e-2]}}])
     #: `random`, or `optuna`: its TPE learns from the samples that are finished.
     algorithm: Literal["random", "optuna"] = "random"
     #: None or `none`: every sample is trained to the end.

@@ -11,10 +11,9 @@ from raysweep.languages.base import Language
 from raysweep.models.precision import Precision
 from raysweep.registry import Config
 
-
 #: Most updates of a run: at a thousand a second, they take three years.
 MOST_STEPS = 100_000_000_000
-#: Most bytes of the word ids of an update: its activations, which workers share, are hundreds of times as large.
+#: Most bytes of the word ids of an update; its activations are hundreds of times as large.
 MOST_BYTES = 2**40
 #: Bytes of the id of a word.
 _OF_A_WORD = 8

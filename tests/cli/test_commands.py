@@ -298,8 +298,9 @@ def test_outputs_that_cannot_be_written(
 def test_a_table_may_be_printed(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["export", str(file), "-o", "table.csv"]) == 0
     capsys.readouterr()
-    assert run(["export", str(file), "-o", "-"]) == 0
-    assert capsys.readouterr().out == (tmp_path / "table.csv").read_text()
+    for output in (["-o", "-"], []):
+        assert run(["export", str(file), *output]) == 0
+        assert capsys.readouterr().out == (tmp_path / "table.csv").read_text()
 
 
 @pytest.mark.parametrize("uri", ["sqlite:///rel.db", "./mlruns", "file:///x"])

@@ -95,10 +95,16 @@ def test_validate_says_that_there_is_no_gpu(
     [
         (
             "{workers: 400, per_worker: {CPU: 8}}",
-            "resources.per_worker: {CPU: 8} for each of 400 workers, but this machine has 2; ask for less, or ",
+            "resources.per_worker: {CPU: 8} for each of 400 workers, but this machine has 2; ask for less",
         ),
-        ("{per_worker: {CPU: 3}}", "resources.per_worker: {CPU: 3}, but this machine has 2; ask for less, or "),
-        ("{evaluate: {CPU: 2.5}}", "resources.evaluate: {CPU: 2.5}, but this machine has 2; ask for less, or "),
+        (
+            "{per_worker: {CPU: 3}}",
+            "resources.per_worker: {CPU: 3}, but this machine has 2; ask for less",
+        ),
+        (
+            "{evaluate: {CPU: 2.5}}",
+            "resources.evaluate: {CPU: 2.5}, but this machine has 2; ask for less",
+        ),
         ("{workers: 3, per_worker: {CPU: 1}}", "{CPU: 1} for each of 3 workers, but this machine has 2; "),
         (
             "{workers: 4, per_worker: {CPU: 0.5, GPU: 0.5}}",

@@ -229,6 +229,32 @@ def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("raysweep ")
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["match", "x", "--tol", "-1"], "'--tol': -1 is not valid; it must be at least 0"),
+        (["match", "x", "--limit", "0"], "'--limit': 0 is not valid; it must be at least 1"),
+        (["report", "x", "--tolerance", "-0.5"], "'--tolerance': -0.5 is not valid; it must be at least 0"),
+        (["ui", "x", "--port", "70000"], "'--port': 70000 is not valid; it must be at most 65535"),
+    ],
+)
+def test_a_number_out_of_its_range(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(words) == 2
+    assert f"Error: Invalid value for {said}\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["validate", "plan", "launch", "status", "match"])
+def test_a_file_that_is_no_text(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.bin").write_bytes(bytes(range(256)))
+    assert run([command, "model.bin"]) == 2
+    said = "raysweep: model.bin: is not a text file in UTF-8; name a sweep file (YAML)\n"
+    assert capsys.readouterr().err.removeprefix("reading the sweep and its records\n") == said
+    assert [path.name for path in tmp_path.iterdir()] == ["model.bin"]
+
+
 ABSURD = {
     "2,000 brackets": ("seed: [0, 1]", f"seed: {'[' * 2000}", ["not valid YAML: nested deeper than 50"]),
     "brackets in brackets": ("[0, 1]", "[" * 200 + "]" * 200, ["bad.yaml:7:", "nested deeper than 50"]),
@@ -247,8 +273,8 @@ ABSURD = {
     "steps beyond all time": (
         "steps: 60, batch_size: 16, milestones: [20, 60]",
         "steps: 1e12, batch_size: 16",
-        ["bad.yaml:5:19: pretrain.steps: 1,000,000,000,000 steps take 32 years at a thousand a second; use at "
-         "most 100,000,000,000"],
+        ["bad.yaml:5:19: pretrain.steps: 1,000,000,000,000 steps take 32 years at a thousand a second; "
+         "use at most 100,000,000,000"],
     ),
     "NUL in extends": (
         "name: bad\n", 'name: bad\nextends: "a\\0b"\n', ["bad.yaml:2:10: extends: holds the character"]

@@ -71,6 +71,9 @@ def test_a_tolerance_of_null_is_the_default(load: Load) -> None:
         ("claims: [{algorithm: {better: adamw}}]", "s.yaml:10:22: claims[0].algorithm.than: missing"),
         ("claims: flatter", "'flatter' is not valid; it must be a list, e.g. [{flatter: {task: A}}]"),
         ("claims: [{algorithm: {better: sam, than: sam}}]", "is the algorithm of `better`"),
+        ("claims: [flatter]", "'flatter' is not valid; it must be a mapping, e.g. {flatter: {task: A}}"),
+        ("claims: [{flatter: trace}]", "'trace' is not valid; it must be a mapping, e.g. {task: A}"),
+        ("claims: [{algorithm: sam}]", "must be a mapping, e.g. {better: adamw, than: sam}"),
         ("claims: [{beats: sam}]", "claims[0].beats: 'sam' is not valid; it must be 'lookup_table'"),
         ("claims: [{flatter: {level: run}}]", "claims[0].flatter.level: 'run' is not valid"),
         ("claims: {flatter: {}}", "claims: "),
@@ -148,6 +151,59 @@ def test_metrics_are_those_that_the_sweep_measures(load: Load, evaluate: str, cl
     column = 5 + claim.index(field) + len(field) + 2
     assert str(caught.value).startswith(f"s.yaml:11:{column}: claims[0].{kind}.{field}: ")
     assert said in str(caught.value)
+
+
+WRONG = """\
+tolerance: 0
+claims:
+  - flatter: {tsk: "2", metric: trase}
+  - algorithm: {better: adam}
+  - flatter
+  - {longer: {}, larger: {task: "2"}}
+  - larger: {task: "7", least: none}
+  - beats: sam
+  - algorithm: {better: adamw, than: muon, tolerance: -1}
+  - longer: {accuracy: prob}
+"""
+
+
+def test_a_claim_with_a_mistake_hides_no_names(load: Load) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(MEASURED + "evaluate: {trace: {}, probe: {}}\n" + WRONG)
+    said = [line.split(": ")[1] for line in str(caught.value).splitlines()]
+    assert sorted(said) == [
+        "claims[0].flatter.metric",
+        "claims[0].flatter.tsk",
+        "claims[1].algorithm.than",
+        "claims[2]",
+        "claims[3]",
+        "claims[4].larger.least",
+        "claims[4].larger.task",
+        "claims[5].beats",
+        "claims[6].algorithm.than",
+        "claims[6].algorithm.tolerance",
+        "claims[7].longer.accuracy",
+        "tolerance",
+    ]
+
+
+def test_names_are_told_with_mistakes_of_runs(load: Load) -> None:
+    """Languages, evaluations and algorithms are right, and no run can be made."""
+    text = MEASURED.replace("16/2/2/32", "16/3/2/32") + "evaluate: {trace: {}}\nclaims:\n"
+    claims = (
+        "  - flatter: {metric: trase}\n  - larger: {task: Z}\n  - algorithm: {better: adamw, than: muon}\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        load(text + claims)
+    assert [line.split(": ")[1] for line in str(caught.value).splitlines()] == [
+        "model.shape",
+        "claims[0].flatter.metric",
+        "claims[1].larger.task",
+        "claims[2].algorithm.than",
+    ]
+    with pytest.raises(ConfigError) as caught:
+        load(text + claims.replace("muon", "sgd") + "include: [{algorithm: {kind: sgd, lrr: 1}}]\n")
+    assert "algorithm.than" not in str(caught.value)
 
 
 def test_other_mistakes_are_told_alone(load: Load) -> None:

@@ -323,9 +323,11 @@ def test_missing_file_and_file_without_mapping(load: Any, tmp_path: Path) -> Non
     (tmp_path / "empty.yaml").write_text("")
     with pytest.raises(ConfigError, match="a sweep file is a mapping"):
         load_sweep("empty.yaml")
-    (tmp_path / "latin.yaml").write_bytes(b"name: \xff")
-    with pytest.raises(ConfigError, match="cannot be read"):
-        load_sweep("latin.yaml")
+    for content in (b"name: \xff", b"\x7fELF\x02\0\0\0", bytes(range(256))):
+        (tmp_path / "binary.yaml").write_bytes(content)
+        with pytest.raises(ConfigError) as caught:
+            load_sweep("binary.yaml")
+        assert str(caught.value) == "binary.yaml: is not a text file in UTF-8; name a sweep file (YAML)"
 
 
 GRAMMAR = "S -> A A [0.6]\nS -> A S [{p}]\nA -> 'x' [0.5]\nA -> 'y' [0.5]\n"

@@ -153,7 +153,7 @@ def test_a_sweep_with_a_search_is_found_by_its_name(load: Any) -> None:
             "8:11: search.metric",
             "the sweep measures excess_loss, loss, probe/2",
         ),
-        ("  samples: 4\n", "", "7:1: search.samples", "missing — add 'samples: ...'"),
+        ("  samples: 4\n", "", "7:1: search.samples", "missing — add 'samples: 20'"),
         ("samples: 4", "samples: 0", "9:12: search.samples", "at least 1"),
         ("samples: 4", "sample: 4", "9:3: search.sample", "did you mean 'samples'?"),
         ("loguniform", "logunifrom", "11:20: search.space.algorithm.lr.logunifrom", "unknown field"),
@@ -220,6 +220,74 @@ def test_a_search_that_is_wrong_is_refused_at_its_place(
         pytest.fail(str(error.value))
     ]
     assert line
+
+
+SPACE = SEARCH[SEARCH.index("    algorithm.lr") :]
+
+
+@pytest.mark.parametrize(
+    ("space", "place"),
+    [
+        (SPACE.replace("[1e-4, 1e-2]", "[1e-2, 1e-4]"), "search.space.algorithm.lr"),
+        (SPACE.replace("algorithm.lr", "algorithm.lrr"), "algorithm.lrr"),
+        (SPACE.replace("algorithm.lr", "algorihm.lr"), "search.space.algorihm.lr"),
+        (SPACE.replace("16/2/2/32", "16/3/2/32"), "model.shape"),
+        ("    {}\n", "search.space"),
+        (f"{SPACE}kep: last\n", "kep"),
+    ],
+)
+@pytest.mark.parametrize("shape", [", shape: 16/1/1/32", ""])
+def test_a_wrong_metric_is_told_beside_a_wrong_space(load: Any, space: str, place: str, shape: str) -> None:
+    text = BASE.replace(", shape: 16/1/1/32", shape) + SEARCH.replace(SPACE, space)
+    with pytest.raises(ConfigError) as error:
+        load(text.replace("excess_loss\n", "exces_loss\n") + "claims: [flatter: {task: Z}]\n")
+    said = dict(line.split(": ", 2)[1:] for line in str(error.value).splitlines())
+    assert said["search.metric"].startswith("'exces_loss' is not measured — did you mean 'excess_loss'?; the")
+    assert said["claims[0].flatter.task"].startswith("'Z' is no task of the language")
+    # A shape that is searched is not missing.
+    missing = {"model.shape"} if not shape and space == "    {}\n" else set()
+    assert said.keys() - {"search.metric", "claims[0].flatter.task"} == {place} | missing
+    with pytest.raises(ConfigError) as error:
+        load(text)
+    assert "search.metric" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("section", "searched"),
+    [
+        ("evaluate: {excess_loss: {sentencez: 8}}\n", "algorithm.lrr: {choice: [1]}"),
+        ("", "language.tasks: {choice: [[3]]}, algorithm.lrr: {choice: [1]}"),
+    ],
+)
+def test_a_metric_that_may_be_measured_is_not_told(load: Any, section: str, searched: str) -> None:
+    """Nobody knows what a wrong evaluation measures, or which tasks a language has that is searched."""
+    head = BASE if not section else tiny.HEAD + section
+    with pytest.raises(ConfigError) as error:
+        load(f"{head}search: {{metric: probe/3, samples: 4, space: {{{searched}}}}}\n")
+    assert "search.metric" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        (
+            SPACE,
+            "    {}\n",
+            "{} is not valid; it must be at least 1 long, e.g. {algorithm.lr: {loguniform: [0.0001, 0.01]}}",
+        ),
+        (SPACE, "    lr\n", "must be a mapping, e.g. {algorithm.lr: {loguniform: [0.0001, 0.01]}}"),
+        (
+            "{loguniform: [1e-4, 1e-2]}",
+            "[1, 2]",
+            "[1, 2] is not valid; it must be a mapping, e.g. {loguniform: [",
+        ),
+        (f"  space:\n{SPACE}", "", "missing — add 'space: {algorithm.lr: {loguniform: [0.0001, 0.01]}}'"),
+    ],
+)
+def test_what_a_space_looks_like_is_said(load: Any, before: str, after: str, said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load(BASE + SEARCH.replace(before, after))
+    assert said in str(error.value)
 
 
 def test_a_metric_that_a_claim_may_name_may_be_searched(load: Any) -> None:
