@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -27,7 +28,12 @@ def match(
     name: NameArgument,
     tolerance: Annotated[
         float,
-        typer.Option("--tol", min=0, help="Nats that two equal losses may differ by."),
+        typer.Option(
+            "--tol",
+            min=0,
+            help="Nats that two equal losses may differ by, here alone: claims have the tolerance of the "
+            "sweep file.",
+        ),
     ] = 0.002,
     task: Annotated[
         str | None,
@@ -43,6 +49,7 @@ def match(
     first, with 95 % intervals of measuring.  They say nothing about other seeds of training, and those of
     the most telling pairs, which are chosen by what was measured, hold less often.
     """
+    from raysweep.report.claims import claim_tolerances
     from raysweep.report.data import measurements
     from raysweep.report.format import shared_ending
     from raysweep.report.match import matches
@@ -59,25 +66,25 @@ def match(
     some = (
         "" if every.compared == every.among else f" among {every.compared:,} of {every.among:,} checkpoints"
     )
-    within = f"{count(every.total, 'pair')} within {tolerance:g} nats{some}"
-    typer.echo(within + (", most telling:" if found else ""))
+    within = f"{count(every.total, 'pair')} within {tolerance:g} nats (--tol){some}"
+    shown = f", {len(found)} of {every.total:,} shown" if len(found) < every.total else ""
+    typer.echo(within + (f"{shown}, the most telling first:" if found else ""))
     if not found:
         return
     out, ending = console(pipe_width=160), shared_ending(list(measured.sizes))
     headings = [f"Δ {measured.metrics[metric].narrow}" for metric in found[0].differences]
+    whats = [_what(pair, ending, _varied(found)) for pair in found]
     rows = [[_between(apart) for apart in pair.differences.values()] for pair in found]
     widths = (max(map(len, column)) for column in zip(headings, *rows, strict=True))
     if sum(2 + width for width in widths) + _LEAST > out.width:
-        _print_below(
-            out, headings, [(_what(pair, ending), row) for pair, row in zip(found, rows, strict=True)]
-        )
+        _print_below(out, headings, list(zip(whats, rows, strict=True)))
     else:
         table = Table(box=None, pad_edge=False, header_style="bold")
         table.add_column("first → second")
         for heading in headings:
             table.add_column(heading, justify="right", no_wrap=True)
-        for pair, row in zip(found, rows, strict=True):
-            table.add_row(_what(pair, ending), *row)
+        for what, row in zip(whats, rows, strict=True):
+            table.add_row(what, *row)
         out.print(table)
     # Pairs are chosen by what was measured.
     typer.echo(
@@ -85,6 +92,21 @@ def match(
     )
     if any(not apart.paired for pair in found for apart in pair.differences.values()):
         typer.echo("~: the draws are not stored, so the two numbers count as independent")
+    claimed = sorted(claim_tolerances(sweep.questions))
+    if claimed and claimed != [tolerance]:
+        nats = " or ".join(f"{one:g}" for one in claimed)
+        typer.echo(f"claims of this sweep count losses within {nats} nats as equal, by its file")
+
+
+def _varied(pairs: list[Match]) -> set[str]:
+    """Return what differs within a pair, or from one pair to another."""
+    values: dict[str, set[str]] = {}
+    for pair in pairs:
+        for what, value in pair.same.items():
+            values.setdefault(what, set()).add(repr(value))
+        for what, (first, second) in pair.differs.items():
+            values.setdefault(what, set()).update((repr(first), repr(second)))
+    return {what for what, found in values.items() if len(found) > 1}
 
 
 def _print_below(out: Console, headings: list[str], pairs: list[tuple[str, list[str]]]) -> None:
@@ -95,19 +117,22 @@ def _print_below(out: Console, headings: list[str], pairs: list[tuple[str, list[
             out.print(f"  {heading:<{max(map(len, headings))}}  {difference}")
 
 
-def _what(pair: Match, ending: str) -> str:
-    """Return what differs within a pair, after the size and the seeds that it shares.
+def _what(pair: Match, ending: str, varied: Collection[str] = ()) -> str:
+    """Return what differs within a pair, after the size, steps and seeds that it shares.
 
-    `ending` ends the labels of all sizes.
+    What it shares and other pairs do not, which is in `varied`, is told too.  `ending` ends the labels of all
+    sizes.
     """
     from raysweep.sweep.tidy import SEEDS
 
+    told = any(axis.startswith("algorithm.") and None not in pair.differs[axis] for axis in pair.differs)
+    by_axes = any(axis.startswith("algorithm.") for axis in pair.same)
     shared = [
         f"{what} {_text(value, ending)}"
         for what, value in pair.same.items()
-        if what in ("size", "seed", *SEEDS)
+        if what in ("size", "steps", "seed", *SEEDS)
+        or (what in varied and value is not None and not (by_axes and what == "algorithm"))
     ]
-    told = any(axis.startswith("algorithm.") and None not in pair.differs[axis] for axis in pair.differs)
     apart = [
         f"{what} {_text(a, ending)} → {_text(b, ending)}"
         for what, (a, b) in pair.differs.items()

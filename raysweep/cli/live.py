@@ -47,9 +47,9 @@ _STAGES = {
 _FORMATS: dict[Kind, str] = {"loss": ".4f", "accuracy": ".3f"}
 
 
-#: Characters of the columns for run, state, step and time, for speed and errors, for tokens a second and the
-#: share of the peak, for a metric, and between two columns.
-_OTHERS, _SPEED, _RATES, _COLUMN = 40, 13, 16, 8
+#: Characters of the columns for run, state, step and time, and of that for run alone; for speed and errors,
+#: for tokens a second and the share of the peak, for a metric, and between two columns.
+_OTHERS, _NAME, _SPEED, _RATES, _COLUMN = 40, 12, 13, 16, 8
 _BETWEEN = 2
 #: Most metrics that have their whole headings in one line.
 _MOST_IN_A_LINE = 5
@@ -93,7 +93,7 @@ def runs_table(states: list[RunState], *, width: int, limit: int | None = None, 
     There is a column for every metric that asks to be shown live, as far as the width goes.  A table of less
     than 100 columns leaves out speed and standard errors, one of less than 120 tokens a second and the share
     of the peak, which are those of the newest point of the training curve.  With `ids` there is a column of
-    ids, of their last parts where the whole would leave no room for metrics.
+    ids, of their last parts where the whole would leave no room for metrics or for the names of runs.
     """
     order = {
         **{"training": 0, "evaluating": 0, "starting": 1, "failed": 2, "cancelled": 2},
@@ -111,7 +111,8 @@ def runs_table(states: list[RunState], *, width: int, limit: int | None = None, 
     room = width - _OTHERS - (_SPEED if wide else 0)
     metrics = live_metrics(states)
     names = [state.run_id for state in shown]
-    if max(map(len, names), default=0) + _BETWEEN + _COLUMN * len(metrics) > room:
+    longer = max(0, max((len(state.label) for state in shown), default=0) - _NAME)
+    if longer + max(map(len, names), default=0) + _BETWEEN + _COLUMN * len(metrics) > room:
         names = [name.rpartition("-")[2] for name in names]
     if ids:
         room -= max(map(len, names), default=0) + _BETWEEN
@@ -174,8 +175,11 @@ def _because(run: RunState) -> str:
     return f": {run.trouble}" if run.trouble else ""
 
 
-def _total(state: LaunchState) -> str:
-    """Return the progress of the whole sweep: all work, its parts, the runs and the time."""
+def _total(state: LaunchState, *, width: int | None = None) -> str:
+    """Return the progress of the whole sweep: all work, its parts, the runs and the time.
+
+    It has a line for each of work, runs and time where one line is wider than `width`.
+    """
     parts = []
     (trained, steps), (measured, evaluations) = state.steps, state.evaluations
     if steps:
@@ -191,7 +195,9 @@ def _total(state: LaunchState) -> str:
         time += ", closing Ray and MLflow"
     if state.left is not None:
         time += f", {_range(*state.left)} left"
-    return f"{share}{', '.join(parts)}; runs: {runs}{failed}; {time}"
+    told = (f"{share}{', '.join(parts)}", f"runs: {runs}{failed}", time)
+    line = "; ".join(told)
+    return line if width is None or len(line) <= width else "\n".join(told)
 
 
 def _over(state: LaunchState) -> bool:
@@ -213,7 +219,7 @@ def _drawn(state: LaunchState, *, width: int, room: int) -> Group:
     troubled = [run for run in state.runs if run.trouble][:_MOST_TROUBLES]
     troubles = [Text(f"{run.label}: {_how(run)}{_because(run)}", style=STYLES[_how(run)]) for run in troubled]
     table = runs_table(state.runs, width=width, limit=room - len(troubles))
-    return Group(table, bar, Text(_total(state)), *troubles)
+    return Group(table, bar, Text(_total(state, width=width)), *troubles)
 
 
 class LiveView:

@@ -74,6 +74,23 @@ def status(
     More than 100 runs are summarised: by state, by the values of each axis, failures by reason, the slowest.
     With --watch the exit code is 3 if at the end a run has failed, or is left and nobody is at work on it.
 
+    Columns with nothing to tell, or no room, are left out; tokens/s and MFU take a width of 120 characters.
+
+        run       values of its axes, or its model
+        id        its id or the last part of it, which other commands take
+        state     unfinished: begun, and nobody is at work on it
+        step      steps that are trained, of all
+        excess    loss above the least possible one, in nats
+        loss      held-out loss, in nats
+        trace     of the Fisher matrix, in nats: smaller is flatter
+                  (in one space: as of one architecture for all sizes)
+        probe     accuracy of linear classifiers, by task
+        tuned     accuracy after fine-tuning, by task
+        tokens/s  tokens a second, at the newest point of the training curve
+        MFU       share of the peak of its CPUs or GPUs that these tokens use
+
+    The view of a launch also has the pace (steps/s) and the time to the end (left).
+
     Examples:
 
         raysweep status

@@ -29,7 +29,7 @@ from raysweep.report.estimates import NOTHING, beats, flatter, headed, treated
 from raysweep.report.paired import Draws, Key, LossDraws
 from raysweep.report.regression import Array
 from raysweep.report.verdict import Asked, Verdict, judged
-from raysweep.sweep.claims import Algorithm, Beats, Claim, Flatter, Larger, Longer, Questions
+from raysweep.sweep.claims import About, Algorithm, Beats, Claim, Flatter, Larger, Longer, Questions
 from raysweep.sweep.tidy import tidy
 
 if TYPE_CHECKING:
@@ -100,6 +100,16 @@ def default_claims(measured: Measurements) -> tuple[Claim, ...]:
     return tuple(found)
 
 
+def claim_tolerances(questions: Questions) -> set[float]:
+    """Return the nats up to which two losses count as equal in the claims of a sweep."""
+    claims = [Claim(longer=Longer())] if questions.claims is None else questions.claims
+    return {_near(claim.about, questions.tolerance) for claim in claims if claim.beats is None}
+
+
+def _near(about: About, tolerance: float) -> float:
+    return about.tolerance or MATCHED * tolerance
+
+
 def _asked(
     measured: Measurements,
     claim: Claim,
@@ -109,7 +119,7 @@ def _asked(
 ) -> Asked:
     about, loss = claim.about, loss_of(measured)
     accuracies = accuracies_of(measured, about)
-    near = about.tolerance or MATCHED * tolerance
+    near = _near(about, tolerance)
     if not accuracies:
         return _without(claim, "no such accuracy has been measured")
     if isinstance(about, Beats):

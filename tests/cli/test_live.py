@@ -198,6 +198,33 @@ def test_a_wide_table_tells_speeds_where_they_are_known(width: int) -> None:
     assert lines[3].split()[:2] == ["run", "c"]
 
 
+def test_the_total_fits_a_narrow_terminal() -> None:
+    probes = [{"probe": Evaluated(k, 400, 1.0)} for k in range(99)]
+    runs = [run(str(k), state="training", step=k, evaluations=probes[k]) for k in range(99)]
+    busy = state(*runs, run("x", state="failed"), share=0.37, left=(3700.0, 200_000.0))
+    for width, lines in ((80, 3), (200, 1)):
+        target, out = console(width)
+        target.print(live._drawn(busy, width=width, room=2))
+        text = out.getvalue()
+        assert max(map(len, text.splitlines())) <= width
+        total = [line.rstrip() for line in text[text.index("37% of all work") :].splitlines()]
+        whole = "37% of all work: 49% of training, 4,851 of 39,600 evaluations; "
+        whole += "runs: 0 done, 99 running, 0 waiting, 1 failed; 10 s so far, 62 min to 2 d 7 h left"
+        assert total == (whole.split("; ") if lines == 3 else [whole])
+
+
+@pytest.mark.parametrize("width", [80, 100, 160])
+def test_names_of_runs_come_before_whole_ids(width: int) -> None:
+    """A launch that was interrupted early has measured nothing, so there is room."""
+    name, id_ = "32/2/1/128 lr 0.003 seed 0", "32-2-1-128-adamw-lr0.003-s0-e5d77ab79a"
+    target, out = console(width)
+    target.print(runs_table([run(id_, label=name, state="unfinished", step=7)], width=width, ids=True))
+    _, *rows = out.getvalue().splitlines()
+    assert [row.split("  ")[0] for row in rows] == [name]
+    assert (id_ in rows[0]) == (width > 100)
+    assert "e5d77ab79a  unfinished" in rows[0]
+
+
 def test_a_long_list_shows_the_busy_ones() -> None:
     target, out = console()
     runs = [run(f"d{k}", state="done", step=100) for k in range(8)] + [run("busy", state="training")]

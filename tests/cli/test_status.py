@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from helpers import tiny_sweeps as tiny
+from raysweep import registry
 from raysweep.cli import status
 from raysweep.cli.app import run
 from raysweep.sweep import Sweep, load_sweep
@@ -101,6 +102,20 @@ def test_values_with_failures_come_first_and_reasons_are_grouped() -> None:
         "  r17  3 s, failed",
     ]
     assert counts(states) == {"queued": 17, "failed": 2, "cancelled": 1}
+
+
+def test_help_explains_the_columns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = map(registry.evaluations.get, registry.evaluations.kinds())
+    live = [q for kind in kinds for q in kind.example(tmp_path).quantities() if q.live]
+    names = {"run", "id", "state", "step", "tokens/s", "MFU"} | {q.short or q.heading for q in live}
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run(["status", "-h"]) == 0
+    said = capsys.readouterr().out.partition("╭")[0]
+    assert names <= set(re.findall(r"(?m)^ +(\S+)  +\S", said))
+    assert max(map(len, map(str.rstrip, said.splitlines()))) <= 80
+    assert all(word in said for word in ("steps/s", "left", "in one space"))
 
 
 def test_few_runs_are_listed(sweep: Sweep, capsys: pytest.CaptureFixture[str]) -> None:

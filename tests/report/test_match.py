@@ -235,18 +235,62 @@ def test_what_differs_is_said_once() -> None:
 
     labels = ("adamw-lr0.003", "adamw-lr0.008")
     rates = {"algorithm.lr": (0.003, 0.008)}
-    assert said(algorithm=labels, **rates) == "size 8/2/1/16, algorithm.lr 0.003 → 0.008"
+    assert said(algorithm=labels, **rates) == "size 8/2/1/16, steps 4, algorithm.lr 0.003 → 0.008"
     # A run beside the grid has no value of the axis.
-    told = "size 8/2/1/16, algorithm adamw-lr0.003 → sgd, algorithm.lr 0.003 → None"
+    told = "size 8/2/1/16, steps 4, algorithm adamw-lr0.003 → sgd, algorithm.lr 0.003 → None"
     assert said(algorithm=("adamw-lr0.003", "sgd"), **{"algorithm.lr": (0.003, None)}) == told
-    assert said(algorithm=labels, seed=(0, 1)).startswith("size 8/2/1/16, algorithm adamw-lr0.003 → adamw")
+    assert said(algorithm=labels, seed=(0, 1)).startswith(
+        "size 8/2/1/16, steps 4, algorithm adamw-lr0.003 → "
+    )
+
+
+RATES = "axes.algorithm.lr=[1e-3, 2e-3]"
+
+
+@pytest.mark.parametrize("overrides", [(), (RATES,), (RATES, "axes.model.shape=null")])
+def test_no_two_rows_are_alike(
+    tmp_path: Path,
+    overrides: tuple[str, ...],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Pairs of the same runs at each step, and pairs at each value of an axis that a pair shares."""
+    sweep = stored_draws(tmp_path, overrides)
+    monkeypatch.setattr(claims, "console", lambda pipe_width: Console(markup=False, width=300))
+    assert run(["match", "tiny", "--storage", str(sweep.storage), "--limit", "1000"]) == 0
+    head, _, *rows = capsys.readouterr().out.splitlines()
+    whats = [row.split("  ")[0] for row in rows if "[" in row]
+    assert head == f"{len(whats)} pairs within 0.002 nats (--tol), the most telling first:"
+    assert len(set(whats)) == len(whats)
+    assert all("steps " in what for what in whats)
+
+
+@pytest.mark.parametrize(
+    ("claims", "said"),
+    [
+        ("claims=[]", ""),
+        ("claims=[beats: lookup_table]", ""),
+        ("claims=[longer: {tolerance: 0.002}]", ""),
+        ("claims=[longer: {}]", "within 0.005 nats as"),
+        ("claims=[longer: {}, larger: {tolerance: 0.001}]", "within 0.001 or 0.005 nats as"),
+    ],
+)
+def test_the_tolerance_of_claims_is_told_where_it_is_another_one(
+    tmp_path: Path, claims: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = stored_draws(tmp_path, ("tolerance=0.05", claims))
+    assert run(["match", "tiny", "--storage", str(sweep.storage), "--limit", "1"]) == 0
+    assert said in (line := capsys.readouterr().out.splitlines()[-1])
+    assert line.startswith("claims of this sweep") == bool(said)
 
 
 def test_the_commands_print_tables_and_json(sweep: Sweep, capsys: pytest.CaptureFixture[str]) -> None:
     where = ["tiny", "--storage", str(sweep.storage)]
     assert run(["match", *where, "--tol", "0.0005", "--limit", "3"]) == 0
     text = capsys.readouterr().out
-    assert "24 pairs within 0.0005 nats, most telling:" in text
+    assert text.startswith("24 pairs within 0.0005 nats (--tol), 3 of 24 shown, the most telling first:\n")
+    # A tenth of 0.02, what counts as saturated where the file does not say it.
+    assert text.endswith("\nclaims of this sweep count losses within 0.002 nats as equal, by its file\n")
     assert "Δ trace" in text
     assert "~" not in text
     assert run(["match", *where, "--tol", "0.0005", "--json"]) == 0
@@ -271,7 +315,8 @@ def test_a_narrow_terminal_has_the_differences_below(
     monkeypatch.setattr(claims, "console", lambda pipe_width: Console(markup=False, width=60))
     assert run(["match", *where]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines[1:-1])) <= 60
+    # The last two are remarks.
+    assert max(map(len, lines[1:-2])) <= 60
     headings = [line.split("  ")[1].strip() for line in lines if line.startswith("  Δ")]
     assert headings == 2 * headings[: len(headings) // 2]
     assert all(heading in wide[1] for heading in headings)
