@@ -120,8 +120,8 @@ def _print_below(out: Console, headings: list[str], pairs: list[tuple[str, list[
 def _what(pair: Match, ending: str, varied: Collection[str] = ()) -> str:
     """Return what differs within a pair, after the size, steps and seeds that it shares.
 
-    What it shares and other pairs do not, which is in `varied`, is told too.  `ending` ends the labels of all
-    sizes.
+    `varied` is what differs from one pair to another; the text has that too.  `ending` ends the labels of
+    all sizes.
     """
     from raysweep.sweep.tidy import SEEDS
 

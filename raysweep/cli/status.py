@@ -86,7 +86,7 @@ def status(
                   (in one space: as of one architecture for all sizes)
         probe     accuracy of linear classifiers, by task
         tuned     accuracy after fine-tuning, by task
-        tokens/s  tokens a second, at the newest point of the training curve
+        tokens/s  tokens a second, a mean over its training
         MFU       share of the peak of its CPUs or GPUs that these tokens use
 
     The view of a launch also has the pace (steps/s) and the time to the end (left).

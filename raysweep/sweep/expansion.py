@@ -65,7 +65,7 @@ class Expansion:
 
 @dataclass(frozen=True)
 class Sections:
-    """The languages, evaluations and algorithms of a file of which not all runs can be made."""
+    """The languages, evaluations and algorithms of a file with mistakes in its runs or its search."""
 
     languages: Sequence[Language]
     evaluations: Sequence[Evaluation]

@@ -16,7 +16,7 @@ from raysweep.sweep.units import count, size
 
 
 def absent(resources: Resources) -> Iterator[str]:
-    """Yield a note on each resource of which processes want more than this machine has.
+    """Yield a note on each resource that processes want more of than this machine has.
 
     There is none if a cluster is named.  Training wants it for all workers at once, an evaluation for itself.
     """
