@@ -178,7 +178,7 @@ def _because(run: RunState) -> str:
 def _total(state: LaunchState, *, width: int | None = None) -> str:
     """Return the progress of the whole sweep: all work, its parts, the runs and the time.
 
-    It has a line for each of work, runs and time where one line is wider than `width`.
+    Work, runs and time are in one line, or in more where it is wider than `width`.
     """
     parts = []
     (trained, steps), (measured, evaluations) = state.steps, state.evaluations
@@ -195,9 +195,11 @@ def _total(state: LaunchState, *, width: int | None = None) -> str:
         time += ", closing Ray and MLflow"
     if state.left is not None:
         time += f", {_range(*state.left)} left"
-    told = (f"{share}{', '.join(parts)}", f"runs: {runs}{failed}", time)
-    line = "; ".join(told)
-    return line if width is None or len(line) <= width else "\n".join(told)
+    lines = [f"{share}{', '.join(parts)}"]
+    for part in (f"runs: {runs}{failed}", time):
+        longer = f"{lines[-1]}; {part}"
+        lines[-1:] = [longer] if width is None or len(longer) <= width else [lines[-1], part]
+    return "\n".join(lines)
 
 
 def _over(state: LaunchState) -> bool:
