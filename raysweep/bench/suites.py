@@ -17,6 +17,7 @@ SUITES = {
     "train": "raysweep.bench.train",
     "trace": "raysweep.bench.trace",
     "downstream": "raysweep.bench.downstream",
+    "growth": "raysweep.bench.growth",
 }
 
 #: The modules of the benchmarks with runners of their own: of whole sweeps, and of the report's statistics.

@@ -22,7 +22,7 @@ from raysweep.report.markdown import in_markdown, replaced
 HEADINGS = ("work", "raysweep", "beside", "found", "goal")
 
 #: Suites with the same peers and figures in every case: each case is a column.
-CROSSED = frozenset({"trace", "statistics", "scale"})
+CROSSED = frozenset({"trace", "statistics", "scale", "growth"})
 
 #: Least processors with other work, and least share of time taken away, that a caption names.
 _OTHERS, _STOLEN = 0.05, 0.02

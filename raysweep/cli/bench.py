@@ -38,6 +38,9 @@ SUITES = {
     "dropout and optimizer.  Before anything is timed, losses over several steps without dropout are checked "
     "to be equal.  Linear probes are beside a loop over seeds and tasks, and beside scikit-learn, whose "
     "answers or accuracies are compared.  A peer with other results is not timed, and the exit code is 3.",
+    "growth": "Measure how time and memory grow with the size of the work, one size at a time.\n\n"
+    "The exponent of time stands beside that of the necessary operations.  What grows faster than these "
+    "misses its goal.  There are no peers.",
 }
 
 OutputOption = Annotated[
