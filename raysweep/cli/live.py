@@ -92,8 +92,8 @@ def runs_table(states: list[RunState], *, width: int, limit: int | None = None, 
 
     There is a column for every metric that asks to be shown live, as far as the width goes.  A table of less
     than 100 columns leaves out speed and standard errors, one of less than 120 tokens a second and the share
-    of the peak, which are those of the newest point of the training curve.  With `ids` there is a column of
-    ids, of their last parts where the whole would leave no room for metrics or for the names of runs.
+    of the peak, which are means over a training.  With `ids` there is a column of ids, of their last parts
+    where the whole would leave no room for metrics or for the names of runs.
     """
     order = {
         **{"training": 0, "evaluating": 0, "starting": 1, "failed": 2, "cancelled": 2},
