@@ -9,12 +9,14 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from helpers.azure import azure_server
 from helpers.object_store import Fault, ObjectStore
 from raysweep.files import move_aside, names, remove_tree, rename, write_atomic
 from raysweep.remote import RemotePath, listed, local_place
@@ -56,8 +58,24 @@ def test_nothing_falls_through_to_the_disk(tmp_path: Path, monkeypatch: pytest.M
     assert list(tmp_path.iterdir()) == []
 
 
-def test_files_are_written_read_listed_moved_and_removed(store: ObjectStore) -> None:
-    folder = store.root / "sweep"
+@pytest.fixture(scope="module")
+def azure() -> Iterator[RemotePath]:
+    with azure_server() as found:
+        yield found
+
+
+@pytest.fixture(params=["s3", "az"])
+def root(request: pytest.FixtureRequest) -> RemotePath:
+    """An empty folder in a store of each sort that a server is installed of."""
+    if request.param == "s3":
+        found: RemotePath = request.getfixturevalue("store").root
+        return found
+    azure: RemotePath = request.getfixturevalue("azure")
+    return azure / request.node.originalname
+
+
+def test_files_are_written_read_listed_moved_and_removed(root: RemotePath) -> None:
+    folder = root / "sweep"
     assert names(folder) == []
     assert not folder.exists()
     assert not folder.is_dir()
@@ -72,7 +90,7 @@ def test_files_are_written_read_listed_moved_and_removed(store: ObjectStore) -> 
     assert (folder / "runs").is_dir()
     assert not (folder / "runs").is_file()
     assert (folder / "sweep.json").stat().st_size == 3
-    assert [str(path) for path in store.root.glob("*/sweep.json")] == [str(folder / "sweep.json")]
+    assert [str(path) for path in root.glob("*/sweep.json")] == [str(folder / "sweep.json")]
     assert [path.parent.name for path in folder.glob("runs/*/run.json")] == ["a"]
     moved = move_aside(folder / "runs", folder / "quarantine")
     assert moved is not None
@@ -91,8 +109,8 @@ def test_files_are_written_read_listed_moved_and_removed(store: ObjectStore) -> 
     (folder / "absent").unlink(missing_ok=True)
 
 
-def test_of_many_that_create_an_object_one_succeeds(store: ObjectStore) -> None:
-    path = store.root / "claim"
+def test_of_many_that_create_an_object_one_succeeds(root: RemotePath) -> None:
+    path = root / "claim"
 
     def create(k: int) -> bool:
         try:

@@ -155,6 +155,8 @@ class RemotePath(PosixPath):
         with told(str(self)):
             system, path = file_system(str(self))
             found = system.find(path, detail=True)
+        if isinstance(found, list):  # adlfs names an object in itself so, and nothing is below it
+            return {}
         head = len(path.rstrip("/"))
         return {f"{self}{name[head:]}": Entry.of(info) for name, info in found.items() if name != path}
 
