@@ -194,7 +194,7 @@ def _total(state: LaunchState, *, width: int | None = None) -> str:
     if _over(state):
         time += ", closing Ray and MLflow"
     if state.left is not None:
-        time += f", {_range(*state.left)} left"
+        time += f", {between(*state.left)} left"
     lines = [f"{share}{', '.join(parts)}"]
     for part in (f"runs: {runs}{failed}", time):
         longer = f"{lines[-1]}; {part}"
@@ -207,7 +207,8 @@ def _over(state: LaunchState) -> bool:
     return all(run.state in OVER for run in state.runs)
 
 
-def _range(least: float, most: float) -> str:
+def between(least: float, most: float) -> str:
+    """Return a range of seconds for a reader."""
     low, high = duration(least), duration(most)
     return f"about {high}" if low == high else f"{low} to {high}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from dataclasses import dataclass
@@ -17,9 +18,9 @@ from rich.text import Text
 
 from raysweep.cli import complete
 from raysweep.cli.elsewhere import ElsewhereOption, elsewhere
-from raysweep.cli.live import runs_table
+from raysweep.cli.live import between, runs_table
 from raysweep.cli.options import JsonOption, StorageOption, names_a_file, print_json, results_of
-from raysweep.cli.output import console, say
+from raysweep.cli.output import HEARTBEAT, console, say
 from raysweep.cli.results import best_table
 from raysweep.errors import ConfigError, DataError
 from raysweep.remote import forgotten
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from raysweep.sweep import FailureRecord, Sweep
     from raysweep.sweep.changes import Changes
     from raysweep.sweep.run_state import RunState
+    from raysweep.sweep.under_way import UnderWay
 
 #: Number of runs above which they are summarised.
 MANY = 100
@@ -140,13 +142,17 @@ def _list(storage: Path | None, *, json: bool) -> None:
     from raysweep.sweep.made import with_made
     from raysweep.sweep.run_state import run_states
     from raysweep.sweep.stored import load_stored, stored_names
+    from raysweep.sweep.under_way import UnderWay
 
     root = storage_root(storage)
     found: list[dict[str, Any]] = []
     for name in stored_names(root):
         try:
-            counted = counts(run_states(with_made(load_stored(root / name))))
             by, error = holder(root / name), None
+            states = run_states(with_made(load_stored(root / name)))
+            if by is not None:
+                UnderWay.read(root / name).put(states)
+            counted = counts(states)
         except DataError as broken:
             by, error, counted = None, str(broken), {}
         found.append({"name": name, "counts": counted, "launched_by": by, "error": error})
@@ -202,6 +208,7 @@ class _Standing:
     sweep: Sweep
     states: list[RunState]
     launched_by: str | None
+    under_way: UnderWay
     failed: dict[str, FailureRecord]
     changes: Changes
     notes: list[str]
@@ -218,6 +225,8 @@ class _Standing:
             "name": self.sweep.name,
             "directory": str(self.sweep.directory),
             "launched_by": self.launched_by,
+            "share": self.under_way.share,
+            "seconds_left": self.under_way.left,
             "counts": counts(self.states),
             "runs": [
                 {
@@ -241,6 +250,12 @@ class _Standing:
             "in_other_files": dict(self.changes.elsewhere),
         }
 
+    @property
+    def _progress(self) -> str:
+        """The share of all work and the time left, as far as the launch has told them."""
+        share = "" if self.under_way.share is None else f"; {self.under_way.share:.0%} of all work"
+        return share + (f", {between(*self.under_way.left)} left" if self.under_way.left else "")
+
     def shown(self, width: int, *, all_: bool, limit: int | None = None) -> RenderableType:
         """Return what a person reads; more than `MANY` runs are summarised unless `all_` are wanted.
 
@@ -252,7 +267,7 @@ class _Standing:
 
         parts: list[RenderableType] = []
         if self.launched_by is not None:
-            parts.append(Text(f"being launched by {self.launched_by}"))
+            parts.append(Text(f"being launched by {self.launched_by}{self._progress}"))
         if len(self.states) > MANY and not all_:
             axes = {spec.run_id: spec.axes for spec in self.sweep.runs}
             parts += map(_line, summary(self.states, axes))
@@ -282,16 +297,22 @@ def _look(name: str, storage: Path | None) -> _Standing:
     from raysweep.sweep.run_state import run_states
     from raysweep.sweep.snapshot import Snapshot
     from raysweep.sweep.starts import failures, starts
+    from raysweep.sweep.under_way import UnderWay
 
     # Each look sees what is new.
     with forgotten():
         sweep = results_of(name, storage)
         snapshot = Snapshot.of(sweep)
         waits = starts(sweep, snapshot=snapshot)
+        launched_by = holder(sweep.directory)
+        under_way = UnderWay() if launched_by is None else UnderWay.read(sweep.directory)
+        states = run_states(sweep, snapshot, waits)
+        under_way.put(states)
         return _Standing(
             sweep=sweep,
-            states=run_states(sweep, snapshot, waits),
-            launched_by=holder(sweep.directory),
+            states=states,
+            launched_by=launched_by,
+            under_way=under_way,
             failed=failures(sweep, waits),
             changes=Changes(sweep.ledger(), sweep),
             notes=remarks(sweep, snapshot),
@@ -306,10 +327,14 @@ def _from_here(path: Path) -> Path:
 
 
 def _watch(name: str, storage: Path | None, out: Console, every: float, *, all_: bool) -> list[RunState]:
-    """Show each change until no run is left or nobody is at work, and return the last states."""
+    """Show each change until no run is left or nobody is at work, and return the last states.
+
+    A pipe gets changes of state, new measurements, and a sign of life once a minute.
+    """
     draws = out.is_terminal and not out.is_dumb_terminal
     redrawn = Live(console=out, auto_refresh=False) if draws else None
-    before, idle = "", False
+    before: object = None
+    spoke, idle = -math.inf, False
     if redrawn is not None:
         redrawn.start()
     try:
@@ -321,12 +346,18 @@ def _watch(name: str, storage: Path | None, out: Console, every: float, *, all_:
             if redrawn is not None:
                 redrawn.update(Group(shown, Text(f"{datetime.now():%H:%M:%S}", style="dim")), refresh=True)
             else:
-                with out.capture() as captured:
+                # Steps go on all the time, so they are no news.
+                news = (
+                    found.launched_by,
+                    [
+                        (row.run_id, row.state, row.evaluated, len(row.metrics), row.trouble)
+                        for row in found.states
+                    ],
+                )
+                if news != before or time.monotonic() - spoke >= HEARTBEAT:
+                    typer.echo(f"{'' if before is None else chr(10)}{datetime.now():%H:%M:%S}")
                     out.print(shown, crop=False)
-                if captured.get() != before:
-                    typer.echo(f"{'' if not before else chr(10)}{datetime.now():%H:%M:%S}")
-                    typer.echo(captured.get(), nl=False)
-                before = captured.get()
+                    before, spoke = news, time.monotonic()
             # States are read before the launch is looked for, and it may have ended in between.
             if all(state.state in OVER for state in found.states) or (idle and found.launched_by is None):
                 return found.states

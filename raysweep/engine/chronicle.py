@@ -1,4 +1,4 @@
-"""The log of a launch in its sweep's folder: what a person would have seen, kept for later."""
+"""The log of a launch in its sweep's folder: what a person would have seen, for later and for `status`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from raysweep.errors import RaysweepError
 from raysweep.sweep.logs import LAUNCH_LOG, BoundedLog
 from raysweep.sweep.run_state import LaunchState
 from raysweep.sweep.told import Told
+from raysweep.sweep.under_way import Teller
 
 
 class _Beside(BoundedLog):
@@ -33,19 +34,25 @@ class _Beside(BoundedLog):
 
 
 class Chronicle:
-    """Writes the beginning of a launch, each change of a run, warnings and the end, while it is entered."""
+    """Writes the beginning of a launch, each change of a run, warnings and the end, while it is entered.
+
+    What is under way now is in a file of its own (`raysweep.sweep.under_way`).
+    """
 
     def __init__(self, directory: Path) -> None:
+        self._under_way = Teller(directory)
         self._log = _Beside(directory / LAUNCH_LOG)
         self._told = Told()
 
     def __enter__(self) -> Self:
         logging.getLogger("raysweep").addHandler(self._log)
+        self._under_way.__enter__()
         self.say(f"launch, pid {os.getpid()} on {socket.gethostname()}")
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         logging.getLogger("raysweep").removeHandler(self._log)
+        self._under_way.__exit__()
         if isinstance(error, KeyboardInterrupt):
             self.say("interrupted")
         elif isinstance(error, RaysweepError):
@@ -60,6 +67,7 @@ class Chronicle:
         """Write what has changed since the last state."""
         for line in self._told.changes(state.runs):
             self.say(line)
+        self._under_way(state)
 
     def say(self, line: str, error: Any = None) -> None:
         """Write a line, and the traceback of an error."""

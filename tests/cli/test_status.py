@@ -19,8 +19,9 @@ from raysweep.sweep import Sweep, load_sweep
 from raysweep.sweep.cancel import cancel_runs
 from raysweep.sweep.counted import counts, summary
 from raysweep.sweep.lock import SweepLock
-from raysweep.sweep.run_state import RunState
+from raysweep.sweep.run_state import LaunchState, RunState, run_states
 from raysweep.sweep.stored import save_sweep
+from raysweep.sweep.under_way import Teller
 from raysweep.training.seeds import Seeds
 
 FILE = tiny.HEAD + "evaluate: {excess_loss: {sentences: 64}}\n"
@@ -178,6 +179,30 @@ def test_watching_ends_when_nobody_is_at_work(
     assert shown.err == "tiny: nobody is at work on it; runs left: 1\n"
 
 
+def test_steps_are_no_news_in_a_pipe(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Five looks at a run that trains, over 80 seconds: its start, and a sign of life after a minute."""
+    lock, rows, now = SweepLock(sweep.directory).acquire(), run_states(sweep), 1000.0
+    rows[1].state = "training"
+    tell = Teller(sweep.directory)
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += 20.0
+        rows[1].step += 5
+        tell(LaunchState(runs=rows, elapsed=9.0))
+        if now > 1080:
+            lock.release()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(status.time, "monotonic", lambda: now)
+    monkeypatch.setattr(status.time, "sleep", sleep)
+    tell(LaunchState(runs=rows, elapsed=9.0))
+    assert run(["status", "tiny", "--watch"]) == 130
+    assert re.findall(r"training +(\d+)/100", capsys.readouterr().out) == ["0", "15"]
+
+
 def test_a_terminal_is_redrawn(
     sweep: Sweep, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -235,6 +260,29 @@ def test_without_a_name_there_is_a_line_for_each_sweep(
     assert "raysweep: --watch: is for one sweep; name it" in capsys.readouterr().err
     assert run(["status", "--storage", "elsewhere"]) == 0
     assert capsys.readouterr().out.startswith("no sweep has been launched into ")
+
+
+def test_runs_at_work_have_their_state_and_step(sweep: Sweep, capsys: pytest.CaptureFixture[str]) -> None:
+    """As the launch has told last; without a launch at work, what it told counts for nothing."""
+    finish(sweep, 0)
+    rows = run_states(sweep)
+    rows[1].state, rows[1].step = "training", 37
+    Teller(sweep.directory)(LaunchState(runs=rows, elapsed=9.0, share=0.4, left=(60.0, 90.0)))
+    assert run(["status", "tiny"]) == 0
+    assert "37/100" not in capsys.readouterr().out
+    with SweepLock(sweep.directory):
+        assert run(["status", "tiny"]) == 0
+        head, *lines = capsys.readouterr().out.splitlines()
+        assert head.startswith("being launched by process ")
+        assert head.endswith("; 40% of all work, 60 s to 90 s left")
+        [line] = [line for line in lines if "37/100" in line]
+        assert "training" in line.split()
+        assert run(["status", "tiny", "--json"]) == 0
+        answer = json.loads(capsys.readouterr().out)
+        assert (answer["share"], answer["seconds_left"]) == (0.4, [60.0, 90.0])
+        assert answer["counts"] == {"queued": 1, "training": 1, "done": 1}
+        assert run(["status"]) == 0
+        assert "1 training" in capsys.readouterr().out
 
 
 def test_the_time_is_a_table_or_data(sweep: Sweep, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ from raysweep.engine.chronicle import Chronicle
 from raysweep.errors import StorageError
 from raysweep.sweep.logs import launch_logs
 from raysweep.sweep.run_state import LaunchState, RunState
+from raysweep.sweep.under_way import UnderWay
 
 
 def texts(directory: Path) -> list[str]:
@@ -24,12 +25,14 @@ def test_changes_warnings_and_the_end_are_kept(tmp_path: Path, capsys: pytest.Ca
     with Chronicle(tmp_path) as chronicle:
         chronicle(LaunchState(runs=[state], elapsed=1.0))
         chronicle(LaunchState(runs=[state], elapsed=2.0))
+        assert UnderWay.read(tmp_path).runs == {"a": ("training", 10)}
         logging.getLogger("raysweep.launch").warning("a trial ended")
         chronicle.__exit__(StorageError, StorageError("the disk is full"), None)
     found = texts(tmp_path)
     assert found[0].startswith("launch, pid ")
     assert found[1:] == ["run a: training, step 10/100", "a trial ended", "ended: the disk is full", "ended"]
     assert logging.getLogger("raysweep").handlers == []
+    assert UnderWay.read(tmp_path) == UnderWay()
 
 
 @pytest.mark.parametrize("handled", [False, True])
