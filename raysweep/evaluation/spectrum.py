@@ -49,7 +49,7 @@ class SpectrumConfig(LabelledEvaluation):
     - `spectrum/<matrix>/1`, `.../2`, ...: the largest eigenvalues, descending;
     - `spectrum/hessian/smallest`: the most negative one;
     - `spectrum/<matrix>/trace` and `.../squares` (nats²): Σλ and Σλ² of the pool by quadrature, with their
-      standard errors over random vectors.
+      standard errors over random vectors; of fewer than 16 vectors an upper bound, √(2 Σλ² / vectors) for Σλ.
 
     The arrays `<matrix>/nodes` and `<matrix>/weights` [vectors, steps] of the shard are the density itself
     (`raysweep.flatness.curvature.spectrum.Density`).  Eigenvalues have no standard error: they are those of

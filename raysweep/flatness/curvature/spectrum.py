@@ -27,6 +27,7 @@ optimization via Hessian eigenvalue density" (ICML 2019).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -38,6 +39,9 @@ from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 from raysweep import seeding
 from raysweep.errors import ConfigError, RunFailedError
 from raysweep.languages.base import Estimate
+
+#: Vectors whose spread tells their standard error.
+_MANY = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,16 +59,31 @@ class Density:
     @property
     def trace(self) -> Estimate:
         """The trace Σ_j λ_j."""
-        return self._mean(self.nodes * self.size)
+        return self._sum(self.nodes)
 
     @property
     def squares(self) -> Estimate:
         """The squared Frobenius norm Σ_j λ_j²."""
-        return self._mean(self.nodes**2 * self.size)
+        return self._sum(self.nodes**2)
 
     def below(self, level: float) -> Estimate:
         """The share of eigenvalues below `level`."""
         return self._mean((self.nodes < level).astype(np.float64))
+
+    def _sum(self, values: np.ndarray) -> Estimate:
+        """Return Σ_j f(λ_j) from f at the nodes.
+
+        The variance of vᵀ f(A) v over signs v is 2 Σ_j f(λ_j)² less 2 Σ_i f(A)_ii² (Hutchinson, 1990).  The
+        spread of few vectors says little, so their standard error comes from the first term, its upper bound.
+        That is at least the sum over one vector's nodes, each for an eigenvalue, by Cauchy's interlacing.
+        """
+        found = self._mean(values * self.size)
+        if found.n >= _MANY:
+            return found
+        squares = self.size * float((self.weights * values**2).sum(axis=1).mean())
+        least = float(np.where(self.weights > 0, values**2, 0.0).sum(axis=1).max())
+        error = math.sqrt(2 * max(squares, least) / found.n)
+        return Estimate(value=found.value, standard_error=error, n=found.n)
 
     def _mean(self, values: np.ndarray) -> Estimate:
         return Estimate.of(torch.from_numpy((self.weights * values).sum(axis=1)))

@@ -118,6 +118,23 @@ def test_moments_are_unbiased(world):
     assert found.size == len(dense)
 
 
+@pytest.mark.parametrize("vectors", [1, 2, 4])
+def test_few_vectors_state_an_error_that_holds(world, vectors):
+    """Few of 200 estimates are further off than two or three stated errors.
+
+    A quarter are further off than three of those that come from the spread of two vectors.
+    """
+    dense = world[2]["hessian"]
+    operator, truth = aslinearoperator(dense), np.trace(dense)
+    found = [density(operator, steps=8, vectors=vectors, seed=seed).trace for seed in range(200)]
+    off = np.array([abs(one.value - truth) / one.standard_error for one in found])
+    assert (off > 3).mean() <= 0.02
+    assert (off > 2).mean() <= 0.07
+    # Nor is it too wide to be of use.
+    stated = np.mean([one.standard_error for one in found])
+    assert stated <= 1.5 * np.std([one.value for one in found])
+
+
 def test_density_integrates_and_finds_gaps():
     eigenvalues = np.concatenate([np.zeros(150), np.full(30, 2.0), np.full(20, -1.0)])
     found = density(aslinearoperator(np.diag(eigenvalues)), steps=20, vectors=40)
