@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Annotated
 
@@ -147,13 +148,14 @@ def _text(value: object, ending: str) -> str:
 
 
 def _between(apart: Apart) -> str:
-    """Return a difference with its interval; `~` where its draws are not paired."""
+    """Return a difference with its interval where that is known; `~` where its draws are not paired."""
     from raysweep.report.format import number
 
     low, high = apart.interval
     sign = "+" if apart.value > 0 else ""
     mark = "" if apart.paired else "~"
-    return f"{mark}{sign}{number(apart.value)} [{number(low, 2)}, {number(high, 2)}]"
+    interval = "" if math.isnan(low) else f" [{number(low, 2)}, {number(high, 2)}]"
+    return f"{mark}{sign}{number(apart.value)}{interval}"
 
 
 def power(

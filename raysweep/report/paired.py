@@ -61,9 +61,12 @@ class Apart:
 
     @classmethod
     def of_draws(cls, changes: Array) -> Self:
-        """Return the mean difference of paired draws [n], two at least, with their own error."""
+        """Return the mean difference of paired draws [n], two at least, with their own error.
+
+        Draws that are all alike, as accuracies on few sentences may be, do not tell how they vary.
+        """
         n = len(changes)
-        error = float(changes.std(ddof=1)) / math.sqrt(n)
+        error = float(changes.std(ddof=1)) / math.sqrt(n) if np.ptp(changes) > 0 else math.nan
         return cls.student(float(changes.mean()), error, dof=n - 1, paired=True)
 
 

@@ -23,7 +23,7 @@ from raysweep.models.shapes import Shape
 from raysweep.report.claims import sweep_verdicts
 from raysweep.report.data import Measurements, measurements
 from raysweep.report.match import Match, matches
-from raysweep.report.paired import LossDraws, _of_ratio, loss_errors
+from raysweep.report.paired import Apart, LossDraws, _of_ratio, loss_errors
 from raysweep.report.planning import plans, run_seconds
 from raysweep.report.reference import by_seeds
 from raysweep.report.verdict import ALPHA
@@ -226,6 +226,16 @@ def test_probes_are_compared_with_the_look_up_table_seed_by_seed(tmp_path: Path)
     both = stored_draws(tmp_path / "two", (table, "zip=[{language.seed: [0, 1]}]"))
     [verdict] = sweep_verdicts(both, questions=asked)
     assert "with the standard errors of both" in verdict.test
+
+
+def test_draws_that_are_all_alike_have_no_interval() -> None:
+    """Accuracies on 512 sentences have steps of 1/512, so the differences of two seeds may be equal."""
+    alike = Apart.of_draws(np.array([1 / 512, 1 / 512]))
+    assert math.isnan(alike.standard_error)
+    assert claims._between(alike) == "+0.00195"
+    apart = Apart.of_draws(np.array([1 / 512, 3 / 512]))
+    assert apart.standard_error == pytest.approx(1 / 512)
+    assert claims._between(apart).startswith("+0.00391 [−")
 
 
 def test_what_differs_is_said_once() -> None:
