@@ -186,6 +186,10 @@ class Language(ABC):
     #: Pr(a sentence has n words), float64 [max_length+1]; None where it is not known exactly.
     length_probabilities: np.ndarray | None = None
 
+    def __repr__(self) -> str:
+        most = "" if self.fixed_length else "at most "
+        return f"{type(self).__name__}({self.vocabulary_size:,} words, sentences of {most}{self.max_length})"
+
     @property
     def held_out(self) -> Language:
         """The same language for evaluation: sentences that training never sees.
