@@ -39,6 +39,7 @@ from raysweep.engine.tuner import build
 from raysweep.errors import StorageError
 from raysweep.remote import listed
 from raysweep.sweep import Plan, Sweep, SweepLock, make_plan
+from raysweep.sweep.config import check_sweep
 from raysweep.sweep.estimate import History
 from raysweep.sweep.keeping import keep_of, tidy_up
 from raysweep.sweep.learnt import Learnt
@@ -89,9 +90,10 @@ def launch(
 
     A failed run does not stop the others; see `Results.failures`.  A run that trouble ends, such as a process
     that dies, is tried again after each of `PAUSES`; if memory was short, with one run less at once and a
-    smaller micro-batch.  Raises `LockedError` if another launch of the same sweep is at work, `StorageError`
-    if the cluster or the storage cannot be reached or the storage is full, and `KeyboardInterrupt` on Ctrl-C,
-    SIGTERM, SIGHUP or `raysweep cancel`, after the workers have written a checkpoint.
+    smaller micro-batch.  Raises `ConfigError` for a file in place of a sweep, `LockedError` if another launch
+    of the same sweep is at work, `StorageError` if the cluster or the storage cannot be reached or the
+    storage is full, and `KeyboardInterrupt` on Ctrl-C, SIGTERM, SIGHUP or `raysweep cancel`, after the
+    workers have written a checkpoint.
 
     Commands and webhooks of the sweep's `notify` and of `notify` learn of the end (`raysweep.sweep.notice`).
 
@@ -99,6 +101,7 @@ def launch(
     then.  With `reconnect`, seconds, the program `raysweep` waits that long for a cluster to answer again and
     then goes on (`raysweep.engine.guard`).
     """
+    check_sweep(sweep)
     chosen = select(sweep, only)
     ledger = sweep.ledger()
     facts = provenance()

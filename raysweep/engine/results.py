@@ -46,6 +46,13 @@ def _image(figure: Figure) -> str:
     return f'<img src="data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}">'
 
 
+class Verdicts(list["Verdict"]):
+    """Verdicts in the order of a sweep file; a notebook shows their sentences."""
+
+    def _repr_html_(self) -> str:
+        return "\n".join(["<ul>", *(f"<li>{escape(one.sentence)}</li>" for one in self), "</ul>"])
+
+
 @dataclass(frozen=True, kw_only=True)
 class Results:
     """The results of a sweep."""
@@ -74,7 +81,7 @@ class Results:
         frame = tidy(self.sweep.ledger(), self.sweep)
         return _wide(frame) if wide else frame
 
-    def verdicts(self) -> list[Verdict]:
+    def verdicts(self) -> Verdicts:
         """Return the verdicts on the sweep's claims, in the order of its file.
 
         A verdict has its `outcome`, such as "supported", the `sentence` that a launch prints, and in `main`
@@ -86,7 +93,7 @@ class Results:
         """
         from raysweep.report import sweep_verdicts  # needs matplotlib, which a launch does without
 
-        return sweep_verdicts(self.sweep)
+        return Verdicts(sweep_verdicts(self.sweep))
 
     def plot(self) -> Figures:
         """Return the figures of the report, by name, as matplotlib's figures on white, each with its legend.
@@ -109,8 +116,8 @@ class Results:
         counts = Counter(state.state for state in run_states(self.sweep))
         states = ", ".join(f"{number} {state}" for state, number in counts.items())
         parts = [f"<p><b>{escape(self.sweep.name)}</b>: {states}</p>"]
-        sentences = [f"<li>{escape(one.sentence)}</li>" for one in sweep_verdicts(self.sweep, frame)]
-        parts += ["<ul>", *sentences, "</ul>"] if sentences else []
+        found_out = Verdicts(sweep_verdicts(self.sweep, frame))
+        parts += [found_out._repr_html_()] if found_out else []
         found = summary(frame)
         if found.rows:
             table = pd.DataFrame(found.rows, columns=found.headings)

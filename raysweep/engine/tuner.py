@@ -19,6 +19,7 @@ from raysweep.engine.services import Services, start_services
 from raysweep.engine.trial import resolve, run_trial
 from raysweep.errors import ConfigError
 from raysweep.sweep import Sweep, SweepLock
+from raysweep.sweep.config import check_sweep
 from raysweep.sweep.made import Mode, record_made
 from raysweep.sweep.provenance import provenance, save_launch
 from raysweep.sweep.sentences import with_sentences
@@ -198,6 +199,7 @@ def tuner(
     algorithm, and for population based training: it changes the settings of a run on the way, and a run of a
     sweep has one configuration from start to end.
     """
+    check_sweep(sweep)
     if isinstance(scheduler, _EXPLOITING):
         raise ConfigError(
             f"scheduler: {type(scheduler).__name__} changes the settings of a run on the way, and a run of a "

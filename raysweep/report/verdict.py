@@ -111,6 +111,9 @@ class Verdict(Asked):
     p_corrected: float
     outcome: Outcome
 
+    def __repr__(self) -> str:
+        return f"Verdict({f'{self.about}{self.says}: {self.outcome}'!r})"
+
     @property
     def level(self) -> float:
         """The level at which Holm's procedure tests the claim among all claims of its sweep."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -151,3 +152,14 @@ class Sweep:
         if self.make_variant is None:
             raise ConfigError(f"sweep '{self.name}' was not loaded from a file and has no base to vary")
         return self.make_variant(settings)
+
+
+def check_sweep(given: object) -> None:
+    """Raise `ConfigError` for what is no `Sweep`, such as the name of a file."""
+    if isinstance(given, str | os.PathLike):
+        text = os.fspath(given)
+        raise ConfigError(f"sweep: {text!r} is the name of a file, not a sweep; give rs.load_sweep({text!r})")
+    if not isinstance(given, Sweep):
+        raise ConfigError(
+            f"sweep: {type(given).__name__} is not a sweep; give what rs.load_sweep(FILE) returns"
+        )

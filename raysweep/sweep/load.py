@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from raysweep.downstream.tasks import task_names
+from raysweep.errors import ConfigError
 from raysweep.sweep.check import Checker
 from raysweep.sweep.claims import Names, Questions
 from raysweep.sweep.config import LanguageCache, Sweep
@@ -142,8 +143,12 @@ def _remarks(runs: Iterable[RunSpec], languages: LanguageCache) -> list[str]:
 def override(root: Node, overrides: Sequence[str], problems: Problems, *, base: bool = False) -> Node:
     """Return the tree with overrides laid on it, in order.
 
-    With `base` the tree's axes are ignored, so a field that is an axis may be overridden.
+    With `base` the tree's axes are ignored, so a field that is an axis may be overridden.  Raises
+    `ConfigError` for what is no list of texts.
     """
+    texts = isinstance(overrides, Sequence) and not isinstance(overrides, str | bytes)
+    if not texts or not all(isinstance(one, str) for one in overrides):
+        raise ConfigError(f'overrides: {show(overrides)} is not a list of texts such as ["seed=1"]')
     for text in overrides:
         parsed = parse_override(text, problems)
         if parsed is None:

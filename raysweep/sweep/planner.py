@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from raysweep.sweep.changes import Changes, Settings
-from raysweep.sweep.config import Sweep
+from raysweep.sweep.config import Sweep, check_sweep
 from raysweep.sweep.estimate import Cost, History
 from raysweep.sweep.learnt import of_storage
 from raysweep.sweep.ledger import heads
@@ -47,8 +47,10 @@ def make_plan(
     such times by run id instead.  `concurrency` is the number of runs at once, if it is known.  `launched`
     is what the launch before asked for, where a caller has written its own over it.
 
-    Raises `IdentityError` if a run's folder belongs to another configuration.
+    Raises `IdentityError` if a run's folder belongs to another configuration, and `ConfigError` for a file in
+    place of a sweep.
     """
+    check_sweep(sweep)
     ledger = sweep.ledger()
     records = survey(ledger, sweep.runs, verify=verify)
     waits = Starts(ledger, sweep.runs, records, retry=retry_failed)

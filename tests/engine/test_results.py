@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -98,6 +100,32 @@ def test_a_notebook_shows_verdicts_and_the_last_checkpoints(stored: rs.Sweep) ->
     assert f"<li>{verdict.sentence}</li>" in page
     assert "look-up table" in page
     assert page.count("<table") == 1
+
+
+def test_a_prompt_and_a_notebook_show_the_verdicts_as_sentences(stored: rs.Sweep) -> None:
+    results = rs.open(stored.name, storage=stored.storage)
+    found = results.verdicts()
+    [verdict] = found
+    told = verdict.sentence.partition(" (")[0]
+    assert told.endswith(f": {verdict.outcome}")
+    assert repr(verdict) == f"Verdict({told!r})"
+    assert repr(found) == f"[Verdict({told!r})]"
+    assert found._repr_html_() == f"<ul>\n<li>{verdict.sentence}</li>\n</ul>"
+
+
+def test_a_file_in_place_of_a_sweep_is_refused_with_the_call_that_reads_it(
+    stored: rs.Sweep, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    calls: tuple[Callable[[Any], object], ...] = (rs.launch, rs.make_plan, rs.tuner)
+    for call in calls:
+        for given in ("small.yaml", Path("small.yaml")):
+            with pytest.raises(
+                ConfigError, match=r"^sweep: 'small.yaml' is the .*rs.load_sweep\('small.yaml'\)$"
+            ):
+                call(given)
+        with pytest.raises(ConfigError, match=r"^sweep: Results is not a sweep; give what rs.load_sweep"):
+            call(rs.open(stored.name, storage=stored.storage))
 
 
 def test_a_star_import_leaves_pythons_open() -> None:

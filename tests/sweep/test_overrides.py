@@ -9,6 +9,7 @@ import pytest
 
 from helpers import tiny_sweeps as tiny
 from raysweep.errors import ConfigError
+from raysweep.sweep import load_sweep
 
 BOTH = tiny.BASE.replace("{counted: {n: 3}}", "{counted: {n: 3}, weighted: {n: 2}}")
 
@@ -153,3 +154,10 @@ def test_ranges_that_are_none(load: Any, override: str, message: str) -> None:
 def test_an_axis_that_is_overridden_by_a_range_is_told_as_one(load: Any) -> None:
     (found,) = errors(load, tiny.BASE + tiny.AXES, "seed=0..4")
     assert found.endswith("is an axis of this sweep; write --set axes.seed=0..4")
+
+
+@pytest.mark.parametrize("given", ["seed=1", b"seed=1", {"seed": 1}, [("seed", 1)], None])
+def test_overrides_that_are_no_list_of_texts_are_one_error(given: Any, tmp_path: Path) -> None:
+    (tmp_path / "tiny.yaml").write_text(tiny.BASE)
+    with pytest.raises(ConfigError, match=r'^overrides: .* is not a list of texts such as \["seed=1"\]$'):
+        load_sweep(tmp_path / "tiny.yaml", given, storage=tmp_path)
