@@ -45,6 +45,9 @@ def find_checkpoint(storage: Path, name: str) -> FoundCheckpoint:
         if not any(run.run_id == run_id for run in sweep.runs):
             gone.append(sweep.directory)
             continue
+        if not sweep.run(run_id).trains:
+            kind = sweep.run(run_id).algorithm.kind
+            raise ConfigError(f"run {run_id} has no model to export or evaluate: {kind} trains none")
         ledger = sweep.ledger().open(run_id)
         here = {record.step for record in ledger.checkpoints()}
         steps |= here

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from helpers import local_texts
+from helpers import tiny_sweeps as tiny
 from raysweep.cli.app import run
 from raysweep.sweep import Sweep, load_sweep
 from raysweep.sweep.stored import save_sweep
@@ -102,3 +103,15 @@ def test_a_model_of_word_pieces_is_exported_without_a_tokenizer(
     assert run(["evaluate", "model", "--language", "pieces.yaml", "--json"]) == 0
     [found] = json.loads(capsys.readouterr().out)["evaluations"]
     assert found["config"]["sentences"] == 8
+
+
+def test_a_look_up_table_has_no_model_to_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = tiny.HEAD + "evaluate: {excess_loss: {sentences: 8}}\n"
+    (tmp_path / "tiny.yaml").write_text(text)
+    given = ["axes=null", "algorithm={kind: lookup_table}"]
+    sweep = load_sweep(tmp_path / "tiny.yaml", given, storage=tmp_path / "results")
+    save_sweep(sweep)
+    [spec] = sweep.runs
+    assert run(["export-model", spec.run_id, "-o", "model", "--storage", str(sweep.storage)]) == 2
+    told = f"run {spec.run_id} has no model to export or evaluate: lookup_table trains none"
+    assert told in capsys.readouterr().err
