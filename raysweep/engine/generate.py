@@ -109,7 +109,7 @@ def generate(
     lock = (
         nullcontext()
         if work.out is None
-        else SweepLock(work.out, what="folder", remedy="name another folder")
+        else SweepLock(work.out, what="folder", remedy="wait for it, stop it, or name another folder")
     )
     with Interrupts() as interrupts, lock:
         for part in work.sizes:

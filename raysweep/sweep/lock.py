@@ -7,6 +7,7 @@ import errno
 import fcntl
 import json
 import os
+import shlex
 import socket
 import time
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from types import TracebackType
 from raysweep.errors import LockedError, StorageError
 from raysweep.remote import RemotePath
 from raysweep.sweep.lease import Claim, HeldElsewhereError, Lease, claimed
-from raysweep.sweep.storage import open_directory
+from raysweep.sweep.storage import open_directory, storage_flag
 
 
 class SweepLock:
@@ -24,7 +25,7 @@ class SweepLock:
 
     The kernel drops the lock when the process dies, so a stale lock cannot exist.  The file `lock` stays; it
     only names the holder.  In an object store it is a `Lease` instead, which may be lost; see `lost`.  Usable
-    as a context manager.
+    as a context manager.  `remedy` is what to do while a folder other than a sweep's is in use.
     """
 
     def __init__(
@@ -32,7 +33,7 @@ class SweepLock:
         directory: Path,
         *,
         what: str = "sweep folder",
-        remedy: str = "give this sweep another name",
+        remedy: str | None = None,
     ) -> None:
         self.path = directory / "lock"
         self.what, self.remedy = what, remedy
@@ -89,9 +90,11 @@ class SweepLock:
         return self
 
     def _in_use(self, holder: Holder) -> LockedError:
-        return LockedError(
-            f"{self.what} {self.path.parent} is in use by {holder}; wait for it, stop it, or {self.remedy}"
-        )
+        directory, remedy = self.path.parent, self.remedy
+        if remedy is None:
+            cancel = f"raysweep cancel {shlex.quote(directory.name)}{storage_flag(directory.parent)}"
+            remedy = f"wait for it, stop it with `{cancel}`, or give this sweep another name"
+        return LockedError(f"{self.what} {directory} is in use by {holder}; {remedy}")
 
     @property
     def lost(self) -> bool:

@@ -238,8 +238,11 @@ def test_a_second_launch_is_refused_and_a_dead_one_is_not_in_the_way(tmp_path: P
         pytest.raises(LockedError, match=rf"in use by process {holder} on .*, started 20"),
     ):
         SweepLock(folder).acquire()
-    with SweepLock(folder), pytest.raises(LockedError, match=f"process {os.getpid()} on"):
+    with SweepLock(folder), pytest.raises(LockedError, match=f"process {os.getpid()} on") as caught:
         SweepLock(folder).acquire()
+    assert f"; wait for it, stop it with `raysweep cancel sweep --storage {folder.parent}`, or" in str(
+        caught.value
+    )
     with SweepLock(folder):
         pass
 
