@@ -102,9 +102,18 @@ def _lineage(place: str) -> tuple[ClassText, ...]:
 
 
 def _meaning(node: ast.ClassDef) -> str:
-    """Return the docstring of a class without its examples."""
+    """Return the docstring of a class without its examples; each item of a list is a line."""
     paragraphs = cleandoc(ast.get_docstring(node) or "").split("\n\n")
-    return _in_yaml("\n\n".join(" ".join(t.split()) for t in paragraphs if not t.startswith(">>>")))
+    return _in_yaml("\n\n".join(_flowing(text) for text in paragraphs if not text.startswith(">>>")))
+
+
+def _flowing(paragraph: str) -> str:
+    """Return a paragraph in one line, or each item of a list in one.
+
+    >>> _flowing("- the\\n  first;\\n- the second.")
+    '- the first;\\n- the second.'
+    """
+    return "\n".join(" ".join(part.split()) for part in re.split(r"\n(?=- )", paragraph))
 
 
 def _comment(lines: Sequence[str], line: int) -> str:

@@ -14,6 +14,7 @@ from helpers.my_kinds.dice import DiceConfig
 from raysweep import registry
 from raysweep.cli.app import run
 from raysweep.languages.base import LanguageConfig
+from raysweep.languages.pcfg.config import DENSE_SYMBOLS
 from raysweep.sweep.document import Mark, Problems
 from raysweep.sweep.kinds import FAMILIES, names
 from raysweep.sweep.reading import parse
@@ -136,3 +137,17 @@ def test_kinds_of_plug_ins_are_printed(
     assert "language: {kind: dice, sides: 4, length: 3}" in capsys.readouterr().out
     assert run(["kinds", "silent"]) == 0
     assert "language: {kind: silent}" in capsys.readouterr().out
+
+
+def test_a_list_in_a_meaning_has_a_line_for_each_item(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["kinds", "spectrum"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    [first] = [k for k, line in enumerate(lines) if line.startswith("- `spectrum/<matrix>/1`")]
+    assert lines[first - 1] == ""
+    assert lines[first + 1].startswith("- `spectrum/hessian/smallest`")
+
+
+def test_meanings_say_numbers_and_no_names_of_constants(facts: dict[str, dict[str, Any]]) -> None:
+    assert re.findall(r"`[A-Z]+_[A-Z_]+`", json.dumps([facts, sweep_schema()])) == []
+    [told] = [f["meaning"] for f in facts["language.pcfg"]["fields"] if f["name"] == "nonterminals"]
+    assert told == f"Symbols of a dense grammar (null: {DENSE_SYMBOLS})."

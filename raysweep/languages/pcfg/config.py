@@ -63,7 +63,7 @@ class PCFGConfig(LanguageConfig):
     words: int = Field(default=100, ge=1)
     #: Parameter of the symmetric Dirichlet distributions of rules and words; small values give peaked ones.
     concentration: float = Field(default=1.0, ge=0.05, le=1000.0)
-    #: Symbols of a dense grammar (None: `DENSE_SYMBOLS`).
+    #: Symbols of a dense grammar (None: 50).
     nonterminals: int | None = Field(default=None, ge=1, le=MOST_DENSE_SYMBOLS)
     #: File of rules, in NLTK's notation or as a table `LHS RHS1 [RHS2] probability`.
     path: str | None = None
