@@ -134,6 +134,17 @@ class LabelledData(ABC):
         return f"{self.size('train'):,} training and {self.size('test'):,} test examples"
 
 
+def sentence_numbers(n: int, start: int = 0) -> Tensor:
+    """Return the numbers start .. start+n-1 of sentences, int64 [n].
+
+    Raises `DataError` unless both are whole numbers, and not negative.
+    """
+    for name, value in (("n", n), ("start", start)):
+        if not hasattr(value, "__index__") or value < 0:
+            raise DataError(f"{name}: {value!r} is not a whole number ≥ 0")
+    return torch.arange(start, start + n)
+
+
 def certain_length(length: int) -> np.ndarray:
     """Return `length_probabilities` of a language whose sentences all have `length` words.
 

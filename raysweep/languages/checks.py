@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -38,6 +39,12 @@ def check_sentences(language: Language, ids: Tensor, mask: Tensor | None = None)
     Raises `DataError` naming the first sentence that holds an id outside the vocabulary at a position that
     `mask` does not hide, or a word behind padding.
     """
+    for name, given in (("ids", ids), ("mask", mask)):
+        if given is not None and not isinstance(given, Tensor):
+            raise DataError(
+                f"{name} must be a tensor, not {type(given).__name__} {reprlib.repr(given)}; "
+                "torch.tensor makes one"
+            )
     # Shorter integers cannot always hold the id of padding, and torch takes some for masks.
     if ids.dim() != 2 or ids.dtype not in (torch.int32, torch.int64):
         raise DataError(f"ids must be integers [B, T], int64 or int32, not {ids.dtype} {list(ids.shape)}")

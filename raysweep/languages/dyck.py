@@ -43,7 +43,7 @@ from pydantic import Field, field_validator
 from torch import Tensor
 
 from raysweep.errors import ConfigError, DataError
-from raysweep.languages.base import Language, LanguageConfig, Sample, Task, certain_length
+from raysweep.languages.base import Language, LanguageConfig, Sample, Task, certain_length, sentence_numbers
 from raysweep.languages.checks import check_conditionals, check_sentences, decoded, impossible
 from raysweep.seeding import signs, words
 
@@ -115,7 +115,7 @@ class Dyck(Language):
 
     def sample_latent(self, n: int, *, seed: int, start: int = 0) -> Sample:
         """Draw sentences; there are no latents."""
-        return Sample(ids=self.sample_at(torch.arange(start, start + n), seed=seed))
+        return Sample(ids=self.sample_at(sentence_numbers(n, start), seed=seed))
 
     def sample_at(self, numbers: Tensor, *, seed: int) -> Tensor:
         """Draw sentences bracket by bracket: each is < with the share of < among the missing brackets."""
@@ -196,7 +196,7 @@ class Dyck(Language):
 
     def sample_masked(self, n: int, *, seed: int, start: int = 0) -> DyckExamples:
         """Draw pre-training examples: sentences `start .. start+n-1` of `seed` with one position masked."""
-        draw = words(seed, "dyck mask", torch.arange(start, start + n), 2)
+        draw = words(seed, "dyck mask", sentence_numbers(n, start), 2)
         position = (draw[:, :1] * self.max_length) >> 32
         ids = self.sample(n, seed=seed, start=start).scatter_(1, position, self.mask_id)
         return self._examples(ids, 1.0 - 2.0 * (draw[:, 1] >> 31).to(torch.float64))
@@ -212,7 +212,7 @@ class Dyck(Language):
 
     def sample_downstream(self, n: int, *, seed: int, start: int = 0) -> DyckExamples:
         """Draw downstream examples `start .. start+n-1` of `seed`: T independent fair brackets each."""
-        sign = signs(seed, "dyck downstream", torch.arange(start, start + n), self.max_length)
+        sign = signs(seed, "dyck downstream", sentence_numbers(n, start), self.max_length)
         return self._examples(torch.where(sign > 0, OPEN, CLOSE), None)
 
     def encode_sum(self, ids: Tensor, mask_signs: Tensor | None = None) -> Tensor:

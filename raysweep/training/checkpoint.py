@@ -216,6 +216,10 @@ def load_model(
     Raises `CheckpointError` where the checkpoint is missing, torn, altered or of another shape.
     """
     directory = path_of(directory)
+    if not directory.is_dir():
+        raise CheckpointError(
+            f"{directory}: there is no such folder; name that of a checkpoint, .../checkpoints/step-00000500"
+        )
     state = read_state(directory)
     if MODEL not in state.files:
         raise CheckpointError(f"{directory / STATE}: names no {MODEL}; launch again to recompute it")

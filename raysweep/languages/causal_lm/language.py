@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from raysweep.errors import DataError
-from raysweep.languages.base import LabelledData, Language, Sample, Task, certain_length
+from raysweep.languages.base import LabelledData, Language, Sample, Task, certain_length, sentence_numbers
 from raysweep.languages.causal_lm.config import CausalLMConfig
 from raysweep.languages.causal_lm.loading import Source
 from raysweep.languages.causal_lm.network import Network
@@ -156,7 +156,7 @@ class CausalLM(Language):
 
         Cost: T token passes a sentence, and a few in float64.
         """
-        return Sample(ids=self.sample_at(torch.arange(start, start + n), seed=seed))
+        return Sample(ids=self.sample_at(sentence_numbers(n, start), seed=seed))
 
     def sample_at(self, numbers: Tensor, *, seed: int) -> Tensor:
         # Keys are of the CPU, where Philox is as exact and nobody waits for it.

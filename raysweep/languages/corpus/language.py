@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from raysweep.errors import DataError
-from raysweep.languages.base import Estimate, LabelledData, Language, Sample, Task
+from raysweep.languages.base import Estimate, LabelledData, Language, Sample, Task, sentence_numbers
 from raysweep.languages.cache import cache_directory
 from raysweep.languages.checks import decoded
 from raysweep.languages.corpus import prepare, tokenizer
@@ -180,7 +180,7 @@ class Corpus(Language):
 
     def sample_latent(self, n: int, *, seed: int, start: int = 0) -> Sample:
         """Draw rows without replacement, epoch by epoch: latents `row` int64 [n]."""
-        row = self._row(torch.arange(start, start + n), seed)
+        row = self._row(sentence_numbers(n, start), seed)
         return Sample(ids=self._taken(row), latents={"row": row})
 
     def sample_at(self, numbers: Tensor, *, seed: int) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from raysweep.errors import ConfigError, DataError
-from raysweep.languages.base import Language, Sample, Task, certain_length
+from raysweep.languages.base import Language, Sample, Task, certain_length, sentence_numbers
 from raysweep.languages.checks import check_conditionals, check_sentences, decoded, impossible
 from raysweep.languages.hmm import passes
 from raysweep.languages.hmm.blocks import Blocks
@@ -100,13 +100,13 @@ class HMM(Language):
 
         They are made on `device` and are the same on every device.
         """
-        numbers = torch.arange(start, start + n)
+        numbers = sentence_numbers(n, start)
         ids, states = self._sampler.draw(numbers, seed=seed, device=torch.device(device))
         return Sample(ids=ids, latents={"states": states})
 
     def sample(self, n: int, *, seed: int, start: int = 0, device: torch.device | str = "cpu") -> Tensor:
         """Draw the sentences of `sample_latent` alone: ids [n, T]."""
-        return self.sample_at(torch.arange(start, start + n), seed=seed, device=device)
+        return self.sample_at(sentence_numbers(n, start), seed=seed, device=device)
 
     def sample_at(self, numbers: Tensor, *, seed: int, device: torch.device | str = "cpu") -> Tensor:
         return self._sampler.draw(numbers, seed=seed, states=False, device=torch.device(device))[0]

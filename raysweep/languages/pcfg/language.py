@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from raysweep.errors import ConfigError, DataError
-from raysweep.languages.base import Language, Sample, Task
+from raysweep.languages.base import Language, Sample, Task, sentence_numbers
 from raysweep.languages.checks import check_conditionals, check_sentences, decoded, impossible
 from raysweep.languages.pcfg import labels, tree
 from raysweep.languages.pcfg.config import LONGEST, PCFGConfig
@@ -154,13 +154,13 @@ class PCFG(Language):
         They are made on `device`, and are the same on every device.
         """
         ids, symbol, width = self._sampler.draw(
-            torch.arange(start, start + n), seed=seed, pad=self.pad_id, device=torch.device(device)
+            sentence_numbers(n, start), seed=seed, pad=self.pad_id, device=torch.device(device)
         )
         return Sample(ids=ids, latents={"symbol": symbol, "width": width})
 
     def sample(self, n: int, *, seed: int, start: int = 0, device: torch.device | str = "cpu") -> Tensor:
         """Draw the sentences of `sample_latent` alone: ids [n, max_length]."""
-        return self.sample_at(torch.arange(start, start + n), seed=seed, device=device)
+        return self.sample_at(sentence_numbers(n, start), seed=seed, device=device)
 
     def sample_at(self, numbers: Tensor, *, seed: int, device: torch.device | str = "cpu") -> Tensor:
         return self._sampler.draw(
