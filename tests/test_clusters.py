@@ -135,6 +135,9 @@ def test_the_script_asks_for_the_nodes_that_its_runs_fill(
     assert asked["job-name"] == "raysweep-my-own-sweep"
     assert asked["nodes"] == str(nodes)
     assert asked.get("gpus-per-node") == (None if gpus is None else str(gpus))
+    told = f"# Of 8 nodes (--nodes) it asks for {nodes}: all runs at once fill no more.\n"
+    assert (told in text) == (nodes < 8)
+    assert ("(--nodes)" in text) == (nodes < 8)
 
 
 def printed(folder: Path, recipe: str, *options: str) -> str:
@@ -248,6 +251,8 @@ def test_a_cluster_has_the_nodes_that_its_runs_fill(
     [node] = workers["template"]["spec"]["containers"]
     assert node["resources"]["requests"] == pod
     assert workers["maxReplicas"] == most
+    told = f"Of 8 nodes (--nodes) it asks for {most}: all runs at once fill no more."
+    assert (told in " ".join(text.replace("\n# ", " ").split())) == (most < 8)
     assert "raysweep submit mine.yaml" in text
 
 

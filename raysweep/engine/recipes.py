@@ -95,6 +95,13 @@ class Recipes:
         return min(self.nodes, math.ceil(self._processes / self._each))
 
     @property
+    def _fewer(self) -> str:
+        """Return a sentence on nodes that may be asked for and are not, "" where there are none."""
+        if self._workers == self.nodes:
+            return ""
+        return f"Of {self.nodes} nodes (--nodes) it asks for {self._workers}: all runs at once fill no more."
+
+    @property
     def _name(self) -> str:
         """Return a name that Kubernetes and Slurm take."""
         return "raysweep-" + re.sub(r"[^a-z0-9]+", "-", self.sweep.name.lower())[:32].strip("-")
@@ -188,6 +195,7 @@ class Recipes:
             "A lost node, such as a spot one, costs the time since the last checkpoint.",
             after,
         ]
+        needs += [self._fewer] if self._fewer else []
         text = f"{title}  Printed by\n\n  {self._command(recipe)}\n\n{commands}\n\n{'  '.join(needs)}"
         out = io.StringIO()
         yaml = YAML()
@@ -249,6 +257,7 @@ class Recipes:
         gpus = math.ceil(self.sweep.resources.per_worker.get("GPU", 0) * self._processes / nodes)
         texts = {
             "COMMAND": self._command("slurm") + " > job.sh",
+            "FEWER": f"# {self._fewer}\n#\n" if self._fewer else "",
             "NAME": self._name,
             "NODES": str(nodes),
             "GPUS": f"#SBATCH --gpus-per-node={min(gpus, _GPUS)}\n" if gpus else "",

@@ -3,7 +3,7 @@
 #
 #   @COMMAND@
 #
-#   sbatch job.sh                                      # from the folder in which that command was given
+@FEWER@#   sbatch job.sh                                      # from the folder in which that command was given
 #   sbatch --nodes=2 --gpus-per-node=4 job.sh          # other nodes
 #   sbatch job.sh --retry-failed                       # more arguments of the launch
 #
