@@ -1,6 +1,9 @@
 """The runs that a Tuner made of a sweep, beside those of its file (`raysweep.tuner`).
 
-    <storage>/<sweep>/search/tuner/<run id>.json
+    <storage>/<sweep>/search/tuner/<digest>/<run id>.json
+
+The digest is that of the metric and the mode of the Tuner, so a run that several searches have sampled has a
+record in each.  Records without such a folder, of an older raysweep, are read as well.
 
 They are shown with the sweep's own, but no launch works on them: what the Tuner's scheduler has stopped is
 not to go on.
@@ -17,6 +20,7 @@ from typing import Any, Literal
 from raysweep.errors import RaysweepError
 from raysweep.files import names, write_atomic
 from raysweep.sweep.config import Sweep
+from raysweep.sweep.identity import DIGITS, digest
 from raysweep.sweep.ledger import read_record
 from raysweep.sweep.records import Record, encode
 from raysweep.sweep.run import RunSpec, Stopped
@@ -24,6 +28,8 @@ from raysweep.sweep.run import RunSpec, Stopped
 log = logging.getLogger("raysweep.sweep")
 
 Mode = Literal["min", "max"]
+
+_QUARANTINE = "quarantine"
 
 
 class MadeRecord(Record):
@@ -65,22 +71,37 @@ def record_made(
     """
     cut = step if step is not None and step < spec.milestones[-1] else None
     record = MadeRecord(spec=spec.encode(), metric=metric, mode=mode, stopped=cut, by=by, time=time.time())
-    write_atomic(_folder(directory) / f"{spec.run_id}.json", encode(record))
+    head = digest([metric, mode])[:DIGITS]
+    write_atomic(_folder(directory) / head / f"{spec.run_id}.json", encode(record))
+
+
+def _paths(directory: Path) -> list[Path]:
+    """Return the records in a sweep's folder, those of an older raysweep first."""
+    folder = _folder(directory)
+    found = names(folder)
+    heads = [name for name in found if not name.endswith(".json") and name != _QUARANTINE]
+    folders = {folder: found} | {folder / head: names(folder / head) for head in heads}
+    return [where / name for where, held in folders.items() for name in held if name.endswith(".json")]
 
 
 def made_ids(directory: Path) -> set[str]:
     """Return the ids of the runs that Tuners have made."""
-    return {name.removesuffix(".json") for name in names(_folder(directory)) if name.endswith(".json")}
+    return {path.name.removesuffix(".json") for path in _paths(directory)}
 
 
 def made(directory: Path) -> list[Made]:
-    """Return the runs that Tuners have made in a sweep's folder, in the order of their records."""
-    found: list[tuple[float, Made]] = []
-    folder = _folder(directory)
-    for run_id in sorted(made_ids(directory)):
-        record = read_record(folder / f"{run_id}.json", MadeRecord, folder / "quarantine")
-        if record is None:
-            continue
+    """Return the runs that Tuners have made in a sweep's folder, in the order of their records.
+
+    A run is there once for each metric and mode by which it was sampled.
+    """
+    records: dict[tuple[str, str | None, Mode | None], MadeRecord] = {}
+    for path in _paths(directory):
+        record = read_record(path, MadeRecord, _folder(directory) / _QUARANTINE)
+        if record is not None:
+            # One of an older raysweep gives way to that of the same search.
+            records[path.name.removesuffix(".json"), record.metric, record.mode] = record
+    found: list[Made] = []
+    for (run_id, metric, mode), record in sorted(records.items(), key=lambda item: item[1].time):
         try:
             spec = RunSpec.decode(record.spec)
         except (RaysweepError, ValueError, KeyError, TypeError) as error:
@@ -88,15 +109,24 @@ def made(directory: Path) -> list[Made]:
             continue
         if record.stopped is not None:
             spec = replace(spec, stopped=Stopped(step=record.stopped, by=record.by))
-        found.append((record.time, Made(spec=spec, metric=record.metric, mode=record.mode)))
-    return [one for _, one in sorted(found, key=lambda pair: pair[0])]
+        found.append(Made(spec=spec, metric=metric, mode=mode))
+    return found
 
 
 def with_made(sweep: Sweep) -> Sweep:
-    """Return a sweep with the runs that Tuners have made of it, for tables and reports."""
+    """Return a sweep with the runs that Tuners have made of it, for tables and reports.
+
+    A run that several searches have sampled comes as far as that which has stopped it last, if all have.
+    """
     own = {spec.run_id for spec in (*sweep.runs, *sweep.left_out)}
-    found = [one.spec for one in made(sweep.directory) if one.spec.run_id not in own]
-    if not found:
+    made_here = [one.spec for one in made(sweep.directory) if one.spec.run_id not in own]
+    if not made_here:
         return sweep
+    farthest: dict[str, RunSpec] = {}
+    for spec in made_here:
+        known = farthest.setdefault(spec.run_id, spec)
+        if known.stopped is not None and (spec.stopped is None or spec.stopped.step > known.stopped.step):
+            farthest[spec.run_id] = spec
+    found = tuple(farthest.values())
     axes = dict.fromkeys((*sweep.axes, *(path for spec in found for path in spec.axes)))
     return replace(sweep, runs=(*sweep.runs, *found), axes=tuple(axes))

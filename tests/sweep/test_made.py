@@ -10,7 +10,7 @@ import pytest
 from helpers import tiny_sweeps as tiny
 from raysweep.report.best import best_tables
 from raysweep.sweep import make_plan
-from raysweep.sweep.made import made, record_made, with_made
+from raysweep.sweep.made import made, made_ids, record_made, with_made
 from raysweep.sweep.run_state import run_states
 from raysweep.sweep.stored import load_stored, save_sweep
 from raysweep.sweep.tidy import tidy
@@ -67,8 +67,54 @@ def test_a_run_of_the_file_is_shown_once(sweep: Any) -> None:
     assert len(best_tables(sweep)) == 1  # there is none for a Tuner that was told no metric
 
 
+@pytest.mark.parametrize("other", [("trace", "min"), (None, None)])
+def test_a_run_that_two_searches_have_sampled_is_in_both(sweep: Any, other: tuple[Any, Any]) -> None:
+    before, [first] = made(sweep.directory), best_tables(sweep)
+    worse = sweep.variant({"algorithm.lr": 0.25})
+    for step in (None, 100):  # it begins, and goes on to the end of what the first has stopped
+        record_made(sweep.directory, worse, metric=other[0], mode=other[1], step=step)
+        tables = best_tables(sweep)
+        assert tables[0] == first
+        assert [table.title.partition(";")[0] for table in tables[1:]] == (
+            ["Tuner: samples by trace, the least first"] if other[0] else []
+        )
+        assert made(sweep.directory)[:2] == before
+        assert [(spec.run_id, spec.stopped) for spec in with_made(sweep).runs[1:]] == [
+            (one.spec.run_id, None) for one in before
+        ]
+    # One that stops a run earlier takes nothing from a search that let it go on.
+    better = sweep.variant({"algorithm.lr": 0.5})
+    record_made(sweep.directory, better, metric=other[0], mode=other[1], by="Median", step=50)
+    assert best_tables(sweep)[0] == first
+    assert [spec.stopped for spec in with_made(sweep).runs] == [None, None, None]
+
+
+def test_a_run_that_two_searches_have_stopped_ends_at_the_later_stop(sweep: Any) -> None:
+    for metric, step in (("trace", 30), ("probe/A", 70)):
+        worse = sweep.variant({"algorithm.lr": 0.25})
+        record_made(sweep.directory, worse, metric=metric, mode="max", by="Median", step=step)
+        assert [s.stopped.step for s in with_made(sweep).runs if s.stopped is not None] == [max(50, step)]
+
+
+def test_records_of_an_older_raysweep_are_read(sweep: Any) -> None:
+    """They had no folder for each search, so a run had one record."""
+    [table], known = best_tables(sweep), made_ids(sweep.directory)
+    folder = Path(sweep.directory, "search", "tuner")
+    for path in folder.rglob("*.json"):
+        path.rename(folder / path.name)
+    assert made_ids(sweep.directory) == known
+    assert best_tables(sweep) == [table]
+    worse = sweep.variant({"algorithm.lr": 0.25})
+    record_made(sweep.directory, worse, metric="trace", mode="min", step=100)
+    assert best_tables(sweep)[0] == table
+    # The same search goes on: its new record counts, and the run is in its table once.
+    record_made(sweep.directory, worse, metric="count", mode="max", step=100)
+    assert len(best_tables(sweep)[0].rows) == 2
+    assert [one.spec.stopped for one in made(sweep.directory)] == [None, None, None]
+
+
 def test_a_record_that_is_damaged_or_of_an_unknown_kind_is_left_out(sweep: Any) -> None:
-    first, second = sorted(Path(sweep.directory, "search", "tuner").glob("*.json"))
+    first, second = sorted(Path(sweep.directory, "search", "tuner").rglob("*.json"))
     first.write_text("{")
     second.write_text(second.read_text().replace('"adamw"', '"gone"'))
     assert with_made(sweep).runs == sweep.runs
