@@ -18,9 +18,11 @@ from raysweep.engine.ready import Ready
 from raysweep.engine.services import Services, start_services
 from raysweep.engine.trial import resolve, run_trial
 from raysweep.errors import ConfigError
-from raysweep.sweep import Sweep, SweepLock
+from raysweep.registry import suggest
+from raysweep.sweep import RunSpec, Sweep, SweepLock
 from raysweep.sweep.config import check_sweep
-from raysweep.sweep.made import Mode, record_made
+from raysweep.sweep.expansion import unmeasured
+from raysweep.sweep.made import MODES, Mode, record_made
 from raysweep.sweep.provenance import provenance, save_launch
 from raysweep.sweep.sentences import with_sentences
 from raysweep.sweep.stored import save_sweep
@@ -82,8 +84,11 @@ class Bookkeeping(tune.Callback):
                 self._lock.release()
 
 
-def _check_space(sweep: Sweep, space: Mapping[str, Any]) -> None:
-    """Resolve one sample of the space, so that a wrong path or value is reported before anything starts."""
+def _check_space(sweep: Sweep, space: Mapping[str, Any]) -> RunSpec:
+    """Resolve one sample of the space, so that a wrong path or value is reported before anything starts.
+
+    Returns the run of that sample.
+    """
     grids = {key: value["grid_search"] for key, value in space.items() if _is_grid(value)}
     base = {
         key: value.sample() if isinstance(value, Domain) else value
@@ -91,13 +96,25 @@ def _check_space(sweep: Sweep, space: Mapping[str, Any]) -> None:
         if key not in grids
     }
     base |= {key: values[0] for key, values in grids.items() if values}
-    resolve(sweep, base)
+    first = resolve(sweep, base)
     for key, values in grids.items():
         if not values:
             raise ConfigError(f"param_space: '{key}' has an empty grid; give it at least one value")
         if key != "run":
             for value in values[1:]:
                 resolve(sweep, {**base, key: value})
+    return first
+
+
+def _check_metric(sweep: Sweep, runs: Sequence[RunSpec], metric: str | None, mode: str | None) -> None:
+    """Refuse a metric that these runs do not measure, as `search.metric` is refused, and an unknown mode."""
+    problems = []
+    if metric is not None and (message := unmeasured(metric, runs, sweep.languages)) is not None:
+        problems.append(f"metric: {message}")
+    if mode not in (None, *MODES):
+        problems.append(f"mode: '{mode}' is not one of {', '.join(MODES)}{suggest(str(mode), MODES)}")
+    if problems:
+        raise ConfigError("\n".join(problems))
 
 
 def _is_grid(value: Any) -> bool:
@@ -195,9 +212,9 @@ def tuner(
 
     Training is nested unless `resources.engine` is `lanes`.
 
-    Raises `ConfigError` if the space does not fit the sweep, for lanes with a scheduler or a search
-    algorithm, and for population based training: it changes the settings of a run on the way, and a run of a
-    sweep has one configuration from start to end.
+    Raises `ConfigError` if the space does not fit the sweep, for a metric that it does not measure, for lanes
+    with a scheduler or a search algorithm, and for population based training: it changes the settings of a
+    run on the way, and a run of a sweep has one configuration from start to end.
     """
     check_sweep(sweep)
     if isinstance(scheduler, _EXPLOITING):
@@ -211,8 +228,8 @@ def tuner(
             "resources.engine: a scheduler may stop a trial at any time, and then the training must end with "
             "the trial's process, so lanes are not for schedulers or search algorithms; use auto or nested"
         )
-    if param_space is not None:
-        _check_space(sweep, param_space)
+    runs = sweep.runs if param_space is None else (_check_space(sweep, param_space),)
+    _check_metric(sweep, runs, metric, mode)
     sweep.prepare()
     cluster = connect(address)
     check_storage(sweep.directory)

@@ -177,13 +177,7 @@ def with_mode(
     node = root.find(("search", "metric"))
     mark = root.mark if node is None else node.mark
     mine = [spec for spec in runs if spec.trains and set(search.space) <= set(spec.axes)]
-    known = {
-        name: quantity
-        for spec in mine
-        for evaluation in spec.evaluations.values()
-        for quantity in evaluation.claimable()
-        for name in _named(quantity, task_names(languages.get(spec.language)))
-    }
+    known = _measured(mine, languages)
     found = _quantity(search.metric, known)
     if not mine:
         problems.add(
@@ -202,6 +196,23 @@ def with_mode(
     if search.mode is not None or found is None:
         return search
     return search.model_copy(update={"mode": "min" if found.better == "less" else "max"})
+
+
+def unmeasured(metric: str, runs: Sequence[RunSpec], languages: LanguageCache) -> str | None:
+    """Return why no run can be judged by a metric; None if one can."""
+    known = _measured(runs, languages)
+    return None if _quantity(metric, known) is not None else _not_measured(metric, known)
+
+
+def _measured(runs: Sequence[RunSpec], languages: LanguageCache) -> dict[str, Quantity]:
+    """Return what the evaluations of runs measure, by name."""
+    return {
+        name: quantity
+        for spec in runs
+        for evaluation in spec.evaluations.values()
+        for quantity in evaluation.claimable()
+        for name in _named(quantity, task_names(languages.get(spec.language)))
+    }
 
 
 def _named(quantity: Quantity, tasks: Sequence[str]) -> list[str]:

@@ -15,7 +15,7 @@ import logging
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from raysweep.errors import RaysweepError
 from raysweep.files import names, write_atomic
@@ -28,6 +28,7 @@ from raysweep.sweep.run import RunSpec, Stopped
 log = logging.getLogger("raysweep.sweep")
 
 Mode = Literal["min", "max"]
+MODES: tuple[Mode, ...] = get_args(Mode)
 
 _QUARANTINE = "quarantine"
 

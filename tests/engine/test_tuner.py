@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import ray
+from ray import tune
 from ray.tune.schedulers import PopulationBasedTraining
 from ray.tune.schedulers.pb2 import PB2
 
@@ -16,6 +17,7 @@ from raysweep import load_sweep, tuner
 from raysweep.engine.heed import Requests
 from raysweep.engine.tuner import Bookkeeping
 from raysweep.errors import ConfigError
+from raysweep.sweep.expansion import unmeasured
 from raysweep.sweep.provenance import last_launch
 from raysweep.sweep.sentences import described, wanted
 
@@ -28,6 +30,60 @@ def test_population_based_training_is_refused_by_name(kind: type, tmp_path: Path
         tuner(sweep, scheduler=scheduler)
     assert not ray.is_initialized()
     assert not sweep.directory.exists()
+
+
+SPACE = {"algorithm.lr": tune.loguniform(1e-4, 1e-2)}
+
+
+@pytest.mark.parametrize("space", [None, SPACE], ids=["file", "space"])
+@pytest.mark.parametrize(
+    ("given", "texts"),
+    [
+        (
+            {"metric": "exces"},
+            ["metric: 'exces' is not measured — did you mean 'excess_loss'?; the sweep measures"],
+        ),
+        (
+            {"metric": "excess_loss", "mode": "minimum"},
+            ["mode: 'minimum' is not one of min, max — did you mean 'min'?"],
+        ),
+        (
+            {"metric": "exces", "mode": "least"},
+            ["metric: 'exces' is not measured", "mode: 'least' is not one of min, max"],
+        ),
+        ({"mode": ""}, ["mode: '' is not one of min, max"]),
+        ({"metric": ""}, ["metric: '' is not measured"]),
+    ],
+)
+def test_a_metric_or_mode_that_does_not_exist_is_refused_before_anything_starts(
+    space: Any, given: dict[str, Any], texts: list[str], tmp_path: Path
+) -> None:
+    sweep = load_sweep(write(tmp_path / "tiny.yaml", TINY), storage=tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        tuner(sweep, param_space=space, **given)
+    lines = str(caught.value).splitlines()
+    assert len(lines) == len(texts)
+    assert all(line.startswith(text) for line, text in zip(lines, texts, strict=True))
+    assert not ray.is_initialized()
+    assert not sweep.directory.exists()
+
+
+def test_the_sentence_for_a_metric_is_that_of_a_search_in_a_file(tmp_path: Path) -> None:
+    sweep = load_sweep(write(tmp_path / "tiny.yaml", TINY), storage=tmp_path)
+    search = {"metric": "exces", "samples": 1, "space": {"algorithm.lr": {"loguniform": [1e-4, 1e-2]}}}
+    with pytest.raises(ConfigError) as told:
+        load_sweep(write(tmp_path / "searched.yaml", {**TINY, "search": search}), storage=tmp_path)
+    with pytest.raises(ConfigError) as refused:
+        tuner(sweep, param_space=SPACE, metric="exces", mode="min")
+    assert str(told.value).endswith(f"search.{refused.value}")
+
+
+def test_what_the_samples_measure_counts(tmp_path: Path) -> None:
+    """Not what the runs of the file do."""
+    sweep = load_sweep(write(tmp_path / "tiny.yaml", TINY), storage=tmp_path)
+    with pytest.raises(ConfigError, match=r"metric: 'probe/3' is not measured — did you mean 'probe/1'"):
+        tuner(sweep, param_space=SPACE | {"language.tasks": [1]}, metric="probe/3", mode="max")
+    assert unmeasured("probe/3", sweep.runs, sweep.languages) is None
 
 
 class _Tracker:
