@@ -20,12 +20,12 @@ from raysweep.errors import ConfigError
 from raysweep.files import write_atomic
 from raysweep.sweep.config import Sweep
 from raysweep.sweep.identity import DIGITS, digest
-from raysweep.sweep.ledger import read_record
+from raysweep.sweep.ledger import RunLedger, read_record
 from raysweep.sweep.missing import metrics_at
 from raysweep.sweep.records import Record, encode
 from raysweep.sweep.run import RunSpec, Stopped
 from raysweep.sweep.search import Known, Search, suggestion
-from raysweep.sweep.starts import starts
+from raysweep.sweep.starts import Starts, starts
 
 log = logging.getLogger("raysweep.sweep")
 
@@ -49,6 +49,7 @@ class Trial:
 
     `value` is the mean of the metric over its runs at `step`, the last milestone of all of them.
     `standard_error` is that of the mean over its runs, of the measurement where there is one run.
+    `reached` is the step that all of its unfinished runs have come to, measured or not; 0 for the others.
     """
 
     index: int
@@ -58,10 +59,13 @@ class Trial:
     step: int = 0
     value: float | None = None
     standard_error: float | None = None
+    reached: int = 0
 
     @property
     def how(self) -> str:
         """The state in words."""
+        if self.state == "unfinished" and self.reached > self.step:
+            return f"unfinished at step {self.reached:,}"
         stopped = next((spec.stopped for spec in self.runs if spec.stopped is not None), None)
         return str(stopped) if self.state == "stopped" and stopped is not None else self.state
 
@@ -112,13 +116,23 @@ def judged(
         if any(waits.failure(spec) is not None for spec in lacking):
             state = "failed"
         elif lacking or not runs:
-            state = "unfinished" if values else "queued"
-        trial = Trial(index=index, settings=settings, runs=runs, state=state)
+            begun = any(_reached(ledger.open(spec.run_id), spec, waits) is not None for spec in runs)
+            state = "unfinished" if begun else "queued"
+        reached = 0
+        if state == "unfinished":
+            reached = min(_reached(ledger.open(spec.run_id), spec, waits) or 0 for spec in lacking)
+        trial = Trial(index=index, settings=settings, runs=runs, state=state, reached=reached)
         if values and len(values) == len(runs) and len({step for step, _, _ in values}) == 1:
             mean, error = _mean([value for _, value, _ in values], values[0][2])
             trial = replace(trial, step=values[0][0], value=mean, standard_error=error)
         found.append(trial)
     return found
+
+
+def _reached(run: RunLedger, spec: RunSpec, waits: Starts) -> int | None:
+    """Return the step of the last checkpoint or measurement of a run; None where it is not begun."""
+    steps = [*(step for step in spec.milestones if metrics_at(run, spec, step)), *waits.usable(spec)]
+    return min(max(steps), spec.milestones[-1]) if steps else None
 
 
 def _mean(values: Sequence[float], error: float | None) -> tuple[float, float | None]:

@@ -113,6 +113,28 @@ def test_records_of_an_older_raysweep_are_read(sweep: Any) -> None:
     assert [one.spec.stopped for one in made(sweep.directory)] == [None, None, None]
 
 
+@pytest.mark.parametrize(
+    ("kept", "value"), [((30,), None), ((50,), None), ((50, 70), 50), ((50,), 50), ((), None)]
+)
+def test_an_unfinished_sample_has_the_state_and_the_step_of_its_run(
+    load: Any, kept: tuple[int, ...], value: int | None
+) -> None:
+    sweep = load(tiny.BASE)
+    spec = sweep.variant({"algorithm.lr": 0.5})
+    run = sweep.ledger().run(spec)
+    for step in kept:
+        tiny.checkpoint(run, step, milestone=step == 50)
+    for evaluation in spec.evaluations.values():
+        if value is not None:
+            run.record_evaluation(value, evaluation, tiny.measured(), seconds=1.0)
+    record_made(sweep.directory, spec, metric="count", mode="max")
+    row = run_states(with_made(sweep))[-1]
+    assert (row.state, row.step) == (("unfinished", max(kept)) if kept else ("queued", 0))
+    [[*_, measured_at, state]] = best_tables(sweep)[0].rows
+    assert measured_at == ("" if value is None else str(value))
+    assert state == (row.state if row.step == (value or 0) else f"{row.state} at step {row.step}")
+
+
 def test_a_record_that_is_damaged_or_of_an_unknown_kind_is_left_out(sweep: Any) -> None:
     first, second = sorted(Path(sweep.directory, "search", "tuner").rglob("*.json"))
     first.write_text("{")
