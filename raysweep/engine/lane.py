@@ -6,7 +6,8 @@ stay warm.  A run is trained by the same function as in a Ray Train job of its o
 
 If a worker dies, Ray Train starts the worker group again.  The new workers take up the same run, which
 continues from its last checkpoint.  A run that lost its workers four times ends with an error, and the lane
-goes on with the next run.  A lane ends with the process that keeps it.
+goes on with the next run.  A lane ends with the process that keeps it, or when no run has followed for
+`mailbox.IDLE` seconds: Tune keeps processes of trials that have ended, and other runs need the resources.
 """
 
 from __future__ import annotations
@@ -101,6 +102,17 @@ class Lane:
         self._last = LaneTraining(self, job)
         return self._last
 
+    def hold(self) -> bool:
+        """Keep the workers for the next run; False if they are let go."""
+        try:
+            return self.free and bool(ray.get(self.mailbox.hold.remote()))
+        except ray.exceptions.RayError:
+            return False
+
+    def rest(self) -> None:
+        """Let the workers go unless another run follows in time."""
+        self.mailbox.rest.remote()
+
     def abandon(self) -> None:
         """Leave the lane alone; its workers end as soon as they look for their next run."""
         ray.kill(self.mailbox)
@@ -160,10 +172,16 @@ _KEPT: dict[Path, Lane] = {}
 
 
 def kept_lane(resources: Resources, board: Board, scratch: Path) -> Lane:
-    """Return the lane of this process; a new one if there is none, or none that is free."""
+    """Return the lane of this process, held; a new one if there is none, or none that can take a run now."""
     lane = _KEPT.get(scratch)
-    if lane is None or not lane.free:
+    if lane is None or not lane.hold():
         if lane is not None:
             lane.abandon()
         lane = _KEPT[scratch] = Lane(resources, board, scratch / "lanes")
     return lane
+
+
+def rest_lane(scratch: Path) -> None:
+    """Let go the lane of this process, if it has one, until the next run."""
+    if (lane := _KEPT.get(scratch)) is not None:
+        lane.rest()

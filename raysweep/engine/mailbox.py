@@ -11,6 +11,9 @@ from typing import Any
 #: Worker groups that may take up one job; the last three after a failure.
 ATTEMPTS = 4
 
+#: Seconds after which workers for whom nobody has a job are let go.  Tune starts the next trial in one or two.
+IDLE = 10.0
+
 
 class Mailbox:
     """The jobs of a lane, numbered from 1.
@@ -18,9 +21,14 @@ class Mailbox:
     A job is open from `put` until its workers ask for the next one.  If they die before that, the next worker
     group that asks takes the same job up again.  A job that `ATTEMPTS` groups took up and lost ends with an
     error.
+
+    A trial holds the lane from `hold` to `rest`; a new lane is held.  A lane that nobody has held for `idle`
+    seconds, and that has no open job, is closed: its workers are let go, so that others get their resources.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, idle: float = IDLE) -> None:
+        self._idle = idle
+        self._held, self._closed = True, False
         self._number = 0
         self._job: Any = None
         self._taken = 0
@@ -29,9 +37,24 @@ class Mailbox:
         self._group: str | None = None
         self._changed = asyncio.Condition()
 
-    async def put(self, job: Any) -> int:
-        """Open a job and return its number; raises `RuntimeError` while another job is open."""
+    async def hold(self) -> bool:
+        """Keep the workers for a job to come; False if the lane is closed."""
         async with self._changed:
+            self._held = not self._closed
+            self._changed.notify_all()
+            return self._held
+
+    async def rest(self) -> None:
+        """Let the workers go unless somebody holds the lane again in time."""
+        async with self._changed:
+            self._held = False
+            self._changed.notify_all()
+
+    async def put(self, job: Any) -> int:
+        """Open a job and return its number; raises `RuntimeError` if another one is open, or the lane closed."""
+        async with self._changed:
+            if self._closed:
+                raise RuntimeError("the lane is closed")
             if self._job is not None:
                 raise RuntimeError(f"job {self._number} of the lane is still open")
             self._number += 1
@@ -43,21 +66,31 @@ class Mailbox:
         """Wait for an open job and return it with its number.
 
         `ended` is the number of the job that the group has just ended.  Only the newest group that has asked
-        is served, because Ray Train ends a group before it starts the next one; an older one gets None.
+        is served, because Ray Train ends a group before it starts the next one; an older one gets None, and so
+        does everyone once the lane is closed.
         """
         async with self._changed:
             if ended == self._number and self._job is not None:
                 self._end(None)
             self._group = group
             self._changed.notify_all()
-            while self._group == group:
+            while self._group == group and not self._closed:
                 if self._job is not None and self._taken < ATTEMPTS:
                     self._taken += 1
                     return self._number, self._job
                 if self._job is not None:
                     self._end(f"the workers of the run were lost {ATTEMPTS} times{self._cause()}")
-                await self._changed.wait()
+                if not await self._wait(None if self._held else self._idle):
+                    self._closed = not self._held and self._job is None
             return None
+
+    async def _wait(self, seconds: float | None) -> bool:
+        """Wait for a change; return whether there was one within so many seconds."""
+        try:
+            await asyncio.wait_for(self._changed.wait(), seconds)
+        except TimeoutError:
+            return False
+        return True
 
     async def note(self, trouble: str) -> None:
         """Keep the reason for which the worker group of the open job is lost."""

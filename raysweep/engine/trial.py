@@ -24,7 +24,7 @@ from ray import tune
 from raysweep.engine.board import GRACE, News, pause
 from raysweep.engine.choice import evaluation_need
 from raysweep.engine.evaluations import Evaluations
-from raysweep.engine.lane import LaneTraining, kept_lane
+from raysweep.engine.lane import LaneTraining, kept_lane, rest_lane
 from raysweep.engine.outcome import RunUnfinishedError, Trouble, cause_of, in_a_line, is_trouble
 from raysweep.engine.services import Services
 from raysweep.engine.trainer import Job, run_log, trainer
@@ -138,6 +138,7 @@ class _Trial:
         finally:
             # Tune ends a trial that its scheduler stops by raising SystemExit in `tune.report`.
             self._leave()
+            rest_lane(self._services.scratch)
             self._services.board.leave(run_id)
             shutil.rmtree(self._services.scratch / run_id, ignore_errors=True)
 

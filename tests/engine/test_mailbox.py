@@ -143,3 +143,51 @@ def test_the_end_of_a_job_is_counted_once() -> None:
         assert await mailbox.outcome(1) is None
 
     run(story())
+
+
+def test_workers_whom_nobody_holds_are_let_go_after_a_while() -> None:
+    async def story() -> None:
+        mailbox = Mailbox(idle=0.05)
+        await mailbox.put("job")
+        assert await mailbox.take("a") == (1, "job")
+        waiting = asyncio.create_task(mailbox.take("a", 1))
+        # The trial still measures what was trained.
+        await asyncio.sleep(0.2)
+        assert not waiting.done()
+        await mailbox.rest()
+        assert await waiting is None
+        assert not await mailbox.hold()
+        with pytest.raises(RuntimeError, match="closed"):
+            await mailbox.put("late")
+        # A worker group that Ray Train has started in the meantime is not needed either.
+        assert await mailbox.take("b") is None
+
+    run(story())
+
+
+def test_workers_whom_the_next_run_takes_in_time_stay() -> None:
+    async def story() -> None:
+        mailbox = Mailbox(idle=0.2)
+        waiting = asyncio.create_task(mailbox.take("a"))
+        await mailbox.rest()
+        await asyncio.sleep(0.1)
+        assert await mailbox.hold()
+        await asyncio.sleep(0.3)
+        await mailbox.put("job")
+        assert await waiting == (1, "job")
+
+    run(story())
+
+
+def test_a_job_is_trained_to_its_end_even_if_nobody_holds_its_workers() -> None:
+    async def story() -> None:
+        mailbox = Mailbox(idle=0.05)
+        await mailbox.put("job")
+        await mailbox.rest()
+        await asyncio.sleep(0.2)
+        assert await mailbox.take("a") == (1, "job")
+        await asyncio.sleep(0.2)
+        assert await mailbox.take("a", 1) is None
+        assert await mailbox.outcome(1) is None
+
+    run(story())
