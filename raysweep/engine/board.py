@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,6 +30,9 @@ _CALLS, _PAUSE = 250.0, 1.0
 #: Seconds that workers have to write a checkpoint and leave, once they have heard that they are to.  A disk
 #: that others keep busy takes more than ten; batch systems kill after thirty.
 GRACE = 20.0
+
+#: The namespace of the boards' names, by which the launches of a cluster know one another.
+NAMESPACE = "raysweep"
 
 
 def pause(at_work: int) -> float:
@@ -109,6 +113,7 @@ class _Board:
         self._at_work: set[str] = set()
         self._stop_all = False
         self._stop: set[str] = set()
+        self._wants: dict[str, float] | None = None
 
     def begin(self, run_id: str) -> None:
         self._stop.discard(run_id)
@@ -144,6 +149,12 @@ class _Board:
     def training(self) -> int:
         return sum(self._news[run].get("state") == "training" for run in self._at_work)
 
+    def want(self, resources: dict[str, float]) -> None:
+        self._wants = resources
+
+    def wants(self) -> dict[str, float] | None:
+        return self._wants
+
     def request_stop(self, run_id: str | None) -> None:
         if run_id is None:
             self._stop_all = True
@@ -174,7 +185,9 @@ class Board:
     """
 
     def __init__(self) -> None:
-        self._actor = _ACTOR.remote()
+        # Ray ends the actor, and the name with it, as soon as the launch's process is gone.
+        self.name = f"launch-{uuid.uuid4().hex[:12]}"
+        self._actor = _ACTOR.options(name=self.name, namespace=NAMESPACE).remote()
 
     def begin(self, run_id: str) -> None:
         """Note that a run is taken up, and wait; an earlier request to stop it no longer holds."""
@@ -212,6 +225,10 @@ class Board:
             return max(1, ray.get(self._actor.at_work.remote(), timeout=_PATIENCE))
         except ray.exceptions.RayError:
             return 1
+
+    def want(self, resources: Mapping[str, float]) -> None:
+        """Tell other launches how much all runs that are left would take at once."""
+        self._actor.want.remote(dict(resources))
 
     def close(self) -> None:
         """End the actor."""

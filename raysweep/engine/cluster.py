@@ -22,8 +22,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from raysweep.engine.forks import close_fork_server, fork_server
 from raysweep.engine.reach import check_cluster
 from raysweep.engine.scratch import claim, remove_left, remove_scratch
-from raysweep.errors import ConfigError, StorageError
-from raysweep.sweep import Resources
+from raysweep.errors import StorageError
 
 #: By default the Train controller polls its workers every two seconds, which delays the end of every short
 #: run; to poll takes processor time.  Outside a managed cloud there is no notice of preemption to watch for.
@@ -254,67 +253,3 @@ def check_storage(directory: Path) -> None:
                 )
     finally:
         marker.unlink(missing_ok=True)
-
-
-def concurrency(resources: Resources, cluster: Cluster, *, spare: bool = False, shared: bool = False) -> int:
-    """Return the number of runs at once: as many as fit, or `resources.max_concurrent` if it is a number.
-
-    The driver of a run takes no CPU.  Without a limit, every run would start and wait for workers that never
-    find room.  If two runs still fit beside one evaluation, room for that evaluation is kept free, so that
-    evaluations continue during training.  With `spare`, the room is kept free even if only one run fits
-    beside it: schedulers that decide by evaluations need them early.  With `shared`, as many as fit:
-    evaluations share the CPUs of training.
-
-    Raises `ConfigError` for workers or evaluations that fit on no node.  A cluster that adds nodes on demand
-    may have room for them later; a number for `resources.max_concurrent` allows that.
-    """
-    needs = {"per_worker": resources.per_worker, "evaluate": resources.evaluate}
-    growing = isinstance(resources.max_concurrent, int) and not cluster.embedded
-    for field, need in needs.items():
-        if not growing and not any(_fits(need, node) for node in cluster.nodes):
-            raise ConfigError(
-                f"resources.{field}: {_show(need)} fits on none of the {len(cluster.nodes)} node(s) "
-                f"(the largest: {_show(_largest(cluster, need))}); lower it, or, where nodes are added "
-                "on demand, set resources.max_concurrent to a number"
-            )
-    if isinstance(resources.max_concurrent, int):
-        return resources.max_concurrent
-    whole = per_run(resources)
-    fits = _times(cluster.resources, whole)
-    if fits < 1:
-        raise ConfigError(
-            f"resources: a run needs {_show(whole)} but the cluster has {_show(_picked(cluster, whole))}; "
-            "lower resources.workers or resources.per_worker, or, where nodes are added on demand, set "
-            "resources.max_concurrent to a number"
-        )
-    if shared:
-        return fits
-    left = {name: total - resources.evaluate.get(name, 0.0) for name, total in cluster.resources.items()}
-    beside = _times(left, whole)
-    return beside if beside >= (1 if spare else 2) else fits
-
-
-def _times(offer: Mapping[str, float], need: Mapping[str, float]) -> int:
-    """Return the number of times that `need` fits into `offer`; 1 if `need` is empty."""
-    return min((int(offer.get(name, 0.0) / n + 1e-9) for name, n in need.items() if n > 0), default=1)
-
-
-def _fits(need: Mapping[str, float], node: Mapping[str, float]) -> bool:
-    return all(node.get(name, 0.0) >= amount for name, amount in need.items())
-
-
-def _largest(cluster: Cluster, need: Mapping[str, float]) -> dict[str, float]:
-    return {name: max((node.get(name, 0.0) for node in cluster.nodes), default=0.0) for name in need}
-
-
-def _picked(cluster: Cluster, need: Mapping[str, float]) -> dict[str, float]:
-    return {name: cluster.resources.get(name, 0.0) for name in need}
-
-
-def _show(resources: Mapping[str, float]) -> str:
-    return "{" + ", ".join(f"{name}: {amount:g}" for name, amount in resources.items()) + "}"
-
-
-def per_run(resources: Resources) -> dict[str, float]:
-    """Return the resources of all workers of one run together."""
-    return {name: amount * resources.workers for name, amount in resources.per_worker.items()}

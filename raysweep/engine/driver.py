@@ -21,7 +21,7 @@ from ray import tune
 from raysweep.engine.board import Board
 from raysweep.engine.choice import choose_engine, shares
 from raysweep.engine.chronicle import Chronicle
-from raysweep.engine.cluster import Cluster, check_storage, concurrency, connected, warmed_up
+from raysweep.engine.cluster import Cluster, check_storage, connected, warmed_up
 from raysweep.engine.forks import close_fork_server
 from raysweep.engine.guard import tell_cluster, tell_done
 from raysweep.engine.heed import heeded, wind_down
@@ -35,6 +35,7 @@ from raysweep.engine.results import Results
 from raysweep.engine.scratch import remove_scratch
 from raysweep.engine.search import Samples, Searching
 from raysweep.engine.services import Services, start_services
+from raysweep.engine.slots import Slots
 from raysweep.engine.tuner import build
 from raysweep.errors import StorageError
 from raysweep.remote import listed
@@ -152,9 +153,10 @@ def launch(
                     interrupts.install()
                     awaited = reconnect and not cluster.embedded and tell_cluster(cluster.address, reconnect)
                     with watched(parts(), hand_over if awaited else end):
-                        observers: list[Observer] = [chronicle, *filter(None, [observer])]
                         phases.begin("work")
-                        troubles = _work(searching, plan, tracker, cluster, observers, on_start, interrupts)
+                        troubles = _work(
+                            searching, plan, tracker, cluster, chronicle, observer, on_start, interrupts
+                        )
                         phases.begin("end")
                 tell_done()
                 save_launch(sweep.directory, {**facts, "learnt": _learnt(chosen, plan).encode()})
@@ -195,7 +197,8 @@ def _work(
     plan: Plan,
     tracker: Tracker,
     cluster: Cluster,
-    observers: Sequence[Observer],
+    chronicle: Chronicle,
+    observer: Observer | None,
     on_start: OnStart | None,
     interrupts: Interrupts,
 ) -> Mapping[str, Trouble]:
@@ -206,11 +209,14 @@ def _work(
     # If a scheduler stops a trial, its processes must end, and the training with them.
     engine = "nested" if stops else choose_engine(sweep.resources, plan)
     shared = shares(sweep.resources, engine, embedded=cluster.embedded)
-    slots = concurrency(sweep.resources, cluster, spare=stops, shared=shared)
+    slots = Slots(sweep.resources, cluster, spare=stops, shared=shared)
     if on_start is not None:
-        on_start(plan.at(slots), cluster)
+        on_start(plan.at(slots.now), cluster)
     services = start_services(sweep, engine, shared)
-    monitor = Monitor(sweep, plan, services.board, *observers, slots=slots)
+    observers: list[Observer] = [chronicle, *filter(None, [observer])]
+    monitor = Monitor(sweep, plan, services.board, *observers, slots=slots.now)
+    slots.told += [monitor.resize, lambda runs: chronicle.say(f"{count(runs, 'run')} at once from now on")]
+    slots.join(services.board)
     searching.told.append(monitor.follow)
     tracker.start()
     monitor.start()
@@ -223,6 +229,7 @@ def _work(
         raise
     finally:
         try:
+            slots.close()
             monitor.close()
         finally:
             remove_scratch(services.scratch)
@@ -230,7 +237,7 @@ def _work(
 
 
 def _attempts(
-    searching: Searching, runs: Sequence[str], shared: Services, slots: int, interrupts: Interrupts
+    searching: Searching, runs: Sequence[str], shared: Services, slots: Slots, interrupts: Interrupts
 ) -> Mapping[str, Trouble]:
     """Work on runs until none is unfinished or `PAUSES` is exhausted; return the last troubles."""
     for pause in (*PAUSES, None):
@@ -241,13 +248,14 @@ def _attempts(
             break
         short = [run_id for run_id in runs if run_id in troubles and troubles[run_id].kind == "memory"]
         if short:
-            slots, shared = max(1, slots - 1), shared.divided(short)
+            slots.fewer()
+            shared = shared.divided(short)
         time.sleep(pause)
     return troubles
 
 
 def _attempt(
-    searching: Searching, runs: Sequence[str], shared: Services, slots: int, interrupts: Interrupts
+    searching: Searching, runs: Sequence[str], shared: Services, slots: Slots, interrupts: Interrupts
 ) -> dict[str, Trouble]:
     """Let Tune work on runs once; return the trouble of each run that had some."""
     halving = searching.halving(shared.board)
@@ -260,12 +268,12 @@ def _attempt(
     built = build(
         sweep,
         shared,
+        slots=slots,
         strict=False,
         runs=runs,
         scheduler=halving,
         search_alg=samples,
         num_samples=1 if samples is None else samples.most,
-        max_concurrent=slots,
         callbacks=[_Look(shared.board, interrupts)],
     )
     troubles: dict[str, Trouble] = {}

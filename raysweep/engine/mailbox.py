@@ -11,7 +11,7 @@ from typing import Any
 #: Worker groups that may take up one job; the last three after a failure.
 ATTEMPTS = 4
 
-#: Seconds after which workers for whom nobody has a job are let go.  Tune starts the next trial in one or two.
+#: Seconds after which workers without a job are let go.  Tune starts the next trial in one or two.
 IDLE = 10.0
 
 
@@ -51,7 +51,7 @@ class Mailbox:
             self._changed.notify_all()
 
     async def put(self, job: Any) -> int:
-        """Open a job and return its number; raises `RuntimeError` if another one is open, or the lane closed."""
+        """Open a job and return its number; raises `RuntimeError` if another is open, or the lane closed."""
         async with self._changed:
             if self._closed:
                 raise RuntimeError("the lane is closed")
@@ -66,7 +66,7 @@ class Mailbox:
         """Wait for an open job and return it with its number.
 
         `ended` is the number of the job that the group has just ended.  Only the newest group that has asked
-        is served, because Ray Train ends a group before it starts the next one; an older one gets None, and so
+        is served, because Ray Train ends a group before it starts the next one; an older one gets None.  So
         does everyone once the lane is closed.
         """
         async with self._changed:

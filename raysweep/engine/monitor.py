@@ -64,6 +64,10 @@ class Monitor:
             self._paces[run_id] = Pace()
         self._rows = {**known, **fresh}
 
+    def resize(self, slots: int) -> None:
+        """Expect so many runs at once from now on."""
+        self._progress.slots = slots
+
     def start(self) -> None:
         """Begin to poll."""
         self._thread.start()

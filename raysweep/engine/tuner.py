@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,13 +10,15 @@ from typing import Any
 from ray import tune
 from ray.tune.logger import JsonLoggerCallback
 from ray.tune.schedulers import PopulationBasedTraining, PopulationBasedTrainingReplay
+from ray.tune.search import Searcher
 from ray.tune.search.sample import Domain
 
 from raysweep.engine.choice import checked, shares
-from raysweep.engine.cluster import check_storage, concurrency, connect
+from raysweep.engine.cluster import check_storage, connect
 from raysweep.engine.heed import Requests
 from raysweep.engine.ready import Ready
 from raysweep.engine.services import Services, start_services
+from raysweep.engine.slots import Grid, Limited, Slots
 from raysweep.engine.trial import resolve, run_trial
 from raysweep.errors import ConfigError
 from raysweep.registry import suggest
@@ -44,6 +47,7 @@ class Bookkeeping(tune.Callback):
         tracker: Tracker,
         sweep: Sweep,
         requests: Requests,
+        slots: Slots | None = None,
         *,
         scheduler: str = "",
         metric: str | None = None,
@@ -52,6 +56,7 @@ class Bookkeeping(tune.Callback):
         self._tracker = tracker
         self._sweep = sweep
         self._requests = requests
+        self._slots = slots
         self._of: dict[str, Any] = {"by": scheduler or "Tune", "metric": metric, "mode": mode}
         self._lock: SweepLock | None = None
 
@@ -80,6 +85,8 @@ class Bookkeeping(tune.Callback):
             self._tracker.close()
         finally:
             self._requests.end()
+            if self._slots is not None:
+                self._slots.close()
             if self._lock is not None:
                 self._lock.release()
 
@@ -125,13 +132,13 @@ def build(
     sweep: Sweep,
     shared: Services,
     *,
+    slots: Slots,
     strict: bool,
     runs: Sequence[str] | None = None,
     scheduler: Any = None,
     search_alg: Any = None,
     param_space: Mapping[str, Any] | None = None,
     num_samples: int = 1,
-    max_concurrent: int | None = None,
     callbacks: Sequence[Any] = (),
     stop: tune.Stopper | None = None,
     metric: str | None = None,
@@ -139,7 +146,7 @@ def build(
 ) -> tune.Tuner:
     """Return the Tuner over `runs` (run ids; all of the sweep by default) or over `param_space`.
 
-    A `search_alg` that is a `Ready` suggests the runs itself.
+    A `search_alg` that is a `Ready` suggests the runs itself.  Trials begin as `slots` allow.
     """
     space: dict[str, Any]
     reuse = scheduler is None and (search_alg is None or isinstance(search_alg, Ready))
@@ -153,6 +160,17 @@ def build(
         space = {"run": tune.grid_search(ids)}
     else:
         space = dict(param_space)
+    most: int | None = None
+    if search_alg is None:
+        grids = math.prod(len(value["grid_search"]) for value in space.values() if _is_grid(value))
+        slots.expect(num_samples * grids)
+        search_alg = Grid(slots)
+    elif isinstance(search_alg, Searcher):
+        slots.expect(num_samples)
+        search_alg = Limited(search_alg, slots)
+    else:
+        # Tune makes it of a name, or it decides on its own.
+        most = slots.now
     # A trial that takes no CPU leaves all CPUs to the workers.  Tune refuses an empty bundle, so the trial
     # takes one byte of memory.
     trainable = tune.with_resources(
@@ -165,7 +183,7 @@ def build(
             scheduler=scheduler,
             search_alg=search_alg,
             num_samples=num_samples,
-            max_concurrent_trials=max_concurrent,
+            max_concurrent_trials=most,
             metric=metric,
             mode=mode,
             # If a scheduler stops a trial, its actor must end, and the training with it.
@@ -234,23 +252,26 @@ def tuner(
     cluster = connect(address)
     check_storage(sweep.directory)
     shared = shares(sweep.resources, engine, embedded=cluster.embedded)
-    cap = concurrency(sweep.resources, cluster, spare=scheduler is not None, shared=shared)
+    slots = Slots(sweep.resources, cluster, spare=scheduler is not None, shared=shared)
     services = start_services(sweep, engine, shared)
+    slots.join(services.board)
+    slots.close()  # until `fit` begins
     requests = Requests(sweep.directory, services.board)
     return build(
         sweep,
         services,
+        slots=slots,
         strict=True,
         scheduler=scheduler,
         search_alg=search_alg,
         param_space=param_space,
         num_samples=num_samples,
-        max_concurrent=cap,
         callbacks=[
             Bookkeeping(
                 Tracker(sweep, commit=provenance()["git_commit"]),
                 sweep,
                 requests,
+                slots,
                 scheduler="" if scheduler is None else type(scheduler).__name__,
                 metric=metric,
                 mode=mode,

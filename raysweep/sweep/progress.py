@@ -43,7 +43,7 @@ class Progress:
     ) -> None:
         self._timed = dict(timed)
         self._expected = dict(expected or {})
-        self._slots = slots
+        self.slots = slots
         self._last = now
         self._first = {row.run_id: amounts_of(row) for row in rows}
         #: Of runs that have trained some steps: seconds since the first news of that, and their step then.
@@ -86,7 +86,7 @@ class Progress:
         # The runs that a search adds are more work.
         self._share = max(share, self._share if len(rows) == self._runs else 0.0)
         self._runs = len(rows)
-        return self._share, self._end.see(now, works, slots=self._slots)
+        return self._share, self._end.see(now, works, slots=self.slots)
 
     def _step_seconds(self, rows: Sequence[RunState]) -> tuple[dict[str, Rate], float]:
         """Return the seconds of a step by run id, as far as known, and their ratio to those timed."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -45,7 +44,7 @@ class _Lane(module.Lane):
 
 
 @pytest.fixture
-def lanes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[_Lane]]:
+def lanes(monkeypatch: pytest.MonkeyPatch) -> list[_Lane]:
     monkeypatch.setattr(module, "_KEPT", {})
     monkeypatch.setattr(module, "Lane", _Lane)
     monkeypatch.setattr(_Lane, "made", [], raising=False)
@@ -56,7 +55,7 @@ def lanes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[_Lane]]:
         return answer
 
     monkeypatch.setattr(module.ray, "get", get)
-    yield _Lane.made
+    return _Lane.made
 
 
 def take(folder: str = "launch") -> Any:
