@@ -78,7 +78,7 @@ class Slots:
             self._share = Share(board, self._resources)
 
     def expect(self, runs: int) -> None:
-        """Prepare for so many runs, none of which has begun."""
+        """Prepare for so many runs, before any of them begins."""
         self._left, self._live = runs, set()
 
     def fewer(self) -> None:
