@@ -206,7 +206,7 @@ def test_a_manifest_holds_the_sweep_and_launches_it(tmp_path: Path) -> None:
     words = shlex.split(job["spec"]["entrypoint"])
     assert words[:5] == ["raysweep", "launch", "/sweep/mine.yaml", "--address", "auto"]
     assert words[5:9] == ["--set", "tolerance=0.1", "--only", "*seed 0*"]
-    assert words[9:] == ["--storage", "/shared/our results", "--set", "resources.max_concurrent=2"]
+    assert words[9:] == ["--storage", "/shared/our results"]
     cluster = job["spec"]["rayClusterSpec"]
     head, [workers] = cluster["headGroupSpec"], cluster["workerGroupSpecs"]
     assert cluster["authOptions"] == {"mode": "token"}

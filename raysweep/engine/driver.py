@@ -229,10 +229,11 @@ def _work(
         raise
     finally:
         try:
-            slots.close()
             monitor.close()
         finally:
             remove_scratch(services.scratch)
+            with suppress(ray.exceptions.RayError):
+                slots.close()
             services.close()
 
 

@@ -114,12 +114,7 @@ class Recipes:
 
     def kuberay(self) -> str:
         """Return the manifest of a RayJob: the sweep's files, and a cluster for the time of the launch."""
-        place, words = f"{_SWEEP}/{self.shipment.files[0]}", list(self.words)
-        if self.sweep.resources.max_concurrent == "auto":
-            # Nodes are added only when runs ask for them.
-            room = max(1, self._workers * self._each // self.sweep.resources.workers)
-            at_once = min(room, self._processes // self.sweep.resources.workers)
-            words += ["--set", f"resources.max_concurrent={at_once}"]
+        place = f"{_SWEEP}/{self.shipment.files[0]}"
         texts = {
             f"file-{k}": (self.shipment.root / file).read_text(encoding="utf-8")
             for k, file in enumerate(self.shipment.files)
@@ -141,7 +136,7 @@ class Recipes:
             "kind": "RayJob",
             "metadata": {"name": self._name},
             "spec": {
-                "entrypoint": shlex.join(["raysweep", "launch", place, "--address", "auto", *words]),
+                "entrypoint": shlex.join(["raysweep", "launch", place, "--address", "auto", *self.words]),
                 "backoffLimit": 3,
                 "shutdownAfterJobFinishes": True,
                 "ttlSecondsAfterFinished": 600,

@@ -194,10 +194,12 @@ def concurrency(resources: Resources, cluster: Cluster, *, spare: bool = False, 
     evaluations share the CPUs of training.
 
     Raises `ConfigError` for workers or evaluations that fit on no node.  A cluster that adds nodes on demand
-    may have room for them later; a number for `resources.max_concurrent` allows that.
+    may have room for them later: one that has no processors at all is taken for such, and a number for
+    `resources.max_concurrent` says so of another one.
     """
     needs = {"per_worker": resources.per_worker, "evaluate": resources.evaluate}
-    growing = isinstance(resources.max_concurrent, int) and not cluster.embedded
+    empty = not any(node.get("CPU", 0.0) or node.get("GPU", 0.0) for node in cluster.nodes)
+    growing = not cluster.embedded and (empty or isinstance(resources.max_concurrent, int))
     for field, need in needs.items():
         if not growing and not any(_fits(need, node) for node in cluster.nodes):
             raise ConfigError(
@@ -209,13 +211,13 @@ def concurrency(resources: Resources, cluster: Cluster, *, spare: bool = False, 
         return resources.max_concurrent
     whole = per_run(resources)
     fits = fitting(resources, cluster.resources, spare=spare, shared=shared)
-    if fits < 1:
+    if fits < 1 and not growing:
         raise ConfigError(
             f"resources: a run needs {_show(whole)} but the cluster has {_show(_picked(cluster, whole))}; "
             "lower resources.workers or resources.per_worker, or, where nodes are added on demand, set "
             "resources.max_concurrent to a number"
         )
-    return fits
+    return max(1, fits)
 
 
 def fitting(

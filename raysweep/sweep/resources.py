@@ -33,7 +33,7 @@ class Resources(Config):
     per_worker: Amounts = Field(default_factory=lambda: {"CPU": 1.0}, examples=[{"CPU": 1}])
     #: Ray resources of each evaluation task.
     evaluate: Amounts = Field(default_factory=lambda: {"CPU": 1.0}, examples=[{"CPU": 1}])
-    #: Number of runs trained at once; "auto" depends on the cluster.
+    #: The most runs trained at once; "auto": as many as fit, also while the cluster grows and shrinks.
     max_concurrent: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
     #: `nested` starts new training processes for each run; `lanes` keeps them for the next run; `auto` takes
     #: lanes for short runs (see `raysweep.engine.choice`).

@@ -79,10 +79,19 @@ def test_what_never_fits_is_refused(resources: Resources, text: str) -> None:
 
 
 def test_a_growing_cluster_is_taken_at_its_word() -> None:
-    resources = Resources(per_worker={"GPU": 1.0}, max_concurrent=3)
-    assert concurrency(resources, cluster({"CPU": 0.0}, embedded=False)) == 3
+    gpu = {"per_worker": {"GPU": 1.0}}
+    small = cluster({"CPU": 2.0}, embedded=False)
+    assert concurrency(Resources(**gpu, max_concurrent=3), small) == 3
     with pytest.raises(ConfigError, match=r"set resources\.max_concurrent to a number"):
-        concurrency(Resources(per_worker={"GPU": 1.0}), cluster({"CPU": 0.0}, embedded=False))
+        concurrency(Resources(**gpu), small)
+
+
+def test_a_cluster_without_processors_is_one_that_grows() -> None:
+    head = {"CPU": 0.0, "memory": 1e9}
+    assert concurrency(Resources(per_worker={"GPU": 1.0}), cluster(head, embedded=False)) == 1
+    assert concurrency(Resources(workers=8), cluster(head, head, embedded=False)) == 1
+    with pytest.raises(ConfigError, match="fits on none"):
+        concurrency(Resources(), cluster(head))
 
 
 def test_a_run_takes_what_its_workers_take() -> None:
