@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import ray
+from ray import tune
 from ray.tune.search import ConcurrencyLimiter, Searcher
 from ray.tune.search.basic_variant import BasicVariantGenerator
 
@@ -35,14 +36,15 @@ _PERIOD = 2.0
 TURN = IDLE + 5.0
 
 
-class Slots:
+class Slots(tune.Callback):
     """The number of runs of a launch that may be at work now.
 
     It is what fits into the launch's share of the cluster as it is now, and not more than
     `resources.max_concurrent` if that is a number.  A launch that is alone takes such a number at its word,
     because a cluster that adds nodes on demand may have room for them later.
 
-    `told` hears of each change.  Raises `ConfigError` as `concurrency` does, whose options these are.
+    As a callback of Tune it goes on telling other launches what is left when no run is left to begin.  `told`
+    hears of each change.  Raises `ConfigError` as `concurrency` does, whose options these are.
     """
 
     def __init__(
@@ -88,14 +90,8 @@ class Slots:
 
     def free(self) -> bool:
         """Return whether a run may begin now."""
-        now = time.monotonic()
-        if self._share is not None and now >= self._next:
-            try:
-                self._look(self._share)
-            except ray.exceptions.RayError as error:
-                log.warning("the cluster's size is not known now: %s", error)
-            self._next = time.monotonic() + _PERIOD
-        rests = self._turns and not self._live and now - self._ended < TURN
+        self._refresh()
+        rests = self._turns and not self._live and time.monotonic() - self._ended < TURN
         self._waits = rests or len(self._live) >= self._now
         return not self._waits
 
@@ -114,6 +110,19 @@ class Slots:
         """Leave the share to other launches."""
         if self._share is not None:
             self._share.close()
+
+    def on_step_begin(self, iteration: int, trials: list[Any], **_: Any) -> None:
+        """Look at the cluster, at most every two seconds; Tune calls this in each turn of its loop."""
+        self._refresh()
+
+    def _refresh(self) -> None:
+        if self._share is None or time.monotonic() < self._next:
+            return
+        try:
+            self._look(self._share)
+        except ray.exceptions.RayError as error:
+            log.warning("the size of the cluster is not known now: %s", error)
+        self._next = time.monotonic() + _PERIOD
 
     def _look(self, share: Share) -> None:
         left = max(self._left, len(self._live))

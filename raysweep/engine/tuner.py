@@ -194,7 +194,7 @@ def build(
             storage_path=str(shared.scratch),
             stop=stop,
             failure_config=tune.FailureConfig(max_failures=3),
-            callbacks=list(callbacks),
+            callbacks=[slots, *callbacks],
             verbose=0,
         ),
     )

@@ -189,6 +189,18 @@ def test_the_autoscaler_is_asked_for_what_waits_for_room(share: FakeShare) -> No
     assert share.asked[-1] == (0, 0)
 
 
+def test_others_learn_what_is_left_when_all_runs_have_begun(share: FakeShare) -> None:
+    """Tune asks a search that is finished for nothing more."""
+    slots = joined(runs=3)
+    assert begin_all(slots, "abc") == "abc"
+    slots.end("a")
+    slots.on_step_begin(1, [])
+    share.later()
+    slots.on_step_begin(2, [])
+    slots.on_step_begin(3, [])
+    assert share.asked == [(3, 0), (2, 0)]
+
+
 def test_a_number_bounds_the_runs_and_the_demand(share: FakeShare) -> None:
     slots = joined(Resources(max_concurrent=6), runs=10)
     assert begin_all(slots, "abcdefghij") == "abcdef"

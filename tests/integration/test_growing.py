@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ import ray
 from ray._private.state import available_resources_per_node
 from ray.cluster_utils import Cluster
 
+from helpers.processes import descendants, find
 from helpers.real_sweeps import changed, write
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -35,6 +39,48 @@ def cluster() -> Iterator[Cluster]:
     yield made
     ray.shutdown()
     made.shutdown()
+
+
+@pytest.fixture
+def autoscaled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """A head without processors, whose autoscaler adds at most two nodes of one processor on demand."""
+    port = free_port()
+    worker = {"resources": {"CPU": 1}, "node_config": {}, "min_workers": 0, "max_workers": 2}
+    config = {
+        "cluster_name": "growing",
+        "max_workers": 2,
+        "upscaling_speed": 1.0,
+        "idle_timeout_minutes": 10,
+        "provider": {"type": "fake_multinode", "gcs_address": f"127.0.0.1:{port}"},
+        "head_node_type": "ray.head.default",
+        "available_node_types": {
+            "ray.head.default": {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0},
+            "worker": worker,
+        },
+    }
+    file = tmp_path / "autoscaling.json"
+    file.write_text(json.dumps(config))
+    monkeypatch.setenv("RAY_FAKE_CLUSTER", "1")
+    monkeypatch.setenv("AUTOSCALER_UPDATE_INTERVAL_S", "1")
+    head = {
+        **{"num_cpus": 0, "gcs_server_port": port, "include_dashboard": True, "dashboard_port": 0},
+        **{"node_ip_address": "127.0.0.1", "autoscaling_config": str(file)},
+    }
+    made = Cluster(initialize_head=True, connect=True, head_node_args=head)
+    yield made
+    # The nodes that the autoscaler has started outlive it.
+    monitor = find(os.getpid(), "monitor.py")
+    left = [] if monitor is None else [*descendants(monitor)]
+    ray.shutdown()
+    made.shutdown()
+    for pid in left:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
 
 
 def launched(command: Command, cluster: Cluster, folder: Path, runs: int, engine: str) -> Any:
@@ -101,7 +147,7 @@ def test_two_launches_share_a_cluster(cluster: Cluster, command: Command, tmp_pa
     """Lanes keep their workers, so the first gives some back for the second, and takes them again."""
     cluster.add_node(num_cpus=1)
     one, two = tmp_path / "one", tmp_path / "two"
-    first = launched(command, cluster, one, 10, "lanes")
+    first = launched(command, cluster, one, 6, "lanes")
     wait(lambda: all(map(busy, cluster.worker_nodes)), first)
     second = launched(command, cluster, two, 2, "lanes")
     ends(second)
@@ -110,7 +156,7 @@ def test_two_launches_share_a_cluster(cluster: Cluster, command: Command, tmp_pa
     assert re.findall(r"(\d+) runs? at once from now on", log_of(one)) == ["1", "2"]
     assert re.findall(r"(\d+) runs? at once from now on", log_of(two)) == ["1"]
     ours, theirs = trained(one), trained(two)
-    assert (len(ours), len(theirs)) == (10, 2)
+    assert (len(ours), len(theirs)) == (6, 2)
     # Neither waits for the end of the other.
     assert ours[0][0] < theirs[0][0] < ours[-1][0]
 
@@ -142,3 +188,17 @@ def test_the_share_of_a_killed_launch_goes_to_the_other(
     wait(lambda: "2 runs at once from now on" in log_of(two), second, seconds=60)
     ends(second)
     assert len(trained(two)) == 6
+
+
+def test_a_launch_makes_a_cluster_grow(autoscaled: Cluster, command: Command, tmp_path: Path) -> None:
+    """There is no room for a run at first, and three runs ask for more than the two nodes that may come."""
+
+    def nodes() -> int:
+        return sum(node["Alive"] for node in ray.nodes()) - 1
+
+    assert nodes() == 0
+    driver = launched(command, autoscaled, tmp_path, 3, "nested")
+    wait(lambda: nodes() == 2, driver)
+    wait(lambda: "2 runs at once from now on" in log_of(tmp_path), driver, seconds=60)
+    ends(driver)
+    assert len(trained(tmp_path)) == 3
