@@ -165,13 +165,13 @@ def test_launches_that_are_more_than_fit_take_turns(
     cluster: Cluster, command: Command, tmp_path: Path
 ) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
-    first = launched(command, cluster, one, 3, "lanes")
+    first = launched(command, cluster, one, 2, "lanes")
     wait(lambda: all(map(busy, cluster.worker_nodes)), first)
-    second = launched(command, cluster, two, 2, "lanes")
+    second = launched(command, cluster, two, 1, "lanes")
     ends(first)
     ends(second)
     ours, theirs = trained(one), trained(two)
-    assert (len(ours), len(theirs)) == (3, 2)
+    assert (len(ours), len(theirs)) == (2, 1)
     assert theirs[0][0] < ours[-1][0]
 
 
@@ -180,14 +180,14 @@ def test_the_share_of_a_killed_launch_goes_to_the_other(
 ) -> None:
     cluster.add_node(num_cpus=1)
     one, two = tmp_path / "one", tmp_path / "two"
-    first = launched(command, cluster, one, 8, "nested")
+    first = launched(command, cluster, one, 6, "nested")
     wait(lambda: all(map(busy, cluster.worker_nodes)), first)
-    second = launched(command, cluster, two, 6, "nested")
+    second = launched(command, cluster, two, 3, "nested")
     wait(lambda: trained(two), first, second)
     os.kill(first.pid, signal.SIGKILL)
     wait(lambda: "2 runs at once from now on" in log_of(two), second, seconds=60)
     ends(second)
-    assert len(trained(two)) == 6
+    assert len(trained(two)) == 3
 
 
 def test_a_launch_makes_a_cluster_grow(autoscaled: Cluster, command: Command, tmp_path: Path) -> None:
