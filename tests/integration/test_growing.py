@@ -30,6 +30,10 @@ Command = Callable[..., Any]
 SOON = 90.0
 
 
+#: Of a node: those of Ray's configuration, none of which is needed here.
+COMMANDS = ["initialization", "setup", "worker_setup", "head_setup", "worker_start_ray", "head_start_ray"]
+
+
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
     """A head without processors, and one node of one processor."""
@@ -51,7 +55,16 @@ def autoscaled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Clus
         "max_workers": 2,
         "upscaling_speed": 1.0,
         "idle_timeout_minutes": 10,
-        "provider": {"type": "fake_multinode", "gcs_address": f"127.0.0.1:{port}"},
+        "provider": {
+            "type": "fake_multinode",
+            "disable_node_updaters": True,
+            "use_node_id_as_ip": True,
+            "gcs_address": f"{ray.util.get_node_ip_address()}:{port}",
+        },
+        # Ray's validator would fill in the rest, but the wheel lacks the defaults of this provider.
+        **{key: {} for key in ("auth", "file_mounts", "head_node")},
+        **{f"{name}_commands": [] for name in COMMANDS},
+        "cluster_synced_files": [],
         "head_node_type": "ray.head.default",
         "available_node_types": {
             "ray.head.default": {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0},
@@ -62,9 +75,11 @@ def autoscaled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Clus
     file.write_text(json.dumps(config))
     monkeypatch.setenv("RAY_FAKE_CLUSTER", "1")
     monkeypatch.setenv("AUTOSCALER_UPDATE_INTERVAL_S", "1")
+    # A raylet on a busy machine takes its time.
+    monkeypatch.setenv("AUTOSCALER_HEARTBEAT_TIMEOUT_S", "120")
     head = {
         **{"num_cpus": 0, "gcs_server_port": port, "include_dashboard": True, "dashboard_port": 0},
-        **{"node_ip_address": "127.0.0.1", "autoscaling_config": str(file)},
+        "autoscaling_config": str(file),
     }
     made = Cluster(initialize_head=True, connect=True, head_node_args=head)
     yield made
