@@ -8,6 +8,7 @@ rest.  No run is stopped for that; a launch that has more than its share begins 
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,8 @@ from ray.util import list_named_actors
 
 from raysweep.engine.board import NAMESPACE, Board
 from raysweep.sweep import Resources
+
+log = logging.getLogger("raysweep.launch")
 
 #: The most runs beyond those at work for which a launch asks the autoscaler at a time.
 AHEAD = 256
@@ -128,12 +131,18 @@ class _Demand:
 
     def ask(self, runs: int) -> None:
         runs = min(runs, AHEAD)
-        if runs == self._asked and (runs == 0 or time.monotonic() < self._next):
+        if self._next == math.inf or (runs == self._asked and (runs == 0 or time.monotonic() < self._next)):
             return
-        # Ray exports neither name; a launch that goes without is no worse than one on a cluster that stays.
-        from ray.data._internal.cluster_autoscaler import default_autoscaling_coordinator as coordinator
-
-        coordinator.get_or_create_autoscaling_coordinator().request_resources.remote(
+        self._asked, self._next = runs, time.monotonic() + _AGAIN
+        try:
+            from ray.data._internal.cluster_autoscaler.default_autoscaling_coordinator import (
+                get_or_create_autoscaling_coordinator,
+            )
+        except ImportError:
+            # Ray does not export it, so another version may have it elsewhere.
+            log.warning("this Ray has no coordinator, so its autoscaler learns of runs as they begin")
+            self._next = math.inf
+            return
+        get_or_create_autoscaling_coordinator().request_resources.remote(
             requester_id=f"raysweep-{self._name}", resources=self._each * runs, expire_after_s=_EXPIRE
         )
-        self._asked, self._next = runs, time.monotonic() + _AGAIN

@@ -38,8 +38,8 @@ _EXPLOITING = (PopulationBasedTraining, PopulationBasedTrainingReplay)
 class Bookkeeping(tune.Callback):
     """Holds the lock of a sweep while a Tuner runs, records the launch and its runs, and feeds MLflow.
 
-    `requests` heeds those of `raysweep cancel`.  `scheduler` is the name of what may stop a run, `metric` and
-    `mode` are what the Tuner goes by.
+    `requests` heeds those of `raysweep cancel`, and the share of `slots` is left to other launches at the
+    end.  `scheduler` is the name of what may stop a run, `metric` and `mode` are what the Tuner goes by.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Bookkeeping(tune.Callback):
         tracker: Tracker,
         sweep: Sweep,
         requests: Requests,
-        slots: Slots | None = None,
+        slots: Slots,
         *,
         scheduler: str = "",
         metric: str | None = None,
@@ -85,8 +85,7 @@ class Bookkeeping(tune.Callback):
             self._tracker.close()
         finally:
             self._requests.end()
-            if self._slots is not None:
-                self._slots.close()
+            self._slots.close()
             if self._lock is not None:
                 self._lock.release()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import sys
 from typing import Any
 
 import pytest
@@ -190,3 +191,16 @@ def test_the_autoscaler_is_asked_for_room_and_asked_again(
     assert own.wants[-1] == {}
     share.close()
     assert len(coordinator.asked) == 4
+
+
+def test_a_ray_without_a_coordinator_is_said_once(
+    fake: FakeRay, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    package = "ray.data._internal.cluster_autoscaler"
+    monkeypatch.setitem(sys.modules, f"{package}.default_autoscaling_coordinator", None)
+    share, _ = shared("launch-a")
+    for waiting in (2, 3, 0):
+        share.look(3, waiting)
+    assert [record.message for record in caplog.records if "no coordinator" in record.message] == [
+        "this Ray has no coordinator, so its autoscaler learns of runs as they begin"
+    ]

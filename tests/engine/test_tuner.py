@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -104,9 +105,14 @@ def test_a_tuner_records_the_stored_sentences_as_a_launch_does(stored: bool, tmp
         data["language"] = {"kind": "causal_lm", "model": opt, "keep": 4, "length": 3}
     sweep = load_sweep(write(tmp_path / "tiny.yaml", data), storage=tmp_path)
     board: Any = None  # nobody asks for a stop
-    bookkeeping = Bookkeeping(_Tracker(), sweep, Requests(sweep.directory, board))  # type: ignore[arg-type]
+    closed: list[str] = []
+    slots: Any = SimpleNamespace(close=lambda: closed.append("the share is left to others"))
+    requests = Requests(sweep.directory, board)
+    bookkeeping = Bookkeeping(_Tracker(), sweep, requests, slots)  # type: ignore[arg-type]
     bookkeeping.setup()
+    assert not closed
     bookkeeping.on_experiment_end([])
+    assert closed
     facts = last_launch(sweep.directory)
     assert facts is not None
     if stored:

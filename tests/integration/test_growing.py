@@ -30,7 +30,7 @@ Command = Callable[..., Any]
 SOON = 90.0
 
 
-#: Of a node: those of Ray's configuration, none of which is needed here.
+#: Commands in the configuration of a cluster; none is needed here.
 COMMANDS = ["initialization", "setup", "worker_setup", "head_setup", "worker_start_ray", "head_start_ray"]
 
 
