@@ -216,8 +216,6 @@ def concurrency(resources: Resources, cluster: Cluster, *, spare: bool = False, 
                 f"(the largest: {_show(_largest(cluster, need))}); lower it, or, where nodes are added "
                 "on demand, set resources.max_concurrent to a number"
             )
-    if isinstance(resources.max_concurrent, int):
-        return resources.max_concurrent
     whole = per_run(resources)
     fits = fitting(resources, cluster.resources, spare=spare, shared=shared)
     if fits < 1 and not growing:
@@ -226,6 +224,8 @@ def concurrency(resources: Resources, cluster: Cluster, *, spare: bool = False, 
             "lower resources.workers or resources.per_worker, or, where nodes are added on demand, set "
             "resources.max_concurrent to a number"
         )
+    if isinstance(resources.max_concurrent, int):
+        return resources.max_concurrent
     return max(1, fits)
 
 

@@ -70,6 +70,7 @@ def test_no_room_is_kept_for_evaluations_that_share_the_cpus_of_training() -> No
         (Resources(evaluate={"CPU": 4.0}), r"resources.evaluate: \{CPU: 4\} fits on none.*CPU: 2"),
         (Resources(per_worker={"CPU": 3.0}), r"resources.per_worker: \{CPU: 3\}"),
         (Resources(workers=9), "a run needs {CPU: 9} but the cluster has {CPU: 8}"),
+        (Resources(workers=9, max_concurrent=1), "a run needs {CPU: 9} but the cluster has {CPU: 8}"),
         (Resources(evaluate={"GPU": 1.0}, max_concurrent=2), "resources.evaluate"),
     ],
 )
