@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, ClassVar
 
@@ -68,7 +69,37 @@ class Program(_Group):
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
-        self.commands = _Imported(self.places)  # type: ignore[assignment]  # nothing is added later
+        self._imported = _Imported(self.places)
+        self.commands = self._imported  # type: ignore[assignment]  # nothing is added later
+        self._listing = False
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of all commands; see `click.Group.list_commands`."""
+        return list(self.places)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command, for a list of commands one without parameters; see `click.Group.get_command`."""
+        if self._listing and cmd_name in self.places:
+            return self._imported.outline(cmd_name)
+        return super().get_command(ctx, cmd_name)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help of the program; see `click.Command.format_help`."""
+        with self._lists():
+            super().format_help(ctx, formatter)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        """Return the commands that begin so; see `click.Group.shell_complete`."""
+        with self._lists():
+            return super().shell_complete(ctx, incomplete)
+
+    @contextmanager
+    def _lists(self) -> Iterator[None]:
+        self._listing = True
+        try:
+            yield
+        finally:
+            self._listing = False
 
 
 class _Imported(Mapping[str, Any]):
@@ -77,10 +108,19 @@ class _Imported(Mapping[str, Any]):
     def __init__(self, places: Mapping[str, str]) -> None:
         self._places, self._found = places, dict[str, Any]()
 
+    def _read(self, name: str) -> Any:
+        module, _, attribute = self._places[name].partition(":")
+        return getattr(importlib.import_module(module), attribute)
+
+    def outline(self, name: str) -> TyperCommand:
+        """Return a command that has its name and its help alone: to look at all parameters takes long."""
+        found = self._read(name)
+        is_group = isinstance(found, typer.Typer)
+        return TyperCommand(name, help=found.info.help if is_group else flowing(inspect.getdoc(found) or ""))
+
     def __getitem__(self, name: str) -> Any:
         if name not in self._found:
-            module, _, attribute = self._places[name].partition(":")
-            found = getattr(importlib.import_module(module), attribute)
+            found = self._read(name)
             alone = Commands(add_completion=False)
             if isinstance(found, typer.Typer):
                 alone.add_typer(found, name=name)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
+from raysweep.errors import ConfigError
 from raysweep.registry import suggest
 from raysweep.sweep import FailureRecord, Sweep, load_sweep
 from raysweep.sweep.run_state import run_states
@@ -80,6 +81,46 @@ class Results:
         """
         frame = tidy(self.sweep.ledger(), self.sweep)
         return _wide(frame) if wide else frame
+
+    def samples(self) -> pd.DataFrame:
+        """Return the samples of the search of the sweep's file and of its Tuners, the best of each first.
+
+        Columns: `search` ("Search" or "Tuner"), `metric`, `mode`, `sample` (its number), the fields that were
+        set, `value` (the metric's mean over the runs of the sample), `standard_error`, `step` (that of the
+        value), `state`, `run_ids`.  A sample that was stopped stands behind those that came to their end.
+
+            best = rs.open("search").samples().iloc[0]
+
+        Raises `ConfigError` where there was no search.
+        """
+        import pandas as pd
+
+        from raysweep.report.best import rankings
+
+        found = rankings(self.sweep)
+        if not found:
+            raise ConfigError(
+                f"sweep '{self.sweep.name}' has no samples: its file has no search, and no Tuner with a "
+                "metric has sampled it; to_frame() has its runs"
+            )
+        paths = dict.fromkeys(path for ranking in found for path in ranking.paths)
+        rows = [
+            {
+                "search": ranking.what,
+                "metric": ranking.metric,
+                "mode": ranking.mode,
+                "sample": trial.index,
+                **{path: trial.settings.get(path) for path in paths},
+                "value": trial.value,
+                "standard_error": trial.standard_error,
+                "step": trial.step or None,
+                "state": trial.state,
+                "run_ids": [spec.run_id for spec in trial.runs],
+            }
+            for ranking in found
+            for trial in ranking.samples
+        ]
+        return pd.DataFrame(rows)
 
     def verdicts(self) -> Verdicts:
         """Return the verdicts on the sweep's claims, in the order of its file.

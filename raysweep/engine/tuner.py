@@ -9,6 +9,7 @@ from typing import Any
 
 from ray import tune
 from ray.tune.logger import JsonLoggerCallback
+from ray.tune.result import DEFAULT_METRIC
 from ray.tune.schedulers import PopulationBasedTraining, PopulationBasedTrainingReplay
 from ray.tune.search import Searcher
 from ray.tune.search.sample import Domain
@@ -112,11 +113,19 @@ def _check_space(sweep: Sweep, space: Mapping[str, Any]) -> RunSpec:
     return first
 
 
-def _check_metric(sweep: Sweep, runs: Sequence[RunSpec], metric: str | None, mode: str | None) -> None:
-    """Refuse a metric that these runs do not measure, as `search.metric` is refused, and an unknown mode."""
+def _check_metrics(
+    sweep: Sweep, runs: Sequence[RunSpec], metrics: Mapping[str, str | None], mode: str | None
+) -> None:
+    """Refuse a metric that these runs do not measure, as `search.metric` is refused, and an unknown mode.
+
+    `metrics` are by the argument that names them.
+    """
     problems = []
-    if metric is not None and (message := unmeasured(metric, runs, sweep.languages)) is not None:
-        problems.append(f"metric: {message}")
+    for argument, metric in metrics.items():
+        if metric is None or metric == DEFAULT_METRIC:
+            continue
+        if (message := unmeasured(metric, runs, sweep.languages)) is not None:
+            problems.append(f"{argument}: {message}")
     if mode not in (None, *MODES):
         problems.append(f"mode: '{mode}' is not one of {', '.join(MODES)}{suggest(str(mode), MODES)}")
     if problems:
@@ -246,7 +255,10 @@ def tuner(
             "the trial's process, so lanes are not for schedulers or search algorithms; use auto or nested"
         )
     runs = sweep.runs if param_space is None else (_check_space(sweep, param_space),)
-    _check_metric(sweep, runs, metric, mode)
+    # Tune lets schedulers and search algorithms have a metric of their own.
+    given = {"scheduler.metric": scheduler, "search_alg.metric": search_alg}
+    own = {argument: getattr(by, "metric", None) for argument, by in given.items()}
+    _check_metrics(sweep, runs, {"metric": metric, **own}, mode)
     sweep.prepare()
     cluster = connect(address)
     check_storage(sweep.directory)

@@ -45,9 +45,7 @@ def find_checkpoint(storage: Path, name: str) -> FoundCheckpoint:
         if not any(run.run_id == run_id for run in sweep.runs):
             gone.append(sweep.directory)
             continue
-        if not sweep.run(run_id).trains:
-            kind = sweep.run(run_id).algorithm.kind
-            raise ConfigError(f"run {run_id} has no model to export or evaluate: {kind} trains none")
+        check_trains(sweep.run(run_id))
         ledger = sweep.ledger().open(run_id)
         here = {record.step for record in ledger.checkpoints()}
         steps |= here
@@ -64,6 +62,14 @@ def find_checkpoint(storage: Path, name: str) -> FoundCheckpoint:
         raise ConfigError(f"run {run_id} has no checkpoint that can be read; launch its sweep")
     listed = ", ".join(map(str, sorted(steps)))
     raise ConfigError(f"run {run_id} has no checkpoint of step {wanted}; it has steps {listed}")
+
+
+def check_trains(spec: RunSpec) -> None:
+    """Raise `ConfigError` for a run that has no model."""
+    if not spec.trains:
+        raise ConfigError(
+            f"run {spec.run_id} has no model to export or evaluate: {spec.algorithm.kind} trains none"
+        )
 
 
 def find_runs(storage: Path, name: str) -> list[RunLedger]:

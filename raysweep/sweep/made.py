@@ -3,7 +3,7 @@
     <storage>/<sweep>/search/tuner/<digest>/<run id>.json
 
 The digest is that of the metric and the mode of the Tuner, so a run that several searches have sampled has a
-record in each.  Records without such a folder, of an older raysweep, are read as well.
+record in each.
 
 They are shown with the sweep's own, but no launch works on them: what the Tuner's scheduler has stopped is
 not to go on.
@@ -77,12 +77,10 @@ def record_made(
 
 
 def _paths(directory: Path) -> list[Path]:
-    """Return the records in a sweep's folder, those of an older raysweep first."""
+    """Return the records in a sweep's folder."""
     folder = _folder(directory)
-    found = names(folder)
-    heads = [name for name in found if not name.endswith(".json") and name != _QUARANTINE]
-    folders = {folder: found} | {folder / head: names(folder / head) for head in heads}
-    return [where / name for where, held in folders.items() for name in held if name.endswith(".json")]
+    heads = [folder / head for head in names(folder) if head != _QUARANTINE]
+    return [head / name for head in heads for name in names(head) if name.endswith(".json")]
 
 
 def made_ids(directory: Path) -> set[str]:
@@ -95,14 +93,13 @@ def made(directory: Path) -> list[Made]:
 
     A run is there once for each metric and mode by which it was sampled.
     """
-    records: dict[tuple[str, str | None, Mode | None], MadeRecord] = {}
+    records: list[tuple[str, MadeRecord]] = []
     for path in _paths(directory):
         record = read_record(path, MadeRecord, _folder(directory) / _QUARANTINE)
         if record is not None:
-            # One of an older raysweep gives way to that of the same search.
-            records[path.name.removesuffix(".json"), record.metric, record.mode] = record
+            records.append((path.name.removesuffix(".json"), record))
     found: list[Made] = []
-    for (run_id, metric, mode), record in sorted(records.items(), key=lambda item: item[1].time):
+    for run_id, record in sorted(records, key=lambda item: item[1].time):
         try:
             spec = RunSpec.decode(record.spec)
         except (RaysweepError, ValueError, KeyError, TypeError) as error:
@@ -110,7 +107,7 @@ def made(directory: Path) -> list[Made]:
             continue
         if record.stopped is not None:
             spec = replace(spec, stopped=Stopped(step=record.stopped, by=record.by))
-        found.append(Made(spec=spec, metric=metric, mode=mode))
+        found.append(Made(spec=spec, metric=record.metric, mode=record.mode))
     return found
 
 

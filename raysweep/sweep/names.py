@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _LISTED = 5
 #: Least digits of the last part of an id that stand for it.
 _DIGITS = 4
+#: Digits of a number that a person writes at most; a number with more was drawn, and is shown with `_SHOWN`.
+_WRITTEN, _SHOWN = 7, 4
 
 
 class UnknownRunError(ConfigError):
@@ -50,21 +52,35 @@ class Named:
     @classmethod
     def of(cls, spec: RunSpec, sweep: str = "") -> Named:
         """Return the names of a run."""
-        words = [axis_text(path, value) for path, value in spec.axes.items()] if spec.trains else []
+        axes = spec.axes if spec.trains else {}
+        words = [axis_text(path, value, whole) for path, value in axes.items() for whole in (False, True)]
         if spec.trains and not words and spec.seed is not None:
             words = [axis_text("seed", spec.seed)]
         parts: list[Any] = [spec.model, spec.algorithm] if spec.trains else [spec.algorithm]
         kinds = dict.fromkeys(text for part in parts for text in (part.label, part.kind))
-        return cls(spec.run_id, label(spec), (*kinds, *words), sweep)
+        return cls(spec.run_id, label(spec), tuple(dict.fromkeys((*kinds, *words))), sweep)
 
 
-def axis_text(path: str, value: Any) -> str:
-    """Return the value of an axis as a table shows it.
+def value_text(value: Any) -> str:
+    """Return the value of a field as a table shows it, a drawn number with four digits.
+
+    >>> value_text("64/1/2/256"), value_text(0.003), value_text(0.0012345678901234567), value_text([1, 2])
+    ('64/1/2/256', '0.003', '0.001235', '[1, 2]')
+    """
+    if isinstance(value, float) and float(f"{value:.{_WRITTEN}g}") != value:
+        return f"{value:.{_SHOWN}g}"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def axis_text(path: str, value: Any, whole: bool = False) -> str:
+    """Return the value of an axis as a table shows it, a drawn number with all its digits where `whole`.
 
     >>> axis_text("model.shape", "64/1/2/256"), axis_text("algorithm.lr", 0.003)
     ('64/1/2/256', 'lr 0.003')
     """
-    return value if isinstance(value, str) else f"{path.rpartition('.')[2]} {json.dumps(value)}"
+    if isinstance(value, str):
+        return value
+    return f"{path.rpartition('.')[2]} {json.dumps(value) if whole else value_text(value)}"
 
 
 def axes_label(axes: Mapping[str, Any], between: str = " ") -> str:

@@ -28,7 +28,7 @@ from raysweep.models.folder import Folder
 from raysweep.models.pretrained import HuggingFaceConfig
 from raysweep.remote import path_of
 from raysweep.sweep.check import Checker
-from raysweep.sweep.checkpoints import find_checkpoint
+from raysweep.sweep.checkpoints import check_trains, find_checkpoint
 from raysweep.sweep.config import LanguageCache
 from raysweep.sweep.document import Mark, Problems, node_of, put
 from raysweep.sweep.format import check_format
@@ -89,6 +89,9 @@ def open_model(
     if run.visible:
         steps = [record.step for record in run.checkpoints()]
         if not steps:
+            spec = _spec(run)
+            if spec is not None:
+                check_trains(spec)
             raise ConfigError(f"{place}: this run has no checkpoint; launch its sweep")
         return _checkpoint(run.checkpoint_directory(max(steps)), language, overrides)
     if (path / "config.json").is_file():

@@ -32,7 +32,9 @@ log = logging.getLogger("raysweep.sweep")
 #: Suggestions that make no sense, such as heads that do not divide a width, before a search gives up.
 _ATTEMPTS = 20
 
-State = Literal["queued", "unfinished", "stopped", "done", "failed"]
+State = Literal["queued", "blocked", "unfinished", "stopped", "done", "failed", "cancelled"]
+#: States of a sample that has come to nothing.
+IN_VAIN = ("failed", "cancelled")
 
 
 class SampleRecord(Record):
@@ -113,11 +115,13 @@ def judged(
                     break
         lacking = [spec for spec in runs if not waits.missing(spec).finished]
         state: State = "stopped" if any(spec.stopped is not None for spec in runs) else "done"
-        if any(waits.failure(spec) is not None for spec in lacking):
-            state = "failed"
+        vain = [spec for spec in lacking if waits.failure(spec) is not None]
+        if vain:
+            state = "cancelled" if all(map(waits.cancelled, vain)) else "failed"
         elif lacking or not runs:
             begun = any(_reached(ledger.open(spec.run_id), spec, waits) is not None for spec in runs)
-            state = "unfinished" if begun else "queued"
+            blocked = bool(lacking) and all(waits.wait(spec) is not None for spec in lacking)
+            state = "unfinished" if begun else "blocked" if blocked else "queued"
         reached = 0
         if state == "unfinished":
             reached = min(_reached(ledger.open(spec.run_id), spec, waits) or 0 for spec in lacking)
@@ -148,7 +152,7 @@ def best(found: Sequence[Trial], mode: str | None) -> list[Trial]:
     sign = 1.0 if mode == "min" else -1.0
 
     def order(trial: Trial) -> tuple[bool, bool, int, float]:
-        none = trial.value is None or trial.state == "failed"
+        none = trial.value is None or trial.state in IN_VAIN
         return none, trial.state != "done", -trial.step, 0.0 if trial.value is None else sign * trial.value
 
     return sorted(found, key=order)
@@ -191,7 +195,7 @@ def with_next(sweep: Sweep) -> Sweep:
             settings=dict(trial.settings),
             value=trial.value if trial.state in ("done", "stopped") else None,
             step=trial.step if trial.state == "stopped" else None,
-            failed=trial.state == "failed",
+            failed=trial.state in IN_VAIN,
         )
         for trial in trials(sweep)
     ]

@@ -115,3 +115,7 @@ def test_a_look_up_table_has_no_model_to_export(tmp_path: Path, capsys: pytest.C
     assert run(["export-model", spec.run_id, "-o", "model", "--storage", str(sweep.storage)]) == 2
     told = f"run {spec.run_id} has no model to export or evaluate: lookup_table trains none"
     assert told in capsys.readouterr().err
+    # Its folder holds records and no checkpoint.
+    folder = sweep.ledger().run(spec).directory
+    assert run(["evaluate", str(folder)]) == 2
+    assert told in capsys.readouterr().err

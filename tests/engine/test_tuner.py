@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import ray
 from ray import tune
-from ray.tune.schedulers import PopulationBasedTraining
+from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining
 from ray.tune.schedulers.pb2 import PB2
+from ray.tune.search import BasicVariantGenerator
 
 from helpers import local_models
 from helpers.real_sweeps import TINY, write
@@ -51,6 +52,14 @@ SPACE = {"algorithm.lr": tune.loguniform(1e-4, 1e-2)}
         (
             {"metric": "exces", "mode": "least"},
             ["metric: 'exces' is not measured", "mode: 'least' is not one of min, max"],
+        ),
+        (
+            {"scheduler": ASHAScheduler(metric="exces", mode="min")},
+            ["scheduler.metric: 'exces' is not measured — did you mean 'excess_loss'?"],
+        ),
+        (
+            {"search_alg": BasicVariantGenerator(), "metric": "exces"},
+            ["metric: 'exces' is not measured"],
         ),
         ({"mode": ""}, ["mode: '' is not one of min, max"]),
         ({"metric": ""}, ["metric: '' is not measured"]),

@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 
+import raysweep as rs
 from helpers import tiny_sweeps as tiny
+from raysweep.errors import ConfigError
 from raysweep.report.best import best_tables
 from raysweep.sweep import make_plan
-from raysweep.sweep.made import made, made_ids, record_made, with_made
+from raysweep.sweep.made import made, record_made, with_made
+from raysweep.sweep.records import CANCELLED
 from raysweep.sweep.run_state import run_states
-from raysweep.sweep.stored import load_stored, save_sweep
+from raysweep.sweep.stored import load_stored, save_sweep, select
 from raysweep.sweep.tidy import tidy
 
 
@@ -60,6 +63,50 @@ def test_they_have_a_table_of_the_best(sweep: Any) -> None:
     ]
 
 
+def test_python_has_the_samples_the_best_first(sweep: Any) -> None:
+    found = rs.open(sweep.name, storage=sweep.storage).samples()
+    assert found.columns.tolist() == [
+        *("search", "metric", "mode", "sample", "algorithm.lr"),
+        *("value", "standard_error", "step", "state", "run_ids"),
+    ]
+    columns = ["search", "metric", "mode", "algorithm.lr", "value", "step", "state"]
+    assert found[columns].values.tolist() == [
+        ["Tuner", "count", "max", 0.5, 50.0, 100, "done"],
+        ["Tuner", "count", "max", 0.25, 12.5, 50, "stopped"],
+    ]
+    assert found["run_ids"].tolist() == [[spec.run_id] for spec in with_made(sweep).runs[1:]]
+
+
+def test_a_sweep_without_a_search_has_no_samples(load: Any) -> None:
+    plain = load(tiny.BASE)
+    save_sweep(plain)
+    with pytest.raises(ConfigError, match="has no samples: its file has no search"):
+        rs.open(plain.name, storage=plain.storage).samples()
+
+
+def test_a_drawn_number_is_short_in_tables_and_found_in_both_spellings(load: Any) -> None:
+    found = load(tiny.BASE)
+    spec = found.variant({"algorithm.lr": 0.0012345678901234567})
+    record_made(found.directory, spec, metric="count", mode="max")
+    [row] = best_tables(found)[0].rows
+    assert row[1] == "0.001235"
+    shown = with_made(found)
+    assert run_states(shown)[-1].label == "lr 0.001235"
+    for text in ("lr 0.001235", "lr 1.235e-3", "lr 0.0012345678901234567"):
+        assert [run.run_id for run in select(shown, [text]).runs] == [spec.run_id]
+
+
+def test_a_cancelled_sample_is_cancelled_and_a_failed_one_failed(load: Any) -> None:
+    found = load(tiny.BASE)
+    for rate, error in ((0.5, CANCELLED), (0.25, "ValueError")):
+        spec = found.variant({"algorithm.lr": rate})
+        record_made(found.directory, spec, metric="count", mode="max")
+        found.ledger().run(spec).record_failure("why", error=error)
+    table = best_tables(found)[0]
+    assert [row[-1] for row in table.rows] == ["cancelled", "failed"]
+    assert table.title.endswith("; 2 of 2 have ended")
+
+
 def test_a_run_of_the_file_is_shown_once(sweep: Any) -> None:
     record_made(sweep.directory, sweep.runs[0], metric=None, mode=None)
     assert len(made(sweep.directory)) == 3
@@ -94,23 +141,6 @@ def test_a_run_that_two_searches_have_stopped_ends_at_the_later_stop(sweep: Any)
         worse = sweep.variant({"algorithm.lr": 0.25})
         record_made(sweep.directory, worse, metric=metric, mode="max", by="Median", step=step)
         assert [s.stopped.step for s in with_made(sweep).runs if s.stopped is not None] == [max(50, step)]
-
-
-def test_records_of_an_older_raysweep_are_read(sweep: Any) -> None:
-    """They had no folder for each search, so a run had one record."""
-    [table], known = best_tables(sweep), made_ids(sweep.directory)
-    folder = Path(sweep.directory, "search", "tuner")
-    for path in folder.rglob("*.json"):
-        path.rename(folder / path.name)
-    assert made_ids(sweep.directory) == known
-    assert best_tables(sweep) == [table]
-    worse = sweep.variant({"algorithm.lr": 0.25})
-    record_made(sweep.directory, worse, metric="trace", mode="min", step=100)
-    assert best_tables(sweep)[0] == table
-    # The same search goes on: its new record counts, and the run is in its table once.
-    record_made(sweep.directory, worse, metric="count", mode="max", step=100)
-    assert len(best_tables(sweep)[0].rows) == 2
-    assert [one.spec.stopped for one in made(sweep.directory)] == [None, None, None]
 
 
 @pytest.mark.parametrize(
