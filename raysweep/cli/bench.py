@@ -48,7 +48,8 @@ OutputOption = Annotated[
     typer.Option(
         "--output",
         metavar="FILE",
-        help="Write the record to FILE, as JSON; in a folder, the file has the name of the processor.",
+        help="Write the record to FILE, as JSON; a name without an ending is a folder, and the file there has "
+        "the name of the processor.",
     ),
 ]
 
@@ -99,8 +100,13 @@ def _command(suite: str) -> Callable[..., None]:
 
 def _check(output: Path | None) -> None:
     """Check that a record can be written, before anything is measured; raises `ConfigError`."""
-    if output is not None and not output.is_dir():
+    if output is None or output.is_dir():
+        return
+    if output.suffix:
         check_output(output)
+    else:
+        with writing(output):
+            output.mkdir(parents=True)
 
 
 def _show(record: Record, output: Path | None, *, json: bool) -> None:
