@@ -6,7 +6,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +31,10 @@ def table(raysweep: Run, file: Path, root: RemotePath) -> pd.DataFrame:
     return pd.read_parquet(target)
 
 
-def wait_for(store: ObjectStore, pattern: str, number: int, driver: Any) -> list[Path]:
+def wait_for(store: ObjectStore, pattern: str, number: int, driver: Any, sweep: str = "tiny") -> list[Path]:
     """Return the objects of runs whose names fit a pattern, once there are so many."""
     deadline = time.monotonic() + 1200
-    while len(found := list((store.root / "tiny" / "runs").glob(pattern))) < number:
+    while len(found := list((store.root / sweep / "runs").glob(pattern))) < number:
         assert driver.poll() is None, "".join(driver.communicate())
         assert time.monotonic() < deadline
         time.sleep(0.2)
@@ -91,33 +91,64 @@ def test_a_second_launch_is_refused_and_the_first_can_be_cancelled(
     assert driver.returncode == 130
 
 
-@pytest.mark.slow
-def test_three_nodes_share_nothing_but_the_store_and_one_is_lost(
-    command: Callable[..., Any],
-    raysweep: Run,
-    expected: pd.DataFrame,
-    store: ObjectStore,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """Three nodes of one CPU that share no folder of raysweep, and a head that runs nothing."""
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": True})
     try:
         for k in range(3):
             monkeypatch.setenv("RAYSWEEP_CACHE", str(tmp_path / f"node-{k}"))
             cluster.add_node(num_cpus=1)
         monkeypatch.setenv("RAYSWEEP_CACHE", str(tmp_path / "driver"))
-        file = write(tmp_path / "tiny.yaml", LONG)
-        driver = command("launch", file, "--storage", store.root, "--address", cluster.address)
-        wait_for_records(store, 1, driver)
-        # Logs are sent every few seconds, so the first one may come behind the first record.
-        [log] = wait_for(store, "*/logs/train-0.log", 1, driver)
-        cluster.remove_node(_node_of(cluster, int(log.read_text().split("pid ")[1].split()[0])), False)
-        out, err = driver.communicate(timeout=900)
-        assert driver.returncode == 0, out + err
-        pd.testing.assert_frame_equal(table(raysweep, file, store.root), expected)
+        yield cluster
     finally:
         cluster.shutdown()
         ray.shutdown()
+
+
+def launch_and_lose_a_node(
+    command: Callable[..., Any], nodes: Cluster, store: ObjectStore, file: Path, timeout: float
+) -> None:
+    """Launch a sweep on the nodes, lose the one that trains the first run, and wait for the end."""
+    driver = command("launch", file, "--storage", store.root, "--address", nodes.address)
+    wait_for(store, "*/records/*.json", 1, driver, file.stem)
+    # Logs are sent every few seconds, so the first one may come behind the first record.
+    log = wait_for(store, "*/logs/train-0.log", 1, driver, file.stem)[0]
+    nodes.remove_node(_node_of(nodes, int(log.read_text().split("pid ")[1].split()[0])), False)
+    out, err = driver.communicate(timeout=timeout)
+    assert driver.returncode == 0, out + err
+
+
+@pytest.mark.slow
+def test_three_nodes_share_nothing_but_the_store_and_one_is_lost(
+    command: Callable[..., Any],
+    raysweep: Run,
+    expected: pd.DataFrame,
+    store: ObjectStore,
+    nodes: Cluster,
+    tmp_path: Path,
+) -> None:
+    file = write(tmp_path / "tiny.yaml", LONG)
+    launch_and_lose_a_node(command, nodes, store, file, timeout=900)
+    pd.testing.assert_frame_equal(table(raysweep, file, store.root), expected)
+
+
+@pytest.mark.slow
+def test_the_main_job_on_three_nodes_of_which_one_is_lost_has_the_table_of_one_machine(
+    command: Callable[..., Any], raysweep: Run, store: ObjectStore, nodes: Cluster, tmp_path: Path
+) -> None:
+    """It takes twice the time of the main job, which README states."""
+    file = Path(__file__).parents[2] / "sweeps" / "scaling.yaml"
+    launch_and_lose_a_node(command, nodes, store, file, timeout=5400)
+    code, out, err = raysweep("launch", file, "--storage", tmp_path / "results", timeout=5400)
+    assert code == 0, out + err
+    tables = []
+    for storage in (store.root, tmp_path / "results"):
+        code, out, err = raysweep("export", file, "--storage", storage)
+        assert code == 0, err
+        tables.append(out)
+    assert tables[0] == tables[1]
+    assert tables[0].count("\n") > 1000
 
 
 def _node_of(cluster: Cluster, pid: int) -> Any:
