@@ -48,8 +48,8 @@ OutputOption = Annotated[
     typer.Option(
         "--output",
         metavar="FILE",
-        help="Write the record to FILE, as JSON; a name without an ending is a folder, and the file there has "
-        "the name of the processor.",
+        help="Write the record to FILE, as JSON; a name without an ending is a folder, and the file in it "
+        "has the name of the processor.",
     ),
 ]
 
