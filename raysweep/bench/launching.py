@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -16,6 +14,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from raysweep.bench.process import VARIABLES
+from raysweep.engine.forkclient import end_with_parent
 from raysweep.errors import RunFailedError
 from raysweep.sweep import Resources
 
@@ -56,11 +55,6 @@ def write_sweep(folder: Path, sweep: Mapping[str, Any]) -> Path:
     return file
 
 
-def _end_with_parent() -> None:
-    """Let the system kill this process when its parent ends (prctl(2), PR_SET_PDEATHSIG)."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-
-
 def start(command: tuple[str, ...], log: Path) -> subprocess.Popen[bytes]:
     """Start a process in a session of its own, which writes to `log` and ends with this process."""
     environment = {name: value for name, value in os.environ.items() if name not in _OTHERS}
@@ -73,7 +67,7 @@ def start(command: tuple[str, ...], log: Path) -> subprocess.Popen[bytes]:
             stdout=output,
             stderr=output,
             start_new_session=True,
-            preexec_fn=_end_with_parent,
+            preexec_fn=end_with_parent,
         )
 
 
