@@ -25,11 +25,11 @@ def adjusted_figure(measured: Measurements, verdict: Verdict, *, name: str) -> D
     if shown is None:
         return None
     rows = measured.checkpoints.set_index(["run_id", "step"], drop=False)
-    there = np.array([key in rows.index for key in shown.keys], dtype=bool)
+    places = rows.index.get_indexer(pd.MultiIndex.from_tuples(shown.keys))
+    there = places >= 0
     if not (there.any() if measured.sample else there.all()):
         return None
-    keys = [key for key, known in zip(shown.keys, there, strict=True) if known]
-    table = rows.loc[keys, ["run_id", "model", "variant", "seed", "step"]].reset_index(drop=True)
+    table = rows[["run_id", "model", "variant", "seed", "step"]].iloc[places[there]].reset_index(drop=True)
     table["x"], table["y"] = shown.x[there], shown.y[there]
     slope = float((shown.x * shown.y).sum() / (shown.x**2).sum())
     with matplotlib.rc_context(RC):
