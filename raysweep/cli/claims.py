@@ -172,8 +172,10 @@ def power(
     effect: Annotated[
         float | None,
         typer.Option(
+            min=-1.0,
+            max=1.0,
             help="Effect to see: a correlation, or a difference of accuracy.",
-            show_default="that of the pilot",
+            show_default="that of the pilot, or the least one worth mentioning",
         ),
     ] = None,
     storage: StorageOption = None,
@@ -203,21 +205,19 @@ def power(
 
 def _plan_lines(plan: Plan) -> list[str]:
     """Return what is known of a claim's power."""
-    from raysweep.report.power import POWER
     from raysweep.report.verdict import ALPHA, amount
 
-    if plan.effect is None or plan.power is None or plan.detectable is None:
+    if plan.effect is None or plan.power is None or plan.detectable is None or plan.alone is None:
         return ["not enough data in the pilot to say"]
-    seen = amount(abs(plan.effect), plan.unit)
+    seen, alone = amount(abs(plan.effect), plan.unit), amount(plan.alone, plan.unit)
+    among = f", at p ≤ {plan.level:.2g}, as this claim is tested among all ({alone} if it were tested alone)"
     lines = [
         f"{plan.clusters} {plan.units} see {seen} with a probability of {100 * plan.power:.0f} %, and "
-        f"{amount(plan.detectable, plan.unit)} with 80 %"
-        + ("" if plan.level == ALPHA else f", at p ≤ {plan.level:.2g}, as this claim is tested among all")
+        f"{amount(plan.detectable, plan.unit)} with 80 %" + ("" if plan.level == ALPHA else among)
     ]
     if plan.needed is None:
-        return (
-            lines if plan.power >= POWER else [*lines, f"{seen} at 80 % is not to be had by more runs alone"]
-        )
+        enough = seen == amount(plan.detectable, plan.unit) or abs(plan.effect) >= plan.detectable
+        return lines if enough else [*lines, f"{seen} at 80 % is not to be had by more runs alone"]
     more = max(plan.needed, plan.clusters)
     line = f"{seen} at 80 % takes {more:,} {plan.units}"
     if plan.needed <= plan.clusters:

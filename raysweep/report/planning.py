@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from raysweep.report.verdict import Verdict
+from raysweep.report.verdict import ALPHA, Verdict
 from raysweep.sweep.estimate import History
 from raysweep.sweep.missing import Missing
 from raysweep.sweep.survey import survey
@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 class Plan:
     """A claim in a design of `clusters`, judged by the errors that a pilot has shown.
 
-    `effect` is the effect that is asked about, on the scale of the claim: that which the pilot has seen, or a
-    given one.  `power` is the probability that the design sees it, `detectable` the effect that it sees with
-    80 %.  `needed` clusters, `runs` in all, see the effect with 80 %; `seconds` is the work of the runs that
-    the design lacks for that.  All of it is at `level`, which is smaller than 5 % where the pilot's claim was
-    tested among several.  Numbers that are not known are None.
+    `effect` is the effect that is asked about, on the scale of the claim: a given one, or that which the
+    pilot has seen, or the least one worth mentioning where that is larger.  `power` is the probability that
+    the design sees it, `detectable` the effect that it sees with 80 %.  `needed` clusters, `runs` in all, see
+    the effect with 80 %; `seconds` is the work of the runs that the design lacks for that.  All of it is at
+    `level`, which is smaller than 5 % where the pilot's claim was tested among several; `alone` is what is
+    detectable at 5 %.  Numbers that are not known are None.
     """
 
     claim: str
@@ -36,6 +37,7 @@ class Plan:
     effect: float | None
     power: float | None
     detectable: float | None
+    alone: float | None
     needed: int | None
     runs: int | None
     seconds: float | None
@@ -60,11 +62,12 @@ def plans(
 
 def _plan(verdict: Verdict, design: dict[str, int], seconds: float | None, effect: float | None) -> Plan:
     main, clusters = verdict.main, design[verdict.units]
-    asked = main.value if effect is None else effect
+    seen_there = verdict.least if abs(main.value) < verdict.least else main.value
+    asked = seen_there if effect is None else effect
     empty = Plan(
         claim=f"{verdict.about}{verdict.says}", unit=verdict.unit, units=verdict.units, clusters=clusters,
         level=verdict.level, effect=None if math.isnan(asked) else asked, power=None, detectable=None,
-        needed=None, runs=None, seconds=None,
+        alone=None, needed=None, runs=None, seconds=None,
     )  # fmt: skip
     pilot = main.pilot
     if pilot is None or clusters < 2:
@@ -72,7 +75,7 @@ def _plan(verdict: Verdict, design: dict[str, int], seconds: float | None, effec
     # A reference that was measured once has its error with any number of runs.
     tested = clusters if main.shrinks else main.clusters
     scaled = math.atanh(max(-1 + 1e-9, min(1 - 1e-9, asked))) if verdict.unit == "ρ" else asked
-    seen = pilot.detectable(clusters=tested, level=verdict.level)
+    seen, alone = (pilot.detectable(clusters=tested, level=level) for level in (verdict.level, ALPHA))
     count = pilot.needed(scaled, level=verdict.level) if main.shrinks else None
     runs = None if count is None else math.ceil(count * design["runs"] / clusters)
     return Plan(
@@ -80,6 +83,7 @@ def _plan(verdict: Verdict, design: dict[str, int], seconds: float | None, effec
         level=verdict.level, effect=empty.effect,
         power=pilot.power(scaled, clusters=tested, level=verdict.level),
         detectable=math.tanh(seen) if verdict.unit == "ρ" else seen,
+        alone=math.tanh(alone) if verdict.unit == "ρ" else alone,
         needed=count, runs=runs,
         seconds=None if runs is None or seconds is None else max(runs - design["runs"], 0) * seconds,
     )  # fmt: skip

@@ -35,8 +35,11 @@ from raysweep.report.ratio import Array, Distribution
 LEVEL, POWER = 0.05, 0.8
 #: Most clusters that are worth a number.
 MOST = 10_000
-#: Points of the integral over t, evenly in its logarithm: the integrand has no bend on it.
-_PLACES = np.linspace(-14, 22, 145)
+#: Standard errors σ beyond which an effect counts as infinitely many: z is nothing beside it.
+_FAR = 30.0
+#: Points of the integral over t, evenly in its logarithm.  A step of 1/100 follows the waves of every effect
+#: up to `_FAR`: they turn by at most 0.3 where they have not yet died away, at t = σ/δ.
+_PLACES = np.linspace(-30, 20, 5001)
 #: Points of the means over σ² and over the angle of Craig's form of the tail.
 _SPREADS, _SQUARES = 32, np.sin((np.arange(64) + 0.5) / 64 * np.pi / 2) ** 2
 
@@ -94,20 +97,31 @@ class Pilot:
         return lambda effect: float(seen(effect / sigma).mean())
 
 
-def beyond(edge: Array | float, means: Array, dofs: Array) -> Callable[[Array], Array]:
-    """Return the function of δ/σ that is the power of a test with the quantile `edge` [...].
+def beyond(edge: float, means: Array, dofs: Array) -> Callable[[Array], Array]:
+    """Return the function of δ/σ that is the power of a test with the quantile `edge`.
 
-    `means` [..., P] are w and `dofs` [P] are d; δ/σ is [..., any number].
+    `means` [P] are w and `dofs` [P] are d; δ/σ is [any number].
     """
     t = np.exp(_PLACES)
-    slopes = np.square(edge)[..., None, None] * (means / dofs)[..., None, :]
-    of_v = -0.5 * (dofs * np.log(1 + 2j * t[:, None] * slopes)).sum(axis=-1)
-    fixed = np.exp(of_v) / np.sqrt(1 - 2j * t)
+
+    def fixed(edges: Array) -> Array:
+        """Return the factors of φ(t) without δ, for quantiles [n]: [n, number of t]."""
+        found = np.ones((len(edges), len(t)), dtype=complex) / np.sqrt(1 - 2j * t)
+        for mean, dof in zip(means, dofs, strict=True):
+            found *= np.exp(-0.5 * dof * np.log1p(2j * np.square(edges)[:, None] * (mean / dof) * t))
+        return found
+
+    near = fixed(np.array([edge]))
 
     def power(effect: Array) -> Array:
-        moved = np.exp(1j * t * np.square(effect)[..., None] / (1 - 2j * t))
-        waves = (fixed[..., None, :] if fixed.ndim > 1 else fixed) * moved
-        return np.asarray(0.5 + waves.imag.sum(axis=-1) * (_PLACES[1] - _PLACES[0]) / np.pi)
+        size = np.abs(effect)
+        far = size > _FAR
+        factors = np.repeat(near, len(size), axis=0)
+        # Only the ratio of effect and quantile counts there.
+        factors[far] = fixed(edge * _FAR / size[far])
+        moved = np.exp(1j * t * np.square(np.minimum(size, _FAR))[:, None] / (1 - 2j * t))
+        waves = (factors * moved).imag.sum(axis=-1)
+        return np.asarray(0.5 + waves * (_PLACES[1] - _PLACES[0]) / np.pi)
 
     return power
 

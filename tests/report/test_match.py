@@ -26,7 +26,7 @@ from raysweep.report.match import Match, matches
 from raysweep.report.paired import Apart, LossDraws, _of_ratio, loss_errors
 from raysweep.report.planning import plans, run_seconds
 from raysweep.report.reference import by_seeds
-from raysweep.report.verdict import ALPHA
+from raysweep.report.verdict import ALPHA, amount
 from raysweep.sweep import Sweep, arrays_identity, load_sweep
 from raysweep.sweep.claims import Questions
 from raysweep.sweep.made import record_made
@@ -375,7 +375,16 @@ def test_data_are_counted_at_the_level_of_the_claim_among_all(sweep: Sweep) -> N
     assert strict.detectable > free.detectable  # type: ignore[operator]
     assert strict.needed == among.needed(level=among.level)
     assert strict.needed > free.needed  # type: ignore[operator]
-    assert [_plan_lines(plan)[0].endswith("tested among all") for plan in (free, strict)] == [False, True]
+    assert strict.alone == free.alone == free.detectable
+    said = f"tested among all ({amount(free.detectable, first.unit)} if it were tested alone)"  # type: ignore[arg-type]
+    assert [_plan_lines(plan)[0].endswith(said) for plan in (free, strict)] == [False, True]
+
+
+def test_a_tiny_effect_of_a_pilot_is_planned_as_the_least_one_worth_mentioning(sweep: Sweep) -> None:
+    first, *_ = sweep_verdicts(sweep)
+    tiny = replace(first, main=replace(first.main, value=-0.001))
+    assert [plan.effect for plan in plans([first, tiny], sweep, sweep)] == [first.main.value, tiny.least]
+    assert plans([tiny], sweep, sweep, effect=0.002)[0].effect == 0.002
 
 
 def test_the_number_of_runs_is_said_once(sweep: Sweep) -> None:

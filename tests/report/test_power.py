@@ -32,6 +32,24 @@ def test_with_unequal_parts_it_is_the_share_of_draws() -> None:
         assert beyond(edge, means, dofs)(np.array([shift]))[0] == pytest.approx(share, abs=0.004)
 
 
+@pytest.mark.parametrize(
+    ("means", "dofs", "edge"),
+    [([0.42, 0.58], [7.0, 1.0], 4.0), ([1.0], [1.0], 12.7), ([1.0], [1.0], 636.0), ([1.0], [1000.0], 1.96)],
+)
+def test_larger_effects_are_seen_by_more_however_large(
+    means: list[float], dofs: list[float], edge: float
+) -> None:
+    generator, w, d = np.random.default_rng(0), np.array(means), np.array(dofs)
+    v = (w / d * generator.chisquare(d, size=(200_000, len(d)))).sum(axis=1)
+    normal = generator.standard_normal(len(v))
+    shifts = np.array([0.0, 1.0, 3.0, 8.0, 20.0, 29.0, 31.0, 60.0, 200.0, 1e3, 1e4, 1e6])
+    found = beyond(edge, w, d)(shifts)
+    shares = [(np.abs(shift + normal) > edge * np.sqrt(v)).mean() for shift in shifts]
+    assert found == pytest.approx(shares, abs=0.004)
+    assert np.all(np.diff(found) > -1e-9)
+    assert found.max() <= 1 + 1e-9
+
+
 @pytest.mark.parametrize("n", [4, 9])
 def test_new_data_see_the_effect_that_a_pilot_names(n: int) -> None:
     """Pilots and new data are samples of n; each pilot names an effect of its own."""
