@@ -26,11 +26,13 @@ from raysweep.evaluation.operations import Operations
 from raysweep.sweep.config import Sweep
 from raysweep.sweep.identity import canonical
 from raysweep.sweep.learnt import Learnt, crowding, first_work
+from raysweep.sweep.ledger import heads
 from raysweep.sweep.missing import Missing
 from raysweep.sweep.run import RunSpec
 from raysweep.sweep.survey import RunRecords
 
-_BYTES_PER_PARAMETER, _BYTES_PER_GRADIENT = 12, 4
+#: Of weights and two moments of the optimizer, of averaged weights, and of a gradient.
+_BYTES_PER_PARAMETER, _BYTES_PER_AVERAGE, _BYTES_PER_GRADIENT = 12, 4, 4
 #: Runs whose paces stand for that of the machine.
 _SOME = 64
 #: Operations a second of an evaluation over those of training, where no history tells.  Those of the encoders
@@ -104,6 +106,8 @@ class History:
         self._texts: dict[int, str] = {}
         self._counts: dict[tuple[str, str], int] = {}
         self._known: dict[tuple[str, str, str], Operations | None] = {}
+        #: `heads` of the evaluations of runs, which share them; the runs keep these alive.
+        self._wanted: dict[tuple[int, ...], dict[str, str]] = {}
         self._records = records
         crowd = crowding(sweep.directory, records.values(), sweep.resources)
         resources = sweep.resources
@@ -115,7 +119,7 @@ class History:
 
         own: dict[str, float] = {}
         alike: dict[tuple[str, str, str, int], list[float]] = {}
-        sizes: dict[str, list[float]] = {}
+        sizes: dict[tuple[str, str, bool], list[float]] = {}
         evaluations: dict[tuple[str, str], list[float]] = {}
         for spec in sweep.runs:
             held = records.get(spec.run_id)
@@ -126,8 +130,11 @@ class History:
                 alike.setdefault(self._like(spec), []).append(own[spec.run_id])
             model = self._model(spec)
             if held.checkpoint_bytes is not None:
-                sizes.setdefault(model, []).append(held.checkpoint_bytes)
-            for kind, seconds, used in held.evaluation_seconds:
+                sizes.setdefault(self._stored(spec), []).append(held.checkpoint_bytes)
+            wanted = self._heads(spec)
+            for kind, head, seconds, used in held.evaluation_seconds:
+                if wanted.get(kind) != head:
+                    continue  # with other settings it takes another time
                 evaluations.setdefault((model, kind), []).append(idle(seconds, used, measures_alone))
         self.own = own
         self.alike = {key: statistics.fmean(values) for key, values in alike.items()}
@@ -141,6 +148,16 @@ class History:
         if id(spec.model) not in self._texts:
             self._texts[id(spec.model)] = canonical(spec.model.encode())
         return self._texts[id(spec.model)]
+
+    def _heads(self, spec: RunSpec) -> dict[str, str]:
+        key = tuple(map(id, spec.evaluations.values()))
+        if key not in self._wanted:
+            self._wanted[key] = heads(spec.evaluations)
+        return self._wanted[key]
+
+    def _stored(self, spec: RunSpec) -> tuple[str, str, bool]:
+        """Return what the size of a checkpoint depends on."""
+        return self._model(spec), spec.algorithm.kind, spec.algorithm.average_decay is not None
 
     def _like(self, spec: RunSpec) -> tuple[str, str, str, int]:
         batch = spec.pretrain.batch_size
@@ -167,8 +184,11 @@ class History:
 
     def checkpoint_bytes(self, spec: RunSpec) -> float:
         """Return the bytes of a checkpoint."""
-        model = self._model(spec)
-        return self.sizes[model] if model in self.sizes else _BYTES_PER_PARAMETER * self._parameters(spec)
+        key = self._stored(spec)
+        if key in self.sizes:
+            return self.sizes[key]
+        *_, averaged = key
+        return (_BYTES_PER_PARAMETER + averaged * _BYTES_PER_AVERAGE) * self._parameters(spec)
 
     def _pace(self, spec: RunSpec) -> float | None:
         """Return the operations a second of a process that trains a run; None if they are not known.

@@ -46,8 +46,9 @@ class RunRecords:
     step_seconds: float | None = None
     step_cpu_seconds: float | None = None
     checkpoint_bytes: int | None = None
-    #: (kind, seconds, seconds of processor time where they are known) of the evaluations that were read.
-    evaluation_seconds: list[tuple[str, float, float | None]] = field(default_factory=list)
+    #: (kind, head of identity, seconds, seconds of processor time where they are known) of the evaluations
+    #: that were read.
+    evaluation_seconds: list[tuple[str, str, float, float | None]] = field(default_factory=list)
     #: Begin and end, in unix seconds, of the training and of the measuring that the records read tell of.
     training: list[tuple[float, float]] = field(default_factory=list)
     measuring: list[tuple[float, float]] = field(default_factory=list)
@@ -185,6 +186,6 @@ def _evaluation(held: RunRecords, record: PlainBrief | None, parsed: RecordName)
     step, seconds, time, _, used, kind, identity = record
     if (step, kind) != (parsed.step, parsed.kind) or not identity.startswith(parsed.head):
         return False
-    held.evaluation_seconds.append((kind, seconds, None if math.isnan(used) else used))
+    held.evaluation_seconds.append((kind, parsed.head, seconds, None if math.isnan(used) else used))
     held.measuring.append((time - seconds, time))
     return True

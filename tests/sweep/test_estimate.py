@@ -73,6 +73,24 @@ def test_what_a_kind_took_tells_of_other_models(load: Any) -> None:
     assert plan.runs[1].cost.evaluations == {"excess_loss": 2.0, "held_out_loss": 2.0}
 
 
+def test_what_other_settings_took_is_not_expected_again(load: Any) -> None:
+    sweep = load(MEASURED)
+    for spec in sweep.runs:
+        tiny.finish(sweep.ledger().run(spec), spec)
+    changed = load(MEASURED.replace("sentences: 64", "sentences: 6400"))
+    run = make_plan(changed).runs[0]
+    assert set(run.cost.evaluations) == {"excess_loss"}
+    expected = 6400 * 4 * forward(changed, run.spec) / (SHARE * pace(changed, run.spec, 0.5))
+    assert run.cost.evaluations["excess_loss"] == pytest.approx(expected)
+
+
+def test_averaged_weights_are_stored_too(load: Any) -> None:
+    for averaged, each in (("", 12), (", ema: 0.9", 16)):
+        sweep = load(MEASURED.replace("kind: adamw", f"kind: adamw{averaged}"))
+        [run, *_] = make_plan(sweep).runs
+        assert run.cost.bytes == 2 * each * run.spec.model.parameters(sweep.language(run.spec))
+
+
 def test_launches_of_a_storage_teach_one_another(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep = load(MEASURED)
     storage, host = sweep.directory.parent, socket.gethostname()
