@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from raysweep.errors import ConfigError
 from raysweep.registry import suggest
 from raysweep.sweep import FailureRecord, Sweep, load_sweep
+from raysweep.sweep.made import with_made
 from raysweep.sweep.run_state import run_states
 from raysweep.sweep.starts import failures, starts, unfinished
 from raysweep.sweep.stored import find_stored
@@ -173,6 +174,8 @@ class Results:
 def open_results(name: str | os.PathLike[str], *, storage: str | os.PathLike[str] | None = None) -> Results:
     """Return the results of a sweep that was launched before, as they stand; it may still be running.
 
+    Runs that a Tuner has made of the sweep are among its own.
+
     `name` is that of a sweep in the `storage` ($RAYSWEEP_STORAGE or ./results by default), or a sweep file.
     Raises `ConfigError` if there is neither.
 
@@ -180,7 +183,7 @@ def open_results(name: str | os.PathLike[str], *, storage: str | os.PathLike[str
     """
     text = os.fspath(name)
     is_file = text.endswith((".yaml", ".yml")) or os.path.isfile(text)
-    sweep = load_sweep(text, storage=storage) if is_file else find_stored(text, storage)
+    sweep = with_made(load_sweep(text, storage=storage) if is_file else find_stored(text, storage))
     waits = starts(sweep)
     left = unfinished(sweep, waits)
     return Results(sweep=sweep, failures=failures(sweep, waits), unfinished=dict.fromkeys(left, ""))

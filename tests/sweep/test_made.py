@@ -64,7 +64,9 @@ def test_they_have_a_table_of_the_best(sweep: Any) -> None:
 
 
 def test_python_has_the_samples_the_best_first(sweep: Any) -> None:
-    found = rs.open(sweep.name, storage=sweep.storage).samples()
+    results = rs.open(sweep.name, storage=sweep.storage)
+    assert set(results.to_frame()["run_id"]) == {spec.run_id for spec in with_made(sweep).runs[1:]}
+    found = results.samples()
     assert found.columns.tolist() == [
         *("search", "metric", "mode", "sample", "algorithm.lr"),
         *("value", "standard_error", "step", "state", "run_ids"),
