@@ -170,6 +170,16 @@ class Halving(FIFOScheduler):
                 self.stopped.add(spec.run_id)
                 self._searching.stop(spec, step, value)
 
+    def _measured_after(self, spec: RunSpec, step: int) -> bool:
+        """Return whether there is nothing to save: a later milestone is measured, or there is none.
+
+        Reports may come late, as evaluations of short runs do.
+        """
+        run = self._searching.sweep.ledger().open(spec.run_id)
+        later = [milestone for milestone in spec.milestones if milestone > step]
+        known = (numbers(metrics_at(run, spec, milestone)) for milestone in later)
+        return not later or any(self._search.metric in metrics for metrics in known)
+
     def _decide(self, spec: RunSpec, step: int, value: float) -> bool:
         """Return whether ASHA would stop a run that has this value at a step."""
         self._told.add((spec.run_id, step))
@@ -187,7 +197,7 @@ class Halving(FIFOScheduler):
         spec = self._searching.sweep.run(run_id)
         if not self._of_sample(spec) or (run_id, step) in self._told or value is None:
             return str(self.CONTINUE)
-        if not self._decide(spec, step, value) or step >= spec.milestones[-1]:
+        if not self._decide(spec, step, value) or self._measured_after(spec, step):
             return str(self.CONTINUE)
         self._searching.stop(spec, step, value)
         self._board.post(run_id, News(state="stopped"))

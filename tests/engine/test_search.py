@@ -205,6 +205,26 @@ def test_asha_stops_the_worse_half_and_says_so(load: Callable[..., Sweep]) -> No
     assert len(unfinished(asha(load, scheduler="none"))) == len(stopped)
 
 
+def test_a_run_that_is_measured_further_on_is_not_stopped_by_a_late_report(
+    load: Callable[..., Sweep],
+) -> None:
+    sweep = asha(load)
+    worse = sorted(sweep.runs, key=loss)[-1]
+    searching = Searching(sweep, sweep)
+    halving = searching.halving(BOARD)
+    assert halving is not None
+    for spec in sweep.runs:
+        if spec is not worse:
+            report(halving, sweep, spec, 20)
+    measure(sweep, worse, 60, loss(worse))
+    assert report(halving, sweep, worse, 20) == "CONTINUE"
+    assert searching.sweep.run(worse.run_id).stopped is None
+    # A later launch does as this one did.
+    assert asha(load).run(worse.run_id).stopped is None
+    [trial] = [trial for trial in trials(asha(load)) if trial.runs[0].run_id == worse.run_id]
+    assert (trial.state, trial.step, trial.value) == ("done", 60, loss(worse))
+
+
 def test_a_killed_asha_goes_on_with_its_rungs(load: Callable[..., Sweep]) -> None:
     """Half of the samples are measured by one launch, the others by the next."""
     sweep = asha(load)
