@@ -30,7 +30,7 @@ def measure(sweep: Sweep, runs: Iterable[RunSpec], *, steps: int = 20) -> dict[s
 
 
 def _measure(sweep: Sweep, runs: Iterable[RunSpec], steps: int) -> dict[str, float]:
-    timed: dict[str, float] = {}
+    timed: dict[str, float | None] = {}
     found: dict[str, float] = {}
     for spec in runs:
         if not spec.trains:
@@ -38,13 +38,20 @@ def _measure(sweep: Sweep, runs: Iterable[RunSpec], steps: int) -> dict[str, flo
         algorithm = {k: v for k, v in spec.algorithm.encode().items() if not isinstance(v, float)}
         work = (spec.language.encode(), spec.model.encode(), algorithm)
         key = canonical([*work, spec.pretrain.batch_size, spec.pretrain.mask])
-        language = sweep.language(spec)
-        words = spec.pretrain.batch_size * language.max_length
-        if 6 * spec.model.parameters(language) * words * steps > MOST_OPERATIONS:
-            continue
         if key not in timed:
-            timed[key] = step_seconds(
-                language, spec.model, spec.algorithm, spec.pretrain, steps=steps, clock=time.thread_time
-            )
-        found[spec.run_id] = timed[key]
+            timed[key] = _timed(sweep, spec, steps)
+        seconds = timed[key]
+        if seconds is not None:
+            found[spec.run_id] = seconds
     return found
+
+
+def _timed(sweep: Sweep, spec: RunSpec, steps: int) -> float | None:
+    """Return the seconds of a training step of a run; None where they would take too long to measure."""
+    language = sweep.language(spec)
+    words = spec.pretrain.batch_size * language.max_length
+    if 6 * spec.model.parameters(language) * words * steps > MOST_OPERATIONS:
+        return None
+    return step_seconds(
+        language, spec.model, spec.algorithm, spec.pretrain, steps=steps, clock=time.thread_time
+    )

@@ -18,6 +18,7 @@ from raysweep.sweep.learnt import Learnt, covered, crowding, of_storage
 from raysweep.sweep.provenance import save_launch
 from raysweep.sweep.resources import Resources
 from raysweep.sweep.survey import RunRecords, survey
+from raysweep.sweep.timing import measure
 
 MEASURED = (
     tiny.HEAD + "evaluate: {excess_loss: {sentences: 64}, held_out_loss: {sentences: 32}}\n" + tiny.AXES
@@ -261,3 +262,14 @@ def test_what_is_not_trained_is_measured_at_the_pace_of_others(load: Any) -> Non
         load(text, "include=null", "algorithm={kind: lookup_table}", "resources.evaluate={GPU: 1}")
     )
     assert gpu.not_counted == ("probe",)
+
+
+def test_runs_that_are_alike_are_looked_at_once(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep = load(tiny.HEAD + "axes: {seed: [0, 1, 2, 3], algorithm.lr: [1e-3, 2e-3]}\n")
+    [kind] = {type(spec.model) for spec in sweep.runs}
+    own, counted = kind.parameters, list[Any]()
+    monkeypatch.setattr(kind, "parameters", lambda *given: counted.append(given) or own(*given))
+    found = measure(sweep, sweep.runs, steps=1)
+    assert len(counted) == 1
+    assert set(found) == {spec.run_id for spec in sweep.runs}
+    assert len(set(found.values())) == 1
