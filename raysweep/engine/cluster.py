@@ -22,7 +22,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from raysweep.engine.forks import close_fork_server, fork_server
 from raysweep.engine.reach import check_cluster
 from raysweep.engine.scratch import claim, remove_left, remove_scratch
-from raysweep.errors import StorageError
+from raysweep.errors import ConfigError, StorageError
+from raysweep.sweep import Resources
+from raysweep.sweep.room import absent
 
 #: By default the Train controller polls its workers every two seconds, which delays the end of every short
 #: run; to poll takes processor time.  Outside a managed cloud there is no notice of preemption to watch for.
@@ -95,14 +97,17 @@ def _quiet() -> None:
 
 
 @contextmanager
-def warmed_up(address: str | None = None) -> Iterator[None]:
+def warmed_up(resources: Resources, address: str | None = None) -> Iterator[None]:
     """Begin to import what the workers of an embedded Ray will need, if `connect` will start one inside.
 
-    If it will join a cluster, check that it can, so that nothing is prepared for one that is not there.
+    Raises `ConfigError` where this machine does not have the resources, before Ray takes its time to start.
+    If `connect` will join a cluster, check that it can, so that nothing is prepared for one that is not there.
     """
     address = address or os.environ.get("RAY_ADDRESS")
     ours = not (ray.is_initialized() or address)
     if ours:
+        if missing := list(absent(resources)):
+            raise ConfigError("\n".join(missing))
         fork_server()
     elif address and not ray.is_initialized():
         check_cluster(address)

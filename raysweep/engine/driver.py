@@ -121,6 +121,12 @@ def launch(
             if retry_failed:
                 for spec in chosen.runs:
                     ledger.open(spec.run_id).retry()
+            works = bool(unfinished(chosen) or chosen.to_choose)
+            if works:
+                if on_work is not None:
+                    on_work()
+                # A launch that is refused is none: it is not in the list of sweeps.
+                stack.enter_context(warmed_up(chosen.resources, address))
             launched = Launched(sweep.directory)
             save_sweep(sweep)
             gone = tidy_up(chosen, chosen.runs)
@@ -128,10 +134,7 @@ def launch(
                 chronicle.say(f"removed {count(gone, 'checkpoint')} (keep: {keep_of(sweep)})")
             facts = with_sentences(facts, chosen)
             save_launch(sweep.directory, facts)
-            if unfinished(chosen) or chosen.to_choose:
-                if on_work is not None:
-                    on_work()
-                stack.enter_context(warmed_up(address))
+            if works:
                 # Steps can be timed only on languages that are prepared.
                 chosen.prepare()
             elif not ray.is_initialized():

@@ -42,10 +42,11 @@ class Figures(dict[str, "Figure"]):
 
 
 def _image(figure: Figure) -> str:
-    """Return a figure as an image inside a page."""
+    """Return a figure as an image inside a page, with two of its points for one of the page."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=110)
-    return f'<img src="data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}">'
+    figure.savefig(buffer, format="png", dpi=220)
+    code, wide = base64.b64encode(buffer.getvalue()).decode(), 110 * figure.get_figwidth()
+    return f'<img width="{wide:.0f}" src="data:image/png;base64,{code}">'
 
 
 class Verdicts(list["Verdict"]):

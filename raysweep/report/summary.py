@@ -37,6 +37,8 @@ def summary(frame: pd.DataFrame, measured: Measurements | None = None) -> Summar
     names = [metric.name for metric in shown]
     columns, explained = _columns(shown)
     headings = ["model", "parameters", "step", "seeds", *columns]
+    if any(metric.kind == "accuracy" and "task" in metric.of for metric in shown):
+        explained += "; ± leaves out the draw of test sentences, which all share"
     title = f"At the last milestone, mean ± standard error over seeds (of measuring, for one){explained}"
     rows: list[list[str]] = []
     if not names:

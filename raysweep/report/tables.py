@@ -234,6 +234,8 @@ def run_table(
     names = [metric.column for metric in metrics]
     headings = ["run", "parameters", "milestones", "step"]
     note = "The last measured checkpoint of each run, ± standard error of the measurement."
+    if any(metric.kind == "accuracy" and "task" in metric.of for metric in metrics):
+        note += " That of an accuracy is over seeds, on the same test sentences."
     shown = {metric.name for metric in metrics}
     reservations = [text for (_, _, name), text in measured.reservations.items() if name in shown]
     if any(NOT_TRUSTED in text for text in reservations):

@@ -15,6 +15,7 @@ from helpers.transfer_ledger import transfer_sweep
 from raysweep.engine import driver, forks
 from raysweep.engine.interrupt import Interrupts
 from raysweep.engine.outcome import Trouble
+from raysweep.errors import ConfigError, StorageError
 from raysweep.report import sweep_verdicts
 from raysweep.sweep import RunLedger, snapshot
 from raysweep.sweep.run_state import run_states
@@ -37,6 +38,28 @@ def test_a_server_that_began_early_is_ended_but_not_that_of_the_callers_ray(
     monkeypatch.setattr(driver.ray, "is_initialized", lambda: connected)
     assert rs.launch(sweep).worked_on == ()
     assert ended == ([] if connected else ["closed"])
+
+
+@pytest.mark.parametrize(
+    ("resources", "address", "message"),
+    [
+        ("{per_worker: {GPU: 512}}", None, "per_worker: {GPU: 512}, but this machine has .*--address HOST:PORT"),
+        ("{workers: 1}", "127.0.0.1:1", "127.0.0.1:1"),
+    ],
+)
+def test_a_launch_that_is_refused_is_no_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resources: str, address: str | None, message: str
+) -> None:
+    """It is refused before Ray starts, and nothing of it is in the list of sweeps."""
+    (tmp_path / "tiny.yaml").write_text(tiny.HEAD + "evaluate: {excess_loss: {sentences: 64}}\n")
+    overrides = [f"resources={resources}"]
+    sweep = rs.load_sweep(tmp_path / "tiny.yaml", storage=tmp_path / "results", overrides=overrides)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(driver.ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(driver.ray, "init", lambda *_, **__: pytest.fail("Ray was started"))
+    with pytest.raises((ConfigError, StorageError), match=message):
+        rs.launch(sweep, address=address)
+    assert not list((tmp_path / "results").rglob("sweep.json"))
 
 
 def test_the_end_of_a_launch_leaves_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
