@@ -20,7 +20,7 @@ from raysweep.sweep.storage import storage_root
 #: The families of the sections of a sweep file that have kinds.
 _FAMILIES = {"language": "languages", "model": "models", "algorithm": "algorithms", "evaluate": "evaluations"}
 #: Fields of a sweep file that have no fields of their own.
-_WHOLE = ("seed", "axes", "keep", "notify", "tolerance", "description")
+_WHOLE = ("seed", "axes", "keep", "notify", "tolerance", "description", "claims")
 
 
 def _quiet(found: Callable[[typer.Context, str], Iterator[Any]]) -> Callable[[typer.Context, str], list[Any]]:
@@ -101,12 +101,14 @@ def settings(context: typer.Context, incomplete: str) -> Iterator[str]:
     section, dot, rest = incomplete.partition(".")
     if not dot:
         for name in (*_FAMILIES, *SECTIONS):
-            if name.startswith(section):
+            if name.startswith(section) and name not in _WHOLE:
                 yield f"{name}."
         yield from (f"{name}=" for name in _WHOLE if name.startswith(section))
         return
     if section == "evaluate":
         yield from (f"evaluate.{text}" for text in _evaluations(rest))
+        return
+    if section in _WHOLE:
         return
     if section in SECTIONS:
         found = read_class(SECTIONS[section]).fields

@@ -99,7 +99,7 @@ def _or_short(schema: dict[str, Any]) -> None:
 
 
 class Claim(Config):
-    """One claim: exactly one of its fields is given."""
+    """One claim of a list: exactly one of its fields is given."""
 
     #: At equal loss, flatter goes with better.
     flatter: Flatter | None = Field(default=None, examples=[{"task": "A"}])

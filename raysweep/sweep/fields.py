@@ -15,13 +15,14 @@ from importlib.util import find_spec
 from inspect import cleandoc
 from pathlib import Path
 
-#: The sections of a sweep file that have one class, and not one for each kind.
+#: The sections of a sweep file that have one class, and not one for each kind; claims are a list of it.
 SECTIONS = {
     "pretrain": "raysweep.training.config:PretrainConfig",
     "init_from": "raysweep.training.start:InitFrom",
     "seeds": "raysweep.training.seeds:Seeds",
     "resources": "raysweep.sweep.resources:Resources",
     "search": "raysweep.sweep.search:Search",
+    "claims": "raysweep.sweep.claims:Claim",
 }
 #: Most sentences of a docstring that tell the meaning of a field.
 _SENTENCES = 3

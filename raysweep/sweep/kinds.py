@@ -29,6 +29,7 @@ _EXAMPLES = {
     "seeds": "{data: 0}",
     "resources": "{workers: 1, per_worker: {CPU: 1}}",
     "search": "{metric: excess_loss, samples: 8, space: {algorithm.lr: {loguniform: [1e-4, 1e-2]}}}",
+    "claims": "[{flatter: {task: A}}, {beats: lookup_table}]",
 }
 _BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 _TYPES = {

@@ -35,7 +35,7 @@ def test_all_kinds_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(capsys.readouterr().out)
     assert [f"{family}.{kind}" for family in FAMILIES for kind in found[family]] == ALL
     assert all(meaning for kinds in found.values() for meaning in kinds.values())
-    assert list(found["section"]) == ["pretrain", "init_from", "seeds", "resources", "search"]
+    assert list(found["section"]) == ["pretrain", "init_from", "seeds", "resources", "search", "claims"]
     assert run(["kinds"]) == 0
     shown = capsys.readouterr().out
     assert "  pcfg  " in shown
