@@ -140,14 +140,12 @@ def test_the_script_asks_for_the_nodes_that_its_runs_fill(
     assert ("(--nodes)" in text) == (nodes < 8)
 
 
-def printed(folder: Path, recipe: str, *options: str) -> str:
+def printed(folder: Path, recipe: str, *options: str, storage: str = "/shared/our results") -> str:
     """Return what `raysweep submit --print` prints for a sweep of six runs in a folder."""
     (folder / "base.yaml").write_text(tiny.HEAD + "evaluate: {excess_loss: {sentences: 64}}\n")
     axes = "axes: {seed: [0, 1, 2], algorithm.lr: [1e-3, 2e-3]}"
     (folder / "mine.yaml").write_text(f"extends: base.yaml\nname: My.own_sweep\n# Ein Kommentar: ä\n{axes}\n")
-    return command(
-        folder, ["submit", "mine.yaml", *options, "--storage", "/shared/our results", "--print", recipe]
-    )
+    return command(folder, ["submit", "mine.yaml", *options, "--storage", storage, "--print", recipe])
 
 
 def command(folder: Path, words: list[str]) -> str:
@@ -224,6 +222,15 @@ def test_a_manifest_holds_the_sweep_and_launches_it(tmp_path: Path) -> None:
         assert "/shared/our results" in [mount["mountPath"] for mount in node["volumeMounts"]]
         assert {mount["name"] for mount in node["volumeMounts"]} == {v["name"] for v in pod["volumes"]}
         assert {"claimName": "vol"} in [v.get("persistentVolumeClaim") for v in pod["volumes"]]
+
+
+def test_a_manifest_for_an_object_store_asks_for_no_volume(tmp_path: Path) -> None:
+    text = printed(tmp_path, "kuberay-cluster", storage="s3://bucket/results")
+    [cluster] = checked(text)
+    for group in (cluster["spec"]["headGroupSpec"], *cluster["spec"]["workerGroupSpecs"]):
+        assert group["template"]["spec"]["volumes"] == []
+    assert "claim" not in text.lower()
+    assert "credentials" in text
 
 
 @pytest.mark.parametrize(

@@ -106,8 +106,14 @@ class Recipes:
         """Return a name that Kubernetes and Slurm take."""
         return "raysweep-" + re.sub(r"[^a-z0-9]+", "-", self.sweep.name.lower())[:32].strip("-")
 
+    @property
+    def _is_store(self) -> bool:
+        """Return whether the storage is an object store, which no volume brings."""
+        return "://" in self.storage
+
     def _command(self, recipe: str) -> str:
-        options = {"--image": self.image, "--claim": self.claim} if "kuberay" in recipe else {}
+        options = {"--image": self.image} if "kuberay" in recipe else {}
+        options |= {} if not options or self._is_store else {"--claim": self.claim}
         options |= {"--nodes": str(self.nodes), "--print": recipe}
         given = [word for option in options.items() for word in option]
         return shlex.join(["raysweep", "submit", str(self.sweep.path), *self.words, *given])
@@ -185,7 +191,9 @@ class Recipes:
         image = "a container image with raysweep installed as README says (and bash and wget, which KubeRay's"
         needs = [
             f"{'To change: IMAGE, ' if self.image == 'IMAGE' else 'The image is '}{image} probes call).",
-            f"The claim `{self.claim}` is a volume that many nodes can write (ReadWriteMany).",
+            "All nodes reach the storage with credentials of their own, such as a service account's."
+            if self._is_store
+            else f"The claim `{self.claim}` is a volume that many nodes can write (ReadWriteMany).",
             "KubeRay makes a token that all of Ray asks for.",
             "A lost node, such as a spot one, costs the time since the last checkpoint.",
             after,
@@ -231,7 +239,7 @@ class Recipes:
     def _pod(self, size: Mapping[str, str], volumes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return the template of a pod that sees the storage and further volumes."""
         mounts, every = {"results": self.storage, "sweep": _SWEEP}, list(volumes)
-        if "://" not in self.storage:
+        if not self._is_store:
             every.insert(0, {"name": "results", "persistentVolumeClaim": {"claimName": self.claim}})
         container = {
             "name": "ray",

@@ -7,7 +7,7 @@
 #   sbatch --nodes=2 --gpus-per-node=4 job.sh          # other nodes
 #   sbatch job.sh --retry-failed                       # more arguments of the launch
 #
-# All nodes see the sweep file, and the storage.  Before the first job, on a node that sees the same home:
+# All nodes see the sweep file and reach the storage.  Before the first job, on a node that sees the same home:
 #   ray get-auth-token --generate
 #
 # Five minutes before the time limit the launch is asked to stop; it keeps a checkpoint of each run, and the job
