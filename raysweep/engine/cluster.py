@@ -101,7 +101,8 @@ def warmed_up(resources: Resources, address: str | None = None) -> Iterator[None
     """Begin to import what the workers of an embedded Ray will need, if `connect` will start one inside.
 
     Raises `ConfigError` where this machine does not have the resources, before Ray takes its time to start.
-    If `connect` will join a cluster, check that it can, so that nothing is prepared for one that is not there.
+    If `connect` will join a cluster, check that it can, so that nothing is prepared for one that is not
+    there.
     """
     address = address or os.environ.get("RAY_ADDRESS")
     ours = not (ray.is_initialized() or address)

@@ -43,7 +43,11 @@ def test_a_server_that_began_early_is_ended_but_not_that_of_the_callers_ray(
 @pytest.mark.parametrize(
     ("resources", "address", "message"),
     [
-        ("{per_worker: {GPU: 512}}", None, "per_worker: {GPU: 512}, but this machine has .*--address HOST:PORT"),
+        (
+            "{per_worker: {GPU: 512}}",
+            None,
+            "per_worker: {GPU: 512}, but this machine has .*--address HOST:PORT",
+        ),
         ("{workers: 1}", "127.0.0.1:1", "127.0.0.1:1"),
     ],
 )

@@ -350,7 +350,8 @@ def test_summary_is_the_last_milestone_of_each_size(table: Table) -> None:
     assert "±" in rows[0][4]
     assert headings[4:] == ["excess loss", "trace", "A", "B"]
     assert found.title.endswith(
-        "the last columns are probe accuracy by task; ± leaves out the draw of test sentences, which all share"
+        "the last columns are probe accuracy by task; "
+        "± leaves out the draw of test sentences, which all share"
     )
     assert summary(table().iloc[:0]).rows == []
     assert rows[2][4:] == ["–", "–", "0.860 ± 0.001", "0.860 ± 0.001"]
