@@ -36,6 +36,8 @@ TROUBLE = frozenset(
 
 #: Pydantic's errors of numbers out of their range: where the limit stands, and what it is.
 _LIMITS = {"greater_than_equal": ("ge", "at least"), "less_than_equal": ("le", "at most")}
+#: What the text of an option should have been.
+_NUMBERS = {"int_parsing": "whole number", "float_parsing": "number"}
 
 
 class _Raysweep(Program):
@@ -157,11 +159,11 @@ def _worded(error: Any) -> str:
     said: str = error.message.removeprefix("Value error, ")
     cause = error.__cause__
     found = cause.errors() if hasattr(cause, "errors") else []
-    least = len(found) == 1 and _LIMITS.get(found[0]["type"])
-    if not least:
-        return said
-    field, words = least
-    return f"{found[0]['input']} is not valid; it must be {words} {found[0]['ctx'][field]:g}"
+    kind = found[0]["type"] if len(found) == 1 else ""
+    if kind in _LIMITS:
+        field, words = _LIMITS[kind]
+        return f"{found[0]['input']} is not valid; it must be {words} {found[0]['ctx'][field]:g}"
+    return f"'{found[0]['input']}' is no {_NUMBERS[kind]}" if kind in _NUMBERS else said
 
 
 def _explain(error: BaseException) -> int:

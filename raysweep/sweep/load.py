@@ -16,7 +16,7 @@ from raysweep.errors import ConfigError
 from raysweep.sweep.check import Checker
 from raysweep.sweep.claims import Names, Questions
 from raysweep.sweep.config import LanguageCache, Sweep
-from raysweep.sweep.document import REMOVABLE, Mark, Node, Problems, dotted, node_of, put, remove
+from raysweep.sweep.document import REMOVABLE, Key, Mark, Node, Problems, dotted, node_of, put, remove
 from raysweep.sweep.expansion import Expansion, Sections, search_of, searched, with_mode
 from raysweep.sweep.explain import explain, show, unknown
 from raysweep.sweep.grid import SECTIONS, Composer, Setting, is_range
@@ -91,7 +91,7 @@ def load_sweep(
     samples = [] if search is None else [search.draw(k) for k in range(search.drawn)]
     before = len(problems)
     grid, checked = expansion(samples, problems)
-    if len(problems) == before and (search is not None or not searched(root)):
+    if len(problems) == before and not problems.unread and (search is not None or not searched(root)):
         _names(root, questions, _known(checked.runs, languages), problems)
         if search is not None:
             search = with_mode(search, root, checked.runs, languages, problems)
@@ -231,10 +231,12 @@ def _resources(root: Node, problems: Problems) -> Resources:
 def _questions(root: Node, problems: Problems) -> Questions:
     """Return the fields that say what the results are asked."""
     try:
-        return Questions.of(root.plain)
+        questions = Questions.of(root.plain)
     except ValidationError as error:
         explain(error, Questions, root, (), root.mark, problems)
         return Questions.right(root.plain)
+    _told(root, questions.repeated(), problems)
+    return questions
 
 
 def _known(runs: Sequence[RunSpec], languages: LanguageCache) -> Names:
@@ -245,14 +247,19 @@ def _known(runs: Sequence[RunSpec], languages: LanguageCache) -> Names:
     configs = {id(spec.language): spec.language for spec in runs}
     return Names.of(
         tasks=(task for one in configs.values() for task in task_names(languages.get(one))),
-        algorithms=(spec.algorithm.label for spec in trained),
+        algorithms=list({id(spec.algorithm): spec.algorithm for spec in runs}.values()),
         evaluations=evaluations.values(),
     )
 
 
 def _names(root: Node, questions: Questions, known: Names, problems: Problems) -> None:
     """Check the tasks, algorithms and metrics that claims name."""
-    for path, message in questions.misnamed(known):
+    _told(root, questions.misnamed(known), problems)
+
+
+def _told(root: Node, faults: Iterable[tuple[tuple[Key, ...], str]], problems: Problems) -> None:
+    """Note faults at their places."""
+    for path, message in faults:
         node = root.find(path)
         problems.add(root.mark if node is None else node.mark, dotted(path), message)
 

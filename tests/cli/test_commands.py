@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 import pytest
@@ -19,6 +19,7 @@ from raysweep.cli import app
 from raysweep.cli.app import run
 from raysweep.cli.results import print_summary
 from raysweep.errors import RunFailedError
+from raysweep.report.verdict import Verdict
 from raysweep.sweep import Sweep, load_sweep
 from raysweep.sweep.stored import load_stored, save_sweep, select
 from raysweep.sweep.tidy import FIXED
@@ -152,6 +153,15 @@ def test_the_default_storage_is_not_named(
     assert f"raysweep ui small --storage {tmp_path / 'results'}\n" in said(storage="results")
     monkeypatch.setenv("RAYSWEEP_STORAGE", "s3://bucket")
     assert f"raysweep ui small --storage {tmp_path / 'results'}\n" in said(storage="results")
+
+
+def test_a_verdict_is_one_line_in_a_pipe(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sentence = "Task A: at equal loss, flatter goes with better: not enough data " + 10 * "(a reason) "
+    frame = pd.DataFrame(columns=FIXED)
+    print_summary(
+        load_sweep(file), frame, Path("r.html"), [cast(Verdict, SimpleNamespace(sentence=sentence))]
+    )
+    assert sentence in capsys.readouterr().out.splitlines()
 
 
 def test_dry_run_and_plan_honour_retry_failed(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
