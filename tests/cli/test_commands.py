@@ -15,6 +15,7 @@ from typing import Any, cast
 import pandas as pd
 import pytest
 
+from helpers.json_output import check, documented
 from raysweep.cli import app
 from raysweep.cli.app import run
 from raysweep.cli.results import print_summary
@@ -138,6 +139,13 @@ def test_the_command_that_tries_again_can_be_pasted(
     assert "2 new" in capsys.readouterr().out
     [line] = [line for line in printed.out.splitlines() if line.startswith("MLflow: ")]
     assert shlex.split(line)[1:] == ["raysweep", "ui", "small", "--storage", str(tmp_path / "our results")]
+
+
+def test_a_launch_prints_the_fields_that_are_documented(
+    file: Path, engine: Engine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["launch", str(file), "--json"]) == 3
+    check(json.loads(capsys.readouterr().out), documented()["launch FILE"])
 
 
 def test_the_default_storage_is_not_named(
