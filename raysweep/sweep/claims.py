@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 #: Nats above the least loss up to which a checkpoint counts as saturated, where a sweep says nothing else.
 TOLERANCE = 0.02
 
+_NO_ACCURACY = "the sweep measures no accuracy; add 'evaluate: {probe: {}}'"
+_NO_FLATNESS = "nothing that the sweep measures is flatness; add 'evaluate: {trace: {}}'"
 _NO_TABLE = "the look-up table is none of the runs; add 'include: [{algorithm: {kind: lookup_table}}]'"
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -250,6 +252,15 @@ class Questions(Config):
             if isinstance(about, Beats) and known.table is False:
                 yield ("claims", k, kind), _NO_TABLE
 
+    def unanswered(self, known: Names) -> Iterator[str]:
+        """Yield a note on each claim that what the sweep measures cannot answer."""
+        for k, claim in enumerate(self.claims or ()):
+            lacks = "" if known.accuracies else _NO_ACCURACY
+            if known.accuracies and isinstance(claim.about, Flatter) and not known.flatness:
+                lacks = _NO_FLATNESS
+            if lacks:
+                yield f"claims[{k}] gets no verdict: {lacks}"
+
 
 def _once(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(names))
@@ -293,14 +304,14 @@ def _is_metric(name: str, quantity: str) -> bool:
 def _no_flatness(name: str, known: Sequence[str]) -> str:
     """Return the sentence for a metric that is no measure of flatness of the sweep."""
     if not known:
-        return f"'{name}': nothing that the sweep measures is flatness; add 'evaluate: {{trace: {{}}}}'"
+        return f"'{name}': {_NO_FLATNESS}"
     return f"'{name}' is no measure of flatness{suggest(name, known)}; the sweep has {', '.join(known)}"
 
 
 def _no_accuracy(name: str, known: Sequence[str]) -> str:
     """Return the sentence for an accuracy that the sweep does not measure."""
     if not known:
-        return f"'{name}': the sweep measures no accuracy; add 'evaluate: {{probe: {{}}}}'"
+        return f"'{name}': {_NO_ACCURACY}"
     return f"'{name}' is no accuracy{suggest(name, known)}; the sweep has {', '.join(known)}"
 
 

@@ -89,10 +89,12 @@ def load_sweep(
     sources = Sources(root_directory, str(root.plain.get("name")), languages)
     expansion = Expansion(root, languages, sources, search)
     samples = [] if search is None else [search.draw(k) for k in range(search.drawn)]
-    before = len(problems)
+    before, asked = len(problems), list[str]()
     grid, checked = expansion(samples, problems)
     if len(problems) == before and not problems.unread and (search is not None or not searched(root)):
-        _names(root, questions, _known(checked.runs, languages), problems)
+        known = _known(checked.runs, languages)
+        _names(root, questions, known, problems)
+        asked += questions.unanswered(known)
         if search is not None:
             search = with_mode(search, root, checked.runs, languages, problems)
     # A run that is not there would be missed by what names it.
@@ -123,7 +125,7 @@ def load_sweep(
             if name.partition(".")[2] not in EXTENT or any(name in run.axes for run in checked.runs)
         ),
         config=plain,
-        notes=(*checked.notes, *_remarks(checked.runs, languages)),
+        notes=(*checked.notes, *asked, *_remarks(checked.runs, languages)),
         points=len(grid.points),
         languages=languages,
         make_variant=_Variants(root, languages, sources),

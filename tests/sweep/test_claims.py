@@ -136,6 +136,25 @@ def test_a_look_up_table_that_no_run_is_cannot_be_beaten(load: Load, claim: str)
     assert "claims" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("evaluate", "claim", "said"),
+    [
+        ("{}", "longer: {}", "the sweep measures no accuracy; add 'evaluate: {probe: {}}'"),
+        ("{trace: {}}", "flatter: {}", "the sweep measures no accuracy; add 'evaluate: {probe: {}}'"),
+        (
+            "{probe: {}}",
+            "flatter: {}",
+            "nothing that the sweep measures is flatness; add 'evaluate: {trace: {}}'",
+        ),
+        ("{probe: {}}", "longer: {}", ""),
+        ("{probe: {}, trace: {common: null}}", "flatter: {}", ""),
+    ],
+)
+def test_a_claim_that_nothing_answers_is_noted(load: Load, evaluate: str, claim: str, said: str) -> None:
+    sweep = load(f"{HEAD}evaluate: {evaluate}\nclaims: [{{{claim}}}]\n")
+    assert sweep.notes == ((f"claims[0] gets no verdict: {said}",) if said else ())
+
+
 MEASURED = HEAD + AXES
 TABLE = "include: [{algorithm: {kind: lookup_table}}]\n"
 #: Evaluations, claims, and what is said; "" where the names are right.
