@@ -32,7 +32,14 @@ TROUBLE = frozenset(
         *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ESTALE),
     }
 )
-
+#: What to do about those that have a remedy.
+_REMEDIES = {
+    **dict.fromkeys(
+        (errno.EACCES, errno.EPERM, errno.EROFS),
+        "; make it writable, or name another place (--storage, or --output where there is one)",
+    ),
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "; make room and run this again"),
+}
 
 #: Pydantic's errors of numbers out of their range: where the limit stands, and what it is.
 _LIMITS = {"greater_than_equal": ("ge", "at least"), "less_than_equal": ("le", "at most")}
@@ -191,7 +198,8 @@ def _explain(error: BaseException) -> int:
         return error.exit_code
     if isinstance(error, OSError):
         where = f" {error.filename}:" if error.filename else ""
-        print(f"raysweep: storage:{where} {error.strerror}", file=sys.stderr)
+        remedy = _REMEDIES.get(error.errno or 0, "")
+        print(f"raysweep: storage:{where} {error.strerror}{remedy}", file=sys.stderr)
         return StorageError.exit_code
     print("raysweep: interrupted", file=sys.stderr)
     return INTERRUPTED

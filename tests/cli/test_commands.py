@@ -246,10 +246,15 @@ def test_a_disk_that_fails_later_is_storage_and_a_defect_stays_one(
 
     fail(OSError(28, "No space left on device"))
     assert run(["plan", str(file)]) == 4
-    assert capsys.readouterr().err == "raysweep: storage: No space left on device\n"
+    assert capsys.readouterr().err == (
+        "raysweep: storage: No space left on device; make room and run this again\n"
+    )
     fail(PermissionError(13, "Permission denied", "/shared/x.json"))
     assert run(["plan", str(file)]) == 4
-    assert capsys.readouterr().err == "raysweep: storage: /shared/x.json: Permission denied\n"
+    assert capsys.readouterr().err == (
+        "raysweep: storage: /shared/x.json: Permission denied; make it writable, or name another place "
+        "(--storage, or --output where there is one)\n"
+    )
     fail(FileNotFoundError(2, "No such file or directory", "forgotten"))
     assert run(["plan", str(file)]) == 1
     assert "this is a defect" in capsys.readouterr().err
