@@ -60,8 +60,19 @@ C = TypeVar("C", bound=KindConfig)
 
 def suggest(word: str, known: Iterable[str]) -> str:
     """Return " — did you mean 'x'?" for the nearest known word, or ""."""
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f" — did you mean '{near[0]}'?" if near else ""
+    near = nearest_word(word, known)
+    return f" — did you mean '{near}'?" if near is not None else ""
+
+
+def nearest_word(word: str, known: Iterable[str]) -> str | None:
+    """Return the known word that a misspelt one may mean, in letters of any case; None if none is near.
+
+    >>> nearest_word("PCFG", ["hmm", "pcfg"]), nearest_word("betas", ["ema", "eps"])
+    ('pcfg', None)
+    """
+    lowered = {one.lower(): one for one in known}
+    near = difflib.get_close_matches(word.lower(), list(lowered), n=1, cutoff=0.6)
+    return lowered[near[0]] if near else None
 
 
 class Registry(Generic[C]):

@@ -32,10 +32,19 @@ TROUBLE = frozenset(
         *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ESTALE),
     }
 )
-
+#: What to do about those that have a remedy.
+_REMEDIES = {
+    **dict.fromkeys(
+        (errno.EACCES, errno.EPERM, errno.EROFS),
+        "; make it writable, or name another place (--storage, or --output where there is one)",
+    ),
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "; make room and run this again"),
+}
 
 #: Pydantic's errors of numbers out of their range: where the limit stands, and what it is.
 _LIMITS = {"greater_than_equal": ("ge", "at least"), "less_than_equal": ("le", "at most")}
+#: What the text of an option should have been.
+_NUMBERS = {"int_parsing": "whole number", "float_parsing": "number"}
 
 
 class _Raysweep(Program):
@@ -157,11 +166,11 @@ def _worded(error: Any) -> str:
     said: str = error.message.removeprefix("Value error, ")
     cause = error.__cause__
     found = cause.errors() if hasattr(cause, "errors") else []
-    least = len(found) == 1 and _LIMITS.get(found[0]["type"])
-    if not least:
-        return said
-    field, words = least
-    return f"{found[0]['input']} is not valid; it must be {words} {found[0]['ctx'][field]:g}"
+    kind = found[0]["type"] if len(found) == 1 else ""
+    if kind in _LIMITS:
+        field, words = _LIMITS[kind]
+        return f"{found[0]['input']} is not valid; it must be {words} {found[0]['ctx'][field]:g}"
+    return f"'{found[0]['input']}' is no {_NUMBERS[kind]}" if kind in _NUMBERS else said
 
 
 def _explain(error: BaseException) -> int:
@@ -189,7 +198,8 @@ def _explain(error: BaseException) -> int:
         return error.exit_code
     if isinstance(error, OSError):
         where = f" {error.filename}:" if error.filename else ""
-        print(f"raysweep: storage:{where} {error.strerror}", file=sys.stderr)
+        remedy = _REMEDIES.get(error.errno or 0, "")
+        print(f"raysweep: storage:{where} {error.strerror}{remedy}", file=sys.stderr)
         return StorageError.exit_code
     print("raysweep: interrupted", file=sys.stderr)
     return INTERRUPTED

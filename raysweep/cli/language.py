@@ -22,6 +22,7 @@ from raysweep.cli.options import (
     names_a_file,
     print_json,
     whole,
+    whole_from,
 )
 from raysweep.cli.output import say
 from raysweep.errors import ConfigError
@@ -45,13 +46,16 @@ OF_TASKS = "100,000, or --sentences where that is less"
 def show(
     file: NameArgument,
     set_: SetOption = None,
-    sentences: Annotated[int, typer.Option(help="Number of sentences to measure on.", min=2)] = 4096,
+    sentences: Annotated[
+        int, typer.Option(help="Number of sentences to measure on.", parser=whole_from(2), metavar="N")
+    ] = 4096,
     entropy_sentences: Annotated[
         int | None,
         typer.Option(
             help="Number of them to compute the entropy on; 0 leaves it out.",
             show_default="all; 16 where a conditional costs seconds",
-            min=0,
+            parser=whole,
+            metavar="N",
         ),
     ] = None,
     examples: Annotated[int, typer.Option(help="Number of sentences to print.", min=0)] = 3,
@@ -59,8 +63,12 @@ def show(
     probe: Annotated[
         bool, typer.Option("--probe", help="Also train linear probes on the exact conditionals themselves.")
     ] = False,
-    probe_train: Annotated[int, typer.Option(help="Sentences to train the probes on.", min=1)] = 10_000,
-    probe_test: Annotated[int, typer.Option(help="Sentences to test the probes on.", min=1)] = 10_000,
+    probe_train: Annotated[
+        int, typer.Option(help="Sentences to train the probes on.", parser=whole_from(1), metavar="N")
+    ] = 10_000,
+    probe_test: Annotated[
+        int, typer.Option(help="Sentences to test the probes on.", parser=whole_from(1), metavar="N")
+    ] = 10_000,
     storage: StorageOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -162,7 +170,10 @@ def generate(
     shard_size: Annotated[
         int | None,
         typer.Option(
-            help="Sentences in each shard.", show_default="16384, or as many as fit into 64 MiB", min=1
+            help="Sentences in each shard.",
+            parser=whole_from(1),
+            metavar="N",
+            show_default="16384, or as many as fit into 64 MiB",
         ),
     ] = None,
     workers: Annotated[

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from raysweep.cli.output import HEARTBEAT, Lines, console
 from raysweep.sweep.told import OVER, Told, live_metrics
-from raysweep.sweep.units import duration
+from raysweep.sweep.units import duration, percent
 
 if TYPE_CHECKING:
     from raysweep.evaluation.metric import Kind, Metric
@@ -183,10 +183,10 @@ def _total(state: LaunchState, *, width: int | None = None) -> str:
     parts = []
     (trained, steps), (measured, evaluations) = state.steps, state.evaluations
     if steps:
-        parts.append(f"{trained / steps:.0%} of training")
+        parts.append(f"{percent(trained / steps)} of training")
     if evaluations:
         parts.append(f"{measured:,} of {evaluations:,} evaluations")
-    share = "" if state.share is None else f"{state.share:.0%} of all work: "
+    share = "" if state.share is None else f"{percent(state.share)} of all work: "
     counted = Counter(_STAGES.get(run.state, "waiting") for run in state.runs)
     runs = ", ".join(f"{counted[stage]} {stage}" for stage in ("done", "running", "waiting"))
     failed = "".join(f", {counted[stage]} {stage}" for stage in ("failed", "cancelled") if counted[stage])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -145,7 +145,7 @@ def check_output(path: Path) -> None:
         raise ConfigError(f"--output {path}: is a folder; name a file")
 
 
-def whole(text: str | int) -> int:
+def whole(text: str | int, *, least: int = 0) -> int:
     """Return a whole number; large ones may be written as people write them.
 
     >>> whole("1e6"), whole("2_000"), whole("12")
@@ -155,9 +155,18 @@ def whole(text: str | int) -> int:
         number = float(text)
     except ValueError:
         number = float("nan")
-    if not (0 <= number < 2**53 and number.is_integer()):
-        raise typer.BadParameter(f"'{text}' is no whole number (100000, 1e5)")
+    if not (least <= number < 2**53 and number.is_integer()):
+        raise typer.BadParameter(f"'{text}' is no whole number of at least {least} (100000, 1e5)")
     return int(number)
+
+
+def whole_from(least: int) -> Callable[[str], int]:
+    """Return the reader of whole numbers that are not less than `least`."""
+
+    def read(text: str) -> int:
+        return whole(text, least=least)
+
+    return read
 
 
 @contextmanager

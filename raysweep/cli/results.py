@@ -79,8 +79,10 @@ def print_summary(sweep: Sweep, frame: pd.DataFrame, page: Path, verdicts: Seque
     kept = [k for k, name in enumerate(found.headings) if out.width >= 100 or name not in _SPARED]
     rows = [[row[k].replace(" ± ", "±") for k in kept] for row in found.rows]
     headings = [found.headings[k] for k in kept]
+    # A pipe has whole sentences in a line.
+    piped = not sys.stdout.isatty()
     if rows:
-        typer.echo(f"{found.title}:")
+        out.print(f"{found.title}:", soft_wrap=piped)
     for columns in _abreast([headings, *rows], out.width) if rows else []:
         table = Table(box=None, pad_edge=False, header_style="bold")
         for k in columns:
@@ -95,7 +97,7 @@ def print_summary(sweep: Sweep, frame: pd.DataFrame, page: Path, verdicts: Seque
             table.add_row(*[row[k] for k in columns])
         out.print(table)
     for verdict in verdicts:
-        out.print(verdict.sentence)
+        out.print(verdict.sentence, soft_wrap=piped)
     typer.echo(f"report: {page}")
     typer.echo(f"MLflow: raysweep ui {shlex.quote(sweep.name)}{storage_flag(sweep.storage)}")
 

@@ -26,7 +26,7 @@ from raysweep.errors import ConfigError, DataError
 from raysweep.remote import forgotten
 from raysweep.sweep.storage import storage_root
 from raysweep.sweep.told import OVER
-from raysweep.sweep.units import count
+from raysweep.sweep.units import count, percent
 
 if TYPE_CHECKING:
     from raysweep.sweep import FailureRecord, Sweep
@@ -253,7 +253,7 @@ class _Standing:
     @property
     def _progress(self) -> str:
         """The share of all work and the time left, as far as the launch has told them."""
-        share = "" if self.under_way.share is None else f"; {self.under_way.share:.0%} of all work"
+        share = "" if self.under_way.share is None else f"; {percent(self.under_way.share)} of all work"
         return share + (f", {between(*self.under_way.left)} left" if self.under_way.left else "")
 
     def shown(self, width: int, *, all_: bool, limit: int | None = None) -> RenderableType:

@@ -187,7 +187,7 @@ class Checker:
                     data[key] = os.path.abspath(path)
             elif is_path(cls, key):
                 if not os.path.exists(path):
-                    self.problems.add(child.mark, f"{name}.{key}", f"no such file: {path}")
+                    self.problems.add(child.mark, f"{name}.{key}", f"no such file: {path}", unread=True)
                 data[key] = os.path.abspath(path)
         return data
 

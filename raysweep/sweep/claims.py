@@ -19,7 +19,7 @@ A sweep that repeats a paper's says what that found, for readers of both (`raysw
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -30,12 +30,19 @@ from raysweep.registry import Config, suggest
 from raysweep.sweep.document import Key
 
 if TYPE_CHECKING:
+    from raysweep.algorithms.base import AlgorithmConfig
     from raysweep.evaluation.base import Evaluation
 
 #: Nats above the least loss up to which a checkpoint counts as saturated, where a sweep says nothing else.
 TOLERANCE = 0.02
 
+_NO_ACCURACY = "the sweep measures no accuracy; add 'evaluate: {probe: {}}'"
+_NO_FLATNESS = "nothing that the sweep measures is flatness; add 'evaluate: {trace: {}}'"
+_NO_TABLE = "the look-up table is none of the runs; add 'include: [{algorithm: {kind: lookup_table}}]'"
+
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+#: A correlation, or a difference of accuracy.
+Effect = Annotated[float, Field(gt=0, le=1)]
 #: The part of the variation in which flatness is compared; see `raysweep.report.association`.
 Level = Literal["all", "configurations", "seeds", "steps"]
 
@@ -51,7 +58,7 @@ class About(Config):
     tolerance: Positive | None = None
     #: The smallest effect worth mentioning: a correlation for `flatter` (None is 0.5); for the others a
     #: difference of accuracy, for `longer` and `larger` by doubling (None is 0.01).
-    least: Positive | None = None
+    least: Effect | None = None
 
 
 class Flatter(About):
@@ -155,6 +162,8 @@ class Names:
     tasks: Sequence[str]
     #: The labels of the algorithms that train; None where they are not known.
     algorithms: Sequence[str] | None
+    #: Whether the look-up table is among its runs; None where that is not known.
+    table: bool | None
     #: The measures of flatness, with coordinates left open, such as "trace/{group}".
     flatness: Sequence[str]
     #: The kinds of accuracy, such as "probe".
@@ -162,13 +171,17 @@ class Names:
 
     @classmethod
     def of(
-        cls, tasks: Iterable[str], algorithms: Iterable[str] | None, evaluations: Iterable[Evaluation]
+        cls,
+        tasks: Iterable[str],
+        algorithms: Collection[AlgorithmConfig] | None,
+        evaluations: Iterable[Evaluation],
     ) -> Self:
         """Return the names of a sweep with these tasks, algorithms and evaluations, each once."""
         measured = [quantity for one in evaluations for quantity in one.claimable()]
         return cls(
             tasks=_once(tasks),
-            algorithms=None if algorithms is None else _once(algorithms),
+            algorithms=None if algorithms is None else _once(one.label for one in algorithms if one.trains),
+            table=None if algorithms is None else any(one.kind == "lookup_table" for one in algorithms),
             flatness=_once(q.name for q in measured if q.kind == "flatness"),
             accuracies=_once(q.name.partition("/")[0] for q in measured if q.kind == "accuracy"),
         )
@@ -212,6 +225,13 @@ class Questions(Config):
         """Return the same claims at another tolerance; None is this one."""
         return self if tolerance is None else self.model_copy(update={"tolerance": tolerance})
 
+    def repeated(self) -> Iterator[tuple[tuple[Key, ...], str]]:
+        """Yield the place and the fault of each claim that is there again: it would raise the p of all."""
+        claims = self.claims or ()
+        for k, claim in enumerate(claims):
+            if (first := claims.index(claim)) < k:
+                yield ("claims", k), f"the same claim as claims[{first}]; keep one"
+
     def misnamed(self, known: Names) -> Iterator[tuple[tuple[Key, ...], str]]:
         """Yield the place and the fault of each name in the claims that a sweep does not have."""
         for k, claim in enumerate(self.claims or ()):
@@ -229,6 +249,17 @@ class Questions(Config):
                     name = getattr(about, side)
                     if not any(is_algorithm(label, name) for label in known.algorithms):
                         yield ("claims", k, kind, side), _no_algorithm(name, known.algorithms)
+            if isinstance(about, Beats) and known.table is False:
+                yield ("claims", k, kind), _NO_TABLE
+
+    def unanswered(self, known: Names) -> Iterator[str]:
+        """Yield a note on each claim that what the sweep measures cannot answer."""
+        for k, claim in enumerate(self.claims or ()):
+            lacks = "" if known.accuracies else _NO_ACCURACY
+            if known.accuracies and isinstance(claim.about, Flatter) and not known.flatness:
+                lacks = _NO_FLATNESS
+            if lacks:
+                yield f"claims[{k}] gets no verdict: {lacks}"
 
 
 def _once(names: Iterable[str]) -> list[str]:
@@ -273,14 +304,14 @@ def _is_metric(name: str, quantity: str) -> bool:
 def _no_flatness(name: str, known: Sequence[str]) -> str:
     """Return the sentence for a metric that is no measure of flatness of the sweep."""
     if not known:
-        return f"'{name}': nothing that the sweep measures is flatness; add 'evaluate: {{trace: {{}}}}'"
+        return f"'{name}': {_NO_FLATNESS}"
     return f"'{name}' is no measure of flatness{suggest(name, known)}; the sweep has {', '.join(known)}"
 
 
 def _no_accuracy(name: str, known: Sequence[str]) -> str:
     """Return the sentence for an accuracy that the sweep does not measure."""
     if not known:
-        return f"'{name}': the sweep measures no accuracy; add 'evaluate: {{probe: {{}}}}'"
+        return f"'{name}': {_NO_ACCURACY}"
     return f"'{name}' is no accuracy{suggest(name, known)}; the sweep has {', '.join(known)}"
 
 

@@ -65,6 +65,8 @@ def side(name: str, storage: Path, *, is_file: bool) -> Side:
         problems = Problems()
         content = read_file(Path(name), problems).plain
         problems.raise_any()
+        # No record has it, as it may hold a secret, and no result depends on it.
+        content.pop("notify", None)
         return Side("sweep", name, _fields(content))
     if (storage / name / STORED).is_file():
         return Side("sweep", name, _fields(load_stored(storage / name).config))

@@ -109,7 +109,7 @@ class Problems:
 
     def __init__(self) -> None:
         self._found: dict[Problem, None] = {}
-        self._unread: set[tuple[Mark, str]] = set()
+        self._unread: set[Mark | tuple[Mark, str]] = set()
 
     def __len__(self) -> int:
         return len(self._found)
@@ -119,10 +119,17 @@ class Problems:
 
     def add(self, mark: Mark, name: str, message: str, *, unread: bool = False) -> None:
         """Note one problem.  With `unread` the value was not read, so what follows from it is left out."""
-        if (mark, name) not in self._unread:
+        # All of an override has one place.
+        place = mark if mark.line is not None else (mark, name)
+        if place not in self._unread:
             self._found[Problem(mark, name, message)] = None
         if unread:
-            self._unread.add((mark, name))
+            self._unread.add(place)
+
+    @property
+    def unread(self) -> bool:
+        """Whether there is a value that was not read."""
+        return bool(self._unread)
 
     def raise_any(self) -> None:
         """Raise `ConfigError`, one line per problem in the order of the files, if there are any."""

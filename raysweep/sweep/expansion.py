@@ -50,10 +50,23 @@ class Expansion:
         checked = checker.runs(grid.points, evaluations, probes)
         # A field that a faulty axis or search sets is not missing.
         faulty = grid.faulty | (set() if self.search is not None else _space(root))
+        drawn: set[str] = set()
         for problem in found:
-            if not (problem.message.startswith("missing") and problem.field in faulty):
-                problems.add(problem.mark, problem.field, problem.message)
+            message = problem.message
+            if self._ranges(problem.field):
+                # All numbers of a range have the same fault, and stand nowhere in the file.
+                if problem.field in drawn:
+                    continue
+                drawn.add(problem.field)
+                message = f"drawn from this range, {message}"
+            if not (message.startswith("missing") and problem.field in faulty):
+                problems.add(problem.mark, problem.field, message)
         return grid, checked
+
+    def _ranges(self, path: str) -> bool:
+        """Return whether the search draws numbers for a path, and not one of the values that it lists."""
+        domain = None if self.search is None else self.search.space.get(path)
+        return domain is not None and domain.choice is None
 
     def runs(self, samples: Sequence[Mapping[str, Any]]) -> tuple[RunSpec, ...]:
         """Return the runs with these samples; raises `ConfigError` if one makes no sense."""
@@ -69,8 +82,8 @@ class Sections:
 
     languages: Sequence[Language]
     evaluations: Sequence[Evaluation]
-    #: Labels of the algorithms that train; None where one of them is wrong, or searched.
-    algorithms: Sequence[str] | None
+    #: None where one of them is wrong, or searched.
+    algorithms: Sequence[AlgorithmConfig] | None
 
     @classmethod
     def of(cls, root: Node, cache: LanguageCache) -> Self | None:
@@ -94,10 +107,9 @@ class Sections:
                 algorithms[id(algorithm)] = algorithm
         if found:
             return None
-        labels = [one.label for one in algorithms.values() if one.trains]
         known = not wrong and "algorithm" not in searched_sections
         measured = [evaluation for evaluation, _, _ in evaluations.values()]
-        return cls(list(languages.values()), measured, labels if known else None)
+        return cls(list(languages.values()), measured, list(algorithms.values()) if known else None)
 
     @property
     def names(self) -> Names:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +10,7 @@ from typing import Any, get_args, get_origin
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from raysweep.registry import Config, suggest
+from raysweep.registry import Config, nearest_word, suggest
 from raysweep.sweep.document import Key, Mark, Node, Problems, dotted
 from raysweep.sweep.scalars import EXACT, flow
 
@@ -80,7 +79,7 @@ def explain(
         (*path[:-1], near)
         for path, found in grouped.items()
         if found[0]["type"] == "extra_forbidden"
-        for near in difflib.get_close_matches(str(path[-1]), cls.model_fields, n=1, cutoff=0.5)
+        if (near := nearest_word(str(path[-1]), cls.model_fields)) is not None
     }
     for path, found in grouped.items():
         first = found[0]
@@ -92,7 +91,11 @@ def explain(
             known = [field for field in of.model_fields if field != "kind"] if of is not None else []
             problems.add(parent.keys.get(key, parent.mark), name, unknown(key, known))
         elif first["type"] == "missing":
-            if path not in meant:
+            if isinstance(key, int) and parent is not None:
+                least = f"at least {key + 1} long" + _such_as(_example(cls, path[:-1]))
+                message = f"{show(parent.plain)} is not valid; it must be {least}"
+                problems.add(parent.mark, dotted((*prefix, *path[:-1])), message)
+            elif path not in meant:
                 example = _example(cls, path)
                 value = "..." if example is None else flow(example)
                 problems.add(nearest(node, path, at), name, f"missing — add '{key}: {value}'")

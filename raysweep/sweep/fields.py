@@ -57,15 +57,15 @@ def read_class(place: str) -> ClassText:
 def first_sentence(text: str) -> str:
     """Return the first sentence of a text.
 
-    >>> first_sentence("AdamW.  The label names each field, e.g. lr.")
-    'AdamW.'
+    >>> first_sentence("AdamW of Doe et al. 2019.  The label names each field, e.g. lr.")
+    'AdamW of Doe et al. 2019.'
     """
     return next(_sentences(text), "")
 
 
 def _sentences(text: str) -> Iterator[str]:
     for paragraph in text.split("\n\n"):
-        yield from re.split(r"(?<=[.])\s+(?=[A-Z0-9`])", " ".join(paragraph.split()))
+        yield from re.split(r"(?<=[.])(?<! al[.])\s+(?=[A-Z0-9`])", " ".join(paragraph.split()))
 
 
 def _about(name: str, sentences: Sequence[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from io import StringIO
 from pathlib import Path
@@ -107,6 +107,7 @@ def kind_facts(name: str) -> list[KindFacts]:
 
 def _facts(family: str, kind: str) -> KindFacts:
     from raysweep.sweep.schema import class_schema
+    from raysweep.training.seeds import Seeds
 
     cls: type[Config]
     if family == "section":
@@ -117,6 +118,9 @@ def _facts(family: str, kind: str) -> KindFacts:
     schema = class_schema(cls)
     inner = schema.get("$defs", {})
     fields = _fields(schema, inner)
+    if cls is Seeds:
+        # In a file, `seed` stands for those that are left out.
+        fields = tuple(replace(one, needed=False) for one in fields)
     parts = {
         name: _fields(inner[part], inner)
         for name, found in schema["properties"].items()

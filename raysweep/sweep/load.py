@@ -16,7 +16,7 @@ from raysweep.errors import ConfigError
 from raysweep.sweep.check import Checker
 from raysweep.sweep.claims import Names, Questions
 from raysweep.sweep.config import LanguageCache, Sweep
-from raysweep.sweep.document import REMOVABLE, Mark, Node, Problems, dotted, node_of, put, remove
+from raysweep.sweep.document import REMOVABLE, Key, Mark, Node, Problems, dotted, node_of, put, remove
 from raysweep.sweep.expansion import Expansion, Sections, search_of, searched, with_mode
 from raysweep.sweep.explain import explain, show, unknown
 from raysweep.sweep.grid import SECTIONS, Composer, Setting, is_range
@@ -89,10 +89,12 @@ def load_sweep(
     sources = Sources(root_directory, str(root.plain.get("name")), languages)
     expansion = Expansion(root, languages, sources, search)
     samples = [] if search is None else [search.draw(k) for k in range(search.drawn)]
-    before = len(problems)
+    before, asked = len(problems), list[str]()
     grid, checked = expansion(samples, problems)
-    if len(problems) == before and (search is not None or not searched(root)):
-        _names(root, questions, _known(checked.runs, languages), problems)
+    if len(problems) == before and not problems.unread and (search is not None or not searched(root)):
+        known = _known(checked.runs, languages)
+        _names(root, questions, known, problems)
+        asked += questions.unanswered(known)
         if search is not None:
             search = with_mode(search, root, checked.runs, languages, problems)
     # A run that is not there would be missed by what names it.
@@ -123,7 +125,7 @@ def load_sweep(
             if name.partition(".")[2] not in EXTENT or any(name in run.axes for run in checked.runs)
         ),
         config=plain,
-        notes=(*checked.notes, *_remarks(checked.runs, languages)),
+        notes=(*checked.notes, *asked, *_remarks(checked.runs, languages)),
         points=len(grid.points),
         languages=languages,
         make_variant=_Variants(root, languages, sources),
@@ -231,10 +233,12 @@ def _resources(root: Node, problems: Problems) -> Resources:
 def _questions(root: Node, problems: Problems) -> Questions:
     """Return the fields that say what the results are asked."""
     try:
-        return Questions.of(root.plain)
+        questions = Questions.of(root.plain)
     except ValidationError as error:
         explain(error, Questions, root, (), root.mark, problems)
         return Questions.right(root.plain)
+    _told(root, questions.repeated(), problems)
+    return questions
 
 
 def _known(runs: Sequence[RunSpec], languages: LanguageCache) -> Names:
@@ -245,14 +249,19 @@ def _known(runs: Sequence[RunSpec], languages: LanguageCache) -> Names:
     configs = {id(spec.language): spec.language for spec in runs}
     return Names.of(
         tasks=(task for one in configs.values() for task in task_names(languages.get(one))),
-        algorithms=(spec.algorithm.label for spec in trained),
+        algorithms=list({id(spec.algorithm): spec.algorithm for spec in runs}.values()),
         evaluations=evaluations.values(),
     )
 
 
 def _names(root: Node, questions: Questions, known: Names, problems: Problems) -> None:
     """Check the tasks, algorithms and metrics that claims name."""
-    for path, message in questions.misnamed(known):
+    _told(root, questions.misnamed(known), problems)
+
+
+def _told(root: Node, faults: Iterable[tuple[tuple[Key, ...], str]], problems: Problems) -> None:
+    """Note faults at their places."""
+    for path, message in faults:
         node = root.find(path)
         problems.add(root.mark if node is None else node.mark, dotted(path), message)
 

@@ -87,7 +87,9 @@ class Merger:
         for spec, specs in zip(runs, self.groups.values(), strict=True):
             extents = {canonical([s.pretrain.steps, s.milestones]) for s in specs}
             if spec.trains and len(extents) < len(specs):
-                notes.append(f"{len(specs)} points of the grid are the same run, {spec.run_id}; it runs once")
+                notes.append(
+                    f"{len(specs)} combinations of values are the same run, {spec.run_id}; it runs once"
+                )
         compared, remarks = together(runs, others)
         return Checked(compared, (*notes, *_lengths(runs), *remarks))
 

@@ -20,8 +20,16 @@ def _own_name(name: str) -> str:
     return name
 
 
+def _whole_gpus(amounts: dict[str, float]) -> dict[str, float]:
+    """Refuse a part of a GPU beside whole ones, which Ray does not give."""
+    gpus = amounts.get("GPU", 0.0)
+    if gpus > 1 and not gpus.is_integer():
+        raise ValueError(f"GPU: {gpus:g}: Ray gives whole GPUs, or a part of one; write {round(gpus)} or 0.5")
+    return amounts
+
+
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Amounts = dict[Annotated[str, AfterValidator(_own_name)], Amount]
+Amounts = Annotated[dict[Annotated[str, AfterValidator(_own_name)], Amount], AfterValidator(_whole_gpus)]
 
 
 class Resources(Config):

@@ -267,8 +267,8 @@ class Sources:
         folder = Path(os.path.abspath(each.folder / os.path.expanduser(text)))
         if not folder.is_dir():
             raise ConfigError(
-                f"'{text}' is neither RUN@STEP, SWEEP/RUN@STEP nor a folder ({folder} does not exist); "
-                "`raysweep status NAME` lists the runs of a sweep"
+                f"'{text}' is neither RUN@STEP, SWEEP/RUN@STEP nor a folder ({folder} does not exist); RUN "
+                "is the id of a run, which `raysweep status NAME` lists, or a pattern such as 64-1-2-*-s0-*"
             )
         keep, label = each.init.optimizer == "keep", ""
         if (folder / STATE).is_file():

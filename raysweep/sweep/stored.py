@@ -150,7 +150,8 @@ def find_stored(
     Raises `ConfigError` if there is none, with the names that are there.
     """
     root = storage_root(storage)
-    if not (root / name).is_dir():
+    # "", "." and ".." are folders, and no names.
+    if Path(name).name in ("", "..") or not (root / name).is_dir():
         there = stored_names(root)
         raise ConfigError(
             f"'{name}': no such file, and no sweep of that name in {root}{suggest(name, there)} "

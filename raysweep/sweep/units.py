@@ -12,6 +12,15 @@ def count(n: int, what: str) -> str:
     return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
+def percent(share: float) -> str:
+    """Return a share of work that is done; 100 % is all of it, and no less.
+
+    >>> percent(0.288), percent(0.9999), percent(1.0)
+    ('29%', '99%', '100%')
+    """
+    return f"{share if share >= 1 else min(share, 0.99):.0%}"
+
+
 def duration(seconds: float) -> str:
     """Return seconds for a reader.
 

@@ -16,7 +16,7 @@ class Seeds(Config):
     """The seeds that a run draws from.
 
     `init` decides the initial weights, `data` the sentences, their order and their masks (and the examples of
-    an algorithm's extra loss), `dropout` the dropout.
+    an algorithm's extra loss), `dropout` the dropout.  In a sweep file, those that are left out are `seed`.
     """
 
     #: Decides the initial weights.

@@ -10,15 +10,17 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 import pytest
 
+from helpers.json_output import check, documented
 from raysweep.cli import app
 from raysweep.cli.app import run
 from raysweep.cli.results import print_summary
 from raysweep.errors import RunFailedError
+from raysweep.report.verdict import Verdict
 from raysweep.sweep import Sweep, load_sweep
 from raysweep.sweep.stored import load_stored, save_sweep, select
 from raysweep.sweep.tidy import FIXED
@@ -139,6 +141,13 @@ def test_the_command_that_tries_again_can_be_pasted(
     assert shlex.split(line)[1:] == ["raysweep", "ui", "small", "--storage", str(tmp_path / "our results")]
 
 
+def test_a_launch_prints_the_fields_that_are_documented(
+    file: Path, engine: Engine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["launch", str(file), "--json"]) == 3
+    check(json.loads(capsys.readouterr().out), documented()["launch FILE"])
+
+
 def test_the_default_storage_is_not_named(
     file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -152,6 +161,15 @@ def test_the_default_storage_is_not_named(
     assert f"raysweep ui small --storage {tmp_path / 'results'}\n" in said(storage="results")
     monkeypatch.setenv("RAYSWEEP_STORAGE", "s3://bucket")
     assert f"raysweep ui small --storage {tmp_path / 'results'}\n" in said(storage="results")
+
+
+def test_a_verdict_is_one_line_in_a_pipe(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sentence = "Task A: at equal loss, flatter goes with better: not enough data " + 10 * "(a reason) "
+    frame = pd.DataFrame(columns=FIXED)
+    print_summary(
+        load_sweep(file), frame, Path("r.html"), [cast(Verdict, SimpleNamespace(sentence=sentence))]
+    )
+    assert sentence in capsys.readouterr().out.splitlines()
 
 
 def test_dry_run_and_plan_honour_retry_failed(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -228,10 +246,15 @@ def test_a_disk_that_fails_later_is_storage_and_a_defect_stays_one(
 
     fail(OSError(28, "No space left on device"))
     assert run(["plan", str(file)]) == 4
-    assert capsys.readouterr().err == "raysweep: storage: No space left on device\n"
+    assert capsys.readouterr().err == (
+        "raysweep: storage: No space left on device; make room and run this again\n"
+    )
     fail(PermissionError(13, "Permission denied", "/shared/x.json"))
     assert run(["plan", str(file)]) == 4
-    assert capsys.readouterr().err == "raysweep: storage: /shared/x.json: Permission denied\n"
+    assert capsys.readouterr().err == (
+        "raysweep: storage: /shared/x.json: Permission denied; make it writable, or name another place "
+        "(--storage, or --output where there is one)\n"
+    )
     fail(FileNotFoundError(2, "No such file or directory", "forgotten"))
     assert run(["plan", str(file)]) == 1
     assert "this is a defect" in capsys.readouterr().err

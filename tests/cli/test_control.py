@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from helpers import tiny_sweeps as tiny
+from helpers.json_output import check, documented
 from helpers.processes import forked
 from raysweep.cli import control
 from raysweep.cli.app import run
@@ -79,6 +80,7 @@ def test_a_launch_is_stopped_as_by_ctrl_c(sweep: Sweep, capsys: pytest.CaptureFi
     with forked(launching(sweep)) as pid:
         assert run(["cancel", "tiny", "--json"]) == 0
         answer = json.loads(capsys.readouterr().out)
+        check(answer, documented()["cancel NAME"])
         assert (answer["sweep"], answer["stopped"]) == ("tiny", True)
         assert answer["launched_by"].startswith(f"process {pid} on ")
         for _ in range(600):
@@ -105,7 +107,9 @@ def test_a_cancelled_run_is_left_alone_until_a_retry(
     tiny.finish(sweep.ledger().run(sweep.run(third)), sweep.run(third))
     with forked(deaf(sweep)):
         assert run(["cancel", "tiny", "--only", "seed 0", "--only", third, "--json"]) == 0
-        assert json.loads(capsys.readouterr().out) == {"sweep": "tiny", "cancelled": [first]}
+        answer = json.loads(capsys.readouterr().out)
+        check(answer, documented()["cancel NAME --only RUN"])
+        assert answer == {"sweep": "tiny", "cancelled": [first]}
         # Again: it has ended already.
         assert run(["cancel", "tiny", "--only", "seed 0"]) == 0
         assert "1 run of these had ended already" in capsys.readouterr().err

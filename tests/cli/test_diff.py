@@ -45,6 +45,15 @@ def test_a_stored_sweep_and_its_file_say_the_same(
     assert capsys.readouterr().out == f"small and {finished.path} have the same configuration\n"
 
 
+def test_whom_a_launch_tells_is_no_difference(
+    finished: Sweep, storage: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Records do not hold it."""
+    (tmp_path / "told.yaml").write_text(f"extends: {finished.path}\nname: small\nnotify: echo\n")
+    assert run(["diff", "small", str(tmp_path / "told.yaml"), *storage]) == 0
+    assert capsys.readouterr().out == f"small and {tmp_path / 'told.yaml'} have the same configuration\n"
+
+
 def test_two_sweeps(finished: Sweep, storage: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     other = Path(finished.path).parent / "other.yaml"
     other.write_text(OTHER)

@@ -109,6 +109,14 @@ def test_the_whole_sweep_has_a_line_a_minute_whatever_else_is_said(monkeypatch: 
     assert totals[0].endswith("; runs: 1 done, 1 running, 1 waiting, 1 failed; 10 s so far")
 
 
+def test_all_of_the_work_is_done_only_at_its_end() -> None:
+    target, out = console(160)
+    view = LineView(target)
+    with view:
+        view(state(run(state="training", step=999, steps=1000), share=0.9999, left=(5.0, 9.0)))
+    assert "99% of all work: 99% of training" in out.getvalue()
+
+
 def test_share_and_range_are_told_where_they_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(live.time, "monotonic", lambda: now)

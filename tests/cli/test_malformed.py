@@ -172,7 +172,10 @@ def test_missing_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 @pytest.mark.parametrize(
     ("rules", "expected"),
-    [("S -> A B [0.5]\nS -> B A [0.3]\nA -> 'a' [1.0]\nB -> 'b' [1.0]\n", ["S", "0.8"]), (None, ["no file"])],
+    [
+        ("S -> A B [0.5]\nS -> B A [0.3]\nA -> 'a' [1.0]\nB -> 'b' [1.0]\n", ["S", "0.8"]),
+        (None, ["no such file"]),
+    ],
 )
 def test_grammars(
     rules: str | None, expected: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -222,6 +225,13 @@ def test_a_name_that_was_never_launched(tmp_path: Path, capsys: pytest.CaptureFi
     assert "no sweep of that name" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["", ".", ".."])
+def test_a_folder_that_is_no_name(name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A variable of a shell that is not set makes an empty name."""
+    assert run(["status", name, "--storage", str(tmp_path)]) == 2
+    assert f"'{name}': no such file, and no sweep of that name" in capsys.readouterr().err
+
+
 def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["launch"]) == 2
     assert run(["lunch", "x.yaml"]) == 2
@@ -236,9 +246,15 @@ def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
         (["match", "x", "--limit", "0"], "'--limit': 0 is not valid; it must be at least 1"),
         (["report", "x", "--tolerance", "-0.5"], "'--tolerance': -0.5 is not valid; it must be at least 0"),
         (["ui", "x", "--port", "70000"], "'--port': 70000 is not valid; it must be at most 65535"),
+        (["match", "x", "--limit", "ten"], "'--limit': 'ten' is no whole number"),
+        (["match", "x", "--tol", "ten"], "'--tol': 'ten' is no number"),
+        (
+            ["language", "show", "x", "--sentences", "1"],
+            "'--sentences': '1' is no whole number of at least 2 (100000, 1e5)",
+        ),
     ],
 )
-def test_a_number_out_of_its_range(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_number(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(words) == 2
     assert f"Error: Invalid value for {said}\n" in capsys.readouterr().err
 

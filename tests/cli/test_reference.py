@@ -78,6 +78,12 @@ def test_examples_keep_to_the_schema(facts: dict[str, dict[str, Any]]) -> None:
         assert "/tmp" not in one["example"], name
 
 
+def test_seeds_that_are_left_out_are_the_seed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["kinds", "seeds", "--json"]) == 0
+    [found] = json.loads(capsys.readouterr().out)
+    assert [field["needed"] for field in found["fields"]] == [False, False, False]
+
+
 def test_a_kind_is_printed_with_defaults_and_meanings(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["kinds", "hmm"]) == 0
     printed = capsys.readouterr()

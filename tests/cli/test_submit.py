@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import pytest
 
 from helpers import tiny_sweeps as tiny
+from helpers.json_output import check, documented
 from raysweep.cli.app import run
 from raysweep.engine import jobs
 
@@ -88,6 +89,7 @@ def test_a_sweep_is_sent_with_its_options(cluster: type[Cluster], capsys: pytest
 def test_what_is_printed_runs_there(cluster: type[Cluster], capsys: pytest.CaptureFixture[str]) -> None:
     assert submit("--json") == 0
     told = json.loads(capsys.readouterr().out)
+    check(told, documented()["submit FILE"])
     assert (told["job"], told["sweep"]) == ("mine-1234", "mine")
     for name in ("status", "logs", "cancel"):
         assert run(shlex.split(told[name])[1:]) == 3

@@ -288,7 +288,8 @@ def test_no_two_rows_are_alike(
 def test_the_tolerance_of_claims_is_told_where_it_is_another_one(
     tmp_path: Path, claims: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sweep = stored_draws(tmp_path, ("tolerance=0.05", claims))
+    table = "include=[{algorithm: {kind: lookup_table}}]"
+    sweep = stored_draws(tmp_path, ("tolerance=0.05", claims, table))
     assert run(["match", "tiny", "--storage", str(sweep.storage), "--limit", "1"]) == 0
     assert said in (line := capsys.readouterr().out.splitlines()[-1])
     assert line.startswith("claims of this sweep") == bool(said)

@@ -77,6 +77,7 @@ def test_a_tolerance_of_null_is_the_default(load: Load) -> None:
         ("claims: [{beats: sam}]", "claims[0].beats: 'sam' is not valid; it must be 'lookup_table'"),
         ("claims: [{flatter: {level: run}}]", "claims[0].flatter.level: 'run' is not valid"),
         ("claims: {flatter: {}}", "claims: "),
+        ("claims: [{larger: {least: 2}}]", "claims[0].larger.least: 2 is not valid; it must be at most 1"),
         ("tolerance: 0", "tolerance: 0 is not valid; it must be greater than 0"),
         ("tolerance: much", "tolerance: 'much' is not valid; it must be a number"),
     ],
@@ -107,6 +108,10 @@ def test_mistakes_are_named_with_their_place(load: Load, text: str, said: str) -
             "claims: [{algorithm: {better: adamw, than: muon}}]",
             "claims[0].algorithm.than: no run has the algorithm 'muon'; the sweep trains with adamw, sgd",
         ),
+        (
+            "claims: [{longer: {}}, {flatter: {}}, {flatter: {level: all}}]",
+            "s.yaml:13:39: claims[2]: the same claim as claims[1]; keep one",
+        ),
     ],
 )
 def test_names_that_the_sweep_does_not_have_are_refused(load: Load, text: str, said: str) -> None:
@@ -115,7 +120,43 @@ def test_names_that_the_sweep_does_not_have_are_refused(load: Load, text: str, s
     assert said in str(caught.value)
 
 
+@pytest.mark.parametrize("claim", ["beats: lookup_table", "beats: {task: '2'}"])
+def test_a_look_up_table_that_no_run_is_cannot_be_beaten(load: Load, claim: str) -> None:
+    text = f"{BASE}{AXES}claims: [{{{claim}}}]\n"
+    with pytest.raises(ConfigError) as caught:
+        load(text)
+    assert str(caught.value) == (
+        "s.yaml:10:18: claims[0].beats: the look-up table is none of the runs; "
+        "add 'include: [{algorithm: {kind: lookup_table}}]'"
+    )
+    load(text + BOTH)
+    # The algorithms are not known.
+    with pytest.raises(ConfigError) as caught:
+        load(text.replace("kind: adamw", "kind: adam"))
+    assert "claims" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("evaluate", "claim", "said"),
+    [
+        ("{}", "longer: {}", "the sweep measures no accuracy; add 'evaluate: {probe: {}}'"),
+        ("{trace: {}}", "flatter: {}", "the sweep measures no accuracy; add 'evaluate: {probe: {}}'"),
+        (
+            "{probe: {}}",
+            "flatter: {}",
+            "nothing that the sweep measures is flatness; add 'evaluate: {trace: {}}'",
+        ),
+        ("{probe: {}}", "longer: {}", ""),
+        ("{probe: {}, trace: {common: null}}", "flatter: {}", ""),
+    ],
+)
+def test_a_claim_that_nothing_answers_is_noted(load: Load, evaluate: str, claim: str, said: str) -> None:
+    sweep = load(f"{HEAD}evaluate: {evaluate}\nclaims: [{{{claim}}}]\n")
+    assert sweep.notes == ((f"claims[0] gets no verdict: {said}",) if said else ())
+
+
 MEASURED = HEAD + AXES
+TABLE = "include: [{algorithm: {kind: lookup_table}}]\n"
 #: Evaluations, claims, and what is said; "" where the names are right.
 NAMED = [
     ("{trace: {}}", "flatter: {metric: trace}", ""),
@@ -141,7 +182,7 @@ NAMED = [
 
 @pytest.mark.parametrize(("evaluate", "claim", "said"), NAMED)
 def test_metrics_are_those_that_the_sweep_measures(load: Load, evaluate: str, claim: str, said: str) -> None:
-    text = f"{MEASURED}evaluate: {evaluate}\nclaims:\n  - {claim}\n"
+    text = f"{MEASURED}evaluate: {evaluate}\nclaims:\n  - {claim}\n{TABLE}"
     if not said:
         load(text)
         return
@@ -213,6 +254,14 @@ def test_other_mistakes_are_told_alone(load: Load) -> None:
         load(text)
     assert "language.states" in str(caught.value)
     assert "claims" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("old", "new"), [("lr: 1e-3", "lr: .inf"), ("steps: 100", "steps: 1e400")])
+def test_a_number_that_is_not_read_misnames_no_task(load: Load, old: str, new: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load((BASE + AXES).replace(old, new) + "claims: [{flatter: {task: '2'}}]\n")
+    [line] = str(caught.value).splitlines()
+    assert "is not a finite number" in line
 
 
 def test_names_are_told_with_mistakes_that_touch_no_run(load: Load) -> None:

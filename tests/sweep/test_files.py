@@ -235,6 +235,36 @@ MALFORMED = [
         "name: tiny\nresources: {per_worker: {gpus: 1}}",
         "2:32: resources.per_worker.gpus: no resource of Ray has the name 'gpus'; did you mean 'GPU'?",
     ),
+    (
+        "part of a GPU beside a whole one",
+        "name: tiny",
+        "name: tiny\nresources: {per_worker: {GPU: 1.5}}",
+        "2:25: resources.per_worker: GPU: 1.5: Ray gives whole GPUs, or a part of one; write 2 or 0.5",
+    ),
+    (
+        "kind in capitals",
+        "kind: hmm",
+        "kind: HMM",
+        "2:18: language.kind: unknown language kind 'HMM' — did you mean 'hmm'?",
+    ),
+    (
+        "list too short",
+        "lr: 1e-3",
+        "betas: [0.9]",
+        "4:33: algorithm.betas: [0.9] is not valid; it must be at least 2 long",
+    ),
+    (
+        "field like no other",
+        "lr: 1e-3",
+        "learning_rate: 1e-3",
+        "4:26: algorithm.learning_rate: unknown field — known: betas, clip_norm, ema, eps, lr,",
+    ),
+    (
+        "field a little like another",
+        "{kind: adamw, lr: 1e-3}",
+        "{kind: sgd, betas: 1e-3}",
+        "4:24: algorithm.betas: unknown field — known: clip_norm, ema, lr, momentum,",
+    ),
 ]
 
 
@@ -260,6 +290,7 @@ def test_one_mistake_is_named_where_it_stands(load: Any, old: str, new: str, mes
         ("axes: {model.shap: [a]}", "7:8: model.shap: unknown field — did you mean 'shape'?"),
         ("axes: {model.shape: [16/1/1/32, 16/5/1/32]}", "7:33: model.shape: '16/5/1/32': 5 heads"),
         ("axes: {pretrain.steps: [100, 80]}", "5:51: pretrain.milestones: 100 lies past the last step, 80"),
+        ("axes: {seed: [0, 99999999999999999999]}", "7:18: axes.seed[1]: 20 digits are too many"),
         ("axes: {algorithm.lr: [1e-3, 0.001]}", "7:29: axes.algorithm.lr: 0.001 is listed twice"),
         ("axes: {algorithm: [{lr: 1}, {kind: sdg}]}", "7:36: algorithm.kind: unknown algorithm kind 'sdg'"),
         ("axes: [1]", "7:7: axes: must be a mapping"),
@@ -348,8 +379,8 @@ def test_a_grammar_whose_rules_do_not_sum_to_one_is_named_at_its_language(load: 
 
 
 def test_a_missing_grammar_is_named_at_its_path(load: Any) -> None:
-    found = errors(load, grammar_file("rules.txt"))
-    assert found[0].startswith("s.yaml:2:47: language.path: no such file: rules.txt")
+    [found] = errors(load, grammar_file("rules.txt"))
+    assert found.startswith("s.yaml:2:47: language.path: no such file: rules.txt")
 
 
 def test_the_place_of_a_grammar_is_no_part_of_the_identity(load: Any, tmp_path: Path) -> None:

@@ -98,7 +98,9 @@ def test_steps_are_milestones_of_one_run(load: Any) -> None:
 def test_points_that_turn_out_the_same_are_said(load: Any) -> None:
     sweep = load(tiny.BASE + "axes: {model: [{shape: 8/1/1/8}, {shape: 8/1/1/8, norm: pre}]}\n")
     assert len(sweep.runs) == 1
-    assert sweep.notes == (f"2 points of the grid are the same run, {sweep.runs[0].run_id}; it runs once",)
+    assert sweep.notes == (
+        f"2 combinations of values are the same run, {sweep.runs[0].run_id}; it runs once",
+    )
 
 
 def test_evaluations_of_parameters_are_not_asked_of_the_look_up_table(load: Any) -> None:

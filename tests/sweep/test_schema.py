@@ -147,7 +147,7 @@ WHOLE: dict[str, Any] = {
     "axes": {"algorithm.lr": [0.001, 0.002], "seed": [0, 1]},
     "zip": [{"pretrain.batch_size": [4, 8], "model.dropout": [0.0, 0.1]}],
     "exclude": [{"seed": 1}],
-    "include": [{"algorithm": {"kind": "sgd"}}, {"seeds.init": 3}],
+    "include": [{"algorithm": {"kind": "sgd"}}, {"seeds.init": 3}, {"algorithm": {"kind": "lookup_table"}}],
     "seeds": {"dropout": 3},
     "resources": {"workers": 1, "per_worker": {"CPU": 1}},
     "tolerance": 0.02,

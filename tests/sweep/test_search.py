@@ -174,7 +174,7 @@ def test_a_sweep_with_a_search_is_found_by_its_name(load: Any) -> None:
             "algorithm.lr: {loguniform: [1e-4, 1e-2]}",
             "model.dropout: {uniform: [0, 2]}",
             "11:20: model.dropout",
-            "2.0",
+            "drawn from this range, 1.865 is not valid; it must be less than 1.0",
         ),
         (
             "samples: 4",
@@ -288,6 +288,21 @@ def test_what_a_space_looks_like_is_said(load: Any, before: str, after: str, sai
     with pytest.raises(ConfigError) as error:
         load(BASE + SEARCH.replace(before, after))
     assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("space", "said"),
+    [
+        ("pretrain.batch_size: {uniform: [1, 9]}", "it must be a whole number, e.g. 100"),
+        ("algorithm.lr: {uniform: [-1, 1]}", "it must be greater than 0.0"),
+    ],
+)
+def test_a_range_that_fits_no_field_is_told_once(load: Any, space: str, said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load(BASE + SEARCH.replace(SPACE, f"    {space}\n"))
+    [line] = str(error.value).splitlines()
+    assert f": {space.partition(':')[0]}: drawn from this range, " in line
+    assert line.endswith(said)
 
 
 def test_a_metric_that_a_claim_may_name_may_be_searched(load: Any) -> None:

@@ -339,6 +339,11 @@ WRONG = [
         r"matches 2 runs \(16-\S+-adamw-s0-\w+, 16-\S+-adamw-s1-\w+\); name one",
     ),
     ("{run: '16-1-1-32-adamw'}", "run", r"is neither RUN@STEP, SWEEP/RUN@STEP nor a folder"),
+    (
+        "{run: '16/1/1/32 seed 0@50'}",
+        "run",
+        r"RUN is the id of a run, .* or a pattern such as 64-1-2-\*-s0-\*",
+    ),
     ("{run: /no/such/folder}", "run", r"'/no/such/folder' is neither"),
     ("{run: 'S0@50', optimizer: kept}", "optimizer", r"'kept' is not valid; it must be one of keep, fresh"),
     ("{optimizer: keep}", "run", r"missing — add 'run: ...'"),

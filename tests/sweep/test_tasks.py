@@ -93,7 +93,7 @@ class TestGrid:
             "evaluate.probe.tasks=[rte]",
         )
         assert len(found.runs) == 1
-        assert "2 points of the grid are the same run" in found.notes[0]
+        assert "2 combinations of values are the same run" in found.notes[0]
 
     def test_other_languages_may_have_other_tasks(self, load) -> None:
         runs = load(
