@@ -137,14 +137,14 @@ def train(job: Job, world: World, board: Board, threads: int) -> None:
                 line.close()
 
 
-def world() -> World:
-    """Return the place of this worker among the workers of its group."""
+def world(shards: int) -> World:
+    """Return the place of this worker in its group, in which `shards` workers each hold a copy together."""
     context = ray.train.get_context()
-    return World(rank=context.get_world_rank(), size=context.get_world_size())
+    return World(rank=context.get_world_rank(), size=context.get_world_size(), shards=shards)
 
 
 def _train_worker(config: Mapping[str, Any]) -> None:
-    train(stored_job(config["job"]), world(), config["board"], config["threads"])
+    train(stored_job(config["job"]), world(config["shards"]), config["board"], config["threads"])
 
 
 class _Trainer(ray.train.torch.TorchTrainer):
@@ -203,7 +203,12 @@ def trainer(
     """Return the Ray Train job of one run, named by its run id; `shared` is as in `Services`."""
     return train_job(
         _train_worker,
-        {"job": job.stored(), "board": board, "threads": torch_threads(resources)},
+        {
+            "job": job.stored(),
+            "board": board,
+            "threads": torch_threads(resources),
+            "shards": resources.shards,
+        },
         resources=reserved(resources, shared),
         name=job.spec.run_id,
         storage=scratch,
