@@ -230,6 +230,19 @@ MALFORMED = [
         "2:29: resources.max_concurrent: 'some' is not valid; it must be 'auto' or a whole number",
     ),
     (
+        "sharding alone",
+        "name: tiny",
+        "name: tiny\nresources: {sharding: full}",
+        "2:23: resources.sharding: 'full' shares weights out over workers; use workers: 2 or more",
+    ),
+    (
+        "sharding in uneven groups",
+        "name: tiny",
+        "name: tiny\nresources: {workers: 4, sharding: 3}",
+        "2:35: resources.sharding: 4 workers make no groups of 3; use 'full', or a number that divides the "
+        "workers",
+    ),
+    (
         "resource that no node has",
         "name: tiny",
         "name: tiny\nresources: {per_worker: {gpus: 1}}",
