@@ -4,6 +4,7 @@ import errno
 import os
 import signal
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from raysweep.testing.training import FolderJournal, Walk, small_run
 from raysweep.training import World, checkpoint, pretrain
 from raysweep.training.step import Stepper
 
-__all__ = ["FolderJournal", "Walk", "arguments", "work", "work_in_turn"]
+__all__ = ["FolderJournal", "Walk", "arguments", "share", "work", "work_in_turn"]
 
 
 def arguments(**options: Any) -> dict[str, Any]:
@@ -37,6 +38,19 @@ def work_in_turn(
     distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=size)
     for directory, shards, options in jobs:
         pretrain(journal=FolderJournal(directory), world=World(rank, size, shards), **arguments(**options))
+    distributed.destroy_process_group()
+
+
+def share(
+    world: World, rendezvous: Path, environment: Mapping[str, str], arguments: Mapping[str, Any]
+) -> None:
+    """Train one run, with these arguments of `pretrain`, as one of the workers of `world`."""
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{rendezvous}", rank=world.rank, world_size=world.size
+    )
+    pretrain(world=world, **arguments)
     distributed.destroy_process_group()
 
 
