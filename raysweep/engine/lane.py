@@ -39,7 +39,7 @@ _MAILBOX: Any = ray.remote(num_cpus=0)(Mailbox)
 
 def _work(config: Mapping[str, Any]) -> None:
     """Train on this worker the runs that come in through the mailbox, until it is gone."""
-    mailbox, here = config["mailbox"], world(config["shards"])
+    mailbox, here = config["mailbox"], world(config["resources"])
     group = uuid.uuid4().hex
     ended: int | None = None
     while (taken := _take(mailbox, group, ended, here)) is not None:
@@ -75,7 +75,7 @@ class Lane:
                 "mailbox": self.mailbox,
                 "board": board,
                 "threads": torch_threads(resources),
-                "shards": resources.shards,
+                "resources": resources,
             },
             resources=reserved(resources, shared=True),
             name="lane",

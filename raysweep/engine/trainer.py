@@ -34,6 +34,10 @@ log = logging.getLogger("raysweep")
 #: Seconds between two lines of progress in the log of a run.
 _EVERY = 30.0
 
+#: Seconds after which a run with fewer workers than it asks for looks for room for more.  Taking them costs
+#: the steps since its last checkpoint.
+_RESIZE_EVERY = 600.0
+
 
 @contextmanager
 def run_log(run: RunLedger, name: str) -> Iterator[Path]:
@@ -137,14 +141,15 @@ def train(job: Job, world: World, board: Board, threads: int) -> None:
                 line.close()
 
 
-def world(shards: int) -> World:
-    """Return the place of this worker in its group, in which `shards` workers each hold a copy together."""
+def world(resources: Resources) -> World:
+    """Return the place of this worker among the workers of its group."""
     context = ray.train.get_context()
-    return World(rank=context.get_world_rank(), size=context.get_world_size(), shards=shards)
+    size = context.get_world_size()
+    return World(rank=context.get_world_rank(), size=size, shards=resources.shards(size))
 
 
 def _train_worker(config: Mapping[str, Any]) -> None:
-    train(stored_job(config["job"]), world(config["shards"]), config["board"], config["threads"])
+    train(stored_job(config["job"]), world(config["resources"]), config["board"], config["threads"])
 
 
 class _Trainer(ray.train.torch.TorchTrainer):
@@ -179,7 +184,10 @@ def train_job(
         loop,
         train_loop_config=config,
         scaling_config=ray.train.ScalingConfig(
-            num_workers=resources.workers,
+            num_workers=resources.workers
+            if resources.min_workers is None
+            else (resources.min_workers, resources.workers),
+            elastic_resize_monitor_interval_s=_RESIZE_EVERY,
             resources_per_worker=per_worker,
             use_gpu=per_worker.get("GPU", 0) > 0,
         ),
@@ -207,7 +215,7 @@ def trainer(
             "job": job.stored(),
             "board": board,
             "threads": torch_threads(resources),
-            "shards": resources.shards,
+            "resources": resources,
         },
         resources=reserved(resources, shared),
         name=job.spec.run_id,

@@ -38,9 +38,9 @@ def on_all(world: World, work: Callable[[], T]) -> list[T]:
         raise
     finally:
         distributed.all_gather_object(outcomes, mine)
-    for _, error in outcomes:
-        if error is not None:
-            raise error
+    for _, failure in outcomes:
+        if failure is not None:
+            raise failure
     return [result for result, _ in outcomes]
 
 

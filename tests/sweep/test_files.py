@@ -243,6 +243,25 @@ MALFORMED = [
         "workers",
     ),
     (
+        "more workers at least than at most",
+        "name: tiny",
+        "name: tiny\nresources: {workers: 2, min_workers: 3}",
+        "2:38: resources.min_workers: 3 is more than the 2 workers",
+    ),
+    (
+        "groups of workers that come and go",
+        "name: tiny",
+        "name: tiny\nresources: {workers: 4, min_workers: 2, sharding: 2}",
+        "2:38: resources.min_workers: workers that come and go make no groups of one size; use sharding: full "
+        "or none",
+    ),
+    (
+        "lanes of workers that come and go",
+        "name: tiny",
+        "name: tiny\nresources: {workers: 4, min_workers: 2, engine: lanes}",
+        "2:38: resources.min_workers: lanes keep all of their workers; use engine: nested",
+    ),
+    (
         "resource that no node has",
         "name: tiny",
         "name: tiny\nresources: {per_worker: {gpus: 1}}",
