@@ -3,9 +3,11 @@
 A checkpoint is a directory `checkpoints/step-00000500` with the weights (`model.safetensors`), the
 optimizer's state (`optimizer.safetensors`) and `state.json` (step, seconds, losses not yet in the curve, and
 the sha256 and size of the other files).  Where an algorithm averages weights, `model.safetensors` holds the
-average, which is evaluated and exported, and `trained.safetensors` the weights that training resumes from.  A
-checkpoint is written beside its place, flushed to disk file by file, and renamed, so a directory of that name
-is complete.  In an object store, where nothing is renamed, it is complete once it has its `state.json`,
+average, which is evaluated and exported, and `trained.safetensors` the weights that training resumes from.
+Where weights are sharded, each of these is in several files, one a worker (`raysweep.training.pieces`).
+
+A checkpoint is written beside its place, flushed to disk file by file, and renamed, so a directory of that
+name is complete.  In an object store, where nothing is renamed, it is complete once it has its `state.json`,
 which is written last.  It counts once its `CheckpointRecord`, which holds the sha256 of all files, is
 committed.  No file is unpickled.
 """
