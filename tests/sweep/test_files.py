@@ -252,8 +252,8 @@ MALFORMED = [
         "groups of workers that come and go",
         "name: tiny",
         "name: tiny\nresources: {workers: 4, min_workers: 2, sharding: 2}",
-        "2:38: resources.min_workers: workers that come and go make no groups of one size; use sharding: full "
-        "or none",
+        "2:38: resources.min_workers: workers that come and go make no groups of one size; use sharding: "
+        "full or none",
     ),
     (
         "lanes of workers that come and go",
