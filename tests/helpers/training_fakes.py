@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import distributed
 
+from raysweep.models.encoder import Encoder
 from raysweep.registry import algorithms, models
 from raysweep.testing.training import FolderJournal, Walk, small_run
 from raysweep.training import World, checkpoint, pretrain
@@ -33,11 +34,15 @@ def work_in_turn(
     """Train one run after another as one of `size` workers.
 
     A job is the folder of a run, the number of workers that hold a copy of the weights together, and options.
+    With the option `packed` an encoder trains on packed rows, as on a GPU.
     """
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=size)
+    packs = Encoder.packs
     for directory, shards, options in jobs:
-        pretrain(journal=FolderJournal(directory), world=World(rank, size, shards), **arguments(**options))
+        given = dict(options)
+        Encoder.packs = property(lambda _: True) if given.pop("packed", False) else packs
+        pretrain(journal=FolderJournal(directory), world=World(rank, size, shards), **arguments(**given))
     distributed.destroy_process_group()
 
 

@@ -53,7 +53,8 @@ def together(size: int, rendezvous: Path, jobs: Sequence[Job]) -> None:
 
 def alone(directory: Path, options: dict[str, Any]) -> None:
     """Train with one worker, by compiled passes where the model has them."""
-    pretrain(journal=fakes.FolderJournal(directory), **fakes.arguments(**options))
+    given = {name: value for name, value in options.items() if name != "packed"}
+    pretrain(journal=fakes.FolderJournal(directory), **fakes.arguments(**given))
 
 
 def tensors(directory: Path, step: int, name: str) -> dict[str, Tensor]:
@@ -72,6 +73,7 @@ RUNS = {
     "in parts, recomputed": until(
         12, model={"dropout": 0.0, "checkpointing": True}, pretrain={"micro_batch": 3}
     ),
+    "packed": until(12, packed=True),
     "one masked word": until(12, pretrain={"mask": "one"}),
     "momentum, token": until(
         12, algorithm={"kind": "sgd", "momentum": 0.9}, model={"dropout": 0.0, "cls": True}
@@ -140,7 +142,7 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 def assert_near(found: dict[str, Tensor], expected: dict[str, Tensor], options: Any, share: float) -> None:
-    arguments = fakes.arguments(**options)
+    arguments = fakes.arguments(model=options["model"])
     model = arguments["model"].build(arguments["language"], seed=arguments["seed"])
     start = dict(model.named_parameters())
     assert found.keys() == expected.keys() == start.keys()
