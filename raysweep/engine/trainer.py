@@ -180,17 +180,18 @@ def train_job(
     file that a crash has torn must not stop a run.
     """
     per_worker = dict(resources.per_worker)
+    most, least = resources.workers, resources.min_workers
+    # mypy sees the old class, whose number of workers is fixed.
+    scaling: dict[str, Any] = {
+        "num_workers": most if least is None else (least, most),
+        "elastic_resize_monitor_interval_s": _RESIZE_EVERY,
+        "resources_per_worker": per_worker,
+        "use_gpu": per_worker.get("GPU", 0) > 0,
+    }
     return _Trainer(
         loop,
         train_loop_config=config,
-        scaling_config=ray.train.ScalingConfig(
-            num_workers=resources.workers
-            if resources.min_workers is None
-            else (resources.min_workers, resources.workers),
-            elastic_resize_monitor_interval_s=_RESIZE_EVERY,
-            resources_per_worker=per_worker,
-            use_gpu=per_worker.get("GPU", 0) > 0,
-        ),
+        scaling_config=ray.train.ScalingConfig(**scaling),
         run_config=ray.train.RunConfig(
             name=name,
             storage_path=str(storage / uuid.uuid4().hex[:12]),
