@@ -2,10 +2,10 @@
 
 Nested training starts the processes of a Ray Train job for each run, which takes some ten seconds.  A lane
 (`raysweep.engine.lane`) keeps them for the next run.  `resources.engine` names one of the two, or leaves the
-choice to `auto`.  `auto` takes lanes if the sweep asks for CPUs alone and training is expected to take
-at most `SHORT` seconds a run, in the mean over those to train.  What was not measured counts as long: steps
-that are too slow to be timed here, or that nobody timed, as when `raysweep.launch` is called from Python on a
-new sweep.
+choice to `auto`.  `auto` takes lanes if the sweep asks for CPUs alone, and for a fixed number of workers, and
+training is expected to take at most `SHORT` seconds a run, in the mean over those to train.  What was not
+measured counts as long: steps that are too slow to be timed here, or that nobody timed, as when
+`raysweep.launch` is called from Python on a new sweep.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def choose_engine(resources: Resources, plan: Plan) -> Engine:
     costs = [run.cost.training for run in plan.to_do if run.train_steps]
     known = [seconds for seconds in costs if seconds is not None]
     short = bool(known) and len(known) == len(costs) and sum(known) <= SHORT * len(known)
-    return "lanes" if short and named <= {"CPU"} else "nested"
+    return "lanes" if short and named <= {"CPU"} and resources.min_workers is None else "nested"
 
 
 def checked(resources: Resources) -> Engine:

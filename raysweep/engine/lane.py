@@ -39,7 +39,7 @@ _MAILBOX: Any = ray.remote(num_cpus=0)(Mailbox)
 
 def _work(config: Mapping[str, Any]) -> None:
     """Train on this worker the runs that come in through the mailbox, until it is gone."""
-    mailbox, here = config["mailbox"], world()
+    mailbox, here = config["mailbox"], world(config["resources"])
     group = uuid.uuid4().hex
     ended: int | None = None
     while (taken := _take(mailbox, group, ended, here)) is not None:
@@ -71,7 +71,12 @@ class Lane:
         self._last: LaneTraining | None = None
         self._job = train_job(
             _work,
-            {"mailbox": self.mailbox, "board": board, "threads": torch_threads(resources)},
+            {
+                "mailbox": self.mailbox,
+                "board": board,
+                "threads": torch_threads(resources),
+                "resources": resources,
+            },
             resources=reserved(resources, shared=True),
             name="lane",
             storage=storage,

@@ -34,6 +34,10 @@ log = logging.getLogger("raysweep")
 #: Seconds between two lines of progress in the log of a run.
 _EVERY = 30.0
 
+#: Seconds after which a run with fewer workers than it asks for looks for room for more.  Taking them costs
+#: the steps since its last checkpoint.
+_RESIZE_EVERY = 600.0
+
 
 @contextmanager
 def run_log(run: RunLedger, name: str) -> Iterator[Path]:
@@ -137,14 +141,15 @@ def train(job: Job, world: World, board: Board, threads: int) -> None:
                 line.close()
 
 
-def world() -> World:
+def world(resources: Resources) -> World:
     """Return the place of this worker among the workers of its group."""
     context = ray.train.get_context()
-    return World(rank=context.get_world_rank(), size=context.get_world_size())
+    size = context.get_world_size()
+    return World(rank=context.get_world_rank(), size=size, shards=resources.shards(size))
 
 
 def _train_worker(config: Mapping[str, Any]) -> None:
-    train(stored_job(config["job"]), world(), config["board"], config["threads"])
+    train(stored_job(config["job"]), world(config["resources"]), config["board"], config["threads"])
 
 
 class _Trainer(ray.train.torch.TorchTrainer):
@@ -175,14 +180,18 @@ def train_job(
     file that a crash has torn must not stop a run.
     """
     per_worker = dict(resources.per_worker)
+    most, least = resources.workers, resources.min_workers
+    # mypy sees the old class, whose number of workers is fixed.
+    scaling: dict[str, Any] = {
+        "num_workers": most if least is None else (least, most),
+        "elastic_resize_monitor_interval_s": _RESIZE_EVERY,
+        "resources_per_worker": per_worker,
+        "use_gpu": per_worker.get("GPU", 0) > 0,
+    }
     return _Trainer(
         loop,
         train_loop_config=config,
-        scaling_config=ray.train.ScalingConfig(
-            num_workers=resources.workers,
-            resources_per_worker=per_worker,
-            use_gpu=per_worker.get("GPU", 0) > 0,
-        ),
+        scaling_config=ray.train.ScalingConfig(**scaling),
         run_config=ray.train.RunConfig(
             name=name,
             storage_path=str(storage / uuid.uuid4().hex[:12]),
@@ -203,7 +212,12 @@ def trainer(
     """Return the Ray Train job of one run, named by its run id; `shared` is as in `Services`."""
     return train_job(
         _train_worker,
-        {"job": job.stored(), "board": board, "threads": torch_threads(resources)},
+        {
+            "job": job.stored(),
+            "board": board,
+            "threads": torch_threads(resources),
+            "resources": resources,
+        },
         resources=reserved(resources, shared),
         name=job.spec.run_id,
         storage=scratch,

@@ -145,8 +145,7 @@ class _Trial:
     def _start_training(self) -> None:
         """Start training towards the milestones that lack a checkpoint.
 
-        Training resumes at or before the first of them, even if later checkpoints exist, and ends at the
-        last.
+        Training resumes before the first of them, even if later checkpoints exist, and ends at the last.
         """
         lacking = missing_now(self._run, self._spec, check_files=True, needed=self._needed).checkpoints
         if not lacking:
@@ -161,7 +160,7 @@ class _Trial:
             pretrain = pretrain.model_copy(update={"micro_batch": rows})
             log.warning("the memory did not suffice: at most %d sentences at a time", rows)
         log.info("training to step %d", lacking[-1])
-        job = Job(spec=replace(self._spec, pretrain=pretrain), run=self._run.rewound(lacking[0]))
+        job = Job(spec=replace(self._spec, pretrain=pretrain), run=self._run)
         self._training = self._training_of(job)
         self._training.start()
 

@@ -96,6 +96,9 @@ class MaskedLM(nn.Module, ABC):
 
     #: True where the sentence-level token stood before the sentences of pre-training.
     reads_cls: bool = False
+    #: True where weights are gathered for their block's work alone (`raysweep.training.sharding`); compiled
+    #: passes, which read all of them, do not serve such a model.
+    sharded: bool = False
 
     #: The width from which bfloat16 products make training on a CPU faster; None if they never do.
     wide: ClassVar[int | None] = None
@@ -108,7 +111,7 @@ class MaskedLM(nn.Module, ABC):
     def fused(self) -> bool:
         """Whether `masked_loss` computes gradients along with the loss; backward then only returns them."""
         parameter = next(self.parameters())
-        own = vars(type(self)).get("compiled") is not None
+        own = vars(type(self)).get("compiled") is not None and not self.sharded
         return own and parameter.device.type == "cpu" and parameter.dtype == torch.float32
 
     @abstractmethod
@@ -136,6 +139,13 @@ class MaskedLM(nn.Module, ABC):
         A model that puts the token in front of its sentences returns the one inside.
         """
         return self
+
+    def blocks(self) -> dict[nn.Module, tuple[str, ...]]:
+        """Return modules that work one after the other, with the methods beside `forward` that enter them.
+
+        A sharded model gathers the weights of one such block at a time, and all others for the whole pass.
+        """
+        return {}
 
     def tie(self) -> None:
         """Tie parameters again that share their values."""

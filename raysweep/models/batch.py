@@ -51,10 +51,15 @@ class Batch:
         """
         if sentences < 1:
             raise ValueError(f"parts of {sentences} sentences; use at least 1")
+        return self.parts(-(-len(self.ids) // sentences))
+
+    def parts(self, number: int) -> list[Batch]:
+        """Return `number` parts as `split` does; raises `ValueError` for more than there are sentences."""
         rows, width = self.ids.shape
-        number = -(-rows // sentences)
         if number <= 1:
             return [self]
+        if number > rows:
+            raise ValueError(f"{number} parts of {rows} sentences")
         starts = [rows * part // number for part in range(number + 1)]
         if self.single:
             cuts = starts

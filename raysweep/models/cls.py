@@ -56,6 +56,9 @@ class WithCLS(MaskedLM):
     def initialise(self, generator: torch.Generator) -> None:
         self.inner.initialise(generator)
 
+    def blocks(self) -> dict[nn.Module, tuple[str, ...]]:
+        return self.inner.blocks()
+
     def tie(self) -> None:
         self.inner.tie()
 

@@ -246,6 +246,9 @@ class Encoder(MaskedLM):
         self.decoder = nn.Linear(shape.width, self.total_vocabulary)
         self.tie()
 
+    def blocks(self) -> dict[nn.Module, tuple[str, ...]]:
+        return dict.fromkeys(self.layers, ("packed",))
+
     def tie(self) -> None:
         self.decoder.weight = self.token_embedding.weight
 

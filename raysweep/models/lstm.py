@@ -171,6 +171,9 @@ class LSTM(MaskedLM):
         self.decoder = nn.Linear(shape.hidden, self.total_vocabulary)
         self.tie()
 
+    def blocks(self) -> dict[nn.Module, tuple[str, ...]]:
+        return dict.fromkeys(self.layers, ())
+
     def tie(self) -> None:
         self.decoder.weight = self.token_embedding.weight
 

@@ -65,13 +65,9 @@ RECORDS = "records"
 
 @dataclass
 class RunLedger:
-    """The ledger of one run, and the `Journal` of its training.
-
-    With `limit`, training does not resume from checkpoints after that step (see `rewound`).
-    """
+    """The ledger of one run, and the `Journal` of its training."""
 
     directory: Path
-    limit: int | None = None
 
     @property
     def run_id(self) -> str:
@@ -163,13 +159,9 @@ class RunLedger:
         return [record for record in found if record is not None]
 
     def checkpoints(self) -> list[CheckpointRecord]:
-        """Return the committed checkpoints that have a folder, newest first, up to `limit`."""
+        """Return the committed checkpoints that have a folder, newest first."""
         there = self.steps_on_disk()
-        return [
-            record
-            for record in reversed(self.checkpoint_records())
-            if record.step in there and (self.limit is None or record.step <= self.limit)
-        ]
+        return [record for record in reversed(self.checkpoint_records()) if record.step in there]
 
     def commit(self, record: CheckpointRecord) -> None:
         """Record a checkpoint, durably.
@@ -199,13 +191,6 @@ class RunLedger:
         log.warning("%s: checkpoint of step %d: %s%s", self.run_id, record.step, reason, where)
         if moved is not None:
             write_atomic(moved.with_name(moved.name + ".reason.txt"), (reason + "\n").encode())
-
-    def rewound(self, step: int) -> RunLedger:
-        """Return this ledger for a training that resumes at or before `step`.
-
-        A milestone without a checkpoint is trained again from an older one although newer ones exist.
-        """
-        return RunLedger(self.directory, limit=step)
 
     def curve(self) -> list[CurvePoint]:
         """Return the training curve, one point for each step; the first record of a step counts."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from raysweep.registry import Config
 
@@ -37,6 +37,11 @@ class Resources(Config):
 
     #: Training processes of one run (data parallel).
     workers: int = Field(default=1, ge=1)
+    #: The fewest workers with which a run goes on while the cluster has no room for all; None: all of them.
+    min_workers: Annotated[int, Field(ge=1)] | None = None
+    #: Weights, gradients and optimizer state are on each worker (`none`), or shared out over all workers
+    #: (`full`) or over each group of this many (see `raysweep.training.sharding`).
+    sharding: Literal["none", "full"] | Annotated[int, Field(ge=2)] = "none"
     #: Ray resources of each training process, e.g. {CPU: 1} or {GPU: 1}.
     per_worker: Amounts = Field(default_factory=lambda: {"CPU": 1.0}, examples=[{"CPU": 1}])
     #: Ray resources of each evaluation task.
@@ -46,3 +51,33 @@ class Resources(Config):
     #: `nested` starts new training processes for each run; `lanes` keeps them for the next run; `auto` takes
     #: lanes for short runs (see `raysweep.engine.choice`).
     engine: Literal["auto", "nested", "lanes"] = "auto"
+
+    def shards(self, workers: int) -> int:
+        """Return how many of so many workers hold one copy of the weights together."""
+        named = {"none": 1, "full": workers}
+        return self.sharding if isinstance(self.sharding, int) else named[self.sharding]
+
+    @model_validator(mode="after")
+    def _workers_share_evenly(self) -> Resources:
+        if self.sharding == "full" and self.workers == 1:
+            raise ValueError("sharding: 'full' shares weights out over workers; use workers: 2 or more")
+        if self.workers % self.shards(self.workers):
+            raise ValueError(
+                f"sharding: {self.workers} workers make no groups of {self.sharding}; use 'full', or a "
+                "number that divides the workers"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _fewer_workers_do_too(self) -> Resources:
+        if self.min_workers is None:
+            return self
+        if self.min_workers > self.workers:
+            raise ValueError(f"min_workers: {self.min_workers} is more than the {self.workers} workers")
+        if isinstance(self.sharding, int):
+            raise ValueError(
+                "min_workers: workers that come and go make no groups of one size; use sharding: full or none"
+            )
+        if self.engine == "lanes":
+            raise ValueError("min_workers: lanes keep all of their workers; use engine: nested")
+        return self

@@ -50,7 +50,8 @@ def short_memory(
         return
     # Processes on GPUs have memories of their own.
     workers, at_once = (1, 1) if gpus else (resources.workers, slots)
-    largest = sorted(runs, key=lambda run: -run[1])[:at_once]
+    shared = ((label, bytes_ / resources.shards(resources.workers)) for label, bytes_ in runs)
+    largest = sorted(shared, key=lambda run: -run[1])[:at_once]
     label, need = largest[0][0], workers * largest[0][1]
     has = f"{'its GPU' if gpus else 'this machine'} has {size(there)}"
     if need > there:

@@ -3,28 +3,28 @@
 A checkpoint is a directory `checkpoints/step-00000500` with the weights (`model.safetensors`), the
 optimizer's state (`optimizer.safetensors`) and `state.json` (step, seconds, losses not yet in the curve, and
 the sha256 and size of the other files).  Where an algorithm averages weights, `model.safetensors` holds the
-average, which is evaluated and exported, and `trained.safetensors` the weights that training resumes from.  A
-checkpoint is written beside its place, flushed to disk file by file, and renamed, so a directory of that name
-is complete.  In an object store, where nothing is renamed, it is complete once it has its `state.json`,
+average, which is evaluated and exported, and `trained.safetensors` the weights that training resumes from.
+Where weights are sharded, each of these is in several files, one a worker (`raysweep.training.pieces`).
+
+A checkpoint is written beside its place, flushed to disk file by file, and renamed, so a directory of that
+name is complete.  In an object store, where nothing is renamed, it is complete once it has its `state.json`,
 which is written last.  It counts once its `CheckpointRecord`, which holds the sha256 of all files, is
 committed.  No file is unpickled.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import secrets
 import shutil
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
-from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import save
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -32,7 +32,11 @@ from raysweep.errors import CheckpointError, StorageError
 from raysweep.files import make_directory, remove_tree, rename, sync_directory, write_new
 from raysweep.languages.base import Language
 from raysweep.models.base import MaskedLM, ModelConfig
-from raysweep.remote import RemotePath, keep_blob, path_of, read_verified
+from raysweep.remote import RemotePath, keep_blob, path_of
+from raysweep.training.data import World
+from raysweep.training.pieces import Parts, fill, form, is_sharded, nearest, part_name, pieces
+from raysweep.training.verified import FileDigest, check_file, read_file
+from raysweep.training.workers import on_all, on_first
 
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 TRAINED = "trained.safetensors"
@@ -40,18 +44,6 @@ TRAINED = "trained.safetensors"
 
 class _Plain(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class FileDigest(_Plain):
-    """The expected content of a file: `sha256` in hexadecimal, `size` in bytes."""
-
-    sha256: str
-    size: int
-
-    @classmethod
-    def of(cls, data: bytes) -> FileDigest:
-        """Return the digest of `data`."""
-        return cls(sha256=hashlib.sha256(data).hexdigest(), size=len(data))
 
 
 class CurvePoint(_Plain):
@@ -119,54 +111,87 @@ def write_checkpoint(
     optimizer: Optimizer,
     state: LoopState,
     average: Mapping[str, Tensor] | None = None,
+    world: World | None = None,
 ) -> dict[str, FileDigest]:
     """Write a checkpoint and return the digests of its files; it is durable when this returns.
 
-    `average` is the average of the model's parameters by name, None where the algorithm keeps none.
+    `average` is the average of the model's parameters by name, None where the algorithm keeps none.  All
+    ranks of `world` call this together; where weights are sharded, each writes the rows that it holds.
     Raises `StorageError` where the disk refuses; earlier checkpoints are then untouched.
     """
+    world = world or World()
     place = checkpoint_directory(run, state.step)
-    unfinished = place.with_name(f"unfinished-{place.name}")
-    trained = named_tensors(model)
-    contents = {
-        MODEL: save(_to_cpu({**trained, **(average or {})})),
-        OPTIMIZER: save(_optimizer_tensors(model, optimizer)),
-    }
-    if average is not None:
-        contents[TRAINED] = save(_to_cpu(trained))
-    digests = {name: FileDigest.of(data) for name, data in contents.items()}
-    contents[STATE] = state.model_copy(update={"files": digests}).model_dump_json(indent=1).encode()
-    digests[STATE] = FileDigest.of(contents[STATE])
+    remote = isinstance(place, RemotePath)
+    beside = place if remote else place.with_name(f"unfinished-{place.name}")
+
+    @contextmanager
+    def told() -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StorageError(
+                f"checkpoint of step {state.step} cannot be written to {place}: {error.strerror or error}; "
+                "the previous one is intact: make room or choose other storage, and launch again to resume"
+            ) from error
+
+    def begin() -> None:
+        with told():
+            if remote:
+                # It is whole from its last file on, which is the state's.
+                (place / STATE).unlink(missing_ok=True)
+                return
+            # What an earlier attempt left here was never recorded.
+            for leftover in (beside, place):
+                if leftover.exists():
+                    shutil.rmtree(leftover)
+            make_directory(beside.parent)
+            beside.mkdir()
+
+    def write() -> dict[str, FileDigest]:
+        with told():
+            return _write(beside, _contents(model, optimizer, average, world) if world.writes else {})
+
+    def finish() -> dict[str, FileDigest]:
+        with told():
+            whole = state.model_copy(update={"files": digests}).model_dump_json(indent=1).encode()
+            last = _write(beside, {STATE: whole})
+            if not remote:
+                sync_directory(beside)
+                rename(beside, place)
+            return {**digests, **last}
+
     try:
+        on_first(world, begin)
+        digests = {name: digest for each in on_all(world, write) for name, digest in each.items()}
+        return on_first(world, finish)
+    except StorageError:
+        if not remote and world.rank == 0:
+            shutil.rmtree(beside, ignore_errors=True)
+        raise
+
+
+def _contents(
+    model: nn.Module, optimizer: Optimizer, average: Mapping[str, Tensor] | None, world: World
+) -> dict[str, bytes]:
+    """Return the files that this worker writes, by name."""
+    trained = named_tensors(model)
+    tensors = {MODEL: {**trained, **(average or {})}, OPTIMIZER: _optimizer_tensors(model, optimizer)}
+    if average is not None:
+        tensors[TRAINED] = trained
+    part = world.shard, world.shards
+    return {part_name(name, *part): save(pieces(each, world)) for name, each in tensors.items()}
+
+
+def _write(place: Path, contents: Mapping[str, bytes]) -> dict[str, FileDigest]:
+    """Write new files into the folder of a checkpoint and return their digests."""
+    digests = {name: FileDigest.of(data) for name, data in contents.items()}
+    for name, data in contents.items():
         if isinstance(place, RemotePath):
-            _upload(place, contents, digests)
-            return digests
-        # What an earlier attempt left here was never recorded.
-        for leftover in (unfinished, place):
-            if leftover.exists():
-                shutil.rmtree(leftover)
-        make_directory(unfinished.parent)
-        unfinished.mkdir()
-        for name, data in contents.items():
-            write_new(unfinished / name, data)
-        sync_directory(unfinished)
-        rename(unfinished, place)
-    except OSError as error:
-        if not isinstance(unfinished, RemotePath):
-            shutil.rmtree(unfinished, ignore_errors=True)
-        raise StorageError(
-            f"checkpoint of step {state.step} cannot be written to {place}: {error.strerror or error}; "
-            "the previous one is intact: make room or choose other storage, and launch again to resume"
-        ) from error
+            (place / name).write_bytes(data)
+            keep_blob(digests[name].sha256, data)
+        else:
+            write_new(place / name, data)
     return digests
-
-
-def _upload(place: RemotePath, contents: Mapping[str, bytes], digests: Mapping[str, FileDigest]) -> None:
-    """Write a checkpoint into an object store: it is whole from its last file on, which is the state's."""
-    (place / STATE).unlink(missing_ok=True)
-    for name in sorted(contents, key=lambda name: name == STATE):
-        (place / name).write_bytes(contents[name])
-        keep_blob(digests[name].sha256, contents[name])
 
 
 def is_whole(folder: Path, name: str) -> bool:
@@ -177,7 +202,7 @@ def is_whole(folder: Path, name: str) -> bool:
 def verify(directory: Path, files: Mapping[str, FileDigest]) -> None:
     """Read every file of a checkpoint; raise `CheckpointError` if one is missing, torn or altered."""
     for name, digest in files.items():
-        _read_file(directory / name, digest)
+        check_file(directory / name, digest)
 
 
 def restore(
@@ -186,21 +211,23 @@ def restore(
     model: nn.Module,
     optimizer: Optimizer,
     average: Mapping[str, Tensor] | None = None,
+    world: World | None = None,
 ) -> LoopState:
     """Set `model`, `optimizer` and `average` to a checkpoint's state, bit for bit; return the rest.
 
+    Where weights are sharded over `world`, each rank reads its rows, whatever number of workers has written.
     Raises `CheckpointError` where a file is missing, damaged, or belongs to another model.
     """
-    weights = MODEL if average is None else TRAINED
-    for name in (MODEL, weights, OPTIMIZER, STATE):
-        if name not in files:
-            raise CheckpointError(f"{directory}: its record names no {name}")
+    world = world or World()
+    if STATE not in files:
+        raise CheckpointError(f"{directory}: its record names no {STATE}")
     state = read_state(directory, files[STATE])
-    load_tensors(directory / weights, files[weights], named_tensors(model))
+    trained = MODEL if average is None else TRAINED
+    fill(named_tensors(model), Parts(directory, files, trained), world)
     if average is not None:
         buffers = dict(model.named_buffers())
-        load_tensors(directory / MODEL, files[MODEL], {**average, **buffers})
-    load_optimizer(directory / OPTIMIZER, files[OPTIMIZER], model, optimizer)
+        fill({**average, **buffers}, Parts(directory, files, MODEL), world)
+    load_optimizer(directory, files, model, optimizer, world)
     return state
 
 
@@ -221,11 +248,9 @@ def load_model(
             f"{directory}: there is no such folder; name that of a checkpoint, .../checkpoints/step-00000500"
         )
     state = read_state(directory)
-    if MODEL not in state.files:
-        raise CheckpointError(f"{directory / STATE}: names no {MODEL}; launch again to recompute it")
     # All initial weights are overwritten, so any seed does.
     built = model.build(language, seed=0)
-    load_tensors(directory / MODEL, state.files[MODEL], named_tensors(built))
+    load_weights(directory, state.files, MODEL, built)
     return built.to(device).eval()
 
 
@@ -256,14 +281,6 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
-def _forms(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
-    return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
-
-
-def _to_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
-
-
 def _optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
     """Return the optimizer's state as "parameter/key" -> tensor."""
     tensors = {}
@@ -276,65 +293,54 @@ def _optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tens
                     f"{type(optimizer).__name__} keeps '{key}' as {type(value).__name__}, which a checkpoint "
                     "cannot hold; keep it as a tensor"
                 )
+            if is_sharded(parameter) and value.ndim and value.shape != parameter.shape:
+                raise CheckpointError(
+                    f"{type(optimizer).__name__} keeps '{key}' in another shape than its parameter's, which "
+                    "no sharded checkpoint can hold; train with resources.sharding: none"
+                )
             tensors[f"{name}/{key}"] = value
-    return _to_cpu(tensors)
+    return tensors
 
 
-def load_tensors(path: Path, digest: FileDigest, wanted: Mapping[str, Tensor]) -> None:
-    """Fill the tensors `wanted`, by name, from a file that must hold exactly these."""
-    fill(wanted, _parse(path, digest), path)
+def load_weights(directory: Path, files: Mapping[str, FileDigest], name: str, model: nn.Module) -> None:
+    """Set the weights of a model that is whole from the files of a checkpoint that `name` stands for."""
+    fill(named_tensors(model), Parts(directory, files, name), World())
 
 
-@torch.no_grad()
-def fill(wanted: Mapping[str, Tensor], stored: Mapping[str, Tensor], path: Path) -> None:
-    """Fill the tensors `wanted`, by name, with those that are `stored` at a path, exactly these."""
-    if _forms(stored) != _forms(wanted):
-        raise CheckpointError(f"{path}: holds the weights of another model than the configured one")
-    for name, tensor in wanted.items():
-        tensor.copy_(stored[name])
-
-
-def load_optimizer(path: Path, digest: FileDigest, model: nn.Module, optimizer: Optimizer) -> None:
-    """Replace the optimizer's state by that in a file, which is of the same model's parameters."""
+def load_optimizer(
+    directory: Path,
+    files: Mapping[str, FileDigest],
+    model: nn.Module,
+    optimizer: Optimizer,
+    world: World | None = None,
+) -> None:
+    """Replace the optimizer's state by that of a checkpoint, which is of the same model's parameters."""
+    world = world or World()
     parameters = dict(model.named_parameters())
+    parts = Parts(directory, files, OPTIMIZER)
+    part = nearest(parts, world)
     optimizer.state.clear()
-    for full, tensor in _parse(path, digest).items():
+    tensors = {}
+    for full, stored in parts.open(part).items():
         name, _, key = full.rpartition("/")
         parameter = parameters.get(name)
         if parameter is None:
             raise CheckpointError(
-                f"{path}: holds the state of '{name}', a parameter that the model does not have"
+                f"{parts.paths[part]}: holds the state of '{name}', a parameter that the model does not have"
             )
-        optimizer.state[parameter][key] = tensor.to(parameter.device)
-
-
-def _parse(path: Path, digest: FileDigest) -> dict[str, Tensor]:
-    data = _read_file(path, digest)
-    try:
-        return load(data)
-    except SafetensorError as error:
-        raise CheckpointError(f"{path}: not a safetensors file: {error}") from error
+        shape, dtype = form(stored)
+        if shape and (len(parts.paths) > 1 or is_sharded(parameter)):
+            tensor = torch.empty_like(parameter, dtype=dtype, requires_grad=False)
+        else:
+            tensor = torch.empty(shape, dtype=dtype, device=parameter.device)
+        tensors[full] = optimizer.state[parameter][key] = tensor
+    fill(tensors, parts, world)
 
 
 def read_state(directory: Path, digest: FileDigest | None = None) -> LoopState:
     """Return the `LoopState` in the folder of a checkpoint; raises `CheckpointError` where there is none."""
-    data = _read_file(directory / STATE, digest)
+    data = read_file(directory / STATE, digest)
     try:
         return LoopState.model_validate(json.loads(data))
     except (ValueError, ValidationError) as error:
         raise CheckpointError(f"{directory / STATE}: damaged; launch again to recompute it") from error
-
-
-def _read_file(path: Path, digest: FileDigest | None) -> bytes:
-    """Return a file's bytes; raise `CheckpointError` unless they match `digest`."""
-    try:
-        if digest is None:
-            return path.read_bytes()
-        data, sha256 = read_verified(path, digest.sha256)
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path}: missing; launch again to recompute it") from error
-    if len(data) != digest.size:
-        raise CheckpointError(f"{path}: {len(data)} bytes where {digest.size} were written; it is torn")
-    if sha256 != digest.sha256:
-        raise CheckpointError(f"{path}: its content is not what was written (sha256 differs)")
-    return data

@@ -31,10 +31,25 @@ from raysweep.training.config import PretrainConfig
 
 @dataclass(frozen=True)
 class World:
-    """This process among the workers of a run."""
+    """This process among the workers of a run.
+
+    `shards` neighbours hold one copy of the weights together (`raysweep.training.sharding`); with 1 each
+    worker has a copy of its own.
+    """
 
     rank: int = 0
     size: int = 1
+    shards: int = 1
+
+    @property
+    def shard(self) -> int:
+        """The number of this worker among those that hold a copy together."""
+        return self.rank % self.shards
+
+    @property
+    def writes(self) -> bool:
+        """Whether this worker writes a part of the weights: those of the first copy do."""
+        return self.rank < self.shards
 
     def rows(self, batch_size: int) -> slice:
         """Return the rows of a batch that belong to this rank."""

@@ -33,13 +33,14 @@ from raysweep.training.config import PretrainConfig
 from raysweep.training.data import World, chunks
 from raysweep.training.journal import Journal, survey
 from raysweep.training.memory import keep_freed_memory
+from raysweep.training.pieces import held
 from raysweep.training.progress import Looks, Progress
 from raysweep.training.seeds import Seeds
 from raysweep.training.start import Start
 from raysweep.training.step import Stepper
 from raysweep.training.throughput import Throughput
 from raysweep.training.timing import StepTimes
-from raysweep.training.workers import on_first
+from raysweep.training.workers import on_first, summed
 
 LOG_EVERY = 50  # steps a curve point covers
 
@@ -188,7 +189,7 @@ class _Loop:
             device=self.device,
         )
         if source is not None:
-            source.set_optimizer(self.stepper.model, self.stepper.optimizer)
+            source.set_optimizer(self.stepper.model, self.stepper.optimizer, self.world)
         # This rank's parts of the losses of the steps since the last curve point.
         self.losses = torch.zeros(LOG_EVERY, dtype=torch.float64, device=self.device)
         before = None
@@ -196,7 +197,7 @@ class _Loop:
             place = disk.checkpoint_directory(self.journal.directory, record.step)
             stepper = self.stepper
             average = None if stepper.average is None else stepper.average.tensors
-            state = disk.restore(place, record.files, stepper.model, stepper.optimizer, average)
+            state = disk.restore(place, record.files, stepper.model, stepper.optimizer, average, self.world)
             self.step, self.train_seconds, self.pending = state.step, state.train_seconds, len(state.losses)
             self.train_cpu_seconds = state.train_cpu_seconds
             before = state.precision
@@ -289,7 +290,8 @@ class _Loop:
     def _keep(self, *, milestone: bool) -> None:
         """Write and commit a checkpoint of this step, then remove older states that it makes superfluous."""
         losses = self.recent_losses()
-        if not all(bool(p.isfinite().all()) for p in self.stepper.model.parameters()):
+        sound = all(bool(held(p).isfinite().all()) for p in self.stepper.model.parameters())
+        if sum(summed(self.world, [float(not sound)], self.device)):
             raise RunFailedError(
                 f"step {self.step}: weights are not finite after this step; lower the learning rate "
                 "(algorithm.lr), warm up for longer, or clip the gradient"
@@ -305,13 +307,15 @@ class _Loop:
             precision=self._precision,
         )
 
-        def write() -> None:
-            run, stepper = self.journal.directory, self.stepper
-            average = None if stepper.average is None else stepper.average.tensors
+        run, stepper = self.journal.directory, self.stepper
+        average = None if stepper.average is None else stepper.average.tensors
+        files = disk.write_checkpoint(run, stepper.model, stepper.optimizer, state, average, self.world)
+
+        def commit() -> None:
             record = CheckpointRecord(
                 step=self.step,
                 milestone=milestone,
-                files=disk.write_checkpoint(run, stepper.model, stepper.optimizer, state, average),
+                files=files,
                 curve=tuple(self.curve),
                 time=time.time(),
                 train_seconds=self.train_seconds,
@@ -325,5 +329,5 @@ class _Loop:
                 if older.step < self.step and not older.milestone:
                     disk.remove(run, older.step)
 
-        on_first(self.world, write)
+        on_first(self.world, commit)
         self._begin_clocks()

@@ -11,6 +11,7 @@ average begins anew, and sentences, masks and dropout are drawn from the run's o
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from raysweep.errors import CheckpointError
@@ -27,6 +28,8 @@ from raysweep.models.folder import fingerprint
 from raysweep.models.huggingface import from_huggingface
 from raysweep.registry import Config
 from raysweep.training import checkpoint as disk
+from raysweep.training.data import World
+from raysweep.training.pieces import part_names
 
 
 class InitFrom(Config):
@@ -70,17 +73,29 @@ class Start:
             # The library draws weights before it loads them; the caller's draws are not to change by that.
             with torch.random.fork_rng(devices=[]):
                 found = disk.named_tensors(from_huggingface(self.folder, language))
-            disk.fill(disk.named_tensors(model), found, self.folder)
+            _copy(found, disk.named_tensors(model), self.folder)
             return
         files = disk.read_state(self.folder).files
-        name = weights_file(files, keep=self.keep)
-        disk.load_tensors(self.folder / name, files[name], disk.named_tensors(model))
+        disk.load_weights(self.folder, files, weights_file(files, keep=self.keep), model)
 
-    def set_optimizer(self, model: nn.Module, optimizer: Optimizer) -> None:
+    def set_optimizer(self, model: nn.Module, optimizer: Optimizer, world: World) -> None:
         """Give the optimizer of `model` the source's state, where it is kept."""
         if self.keep:
-            digest = disk.read_state(self.folder).files[disk.OPTIMIZER]
-            disk.load_optimizer(self.folder / disk.OPTIMIZER, digest, model, optimizer)
+            files = disk.read_state(self.folder).files
+            disk.load_optimizer(self.folder, files, model, optimizer, world)
+
+
+@torch.no_grad()
+def _copy(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], folder: Path) -> None:
+    """Copy tensors by name; raise `CheckpointError` for those of another model."""
+
+    def forms(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+        return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+
+    if forms(found) != forms(wanted):
+        raise CheckpointError(f"{folder}: holds the weights of another model than the configured one")
+    for name, tensor in wanted.items():
+        tensor.copy_(found[name])
 
 
 def is_checkpoint(folder: Path) -> bool:
@@ -89,8 +104,8 @@ def is_checkpoint(folder: Path) -> bool:
 
 
 def weights_file(files: Mapping[str, disk.FileDigest], *, keep: bool) -> str:
-    """Return the file of a checkpoint with the weights to start from."""
-    return disk.TRAINED if keep and disk.TRAINED in files else disk.MODEL
+    """Return the file of a checkpoint with the weights to start from; sharded, it is several."""
+    return disk.TRAINED if keep and part_names(files, disk.TRAINED) else disk.MODEL
 
 
 def state_content(folder: Path, *, keep: bool) -> dict[str, str]:
@@ -105,9 +120,13 @@ def state_content(folder: Path, *, keep: bool) -> dict[str, str]:
 
 
 def file_content(files: Mapping[str, disk.FileDigest], folder: Path, *, keep: bool) -> dict[str, str]:
-    """Return what identifies the state in the files of a checkpoint."""
+    """Return what identifies the state in the files of a checkpoint: of several, the sha256 of theirs."""
+
+    def digest(name: str) -> str:
+        found = [files[part].sha256 for part in part_names(files, name)]
+        if not found:
+            raise CheckpointError(f"{folder}: its record names no {name}; launch its sweep again")
+        return found[0] if len(found) == 1 else hashlib.sha256("".join(found).encode()).hexdigest()
+
     wanted = {"weights": weights_file(files, keep=keep)} | ({"optimizer": disk.OPTIMIZER} if keep else {})
-    missing = [name for name in wanted.values() if name not in files]
-    if missing:
-        raise CheckpointError(f"{folder}: its record names no {missing[0]}; launch its sweep again")
-    return {key: files[name].sha256 for key, name in wanted.items()}
+    return {key: digest(name) for key, name in wanted.items()}

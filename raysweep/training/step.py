@@ -36,6 +36,7 @@ from raysweep.models.precision import Precision, multiplies_bfloat16
 from raysweep.training.config import PretrainConfig
 from raysweep.training.data import World
 from raysweep.training.seeds import Seeds
+from raysweep.training.sharding import shard
 
 log = logging.getLogger(__name__)
 
@@ -95,19 +96,24 @@ class Stepper:
                 f"pretrain.batch_size: {pretrain.batch_size} sentences do not give each of {world.size} "
                 f"workers one of either half, as '{algorithm.kind}' needs; use at least {2 * world.size}"
             )
-        self.model = model.to(device).train()
+        self.model = model.train()
         seeds = Seeds.of(seed)
         self.algorithm, self.seed, self.world, self.device = algorithm, seeds.dropout, world, device
         self.pretrain = pretrain
-        self.optimizer = algorithm.build(self.model)
-        decay = algorithm.average_decay
-        self.average = None if decay is None else WeightAverage(self.model, decay)
         extra = algorithm.extra_loss(language, seed=seeds.data, device=device)
         self.dtype = working_precision(self.model, pretrain.precision, device)
         self._masked = MaskedLoss(self.model, extra, world.size, self.dtype)
         self._loss: nn.Module = self._masked
         #: Most sentences whose activations are in memory at once.
         self._most = pretrain.micro_batch or pretrain.batch_size
+        if world.shards > 1:
+            self._check_parts()
+            shard(self._masked, self.model, world, device)
+        else:
+            self.model.to(device)
+        self.optimizer = algorithm.build(self.model)
+        decay = algorithm.average_decay
+        self.average = None if decay is None else WeightAverage(self.model, decay)
         #: Called with the name of each part of a step when it is done (`raysweep.training.timing.StepTimes`).
         self.mark: Callable[[str], None] | None = None
 
@@ -131,6 +137,8 @@ class Stepper:
         if plain and self.dtype != torch.float32:
             log.warning("another worker has no bfloat16 instructions, so all workers train in float32")
             self.dtype = self._masked.dtype = torch.float32
+        if self.world.shards > 1:
+            return  # the pieces of a sum are always the same
         self._loss = DistributedDataParallel(self._masked)
         # No more sentences than fit into memory at once.
         objective, _ = self._loss(example.split(self._most)[0], 1, 0)
@@ -185,7 +193,9 @@ class Stepper:
             seeding.derive(self.seed, *key, self.world.rank, *([] if half is None else [half]))
         )
         seed = seeding.derive(self.seed, *key)
-        parts = batch.split(self._most)
+        # Every part gathers weights from all workers, so all have the same number of them.
+        sharded = self.world.shards > 1
+        parts = batch.parts(self._number(half is not None)) if sharded else batch.split(self._most)
         losses = []
         for k, part in enumerate(parts, start=1):
             last = k == len(parts)
@@ -194,11 +204,27 @@ class Stepper:
                 if self.mark is not None and not self.model.fused:
                     self.mark("forward")
                 # DistributedDataParallel averages over workers; the parts are to be summed.
-                torch.autograd.backward(objective if self.world.size == 1 else objective * self.world.size)
+                averaged = self.world.size > 1 and not sharded
+                torch.autograd.backward(objective * self.world.size if averaged else objective)
                 if self.mark is not None:
                     self.mark("forward+backward" if self.model.fused else "backward")
             losses.append(loss)
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
+
+    def _number(self, half: bool) -> int:
+        """Return the parts of a batch, or of a half: as many as the worker with most sentences needs."""
+        rows = -(-self.pretrain.batch_size // self.world.size)
+        return -(-(-(-rows // 2) if half else rows) // self._most)
+
+    def _check_parts(self) -> None:
+        """Raise `ConfigError` if a worker has fewer sentences than there are parts."""
+        half = self.algorithm.halves
+        rows = self.pretrain.batch_size // self.world.size
+        if self._number(half) > (rows // 2 if half else rows):
+            raise ConfigError(
+                f"pretrain.micro_batch: {self._most} makes more parts than some of the {self.world.size} "
+                f"workers have sentences; use at least 2, or a batch_size that they share evenly"
+            )
 
     def _alone(self) -> AbstractContextManager[None]:
         """Return a context in which gradients are not summed over workers."""

@@ -14,32 +14,40 @@ from raysweep.training.data import World
 T = TypeVar("T")
 
 
-def on_first(world: World, work: Callable[[], T]) -> T:
-    """Call `work` on rank 0 and return its result on all ranks; if it fails, all ranks fail alike.
+def on_all(world: World, work: Callable[[], T]) -> list[T]:
+    """Call `work` on all ranks and return all results, by rank; if it fails on one, all ranks fail alike.
 
-    Rank 0 raises the original error.  On the other ranks an `OSError` becomes a `StorageError`, because
-    failing storage is not a failure of the run.
+    A rank whose work failed raises its own error, and the others that of the first such rank.  For them an
+    `OSError` becomes a `StorageError`, because failing storage is not a failure of the run.
     """
     if world.size == 1:
-        return work()
-    outcome: list[Any] = [None, None]
+        return [work()]
+    who = f"worker {world.rank}"
+    mine: tuple[Any, BaseException | None] = None, None
+    outcomes: list[Any] = [None] * world.size
     try:
-        if world.rank == 0:
-            outcome = [work(), None]
+        mine = work(), None
     except (RaysweepError, KeyboardInterrupt, SystemExit) as error:
-        outcome = [None, error]
+        mine = None, error
         raise
     except OSError as error:
-        outcome = [None, StorageError(f"worker 0: {type(error).__name__}: {error}")]
+        mine = None, StorageError(f"{who}: {type(error).__name__}: {error}")
         raise
     except BaseException as error:
-        outcome = [None, RunFailedError(f"worker 0: {type(error).__name__}: {error}")]
+        mine = None, RunFailedError(f"{who}: {type(error).__name__}: {error}")
         raise
     finally:
-        distributed.broadcast_object_list(outcome, src=0)
-    if outcome[1] is not None:
-        raise outcome[1]
-    result: T = outcome[0]
+        distributed.all_gather_object(outcomes, mine)
+    for _, failure in outcomes:
+        if failure is not None:
+            raise failure
+    return [result for result, _ in outcomes]
+
+
+def on_first(world: World, work: Callable[[], T]) -> T:
+    """Call `work` on rank 0 and return its result on all ranks; if it fails, all fail as in `on_all`."""
+    results: list[Any] = on_all(world, work if world.rank == 0 else lambda: None)
+    result: T = results[0]
     return result
 
 

@@ -47,6 +47,11 @@ def test_auto_takes_lanes_on_cpus_alone(tmp_path, field: str) -> None:
     assert choose_engine(resources, plan(tmp_path, 1.0)) == "nested"
 
 
+def test_auto_takes_no_lanes_for_workers_that_come_and_go(tmp_path) -> None:
+    assert choose_engine(Resources(workers=2), plan(tmp_path, 1.0)) == "lanes"
+    assert choose_engine(Resources(workers=2, min_workers=1), plan(tmp_path, 1.0)) == "nested"
+
+
 def test_auto_is_nested_where_nothing_is_to_be_trained(tmp_path) -> None:
     short = plan(tmp_path, 1.0)
     done = replace(short, runs=tuple(replace(run, state="done") for run in short.runs))

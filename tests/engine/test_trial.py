@@ -16,6 +16,8 @@ from raysweep.engine import trial
 from raysweep.engine.board import News
 from raysweep.errors import RunFailedError
 from raysweep.sweep.cancel import cancel_runs
+from raysweep.training import pretrain
+from raysweep.training.journal import survey
 
 COSINE = tiny.HEAD.replace("lr: 1e-3", "lr: 1e-3, schedule: cosine") + (
     "evaluate: {excess_loss: {sentences: 64}}\n"
@@ -46,7 +48,49 @@ def test_a_lost_milestone_is_trained_again_with_the_rates_of_the_whole_run(
     [job] = found
     assert job.spec.pretrain.milestones == (50,)
     assert job.spec.pretrain.steps == 100
-    assert job.run.limit == 50
+    # The later checkpoint is no way to it.
+    assert survey(job.run, job.spec.pretrain.milestones) == (None, False)
+
+
+def test_training_goes_on_from_its_newest_state_after_the_first_milestone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The workers of a job that has passed a milestone are started again, with the same job."""
+    (tmp_path / "tiny.yaml").write_text(
+        tiny.HEAD.replace("steps: 100", "checkpoint_every: 20, steps: 100")
+        + "evaluate: {excess_loss: {sentences: 64}}\n"
+    )
+    sweep = rs.load_sweep(tmp_path / "tiny.yaml", storage=tmp_path / "results")
+    spec = sweep.runs[0]
+    run = sweep.ledger().run(spec)
+    found: list[Any] = []
+    monkeypatch.setattr(
+        trial._Trial,
+        "_training_of",
+        lambda self, job: found.append(job) or SimpleNamespace(start=lambda: None),
+    )
+    services: Any = SimpleNamespace(shared=False, parts={})
+    trial._Trial(spec, run, sweep, services)._start_training()
+    [job] = found
+    steps: list[int] = []
+
+    def train(stop_after: int) -> int:
+        steps.clear()
+        return pretrain(
+            language=spec.language.build(),
+            model=spec.model,
+            algorithm=spec.algorithm,
+            pretrain=job.spec.pretrain,
+            seed=spec.seeds,
+            journal=job.run,
+            stop=lambda: steps.append(1) or len(steps) == stop_after,
+        )
+
+    assert train(90) == 90
+    assert sorted(run.steps_on_disk()) == [50, 90]
+    assert train(0) == 100
+    assert len(steps) == 10
+    assert sorted(run.steps_on_disk()) == [50, 100]
 
 
 def test_a_cancelled_run_is_left_with_its_training_and_evaluations(

@@ -96,14 +96,20 @@ def test_a_process_of_a_run_killed(
 
 
 @pytest.mark.slow
-def test_one_of_two_workers_killed(command: Callable, raysweep: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("sharding", ["none", "full"])
+def test_one_of_two_workers_killed(command: Callable, raysweep: Run, tmp_path: Path, sharding: str) -> None:
     """The worker that is left sees an error too; it is not taken for the run's failure."""
     storage = tmp_path / "results"
     file = write(
         tmp_path / "tiny.yaml",
         changed(
             pretrain={"steps": 3000, "batch_size": 64, "milestones": [300, 3000]},
-            resources={"workers": 2, "per_worker": {"CPU": 0.5}, "evaluate": {"CPU": 0.5}},
+            resources={
+                "workers": 2,
+                "per_worker": {"CPU": 0.5},
+                "evaluate": {"CPU": 0.5},
+                "sharding": sharding,
+            },
             axes={"seed": [0]},
         ),
     )
@@ -116,3 +122,5 @@ def test_one_of_two_workers_killed(command: Callable, raysweep: Run, tmp_path: P
     assert len(re.findall(r"pid (\d+)", log.read_text())) == 2
     frame = table(raysweep, file, storage)
     assert sorted(frame.step.unique()) == [300, 3000]
+    files = [len(list(step.glob("model*"))) for step in (storage / "tiny" / "runs").glob("*/checkpoints/*")]
+    assert files == [2 if sharding == "full" else 1] * 2

@@ -17,7 +17,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from helpers.processes import descendants
-from helpers.real_sweeps import LONG, table, write
+from helpers.real_sweeps import LONG, changed, table, write
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -44,9 +44,15 @@ def cluster() -> Iterator[Cluster]:
     ray.shutdown()
 
 
-def begun(command: Callable[..., Any], cluster: Cluster, folder: Path, *options: str) -> Any:
+def begun(
+    command: Callable[..., Any],
+    cluster: Cluster,
+    folder: Path,
+    *options: str,
+    sweep: dict[str, Any] = LONG,
+) -> Any:
     """Return a launch on the cluster that has made its first record."""
-    file = write(folder / "tiny.yaml", LONG)
+    file = write(folder / "tiny.yaml", sweep)
     storage = folder / "results"
     driver = command("launch", file, "--storage", storage, "--address", cluster.address, *options)
     deadline = time.monotonic() + 600
@@ -79,6 +85,39 @@ def test_a_node_is_replaced(
     cluster.add_node(num_cpus=1)
     ends_as(driver, raysweep, tmp_path, expected)
     assert len(workers(tmp_path)) == 2
+
+
+def test_a_run_goes_on_with_fewer_workers(command: Callable[..., Any], raysweep: Run, tmp_path: Path) -> None:
+    """Of two nodes with a worker each, which share the weights, one goes and none comes."""
+    cluster = start(free_port())
+    try:
+        nodes = [cluster.add_node(num_cpus=3) for _ in range(2)]
+        sweep = changed(
+            pretrain={"steps": 1500, "batch_size": 64, "milestones": [100, 1500], "checkpoint_every": 200},
+            resources={
+                "workers": 2,
+                "min_workers": 1,
+                "sharding": "full",
+                "per_worker": {"CPU": 2},
+                "evaluate": {"CPU": 1},
+            },
+            axes={"seed": [0]},
+        )
+        driver = begun(command, cluster, tmp_path, sweep=sweep)
+        cluster.remove_node(nodes[1], allow_graceful=False)
+        out, err = driver.communicate(timeout=900)
+        assert driver.returncode == 0, out + err
+        assert "Traceback" not in err
+    finally:
+        cluster.shutdown()
+        ray.shutdown()
+    frame = table(raysweep, tmp_path / "tiny.yaml", tmp_path / "results")
+    assert sorted(frame.step.unique()) == [100, 1500]
+    [run] = (tmp_path / "results" / "tiny" / "runs").iterdir()
+    said = (run / "logs" / "train-0.log").read_text()
+    assert re.findall(r"worker 0 of (\d)", said) == ["2", "1"]
+    steps = [sorted(step.glob("model*")) for step in sorted((run / "checkpoints").iterdir())]
+    assert [len(files) for files in steps] == [2, 1]
 
 
 def test_a_node_that_hangs_is_replaced(

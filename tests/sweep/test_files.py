@@ -230,6 +230,38 @@ MALFORMED = [
         "2:29: resources.max_concurrent: 'some' is not valid; it must be 'auto' or a whole number",
     ),
     (
+        "sharding alone",
+        "name: tiny",
+        "name: tiny\nresources: {sharding: full}",
+        "2:23: resources.sharding: 'full' shares weights out over workers; use workers: 2 or more",
+    ),
+    (
+        "sharding in uneven groups",
+        "name: tiny",
+        "name: tiny\nresources: {workers: 4, sharding: 3}",
+        "2:35: resources.sharding: 4 workers make no groups of 3; use 'full', or a number that divides the "
+        "workers",
+    ),
+    (
+        "more workers at least than at most",
+        "name: tiny",
+        "name: tiny\nresources: {workers: 2, min_workers: 3}",
+        "2:38: resources.min_workers: 3 is more than the 2 workers",
+    ),
+    (
+        "groups of workers that come and go",
+        "name: tiny",
+        "name: tiny\nresources: {workers: 4, min_workers: 2, sharding: 2}",
+        "2:38: resources.min_workers: workers that come and go make no groups of one size; use sharding: "
+        "full or none",
+    ),
+    (
+        "lanes of workers that come and go",
+        "name: tiny",
+        "name: tiny\nresources: {workers: 4, min_workers: 2, engine: lanes}",
+        "2:38: resources.min_workers: lanes keep all of their workers; use engine: nested",
+    ),
+    (
         "resource that no node has",
         "name: tiny",
         "name: tiny\nresources: {per_worker: {gpus: 1}}",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
+import os
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -15,6 +17,7 @@ import pytest
 import torch
 
 from helpers import tiny_sweeps as tiny
+from helpers import training_fakes
 from helpers.object_store import Fault, ObjectStore
 from raysweep.errors import CheckpointError, ConfigError, IdentityError
 from raysweep.remote import RemotePath, listed, local_place
@@ -32,6 +35,7 @@ from raysweep.sweep.shards import ShardStore
 from raysweep.sweep.storage import storage_root
 from raysweep.sweep.stored import find_stored, save_sweep, stored_names
 from raysweep.sweep.tidy import tidy
+from raysweep.training import World, pretrain
 from raysweep.training import checkpoint as disk
 from raysweep.training.checkpoint import LoopState, remove, verify, write_checkpoint
 from raysweep.training.journal import survey
@@ -178,6 +182,58 @@ def test_a_checkpoint_counts_once_it_is_whole(sweep: Any, store: ObjectStore) ->
         disk.read_state(run.checkpoint_directory(50))
     assert write(run, 50) == files
     verify(run.checkpoint_directory(50), files)
+
+
+def test_workers_that_share_weights_write_and_read_objects(
+    load: Any, store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = ("pretrain.steps=6", "pretrain.milestones=[2,6]", "pretrain.batch_size=5")
+    sizes = ("model.dropout=0", "algorithm.warmup_steps=2", "algorithm.lr=0.01")
+    sweep = replace(load(tiny.BASE, *steps, *sizes), storage=store.root)
+    [spec] = sweep.runs
+    run = sweep.ledger().run(spec)
+    arguments = {
+        "language": spec.language.build(),
+        "model": spec.model,
+        "algorithm": spec.algorithm,
+        "pretrain": spec.pretrain.model_copy(update={"steps": 2, "milestones": (2,)}),
+        "seed": spec.seeds,
+        "journal": run,
+    }
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["raysweep.training", "torch._dynamo", "torch.distributed.fsdp"])
+
+    def train(number: int) -> None:
+        environment = {**os.environ, "RAYSWEEP_CACHE": str(tmp_path / f"cache-{number}")}
+        processes = [
+            context.Process(
+                target=training_fakes.share,
+                args=(World(rank, 2, 2), tmp_path / f"rendezvous-{number}", environment, arguments),
+                daemon=True,
+            )
+            for rank in range(2)
+        ]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(120)
+            assert process.exitcode == 0
+
+    train(1)
+    [record] = run.checkpoints()
+    parts = {f"{kind}-0000{k}-of-00002.safetensors" for kind in ("model", "optimizer") for k in (1, 2)}
+    assert record.files.keys() == {*parts, disk.STATE}
+    verify(run.checkpoint_directory(2), record.files)
+    # Another node, with other workers, goes on; two workers could as well, and end where it does.
+    arguments["pretrain"] = spec.pretrain
+    pretrain(**arguments)
+    assert [r.step for r in run.checkpoints()] == [6, 2]
+    model = disk.load_model(run.checkpoint_directory(6), spec.model, arguments["language"])
+    run.quarantine(run.checkpoints()[0], "to be trained again")
+    train(2)
+    again = disk.load_model(run.checkpoint_directory(6), spec.model, arguments["language"])
+    for one, other in zip(model.parameters(), again.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
 
 
 def test_an_altered_checkpoint_is_found_on_another_node(

@@ -392,6 +392,9 @@ def test_training_that_the_memory_has_no_room_for_is_named(
         f"{size(need - 1)}; a smaller `model`, or --address of a larger cluster, fits"
     ]
     assert notes(2 * need - 1, "resources.workers=2")[0].startswith(f"model {large.model.label}: training")
+    shared = ("resources.workers=2", "resources.sharding=full")
+    assert notes(2 * need - 1, *shared) == []
+    assert notes(need - 1, *shared)[0].startswith(f"model {large.model.label}: training")
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
     assert notes(1) == []
     # What another cluster has is not known here.

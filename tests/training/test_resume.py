@@ -22,7 +22,7 @@ OPTIONS = {"pretrain": {"steps": 120, "milestones": [60, 120], "checkpoint_every
 # New processes that need not import torch and torch._dynamo (as its optimizers do) again: each is forked
 # from a server that has done nothing else.
 context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(["raysweep.training", "torch._dynamo"])
+context.set_forkserver_preload(["raysweep.training", "torch._dynamo", "torch.distributed.fsdp"])
 
 
 class Workers:
@@ -36,12 +36,13 @@ class Workers:
         *,
         seconds: float = 0.0,
         fate: str = "",
+        shards: int = 1,
     ) -> None:
         rendezvous = directory.with_name(f"{directory.name}-{time.monotonic_ns()}")
         self.processes: list[BaseProcess] = [
             context.Process(
                 target=fakes.work,
-                args=(directory, World(rank, size), rendezvous, options, seconds, fate),
+                args=(directory, World(rank, size, shards), rendezvous, options, seconds, fate),
                 daemon=True,
             )
             for rank in range(size)
@@ -73,7 +74,7 @@ def assert_same_run(found_at: Path, expected_at: Path) -> None:
     found = {r.step: r for r in fakes.FolderJournal(found_at).checkpoints()}
     assert sorted(found) == sorted(expected) == list(range(15, 121, 15))
     for step in (60, 120):
-        for name in ("model.safetensors", "optimizer.safetensors"):
+        for name in {name for name in expected[step].files if name.endswith(".safetensors")}:
             bits = (checkpoint_directory(found_at, step) / name).read_bytes()
             assert bits == (checkpoint_directory(expected_at, step) / name).read_bytes(), (step, name)
     left = sorted(path.name for path in (found_at / "checkpoints").iterdir())
@@ -84,31 +85,47 @@ def assert_same_run(found_at: Path, expected_at: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
-    """Return the folder of a run that was never killed, by its number of workers."""
-    made: dict[int, Path] = {}
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Return the folder of a run that was never killed, by its workers and those that share weights."""
+    made: dict[tuple[int, int], Path] = {}
 
-    def make(size: int) -> Path:
-        if size not in made:
-            made[size] = tmp_path_factory.mktemp("never-killed") / str(size)
-            Workers(made[size], size).end()
-        return made[size]
+    def make(size: int, shards: int = 1) -> Path:
+        if (size, shards) not in made:
+            made[size, shards] = tmp_path_factory.mktemp("never-killed") / f"{size}-{shards}"
+            Workers(made[size, shards], size, shards=shards).end()
+        return made[size, shards]
 
     return make
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize(("size", "shards"), [(1, 1), (2, 1), (2, 2)])
 def test_killed_and_resumed_is_bitwise_never_killed(
-    size: int, whole: Callable[[int], Path], tmp_path: Path
+    size: int, shards: int, whole: Callable[..., Path], tmp_path: Path
 ) -> None:
     broken = tmp_path / "broken"
     # Slow steps, so that the signal comes while most of them are still ahead.
     for step in (30, 60):
         record = broken / f"checkpoint-{step:08d}.json"
-        Workers(broken, size, seconds=0.02).kill_when(record.exists)
+        Workers(broken, size, seconds=0.02, shards=shards).kill_when(record.exists)
         assert not (broken / "checkpoint-00000120.json").exists()
-    Workers(broken, size).end()
-    assert_same_run(broken, whole(size))
+    Workers(broken, size, shards=shards).end()
+    assert_same_run(broken, whole(size, shards))
+
+
+@pytest.mark.parametrize("fate", ["in a step", "between its two files"])
+def test_one_of_two_that_share_weights_is_killed(
+    fate: str, whole: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The other one ends too, and what both have written of a checkpoint counts for nothing."""
+    broken = tmp_path / "broken"
+    workers = Workers(broken, 2, fate=fate, shards=2).processes
+    for process in workers:
+        process.join(PATIENCE)
+    assert [process.exitcode for process in workers] == [1, -signal.SIGKILL]
+    recorded = [r.step for r in fakes.FolderJournal(broken).checkpoints()]
+    assert recorded == [30, 15]
+    Workers(broken, 2, shards=2).end()
+    assert_same_run(broken, whole(2, 2))
 
 
 @pytest.mark.parametrize(
@@ -122,7 +139,7 @@ def test_killed_and_resumed_is_bitwise_never_killed(
         "after the record",
     ],
 )
-def test_killed_at_the_worst_moment(death: str, whole: Callable[[int], Path], tmp_path: Path) -> None:
+def test_killed_at_the_worst_moment(death: str, whole: Callable[..., Path], tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     Workers(broken, fate=death).end(-signal.SIGKILL)
     recorded = [r.step for r in fakes.FolderJournal(broken).checkpoints()]
@@ -131,7 +148,7 @@ def test_killed_at_the_worst_moment(death: str, whole: Callable[[int], Path], tm
     assert_same_run(broken, whole(1))
 
 
-def test_all_workers_stop_where_one_is_asked_to(whole: Callable[[int], Path], tmp_path: Path) -> None:
+def test_all_workers_stop_where_one_is_asked_to(whole: Callable[..., Path], tmp_path: Path) -> None:
     Workers(tmp_path / "run", 2, fate="stop").end()
     assert [r.step for r in fakes.FolderJournal(tmp_path / "run").checkpoints()] == [1]
     Workers(tmp_path / "run", 2).end()
@@ -147,7 +164,7 @@ def test_all_workers_stop_where_one_is_asked_to(whole: Callable[[int], Path], tm
     ("fate", "first"), [("disk full", "StorageError"), ("record refused", "OSError: [Errno 28]")]
 )
 def test_all_workers_fail_in_kind_where_the_first_cannot_write(
-    fate: str, first: str, whole: Callable[[int], Path], tmp_path: Path
+    fate: str, first: str, whole: Callable[..., Path], tmp_path: Path
 ) -> None:
     Workers(tmp_path / "run", 2, fate=fate).end(1)
     assert (tmp_path / "run" / "error-0.txt").read_text().startswith(first)
