@@ -16,6 +16,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.composer import Composer
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
+from ruamel.yaml.reader import ReaderError
 
 from raysweep.errors import ConfigError
 from raysweep.registry import suggest
@@ -165,6 +166,12 @@ def parse(text: str, place: Mark, problems: Problems, path: tuple[Key, ...] = ()
             where = Mark(place.source, mark.line + 1, mark.column + 1, place.folder)
         what = " ".join(str(part) for part in (error.context, error.problem) if part)
         raise ConfigError(f"{where}: not valid YAML: {what}") from None
+    except ReaderError as error:
+        where = place
+        if place.line is not None:
+            before = text[: error.position].split("\n")
+            where = Mark(place.source, len(before), len(before[-1]) + 1, place.folder)
+        raise ConfigError(f"{where}: not valid YAML: {str(error).splitlines()[0]}") from None
     except YAMLError as error:
         raise ConfigError(f"{place}: not valid YAML: {str(error).splitlines()[0]}") from None
     if composed is None:

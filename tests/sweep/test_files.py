@@ -78,6 +78,7 @@ def test_aliases_share_and_may_not_nest_without_end() -> None:
     ("text", "message"),
     [
         ("a: [1, 2", "f:1:9: not valid YAML"),
+        ("a: 1\nb: \x07", "f:2:4: not valid YAML"),
         ("a: 1\n--- \nb: 2\n", "f:2:1: not valid YAML"),
         (
             "a: !!python/object:os.system x",
