@@ -79,7 +79,7 @@ def pretrain(
     only where the run has no checkpoint of its own to go on from.
 
     With `world.size` > 1 every worker calls this, `torch.distributed` is initialised, and `journal.directory`
-    is on storage that all of them see.
+    is on storage that all of them see.  With `world.shards` > 1 they share the weights.
 
     Raises `ConfigError` for an algorithm that does not train, for a batch smaller than the number of workers
     and for more `pretrain.sentences` than there are, `RunFailedError` naming the first step with a loss that

@@ -148,7 +148,7 @@ def fill(wanted: Mapping[str, Tensor], parts: Parts, world: World) -> None:
             name: range(max(rows.start, mine(wanted[name]).start), min(rows.stop, mine(wanted[name]).stop))
             for name, rows in here.items()
         }
-        # What has no rows is in every file: the one with as many parts before it as this worker has.
+        # What has no rows is in every file, so one file is enough for a worker that holds no rows.
         if not any(common.values()) and part != nearest(parts, world):
             continue
         stored = parts.open(part)
@@ -169,5 +169,5 @@ def fill(wanted: Mapping[str, Tensor], parts: Parts, world: World) -> None:
 
 
 def nearest(parts: Parts, world: World) -> int:
-    """Return the file that this worker has most likely to open anyway."""
+    """Return the number of the file whose rows are about those of this worker."""
     return world.shard * len(parts.paths) // world.shards

@@ -76,8 +76,10 @@ class MaskedLoss(nn.Module):
 class Stepper:
     """A model and its optimizer on this rank's device, and the update of both.
 
-    `average` is the moving average of the weights, None where the algorithm keeps none.  Raises `ConfigError`
-    for a batch that is too small for the algorithm and the number of workers.
+    `average` is the moving average of the weights, None where the algorithm keeps none.  With several
+    `world.shards` model, optimizer and average hold this rank's rows of each tensor
+    (`raysweep.training.sharding`).  Raises `ConfigError` for a batch, or parts of it, that are too small for
+    the algorithm and the number of workers.
     """
 
     def __init__(
@@ -128,7 +130,7 @@ class Stepper:
         `DistributedDataParallel` lays its gradient buckets out anew after the first backward pass, and with
         three workers or more the order of a sum depends on the layout.  One pass over `example`, whose
         gradients are dropped, settles the layout, so a resumed run sums in the same order as an uninterrupted
-        one.
+        one.  Sharded weights have joined already, and their layout does not change.
 
         The workers agree on one precision: if `auto` is float32 for one of them, it is float32 for all.
         """
@@ -138,7 +140,7 @@ class Stepper:
             log.warning("another worker has no bfloat16 instructions, so all workers train in float32")
             self.dtype = self._masked.dtype = torch.float32
         if self.world.shards > 1:
-            return  # the pieces of a sum are always the same
+            return
         self._loss = DistributedDataParallel(self._masked)
         # No more sentences than fit into memory at once.
         objective, _ = self._loss(example.split(self._most)[0], 1, 0)

@@ -68,9 +68,16 @@ def test_lanes_and_nested_training_give_the_same_bits(raysweep: Run, tmp_path: P
 
 
 @pytest.mark.slow
-def test_lanes_of_two_workers(raysweep: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("sharding", ["none", "full"])
+def test_lanes_of_two_workers(raysweep: Run, tmp_path: Path, sharding: str) -> None:
     """A run that fails takes the two workers down; the lane starts them again for the next run."""
-    shares = {"workers": 2, "per_worker": {"CPU": 0.5}, "evaluate": {"CPU": 0.5}, "max_concurrent": 1}
+    shares = {
+        "workers": 2,
+        "per_worker": {"CPU": 0.5},
+        "evaluate": {"CPU": 0.5},
+        "max_concurrent": 1,
+        "sharding": sharding,
+    }
     frames, files = [], []
     for engine in ("nested", "lanes"):
         storage = tmp_path / engine
