@@ -131,7 +131,7 @@ def run(arguments: list[str] | None = None) -> int:
     try:
         with _saying("raysweep.corpus"), _saying("raysweep.tracking"), forgotten():
             code = app(arguments, standalone_mode=False)
-            # Here it is told why words cannot be written; at the end of the process nobody would hear of it.
+            # What cannot be written is an error here; at the end of the process nobody would hear of it.
             sys.stdout.flush()
     except SystemExit as end:
         # Typer and rich end the process on each broken pipe.
