@@ -11,8 +11,8 @@ from contextlib import ExitStack, suppress
 
 from raysweep.engine.guard import LOST, guard, tell_in_order
 
-#: New objects after which a command looks for garbage among them.
-_YOUNG = 200_000
+#: New objects after which a command looks for garbage among them: more than those of ten thousand runs.
+_YOUNG = 2_000_000
 
 
 def main() -> None:
@@ -40,7 +40,7 @@ def main() -> None:
     except SystemExit as end:
         if end.code == LOST:
             tell_in_order()
-        if launches and isinstance(end.code, int):
+        if isinstance(end.code, int):
             _leave(end.code)
         raise
     except BaseException:
@@ -51,12 +51,14 @@ def main() -> None:
 def _leave(code: int) -> None:
     """End this process without taking its interpreter down.
 
-    Threads of Ray, MLflow and torch may still be at work.  One that frees a tensor while the interpreter is
-    taken down aborts the process, and its exit code is lost.
+    Threads of Ray, MLflow and torch may still be at work after a launch.  One that frees a tensor while the
+    interpreter is taken down aborts the process, and its exit code is lost.  And what a command has read of
+    thousands of runs would be freed piece by piece, which takes a second.
     """
     threading._shutdown()  # type: ignore[attr-defined]  # as at any end: other threads are waited for
     atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
+    # A stream that was closed from the start is None.
+    for stream in filter(None, (sys.stdout, sys.stderr)):
         with suppress(OSError, ValueError):
             stream.flush()
     os._exit(code)

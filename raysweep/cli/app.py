@@ -140,6 +140,8 @@ def run(arguments: list[str] | None = None) -> int:
     try:
         with _saying("raysweep.corpus"), _saying("raysweep.tracking"), forgotten():
             code = app(arguments, standalone_mode=False)
+            # What cannot be written is an error here; at the end of the process nobody would hear of it.
+            sys.stdout.flush()
     except SystemExit as end:
         # Typer and rich end the process on each broken pipe.
         if not isinstance(end.__context__, BrokenPipeError):

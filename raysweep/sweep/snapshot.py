@@ -289,9 +289,8 @@ class Snapshot:
         for k in range(held.begin[row], held.end[row]):
             error = float(held.standard_error[k])
             found.append(
-                Metric.model_construct(
-                    **{
-                        **vars(held.facts[held.fact[k]]),
+                held.facts[held.fact[k]].model_copy(
+                    update={
                         "value": float(held.value[k]),
                         "standard_error": None if error != error else error,
                         "n": int(held.n[k]),

@@ -27,6 +27,7 @@ HEAVY = {
 PROGRAM = f"""\
 import contextlib, io, sys
 from raysweep.cli import __main__ as program
+program._leave = sys.exit  # this process goes on
 for words in sys.argv[1].split(";"):
     sys.argv = ["raysweep", *words.split()]
     with contextlib.redirect_stdout(io.StringIO()) as said:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 import pytest
 
-#: A launch that ends while other threads free tensors, which takes the interpreter's lock again and again.
+#: A command that ends while other threads free tensors, which takes the interpreter's lock again and again.
 PROGRAM = """
 import sys, threading
 import numpy as np, torch
@@ -31,11 +32,36 @@ program.main()
 
 
 @pytest.mark.parametrize("code", [0, 3, 130])
-def test_threads_that_are_still_at_work_do_not_change_the_end_of_a_launch(code: int) -> None:
+@pytest.mark.parametrize("command", ["launch", "status"])
+def test_threads_that_are_still_at_work_do_not_change_the_end(command: str, code: int) -> None:
     ended = subprocess.run(
-        [sys.executable, "-c", PROGRAM, "launch", str(code)],
+        [sys.executable, "-c", PROGRAM, command, str(code)],
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert (ended.returncode, ended.stdout) == (code, "the end\n")
-    # The first line comes before the imports, which take seconds.
-    assert ended.stderr == "reading the sweep and its records\n"
+    # The first line of a launch comes before the imports, which take seconds.
+    assert ended.stderr == ("reading the sweep and its records\n" if command == "launch" else "")
+
+
+#: A command whose words are still in the buffer at its end.
+SPEAKS = """
+from raysweep.cli import __main__ as program, app
+
+app.app = lambda *_, **__: print("words")
+program.main()
+"""
+
+
+def test_words_that_cannot_be_written_at_the_end_are_an_error() -> None:
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-c", SPEAKS],
+            stdout=full, stderr=subprocess.PIPE, env=buffered, text=True, timeout=120, check=False,
+        )  # fmt: skip
+    assert (ended.returncode, ended.stderr) == (4, "raysweep: storage: No space left on device\n")
+
+
+def test_a_closed_standard_error_does_not_change_the_exit_code() -> None:
+    line = 'exec "$0" -m raysweep.cli --nothing 2>&-'
+    assert subprocess.run(["sh", "-c", line, sys.executable], timeout=120, check=False).returncode == 2
