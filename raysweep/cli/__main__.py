@@ -17,6 +17,7 @@ _YOUNG = 2_000_000
 
 def main() -> None:
     """Run the command line; a launch runs in a child of a process that guards it."""
+    _open_closed()
     launches = sys.argv[1:2] == ["launch"] and not {"--help", "-h"} & set(sys.argv)
     if not launches:
         # What a command reads of thousands of runs is no garbage, so it seldom looks for some.
@@ -48,6 +49,16 @@ def main() -> None:
         raise
 
 
+def _open_closed() -> None:
+    """Let words to a stream that was closed from the start (`>&-`) go nowhere.
+
+    Otherwise they are an error, and the next file that is opened gets the stream's number.
+    """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  # open to the end
+
+
 def _leave(code: int) -> None:
     """End this process without taking its interpreter down.
 
@@ -57,8 +68,7 @@ def _leave(code: int) -> None:
     """
     threading._shutdown()  # type: ignore[attr-defined]  # as at any end: other threads are waited for
     atexit._run_exitfuncs()
-    # A stream that was closed from the start is None.
-    for stream in filter(None, (sys.stdout, sys.stderr)):
+    for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
     os._exit(code)
