@@ -13,11 +13,13 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
 
 from raysweep.bench.record import CaseRecord, Check, Clock, Comparison, Figure, Goal, Peak, Spread, Timing
 
 Say = Callable[[str], None]
+
+W = TypeVar("W")
 
 #: The devices that suites run on.
 Device = Literal["cpu", "cuda"]
@@ -111,6 +113,20 @@ class Entry:
     work: str
     build: Callable[[bool], Case]
     device: Device = "cpu"
+
+
+def cheapest(ways: Sequence[W], cost: Callable[[W], float]) -> W:
+    """Return the way of least cost; the cost of each is measured once."""
+    costs = [cost(way) for way in ways]
+    return ways[costs.index(min(costs))]
+
+
+def seconds(work: Callable[[], object], clock: Callable[[], float] = time.process_time) -> float:
+    """Return the seconds of a second call by a clock, by default that of the CPU; the first fills caches."""
+    work()
+    started = clock()
+    work()
+    return clock() - started
 
 
 def run_case(entry: Entry, peak: Peak, *, quick: bool, say: Say) -> CaseRecord:

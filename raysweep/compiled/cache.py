@@ -43,6 +43,11 @@ from raysweep.files import write_atomic
 #: Seconds that a process waits at most for machine code that another one makes.
 _PATIENCE = 60.0
 
+#: What a kernel's options leave out.  numba itself would take all but the first from the kernel in whose
+#: compilation this one is met for the first time, so that the last place of its results would depend on the
+#: order of calls.
+_OWN = {"nogil": True, "fastmath": False, "error_model": "python", "forceinline": False}
+
 #: Locks of the entries that this process makes, by file.
 _HELD: dict[Path, int] = {}
 
@@ -54,7 +59,7 @@ def kernel(function: Any = None, /, **options: Any) -> Any:
     """
     if function is None:
         return lambda function: kernel(function, **options)
-    compiled = numba.njit(nogil=True, **options)(function)
+    compiled = numba.njit(**{**_OWN, **options})(function)
     if compiled is not function:  # as it is with NUMBA_DISABLE_JIT
         compiled._cache = _Cache(function)
     return compiled
@@ -124,7 +129,7 @@ class _Cache(FunctionCache):
         self._cache_file = _Entries(  # type: ignore[assignment]
             Path(self.cache_path),
             f"{name}.{sys.implementation.cache_tag}",
-            _short(repr((stamp(module), own, numba.__version__))),
+            _short(repr((stamp(module), own, numba.__version__, _OWN))),
             function.__code__.co_firstlineno,
         )
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from llvmlite import ir
+from llvmlite import binding, ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic as _intrinsic
@@ -32,6 +32,9 @@ intrinsic: Any = _intrinsic
 LANES = 64
 
 BYTES = 64
+
+#: Whether this processor has such vectors.
+WIDE = bool(binding.get_host_cpu_features().get("avx512f", False))
 
 
 class Vector(types.Type):

@@ -173,3 +173,14 @@ def test_the_time_that_counts(
     row = record.comparisons[0].model_copy(update={"wall_ratio": Spread.of([4.0])})
     assert row.ratio == Spread.of([ratio])
     assert row.met is (ratio > 3.5)
+
+
+def test_the_cheapest_way_is_that_of_the_shortest_second_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    works = {"a": clock.work("a", 1.0, slower=4.0), "b": clock.work("b", 3.0), "c": clock.work("c", 4.0)}
+
+    def cost(name: str) -> float:
+        return harness.seconds(works[name], lambda: clock.now)
+
+    assert harness.cheapest(list(works), cost) == "b"
+    assert clock.calls == ["a", "a", "b", "b", "c", "c"]

@@ -52,11 +52,15 @@ def test_an_inside_pass_for_every_word(language: PCFG) -> None:
         np.testing.assert_allclose(np.stack(found), truth(language, words), rtol=1e-10, atol=1e-15)
 
 
+@pytest.mark.parametrize(("dtype", "rtol", "atol"), [(np.float64, 1e-10, 1e-15), (np.float32, 1e-5, 1e-8)])
 @pytest.mark.parametrize("engine", [inside_outside.by_rules, inside_outside.by_pairs])
-def test_numpy_inside_outside(language: PCFG, engine: Any) -> None:
+def test_numpy_inside_outside(
+    language: PCFG, engine: Any, dtype: type[np.floating], rtol: float, atol: float
+) -> None:
     for words in sentences(language):
-        found = engine(language.grammar, words.numpy())
-        np.testing.assert_allclose(found, truth(language, words), rtol=1e-10, atol=1e-15)
+        found = engine(language.grammar, words.numpy(), dtype)
+        assert found.dtype == dtype
+        np.testing.assert_allclose(found, truth(language, words), rtol=rtol, atol=atol)
 
 
 def test_torch_struct(language: PCFG) -> None:

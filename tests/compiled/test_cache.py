@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import raysweep
-from raysweep.compiled import cache
+from raysweep.compiled import cache, kernel
 from raysweep.compiled.cache import _Entries
 
 KERNELS = """
@@ -147,6 +147,20 @@ def test_nobody_waits_for_ever_for_code(tmp_path: Path, monkeypatch: pytest.Monk
     entries.save("int", 1)
     assert entries.load("int") == 1
     assert not lock.exists()
+
+
+def test_a_kernel_rounds_alike_whoever_calls_it_first() -> None:
+    @kernel
+    def rest(x, y):  # type: ignore[no-untyped-def]
+        return x * x - y
+
+    @kernel(fastmath={"contract"})
+    def outer(x, y):  # type: ignore[no-untyped-def]
+        return rest(x, y)
+
+    x = 1.0 + 2.0**-30
+    # Contracted, it would be 2^-60, what x * x was rounded by.
+    assert (outer(x, x * x), rest(x, x * x)) == (0.0, 0.0)
 
 
 def test_every_kernel_is_cached_here() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from raysweep.compiled import simd
 from raysweep.errors import ConfigError, DataError
 from raysweep.languages import HMM, Language
 from raysweep.languages.hmm import HMMConfig, passes
@@ -191,10 +192,14 @@ def test_float32_on_the_papers_preset(blocks: int) -> None:
         assert (language.sentence_entropy(part) - truth).abs().max() < 1e-5
 
 
+@pytest.mark.parametrize("blocks", [10, 1])
 @pytest.mark.parametrize("rate", [None, 0.2, 0.9])
-def test_results_do_not_depend_on_the_batch(rate: float | None) -> None:
+def test_results_do_not_depend_on_the_batch(
+    rate: float | None, blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Results agree bit by bit where a visible word gives the block away: alone, in parts, reordered."""
-    language = HMM.random(seed=0)
+    monkeypatch.setattr(simd, "WIDE", True)
+    language = HMM.random(seed=0, blocks=blocks)
     ids = language.sample(300, seed=4)
     generator = torch.Generator().manual_seed(0)
     mask = None if rate is None else torch.rand(ids.shape, generator=generator) < rate
@@ -225,12 +230,21 @@ def scattered() -> HMM:
     return HMM(initial=generator.dirichlet(np.ones(S)), transition=transition, emission=emission, length=6)
 
 
-@pytest.mark.parametrize("language", [scattered(), HMM.random(seed=3, blocks=5)], ids=["scattered", "random"])
-def test_blocks_are_the_dense_pass(language: HMM) -> None:
+@pytest.mark.parametrize(
+    ("language", "count"),
+    [
+        (scattered(), 4),
+        (HMM.random(seed=3, blocks=5), 5),
+        (HMM.random(seed=3, states=70, vocabulary=90, blocks=1), 1),
+    ],
+    ids=["scattered", "random", "large"],
+)
+def test_blocks_are_the_dense_pass(language: HMM, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simd, "WIDE", True)
     ids = language.sample(500, seed=1)
     blocks = Blocks.find(language.initial, language.transition, language.emission)
     assert blocks is not None
-    assert len(blocks.blocks) > 3
+    assert len(blocks.blocks) == count
     out = torch.empty(*ids.shape, language.vocabulary_size)
     assert len(blocks.answer(ids, None, out, None)) == 0
     exact = language.conditionals(ids, dtype=torch.float64)
@@ -248,6 +262,19 @@ def test_blocks_are_the_dense_pass(language: HMM) -> None:
         == mask.all(dim=1).nonzero()[:, 0].tolist()
     )
     assert found[0].isfinite().all()
+
+
+def test_large_blocks_are_left_to_the_products_where_these_are_faster(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def found(states: int, vocabulary: int, blocks: int = 1) -> bool:
+        language = HMM.random(states=states, vocabulary=vocabulary, blocks=blocks, tasks=())
+        return Blocks.find(language.initial, language.transition, language.emission) is not None
+
+    monkeypatch.setattr(simd, "WIDE", True)
+    assert [found(33, 40), found(33, 4097), found(32, 4097)] == [True, False, True]
+    monkeypatch.setattr(simd, "WIDE", False)
+    assert [found(33, 40), found(32, 40), found(80, 90, blocks=2)] == [False, True, True]
 
 
 def test_words_of_two_blocks_are_no_sentence() -> None:

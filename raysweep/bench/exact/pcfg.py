@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from numpy.typing import DTypeLike
 from torch import Tensor
 
 from raysweep.bench.exact.distance import total_variation
@@ -40,7 +41,7 @@ def layered(quick: bool) -> Case:
             tolerance=1e-6,
         )
 
-    def numpy() -> Prepared:
+    def numpy(dtype: DTypeLike) -> Prepared:
         from raysweep.bench.peers import inside_outside
 
         groups = by_length(language, some)
@@ -49,7 +50,7 @@ def layered(quick: bool) -> Case:
             return [
                 torch.from_numpy(p)
                 for words in groups
-                for p in inside_outside.by_rules(language.grammar, words.numpy())
+                for p in inside_outside.by_rules(language.grammar, words.numpy(), dtype)
             ]
 
         return _prepared(language, some, all_lengths, tolerance=1e-6)
@@ -84,9 +85,10 @@ def layered(quick: bool) -> Case:
             Peer(
                 name="numpy inside–outside",
                 goal=250,
-                prepare=numpy,
+                prepare=partial(numpy, np.float64),
                 note=f"float64, vectorised over sentences of one length; {len(some)} sentences",
             ),
+            Peer(name="the same in float32", goal=2, prepare=partial(numpy, np.float32)),
             Peer(
                 name="torch-struct",
                 goal=50_000,
@@ -113,14 +115,14 @@ def dense(quick: bool) -> Case:
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(V, (64, n), generator=generator)
 
-    def numpy() -> Prepared:
+    def numpy(dtype: DTypeLike) -> Prepared:
         from raysweep.bench.peers import inside_outside
 
         words = ids[:32]
         return _prepared(
             language,
             words,
-            lambda: list(torch.from_numpy(inside_outside.by_pairs(language.grammar, words.numpy()))),
+            lambda: list(torch.from_numpy(inside_outside.by_pairs(language.grammar, words.numpy(), dtype))),
             tolerance=1e-6,
         )
 
@@ -152,9 +154,10 @@ def dense(quick: bool) -> Case:
             Peer(
                 name="numpy inside–outside",
                 goal=4,
-                prepare=numpy,
+                prepare=partial(numpy, np.float64),
                 note="float64, all pairs of symbols as matrix products, 32 sentences at a time",
             ),
+            Peer(name="the same in float32", goal=2, prepare=partial(numpy, np.float32)),
         ],
         rounds=3 if quick else 5,
         figures=figures,

@@ -16,7 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from raysweep.bench.harness import Contestant, Difference, Peer, Prepared
+from raysweep.bench.harness import Contestant, Difference, Peer, Prepared, cheapest, seconds
 from raysweep.bench.trace.subject import Subject
 from raysweep.bench.trace.variance import Spread, traces
 from raysweep.flatness.evaluating import twice_differentiable
@@ -82,7 +82,7 @@ def label_peers(what: Subject, sizes: Sizes, spread: Spread) -> list[Peer]:
         work: Callable[[int], object],
         batches: Sequence[int],
     ) -> Prepared:
-        size = _cheapest(batches, lambda b: _seconds(partial(work, b)) / b)
+        size = cheapest(batches, lambda b: seconds(partial(work, b)) / b)
         return Prepared(
             check=partial(_norms_differ, loose, found, checked, partial(work, size)),
             contestant=Contestant(units=traces(size, one), work=partial(work, size)),
@@ -179,7 +179,7 @@ def hutchinson_peers(what: Subject, sizes: Sizes, spread: Spread) -> list[Peer]:
             found = variance(batch, count, _TRIED)
             return (time.process_time() - started) / count * found
 
-        size = _cheapest(sizes.small_batches, cost)
+        size = cheapest(sizes.small_batches, cost)
         # A call does enough of them for the resolution of the clock.
         calls = max(1, 32 // size)
         timed = what.inputs(calls * size)[1:]
@@ -239,19 +239,6 @@ def without_padding(what: Subject) -> torch.nn.Module:
     return model
 
 
-def _cheapest(batches: Sequence[int], cost: Callable[[int], float]) -> int:
-    costs = {batch: cost(batch) for batch in batches}
-    return min(costs, key=costs.__getitem__)
-
-
 def _tried(batches: Sequence[int], best: int) -> str:
     *others, last = batches
     return f"{best} inputs at a time, the best of {', '.join(map(str, others))} and {last}"
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    """Return the CPU seconds of a second call; the first fills caches."""
-    work()
-    started = time.process_time()
-    work()
-    return time.process_time() - started

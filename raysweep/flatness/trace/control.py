@@ -50,8 +50,8 @@ _BLOCK, _GPU_BLOCK = 1 << 20, 1 << 25
 def pays(model: Encoder | LSTM) -> bool:
     """Return whether the statistics of a masked word cost less than its sentence does without a head.
 
-    They are 12·C·D operations in float64 on few rows, each counted as eight of the products that a sentence
-    takes: 6 for each weight of the body and word; a sentence has half of the most words, on average.
+    They are 12·C·D operations in float64 on few rows, which take as long as 32·C·D of the products that a
+    sentence takes: 6 for each weight of the body and word; a sentence has half of the most words, on average.
 
     >>> from types import SimpleNamespace
     >>> from raysweep.models.encoder import EncoderConfig
@@ -61,7 +61,7 @@ def pays(model: Encoder | LSTM) -> bool:
     """
     head = {id(p) for module in (model.token_embedding, model.decoder) for p in module.parameters()}
     body = sum(p.numel() for p in model.parameters() if id(p) not in head and p.dim() == 2)
-    return 96 * model.total_vocabulary * model.width <= 6 * body * model.max_length / 2
+    return 32 * model.total_vocabulary * model.width <= 6 * body * model.max_length / 2
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,17 +15,17 @@ from torch import Tensor
 
 from raysweep.languages.checks import floor
 
-#: The products of `passes` are faster for a block of more states than this, where it has most of all states.
-WIDE = 32
+#: A block of more states than this, and of most of all states, is left to the products of `passes` where they
+#: are faster: without vectors of 64 bytes, and with so many words that a tile's numbers leave the cache.
+MANY_STATES, MANY_WORDS = 32, 4096
 
 
 @dataclass(frozen=True)
 class Block:
-    """The tables of a block in float32; the last row of `leaves` [w+1, s] belongs to a hidden word."""
+    """The tables of a block in float32; `leaves` [w+1, s] are emissions by word, the last of a hidden one."""
 
     initial: np.ndarray
     transition: np.ndarray
-    emission: np.ndarray
     leaves: np.ndarray
     words: np.ndarray
 
@@ -44,13 +44,16 @@ class Blocks:
         from scipy.sparse import coo_array  # readers of results build no language
         from scipy.sparse.csgraph import connected_components
 
+        from raysweep.compiled.simd import WIDE
+
         S, V = emission.shape
         a, b = np.nonzero(transition)
         s, c = np.nonzero(emission)
         rows, columns = np.concatenate([a, s]), np.concatenate([b, S + c])
         graph = coo_array((np.ones(len(rows)), (rows, columns)), shape=(S + V, S + V))
         count, label = connected_components(graph, directed=False)
-        if np.bincount(label[:S]).max() > max(WIDE, S // 2):
+        large = np.bincount(label[:S]).max() > max(MANY_STATES, S // 2)
+        if large and (V > MANY_WORDS or not WIDE):
             return None
         blocks, place = [], np.zeros(V, dtype=np.int64)
         for block in range(count):
@@ -61,8 +64,7 @@ class Blocks:
                 Block(
                     initial=initial[states].astype(np.float32),
                     transition=np.ascontiguousarray(transition[np.ix_(states, states)], dtype=np.float32),
-                    emission=word,
-                    leaves=np.concatenate([word.T, np.ones((1, len(states)), dtype=np.float32)]),
+                    leaves=np.vstack([*word.T, np.ones(len(states), dtype=np.float32)]),
                     words=words,
                 )
             )
@@ -94,7 +96,6 @@ class Blocks:
                     order[start:end].numpy(),
                     tables.initial,
                     tables.transition,
-                    tables.emission,
                     tables.leaves,
                     tables.words,
                     self.place,

@@ -1,4 +1,7 @@
-"""Compiled kernels: sampling of paths, and the forward-backward pass within a block."""
+"""Compiled kernels: sampling of paths, and the forward-backward pass within a block.
+
+The pass takes LANES sentences side by side, the innermost axis of its arrays.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,11 @@ import numpy as np
 from raysweep.compiled import kernel
 from raysweep.compiled.philox import TILE, fill
 from raysweep.compiled.scalars import logarithm
+from raysweep.compiled.simd import BYTES, LANES, fetch, load, peek, plus, poke, put, splat, store, times
 from raysweep.languages.guide import pick
 
-#: Sentences side by side, the innermost axis of all arrays.  It is a large constant, so that the compiler
-#: makes full vector loops over it.
-LANES = 64
+#: Most states of a small block.  Its products add four terms at a time; larger ones keep sums in registers.
+NARROW = 32
 
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 _TINY, _LOWEST = np.float32(np.finfo(np.float32).tiny), np.float32(np.finfo(np.float32).min)
@@ -60,33 +63,85 @@ def logarithms(p, out):  # type: ignore[no-untyped-def]
 
 @kernel(error_model="numpy", fastmath={"contract"})
 def product(a, x, out):  # type: ignore[no-untyped-def]
-    """Write sum_i a[i, j] x[i, lane] into out[j, lane]."""
-    n = len(a)
+    """Write sum_i a[j, i] x[i, lane] into out[j, lane]; `a` is in C order and has out's rows at least."""
+    n = a.shape[1]
+    if n > NARROW:
+        _wide_product(a, x, out)
+        return
     fours = n - n % 4
-    for j in range(a.shape[1]):
+    for j in range(len(out)):
         for lane in range(LANES):
             out[j, lane] = _ZERO
         # Four terms at a time, so that sums are stored a quarter as often.
         for i in range(0, fours, 4):
-            a0, a1, a2, a3 = a[i, j], a[i + 1, j], a[i + 2, j], a[i + 3, j]
+            a0, a1, a2, a3 = a[j, i], a[j, i + 1], a[j, i + 2], a[j, i + 3]
             for lane in range(LANES):
                 out[j, lane] += (a0 * x[i, lane] + a1 * x[i + 1, lane]) + (
                     a2 * x[i + 2, lane] + a3 * x[i + 3, lane]
                 )
         for i in range(fours, n):
             for lane in range(LANES):
-                out[j, lane] += a[i, j] * x[i, lane]
+                out[j, lane] += a[j, i] * x[i, lane]
 
 
-@kernel(error_model="numpy", fastmath={"contract"})
+@kernel(error_model="numpy")
+def _wide_product(a, x, out):  # type: ignore[no-untyped-def]
+    n, last = a.shape[1], len(out) - 1
+    for j in range(0, len(out), 4):
+        # Behind the last row stands none, and it is computed again.
+        j1, j2, j3 = min(j + 1, last), min(j + 2, last), min(j + 3, last)
+        p0, p1, p2, p3 = j * n, j1 * n, j2 * n, j3 * n
+        a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = splat(_ZERO)
+        c0 = c1 = c2 = c3 = d0 = d1 = d2 = d3 = splat(_ZERO)
+        for i in range(n):
+            u0, u1, u2, u3 = load(x, i, 0), load(x, i, 16), load(x, i, 32), load(x, i, 48)
+            v = splat(peek(a, p0 + i))
+            a0, a1, a2, a3 = plus(v, u0, a0), plus(v, u1, a1), plus(v, u2, a2), plus(v, u3, a3)
+            v = splat(peek(a, p1 + i))
+            b0, b1, b2, b3 = plus(v, u0, b0), plus(v, u1, b1), plus(v, u2, b2), plus(v, u3, b3)
+            v = splat(peek(a, p2 + i))
+            c0, c1, c2, c3 = plus(v, u0, c0), plus(v, u1, c1), plus(v, u2, c2), plus(v, u3, c3)
+            v = splat(peek(a, p3 + i))
+            d0, d1, d2, d3 = plus(v, u0, d0), plus(v, u1, d1), plus(v, u2, d2), plus(v, u3, d3)
+        _write(out, j, a0, a1, a2, a3)
+        _write(out, j1, b0, b1, b2, b3)
+        _write(out, j2, c0, c1, c2, c3)
+        _write(out, j3, d0, d1, d2, d3)
+
+
+@kernel(error_model="numpy", inline="always")
+def _write(out, row, v0, v1, v2, v3):  # type: ignore[no-untyped-def]
+    store(out, row, 0, v0)
+    store(out, row, 16, v1)
+    store(out, row, 32, v2)
+    store(out, row, 48, v3)
+
+
+@kernel(error_model="numpy")
+def _rows(count):  # type: ignore[no-untyped-def]
+    """Return an empty array [count, LANES] that lies as vectors need it."""
+    space = np.empty(count * LANES + BYTES // 4, dtype=np.float32)
+    first = (BYTES - space.ctypes.data % BYTES) % BYTES // 4
+    return space[first : first + count * LANES].reshape(count, LANES)
+
+
+@kernel(error_model="numpy")
 def multiply(a, b, out, total):  # type: ignore[no-untyped-def]
     """Write a * b [s, LANES] into `out` and its sums over s into `total` [LANES]."""
-    for lane in range(LANES):
-        total[lane] = _ZERO
-    for i in range(len(a)):
-        for lane in range(LANES):
-            out[i, lane] = a[i, lane] * b[i, lane]
-            total[lane] += out[i, lane]
+    one = splat(_ONE)
+    total[:] = _ZERO
+    # Sums of sums have fewer rounding errors.
+    for first in range(0, len(a), NARROW):
+        s0 = s1 = s2 = s3 = splat(_ZERO)
+        for i in range(first, min(first + NARROW, len(a))):
+            a0, a1, a2, a3 = load(a, i, 0), load(a, i, 16), load(a, i, 32), load(a, i, 48)
+            b0, b1, b2, b3 = load(b, i, 0), load(b, i, 16), load(b, i, 32), load(b, i, 48)
+            _write(out, i, times(a0, b0), times(a1, b1), times(a2, b2), times(a3, b3))
+            s0, s1, s2, s3 = plus(a0, b0, s0), plus(a1, b1, s1), plus(a2, b2, s2), plus(a3, b3, s3)
+        put(total, 0, plus(one, fetch(total, 0), s0))
+        put(total, 16, plus(one, fetch(total, 16), s1))
+        put(total, 32, plus(one, fetch(total, 32), s2))
+        put(total, 48, plus(one, fetch(total, 48), s3))
 
 
 @kernel(error_model="numpy", fastmath={"contract"})
@@ -113,7 +168,7 @@ def normalise(x, total, least):  # type: ignore[no-untyped-def]
 
 @kernel(error_model="numpy", fastmath={"contract"})
 def conditionals(  # type: ignore[no-untyped-def]
-    ids, hidden, rows, initial, transition, emission, leaves, words, place, out, entropy, least_total, sound
+    ids, hidden, rows, initial, transition, leaves, words, place, out, entropy, least_total, sound
 ):
     """Answer the sentences `rows` of one block; see `blocks.Blocks.answer`.
 
@@ -122,24 +177,27 @@ def conditionals(  # type: ignore[no-untyped-def]
     `entropy` [B] unless they are empty, and `sound` [B]: whether all normalisers are at least `least_total`.
     """
     T = ids.shape[1]
-    s, w = emission.shape
+    w, s = len(leaves) - 1, leaves.shape[1]
     masked, write, measure = len(hidden) > 0, len(out) > 0, len(entropy) > 0
-    back = transition.T.copy()
-    leaf = np.empty((T, s, LANES), dtype=np.float32)
-    ahead = np.empty((T, s, LANES), dtype=np.float32)
-    joint, behind = np.empty((s, LANES), dtype=np.float32), np.empty((s, LANES), dtype=np.float32)
+    # Words whose terms of an entropy are added in float32; a large block has many.
+    some = w if s <= NARROW else NARROW
+    V, back = out.shape[2], np.ascontiguousarray(transition.T)
+    leaf, ahead = _rows(T * s).reshape(T, s, LANES), _rows(T * s).reshape(T, s, LANES)
+    joint, behind, p = _rows(s), _rows(s), _rows(w)
+    logs = np.empty((w, LANES), dtype=np.float32)
     total, least = np.empty(LANES, dtype=np.float32), np.empty(LANES, dtype=np.float32)
-    p, logs = np.empty((w, LANES), dtype=np.float32), np.empty((w, LANES), dtype=np.float32)
     surprise, mean = np.empty(LANES, dtype=np.float32), np.empty(LANES, dtype=np.float64)
+    at = np.empty(LANES, dtype=np.int64)
     for tile in range(0, len(rows), LANES):
         size = min(LANES, len(rows) - tile)
-        for lane in range(LANES):
-            # Lanes without a sentence repeat the tile's first.
-            row = rows[tile + lane] if lane < size else rows[tile]
-            for t in range(T):
-                c = w if masked and hidden[row, t] else place[ids[row, t]]
-                for i in range(s):
-                    leaf[t, i, lane] = leaves[c, i]
+        for t in range(T):
+            for lane in range(LANES):
+                # Lanes without a sentence repeat the tile's first.
+                row = rows[tile + lane] if lane < size else rows[tile]
+                at[lane] = s * (w if masked and hidden[row, t] else place[ids[row, t]])
+            for i in range(s):
+                for lane in range(LANES):
+                    poke(leaf, (t * s + i) * LANES + lane, peek(leaves, at[lane] + i))
         least[:], mean[:] = _ONE, 0.0
         for i in range(s):
             ahead[0, i, :] = initial[i]
@@ -148,7 +206,7 @@ def conditionals(  # type: ignore[no-untyped-def]
             multiply(ahead[t], leaf[t], joint, total)
             normalise(joint, total, least)
             if t < T - 1:
-                product(transition, joint, ahead[t + 1])
+                product(back, joint, ahead[t + 1])
         behind[:] = _ONE / np.float32(s)
         for t in range(T - 1, -1, -1):
             multiply(ahead[t], behind, joint, total)
@@ -157,25 +215,27 @@ def conditionals(  # type: ignore[no-untyped-def]
             for lane in range(size):
                 asked |= masked and hidden[rows[tile + lane], t]
             if asked:
-                product(emission, joint, p)
+                product(leaves, joint, p)
                 logarithms(p.reshape(-1), logs.reshape(-1))
                 if measure:
-                    surprise[:] = _ZERO
-                    for c in range(w):
+                    for first in range(0, w, some):
+                        surprise[:] = _ZERO
+                        for c in range(first, min(first + some, w)):
+                            for lane in range(LANES):
+                                surprise[lane] -= p[c, lane] * max(logs[c, lane], _LOWEST)
                         for lane in range(LANES):
-                            surprise[lane] -= p[c, lane] * max(logs[c, lane], _LOWEST)
-                    for lane in range(LANES):
-                        mean[lane] += surprise[lane]
-                if write:
-                    for lane in range(size):
-                        row = rows[tile + lane]
-                        if not masked or hidden[row, t]:
+                            mean[lane] += surprise[lane]
+                for lane in range(size if write else 0):
+                    row = rows[tile + lane]
+                    if not masked or hidden[row, t]:
+                        if w < V:
                             out[row, t] = _NONE
-                            for c in range(w):
-                                out[row, t, words[c]] = logs[c, lane]
+                        first = (row * out.shape[1] + t) * V
+                        for c in range(w):
+                            poke(out, first + words[c], peek(logs, c * LANES + lane))
             if t > 0:
                 multiply(behind, leaf[t], joint, total)
-                product(back, joint, behind)
+                product(transition, joint, behind)
                 add(behind, total)
                 normalise(behind, total, least)
         for lane in range(size):

@@ -9,20 +9,16 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from llvmlite import binding
 from torch import Tensor
 
 from raysweep.compiled import kernel
 from raysweep.compiled.scalars import COMPILED
-from raysweep.compiled.simd import fetch, peek, plus, poke, put, splat
+from raysweep.compiled.simd import WIDE, fetch, peek, plus, poke, put, splat
 
 _F0 = np.float32(0.0)
 
 #: Columns of a panel, two vectors; and rows that are computed at once.
 _COLUMNS, _ROWS = 32, 8
-
-#: Whether this processor has vectors of 64 bytes.
-WIDE = bool(binding.get_host_cpu_features().get("avx512f", False))
 
 
 class Product:
