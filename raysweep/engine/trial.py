@@ -160,7 +160,8 @@ class _Trial:
             pretrain = pretrain.model_copy(update={"micro_batch": rows})
             log.warning("the memory did not suffice: at most %d sentences at a time", rows)
         log.info("training to step %d", lacking[-1])
-        job = Job(spec=replace(self._spec, pretrain=pretrain), run=self._run)
+        spec = replace(self._spec, pretrain=pretrain)
+        job = Job(spec=spec, run=self._run, needed=self._needed)
         self._training = self._training_of(job)
         self._training.start()
 
