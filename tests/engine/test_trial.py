@@ -80,7 +80,7 @@ def test_training_goes_on_from_its_newest_state_after_a_milestone(
     steps: list[int] = []
 
     class Line:
-        """What a worker hears: a wish to stop after so many steps."""
+        """Asks a worker to stop after so many steps."""
 
         stop_after = 0
 
