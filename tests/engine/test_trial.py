@@ -55,6 +55,30 @@ def test_a_lost_milestone_is_trained_again_with_the_rates_of_the_whole_run(
     assert survey(job.run, job.spec.pretrain.milestones) == (None, False)
 
 
+@pytest.mark.parametrize(
+    ("resources", "micro_batch", "rows"),
+    [("{workers: 1}", None, 4), ("{workers: 2}", None, 2), ("{workers: 2}", 3, 1), ("{workers: 8}", 6, 1)],
+)
+def test_a_memory_that_did_not_suffice_halves_what_a_worker_holds(
+    resources: str, micro_batch: int | None, rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tiny.yaml").write_text(
+        f"{tiny.HEAD}evaluate: {{excess_loss: {{sentences: 64}}}}\nresources: {resources}\n"
+    )
+    overrides = [] if micro_batch is None else [f"pretrain.micro_batch={micro_batch}"]
+    sweep = rs.load_sweep(tmp_path / "tiny.yaml", overrides, storage=tmp_path / "results")
+    [spec] = sweep.runs
+    found: list[Any] = []
+    monkeypatch.setattr(
+        trial._Trial,
+        "_training_of",
+        lambda self, job: found.append(job) or SimpleNamespace(start=lambda: None),
+    )
+    services: Any = SimpleNamespace(shared=False, parts={spec.run_id: 2})
+    trial._Trial(spec, sweep.ledger().run(spec), sweep, services)._start_training()
+    assert found[0].spec.pretrain.micro_batch == rows
+
+
 @pytest.mark.parametrize(("keep", "left"), [("milestones", [20, 50, 100]), ("last", [100])])
 def test_training_goes_on_from_its_newest_state_after_a_milestone(
     keep: Keep, left: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
