@@ -66,10 +66,15 @@ def shares(resources: Resources, engine: Engine, *, embedded: bool) -> bool:
 
 
 def reserved(resources: Resources, shared: bool) -> Resources:
-    """Return the resources that Ray reserves for training."""
+    """Return the resources that Ray reserves for training.
+
+    Where CPUs are shared, the number of workers is fixed: the one machine of a Ray that was started here does
+    not come and go, and in 2.97 CPUs Ray Train finds room for two elastic workers of 0.99.
+    """
     if not shared:
         return resources
-    return resources.model_copy(update={"per_worker": _scaled(resources.per_worker, 1 - EVALUATION_SHARE)})
+    per_worker = _scaled(resources.per_worker, 1 - EVALUATION_SHARE)
+    return resources.model_copy(update={"per_worker": per_worker, "min_workers": None})
 
 
 def evaluation_need(resources: Resources, shared: bool) -> dict[str, float]:

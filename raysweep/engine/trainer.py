@@ -7,7 +7,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +26,10 @@ from raysweep.engine.worker import built, check_visible
 from raysweep.errors import RaysweepError
 from raysweep.sweep import Resources, RunLedger, RunSpec
 from raysweep.sweep.logs import BoundedLog
+from raysweep.sweep.missing import missing_now
 from raysweep.sweep.sentences import training_of
 from raysweep.training import Progress, World, pretrain
+from raysweep.training.workers import on_first
 
 log = logging.getLogger("raysweep")
 
@@ -55,10 +57,11 @@ def run_log(run: RunLedger, name: str) -> Iterator[Path]:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A run to train, and where to train it."""
+    """A run to train, and where to train it; `needed` are the steps that other runs start from."""
 
     spec: RunSpec
     run: RunLedger
+    needed: Collection[int] = ()
 
     def stored(self) -> list[ray.ObjectRef]:
         """Store the job in Ray, so that processes that only pass it on need not import its classes."""
@@ -69,6 +72,15 @@ def stored_job(stored: list[ray.ObjectRef]) -> Job:
     """Return the job that `Job.stored` has stored."""
     job: Job = ray.get(stored[0])
     return job
+
+
+def still_lacking(job: Job, world: World) -> tuple[int, ...]:
+    """Return the milestones of a job that lack a checkpoint now; all workers call this together.
+
+    Workers that are started again have the job of the first ones.  Milestones that have been measured since
+    may be gone again (`keep`), and are not to be trained once more.
+    """
+    return on_first(world, lambda: missing_now(job.run, job.spec, needed=job.needed).checkpoints)
 
 
 def train(job: Job, world: World, board: Board, threads: int) -> None:
@@ -105,21 +117,22 @@ def train(job: Job, world: World, board: Board, threads: int) -> None:
         log.info("worker %d of %d, pid %d on %s", world.rank, world.size, os.getpid(), socket.gethostname())
         try:
             here = ray.train.torch.get_device()
-            language = built(spec.language).to(here)
-            pretrain(
-                language=language,
-                model=spec.model,
-                algorithm=spec.algorithm,
-                pretrain=spec.pretrain,
-                seed=spec.seeds,
-                journal=run,
-                start=None if spec.source is None else spec.source.start(run),
-                world=world,
-                device=here,
-                on_progress=report,
-                stop=line,
-                training=training_of(spec, language, run.storage),
-            )
+            if milestones := still_lacking(job, world):
+                language = built(spec.language).to(here)
+                pretrain(
+                    language=language,
+                    model=spec.model,
+                    algorithm=spec.algorithm,
+                    pretrain=spec.pretrain.model_copy(update={"milestones": milestones}),
+                    seed=spec.seeds,
+                    journal=run,
+                    start=None if spec.source is None else spec.source.start(run),
+                    world=world,
+                    device=here,
+                    on_progress=report,
+                    stop=line,
+                    training=training_of(spec, language, run.storage),
+                )
             if line is not None:
                 line.say(News(state="unfinished") if line() else News(step=spec.pretrain.milestones[-1]))
         except Exception as error:

@@ -156,11 +156,13 @@ class _Trial:
         pretrain = self._spec.pretrain.model_copy(update={"milestones": lacking})
         parts = self._services.parts.get(self._spec.run_id, 1)
         if parts > 1:
-            rows = max(1, (pretrain.micro_batch or pretrain.batch_size) // parts)
+            each = -(-pretrain.batch_size // self._sweep.resources.workers)
+            rows = max(1, min(pretrain.micro_batch or each, each) // parts)
             pretrain = pretrain.model_copy(update={"micro_batch": rows})
             log.warning("the memory did not suffice: at most %d sentences at a time", rows)
         log.info("training to step %d", lacking[-1])
-        job = Job(spec=replace(self._spec, pretrain=pretrain), run=self._run)
+        spec = replace(self._spec, pretrain=pretrain)
+        job = Job(spec=spec, run=self._run, needed=self._needed)
         self._training = self._training_of(job)
         self._training.start()
 

@@ -9,8 +9,7 @@ it holds.  A tensor without dimensions, as the optimizer's number of steps, is i
 
 Where a row is follows from n alone, so a reader opens only files with rows of its own.  On a disk it reads
 these rows only, after a pass over the file for its sha256; an object of a store is in memory while it is
-read, one at a time.  So where weights are sharded, no process ever holds all of them on its device, nor the
-whole state of the optimizer anywhere.
+read, one at a time.  So workers that share weights do not hold all of a checkpoint in several files at once.
 """
 
 from __future__ import annotations

@@ -51,8 +51,6 @@ def test_the_check_finds_what_it_looks_for() -> None:
     [
         ("status", ["status"]),
         ("status NAME", ["status", "small"]),
-        ("match NAME", ["match", "small", "--tol", "9"]),
-        ("power NAME", ["power", "small"]),
         ("clean NAME", ["clean", "small"]),
         ("retry NAME", ["retry", "small"]),
         ("diff A B", ["diff", "seed 0", "seed 1"]),

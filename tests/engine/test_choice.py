@@ -52,6 +52,12 @@ def test_auto_takes_no_lanes_for_workers_that_come_and_go(tmp_path) -> None:
     assert choose_engine(Resources(workers=2, min_workers=1), plan(tmp_path, 1.0)) == "nested"
 
 
+def test_no_workers_come_and_go_where_cpus_are_shared() -> None:
+    resources = Resources(workers=3, min_workers=1)
+    assert reserved(resources, shared=True).min_workers is None
+    assert reserved(resources, shared=False).min_workers == 1
+
+
 def test_auto_is_nested_where_nothing_is_to_be_trained(tmp_path) -> None:
     short = plan(tmp_path, 1.0)
     done = replace(short, runs=tuple(replace(run, state="done") for run in short.runs))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from helpers import tiny_sweeps as tiny
+from helpers.json_output import check, documented
 from helpers.real_sweeps import changed, write
 from raysweep import load_sweep
 from raysweep.engine.search import Halving, Samples, Searching
@@ -137,6 +138,10 @@ def test_samples_that_fail_are_left_alone(load: Callable[..., Sweep]) -> None:
     done = go_on(load(samples=12, algorithm="optuna"))
     states = [trial.state for trial in trials(done)]
     assert states == ["done"] * 3 + ["failed"] + ["done"] * 8
+    told = {
+        field.removeprefix("samples") for field in documented()["status NAME"] if field.startswith("samples")
+    }
+    check([trial.to_dict() for trial in trials(done)], told)
 
 
 def test_a_space_without_a_sample_that_makes_sense_is_an_error(load: Callable[..., Sweep]) -> None:

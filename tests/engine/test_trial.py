@@ -6,17 +6,20 @@ import shutil
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import ray.train.torch
+import torch
 
 import raysweep as rs
 from helpers import tiny_sweeps as tiny
-from raysweep.engine import trial
+from raysweep.engine import trainer, trial
 from raysweep.engine.board import News
 from raysweep.errors import RunFailedError
 from raysweep.sweep.cancel import cancel_runs
-from raysweep.training import pretrain
+from raysweep.sweep.keeping import Keep, discard, standing
+from raysweep.training import World
 from raysweep.training.journal import survey
 
 COSINE = tiny.HEAD.replace("lr: 1e-3", "lr: 1e-3, schedule: cosine") + (
@@ -52,13 +55,38 @@ def test_a_lost_milestone_is_trained_again_with_the_rates_of_the_whole_run(
     assert survey(job.run, job.spec.pretrain.milestones) == (None, False)
 
 
-def test_training_goes_on_from_its_newest_state_after_the_first_milestone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("resources", "micro_batch", "rows"),
+    [("{workers: 1}", None, 4), ("{workers: 2}", None, 2), ("{workers: 2}", 3, 1), ("{workers: 8}", 6, 1)],
+)
+def test_a_memory_that_did_not_suffice_halves_what_a_worker_holds(
+    resources: str, micro_batch: int | None, rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The workers of a job that has passed a milestone are started again, with the same job."""
     (tmp_path / "tiny.yaml").write_text(
-        tiny.HEAD.replace("steps: 100", "checkpoint_every: 20, steps: 100")
-        + "evaluate: {excess_loss: {sentences: 64}}\n"
+        f"{tiny.HEAD}evaluate: {{excess_loss: {{sentences: 64}}}}\nresources: {resources}\n"
+    )
+    overrides = [] if micro_batch is None else [f"pretrain.micro_batch={micro_batch}"]
+    sweep = rs.load_sweep(tmp_path / "tiny.yaml", overrides, storage=tmp_path / "results")
+    [spec] = sweep.runs
+    found: list[Any] = []
+    monkeypatch.setattr(
+        trial._Trial,
+        "_training_of",
+        lambda self, job: found.append(job) or SimpleNamespace(start=lambda: None),
+    )
+    services: Any = SimpleNamespace(shared=False, parts={spec.run_id: 2})
+    trial._Trial(spec, sweep.ledger().run(spec), sweep, services)._start_training()
+    assert found[0].spec.pretrain.micro_batch == rows
+
+
+@pytest.mark.parametrize(("keep", "left"), [("milestones", [20, 50, 100]), ("last", [100])])
+def test_training_goes_on_from_its_newest_state_after_a_milestone(
+    keep: Keep, left: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The workers of a job that has passed milestones are started again, with the same job."""
+    (tmp_path / "tiny.yaml").write_text(
+        tiny.HEAD.replace("steps: 100", "checkpoint_every: 20, steps: 100").replace("[50,", "[20, 50,")
+        + f"keep: {keep}\nevaluate: {{excess_loss: {{sentences: 64}}}}\n"
     )
     sweep = rs.load_sweep(tmp_path / "tiny.yaml", storage=tmp_path / "results")
     spec = sweep.runs[0]
@@ -72,25 +100,43 @@ def test_training_goes_on_from_its_newest_state_after_the_first_milestone(
     services: Any = SimpleNamespace(shared=False, parts={})
     trial._Trial(spec, run, sweep, services)._start_training()
     [job] = found
+    monkeypatch.setattr(ray.train.torch, "get_device", lambda: torch.device("cpu"))
     steps: list[int] = []
 
-    def train(stop_after: int) -> int:
-        steps.clear()
-        return pretrain(
-            language=spec.language.build(),
-            model=spec.model,
-            algorithm=spec.algorithm,
-            pretrain=job.spec.pretrain,
-            seed=spec.seeds,
-            journal=job.run,
-            stop=lambda: steps.append(1) or len(steps) == stop_after,
-        )
+    class Line:
+        """Asks a worker to stop after so many steps."""
 
-    assert train(90) == 90
-    assert sorted(run.steps_on_disk()) == [50, 90]
-    assert train(0) == 100
-    assert len(steps) == 10
-    assert sorted(run.steps_on_disk()) == [50, 100]
+        stop_after = 0
+
+        def __init__(self, *_: Any) -> None: ...
+
+        def __call__(self) -> bool:
+            steps.append(1)
+            return len(steps) == self.stop_after
+
+        def say(self, news: News) -> None: ...
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(trainer, "Line", Line)
+
+    def work(stop_after: int) -> int:
+        """Train on a worker, measure the milestones that it has reached, and return its steps."""
+        steps.clear()
+        Line.stop_after = stop_after
+        trainer.train(job, World(), cast(Any, None), threads=1)
+        trained = len(steps)
+        for step in run.steps_on_disk() & set(spec.milestones):
+            for evaluation in spec.evaluations.values():
+                run.record_evaluation(step, evaluation, (), seconds=1.0)
+        discard(run, standing(run, spec, keep, {}))
+        return trained
+
+    assert work(70) == 71  # the line is asked once more when training has ended
+    assert max(run.steps_on_disk()) == 70
+    assert work(0) == 31
+    assert sorted(run.steps_on_disk()) == left
+    assert work(0) == 1
 
 
 def test_a_cancelled_run_is_left_with_its_training_and_evaluations(

@@ -104,13 +104,14 @@ def arrange(fate: str) -> None:
         "before the record": (FolderJournal, "commit", 3, False),
         "after the record": (FolderJournal, "commit", 3, True),
         "disk full": (checkpoint, "write_new", 8, False),
+        "disk full for its files": (checkpoint, "write_new", 5, False),
         "record refused": (FolderJournal, "commit", 3, False),
     }[fate]
     real, calls = getattr(owner, name), []
 
     def call(*args: Any) -> Any:
         calls.append(None)
-        if len(calls) == count and fate in ("disk full", "record refused"):
+        if len(calls) == count and fate.startswith(("disk full", "record refused")):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if len(calls) == count and not after:
             os.kill(os.getpid(), signal.SIGKILL)

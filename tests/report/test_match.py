@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from helpers import tiny_sweeps as tiny
+from helpers.json_output import check, documented
 from raysweep.cli import claims
 from raysweep.cli.app import run
 from raysweep.cli.claims import _plan_lines, _what
@@ -306,12 +307,14 @@ def test_the_commands_print_tables_and_json(sweep: Sweep, capsys: pytest.Capture
     assert "~" not in text
     assert run(["match", *where, "--tol", "0.0005", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
+    check(found, documented()["match NAME"])
     assert found["pairs"] == 24
     assert len(found["shown"]) == 20
     assert found["shown"][0]["differences"]["trace"]["paired"] is True
     assert run(["power", *where, "--json"]) == 0
-    claims = json.loads(capsys.readouterr().out)["claims"]
-    assert [claim["units"] for claim in claims] == ["configurations", "runs"]
+    found = json.loads(capsys.readouterr().out)
+    check(found, documented()["power NAME"])
+    assert [claim["units"] for claim in found["claims"]] == ["configurations", "runs"]
     assert run(["power", *where]) == 0
     assert "with 80 %" in capsys.readouterr().out
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from helpers import tiny_sweeps as tiny
+from helpers.json_output import check, documented
 from raysweep.cli.app import run
 from raysweep.sweep import load_sweep, make_plan
 from raysweep.sweep.changes import Changes
@@ -120,16 +121,21 @@ def test_runs_that_the_file_has_no_longer_are_listed(
         for run_id in gone:
             assert f"{run_id}  to step 100; the file has language.seed 0 → 1, language.states 4 → 8" in said
         assert run([command[0], str(tmp_path / "small.yaml"), *command[1:], *file, "--json"]) == 0
-        found = json.loads(capsys.readouterr().out)["no_longer_in_file"]
-        assert [stray["run_id"] for stray in found] == gone
+        found = json.loads(capsys.readouterr().out)
+        prices = set() if command[0] == "plan" else {"gpu_hours", "cpu_hours", "cpu_cost"}
+        check(found, documented()["plan FILE"] - prices)
+        assert [stray["run_id"] for stray in found["no_longer_in_file"]] == gone
     # After the launch of the new file, the status says it, too.
     save_sweep(made("language.states=8", "language.seed=1"))
     assert run(["status", "small"]) == 0
     said = capsys.readouterr().out
     assert all(f"{run_id}  to step 100; the latest launch has" in said for run_id in gone)
     assert run(["status", "small", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)["no_longer_in_file"]
-    assert [(stray["run_id"], stray["step"]) for stray in found] == [(run_id, 100) for run_id in gone]
+    found = json.loads(capsys.readouterr().out)
+    check(found, documented()["status NAME"])
+    assert [(stray["run_id"], stray["step"]) for stray in found["no_longer_in_file"]] == [
+        (run_id, 100) for run_id in gone
+    ]
 
 
 def test_the_status_of_a_launch_with_overrides_says_how_to_see_the_other_runs(

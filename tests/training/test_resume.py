@@ -174,6 +174,20 @@ def test_all_workers_fail_in_kind_where_the_first_cannot_write(
     assert_same_run(tmp_path / "run", whole(2))
 
 
+def test_all_workers_fail_in_kind_where_one_of_those_that_share_weights_cannot_write(
+    whole: Callable[..., Path], tmp_path: Path
+) -> None:
+    Workers(tmp_path / "run", 2, fate="disk full for its files", shards=2).end(1)
+    for rank in range(2):
+        error = (tmp_path / "run" / f"error-{rank}.txt").read_text()
+        assert error.startswith("StorageError: checkpoint of step 45 cannot be written")
+    # Nothing is left beside those that count.
+    left = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert left == ["step-00000030"]
+    Workers(tmp_path / "run", 2, shards=2).end()
+    assert_same_run(tmp_path / "run", whole(2, 2))
+
+
 def test_two_workers_train_as_one(tmp_path: Path) -> None:
     """The same batches of 13 sentences, shared 6 and 7, give one worker's weights up to rounding."""
     options = {
