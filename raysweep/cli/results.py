@@ -80,7 +80,7 @@ def print_summary(sweep: Sweep, frame: pd.DataFrame, page: Path, verdicts: Seque
     rows = [[row[k].replace(" ± ", "±") for k in kept] for row in found.rows]
     headings = [found.headings[k] for k in kept]
     # A pipe has whole sentences in a line.
-    piped = not sys.stdout.isatty()
+    piped = not out.is_terminal
     if rows:
         out.print(f"{found.title}:", soft_wrap=piped)
     for columns in _abreast([headings, *rows], out.width) if rows else []:

@@ -156,8 +156,11 @@ class _Trial:
         pretrain = self._spec.pretrain.model_copy(update={"milestones": lacking})
         parts = self._services.parts.get(self._spec.run_id, 1)
         if parts > 1:
-            each = -(-pretrain.batch_size // self._sweep.resources.workers)
-            rows = max(1, min(pretrain.micro_batch or each, each) // parts)
+            resources = self._sweep.resources
+            each = -(-pretrain.batch_size // resources.workers)
+            # Workers that share weights have equally many parts, also where one has a sentence more.
+            least = 1 if resources.sharding == "none" else 2
+            rows = max(least, min(pretrain.micro_batch or each, each) // parts)
             pretrain = pretrain.model_copy(update={"micro_batch": rows})
             log.warning("the memory did not suffice: at most %d sentences at a time", rows)
         log.info("training to step %d", lacking[-1])

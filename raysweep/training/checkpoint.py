@@ -28,7 +28,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from raysweep.errors import CheckpointError, StorageError
+from raysweep.errors import CheckpointError, ConfigError, StorageError
 from raysweep.files import make_directory, remove_tree, rename, sync_directory, write_new
 from raysweep.languages.base import Language
 from raysweep.models.base import MaskedLM, ModelConfig
@@ -289,12 +289,12 @@ def _optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tens
             if value is None:
                 continue
             if not isinstance(value, Tensor):
-                raise CheckpointError(
+                raise ConfigError(
                     f"{type(optimizer).__name__} keeps '{key}' as {type(value).__name__}, which a checkpoint "
                     "cannot hold; keep it as a tensor"
                 )
             if is_sharded(parameter) and value.ndim and value.shape != parameter.shape:
-                raise CheckpointError(
+                raise ConfigError(
                     f"{type(optimizer).__name__} keeps '{key}' in another shape than its parameter's, which "
                     "no sharded checkpoint can hold; train with resources.sharding: none"
                 )

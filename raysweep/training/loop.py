@@ -3,7 +3,7 @@
 A run is a function of (language, model, algorithm, batch size, mask, seeds): batches, masks, dropout and
 initial weights are keyed by seeds and step, and a checkpoint holds everything else.  So a run that is killed
 at any moment and started again ends with bitwise the same weights as one that was never killed, on the same
-kind of processor with the same number of threads and workers.
+kind of processor with the same number of threads and workers, and the same sharding.
 
 Losses stay on the device.  The loop reads them when a curve point is due, about twice a second for progress,
 and before every checkpoint, so no checkpoint ever holds weights that are not finite.
@@ -287,8 +287,16 @@ class _Loop:
             )
         self.pending = 0
 
+    def _is_kept(self) -> bool:
+        return any(record.step == self.step and record.milestone for record in self.journal.checkpoints())
+
     def _keep(self, *, milestone: bool) -> None:
-        """Write and commit a checkpoint of this step, then remove older states that it makes superfluous."""
+        """Write and commit a checkpoint of this step, then remove older states that it makes superfluous.
+
+        A milestone that is there, on the way to one that is not, stays as it is: others may be reading it.
+        """
+        if not milestone and on_first(self.world, self._is_kept):
+            return
         losses = self.recent_losses()
         sound = all(bool(held(p).isfinite().all()) for p in self.stepper.model.parameters())
         if sum(summed(self.world, [float(not sound)], self.device)):

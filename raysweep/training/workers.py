@@ -18,30 +18,33 @@ def on_all(world: World, work: Callable[[], T]) -> list[T]:
     """Call `work` on all ranks and return all results, by rank; if it fails on one, all ranks fail alike.
 
     A rank whose work failed raises its own error, and the others that of the first such rank.  For them an
-    `OSError` becomes a `StorageError`, because failing storage is not a failure of the run.
+    `OSError` becomes a `StorageError`, because failing storage is not a failure of the run; it is the cause.
     """
     if world.size == 1:
         return [work()]
     who = f"worker {world.rank}"
-    mine: tuple[Any, BaseException | None] = None, None
+    result: Any = None
+    failure: BaseException | None = None
+    cause: OSError | None = None
     outcomes: list[Any] = [None] * world.size
     try:
-        mine = work(), None
+        result = work()
     except (RaysweepError, KeyboardInterrupt, SystemExit) as error:
-        mine = None, error
+        # What is sent to another process loses its cause.
+        failure, cause = error, error.__cause__ if isinstance(error.__cause__, OSError) else None
         raise
     except OSError as error:
-        mine = None, StorageError(f"{who}: {type(error).__name__}: {error}")
+        failure, cause = StorageError(f"{who}: {type(error).__name__}: {error}"), error
         raise
     except BaseException as error:
-        mine = None, RunFailedError(f"{who}: {type(error).__name__}: {error}")
+        failure = RunFailedError(f"{who}: {type(error).__name__}: {error}")
         raise
     finally:
-        distributed.all_gather_object(outcomes, mine)
-    for _, failure in outcomes:
-        if failure is not None:
-            raise failure
-    return [result for result, _ in outcomes]
+        distributed.all_gather_object(outcomes, (result, failure, cause))
+    for _, theirs, why in outcomes:
+        if theirs is not None:
+            raise theirs from why
+    return [each for each, _, _ in outcomes]
 
 
 def on_first(world: World, work: Callable[[], T]) -> T:

@@ -22,7 +22,8 @@ from raysweep.sweep.tidy import tidy
 def test_many_columns_become_several_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int
 ) -> None:
-    monkeypatch.setattr("raysweep.cli.results.console", lambda **_: Console(width=width, color_system=None))
+    terminal = {"force_terminal": True, "color_system": None}
+    monkeypatch.setattr("raysweep.cli.results.console", lambda **_: Console(width=width, **terminal))
     sweep = transfer_sweep(tmp_path)
     frame = tidy(sweep.ledger(), sweep)
     print_summary(sweep, frame, tmp_path / "report.html", sweep_verdicts(sweep, frame))

@@ -83,7 +83,9 @@ def work(
     try:
         pretrain(journal=journal, world=world, stop=stop, **arguments(**options))
     except Exception as error:
-        (directory / f"error-{world.rank}.txt").write_text(f"{type(error).__name__}: {error}")
+        full = getattr(error.__cause__ or error, "errno", None) == errno.ENOSPC
+        text = f"{type(error).__name__}: {error}" + ("\nno room" if full else "")
+        (directory / f"error-{world.rank}.txt").write_text(text)
         raise
     if world.size > 1:
         distributed.destroy_process_group()

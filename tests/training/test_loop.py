@@ -135,6 +135,16 @@ def test_an_earlier_milestone_that_is_gone_is_computed_again(run) -> None:
     assert weights(run(), 20) == expected
 
 
+def test_a_milestone_that_is_there_is_not_written_again_on_the_way(run) -> None:
+    journal = run(pretrain={"steps": 35, "milestones": (35,)})
+    place = checkpoint_directory(journal.directory, 35)
+    before = place.stat().st_ino
+    run(pretrain={"milestones": (20, 60)})
+    assert place.stat().st_ino == before
+    assert places(journal) == ["step-00000020", "step-00000035", "step-00000060"]
+    assert [record.step for record in journal.checkpoints() if record.milestone] == [60, 35, 20]
+
+
 @pytest.mark.parametrize("call", ["write_new", "rename"])
 def test_a_full_disk_leaves_the_last_checkpoint_as_it_was(
     run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str

@@ -167,8 +167,11 @@ def test_all_workers_fail_in_kind_where_the_first_cannot_write(
     fate: str, first: str, whole: Callable[..., Path], tmp_path: Path
 ) -> None:
     Workers(tmp_path / "run", 2, fate=fate).end(1)
-    assert (tmp_path / "run" / "error-0.txt").read_text().startswith(first)
-    assert (tmp_path / "run" / "error-1.txt").read_text().startswith("StorageError")
+    errors = [(tmp_path / "run" / f"error-{rank}.txt").read_text() for rank in range(2)]
+    assert errors[0].startswith(first)
+    assert errors[1].startswith("StorageError")
+    # Each of them says of itself that another attempt would be in vain.
+    assert all(error.endswith("no room") for error in errors)
     assert [r.step for r in fakes.FolderJournal(tmp_path / "run").checkpoints()] == [30, 15]
     Workers(tmp_path / "run", 2).end()
     assert_same_run(tmp_path / "run", whole(2))
@@ -181,6 +184,7 @@ def test_all_workers_fail_in_kind_where_one_of_those_that_share_weights_cannot_w
     for rank in range(2):
         error = (tmp_path / "run" / f"error-{rank}.txt").read_text()
         assert error.startswith("StorageError: checkpoint of step 45 cannot be written")
+        assert error.endswith("no room")
     # Nothing is left beside those that count.
     left = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
     assert left == ["step-00000030"]
