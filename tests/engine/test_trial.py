@@ -57,7 +57,14 @@ def test_a_lost_milestone_is_trained_again_with_the_rates_of_the_whole_run(
 
 @pytest.mark.parametrize(
     ("resources", "micro_batch", "rows"),
-    [("{workers: 1}", None, 4), ("{workers: 2}", None, 2), ("{workers: 2}", 3, 1), ("{workers: 8}", 6, 1)],
+    [
+        ("{workers: 1}", None, 4),
+        ("{workers: 2}", None, 2),
+        ("{workers: 2}", 3, 1),
+        ("{workers: 8}", 6, 1),
+        # Of workers that share weights, none has fewer sentences than there are parts.
+        ("{workers: 2, sharding: full}", 3, 2),
+    ],
 )
 def test_a_memory_that_did_not_suffice_halves_what_a_worker_holds(
     resources: str, micro_batch: int | None, rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
