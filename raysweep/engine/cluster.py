@@ -5,6 +5,7 @@ All settings that Ray must have before it starts stand here.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import traceback
@@ -229,10 +230,26 @@ def connected(address: str | None = None, *, patience: float = 0.0) -> Iterator[
         yield cluster
     finally:
         if ours:
-            ray.shutdown()
+            _disconnect()
             close_fork_server()
             if cluster is not None and cluster.session is not None:
                 remove_scratch(cluster.session)
+
+
+def _disconnect() -> None:
+    """Leave Ray while no thread looks for garbage.
+
+    Where one finds a reference to an object of a Ray that is just closing, and frees it, Ray's C++ code
+    ends the process at once, with exit code 1.
+    """
+    gc.collect()
+    looks = gc.isenabled()
+    gc.disable()
+    try:
+        ray.shutdown()
+    finally:
+        if looks:
+            gc.enable()
 
 
 @ray.remote(num_cpus=0, max_retries=2)

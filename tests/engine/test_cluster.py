@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 from ray._private.node import Node
 
 from raysweep.engine import cluster as module
-from raysweep.engine.cluster import connect
+from raysweep.engine.cluster import connect, connected
 from raysweep.errors import StorageError
 
 
@@ -68,6 +70,25 @@ def test_where_ray_never_starts_no_address_is_blamed(tmp_path: Path, monkeypatch
     assert "address" not in str(raised.value)
     assert starts.calls == ["local", "local"]
     assert [process.wait(10) for process in starts.left] == [-9, -9]
+
+
+def test_no_thread_frees_a_reference_while_ray_closes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Reference:
+        """Part of a circle, so that only a search for garbage frees it."""
+
+        def __init__(self) -> None:
+            self.circle = self
+
+    seen: list[tuple[bool, bool]] = []
+    monkeypatch.setattr(module.ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(module.ray, "shutdown", lambda: seen.append((left() is None, gc.isenabled())))
+    monkeypatch.setattr(module, "connect", lambda *_, **__: SimpleNamespace(session=None))
+    with connected():
+        left = weakref.ref(Reference())
+    assert seen == [(True, False)]
+    assert gc.isenabled()
 
 
 def test_a_cluster_that_does_not_answer_is_tried_once_and_named(
