@@ -134,6 +134,7 @@ def test_three_nodes_share_nothing_but_the_store_and_one_is_lost(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(10_800)
 def test_the_main_job_on_three_nodes_with_one_lost_has_the_table_of_one_machine(
     command: Callable[..., Any], raysweep: Run, store: ObjectStore, nodes: Cluster, tmp_path: Path
 ) -> None:
