@@ -201,22 +201,30 @@ class Snapshot:
         index = self._index
         columns = [index.numbers(name).tolist() for name in ("step", "seconds", "time", "bytes", "used")]
         places = index.numbers("kind").tolist()
-        for known in zip(*(json.loads(text) for text in index.kinds.known), strict=True):
+        # Each run has an identity, so there are thousands of texts.
+        for known in zip(*json.loads(f"[{','.join(index.kinds.known)}]"), strict=True):
             columns.append([known[place] for place in places])
         return list(zip(*columns, strict=True))
 
     def notes(self, row: int) -> Mapping[str, str]:
         """Return the notes on the way of measuring of the record in a row."""
-        return self._notes[row]
+        found: dict[str, str] = json.loads(self.note(row))
+        return found
+
+    def note(self, row: int) -> str:
+        """Return these notes as JSON."""
+        return self._index.notes.known[self._notes[row]]
 
     @cached_property
-    def _notes(self) -> Sequence[Mapping[str, str]]:
-        known = [json.loads(text) for text in self._index.notes.known]
-        return [known[place] for place in self._index.numbers("note").tolist()]
+    def _notes(self) -> list[int]:
+        """The place of the notes of each record."""
+        found: list[int] = self._index.numbers("note").tolist()
+        return found
 
     def identity(self, run_id: str) -> str | None:
         """Return the recorded identity of a run; None where it is absent or damaged."""
-        return (self.read(run_id, IDENTITY) or {}).get("identity")
+        row = self.row(run_id, IDENTITY)
+        return None if row is None else self._briefs[row][6]
 
     def evaluation(self, run_id: str, step: int, evaluation: Evaluation) -> int | None:
         """Return the row of an evaluation at a step with exactly these settings; None where it is absent."""
