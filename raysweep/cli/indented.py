@@ -8,7 +8,8 @@ places is written once for each depth.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
 from functools import cache
 from json.encoder import encode_basestring_ascii
 from typing import Any
@@ -43,7 +44,7 @@ class _Writer:
     def text(self, data: Any, depth: int) -> str:
         """Return the text of data whose first line stands at a depth."""
         if not isinstance(data, _CONTAINERS):
-            return _encoder(0).encode(data)
+            return _TEXTS.get(type(data), _encoder(0).encode)(data)
         key = id(data), depth
         if key not in self._known:
             self._known[key] = self._container(data, depth)
@@ -67,6 +68,14 @@ class _Writer:
 def _encoder(depth: int) -> json.JSONEncoder:
     """Return the encoder of values that each have a line of their own at a depth."""
     return json.JSONEncoder(separators=(f",\n{_STEP * depth}", ": "), default=str, allow_nan=False)
+
+
+def _number(value: float) -> str:
+    return float.__repr__(value) if math.isfinite(value) else _encoder(0).encode(value)
+
+
+#: What writes a value of these types as the encoder does, without making one.
+_TEXTS: dict[type, Callable[[Any], str]] = {str: encode_basestring_ascii, int: int.__repr__, float: _number}
 
 
 def _key(key: Any) -> str:

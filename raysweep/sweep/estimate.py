@@ -20,6 +20,7 @@ import heapq
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 from raysweep.evaluation.operations import Operations
@@ -109,38 +110,66 @@ class History:
         #: `heads` of the evaluations of runs, which share them; the runs keep these alive.
         self._wanted: dict[tuple[int, ...], dict[str, str]] = {}
         self._records = records
-        crowd = crowding(sweep.directory, records.values(), sweep.resources)
-        resources = sweep.resources
-        trains_alone = resources.workers == 1 and _single(resources.per_worker)
-        measures_alone = _single(resources.evaluate)
+        #: Seconds of a step of the runs that the ledger has trained, by run id.
+        self.own = {
+            spec.run_id: self._idle(held.step_seconds, held.step_cpu_seconds, self._trains_alone)
+            for spec in sweep.runs
+            if (held := records.get(spec.run_id)) is not None and held.step_seconds is not None
+        }
 
-        def idle(seconds: float, used: float | None, alone: bool) -> float:
-            return min(seconds, used) if alone and used else seconds / crowd
+    @cached_property
+    def _trains_alone(self) -> bool:
+        resources = self.sweep.resources
+        return resources.workers == 1 and _single(resources.per_worker)
 
-        own: dict[str, float] = {}
-        alike: dict[tuple[str, str, str, int], list[float]] = {}
-        sizes: dict[tuple[str, str, bool], list[float]] = {}
-        evaluations: dict[tuple[str, str], list[float]] = {}
-        for spec in sweep.runs:
-            held = records.get(spec.run_id)
+    @cached_property
+    def _crowd(self) -> float:
+        return crowding(self.sweep.directory, self._records.values(), self.sweep.resources)
+
+    def _idle(self, seconds: float, used: float | None, alone: bool) -> float:
+        return min(seconds, used) if alone and used else seconds / self._crowd
+
+    # What follows is made where somebody asks for it: nobody does of thousands of runs that lack nothing.
+
+    @cached_property
+    def alike(self) -> Mapping[tuple[str, str, str, int], float]:
+        """Seconds of a step by what it depends on, a mean over runs."""
+        found: dict[tuple[str, str, str, int], list[float]] = {}
+        for spec in self.sweep.runs:
+            if spec.run_id in self.own:
+                found.setdefault(self._like(spec), []).append(self.own[spec.run_id])
+        return {key: statistics.fmean(values) for key, values in found.items()}
+
+    @cached_property
+    def sizes(self) -> Mapping[tuple[str, str, bool], float]:
+        """Bytes of a checkpoint by what they depend on, a mean over runs."""
+        found: dict[tuple[str, str, bool], list[float]] = {}
+        for spec in self.sweep.runs:
+            held = self._records.get(spec.run_id)
+            if held is not None and held.checkpoint_bytes is not None:
+                found.setdefault(self._stored(spec), []).append(held.checkpoint_bytes)
+        return {key: statistics.fmean(values) for key, values in found.items()}
+
+    @cached_property
+    def evaluations(self) -> Mapping[tuple[str, str], float]:
+        """Seconds of an evaluation by model and name, a mean over runs."""
+        alone = _single(self.sweep.resources.evaluate)
+        found: dict[tuple[str, str], list[float]] = {}
+        for spec in self.sweep.runs:
+            held = self._records.get(spec.run_id)
             if held is None:
                 continue
-            if held.step_seconds is not None:
-                own[spec.run_id] = idle(held.step_seconds, held.step_cpu_seconds, trains_alone)
-                alike.setdefault(self._like(spec), []).append(own[spec.run_id])
-            model = self._model(spec)
-            if held.checkpoint_bytes is not None:
-                sizes.setdefault(self._stored(spec), []).append(held.checkpoint_bytes)
-            wanted = self._heads(spec)
+            model, wanted = self._model(spec), self._heads(spec)
             for kind, head, seconds, used in held.evaluation_seconds:
                 if wanted.get(kind) != head:
                     continue  # with other settings it takes another time
-                evaluations.setdefault((model, kind), []).append(idle(seconds, used, measures_alone))
-        self.own = own
-        self.alike = {key: statistics.fmean(values) for key, values in alike.items()}
-        self.sizes = {key: statistics.fmean(values) for key, values in sizes.items()}
-        self.evaluations = {key: statistics.fmean(values) for key, values in evaluations.items()}
-        self.shares = {**_bounded(self.learnt.shares), **self._shares()}
+                found.setdefault((model, kind), []).append(self._idle(seconds, used, alone))
+        return {key: statistics.fmean(values) for key, values in found.items()}
+
+    @cached_property
+    def shares(self) -> Mapping[str, float]:
+        """Share of the pace of training that evaluations of each kind reach, here or in other sweeps."""
+        return {**_bounded(self.learnt.shares), **self._shares()}
 
     def _model(self, spec: RunSpec) -> str:
         if not spec.trains:

@@ -34,7 +34,7 @@ log = logging.getLogger("raysweep.sweep")
 INDEX = "index.arrow"
 
 #: The layout of the file; another version of raysweep may take other records for whole.
-_VERSION = {"raysweep": __version__, "layout": 4, "records": FIELDS}
+_VERSION = {"raysweep": __version__, "layout": 5, "records": FIELDS}
 _DIGEST = hashlib.sha256().digest_size
 
 #: What the speed of a run comes from.

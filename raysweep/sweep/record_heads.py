@@ -30,7 +30,7 @@ FIELDS = {cls.__name__: sorted(cls.model_fields) for cls in _ALL}
 
 
 class Brief(NamedTuple):
-    """The part of the record of a checkpoint or an evaluation that readers of many runs need.
+    """The part of the record of a checkpoint, an evaluation or a run that readers of many runs need.
 
     `seconds` is the work, that of a checkpoint since the run began, `used` its processor time, nan where that
     is not known, and `bytes` the size of the files.
@@ -41,7 +41,7 @@ class Brief(NamedTuple):
     time: float = 0.0
     bytes: int = 0
     used: float = math.nan
-    #: Kind and identity of an evaluation.
+    #: Kind and identity of an evaluation; a run has an identity alone.
     kind: str = ""
     identity: str = ""
 
@@ -59,7 +59,7 @@ def brief_of(name: str, head: Mapping[str, Any]) -> Brief:
     if parsed is not None and parsed.type == "evaluation":
         used = _number(head["cpu_seconds"])
         return Brief(head["step"], head["seconds"], head["time"], 0, used, head["kind"], head["identity"])
-    return Brief()
+    return Brief(identity=head["identity"]) if name == IDENTITY else Brief()
 
 
 def _number(value: float | None) -> float:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -25,7 +26,7 @@ from raysweep.sweep.identity import evaluation_identity
 from raysweep.sweep.index import NUMBERS, SPEEDS, Index, Rows, plain
 from raysweep.sweep.ledger import Ledger
 from raysweep.sweep.record_heads import IDENTITY, PlainBrief, parts_of, read_any
-from raysweep.sweep.records import RecordName, checkpoint_name, evaluation_name, parse_name
+from raysweep.sweep.records import RecordName, evaluation_name, parse_name
 from raysweep.sweep.stamps import Stamp, record_paths, stamps
 
 if TYPE_CHECKING:
@@ -37,6 +38,10 @@ MANY = 1000
 #: Seconds that a record must have been as it is, to be kept in the index.  A file that changes twice within a
 #: tick of the clock looks the same, and the clocks of nodes differ.
 SETTLED = 10.0
+
+#: The file name of an evaluation, and what its brief must tell: step, key and identity.
+_Wanted = tuple[str, tuple[int, str, str]]
+_TOLD = itemgetter(0, 5, 6)
 
 
 @dataclass(frozen=True)
@@ -89,8 +94,9 @@ class Snapshot:
     def __init__(self, ledger: Ledger, run_ids: Iterable[str] | None = None) -> None:
         self.ledger = ledger
         self._rows: dict[str, dict[str, int]] = {}
-        #: Name and identity of evaluations at steps; runs share their evaluations.
-        self._wanted: dict[tuple[int, int], tuple[Evaluation, str, str]] = {}
+        #: What is wanted of an evaluation at a step, and of runs with the same ones: runs share them.
+        self._wanted: dict[tuple[int, int], tuple[Evaluation, _Wanted]] = {}
+        self._alike: dict[tuple[Any, ...], list[_Wanted]] = {}
         #: The evaluations of runs that were asked for, and these runs, by their ids.
         self._evaluations: dict[int, tuple[RunSpec, list[tuple[int, str, int]]]] = {}
         #: The names of each run's records, damaged ones among them, and such names sorted with their parts.
@@ -201,54 +207,71 @@ class Snapshot:
         index = self._index
         columns = [index.numbers(name).tolist() for name in ("step", "seconds", "time", "bytes", "used")]
         places = index.numbers("kind").tolist()
-        for known in zip(*(json.loads(text) for text in index.kinds.known), strict=True):
+        # Each run has an identity, so there are thousands of texts.
+        for known in zip(*json.loads(f"[{','.join(index.kinds.known)}]"), strict=True):
             columns.append([known[place] for place in places])
         return list(zip(*columns, strict=True))
 
     def notes(self, row: int) -> Mapping[str, str]:
         """Return the notes on the way of measuring of the record in a row."""
-        return self._notes[row]
+        found: dict[str, str] = json.loads(self.note(row))
+        return found
+
+    def note(self, row: int) -> str:
+        """Return these notes as JSON."""
+        return self._index.notes.known[self._notes[row]]
 
     @cached_property
-    def _notes(self) -> Sequence[Mapping[str, str]]:
-        known = [json.loads(text) for text in self._index.notes.known]
-        return [known[place] for place in self._index.numbers("note").tolist()]
+    def _notes(self) -> list[int]:
+        """The place of the notes of each record."""
+        found: list[int] = self._index.numbers("note").tolist()
+        return found
 
     def identity(self, run_id: str) -> str | None:
         """Return the recorded identity of a run; None where it is absent or damaged."""
-        return (self.read(run_id, IDENTITY) or {}).get("identity")
+        row = self.row(run_id, IDENTITY)
+        return None if row is None else self._briefs[row][6]
 
     def evaluation(self, run_id: str, step: int, evaluation: Evaluation) -> int | None:
         """Return the row of an evaluation at a step with exactly these settings; None where it is absent."""
+        rows = self._rows.get(run_id, {})
+        return next((row for _, _, row in self._rows_of(rows, [self._name_of(step, evaluation)])), None)
+
+    def _name_of(self, step: int, evaluation: Evaluation) -> _Wanted:
         key = id(evaluation), step
         if key not in self._wanted:
             identity = evaluation_identity(evaluation)
-            self._wanted[key] = evaluation, evaluation_name(step, evaluation.key, identity), identity
-        _, name, identity = self._wanted[key]
-        row = self._rows.get(run_id, {}).get(name)
-        if row is None:
-            return None
-        is_, _, _, _, _, kind, of = self._briefs[row]
-        return row if (is_, kind, of) == (step, evaluation.key, identity) else None
+            name = evaluation_name(step, evaluation.key, identity)
+            self._wanted[key] = evaluation, (name, (step, evaluation.key, identity))
+        return self._wanted[key][1]
+
+    def _rows_of(self, rows: Mapping[str, int], wanted: Iterable[_Wanted]) -> Iterator[tuple[int, str, int]]:
+        """Yield step, key and row of the wanted evaluations that are among the rows of a run."""
+        briefs = self._briefs
+        for name, told in wanted:
+            row = rows.get(name)
+            if row is not None and _TOLD(briefs[row]) == told:
+                yield told[0], told[1], row
 
     def evaluations(self, spec: RunSpec) -> list[tuple[int, str, int]]:
         """Return step, key and row of the evaluations of a run that are there, in the order of its steps."""
         if id(spec) not in self._evaluations:
-            found = [
-                (step, key, row)
-                for step in spec.milestones
-                if spec.run_id in self._rows
-                for key, evaluation in spec.evaluations.items()
-                if (row := self.evaluation(spec.run_id, step, evaluation)) is not None
-            ]
-            self._evaluations[id(spec)] = spec, found
+            alike = spec.milestones, *map(id, spec.evaluations.values())
+            if alike not in self._alike:
+                self._alike[alike] = [
+                    self._name_of(step, evaluation)
+                    for step in spec.milestones
+                    for evaluation in spec.evaluations.values()
+                ]
+            rows = self._rows.get(spec.run_id, {})
+            self._evaluations[id(spec)] = spec, list(self._rows_of(rows, self._alike[alike]))
         return self._evaluations[id(spec)][1]
 
     def checkpoints(self, run_id: str) -> list[int]:
         """Return the rows of all checkpoints of a run ever committed, in the order of their steps."""
-        steps = sorted(parsed.step for _, parsed in self.names(run_id) if parsed.type == "checkpoint")
-        found = ((step, self.row(run_id, checkpoint_name(step))) for step in steps)
-        return [row for step, row in found if row is not None and self._briefs[row][0] == step]
+        rows, briefs = self._rows.get(run_id, {}), self._briefs
+        found = sorted((p.step, name) for name, p in self.names(run_id) if p.type == "checkpoint")
+        return [rows[name] for step, name in found if name in rows and briefs[rows[name]][0] == step]
 
     def failures(self, run_id: str, type_: Literal["failure", "retried"]) -> list[dict[str, Any]]:
         """Return the heads of a run's failures, those that it was tried again after or the others."""

@@ -116,7 +116,7 @@ def load_stored(directory: Path, *, tracking_uri: str | None = None) -> Sweep:
     path = directory / STORED
     try:
         content = json.loads(path.read_bytes())
-        shared: dict[str, Any] = {}
+        shared: dict[Any, Any] = {}
         return Sweep(
             name=content["name"],
             description=content["description"],
