@@ -83,7 +83,8 @@ def runs_along_training(measured: Measurements, metric: Description, *, name: st
     if table.empty:
         return None
     error = _HALF * table[error_key(metric.name)].fillna(0)
-    doubted = pd.Series([_doubted(measured, row, metric.name) for _, row in table.iterrows()], table.index)
+    keys = zip(table["run_id"], table["step"], strict=True)
+    doubted = pd.Series([_doubted(measured, run_id, step, metric.name) for run_id, step in keys], table.index)
     with matplotlib.rc_context(RC):
         figure, [axes] = panels(1, height=3.0)
         log_axis(axes.yaxis, reach(table[metric.name], error, log=True))
@@ -109,9 +110,8 @@ def runs_along_training(measured: Measurements, metric: Description, *, name: st
     return Drawn(figure, name, text, table[columns].assign(trusted=~doubted))
 
 
-def _doubted(measured: Measurements, row: pd.Series, metric: str) -> bool:
-    key = (str(row["run_id"]), int(row["step"]), metric)
-    return NOT_TRUSTED in measured.reservations.get(key, "")
+def _doubted(measured: Measurements, run_id: str, step: int, metric: str) -> bool:
+    return NOT_TRUSTED in measured.reservations.get((run_id, step, metric), "")
 
 
 def _look(measured: Measurements, run: pd.Series) -> tuple[str, str | tuple[int, tuple[int, ...]]]:

@@ -77,15 +77,14 @@ class Fitted:
     left: Array
 
 
-def residuals(values: Array, design: Array, groups: Array | None) -> Array:
-    """Return what a design [n, p] and the constants of groups [n] leave of values [n]."""
+def residuals(design: Array, groups: Array | None, *values: Array) -> tuple[Array, ...]:
+    """Return what a design [n, p] and the constants of groups [n] leave of each of values [n]."""
     scale = float(np.linalg.norm(design))
     if groups is not None:
         parts = Parts(groups)
-        values, design = parts.centred(values), parts.centred(design)
+        design, *values = (parts.centred(one) for one in (design, *values))
     basis = orthonormal(design, scale)
-    found: Array = values - basis @ (basis.T @ values)
-    return found
+    return tuple(one - basis @ (basis.T @ one) for one in values)
 
 
 def orthonormal(design: Array, scale: float) -> Array:
