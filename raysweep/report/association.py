@@ -130,7 +130,7 @@ def correlation(x: Array, y: Array, design: Array, clusters: Array, groups: Arra
     `groups` [n], if any, have constants of their own beside the design; see `raysweep.report.many`.
     """
     found = _slope(x, y, design, clusters, groups)
-    left_x, left_y = left_by(design, groups, x, y)
+    left_x, left_y = found.rests
     with np.errstate(invalid="ignore", divide="ignore"):
         scale = np.sqrt((left_x**2).sum(axis=-1) / (left_y**2).sum(axis=-1))
         value = np.clip(found.value * scale, -1, 1)

@@ -57,14 +57,17 @@ def training_curves(measured: Measurements, curves: Mapping[str, Sequence[CurveP
         for axes, (name, label) in zip(stacked, labels.items(), strict=True):
             part = shown[shown[name] > 0]
             log_axis(axes.yaxis, list(part[name]), count if name == "tokens_per_second" else number)
+            ends: list[tuple[float, float]] = []
+            texts = []
             for run_id, line in part.groupby("run_id", sort=False):
                 run = known.loc[run_id]
                 line = line.iloc[thinned(line["step"], _MOST)]
                 colour, dash = _look(measured, run)
                 axes.plot(line["step"], line[name], color=colour, linestyle=dash, linewidth=1.0, alpha=0.75)
                 end = line.iloc[-1]
-                text = f"{named_run(run)} · step {end['step']:,}\n{label}: {number(end[name])}"
-                hover(axes, [end["step"]], [end[name]], [text])
+                ends.append((end["step"], end[name]))
+                texts.append(f"{named_run(run)} · step {end['step']:,}\n{label}: {number(end[name])}")
+            hover(axes, [x for x, _ in ends], [y for _, y in ends], texts)
             axes.set_ylabel(label)
         log_axis(stacked[-1].xaxis, list(shown["step"]), count)
         stacked[-1].set_xlabel("training steps")
