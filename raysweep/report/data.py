@@ -222,7 +222,7 @@ def _wide(frame: pd.DataFrame, metrics: list[str]) -> pd.DataFrame:
     # The rows of a checkpoint share its heads; its metrics go to their columns.
     keys = ["run_id", "step"]
     first = frame.drop_duplicates(keys)
-    table = pd.DataFrame({name: first[name].tolist() for name in heads})
+    table = pd.DataFrame(list(first[heads].itertuples(index=False, name=None)), columns=heads)
     measured: dict[str, Any] = {"step": first["step"].to_numpy(dtype=int)}
     at = (
         frame.groupby(keys, sort=False).ngroup().to_numpy(),
