@@ -86,7 +86,7 @@ def residuals(design: Array, groups: Array | None, *values: Array) -> tuple[Arra
     scale = float(np.linalg.norm(design))
     if groups is not None:
         parts = Parts(groups)
-        design, *values = (parts.centred(one) for one in (design, *values))
+        design, values = parts.centred(design), tuple(map(parts.centred, values))
     basis = orthonormal(design, scale)
     return tuple(one - basis @ (basis.T @ one) for one in values)
 
