@@ -85,7 +85,7 @@ def caption(verdict: Verdict) -> str:
 def _texts(table: pd.DataFrame, of: str) -> list[str]:
     """Return the text of each dot: its run and its places."""
     texts = []
-    for _, row in table.iterrows():
+    for row in table.to_dict("records"):
         step = f" · step {row['step']:,}" if of == "checkpoint" else f" · mean over its {of}"
         texts.append(f"{named_run(row)}{step}\nflatness: {row['x']:+.1f} places, accuracy: {row['y']:+.1f}")
     return texts

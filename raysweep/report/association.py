@@ -117,11 +117,11 @@ def beside(design: Array, columns: Array) -> Array:
     return np.concatenate([design, np.broadcast_to(columns, shape)], axis=-1)
 
 
-def left_by(values: Array, design: Array, groups: Array | None = None) -> Array:
-    """Return what a design [..., n, p] and the constants of `groups` [n] leave of values [..., n]."""
-    if _dense(values):
-        return residuals(values, _with(design, groups))
-    return many.residuals(values, design, groups)
+def left_by(design: Array, groups: Array | None, *values: Array) -> tuple[Array, ...]:
+    """Return what a design [..., n, p] and the constants of `groups` [n] leave of each of values [..., n]."""
+    if _dense(values[0]):
+        return tuple(residuals(one, _with(design, groups)) for one in values)
+    return many.residuals(design, groups, *values)
 
 
 def correlation(x: Array, y: Array, design: Array, clusters: Array, groups: Array | None = None) -> Estimate:
@@ -130,7 +130,7 @@ def correlation(x: Array, y: Array, design: Array, clusters: Array, groups: Arra
     `groups` [n], if any, have constants of their own beside the design; see `raysweep.report.many`.
     """
     found = _slope(x, y, design, clusters, groups)
-    left_x, left_y = (left_by(values, design, groups) for values in (x, y))
+    left_x, left_y = found.rests
     with np.errstate(invalid="ignore", divide="ignore"):
         scale = np.sqrt((left_x**2).sum(axis=-1) / (left_y**2).sum(axis=-1))
         value = np.clip(found.value * scale, -1, 1)
@@ -220,7 +220,8 @@ def adjusted(
     left_x, left_y, design, _, held = _regressed(x, y, loss, runs, configurations, level, "smooth")
     groups = {"configurations": configurations, "seeds": runs}.get(level)
     first = np.arange(len(runs)) if groups is None else np.unique(groups, return_index=True)[1]
-    return left_by(left_x, design, held), left_by(left_y, design, held), first
+    left_x, left_y = left_by(design, held, left_x, left_y)
+    return left_x, left_y, first
 
 
 def _regressed(
@@ -246,7 +247,7 @@ def _means(
 ) -> tuple[Array, Array, Array, Array]:
     """Return means over `parts` [n] of what a design and the constants of `groups` [n] leave."""
     members = Parts(parts)
-    x, y = (_means_of(left_by(values, design, groups), members) for values in (x, y))
+    x, y = (_means_of(left, members) for left in left_by(design, groups, x, y))
     return x, y, np.ones((*x.shape, 1)), np.arange(len(members))
 
 

@@ -57,14 +57,17 @@ def training_curves(measured: Measurements, curves: Mapping[str, Sequence[CurveP
         for axes, (name, label) in zip(stacked, labels.items(), strict=True):
             part = shown[shown[name] > 0]
             log_axis(axes.yaxis, list(part[name]), count if name == "tokens_per_second" else number)
+            ends: list[tuple[float, float]] = []
+            texts = []
             for run_id, line in part.groupby("run_id", sort=False):
                 run = known.loc[run_id]
                 line = line.iloc[thinned(line["step"], _MOST)]
                 colour, dash = _look(measured, run)
                 axes.plot(line["step"], line[name], color=colour, linestyle=dash, linewidth=1.0, alpha=0.75)
                 end = line.iloc[-1]
-                text = f"{named_run(run)} · step {end['step']:,}\n{label}: {number(end[name])}"
-                hover(axes, [end["step"]], [end[name]], [text])
+                ends.append((end["step"], end[name]))
+                texts.append(f"{named_run(run)} · step {end['step']:,}\n{label}: {number(end[name])}")
+            hover(axes, [x for x, _ in ends], [y for _, y in ends], texts)
             axes.set_ylabel(label)
         log_axis(stacked[-1].xaxis, list(shown["step"]), count)
         stacked[-1].set_xlabel("training steps")
@@ -83,7 +86,8 @@ def runs_along_training(measured: Measurements, metric: Description, *, name: st
     if table.empty:
         return None
     error = _HALF * table[error_key(metric.name)].fillna(0)
-    doubted = pd.Series([_doubted(measured, row, metric.name) for _, row in table.iterrows()], table.index)
+    keys = zip(table["run_id"], table["step"], strict=True)
+    doubted = pd.Series([_doubted(measured, run_id, step, metric.name) for run_id, step in keys], table.index)
     with matplotlib.rc_context(RC):
         figure, [axes] = panels(1, height=3.0)
         log_axis(axes.yaxis, reach(table[metric.name], error, log=True))
@@ -109,9 +113,8 @@ def runs_along_training(measured: Measurements, metric: Description, *, name: st
     return Drawn(figure, name, text, table[columns].assign(trusted=~doubted))
 
 
-def _doubted(measured: Measurements, row: pd.Series, metric: str) -> bool:
-    key = (str(row["run_id"]), int(row["step"]), metric)
-    return NOT_TRUSTED in measured.reservations.get(key, "")
+def _doubted(measured: Measurements, run_id: str, step: int, metric: str) -> bool:
+    return NOT_TRUSTED in measured.reservations.get((run_id, step, metric), "")
 
 
 def _look(measured: Measurements, run: pd.Series) -> tuple[str, str | tuple[int, tuple[int, ...]]]:

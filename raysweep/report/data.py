@@ -7,6 +7,7 @@ themselves, a reference and not a checkpoint.
 from __future__ import annotations
 
 import json
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
@@ -19,6 +20,9 @@ from raysweep.evaluation.trace import ENLARGED, TRACE
 from raysweep.report.format import shared_ending, short
 from raysweep.report.sample import of_whole_groups
 from raysweep.sweep.tidy import FIXED, SEEDS, descriptions
+
+#: A checkpoint with its columns: thousands of dicts are made in the time of a hundred series.
+Row = pd.Series | Mapping[Hashable, Any]
 
 #: Most runs that a page shows one by one; of more, about so many checkpoints, and fewest groups of them.
 MANY = 200
@@ -127,7 +131,7 @@ class Measurements:
     def names(self) -> dict[str, str]:
         """The name of each run for a reader, by run id."""
         rows = self.checkpoints.drop_duplicates("run_id")
-        return {str(row["run_id"]): named_run(row) for _, row in rows.iterrows()}
+        return {str(row["run_id"]): named_run(row) for row in rows.to_dict("records")}
 
     @cached_property
     def drawn(self) -> Measurements:
@@ -190,14 +194,14 @@ def at(frame: pd.DataFrame, *quantities: Quantity) -> pd.DataFrame:
     return rows.join(pd.DataFrame([json.loads(of) for of in rows["of"]], index=rows.index))
 
 
-def seed_of(row: pd.Series) -> str:
+def seed_of(row: Row) -> str:
     """Return the seed of a checkpoint's run for a reader, or all of its seeds where there are several."""
     if not pd.isna(row["seed"]):
         return f"seed {row['seed']:.0f}"
     return ", ".join(f"{name} {row[column]:.0f}" for column, name in SEEDS.items() if column in row)
 
 
-def named_run(row: pd.Series) -> str:
+def named_run(row: Row) -> str:
     """Return what people call the run of a checkpoint: size, variant and seed, as far as it has them."""
     return " · ".join(filter(None, [str(row["model"]), str(row["variant"]), seed_of(row)]))
 
@@ -218,8 +222,7 @@ def _wide(frame: pd.DataFrame, metrics: list[str]) -> pd.DataFrame:
     # The rows of a checkpoint share its heads; its metrics go to their columns.
     keys = ["run_id", "step"]
     first = frame.drop_duplicates(keys)
-    rows = [dict(zip(heads, values, strict=True)) for values in first[heads].itertuples(index=False)]
-    table = pd.DataFrame(rows, columns=list(dict.fromkeys(heads)))
+    table = pd.DataFrame(list(first[heads].itertuples(index=False, name=None)), columns=heads)
     measured: dict[str, Any] = {"step": first["step"].to_numpy(dtype=int)}
     at = (
         frame.groupby(keys, sort=False).ngroup().to_numpy(),
@@ -256,8 +259,9 @@ def _variants(table: pd.DataFrame, axes: list[str]) -> pd.Series:
         # An axis that follows from the model's label, such as its width, adds nothing.
         if table.groupby("model")[name].nunique(dropna=False).le(1).all() and name != "algorithm":
             continue
-        if table[name].nunique(dropna=False) > 1:
-            parts.append([_part(name, value) for value in table[name]])
+        places, values = table[name].factorize(use_na_sentinel=False)
+        if len(values) > 1:
+            parts.append(np.array([_part(name, value) for value in values], dtype=object)[places])
     joined = [", ".join(filter(None, row)) for row in zip(*parts, strict=True)] if parts else ""
     return pd.Series(joined, index=table.index, dtype=object)
 

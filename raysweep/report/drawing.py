@@ -113,7 +113,7 @@ def mark_inside(
 def told(measured: Measurements, table: pd.DataFrame, metrics: Sequence[str]) -> list[str]:
     """Return the text of each checkpoint of a table: run, step and the values of some metrics."""
     texts = []
-    for _, row in table.iterrows():
+    for row in table.to_dict("records"):
         lines = [f"{named_run(row)} · step {row['step']:,}"]
         for name in metrics:
             metric = measured.metrics[name]

@@ -274,7 +274,7 @@ def hover_line(axes: Axes, x: pd.Series, line: pd.DataFrame, what: str) -> None:
     `line` has the columns model, variant, mean and standard_error.
     """
     texts = []
-    for place, (_, row) in zip(x, line.iterrows(), strict=True):
+    for place, row in zip(x, line.to_dict("records"), strict=True):
         of = " · ".join(filter(None, [str(row["model"]), str(row["variant"])]))
         value = plus_minus(row["mean"], row["standard_error"])
         texts.append(f"{of}\n{what.format(f'{place:,.0f}')}: {value}")

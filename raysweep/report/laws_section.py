@@ -224,7 +224,7 @@ def _points(axes: Axes, measured: Measurements, found: Found) -> None:
     runs = measured.checkpoints.loc[points.index]
     texts = [
         f"{named_run(run)} · step {run['step']:,}\n{metric.label}: {number(value)}"
-        for (_, run), value in zip(runs.iterrows(), points["value"], strict=True)
+        for run, value in zip(runs.to_dict("records"), points["value"], strict=True)
     ]
     hover(axes, points["step"], points["value"], texts)
 

@@ -68,24 +68,27 @@ class Parts:
 
 @dataclass(frozen=True)
 class Fitted:
-    """A coefficient of one data set, as `raysweep.report.regression.slope` returns it."""
+    """A coefficient of one data set, as `raysweep.report.regression.slope` returns it.
+
+    `rests` [n] are apart from the constants of groups, too.
+    """
 
     value: Array
     standard_error: Array
     ratio: Distribution
     scores: Array
     left: Array
+    rests: tuple[Array, Array]
 
 
-def residuals(values: Array, design: Array, groups: Array | None) -> Array:
-    """Return what a design [n, p] and the constants of groups [n] leave of values [n]."""
+def residuals(design: Array, groups: Array | None, *values: Array) -> tuple[Array, ...]:
+    """Return what a design [n, p] and the constants of groups [n] leave of each of values [n]."""
     scale = float(np.linalg.norm(design))
     if groups is not None:
         parts = Parts(groups)
-        values, design = parts.centred(values), parts.centred(design)
+        design, values = parts.centred(design), tuple(map(parts.centred, values))
     basis = orthonormal(design, scale)
-    found: Array = values - basis @ (basis.T @ values)
-    return found
+    return tuple(one - basis @ (basis.T @ one) for one in values)
 
 
 def orthonormal(design: Array, scale: float) -> Array:
@@ -107,13 +110,13 @@ def slope(y: Array, x: Array, controls: Array, clusters: Array, groups: Array | 
     if held is not None:
         y, x, controls = (held.centred(values) for values in (y, x, controls))
     inner = orthonormal(controls, scale)
-    rest = x - inner @ (inner.T @ x)
+    rest, rest_y = (values - inner @ (inner.T @ values) for values in (x, y))
     variation = float((rest**2).sum())
     left = variation / total if total > 0 else 0.0
     if left <= TINY:
         nothing = np.array(np.nan)
         ratio = Ratio(np.zeros((2, 2)))
-        return Fitted(nothing, nothing, ratio, np.zeros(len(members)), np.array(left))
+        return Fitted(nothing, nothing, ratio, np.zeros(len(members)), np.array(left), (rest, rest_y))
     weights = rest / variation
     basis = np.column_stack([inner, rest / np.sqrt(variation)])
     error = y - basis @ (basis.T @ y)
@@ -127,6 +130,7 @@ def slope(y: Array, x: Array, controls: Array, clusters: Array, groups: Array | 
         ratio=_ratio(weights, adjusted, basis, members, held, crossed, shared),
         scores=scores,
         left=np.array(left),
+        rests=(rest, rest_y),
     )
 
 

@@ -59,7 +59,7 @@ class Slope:
 
     `ratio` is that of the coefficients' errors to the standard errors.  `scores` [..., clusters] are the
     terms w_gᵀ A_g ê_g, in the order of the clusters' names.  `left` is the share of the variance of x that
-    the controls leave.
+    the controls leave, and `rests` [..., n] are what they leave of x and of y.
     """
 
     value: Array
@@ -67,6 +67,7 @@ class Slope:
     ratio: Ratio
     scores: Array
     left: Array
+    rests: tuple[Array, Array]
 
     @property
     def dof(self) -> Array:
@@ -94,7 +95,7 @@ def slope(y: Array, x: Array, controls: Array, clusters: Array) -> Slope:
     `y` and `x` are [..., n], `controls` [..., n, p], `clusters` [n] says which cluster an observation is of.
     Leading axes are data sets of the same design.
     """
-    rest = residuals(x, controls)
+    rest, rest_y = (residuals(values, controls) for values in (x, y))
     total = x - x.mean(axis=-1, keepdims=True)
     variation, whole = (rest**2).sum(axis=-1), (total**2).sum(axis=-1)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -125,6 +126,7 @@ def slope(y: Array, x: Array, controls: Array, clusters: Array) -> Slope:
         ratio=Ratio.of(np.where(known[..., None, None], forms, 0.0), _shared(error, basis, member), member),
         scores=scores,
         left=left,
+        rests=(rest, rest_y),
     )
 
 
