@@ -4,13 +4,16 @@
     <storage>/<sweep>/files/<file>.json      the runs that each sweep file of this name asked for last
 
 Several files may have one name on purpose, to share what is trained and measured.
+
+Thousands of runs have few different sections, so `sweep.json` holds each of these once, in `sections`, and a
+run has their numbers.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -34,6 +37,9 @@ from raysweep.sweep.units import count
 
 _FILES = "files"
 
+#: The sections of a run that others have, too.
+_SECTIONS = ("language", "model", "algorithm", "pretrain", "evaluations")
+
 
 def save_sweep(sweep: Sweep) -> None:
     """Keep the sweep as it is launched now, so that its name alone finds it.
@@ -41,12 +47,14 @@ def save_sweep(sweep: Sweep) -> None:
     Raises `DataError` if the folder holds results of another format.
     """
     check_format(sweep.directory)
+    runs, sections = _apart(spec.encode() for spec in sweep.runs)
     content = {
         "format": FORMAT,
         "name": sweep.name,
         "description": sweep.description,
         "path": str(Path(sweep.path).resolve()),
-        "runs": [spec.encode() for spec in sweep.runs],
+        "sections": sections,
+        "runs": runs,
         "resources": sweep.resources.encode(),
         "tracking_uri": sweep.tracking_uri,
         "axes": list(sweep.axes),
@@ -61,6 +69,32 @@ def save_sweep(sweep: Sweep) -> None:
     write_atomic(path, (json.dumps(asked, indent=1) + "\n").encode())
 
 
+def _apart(runs: Iterable[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[Any]]:
+    """Return runs with the numbers of their sections, and the sections."""
+    numbers: dict[str, int] = {}
+    sections: list[Any] = []
+    found = []
+    for run in runs:
+        own = {}
+        for name in _SECTIONS:
+            number = numbers.setdefault(json.dumps(run[name]), len(sections))
+            if number == len(sections):
+                sections.append(run[name])
+            own[name] = number
+        found.append(run | own)
+    return found, sections
+
+
+def _runs(content: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the runs of a record with their sections, which equal ones share."""
+    sections = content.get("sections", ())
+    # In records of earlier versions, each run has its own.
+    return [
+        run | {name: sections[run[name]] for name in _SECTIONS if isinstance(run[name], int)}
+        for run in content["runs"]
+    ]
+
+
 class Launched:
     """The milestones that the latest launch of a sweep asked for, as its file says when this is made."""
 
@@ -73,8 +107,8 @@ class Launched:
     @cached_property
     def _asked(self) -> dict[str, frozenset[int]]:
         found: dict[str, frozenset[int]] = {}
-        with suppress(ValueError, KeyError, TypeError, AttributeError):
-            for run in json.loads(self._text).get("runs", ()):
+        with suppress(ValueError, KeyError, TypeError, AttributeError, IndexError):
+            for run in _runs(json.loads(self._text)):
                 pretrain = run["pretrain"]
                 found[_trained(run)] = frozenset(pretrain["milestones"] or (pretrain["steps"],))
         return found
@@ -121,7 +155,7 @@ def load_stored(directory: Path, *, tracking_uri: str | None = None) -> Sweep:
             name=content["name"],
             description=content["description"],
             path=Path(content["path"]),
-            runs=tuple(RunSpec.decode(item, shared) for item in content["runs"]),
+            runs=tuple(RunSpec.decode(item, shared) for item in _runs(content)),
             resources=Resources.decode(content["resources"]),
             storage=directory.resolve().parent,
             tracking_uri=tracking_uri or content["tracking_uri"],
@@ -133,7 +167,7 @@ def load_stored(directory: Path, *, tracking_uri: str | None = None) -> Sweep:
         )
     except FileNotFoundError:
         raise DataError(f"{directory}: no sweep has been launched here (there is no {STORED})") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, IndexError) as error:
         raise DataError(f"{path}: damaged ({error}); launch the sweep file again to renew it") from error
 
 

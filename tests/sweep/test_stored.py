@@ -21,7 +21,7 @@ from raysweep.sweep.language_file import load_language
 from raysweep.sweep.lock import holder
 from raysweep.sweep.opened import open_model
 from raysweep.sweep.provenance import last_launch, provenance, save_launch
-from raysweep.sweep.stored import load_stored, save_sweep, select, stored_names
+from raysweep.sweep.stored import Launched, load_stored, save_sweep, select, stored_names
 from raysweep.sweep.tidy import tidy
 from raysweep.sweep.timing import measure
 from raysweep.sweep.tracking_uri import check_tracking_uri
@@ -60,6 +60,23 @@ def test_stored_and_loaded_is_the_same_sweep(file: Path, tmp_path: Path) -> None
     assert again.tracking_uri == "http://127.0.0.1:9"
     assert load_stored(sweep.directory, tracking_uri="sqlite:////x.db").tracking_uri == "sqlite:////x.db"
     assert list(tidy(again.ledger(), again).columns) == list(tidy(sweep.ledger(), sweep).columns)
+
+
+def test_sections_that_runs_share_are_stored_once(file: Path, tmp_path: Path) -> None:
+    sweep = load_sweep(file, storage=tmp_path / "results")
+    save_sweep(sweep)
+    path = sweep.directory / "sweep.json"
+    content = json.loads(path.read_text())
+    texts = [json.dumps(section) for section in content["sections"]]
+    assert len(texts) == len(set(texts)) < 5 * len(sweep.runs)
+    # Earlier records have the sections in each run.
+    whole = [run.encode() for run in sweep.runs]
+    path.write_text(json.dumps({k: v for k, v in content.items() if k != "sections"} | {"runs": whole}))
+    assert [run.encode() for run in load_stored(sweep.directory).runs] == whole
+    assert Launched(sweep.directory).milestones(sweep.runs[0]) == set(sweep.runs[0].milestones)
+    path.write_text(json.dumps(content | {"sections": content["sections"][:1]}))
+    with pytest.raises(DataError, match="damaged"):
+        load_stored(sweep.directory)
 
 
 def test_what_is_not_there_or_damaged_says_so(file: Path, tmp_path: Path) -> None:
