@@ -10,7 +10,7 @@ import json
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -22,7 +22,7 @@ from raysweep.report.sample import of_whole_groups
 from raysweep.sweep.tidy import FIXED, SEEDS, descriptions
 
 #: A checkpoint with its columns: thousands of dicts are made in the time of a hundred series.
-Row = pd.Series | Mapping[Hashable, Any]
+Row: TypeAlias = pd.Series | Mapping[Hashable, Any]
 
 #: Most runs that a page shows one by one; of more, about so many checkpoints, and fewest groups of them.
 MANY = 200
