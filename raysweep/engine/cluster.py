@@ -237,10 +237,10 @@ def connected(address: str | None = None, *, patience: float = 0.0) -> Iterator[
 
 
 def _disconnect() -> None:
-    """Leave Ray while no thread looks for garbage.
+    """Leave Ray, with Python's search for garbage switched off meanwhile.
 
-    Where one finds a reference to an object of a Ray that is just closing, and frees it, Ray's C++ code
-    ends the process at once, with exit code 1.
+    A thread that frees a reference to an object while Ray closes makes Ray's C++ code end the process at
+    once, with exit code 1, and a search for garbage may free one in any thread.
     """
     gc.collect()
     looks = gc.isenabled()
