@@ -96,6 +96,20 @@ def test_chunks_and_threads_change_nothing(kind: str, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("kind", list(CONFIGS))
+def test_threads_read_in_inference_mode(kind: str) -> None:
+    model, words = make(kind).eval(), draw(0.3)
+    wanted = model.hidden_at(words, seed=0, dtype=torch.float32).detach()
+    torch.set_num_threads(2)
+    try:
+        with torch.inference_mode():
+            found = model.hidden_at(words, seed=0, dtype=torch.float32)
+    finally:
+        torch.set_num_threads(1)
+    assert found.is_inference()
+    torch.testing.assert_close(found.clone(), wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", list(CONFIGS))
 def test_the_head_has_no_part(kind: str) -> None:
     model, words = make(kind), draw()
     loss = weighted(model.hidden_at(words, seed=0, dtype=torch.float32))

@@ -151,11 +151,21 @@ class _Loss(torch.autograd.Function):
 
 
 def on_threads(threads: int, work: Callable[[int], R]) -> list[R]:
-    """Return `work(k)` for each k below `threads`, each in a thread of its own with torch on one thread."""
+    """Return `work(k)` for each k below `threads`, each in a thread of its own with torch on one thread.
+
+    The threads compute in the inference mode and the gradient mode of the caller.
+    """
     if threads == 1:
         return [work(0)]
+    # Both modes belong to a thread; a new one has neither.
+    inference, grad = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+
+    def in_mode(k: int) -> R:
+        with torch.inference_mode(inference), torch.set_grad_enabled(grad):
+            return work(k)
+
     with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        found = list(pool.map(work, range(threads)))
+        found = list(pool.map(in_mode, range(threads)))
     # The number that the pool's threads set for themselves is also the default of later threads.
     torch.set_num_threads(threads)
     return found
