@@ -50,7 +50,24 @@ def canonical(data: Any) -> str:
 
 def digest(data: Any) -> str:
     """Return the sha256 (hexadecimal) of plain data."""
-    return hashlib.sha256(canonical(data).encode()).hexdigest()
+    return _sha256(canonical(data))
+
+
+def digest_of_shared(sections: Mapping[str, Any]) -> str:
+    """Return `digest(sections)`, for mappings among them that thousands of runs share and nobody changes.
+
+    >>> digest_of_shared({"b": {"lr": 1e-3}, "a": 0}) == digest({"a": 0, "b": {"lr": 0.001}})
+    True
+    """
+    texts = (
+        f"{canonical(name)}:{_canonical(_Itself(data)) if isinstance(data, dict) else canonical(data)}"
+        for name, data in sorted(sections.items())
+    )
+    return _sha256(f"{{{','.join(texts)}}}")
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def training_content(
@@ -68,18 +85,19 @@ def training_content(
 
     If nothing is trained (`trains` False: the look-up table), model, pretrain and seed are left out;
     `depends_on_steps` is the algorithm's.  `seed` is `Seeds.content`, and `source` identifies the
-    state that training starts from, None for drawn weights.
+    state that training starts from, None for drawn weights.  Nobody may change what is given or returned:
+    runs share it.
     """
     if not trains:
-        return {"language": fingerprint, "algorithm": dict(algorithm)}
+        return {"language": fingerprint, "algorithm": algorithm}
     content = {
         "language": fingerprint,
-        "model": dict(model),
-        "algorithm": dict(algorithm),
-        "pretrain": {k: v for k, v in pretrain.items() if k not in extent(depends_on_steps)},
+        "model": model,
+        "algorithm": algorithm,
+        "pretrain": _lasting(_Itself(pretrain), depends_on_steps),
         "seed": seed,
     }
-    return content if source is None else content | {"source": dict(source)}
+    return content if source is None else content | {"source": source}
 
 
 def configuration(content: Mapping[str, Any], source: Any) -> str:
@@ -108,7 +126,18 @@ class _Itself:
         return isinstance(other, _Itself) and self.known is other.known
 
 
-# Thousands of runs share their evaluations, and these never change.
+# Thousands of runs share their sections, and these never change.
+@lru_cache(maxsize=4096)
+def _canonical(section: _Itself) -> str:
+    return canonical(section.known)
+
+
+@lru_cache(maxsize=4096)
+def _lasting(pretrain: _Itself, depends_on_steps: bool) -> dict[str, Any]:
+    """Return the fields of `pretrain` that are part of a run's identity."""
+    return {k: v for k, v in pretrain.known.items() if k not in extent(depends_on_steps)}
+
+
 @lru_cache(maxsize=256)
 def _of_evaluation(evaluation: _Itself, version: int) -> str:
     return digest(evaluation.known.content())

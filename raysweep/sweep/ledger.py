@@ -41,7 +41,7 @@ from raysweep.sweep.records import (
     checkpoint_name,
     encode,
     evaluation_name,
-    parse_name,
+    parsed_names,
     stop_name,
 )
 from raysweep.sweep.run import RunSpec
@@ -126,9 +126,8 @@ class RunLedger:
         return self._records / name
 
     def record_names(self) -> list[tuple[str, RecordName]]:
-        """Return the file names of all records with their parts, sorted by name."""
-        found = ((name, parse_name(name)) for name in names(self._records))
-        return [(name, parsed) for name, parsed in found if parsed is not None]
+        """Return the file names of all records with their parts, by type and step."""
+        return parsed_names(names(self._records))
 
     def read(self, name: str, cls: type[R]) -> R | None:
         """Return a record, or None if it is absent; a damaged one is quarantined and counts as absent."""

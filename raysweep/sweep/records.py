@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -128,6 +129,16 @@ def parse_name(name: str) -> RecordName | None:
     if found == "failure":
         return RecordName("failure", int(match["failure"]))
     return RecordName("retried", int(match["retried"]))
+
+
+def parsed_names(names: Iterable[str]) -> list[tuple[str, RecordName]]:
+    """Return the file names of records with their parts, by type and step.
+
+    >>> [name for name, _ in parsed_names(["checkpoint-100000000.json", "checkpoint-00000009.json", "x"])]
+    ['checkpoint-00000009.json', 'checkpoint-100000000.json']
+    """
+    found = [(name, parsed) for name in names if (parsed := parse_name(name)) is not None]
+    return sorted(found, key=lambda one: (one[1].type, one[1].step, one[0]))
 
 
 def checkpoint_name(step: int) -> str:

@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Any
 from raysweep import registry
 from raysweep.evaluation.base import Evaluation
 from raysweep.languages.base import LanguageConfig
-from raysweep.sweep.identity import configuration, content_of, digest, run_name, training_content
+from raysweep.sweep.identity import (
+    configuration,
+    content_of,
+    digest_of_shared,
+    run_name,
+    training_content,
+)
 from raysweep.sweep.source import Source
 from raysweep.training.seeds import Seeds
 
@@ -93,7 +99,7 @@ class RunSpec:
     @cached_property
     def training_identity(self) -> str:
         """The sha256 (hexadecimal) of everything that determines the weights."""
-        return digest(self.identity_content)
+        return digest_of_shared(self.identity_content)
 
     @property
     def configuration(self) -> str:

@@ -141,7 +141,6 @@ def _run_states(sweep: Sweep, snapshot: Snapshot, waits: Starts) -> list[RunStat
             model=spec.model.label if spec.trains else spec.algorithm.label,
             label=names[spec.run_id],
             steps=spec.milestones[-1],
-            evaluations={kind: Evaluated(0, len(spec.milestones), 0.0) for kind in spec.evaluations},
         )
         # Of thousands of runs, most have no records yet.
         begun, why, wait = spec.run_id in snapshot, waits.failure(spec), waits.wait(spec)
@@ -151,6 +150,8 @@ def _run_states(sweep: Sweep, snapshot: Snapshot, waits: Starts) -> list[RunStat
         usable = () if done else waits.usable(spec)
         if begun:
             _read(row, snapshot, spec, usable)
+        else:
+            row.evaluations = {kind: Evaluated(0, len(spec.milestones), 0.0) for kind in spec.evaluations}
         if why is not None:
             row.state = "cancelled" if waits.cancelled(spec) else "failed"
             row.trouble = " ".join(why.split())
@@ -166,15 +167,15 @@ def _run_states(sweep: Sweep, snapshot: Snapshot, waits: Starts) -> list[RunStat
 
 def _read(row: RunState, snapshot: Snapshot, spec: RunSpec, usable: Collection[int]) -> None:
     """Read what a run has done into its row; `usable` are the steps of its checkpoints that have a folder."""
-    records: dict[int, list[int]] = {}
     took: dict[str, list[float]] = {kind: [] for kind in spec.evaluations}
-    for step, kind, at in snapshot.evaluations(spec):
-        records.setdefault(step, []).append(at)
+    found = snapshot.evaluations(spec)
+    for _, kind, at in found:
         took[kind].append(snapshot.seconds(at))
-    for step in reversed(records):
-        if any(map(snapshot.measured, records[step])):
-            row.step, row.evaluated, row.metrics = step, step, Metrics(snapshot, records[step])
-            break
+    # The newest milestone with metrics: evaluations come in the order of steps.
+    newest = next((step for step, _, at in reversed(found) if snapshot.measured(at)), None)
+    if newest is not None:
+        rows = [at for step, _, at in found if step == newest]
+        row.step, row.evaluated, row.metrics = newest, newest, Metrics(snapshot, rows)
     for kind, seconds in took.items():
         row.evaluations[kind] = Evaluated(len(seconds), len(spec.milestones), sum(seconds))
     row.step = min(max([row.step, *usable]), row.steps)

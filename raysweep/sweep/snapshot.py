@@ -26,7 +26,7 @@ from raysweep.sweep.identity import evaluation_identity
 from raysweep.sweep.index import NUMBERS, SPEEDS, Index, Rows, plain
 from raysweep.sweep.ledger import Ledger
 from raysweep.sweep.record_heads import IDENTITY, PlainBrief, parts_of, read_any
-from raysweep.sweep.records import RecordName, evaluation_name, parse_name
+from raysweep.sweep.records import RecordName, evaluation_name, parsed_names
 from raysweep.sweep.stamps import Stamp, record_paths, stamps
 
 if TYPE_CHECKING:
@@ -170,11 +170,11 @@ class Snapshot:
         return list(self._found)
 
     def names(self, run_id: str) -> Sequence[tuple[str, RecordName]]:
-        """Return the file names of a run's records with their parts, sorted, damaged ones among them."""
+        """Return the file names of a run's records with their parts, by type and step, damaged ones too."""
         found = self._found.get(run_id, ())
         # Most runs have records of the same names.
         if found not in self._sorted:
-            self._sorted[found] = _named(found)
+            self._sorted[found] = parsed_names(found)
         return self._sorted[found]
 
     def row(self, run_id: str, name: str) -> int | None:
@@ -270,8 +270,11 @@ class Snapshot:
     def checkpoints(self, run_id: str) -> list[int]:
         """Return the rows of all checkpoints of a run ever committed, in the order of their steps."""
         rows, briefs = self._rows.get(run_id, {}), self._briefs
-        found = sorted((p.step, name) for name, p in self.names(run_id) if p.type == "checkpoint")
-        return [rows[name] for step, name in found if name in rows and briefs[rows[name]][0] == step]
+        return [
+            rows[name]
+            for name, parsed in self.names(run_id)
+            if parsed.type == "checkpoint" and name in rows and briefs[rows[name]][0] == parsed.step
+        ]
 
     def failures(self, run_id: str, type_: Literal["failure", "retried"]) -> list[dict[str, Any]]:
         """Return the heads of a run's failures, those that it was tried again after or the others."""
@@ -364,9 +367,3 @@ def _known(index: Index) -> dict[str, _Known]:
         known.stamps.update(zip(names[begin:end], stamps[begin:end], strict=True))
         known.rows.update(zip(names[begin:end], range(begin, end), strict=True))
     return found
-
-
-def _named(names: Iterable[str]) -> list[tuple[str, RecordName]]:
-    """Return the names of records, sorted, with their parts."""
-    found = ((name, parse_name(name)) for name in sorted(names))
-    return [(name, parsed) for name, parsed in found if parsed is not None]

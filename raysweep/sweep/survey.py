@@ -25,6 +25,8 @@ from raysweep.sweep.snapshot import Snapshot
 _Head = Callable[[str], dict[str, Any] | None]
 #: Returns the brief of a record by its file name, None for a damaged one (`Snapshot.briefs`).
 _Short = Callable[[str], PlainBrief | None]
+#: Types of records that are read, and not only counted by their names.
+_READ = ("checkpoint", "evaluation")
 
 
 @dataclass
@@ -41,22 +43,66 @@ class RunRecords:
     failure: str | None = None
     #: Whether that failure is a person's wish.
     cancelled: bool = False
-    #: Seconds of a training step, its seconds of processor time where they are known, and bytes of the newest
-    #: checkpoint, if there is one.
-    step_seconds: float | None = None
-    step_cpu_seconds: float | None = None
-    checkpoint_bytes: int | None = None
-    #: (kind, head of identity, seconds, seconds of processor time where they are known) of the evaluations
-    #: that were read.
-    evaluation_seconds: list[tuple[str, str, float, float | None]] = field(default_factory=list)
-    #: Begin and end, in unix seconds, of the training and of the measuring that the records read tell of.
-    training: list[tuple[float, float]] = field(default_factory=list)
-    measuring: list[tuple[float, float]] = field(default_factory=list)
+    #: The names of checkpoints and evaluations that were read, and what they told, in the order of names.
+    read: list[tuple[RecordName, PlainBrief]] = field(default_factory=list, repr=False, compare=False)
 
     @cached_property
     def usable(self) -> set[int]:
         """The recorded steps with a checkpoint folder, as they are when somebody asks first."""
         return self.recorded & self.on_disk()
+
+    # What follows tells costs.  Most of thousands of runs lack nothing, and nobody asks for theirs.
+
+    @cached_property
+    def _newest(self) -> PlainBrief | None:
+        """The newest checkpoint that was trained and read."""
+        found = [(name.step, brief) for name, brief in self.read if name.type == "checkpoint"]
+        step, newest = max(found, default=(0, None))
+        return newest if step else None
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Seconds of a training step."""
+        return None if self._newest is None else self._newest[1] / self._newest[0]
+
+    @property
+    def step_cpu_seconds(self) -> float | None:
+        """Seconds of processor time of a training step, None where they are not known."""
+        if self._newest is None or math.isnan(self._newest[4]):
+            return None
+        return self._newest[4] / self._newest[0]
+
+    @property
+    def checkpoint_bytes(self) -> int | None:
+        """Bytes of the newest checkpoint."""
+        return None if self._newest is None else self._newest[3]
+
+    @cached_property
+    def evaluation_seconds(self) -> list[tuple[str, str, float, float | None]]:
+        """Kind, head of identity, seconds and, where known, seconds of processor time of evaluations."""
+        return [
+            (name.kind, name.head, seconds, None if math.isnan(used) else used)
+            for name, (_, seconds, _, _, used, _, _) in self.read
+            if name.type == "evaluation"
+        ]
+
+    @cached_property
+    def training(self) -> list[tuple[float, float]]:
+        """Begin and end, in unix seconds, of the training that the records tell of."""
+        found: list[tuple[float, float]] = []
+        trained = 0.0
+        for name, (_, seconds, time, *_) in self.read:
+            if name.type == "checkpoint" and seconds > trained:
+                found.append((time - (seconds - trained), time))
+                trained = seconds
+        return found
+
+    @cached_property
+    def measuring(self) -> list[tuple[float, float]]:
+        """Begin and end, in unix seconds, of the evaluations."""
+        return [
+            (time - seconds, time) for name, (_, seconds, time, *_) in self.read if name.type == "evaluation"
+        ]
 
     def add(self, name: RecordName) -> None:
         """Add a record by its name; the name of a failure says nothing more."""
@@ -115,15 +161,13 @@ def _survey(
     newest = max((p.step for _, p in found if p.type == "checkpoint"), default=-1)
     failure = None
     for name, parsed in found:
-        if parsed.type == "checkpoint":
-            latest = parsed.step == newest
-            if (verify or latest) and not _checkpoint(held, short(name), parsed, latest):
-                continue
-        elif parsed.type == "evaluation":
-            if verify and not _evaluation(held, short(name), parsed):
-                continue
-        elif parsed.type == "failure":
+        if parsed.type == "failure":
             failure = name
+        elif parsed.type in _READ and (verify or (parsed.type == "checkpoint" and parsed.step == newest)):
+            brief = short(name)
+            if brief is None or not _tells(parsed, brief):
+                continue
+            held.read.append((parsed, brief))
         held.add(parsed)
     if failure is not None:
         record = head(failure)
@@ -165,27 +209,8 @@ def _plain(path: Path) -> dict[str, Any] | None:
     return data if isinstance(data, dict) else None
 
 
-def _checkpoint(held: RunRecords, record: PlainBrief | None, parsed: RecordName, newest: bool) -> bool:
-    """Return whether the record of a checkpoint is whole; note the cost of the newest."""
-    if record is None or record[0] != parsed.step:
-        return False
-    _, seconds, time, bytes_, used, _, _ = record
-    trained = sum(end - start for start, end in held.training)
-    if seconds > trained:
-        held.training.append((time - (seconds - trained), time))
-    if newest and parsed.step:
-        held.step_seconds, held.checkpoint_bytes = seconds / parsed.step, bytes_
-        held.step_cpu_seconds = None if math.isnan(used) else used / parsed.step
-    return True
-
-
-def _evaluation(held: RunRecords, record: PlainBrief | None, parsed: RecordName) -> bool:
-    """Return whether the record of an evaluation is whole and matches its name; note its cost."""
-    if record is None:
-        return False
-    step, seconds, time, _, used, kind, identity = record
-    if (step, kind) != (parsed.step, parsed.kind) or not identity.startswith(parsed.head):
-        return False
-    held.evaluation_seconds.append((kind, parsed.head, seconds, None if math.isnan(used) else used))
-    held.measuring.append((time - seconds, time))
-    return True
+def _tells(parsed: RecordName, brief: PlainBrief) -> bool:
+    """Return whether the brief of a checkpoint or an evaluation matches the name of its record."""
+    if parsed.type == "checkpoint":
+        return brief[0] == parsed.step
+    return (brief[0], brief[5]) == (parsed.step, parsed.kind) and brief[6].startswith(parsed.head)

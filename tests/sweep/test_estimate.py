@@ -16,6 +16,8 @@ from raysweep.sweep import make_plan
 from raysweep.sweep.estimate import END, RUN, SHARE, START, Cost, History, Span, launch_seconds
 from raysweep.sweep.learnt import Learnt, covered, crowding, of_storage
 from raysweep.sweep.provenance import save_launch
+from raysweep.sweep.record_heads import Brief
+from raysweep.sweep.records import checkpoint_name, evaluation_name, parse_name
 from raysweep.sweep.resources import Resources
 from raysweep.sweep.survey import RunRecords, survey
 from raysweep.sweep.timing import measure
@@ -148,7 +150,14 @@ def test_a_history_tells_what_it_learns(load: Any) -> None:
 
 def test_seconds_that_many_shared_are_fewer_alone(load: Any) -> None:
     sweep = load()
-    held = RunRecords(training=[(0.0, 10.0), (0.0, 10.0)], measuring=[(2.0, 8.0)])
+    told = [
+        (checkpoint_name(50), Brief(step=50, seconds=10.0, time=10.0)),
+        (checkpoint_name(100), Brief(step=100, seconds=20.0, time=10.0)),
+        (evaluation_name(100, "counted", "0" * 64), Brief(step=100, seconds=6.0, time=8.0)),
+    ]
+    held = RunRecords(read=[(parsed, brief) for name, brief in told if (parsed := parse_name(name))])
+    assert held.training == [(0.0, 10.0), (0.0, 10.0)]
+    assert held.measuring == [(2.0, 8.0)]
     assert covered([*held.training, *held.measuring]) == 10.0
     assert crowding(sweep.directory, [held], Resources()) == 1.0, "no launch tells of its machine"
     launched(sweep.directory)
