@@ -14,8 +14,9 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,9 @@ NUMBERS = ("value", "standard_error", "n")
 _SHARED = ("runs", "names", "kinds", "notes", "facts", "reservations")
 _NAN = float("nan")
 _METRICS = ("fact", *NUMBERS, "reserved")
+#: Columns that are most of the index, and that few readers want of many runs.
+_LONG = ("head", "curve")
+_SHORT = tuple(name for name in _SCHEMA.names if name not in _LONG)
 
 
 @dataclass
@@ -99,7 +103,9 @@ class Index:
     the facts and reservations of metrics.
     """
 
-    table: pa.Table = field(default_factory=_SCHEMA.empty_table)
+    #: All columns but the long ones, and what returns these.
+    table: pa.Table = field(default_factory=lambda: _empty(_SHORT))
+    _read_long: Callable[[], pa.Table] = lambda: _empty(_LONG)
     runs: Texts = field(default_factory=Texts)
     names: Texts = field(default_factory=Texts)
     kinds: Texts = field(default_factory=Texts)
@@ -118,27 +124,41 @@ class Index:
         if hashlib.sha256(body).digest() != content[:_DIGEST]:
             log.debug("%s: torn, read anew", directory / INDEX)
             return cls()
-        table = pa.ipc.open_file(pa.py_buffer(body)).read_all()
-        about = {key.decode(): json.loads(text) for key, text in (table.schema.metadata or {}).items()}
+        found = pa.ipc.open_file(pa.py_buffer(body)).schema.metadata or {}
+        about = {key.decode(): json.loads(text) for key, text in found.items()}
         if about.get("version") != _VERSION:
             return cls()
-        table = table.replace_schema_metadata(None)
-        return cls(table, *(Texts(about[name]) for name in _SHARED))
+        texts = (Texts(about[name]) for name in _SHARED)
+        return cls(_columns(body, _SHORT), partial(_columns, body, _LONG), *texts)
+
+    @cached_property
+    def long(self) -> pa.Table:
+        """The long columns, read when somebody asks first."""
+        return self._read_long()
 
     def numbers(self, name: str) -> np.ndarray:
         """Return a column of numbers."""
         return plain(self.table[name].combine_chunks())
 
+    def add(self, rows: Rows) -> None:
+        """Add new rows to the end."""
+        new = rows.table()
+        self.table = pa.concat_tables([self.table, new.select(_SHORT)]).combine_chunks()
+        self.long = pa.concat_tables([self.long, new.select(_LONG)]).combine_chunks()
+
     def taken(self, rows: Sequence[int]) -> Index:
         """Return the index of some rows."""
-        return replace(self, table=self.table.take(pa.array(rows, pa.int64())))
+        places = pa.array(rows, pa.int64())
+        return replace(self, table=self.table.take(places), _read_long=partial(self.long.take, places))
 
     def write(self, directory: Path) -> None:
         """Write the index into a sweep's folder; where that fails, as on a read-only disk, there is none."""
         about = {"version": _VERSION} | {name: getattr(self, name).known for name in _SHARED}
-        table = self.table.combine_chunks().replace_schema_metadata(
-            {key: json.dumps(value) for key, value in about.items()}
-        )
+        of = dict.fromkeys(_SHORT, self.table) | dict.fromkeys(_LONG, self.long)
+        schema = _SCHEMA.with_metadata({key: json.dumps(value) for key, value in about.items()})
+        table = pa.Table.from_arrays(
+            [of[name][name] for name in _SCHEMA.names], schema=schema
+        ).combine_chunks()
         sink = pa.BufferOutputStream()
         options = pa.ipc.IpcWriteOptions(compression="lz4")
         with pa.ipc.new_file(sink, table.schema, options=options) as writer:
@@ -148,6 +168,17 @@ class Index:
             write_atomic(directory / INDEX, hashlib.sha256(body).digest() + body)
         except OSError as error:
             log.debug("%s: not written (%s)", directory / INDEX, error)
+
+
+def _empty(names: Sequence[str]) -> pa.Table:
+    return _SCHEMA.empty_table().select(names)
+
+
+def _columns(body: memoryview, names: Sequence[str]) -> pa.Table:
+    """Return columns of the file of an index."""
+    wanted = pa.ipc.IpcReadOptions(included_fields=[_SCHEMA.names.index(name) for name in names])
+    table = pa.ipc.open_file(pa.py_buffer(body), options=wanted).read_all()
+    return table.replace_schema_metadata(None)
 
 
 class Rows:

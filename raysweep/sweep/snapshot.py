@@ -17,7 +17,6 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import pyarrow as pa
 
 from raysweep.evaluation.base import Evaluation
 from raysweep.evaluation.metric import Metric
@@ -142,7 +141,7 @@ class Snapshot:
                     young.add(rows[name])
             self._rows[run_id] = rows
         if new:
-            self._index.table = pa.concat_tables([self._index.table, new.table()]).combine_chunks()
+            self._index.add(new)
         if len(new) - len(young) >= MANY:
             self._keep(known, present, young)
 
@@ -186,7 +185,7 @@ class Snapshot:
 
         `bytes` is the size of a checkpoint's files.  Of many records, `briefs` and `notes` tell sooner.
         """
-        found: dict[str, Any] = json.loads(self._index.table["head"][row].as_py())
+        found: dict[str, Any] = json.loads(self._index.long["head"][row].as_py())
         return found
 
     def read(self, run_id: str, name: str) -> dict[str, Any] | None:
@@ -283,7 +282,7 @@ class Snapshot:
 
     def curve(self, row: int) -> list[dict[str, Any]]:
         """Return the training curve of the record in a row, as plain data of `CurvePoint`."""
-        text = self._index.table["curve"][row].as_py()
+        text = self._index.long["curve"][row].as_py()
         found: list[dict[str, Any]] = json.loads(text) if text else []
         return found
 
