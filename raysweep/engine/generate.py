@@ -34,7 +34,7 @@ from raysweep.engine.interrupt import Interrupts
 from raysweep.engine.lifeline import parts, watched
 from raysweep.engine.outcome import in_a_line, is_trouble
 from raysweep.engine.window import RETRIES, Window, task_options
-from raysweep.engine.worker import built, device, one_thread
+from raysweep.engine.worker import built, device, prepare
 from raysweep.errors import ConfigError, DataError, StorageError
 from raysweep.files import write_atomic
 from raysweep.generation import Generated, Part, Positions, Tally, Work, counts_of, make_shard, plan
@@ -213,7 +213,7 @@ def collect(
 
 def known_language(config: LanguageConfig, fingerprint: str) -> Language:
     """Return the language of a task, on its device; raises `DataError` if the driver's is another one."""
-    one_thread()
+    prepare()
     language = built(config).to(device())
     if language.fingerprint != fingerprint:
         raise DataError(

@@ -15,7 +15,7 @@ import ray
 
 from raysweep.engine.references import reference_folder, stored_reference
 from raysweep.engine.window import RETRIES
-from raysweep.engine.worker import built, check_visible, device, one_thread
+from raysweep.engine.worker import built, check_visible, device, prepare
 from raysweep.models.subject import ModelSubject
 from raysweep.sweep import RunLedger, RunSpec, arrays_identity
 from raysweep.sweep.sentences import training_of
@@ -38,7 +38,7 @@ def _measure_shard(
 
     Returns the seconds of work that it took, and those of processor time.
     """
-    one_thread()
+    prepare()
     check_visible(run)
     start, cpu = time.perf_counter(), time.process_time()
     evaluation = spec.evaluations[kind]

@@ -11,7 +11,7 @@ import numpy as np
 import ray
 
 from raysweep.engine.window import RETRIES, task_options
-from raysweep.engine.worker import built, device, one_thread
+from raysweep.engine.worker import built, device, prepare
 from raysweep.evaluation import Evaluation
 from raysweep.languages import Language, LanguageConfig
 from raysweep.sweep import evaluation_identity
@@ -35,7 +35,7 @@ def _exact_conditionals(
 
     With a `folder`, they are read from its `ShardStore`, or computed and stored there.
     """
-    one_thread()
+    prepare()
     reference = stored_reference(built(language).to(device()), evaluation, shard, folder)
     return reference if keep else None
 

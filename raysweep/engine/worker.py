@@ -11,6 +11,7 @@ import torch
 from raysweep.errors import StorageError
 from raysweep.languages import Language
 from raysweep.sweep import RunLedger
+from raysweep.training.memory import keep_freed_memory
 
 
 @lru_cache(maxsize=4)
@@ -29,9 +30,13 @@ def check_visible(run: RunLedger) -> None:
         )
 
 
-def one_thread() -> None:
-    """Let torch use one thread: a task has one CPU, and two such processes beat one with two threads."""
+def prepare() -> None:
+    """Let torch use one thread and keep freed memory, before a task computes.
+
+    A task has one CPU, and two such processes beat one with two threads.
+    """
     torch.set_num_threads(1)
+    keep_freed_memory()
 
 
 def device() -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from raysweep.evaluation.base import Arrays, Evaluation, Subject
 from raysweep.evaluation.metric import Metric
+from raysweep.training.memory import keep_freed_memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +25,7 @@ def run_evaluation(
 
     `progress` receives the number of shards that are done, and the number that is known to be wanted.
     """
+    keep_freed_memory()
     evaluation, shards = evaluation.fitted(subject.language), list[Arrays]()
     while (wanted := evaluation.next_shards(shards)) > len(shards):
         for shard in range(len(shards), wanted):

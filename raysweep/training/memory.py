@@ -1,8 +1,8 @@
 """Keep freed memory in the process.
 
-A training step frees and allocates the same few megabytes hundreds of times.  glibc returns blocks of that
-size to the kernel each time, and the page faults of allocating them again cost 10 to 15 % of a step of a
-small encoder on a CPU.
+Training steps and evaluations free and allocate the same few megabytes hundreds of times.  glibc returns
+blocks of that size to the kernel each time, and the page faults of allocating them again cost 10 to 15 % of a
+step of a small encoder on a CPU.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from torch import Tensor
 from raysweep.languages.checks import floor
 
 #: A block of more states than this, and of most of all states, is left to the products of `passes` where they
-#: are faster: without vectors of 64 bytes, and with so many words that a tile's numbers leave the cache.
-MANY_STATES, MANY_WORDS = 32, 4096
+#: are faster: without vectors of 64 bytes.
+MANY_STATES = 32
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Blocks:
         graph = coo_array((np.ones(len(rows)), (rows, columns)), shape=(S + V, S + V))
         count, label = connected_components(graph, directed=False)
         large = np.bincount(label[:S]).max() > max(MANY_STATES, S // 2)
-        if large and (V > MANY_WORDS or not WIDE):
+        if large and not WIDE:
             return None
         blocks, place = [], np.zeros(V, dtype=np.int64)
         for block in range(count):

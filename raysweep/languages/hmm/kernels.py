@@ -15,6 +15,8 @@ from raysweep.languages.guide import pick
 
 #: Most states of a small block.  Its products add four terms at a time; larger ones keep sums in registers.
 NARROW = 32
+#: Words of a part of the vocabulary, whose numbers stay in the nearest cache from the product to the result.
+WORDS = 32
 
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 _TINY, _LOWEST = np.float32(np.finfo(np.float32).tiny), np.float32(np.finfo(np.float32).min)
@@ -179,12 +181,12 @@ def conditionals(  # type: ignore[no-untyped-def]
     T = ids.shape[1]
     w, s = len(leaves) - 1, leaves.shape[1]
     masked, write, measure = len(hidden) > 0, len(out) > 0, len(entropy) > 0
-    # Words whose terms of an entropy are added in float32; a large block has many.
-    some = w if s <= NARROW else NARROW
+    # The terms of an entropy are added in float32, those of a large block, which has many, part by part.
+    wide = s > NARROW
     V, back = out.shape[2], np.ascontiguousarray(transition.T)
     leaf, ahead = _rows(T * s).reshape(T, s, LANES), _rows(T * s).reshape(T, s, LANES)
-    joint, behind, p = _rows(s), _rows(s), _rows(w)
-    logs = np.empty((w, LANES), dtype=np.float32)
+    joint, behind, p = _rows(s), _rows(s), _rows(WORDS)
+    logs = np.empty((WORDS, LANES), dtype=np.float32)
     total, least = np.empty(LANES, dtype=np.float32), np.empty(LANES, dtype=np.float32)
     surprise, mean = np.empty(LANES, dtype=np.float32), np.empty(LANES, dtype=np.float64)
     at = np.empty(LANES, dtype=np.int64)
@@ -215,24 +217,33 @@ def conditionals(  # type: ignore[no-untyped-def]
             for lane in range(size):
                 asked |= masked and hidden[rows[tile + lane], t]
             if asked:
-                product(leaves, joint, p)
-                logarithms(p.reshape(-1), logs.reshape(-1))
-                if measure:
-                    for first in range(0, w, some):
-                        surprise[:] = _ZERO
-                        for c in range(first, min(first + some, w)):
+                if w < V:
+                    for lane in range(size if write else 0):
+                        row = rows[tile + lane]
+                        if not masked or hidden[row, t]:
+                            out[row, t] = _NONE
+                surprise[:] = _ZERO
+                for first in range(0, w, WORDS):
+                    some = min(WORDS, w - first)
+                    product(leaves[first:], joint, p[:some])
+                    logarithms(p[:some].reshape(-1), logs[:some].reshape(-1))
+                    if measure:
+                        for c in range(some):
                             for lane in range(LANES):
                                 surprise[lane] -= p[c, lane] * max(logs[c, lane], _LOWEST)
-                        for lane in range(LANES):
-                            mean[lane] += surprise[lane]
-                for lane in range(size if write else 0):
-                    row = rows[tile + lane]
-                    if not masked or hidden[row, t]:
-                        if w < V:
-                            out[row, t] = _NONE
-                        first = (row * out.shape[1] + t) * V
-                        for c in range(w):
-                            poke(out, first + words[c], peek(logs, c * LANES + lane))
+                        if wide:
+                            for lane in range(LANES):
+                                mean[lane] += surprise[lane]
+                            surprise[:] = _ZERO
+                    for lane in range(size if write else 0):
+                        row = rows[tile + lane]
+                        if not masked or hidden[row, t]:
+                            at_word = (row * out.shape[1] + t) * V
+                            for c in range(some):
+                                poke(out, at_word + words[first + c], peek(logs, c * LANES + lane))
+                if measure and not wide:
+                    for lane in range(LANES):
+                        mean[lane] += surprise[lane]
             if t > 0:
                 multiply(behind, leaf[t], joint, total)
                 product(transition, joint, behind)
