@@ -30,6 +30,7 @@ from raysweep.sweep.explain import explain, explain_named, nearest, one_line, sh
 from raysweep.sweep.grid import Point, is_range
 from raysweep.sweep.identity import extent
 from raysweep.sweep.merge import Checked, Merger
+from raysweep.sweep.resources import Resources
 from raysweep.sweep.run import RunSpec
 from raysweep.sweep.sources import Sources, Starting
 from raysweep.training.config import PretrainConfig
@@ -50,12 +51,19 @@ _NEEDED = {
 
 
 class Checker:
-    """Decodes and checks the points of one sweep file."""
+    """Decodes and checks the points of one sweep file, whose runs have `resources`."""
 
-    def __init__(self, problems: Problems, languages: LanguageCache, sources: Sources | None = None) -> None:
+    def __init__(
+        self,
+        problems: Problems,
+        languages: LanguageCache,
+        sources: Sources | None = None,
+        resources: Resources | None = None,
+    ) -> None:
         self.problems = problems
         self.languages = languages
         self.sources = sources
+        self.resources = resources or Resources()
         self._decoded: dict[tuple[str, int], Any] = {}
         self._alive: list[Node] = []
         self._built: dict[int, Language | None] = {}
@@ -246,6 +254,21 @@ class Checker:
         for field, message in config.problems(language):
             self._add(field, message, node, at, name)
 
+    def _shared_out(self, pretrain: PretrainConfig, algorithm: AlgorithmConfig, node: Node, at: Mark) -> None:
+        """Check once whether the workers of a run, however many it goes on with, can share its batches."""
+        key = (id(pretrain), id(algorithm))
+        if key in self._fitted:
+            return
+        self._fitted.add(key)
+        resources = self.resources
+        for workers in range(resources.workers, (resources.min_workers or resources.workers) - 1, -1):
+            sharded = resources.shards(workers) > 1
+            found = pretrain.sharing_problems(workers, halves=algorithm.halves, sharded=sharded)
+            for field, message in found:
+                self._add(field, message, node, at, "pretrain")
+            if found:
+                return
+
     def _add(self, field: str, message: str, node: Node, at: Mark, name: str) -> None:
         """Note a problem of a field below a section; `tasks.1` is the second element of `tasks`."""
         path = [int(key) if key.isdecimal() else key for key in field.split(".") if key]
@@ -307,6 +330,7 @@ class Checker:
             if pretrain is not None and algorithm is not None and algorithm.trains:
                 node, at = point.sections["pretrain"], point.marks["pretrain"]
                 self._fits(pretrain, language, node, at, "pretrain")
+                self._shared_out(pretrain, algorithm, node, at)
             if algorithm is not None:
                 node, at = point.sections["algorithm"], point.marks["algorithm"]
                 self._fits(algorithm, language, node, at, "algorithm")

@@ -39,13 +39,14 @@ class Expansion:
     languages: LanguageCache
     sources: Sources
     search: Search | None
+    resources: Resources
 
     def __call__(self, samples: Sequence[Mapping[str, Any]], problems: Problems) -> tuple[Grid, Checked]:
         """Return grid and runs with these samples; problems are collected."""
         root, found = self.root, Problems()
         grid = expand(root, problems, None if self.search is None else samples)
         probes = [] if self.search is None else expand(root, Problems(), self.search.probes()).points
-        checker = Checker(found, self.languages, self.sources)
+        checker = Checker(found, self.languages, self.sources, self.resources)
         evaluations = checker.evaluations(root.get("evaluate"), root.keys.get("evaluate", root.mark))
         checked = checker.runs(grid.points, evaluations, probes)
         # A field that a faulty axis or search sets is not missing.

@@ -87,7 +87,7 @@ def load_sweep(
     search = search_of(root, resources, problems)
     languages = LanguageCache()
     sources = Sources(root_directory, str(root.plain.get("name")), languages)
-    expansion = Expansion(root, languages, sources, search)
+    expansion = Expansion(root, languages, sources, search, resources)
     samples = [] if search is None else [search.draw(k) for k in range(search.drawn)]
     before, asked = len(problems), list[str]()
     grid, checked = expansion(samples, problems)

@@ -82,6 +82,36 @@ class PretrainConfig(Config):
             found.append(("sentences", message))
         return found
 
+    def sharing_problems(
+        self, workers: int, *, halves: bool = False, sharded: bool = False
+    ) -> list[tuple[str, str]]:
+        """Return (field, message) for every value with which some of the `workers` of a run lack sentences.
+
+        With `halves`, an algorithm needs sentences of either half of a batch on each worker.  With `sharded`,
+        workers share weights, and so have equally many parts of a batch.
+        """
+        each = 2 if halves else 1
+        if self.batch_size < each * workers:
+            message = (
+                f"{self.batch_size} sentences do not give each of {workers} workers one"
+                f"{' of either half' if halves else ''}; use at least {each * workers}, or fewer workers"
+            )
+            return [("batch_size", message)]
+        least = self.batch_size // workers // each
+        if sharded and self.micro_batch is not None and self.parts(workers, halves=halves) > least:
+            message = (
+                f"{self.micro_batch} makes more parts than some of the {workers} workers have sentences; "
+                "use at least 2, or a batch_size that they share evenly"
+            )
+            return [("micro_batch", message)]
+        return []
+
+    def parts(self, workers: int, *, halves: bool = False) -> int:
+        """Return the parts of a batch, or of its half: as many as the worker with most sentences needs."""
+        most = -(-self.batch_size // workers)
+        most = -(-most // 2) if halves else most
+        return -(-most // (self.micro_batch or self.batch_size))
+
     @field_validator("steps")
     @classmethod
     def _a_run_ends(cls, steps: int) -> int:

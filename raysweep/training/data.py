@@ -118,11 +118,8 @@ def chunks(
     """Yield the items of `batches` in lists; the sentences of a list are drawn at once."""
     world = world or World()
     size = pretrain.batch_size
-    if size < world.size:
-        raise ConfigError(
-            f"pretrain.batch_size: {size} sentences cannot be shared by {world.size} workers; "
-            f"use at least {world.size}, or fewer workers"
-        )
+    for field, message in pretrain.sharing_problems(world.size):
+        raise ConfigError(f"pretrain.{field}: {message}")
     drawn_from = training or training_set(language, pretrain, seed=seed)
     ranks = 1 if _whole(language, pretrain) else world.size
     steps = max(1, language.drawn_at_once * ranks // size)

@@ -93,11 +93,9 @@ class Stepper:
         world: World,
         device: torch.device,
     ) -> None:
-        if algorithm.halves and pretrain.batch_size < 2 * world.size:
-            raise ConfigError(
-                f"pretrain.batch_size: {pretrain.batch_size} sentences do not give each of {world.size} "
-                f"workers one of either half, as '{algorithm.kind}' needs; use at least {2 * world.size}"
-            )
+        sharded = world.shards > 1
+        for field, message in pretrain.sharing_problems(world.size, halves=algorithm.halves, sharded=sharded):
+            raise ConfigError(f"pretrain.{field}: {message}")
         self.model = model.train()
         seeds = Seeds.of(seed)
         self.algorithm, self.seed, self.world, self.device = algorithm, seeds.dropout, world, device
@@ -108,8 +106,7 @@ class Stepper:
         self._loss: nn.Module = self._masked
         #: Most sentences whose activations are in memory at once.
         self._most = pretrain.micro_batch or pretrain.batch_size
-        if world.shards > 1:
-            self._check_parts()
+        if sharded:
             shard(self._masked, self.model, world, device)
         else:
             self.model.to(device)
@@ -197,7 +194,10 @@ class Stepper:
         seed = seeding.derive(self.seed, *key)
         # Every part gathers weights from all workers, so all have the same number of them.
         sharded = self.world.shards > 1
-        parts = batch.parts(self._number(half is not None)) if sharded else batch.split(self._most)
+        if sharded:
+            parts = batch.parts(self.pretrain.parts(self.world.size, halves=half is not None))
+        else:
+            parts = batch.split(self._most)
         losses = []
         for k, part in enumerate(parts, start=1):
             last = k == len(parts)
@@ -212,21 +212,6 @@ class Stepper:
                     self.mark("forward+backward" if self.model.fused else "backward")
             losses.append(loss)
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
-
-    def _number(self, half: bool) -> int:
-        """Return the parts of a batch, or of a half: as many as the worker with most sentences needs."""
-        rows = -(-self.pretrain.batch_size // self.world.size)
-        return -(-(-(-rows // 2) if half else rows) // self._most)
-
-    def _check_parts(self) -> None:
-        """Raise `ConfigError` if a worker has fewer sentences than there are parts."""
-        half = self.algorithm.halves
-        rows = self.pretrain.batch_size // self.world.size
-        if self._number(half) > (rows // 2 if half else rows):
-            raise ConfigError(
-                f"pretrain.micro_batch: {self._most} makes more parts than some of the {self.world.size} "
-                f"workers have sentences; use at least 2, or a batch_size that they share evenly"
-            )
 
     def _alone(self) -> AbstractContextManager[None]:
         """Return a context in which gradients are not summed over workers."""

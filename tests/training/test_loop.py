@@ -318,7 +318,9 @@ def test_few_sentences_are_drawn_to_time_a_step_where_that_is_dear(monkeypatch: 
 
 def test_more_workers_than_sentences_is_refused() -> None:
     arguments = fakes.arguments()
-    with pytest.raises(ConfigError, match=r"pretrain\.batch_size: 13 sentences cannot be shared by 14"):
+    with pytest.raises(
+        ConfigError, match=r"pretrain\.batch_size: 13 sentences do not give each of 14 workers one;"
+    ):
         next(
             batches(arguments["language"], arguments["pretrain"], seed=0, first=1, last=1, world=World(0, 14))
         )
