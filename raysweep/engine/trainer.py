@@ -36,10 +36,6 @@ log = logging.getLogger("raysweep")
 #: Seconds between two lines of progress in the log of a run.
 _EVERY = 30.0
 
-#: Seconds after which a run with fewer workers than it asks for looks for room for more.  Taking them costs
-#: the steps since its last checkpoint.
-_RESIZE_EVERY = 600.0
-
 
 @contextmanager
 def run_log(run: RunLedger, name: str) -> Iterator[Path]:
@@ -197,7 +193,7 @@ def train_job(
     # mypy sees the old class, whose number of workers is fixed.
     scaling: dict[str, Any] = {
         "num_workers": most if least is None else (least, most),
-        "elastic_resize_monitor_interval_s": _RESIZE_EVERY,
+        "elastic_resize_monitor_interval_s": resources.resize_every,
         "resources_per_worker": per_worker,
         "use_gpu": per_worker.get("GPU", 0) > 0,
     }

@@ -39,6 +39,9 @@ class Resources(Config):
     workers: int = Field(default=1, ge=1)
     #: The fewest workers with which a run goes on while the cluster has no room for all; None: all of them.
     min_workers: Annotated[int, Field(ge=1)] | None = None
+    #: Seconds after which a run with fewer than all of its workers looks for room for more; taking them costs
+    #: the steps since its last checkpoint.
+    resize_every: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 600.0
     #: Weights, gradients and optimizer state are on each worker (`none`), or shared out over all workers
     #: (`full`) or over each group of this many (see `raysweep.training.sharding`).
     sharding: Literal["none", "full"] | Annotated[int, Field(ge=2)] = "none"

@@ -76,6 +76,12 @@ def workers(folder: Path) -> list[int]:
     return [int(pid) for pid in re.findall(r"pid (\d+)", log.read_text())]
 
 
+def sizes(folder: Path) -> list[str]:
+    """Return the number of workers of each attempt of the only run."""
+    [log] = (folder / "results" / "tiny" / "runs").glob("*/logs/train-0.log")
+    return re.findall(r"worker 0 of (\d)", log.read_text())
+
+
 def test_a_node_is_replaced(
     cluster: Cluster, command: Callable[..., Any], raysweep: Run, expected: pd.DataFrame, tmp_path: Path
 ) -> None:
@@ -87,24 +93,37 @@ def test_a_node_is_replaced(
     assert len(workers(tmp_path)) == 2
 
 
-def test_a_run_goes_on_with_fewer_workers(command: Callable[..., Any], raysweep: Run, tmp_path: Path) -> None:
-    """Of two nodes with a worker each, which share the weights, one goes and none comes."""
-    cluster = start(free_port())
+@pytest.mark.parametrize("comes", [False, True], ids=["none comes", "another comes"])
+def test_a_run_goes_on_with_the_workers_that_are_there(
+    command: Callable[..., Any], raysweep: Run, tmp_path: Path, comes: bool
+) -> None:
+    """Of two nodes with a worker each, which share the weights, one goes; later, another one may come."""
+    cluster, steps = start(free_port()), 6000 if comes else 1500
     try:
         nodes = [cluster.add_node(num_cpus=3) for _ in range(2)]
         sweep = changed(
-            pretrain={"steps": 1500, "batch_size": 64, "milestones": [100, 1500], "checkpoint_every": 200},
+            pretrain={
+                "steps": steps, "batch_size": 64, "milestones": [100, steps], "checkpoint_every": 200
+            },
             resources={
                 "workers": 2,
                 "min_workers": 1,
+                "resize_every": 5.0,
                 "sharding": "full",
                 "per_worker": {"CPU": 2},
                 "evaluate": {"CPU": 1},
             },
             axes={"seed": [0]},
-        )
+        )  # fmt: skip
         driver = begun(command, cluster, tmp_path, sweep=sweep)
         cluster.remove_node(nodes[1], allow_graceful=False)
+        if comes:
+            deadline = time.monotonic() + 300
+            while sizes(tmp_path) != ["2", "1"]:
+                assert driver.poll() is None, "".join(driver.communicate())
+                assert time.monotonic() < deadline
+                time.sleep(0.5)
+            cluster.add_node(num_cpus=3)
         out, err = driver.communicate(timeout=900)
         assert driver.returncode == 0, out + err
         assert "Traceback" not in err
@@ -112,12 +131,11 @@ def test_a_run_goes_on_with_fewer_workers(command: Callable[..., Any], raysweep:
         cluster.shutdown()
         ray.shutdown()
     frame = table(raysweep, tmp_path / "tiny.yaml", tmp_path / "results")
-    assert sorted(frame.step.unique()) == [100, 1500]
+    assert sorted(frame.step.unique()) == [100, steps]
     [run] = (tmp_path / "results" / "tiny" / "runs").iterdir()
-    said = (run / "logs" / "train-0.log").read_text()
-    assert re.findall(r"worker 0 of (\d)", said) == ["2", "1"]
-    steps = [sorted(step.glob("model*")) for step in sorted((run / "checkpoints").iterdir())]
-    assert [len(files) for files in steps] == [2, 1]
+    assert sizes(tmp_path) == ["2", "1", "2"][: 3 if comes else 2]
+    files = [sorted(step.glob("model*")) for step in sorted((run / "checkpoints").iterdir())]
+    assert [len(found) for found in files] == [2, 2 if comes else 1]
 
 
 def test_a_node_that_hangs_is_replaced(
