@@ -23,7 +23,8 @@ def run_evaluation(
 ) -> Measured:
     """Fit an evaluation to the subject's language, measure all wanted shards in order, and combine them.
 
-    `progress` receives the number of shards that are done, and the number that is known to be wanted.
+    `progress` receives the number of shards that are done, and the number that is known to be wanted.  From
+    then on this process keeps freed memory (`raysweep.training.memory`), as it does after training.
     """
     keep_freed_memory()
     evaluation, shards = evaluation.fitted(subject.language), list[Arrays]()

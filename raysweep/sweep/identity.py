@@ -54,7 +54,7 @@ def digest(data: Any) -> str:
 
 
 def digest_of_shared(sections: Mapping[str, Any]) -> str:
-    """Return `digest(sections)`, for mappings among them that thousands of runs share and nobody changes.
+    """Return `digest(sections)`, for dicts among them that thousands of runs share and nobody changes.
 
     >>> digest_of_shared({"b": {"lr": 1e-3}, "a": 0}) == digest({"a": 0, "b": {"lr": 0.001}})
     True

@@ -103,7 +103,7 @@ class Index:
     the facts and reservations of metrics.
     """
 
-    #: All columns but the long ones, and what returns these.
+    #: All columns but the long ones; `_read_long` returns the long ones.
     table: pa.Table = field(default_factory=lambda: _empty(_SHORT))
     _read_long: Callable[[], pa.Table] = lambda: _empty(_LONG)
     runs: Texts = field(default_factory=Texts)
@@ -142,9 +142,11 @@ class Index:
 
     def add(self, rows: Rows) -> None:
         """Add new rows to the end."""
-        new = rows.table()
-        self.table = pa.concat_tables([self.table, new.select(_SHORT)]).combine_chunks()
-        self.long = pa.concat_tables([self.long, new.select(_LONG)]).combine_chunks()
+        new, before = rows.table(), self._read_long
+        self.table = _joined(self.table, new.select(_SHORT))
+        # Those that are there are read only where somebody asks.
+        self._read_long = lambda: _joined(before(), new.select(_LONG))
+        vars(self).pop("long", None)
 
     def taken(self, rows: Sequence[int]) -> Index:
         """Return the index of some rows."""
@@ -168,6 +170,10 @@ class Index:
             write_atomic(directory / INDEX, hashlib.sha256(body).digest() + body)
         except OSError as error:
             log.debug("%s: not written (%s)", directory / INDEX, error)
+
+
+def _joined(first: pa.Table, second: pa.Table) -> pa.Table:
+    return pa.concat_tables([first, second]).combine_chunks()
 
 
 def _empty(names: Sequence[str]) -> pa.Table:

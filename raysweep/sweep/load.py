@@ -128,7 +128,7 @@ def load_sweep(
         notes=(*checked.notes, *asked, *_remarks(checked.runs, languages)),
         points=len(grid.points),
         languages=languages,
-        make_variant=_Variants(root, languages, sources),
+        make_variant=_Variants(root, languages, sources, resources),
         search=search,
         samples=tuple(samples),
         make_runs=None if search is None else expansion.runs,
@@ -273,6 +273,7 @@ class _Variants:
     root: Node
     languages: LanguageCache
     sources: Sources
+    resources: Resources
 
     def __call__(self, settings: Mapping[str, Any]) -> RunSpec:
         problems = Problems()
@@ -285,7 +286,7 @@ class _Variants:
                 continue
             laid.append(Setting(path, node_of(value, mark), mark))
         point = Composer(self.root).compose(laid, {})
-        checker = Checker(problems, self.languages, self.sources)
+        checker = Checker(problems, self.languages, self.sources, self.resources)
         evaluate = self.root.get("evaluate")
         evaluations = checker.evaluations(evaluate, self.root.keys.get("evaluate", self.root.mark))
         checked = checker.runs([point], evaluations)

@@ -84,7 +84,7 @@ class RunSpec:
 
     @cached_property
     def identity_content(self) -> dict[str, Any]:
-        """The plain data that `training_identity` is computed from."""
+        """The plain data that `training_identity` is computed from; nobody may change what runs share."""
         return training_content(
             fingerprint=self.language_fingerprint,
             model=content_of(self.model),

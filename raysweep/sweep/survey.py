@@ -43,7 +43,7 @@ class RunRecords:
     failure: str | None = None
     #: Whether that failure is a person's wish.
     cancelled: bool = False
-    #: The names of checkpoints and evaluations that were read, and what they told, in the order of names.
+    #: The names of checkpoints and evaluations that were read, and what they told, by type and step.
     read: list[tuple[RecordName, PlainBrief]] = field(default_factory=list, repr=False, compare=False)
 
     @cached_property
@@ -51,7 +51,7 @@ class RunRecords:
         """The recorded steps with a checkpoint folder, as they are when somebody asks first."""
         return self.recorded & self.on_disk()
 
-    # What follows tells costs.  Most of thousands of runs lack nothing, and nobody asks for theirs.
+    # What follows tells costs.  Most of thousands of runs lack nothing, and nobody asks for all of theirs.
 
     @cached_property
     def _newest(self) -> PlainBrief | None:
@@ -62,19 +62,19 @@ class RunRecords:
 
     @property
     def step_seconds(self) -> float | None:
-        """Seconds of a training step."""
+        """Seconds of a training step; None if no checkpoint tells them."""
         return None if self._newest is None else self._newest[1] / self._newest[0]
 
     @property
     def step_cpu_seconds(self) -> float | None:
-        """Seconds of processor time of a training step, None where they are not known."""
+        """Seconds of processor time of a training step; None if no checkpoint tells them."""
         if self._newest is None or math.isnan(self._newest[4]):
             return None
         return self._newest[4] / self._newest[0]
 
     @property
     def checkpoint_bytes(self) -> int | None:
-        """Bytes of the newest checkpoint."""
+        """Bytes of the newest checkpoint; None if there is none."""
         return None if self._newest is None else self._newest[3]
 
     @cached_property

@@ -92,16 +92,17 @@ class PretrainConfig(Config):
         """
         each = 2 if halves else 1
         if self.batch_size < each * workers:
+            what = "one of either half, as the algorithm needs" if halves else "one"
             message = (
-                f"{self.batch_size} sentences do not give each of {workers} workers one"
-                f"{' of either half' if halves else ''}; use at least {each * workers}, or fewer workers"
+                f"{self.batch_size} sentences do not give each of {workers} workers {what}; "
+                f"use at least {each * workers}, or fewer workers"
             )
             return [("batch_size", message)]
         least = self.batch_size // workers // each
         if sharded and self.micro_batch is not None and self.parts(workers, halves=halves) > least:
             message = (
                 f"{self.micro_batch} makes more parts than some of the {workers} workers have sentences; "
-                "use at least 2, or a batch_size that they share evenly"
+                f"use at least 2, or a batch_size that {each * workers} divides"
             )
             return [("micro_batch", message)]
         return []

