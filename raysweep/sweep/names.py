@@ -17,6 +17,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from raysweep.errors import ConfigError
@@ -67,9 +68,16 @@ def value_text(value: Any) -> str:
     >>> value_text("64/1/2/256"), value_text(0.003), value_text(0.0012345678901234567), value_text([1, 2])
     ('64/1/2/256', '0.003', '0.001235', '[1, 2]')
     """
-    if isinstance(value, float) and float(f"{value:.{_WRITTEN}g}") != value:
-        return f"{value:.{_SHOWN}g}"
-    return value if isinstance(value, str) else json.dumps(value)
+    if isinstance(value, str):
+        return value
+    return _number_text(value) if isinstance(value, int | float) else json.dumps(value)
+
+
+# Thousands of runs have few values of an axis.
+@lru_cache(maxsize=4096, typed=True)
+def _number_text(value: float) -> str:
+    drawn = isinstance(value, float) and float(f"{value:.{_WRITTEN}g}") != value
+    return f"{value:.{_SHOWN}g}" if drawn else json.dumps(value)
 
 
 def axis_text(path: str, value: Any, whole: bool = False) -> str:

@@ -58,12 +58,13 @@ def _local_stamps(ledger: Ledger, run_id: str) -> dict[str, Stamp]:
         # From an open folder, the system finds each file without walking its whole path.
         with os.scandir(opened) as entries:
             for entry in entries:
-                if not entry.name.startswith(".") and parse_name(entry.name) is not None:
+                name = entry.name
+                if parse_name(name) is not None:
                     try:
                         status = entry.stat()
                     except FileNotFoundError:  # gone since the folder was listed
                         continue
-                    found[entry.name] = status.st_size, status.st_mtime_ns, status.st_ctime_ns
+                    found[name] = status.st_size, status.st_mtime_ns, status.st_ctime_ns
     finally:
         os.close(opened)
     return found

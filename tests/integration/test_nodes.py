@@ -98,7 +98,7 @@ def test_a_run_goes_on_with_the_workers_that_are_there(
     command: Callable[..., Any], raysweep: Run, tmp_path: Path, comes: bool
 ) -> None:
     """Of two nodes with a worker each, which share the weights, one goes; later, another one may come."""
-    cluster, steps = start(free_port()), 6000 if comes else 1500
+    cluster, steps = start(free_port()), 3000 if comes else 1500
     try:
         nodes = [cluster.add_node(num_cpus=3) for _ in range(2)]
         sweep = changed(
