@@ -130,7 +130,8 @@ def test_the_script_is_clean_bash(tmp_path: Path) -> None:
 def test_the_script_asks_for_the_nodes_that_its_runs_fill(
     tmp_path: Path, resources: str, nodes: int, gpus: int | None
 ) -> None:
-    text = printed(tmp_path, "slurm", "--set", f"resources={resources}")
+    settings = [f"resources={resources}", "pretrain.batch_size=64"]
+    text = printed(tmp_path, "slurm", *(part for one in settings for part in ("--set", one)))
     asked = dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)$", text, re.MULTILINE))
     assert asked["job-name"] == "raysweep-my-own-sweep"
     assert asked["nodes"] == str(nodes)

@@ -46,8 +46,9 @@ def test_figures_are_of_each_command(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     found = {figure.name: figure for figure in measured(4, said.append)}
     # The first status writes the index, and the second one what was too young for it.
-    assert asked == ["status", "status", "plan", "status", "export", "report"]
-    assert found["CPU time of plan"].value == 5.0
+    tried = [command for command in ("plan", "status", "export", "report") for _ in range(3)]
+    assert asked == ["status", "status", *tried]
+    assert found["CPU time of plan"].value == 6.0, "the median of 5, 6 and 7"
     assert found["page of the report"].value == pytest.approx(0.004)
     assert found["CPU time of a status without an index"].goal is None
     for command, most in MOST.items():

@@ -94,8 +94,8 @@ def test_validate_says_that_there_is_no_gpu(
     ("resources", "note"),
     [
         (
-            "{workers: 400, per_worker: {CPU: 8}}",
-            "resources.per_worker: {CPU: 8} for each of 400 workers, but this machine has 2; ask for less",
+            "{workers: 8, per_worker: {CPU: 8}}",
+            "resources.per_worker: {CPU: 8} for each of 8 workers, but this machine has 2; ask for less",
         ),
         (
             "{per_worker: {CPU: 3}}",
