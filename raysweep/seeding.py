@@ -38,7 +38,8 @@ def philox(key: int, counters: tuple[Tensor | int, Tensor | int, Tensor | int, T
     `key` is a 64-bit integer; `counters` are four 32-bit words that broadcast together.
     Cost: about 60 integer operations per counter, 8 bytes per word.
     """
-    words = torch.broadcast_tensors(*[torch.as_tensor(c, dtype=torch.int64) for c in counters])
+    device = next((c.device for c in counters if isinstance(c, Tensor)), None)
+    words = torch.broadcast_tensors(*[torch.as_tensor(c, dtype=torch.int64, device=device) for c in counters])
     c0, c1, c2, c3 = words
     k0, k1 = key & _MASK, (key >> 32) & _MASK
     for _ in range(10):

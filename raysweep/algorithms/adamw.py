@@ -64,3 +64,4 @@ class AdamWConfig(AdamWBase):
     """
 
     kind: Literal["adamw"] = "adamw"
+    recordable: ClassVar[bool] = True

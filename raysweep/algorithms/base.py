@@ -66,6 +66,9 @@ class AlgorithmConfig(KindConfig):
     gives_parameters: ClassVar[bool] = True
     #: False if the subject is no masked language model; only evaluations made for it then apply.
     gives_masked_lm: ClassVar[bool] = True
+    #: True where the work of a step is the same kernels in every step, given rate and words, so that a GPU
+    #: may record it (`raysweep.training.recorded`).
+    recordable: ClassVar[bool] = False
 
     @classmethod
     def example(cls, folder: Path) -> Self:

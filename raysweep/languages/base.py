@@ -334,6 +334,10 @@ class Language(ABC):
         rows = [self.sample(len(part), seed=seed, start=int(part[0])) for part in stretches]
         return torch.cat([torch.empty(0, self.max_length, dtype=torch.int64), *rows])
 
+    def sample_on(self, device: torch.device, numbers: Tensor, *, seed: int) -> Tensor:
+        """Return the sentences of `sample_at` on `device`; a language that can draws them there."""
+        return self.sample_at(numbers.cpu(), seed=seed).to(device)
+
     def to(self, device: str | torch.device) -> Self:
         """Draw sentences on `device` from now on, if that is faster; the sentences are the same, on the CPU.
 

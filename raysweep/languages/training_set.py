@@ -20,6 +20,8 @@ from torch import Tensor
 from raysweep.languages.base import Language
 from raysweep.languages.permutation import permuted
 
+CPU = torch.device("cpu")
+
 
 class Store(Protocol):
     """Sentences of one seed that are kept."""
@@ -50,21 +52,22 @@ class TrainingSet:
         """Whether every sentence is fresh, because the language is generated and no number is set."""
         return self.sentences is None and self.language.held_out is self.language
 
-    def drawn(self, start: int, n: int) -> Tensor:
+    def drawn(self, start: int, n: int, device: torch.device = CPU) -> Tensor:
         """Return the sentences [n, max_length] at places `start` .. `start+n-1` of the training."""
-        if self.store is None and (self.sentences is None or start + n <= self.sentences):
+        fresh = self.store is None and (self.sentences is None or start + n <= self.sentences)
+        if fresh and device.type == "cpu":
             return self.language.sample(n, seed=self.seed, start=start)
-        return self.at(torch.arange(start, start + n))
+        return self.at(torch.arange(start, start + n, device=device))
 
     def at(self, places: Tensor) -> Tensor:
-        """Return the sentences [n, max_length] at `places` [n] of the training."""
+        """Return the sentences [n, max_length] at `places` [n] of the training, on their device."""
         return self.take(self.numbers(places))
 
     def take(self, numbers: Tensor) -> Tensor:
-        """Return sentences [n, max_length] by number."""
+        """Return sentences [n, max_length] by number, on the device of these."""
         if self.store is not None:
-            return self.store.take(numbers)
-        return self.language.sample_at(numbers, seed=self.seed)
+            return self.store.take(numbers.cpu()).to(numbers.device)
+        return self.language.sample_on(numbers.device, numbers, seed=self.seed)
 
     def numbers(self, places: Tensor) -> Tensor:
         """Return the numbers [n] of the sentences at `places` [n] of the training.

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +27,9 @@ from raysweep.languages.base import Language
 from raysweep.models.batch import Batch
 from raysweep.models.precision import multiplies_bfloat16
 from raysweep.registry import KindConfig
+
+if TYPE_CHECKING:
+    from raysweep.models.packed import Rows
 
 SPECIAL_TOKENS = 3  # padding, mask, sentence-level token: see raysweep.languages.base
 BERT_VOCABULARY = 30_522  # word pieces of BERT (uncased), which published sizes of models count in
@@ -76,9 +79,9 @@ def widened(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
-def mean_loss(logits: Tensor, words: Batch) -> Tensor:
-    """Return Σ -log f(target) / `words.count` of logits [M, total_vocabulary], a scalar, float32 or wider."""
-    return F.cross_entropy(widened(logits), words.targets, reduction="sum") / words.count
+def mean_loss(logits: Tensor, targets: Tensor, count: int | Tensor) -> Tensor:
+    """Return Σ -log f(target) / `count` of logits [M, total_vocabulary], a scalar, float32 or wider."""
+    return F.cross_entropy(widened(logits), targets, reduction="sum") / count
 
 
 class MaskedLM(nn.Module, ABC):
@@ -189,7 +192,20 @@ class MaskedLM(nn.Module, ABC):
         with torch.autocast(words.ids.device.type, dtype, enabled=dtype != torch.float32):
             at = self if words.single else self.logits_at
             logits: Tensor = at(words.ids, words.index)
-        return mean_loss(logits, words)
+        return mean_loss(logits, words.targets, words.count)
+
+    def rows(self, words: Batch, *, dtype: torch.dtype) -> Rows | None:
+        """Return the batch as `rows_loss` takes it; None where the loss in `dtype` is not made of it."""
+        return None
+
+    def rows_loss(self, rows: Rows, key: Tensor, count: Tensor) -> Tensor:
+        """Return the loss of `masked_loss` from `rows`, the key of dropout and the divisor, scalars there.
+
+        It depends on nothing but these tensors and the weights, and never waits for the GPU, so that it can
+        be recorded (`raysweep.training.recorded`).  `count` is a tensor because a GPU divides by one with
+        another rounding than by a number of Python's.
+        """
+        raise TypeError(f"{type(self).__name__} makes no loss of rows")
 
     def hidden_at(self, words: Batch, *, seed: int, dtype: torch.dtype) -> Tensor:
         """Return hidden states [M, D] at `words.index`, float32 or wider, to differentiate once.

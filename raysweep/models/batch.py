@@ -9,6 +9,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from raysweep.seeding import derive
+
+
+def dropout_seed(words: Batch, seed: int) -> int:
+    """Return the seed of the dropout of these sentences under that of a step.
+
+    Workers, halves and parts of a batch begin with other sentences, or count them in other steps.
+    """
+    return derive(seed, words.rows.start, words.rows.step)
+
+
+def dropout_key(words: Batch, seed: int) -> Tensor:
+    """Return `dropout_seed` on the batch's device."""
+    return torch.full((), dropout_seed(words, seed), dtype=torch.int64, device=words.ids.device)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
@@ -36,6 +51,11 @@ class Batch:
         if not self.single:
             return self.index
         return self.index + torch.arange(len(self.ids), device=self.index.device) * self.ids.shape[1]
+
+    def used_on(self, stream: torch.cuda.Stream) -> None:
+        """Keep the memory of the tensors, which another stream made, until `stream` has used it."""
+        for tensor in (self.ids, self.index, self.targets):
+            tensor.record_stream(stream)
 
     def after(self, word: int) -> Batch:
         """Return the sentences with `word` in front of each, which is not masked."""

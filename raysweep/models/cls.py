@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from raysweep.models.base import MaskedLM
 from raysweep.models.batch import Batch
+from raysweep.models.packed import Rows
 
 
 def without_default_cls(content: dict[str, Any]) -> dict[str, Any]:
@@ -78,6 +79,12 @@ class WithCLS(MaskedLM):
 
     def masked_loss(self, words: Batch, *, seed: int, dtype: torch.dtype) -> Tensor:
         return self.inner.masked_loss(words.after(self.cls_id), seed=seed, dtype=dtype)
+
+    def rows(self, words: Batch, *, dtype: torch.dtype) -> Rows | None:
+        return self.inner.rows(words.after(self.cls_id), dtype=dtype)
+
+    def rows_loss(self, rows: Rows, key: Tensor, count: Tensor) -> Tensor:
+        return self.inner.rows_loss(rows, key, count)
 
     def hidden_at(self, words: Batch, *, seed: int, dtype: torch.dtype) -> Tensor:
         return self.inner.hidden_at(words.after(self.cls_id), seed=seed, dtype=dtype)

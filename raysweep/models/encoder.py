@@ -27,9 +27,9 @@ from torch.utils.checkpoint import checkpoint
 
 from raysweep.errors import DataError
 from raysweep.languages.base import Language
-from raysweep.models import packed
+from raysweep.models import gpu, packed
 from raysweep.models.base import DrawnConfig, MaskedLM, mean_loss, total_vocabulary, widened
-from raysweep.models.batch import Batch
+from raysweep.models.batch import Batch, dropout_key
 from raysweep.models.cls import WithCLS, without_default_cls
 from raysweep.models.dropout import Dropout
 from raysweep.models.shapes import Shape
@@ -273,23 +273,52 @@ class Encoder(MaskedLM):
 
     def masked_loss(self, words: Batch, *, seed: int, dtype: torch.dtype) -> Tensor:
         if self.packs:
-            return self.packed_loss(words, dtype=dtype)
+            return self.packed_loss(words, seed=seed, dtype=dtype)
         return super().masked_loss(words, seed=seed, dtype=dtype)
 
-    def packed_loss(self, words: Batch, *, dtype: torch.dtype) -> Tensor:
-        """Return the loss of `masked_loss`, computed on packed rows with torch's dropout.
+    def packed_loss(self, words: Batch, *, seed: int, dtype: torch.dtype) -> Tensor:
+        """Return the loss of `masked_loss`, computed on packed rows.
 
         Raises `DataError` for sentences longer than the model has positions.
         """
+        rows = self._rows(words)
+        if self._compiled_on_gpu(dtype, rows.width):
+            count = torch.full((), float(words.count), device=words.ids.device)
+            return self.rows_loss(rows, dropout_key(words, seed), count)
         with torch.autocast(words.ids.device.type, dtype, enabled=dtype != torch.float32):
-            logits = self.head(self.encode_rows(self._rows(words)))
-        return mean_loss(logits, words)
+            logits = self.head(self.encode_rows(rows))
+        return mean_loss(logits, words.targets, words.count)
+
+    def rows(self, words: Batch, *, dtype: torch.dtype) -> packed.Rows | None:
+        if not (self.packs and words.single):
+            return None
+        rows = self._rows(words)
+        return rows if self._compiled_on_gpu(dtype, rows.width) else None
+
+    def rows_loss(self, rows: packed.Rows, key: Tensor, count: Tensor) -> Tensor:
+        # Imported here because a processor lacks what it needs.
+        from raysweep.models.gpu.encoder import states
+
+        hidden = states(self, rows, key)
+        with torch.autocast(hidden.device.type, torch.bfloat16):
+            logits = self.head(hidden)
+        return mean_loss(logits, rows.targets, count)
 
     def hidden_at(self, words: Batch, *, seed: int, dtype: torch.dtype) -> Tensor:
         if not self.packs:
             return super().hidden_at(words, seed=seed, dtype=dtype)
+        rows = self._rows(words)
+        if self._compiled_on_gpu(dtype, rows.width):
+            from raysweep.models.gpu.encoder import states
+
+            return states(self, rows, dropout_key(words, seed))
         with torch.autocast(words.ids.device.type, dtype, enabled=dtype != torch.float32):
-            return widened(self.encode_rows(self._rows(words)))
+            return widened(self.encode_rows(rows))
+
+    def _compiled_on_gpu(self, dtype: torch.dtype, width: int) -> bool:
+        """Whether `raysweep.models.gpu` computes states in `dtype` on rows of `width` places."""
+        plain = not (self.sharded or self.checkpointing)
+        return plain and dtype == torch.bfloat16 and width <= gpu.WIDEST and gpu.available()
 
     def _rows(self, words: Batch) -> packed.Rows:
         """Return a batch in rows; raise `DataError` for longer sentences than the model has positions."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -26,7 +27,7 @@ from torch import Tensor
 from raysweep.models.batch import Batch
 
 ROW = 128  # positions of a row
-_STEP = 64  # wider rows, for models of more positions, are multiples of it
+_STEP = 64  # the narrowest row; wider rows, for models of more positions, are multiples of it
 _SIZES = 16  # numbers of rows between one power of two and the next
 
 
@@ -65,10 +66,12 @@ class Packing:
 def row_width(max_length: int) -> int:
     """Return the positions of a row for a model of `max_length` positions.
 
-    >>> [row_width(n) for n in (16, 128, 129, 512)]
-    [128, 128, 192, 512]
+    Attention takes time with the width, and short sentences fill narrow rows as well.
+
+    >>> [row_width(n) for n in (16, 33, 128, 129, 512)]
+    [64, 128, 128, 192, 512]
     """
-    return max(ROW, -(-max_length // _STEP) * _STEP)
+    return _STEP if max_length <= _STEP // 2 else max(ROW, -(-max_length // _STEP) * _STEP)
 
 
 def pack(lengths: np.ndarray, width: int) -> Packing:
@@ -115,14 +118,31 @@ def pack(lengths: np.ndarray, width: int) -> Packing:
 class Rows:
     """A batch in rows, on its device.
 
-    `ids` and `at` [R, W] are words and their positions, `visible` [R, 1, W, W] which place (last) each
-    place sees, `masked` [M] the places row * W + column of masked words, in the order of the batch.
+    `ids` and `at` [R, W] are words and their positions, `sentence` [R, W] the number of each place's
+    sentence, `masked` [M] the places row * W + column of masked words, in the order of the batch, and
+    `targets` [M] these words.
     """
 
     ids: Tensor
     at: Tensor
-    visible: Tensor
+    sentence: Tensor
     masked: Tensor
+    targets: Tensor
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The tensors in a fixed order."""
+        return [self.ids, self.at, self.sentence, self.masked, self.targets]
+
+    @property
+    def width(self) -> int:
+        """The places of a row."""
+        return self.ids.shape[1]
+
+    @cached_property
+    def visible(self) -> Tensor:
+        """Return which place (last) each place sees [R, 1, W, W]."""
+        return (self.sentence[:, :, None] == self.sentence[:, None, :])[:, None]
 
 
 def lay_out(words: Batch, packing: Packing, pad_id: int) -> Rows:
@@ -141,11 +161,11 @@ def lay_out(words: Batch, packing: Packing, pad_id: int) -> Rows:
     source = torch.full((size + 1,), total, device=device)
     source.scatter_(0, place.flatten(), torch.arange(total, device=device))
     source = source[:size].view(packing.rows, packing.width)
-    sentence = source // columns
     row, position = (None, words.index) if words.single else (words.index // columns, words.index % columns)
     return Rows(
         ids=F.pad(words.ids.flatten(), (0, 1), value=pad_id)[source],
         at=source % columns,
-        visible=(sentence[:, :, None] == sentence[:, None, :])[:, None],
+        sentence=source // columns,
         masked=(starts if row is None else starts[row]) + position,
+        targets=words.targets,
     )

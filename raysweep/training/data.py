@@ -14,6 +14,7 @@ words these have.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from typing import Literal
@@ -27,6 +28,8 @@ from raysweep.languages.base import Language
 from raysweep.languages.training_set import TrainingSet
 from raysweep.models.batch import Batch
 from raysweep.training.config import PretrainConfig
+
+_MANY = 4  # times as many sentences are drawn at once on a GPU
 
 
 @dataclass(frozen=True)
@@ -84,10 +87,12 @@ def some_positions(lengths: Tensor, width: int, rate: float, *, seed: int, sente
     """Return a mask [n, width] with max(1, round(rate · length)) True positions a row, uniformly drawn."""
     wanted = masked_words(lengths, rate)
     draws = seeding.words(seed, "position", sentences, width)
-    real = torch.arange(width) < lengths[:, None]
+    real = torch.arange(width, device=lengths.device) < lengths[:, None]
     # Draws are below 2^32, so padding comes last; ties go to the earlier position.
     order = draws.masked_fill(~real, 2**32).argsort(dim=1, stable=True)
-    rank = torch.empty_like(order).scatter_(1, order, torch.arange(width).expand_as(order))
+    rank = torch.empty_like(order).scatter_(
+        1, order, torch.arange(width, device=lengths.device).expand_as(order)
+    )
     return rank < wanted[:, None]
 
 
@@ -115,17 +120,33 @@ def chunks(
     device: str | torch.device = "cpu",
     training: TrainingSet | None = None,
 ) -> Iterator[list[Batch]]:
-    """Yield the items of `batches` in lists; the sentences of a list are drawn at once."""
+    """Yield the items of `batches` in lists; the sentences of a list are drawn at once.
+
+    On a GPU they are drawn on a stream of their own, beside the work of the default stream, which is to use
+    them.
+    """
     world = world or World()
     size = pretrain.batch_size
     for field, message in pretrain.sharing_problems(world.size):
         raise ConfigError(f"pretrain.{field}: {message}")
     drawn_from = training or training_set(language, pretrain, seed=seed)
     ranks = 1 if _whole(language, pretrain) else world.size
-    steps = max(1, language.drawn_at_once * ranks // size)
+    where = torch.device(device)
+    # A GPU draws many sentences in the time of few.
+    at_once = language.drawn_at_once * (_MANY if where.type == "cuda" else 1)
+    steps = max(1, at_once * ranks // size)
+    stream = torch.cuda.Stream(where) if where.type == "cuda" else None
     for start in range(first, last + 1, steps):
         stop = min(start + steps, last + 1)
-        yield list(_chunk(drawn_from, pretrain, seed, (start - 1) * size, stop - start, size, world, device))
+        with nullcontext() if stream is None else torch.cuda.stream(stream):
+            made = list(
+                _chunk(drawn_from, pretrain, seed, (start - 1) * size, stop - start, size, world, where)
+            )
+        if stream is not None:
+            stream.synchronize()
+            for batch in made:
+                batch.used_on(torch.cuda.default_stream(where))
+        yield made
 
 
 def batches(
@@ -166,15 +187,15 @@ def _chunk(
     steps: int,
     size: int,
     world: World,
-    device: str | torch.device,
+    device: torch.device,
 ) -> Iterator[Batch]:
     """Yield `steps` batches of `size` sentences, from place `offset` of the training on."""
     language, rows = drawn_from.language, world.rows(size)
     numbers = range(size)[rows]
-    places = torch.arange(offset, offset + steps * size).view(steps, size)[:, rows].flatten()
+    places = torch.arange(offset, offset + steps * size, device=device).view(steps, size)[:, rows].flatten()
     counts = [size] * steps
     if _whole(language, pretrain) or world.size == 1:
-        ids = drawn_from.drawn(offset, steps * size)
+        ids = drawn_from.drawn(offset, steps * size, device)
         if pretrain.mask != "one":
             counts = masked_words(language.lengths(ids), pretrain.mask).view(steps, size).sum(dim=1).tolist()
         ids = ids.view(steps, size, -1)[:, rows].flatten(0, 1)
@@ -185,7 +206,7 @@ def _chunk(
     lengths = language.lengths(ids)
     key = seeding.derive(seed, "mask")
     width = ids.shape[1]
-    mine = lengths.view(steps, -1)
+    mine = lengths.view(steps, -1).cpu()
 
     def hide(marked: Tensor) -> Tensor:
         if pretrain.replace == "mask":
@@ -195,9 +216,9 @@ def _chunk(
     if pretrain.mask == "one":
         positions = seeding.one_position(key, places, lengths)
         targets = ids.gather(1, positions[:, None])[:, 0]
-        marked = torch.arange(width) == positions[:, None]
-        moved = [t.view(steps, -1, *t.shape[1:]).to(device) for t in (hide(marked), positions, targets)]
-        for step, (seen, index, wanted) in enumerate(zip(*(t.unbind() for t in moved), strict=True)):
+        marked = torch.arange(width, device=device) == positions[:, None]
+        made = [t.view(steps, -1, *t.shape[1:]) for t in (hide(marked), positions, targets)]
+        for step, (seen, index, wanted) in enumerate(zip(*(t.unbind() for t in made), strict=True)):
             yield Batch(
                 ids=seen,
                 index=index,
@@ -209,11 +230,10 @@ def _chunk(
             )
         return
     marked = some_positions(lengths, width, pretrain.mask, seed=key, sentences=places)
-    hidden = hide(marked).view(steps, -1, width).to(device)
+    hidden = hide(marked).view(steps, -1, width)
     each = marked.view(steps, -1).sum(dim=1).tolist()
-    # One transfer for the whole chunk, cut into steps afterwards.
-    index = marked.view(steps, -1).nonzero()[:, 1].to(device)
-    words_hidden = ids[marked].to(device)
+    index = marked.view(steps, -1).nonzero()[:, 1]
+    words_hidden = ids[marked]
     parts = zip(torch.split(index, each), torch.split(words_hidden, each), strict=True)
     for step, (at, targets) in enumerate(parts):
         yield Batch(

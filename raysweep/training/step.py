@@ -35,6 +35,7 @@ from raysweep.models.batch import Batch
 from raysweep.models.precision import Precision, multiplies_bfloat16
 from raysweep.training.config import PretrainConfig
 from raysweep.training.data import World
+from raysweep.training.recorded import RecordedSteps, reproducible
 from raysweep.training.seeds import Seeds
 from raysweep.training.sharding import shard
 
@@ -113,6 +114,12 @@ class Stepper:
         self.optimizer = algorithm.build(self.model)
         decay = algorithm.average_decay
         self.average = None if decay is None else WeightAverage(self.model, decay)
+        alone = world.size == 1 and extra is None
+        self._recorded = (
+            RecordedSteps(self.model, self.optimizer, algorithm, self.dtype, device)
+            if alone and RecordedSteps.serve(self.optimizer, algorithm, device)
+            else None
+        )
         #: Called with the name of each part of a step when it is done (`raysweep.training.timing.StepTimes`).
         self.mark: Callable[[str], None] | None = None
 
@@ -150,18 +157,37 @@ class Stepper:
         def backward(half: int | None = None) -> Tensor:
             return self._backward(batch, step, half)
 
-        loss = self.algorithm.gradient(self.model, backward)
-        self.algorithm.before_update(self.model)
         rate = self.algorithm.learning_rate(step, self.pretrain.steps)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+        loss = self._replayed(batch, step)
+        if loss is None:
+            loss = self.algorithm.gradient(self.model, backward)
+            self.algorithm.before_update(self.model)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
         if self.average is not None:
             self.average.update(self.model, step)
         if self.mark is not None:
             self.mark("optimizer")
         return loss
+
+    def _replayed(self, batch: Batch, step: int) -> Tensor | None:
+        """Make the update by `RecordedSteps`; return None, with nothing done, where they do not serve."""
+        # A recorded step has no parts whose time could be taken.
+        if self._recorded is None or self.mark is not None or self.micro_batch is not None:
+            return None
+        try:
+            return self._recorded.update(batch, seeding.derive(self.seed, "dropout", step))
+        except torch.OutOfMemoryError:
+            # The plain step goes on with smaller parts.
+            self._recorded = None
+            self.optimizer.zero_grad()
+            torch.cuda.empty_cache()
+            return None
 
     def _backward(self, batch: Batch, step: int, half: int | None) -> Tensor:
         """Add the gradient of a batch, or of a half, to `.grad`; return this rank's part of the loss."""
@@ -207,7 +233,8 @@ class Stepper:
                     self.mark("forward")
                 # DistributedDataParallel averages over workers; the parts are to be summed.
                 averaged = self.world.size > 1 and not sharded
-                torch.autograd.backward(objective * self.world.size if averaged else objective)
+                with reproducible(self.device):
+                    torch.autograd.backward(objective * self.world.size if averaged else objective)
                 if self.mark is not None:
                     self.mark("forward+backward" if self.model.fused else "backward")
             losses.append(loss)

@@ -18,29 +18,29 @@ ENTRIES = (
     Entry(
         key="encoder-128",
         work=f"pre-training, 128/2/4/512, batches of 512: {_LANGUAGE}",
-        build=partial(encoder, "128/2/4/512", "cpu", rounds=5, bfloat16=2.5, float32=5.0),
+        build=partial(encoder, "128/2/4/512", "cpu", rounds=5, steps=16, bfloat16=2.5, float32=5.0),
     ),
     Entry(
         key="encoder-64",
         work=f"pre-training, 64/1/2/256, batches of 512: {_LANGUAGE}",
-        build=partial(encoder, "64/1/2/256", "cpu", rounds=7),
+        build=partial(encoder, "64/1/2/256", "cpu", rounds=7, steps=16),
     ),
     Entry(
         key="encoder-128",
         work=f"pre-training, 128/2/4/512, batches of 4096: {_LANGUAGE}",
-        build=partial(encoder, "128/2/4/512", "cuda", rounds=7, bfloat16=6.0),
+        build=partial(encoder, "128/2/4/512", "cuda", rounds=7, steps=64, bfloat16=6.0),
         device="cuda",
     ),
     Entry(
         key="encoder-512",
         work=f"pre-training, 512/8/8/2048, batches of 4096: {_LANGUAGE}",
-        build=partial(encoder, "512/8/8/2048", "cuda", rounds=5, bfloat16=3.0, peak=0.35),
+        build=partial(encoder, "512/8/8/2048", "cuda", rounds=5, steps=32, bfloat16=3.0, peak=0.35),
         device="cuda",
     ),
     Entry(
         key="encoder-1024",
         work=f"pre-training, 1024/16/16/4096, batches of 4096: {_LANGUAGE}",
-        build=partial(encoder, "1024/16/16/4096", "cuda", rounds=3, bfloat16=2.0, peak=0.5),
+        build=partial(encoder, "1024/16/16/4096", "cuda", rounds=3, steps=16, bfloat16=2.0, peak=0.5),
         device="cuda",
     ),
 )

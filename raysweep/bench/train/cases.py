@@ -38,6 +38,7 @@ def encoder(
     quick: bool,
     *,
     rounds: int,
+    steps: int,
     bfloat16: float | None = None,
     float32: float | None = None,
     peak: float | None = None,
@@ -48,7 +49,7 @@ def encoder(
         work = Work(shape="32/2/2/64", batch_size=64, steps=3, device=device)
     else:
         # A GPU works while later sentences are drawn; only those of the first few steps are drawn before.
-        batch_size, steps = (512, 16) if device == "cpu" else (4096, 64)
+        batch_size = 512 if device == "cpu" else 4096
         work = Work(shape=shape, batch_size=batch_size, steps=steps, device=device)
     half = Recipe(precision=torch.bfloat16)
     drawn = "its batches are made in advance"

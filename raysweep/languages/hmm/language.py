@@ -111,6 +111,9 @@ class HMM(Language):
     def sample_at(self, numbers: Tensor, *, seed: int, device: torch.device | str = "cpu") -> Tensor:
         return self._sampler.draw(numbers, seed=seed, states=False, device=torch.device(device))[0]
 
+    def sample_on(self, device: torch.device, numbers: Tensor, *, seed: int) -> Tensor:
+        return self.sample_at(numbers, seed=seed, device=device)
+
     def labels(self, task: str, sample: Sample) -> Tensor:
         """Return the hidden state at the task's position [B]: the sampled or the most probable one."""
         if task not in self.tasks:

@@ -167,6 +167,9 @@ class PCFG(Language):
             numbers, seed=seed, pad=self.pad_id, derivations=False, device=torch.device(device)
         )[0]
 
+    def sample_on(self, device: torch.device, numbers: Tensor, *, seed: int) -> Tensor:
+        return self.sample_at(numbers, seed=seed, device=device)
+
     def text(self, ids: Tensor) -> str:
         """Return a sentence [T] as its words."""
         return " ".join(self.words[word] for word in ids[ids != self.pad_id].tolist())

@@ -1,0 +1,434 @@
+"""The hidden states of an encoder with their gradient, on a GPU: few kernels, and no padding.
+
+It computes what `raysweep.models.encoder.Encoder` does in training, on sentences packed into rows
+(raysweep.models.packed).  With k counting the sublayers, y_k being the output of one, LN_k the norm after it
+and b_0 the embedding,
+
+    s_k = b_{k-1} + dropout(y_k),    seen_k = LN_k(s_k),    b_k = s_k (pre-norm) or LN_k(s_k) (post-norm)
+
+and y_{k+1} = sublayer(seen_k).  One kernel makes s_k and seen_k, and one takes both apart in the backward
+pass (raysweep.models.gpu.kernels).  Matrix products are torch's, in bfloat16 with float32 sums; the stream s,
+norms, softmax and sums of gradients are float32.  In post-norm b_k is not stored but computed from s_k.  The
+last layer's feed-forward block computes masked words alone.
+
+Memory, with D the width and F the intermediate size: 20 D + 4 F bytes of activations a layer and place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from raysweep.models.gpu import kernels
+from raysweep.models.packed import Rows
+
+#: Programs that a sum over words is shared by; the order of its terms depends on them.
+PROGRAMS = 264
+#: Rows of both embeddings together up to which their gradient is a product with a matrix of zeros and ones.
+_FEW = 1024
+#: Elements of a tile, which a program has in registers, and those of a pass over a plain array.
+_TILE = 2048
+_ELEMENTS = 1024
+_LEVELS = 1 << 32
+
+
+def states(encoder: Any, rows: Rows, key: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """Return the final hidden states [M, D] of masked words in float32, to differentiate once.
+
+    `key`, an int64 scalar on the device, is that of dropout; factors of products are in `dtype`.
+    """
+    # The head's parameters have no part in it.
+    outside = {id(p) for p in encoder.head_parameters()}
+    parameters = [p for p in encoder.parameters() if id(p) not in outside]
+    found: Tensor = _States.apply(_Pass(encoder, rows, key, dtype), *parameters)
+    return found
+
+
+class _States(torch.autograd.Function):
+    """Hidden states as a function of all parameters, which `_Pass` reads by itself."""
+
+    @staticmethod
+    def forward(ctx: Any, work: _Pass, *parameters: Tensor) -> Tensor:
+        ctx.work, ctx.parameters = work, parameters
+        return work.forward()
+
+    @staticmethod
+    def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.work is None:
+            raise RuntimeError("these states were differentiated before; compute them again")
+        work, ctx.work = ctx.work, None
+        [slope] = given
+        gradients = work.backward(slope.contiguous())
+        return None, *(gradients[id(p)] for p in ctx.parameters)
+
+
+@dataclass(frozen=True)
+class _Site:
+    """A place where dropout acts: its number, and the draw from which on it keeps an element."""
+
+    number: int
+    cut: int = 0
+    scale: float = 1.0
+
+    @classmethod
+    def of(cls, number: int, p: float) -> _Site:
+        # At least one level keeps, so the scale is finite.
+        cut = min(round(p * _LEVELS), _LEVELS - 1)
+        # As int32, so that the type of the kernels' argument does not depend on the value.
+        return cls(number, cut if cut < _LEVELS // 2 else cut - _LEVELS, _LEVELS / (_LEVELS - cut))
+
+    @property
+    def drops(self) -> bool:
+        return self.cut != 0
+
+
+@cache
+def _columns(width: int) -> int:
+    """Return the power of two that holds `width` columns; products of tiles need sixteen."""
+    return max(16, 1 << (width - 1).bit_length())
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """Rows of `width` columns that a program works on at once; numbers of a tile are powers of two."""
+
+    width: int
+    rows: int
+    columns: int
+    warps: int
+
+    @classmethod
+    @cache
+    def of(cls, width: int) -> _Tile:
+        columns = _columns(width)
+        return cls(width, max(1, _TILE // columns), columns, min(16, max(8, columns // 256)))
+
+    def grid(self, rows: int, most: int | None = None) -> tuple[int]:
+        """Return the number of programs for `rows` rows, `most` at most."""
+        needed = -(-rows // self.rows)
+        return (needed if most is None else min(needed, most),)
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """Return a @ b in float32."""
+    if a.is_cuda:
+        return torch.mm(a, b, out_dtype=torch.float32)
+    return a.float() @ b.float()
+
+
+@dataclass(frozen=True)
+class _Linear:
+    """A weight [O, I] and a bias [O] in low precision, and the parameters that they are made of."""
+
+    weight: Tensor
+    bias: Tensor
+    modules: tuple[nn.Linear, ...]
+
+    def apply(self, x: Tensor) -> Tensor:
+        """Return x [N, I] times the weight, transposed, plus the bias."""
+        return F.linear(x, self.weight, self.bias)
+
+    def back(self, d: Tensor, x: Tensor, bias: Tensor, gradients: dict[int, Tensor]) -> Tensor:
+        """Store the parameters' gradients; return that of x, given d [N, O] and its sums `bias` [O]."""
+        weight = _product(d.T, x)
+        size = len(weight) // len(self.modules)
+        for module, of_weight, of_bias in zip(
+            self.modules, weight.split(size), bias.split(size), strict=True
+        ):
+            gradients[id(module.weight)], gradients[id(module.bias)] = of_weight, of_bias
+        return d @ self.weight
+
+
+@dataclass
+class _Sum:
+    """s_k = b_{k-1} + dropout(y_k), and the norm after it."""
+
+    stream: Tensor
+    norm: nn.LayerNorm
+    site: _Site
+
+    def base(self, post: bool) -> _Base:
+        """Return b_k."""
+        return _Base(self.stream, self.norm if post else None)
+
+
+@dataclass
+class _Base:
+    """b_k: a stream, or its norm."""
+
+    stream: Tensor
+    norm: nn.LayerNorm | None = None
+
+    def at(self, places: Tensor) -> _Base:
+        """Return it at some places alone."""
+        return _Base(self.stream.index_select(0, places), self.norm)
+
+
+@dataclass
+class _Kept:
+    """What the backward pass of a layer needs, in the order in which it is made."""
+
+    seen: Tensor
+    packed: Tensor
+    mixed: Tensor
+    middle: _Sum
+    inner: Tensor
+    risen: Tensor
+    active: Tensor
+    ended: _Sum
+
+
+class _Pass:
+    """The forward and the backward pass of one batch."""
+
+    def __init__(self, encoder: Any, rows: Rows, key: Tensor, dtype: torch.dtype) -> None:
+        self.encoder, self.rows, self.key, self.dtype = encoder, rows, key, dtype
+        self.post = encoder.norm == "post"
+        self.p = encoder.dropout.p if encoder.training else 0.0
+        self.heads, self.size = encoder.shape.heads, encoder.shape.width // encoder.shape.heads
+        self.ids, self.at = rows.ids.flatten(), rows.at.flatten()
+        self.gradients: dict[int, Tensor] = {}
+        self.linears = _low_precision(encoder.layers, dtype)
+        self.kept: list[_Kept] = []
+        #: The norm before the first layer, where there is one.
+        self.first: _Sum | None = None
+
+    def forward(self) -> Tensor:
+        """Return the hidden states [M, D] of masked words, in float32."""
+        layers = self.encoder.layers
+        x = self._embed()
+        base, seen = _Base(x), x.to(self.dtype) if self.post else None
+        if seen is None:
+            self.first, seen = self._sum(base, None, layers[0].attention_norm, _Site(0))
+        for number, (layer, linears) in enumerate(zip(layers, self.linears, strict=True)):
+            last = number == len(layers) - 1
+            projection, output, up, down = linears
+            packed = projection.apply(seen)
+            mixed = self._attend(packed, self._site(number, 0))
+            if last:
+                # Everything behind the last attention is for masked words alone.
+                self.source = _inverse(self.rows.masked, len(self.ids))
+                mixed, base = mixed.index_select(0, self.rows.masked), base.at(self.rows.masked)
+            norm = layer.attention_norm if self.post else layer.mlp_norm
+            middle, inner = self._sum(base, output.apply(mixed), norm, self._site(number, 1))
+            risen = up.apply(inner)
+            active = _gelu(risen)
+            ended, outer = self._sum(
+                middle.base(self.post), down.apply(active), self._after(number), self._site(number, 2),
+                torch.float32 if last else self.dtype,
+            )  # fmt: skip
+            self.kept.append(_Kept(seen, packed, mixed, middle, inner, risen, active, ended))
+            base, seen = ended.base(self.post), outer
+        return seen
+
+    def backward(self, slope: Tensor) -> dict[int, Tensor]:
+        """Return the gradient of each parameter by its id, given that of the states [M, D]."""
+        d_seen = slope
+        later: Tensor | None = None
+        while self.kept:
+            last = len(self.kept) == len(self.encoder.layers)
+            # Activations are given back layer by layer.
+            layer, (projection, output, up, down) = self.kept.pop(), self.linears.pop()
+            later, d_y, of_bias = self._sum_back(layer.ended, d_seen, later)
+            d_active = down.back(d_y, layer.active, of_bias, self.gradients)
+            d_risen, of_bias = _gelu_back(layer.risen, d_active)
+            d_seen = up.back(d_risen, layer.inner, of_bias, self.gradients)
+            later, d_y, of_bias = self._sum_back(layer.middle, d_seen, later)
+            d_mixed = output.back(d_y, layer.mixed, of_bias, self.gradients)
+            if last:
+                d_mixed, later = self._spread(d_mixed), self._spread(later)
+            site = self._site(len(self.kept), 0)
+            d_packed, of_bias = self._attend_back(layer.packed, d_mixed, site)
+            d_seen = projection.back(d_packed, layer.seen, of_bias, self.gradients)
+        if self.first is not None:
+            later, _, _ = self._sum_back(self.first, d_seen, later)
+        elif later is not None:
+            later = later + d_seen
+        self._embed_back(cast(Tensor, later))
+        return self.gradients
+
+    def _site(self, layer: int, place: int) -> _Site:
+        """Return a site of a layer: attention, the attention's output or that of the feed-forward block."""
+        return _Site.of(1 + 3 * layer + place, self.p)
+
+    def _after(self, number: int) -> nn.LayerNorm:
+        """Return the norm after a layer's feed-forward block."""
+        layers = self.encoder.layers
+        if self.post:
+            found = layers[number].mlp_norm
+        elif number + 1 < len(layers):
+            found = layers[number + 1].attention_norm
+        else:
+            found = self.encoder.final_norm
+        return cast(nn.LayerNorm, found)
+
+    def _spread(self, found: Tensor) -> Tensor:
+        """Return rows [M, D] at their places among all, zero elsewhere."""
+        nothing = found.new_zeros(1, found.shape[1])
+        return torch.cat([found, nothing]).index_select(0, self.source)
+
+    def _embed(self) -> Tensor:
+        encoder, site = self.encoder, _Site.of(0, self.p)
+        norm, tile = encoder.embedding_norm, _Tile.of(encoder.width)
+        words, places = encoder.token_embedding.weight, encoder.position_embedding.weight
+        out = torch.empty(len(self.ids), encoder.width, device=words.device)
+        kernels.embed[tile.grid(len(out))](
+            self.ids, self.at, words, places, norm.weight, norm.bias, out,
+            len(out), encoder.width, norm.eps, self.key, site.number, site.cut, site.scale,
+            M=tile.rows, C=tile.columns, DROP=site.drops, num_warps=tile.warps,
+        )  # fmt: skip
+        return out
+
+    def _embed_back(self, slope: Tensor) -> None:
+        encoder, site = self.encoder, _Site.of(0, self.p)
+        norm, tile = encoder.embedding_norm, _Tile.of(encoder.width)
+        words, places = encoder.token_embedding.weight, encoder.position_embedding.weight
+        out, grid = (
+            slope.new_empty(len(slope), 2, encoder.width, dtype=self.dtype),
+            tile.grid(len(slope), PROGRAMS),
+        )
+        sums = slope.new_empty(*grid, 2, encoder.width)
+        kernels.embed_back[grid](
+            self.ids, self.at, words, places, norm.weight, slope, out, sums,
+            len(out), encoder.width, norm.eps, self.key, site.number, site.cut, site.scale,
+            M=tile.rows, C=tile.columns, DROP=site.drops, num_warps=tile.warps,
+        )  # fmt: skip
+        self._learn(norm, sums.sum(dim=0))
+        of_words, of_places = _tables_back(out, (self.ids, len(words)), (self.at, len(places)))
+        self.gradients[id(words)], self.gradients[id(places)] = of_words, of_places
+
+    def _sum(
+        self,
+        base: _Base,
+        y: Tensor | None,
+        norm: nn.LayerNorm,
+        site: _Site,
+        dtype: torch.dtype | None = None,
+    ) -> tuple[_Sum, Tensor]:
+        """Return b + dropout(y), or b without y, and its norm in `dtype` (default: that of products)."""
+        x, tile = base.stream, _Tile.of(self.encoder.width)
+        stream = x if y is None else torch.empty_like(x)
+        seen = torch.empty_like(x, dtype=dtype or self.dtype)
+        before = norm if base.norm is None else base.norm
+        kernels.residual[tile.grid(len(x))](
+            x, before.weight, before.bias, y, norm.weight, norm.bias, stream, seen,
+            len(x), tile.width, before.eps, norm.eps, self.key, site.number, site.cut, site.scale,
+            M=tile.rows, C=tile.columns, NORMED=base.norm is not None, ADD=y is not None,
+            DROP=site.drops, num_warps=tile.warps,
+        )  # fmt: skip
+        return _Sum(stream, norm, site), seen
+
+    def _sum_back(self, made: _Sum, d_seen: Tensor, later: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the gradients of b_{k-1} and y_k, and the sums of the latter [D]."""
+        x, tile, site = made.stream, _Tile.of(self.encoder.width), made.site
+        adds = made is not self.first
+        d_stream, grid = torch.empty_like(x), tile.grid(len(x), PROGRAMS)
+        d_y = torch.empty_like(x, dtype=self.dtype) if adds else d_seen
+        sums = x.new_empty(*grid, 3, tile.width)
+        kernels.residual_back[grid](
+            x, made.norm.weight, d_seen, later, d_stream, d_y, sums,
+            len(x), tile.width, made.norm.eps, self.key, site.number, site.cut, site.scale,
+            M=tile.rows, C=tile.columns, NORMED=self.post, LATER=later is not None, ADD=adds,
+            DROP=site.drops, num_warps=tile.warps,
+        )  # fmt: skip
+        total = sums.sum(dim=0)
+        self._learn(made.norm, total)
+        return d_stream, d_y, total[2]
+
+    def _learn(self, norm: nn.LayerNorm, sums: Tensor) -> None:
+        self.gradients[id(norm.weight)], self.gradients[id(norm.bias)] = sums[0], sums[1]
+
+    def _attend(self, packed: Tensor, site: _Site) -> Tensor:
+        out = packed.new_empty(len(packed), self.encoder.width)
+        kernels.attention[(len(self.rows.ids), self.heads)](
+            packed, self.rows.sentence, out, self.heads, self.size, self.size**-0.5,
+            self.key, site.number, site.cut, site.scale,
+            W=self.rows.width, C=_columns(self.size), DROP=site.drops, num_warps=self._warps,
+        )  # fmt: skip
+        return out
+
+    def _attend_back(self, packed: Tensor, slope: Tensor, site: _Site) -> tuple[Tensor, Tensor]:
+        """Return the gradient of queries, keys and values, and its sums [3 D]."""
+        out = torch.empty_like(packed)
+        sums = packed.new_empty(len(self.rows.ids), packed.shape[1], dtype=torch.float32)
+        kernels.attention_back[(len(self.rows.ids), self.heads)](
+            packed, self.rows.sentence, slope, out, sums, self.heads, self.size, self.size**-0.5,
+            self.key, site.number, site.cut, site.scale,
+            W=self.rows.width, C=_columns(self.size), DROP=site.drops, num_warps=self._warps,
+        )  # fmt: skip
+        return out, sums.sum(dim=0)
+
+    @property
+    def _warps(self) -> int:
+        return 8 if self.rows.width > 64 else 4
+
+
+def _low_precision(layers: Any, dtype: torch.dtype) -> list[tuple[_Linear, ...]]:
+    """Return the weights of each layer in `dtype`: queries with keys and values, output, up and down."""
+    wide: list[Tensor] = []
+    low: list[Tensor] = []
+    found = []
+    for layer in layers:
+        made = []
+        for modules in ((layer.query, layer.key, layer.value), (layer.output,), (layer.up,), (layer.down,)):
+            given = modules[0].weight
+            out, into = given.shape
+            weight = given.new_empty(len(modules) * out, into, dtype=dtype)
+            bias = given.new_empty(len(modules) * out, dtype=dtype)
+            wide += [m.weight.detach() for m in modules] + [m.bias.detach() for m in modules]
+            low += [*weight.split(out), *bias.split(out)]
+            made.append(_Linear(weight, bias, modules))
+        found.append(tuple(made))
+    # One pass for all of them.
+    torch._foreach_copy_(low, wide)
+    return found
+
+
+def _inverse(index: Tensor, size: int) -> Tensor:
+    """Return where in `index` [M] each of 0 .. size-1 stands, M where it does not [size]."""
+    found = torch.full((size,), len(index), device=index.device)
+    return found.scatter_(0, index, torch.arange(len(index), device=index.device))
+
+
+def _tables_back(slopes: Tensor, *tables: tuple[Tensor, int]) -> list[Tensor]:
+    """Return the gradient of each table of embeddings, (index [N], number of rows), from `slopes` [N, 2, D].
+
+    These are the gradient of each sum of embeddings and what it was rounded by.
+    """
+    sizes = [rows for _, rows in tables]
+    if sum(sizes) > _FEW:
+        # A product would take too long, and torch's kernel adds in a fixed order where it is told to.
+        whole = slopes.float().sum(dim=1)
+        return [
+            torch.ops.aten.embedding_dense_backward(whole, index, rows, -1, False) for index, rows in tables
+        ]
+    first = [0, *accumulate(sizes)]
+    index = torch.stack([one + start for (one, _), start in zip(tables, first, strict=False)], dim=1)
+    chosen = slopes.new_zeros(len(slopes), sum(sizes)).scatter_(1, index, 1.0)
+    found = _product(chosen.T, slopes.flatten(1)).unflatten(1, (2, -1)).sum(dim=1)
+    return list(found.split(sizes))
+
+
+def _gelu(x: Tensor) -> Tensor:
+    out = torch.empty_like(x)
+    kernels.gelu[(-(-x.numel() // _ELEMENTS),)](x, out, x.numel(), B=_ELEMENTS)
+    return out
+
+
+def _gelu_back(x: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradient of x [N, F], given that of gelu(x), and its sums over rows [F]."""
+    width = x.shape[1]
+    tile = _Tile.of(min(width, 128))
+    across = -(-width // tile.columns)
+    [down] = tile.grid(len(x), max(1, 2 * PROGRAMS // across))
+    out, sums = torch.empty_like(x), x.new_empty(down, width, dtype=torch.float32)
+    kernels.gelu_back[(down, across)](
+        x, slope, out, sums, len(x), width, M=tile.rows, C=tile.columns, num_warps=tile.warps
+    )
+    return out, sums.sum(dim=0)
