@@ -39,6 +39,7 @@ from raysweep.downstream.classifier import Classifier, Head, Pooling
 from raysweep.errors import ConfigError, DataError, RunFailedError
 from raysweep.models.base import MaskedLM
 from raysweep.models.precision import Precision, multiplies_bfloat16
+from raysweep.models.reproducible import reproducible
 from raysweep.registry import Config
 
 _LOOK = 50  # steps between two looks at the losses: each waits for the device
@@ -208,7 +209,8 @@ class _Training:
         words = self.classifier.batch(ids, lengths)
         z = self.classifier(words, seed=seeding.derive(self.seed, "dropout", step), dtype=self.dtype)
         loss = label_loss(z, labels.to(z.device))
-        torch.autograd.backward(loss)
+        with reproducible(self.device):
+            torch.autograd.backward(loss)
         self.algorithm.before_update(self.classifier)
         for group in self.optimizer.param_groups:
             group["lr"] = self.algorithm.learning_rate(step, steps)

@@ -35,7 +35,7 @@ from raysweep.models.dropout import Dropout
 from raysweep.models.shapes import Shape
 
 INITIAL_STD = 0.02  # of all matrices and embeddings, as in BERT
-# Kernels with reproducible sums (see raysweep.models.packed); the second serves where the first cannot.
+# Kernels that can add in a fixed order; the second serves where the first cannot.
 _ATTENTIONS = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 

@@ -1,16 +1,15 @@
 """Training of encoders on a GPU: sentences of a batch packed into rows of one length.
 
-A GPU is fastest with few large products of recurring shapes.  So rows of 128 positions hold as many sentences
-as fit, and each sentence attends to itself alone: with s(i) the sentence at place i of a row, i sees j where
-s(i) = s(j).  Positions count from the beginning of each sentence, so all values equal those of padded rows.
-Places without a word form one sentence of their own, which nothing depends on.
+A GPU is fastest with few large products of recurring shapes.  So rows of 64 or 128 positions hold as many
+sentences as fit, and each sentence attends to itself alone: with s(i) the sentence at place i of a row, i
+sees j where s(i) = s(j).  Positions count from the beginning of each sentence, so all values equal those of
+padded rows.  Places without a word form one sentence of their own, which nothing depends on.
 
 First-fit decreasing (Johnson, "Near-optimal bin packing algorithms", MIT, 1973) fills the rows by lengths
 that are known on the CPU.  The device receives two numbers a sentence in one transfer, and nothing waits for
-it.  Attention is torch's memory-efficient kernel.  It sums a query's gradient over blocks of keys in no fixed
-order.  Rows of 128 positions have two blocks, and a sum of two terms does not depend on order; longer rows
-may have more, and then two trainings need not be bitwise equal unless
-`torch.use_deterministic_algorithms(True)` is set.
+it.  In bfloat16 the work on rows of up to 128 positions is done by kernels of `raysweep.models.gpu`.  In
+float32, with longer rows, with shared weights and with `checkpointing` it is done by the model's modules, and
+attention by torch's memory-efficient kernel.
 """
 
 from __future__ import annotations

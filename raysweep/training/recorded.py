@@ -11,12 +11,8 @@ have any mixture of them.
 from __future__ import annotations
 
 import logging
-import os
-import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -26,6 +22,7 @@ from raysweep.algorithms.base import AlgorithmConfig
 from raysweep.models.base import MaskedLM
 from raysweep.models.batch import Batch, dropout_seed
 from raysweep.models.packed import Rows
+from raysweep.models.reproducible import reproducible
 
 WARM_UP = 3  # plain steps of a shape before it is recorded: kernels are compiled and chosen in them
 MOST = 4  # graphs of a run; steps of other shapes stay plain
@@ -34,33 +31,6 @@ MOST = 4  # graphs of a run; steps of other shapes stay plain
 SHARE = 0.2
 
 log = logging.getLogger(__name__)
-
-
-@contextmanager
-def reproducible(device: torch.device) -> Iterator[None]:
-    """Let torch's kernels on a GPU add in a fixed order within this context; on a CPU they do anyhow.
-
-    By default the gradient of an embedding of few words is added up in the order in which threads come.
-    """
-    if device.type != "cuda":
-        yield
-        return
-    # What torch asks for; it is the size that it gives matrix products on current GPUs anyhow.
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    flags = torch.are_deterministic_algorithms_enabled()
-    utils: Any = torch.utils.deterministic
-    warns, fills = torch.is_deterministic_algorithms_warn_only_enabled(), utils.fill_uninitialized_memory
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    # New memory is written before it is read, so filling it would only take time.
-    utils.fill_uninitialized_memory = False
-    try:
-        with warnings.catch_warnings():
-            # Kernels of which there is one version alone, which adds in a fixed order at these sizes.
-            warnings.filterwarnings("ignore", message=".*deterministic", category=UserWarning)
-            yield
-    finally:
-        torch.use_deterministic_algorithms(flags, warn_only=warns)
-        utils.fill_uninitialized_memory = fills
 
 
 class RecordedSteps:

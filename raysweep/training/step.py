@@ -4,8 +4,10 @@ The loss of a step is the sum of -log f(x_t | visible words) over the masked wor
 by their number, in nats, whatever the number of workers: every rank divides by the global count, and
 gradients are summed.  An algorithm's extra loss (`ExtraLoss`) is the same on every rank, so each rank adds
 its share.  Where a model keys dropout by sentence (`MaskedLM.masked_loss`), the key in step s is (seed, s),
-seed being that of the dropout; other models draw dropout from a generator seeded by (seed, s, rank), or
-(seed, s, rank, half) for half of the batch.  So a step depends on nothing but the state before it.
+seed being that of the dropout; kernels of a GPU key it by (seed, s) and the sentences of the part, and other
+models draw it from a generator seeded by (seed, s, rank), or (seed, s, rank, half) for half of the batch.  So
+a step depends on nothing but the state before it.  On a GPU most steps of AdamW are recorded and replayed
+(`raysweep.training.recorded`).
 
 A batch that is too large for the memory is split into parts whose gradients add up (`micro_batch`).  Where
 dropout is not keyed by sentence, other parts see other masks; a resumed run is then bitwise equal to an
@@ -33,9 +35,10 @@ from raysweep.languages.base import Language
 from raysweep.models.base import MaskedLM
 from raysweep.models.batch import Batch
 from raysweep.models.precision import Precision, multiplies_bfloat16
+from raysweep.models.reproducible import reproducible
 from raysweep.training.config import PretrainConfig
 from raysweep.training.data import World
-from raysweep.training.recorded import RecordedSteps, reproducible
+from raysweep.training.recorded import RecordedSteps
 from raysweep.training.seeds import Seeds
 from raysweep.training.sharding import shard
 
@@ -148,7 +151,8 @@ class Stepper:
         self._loss = DistributedDataParallel(self._masked)
         # No more sentences than fit into memory at once.
         objective, _ = self._loss(example.split(self._most)[0], 1, 0)
-        torch.autograd.backward(objective)
+        with reproducible(self.device):
+            torch.autograd.backward(objective)
         self.optimizer.zero_grad()
 
     def update(self, batch: Batch, step: int) -> Tensor:

@@ -13,12 +13,13 @@ from raysweep.models import EncoderConfig
 from raysweep.models.base import MaskedLM
 from raysweep.models.batch import Batch, dropout_seed
 from raysweep.models.packed import Rows
+from raysweep.models.reproducible import reproducible
 from raysweep.registry import algorithms
 from raysweep.seeding import derive
 from raysweep.training import recorded
 from raysweep.training.config import PretrainConfig
 from raysweep.training.data import World, batches
-from raysweep.training.recorded import MOST, WARM_UP, RecordedSteps, reproducible
+from raysweep.training.recorded import MOST, WARM_UP, RecordedSteps
 from raysweep.training.step import Stepper
 
 LANGUAGE = PCFG.random(seed=3)
