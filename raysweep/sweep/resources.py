@@ -41,8 +41,8 @@ class Resources(Config):
     workers: int = Field(default=1, ge=1)
     #: The fewest workers with which a run goes on while the cluster has no room for all; None: all of them.
     min_workers: Annotated[int, Field(ge=1)] | None = None
-    #: Seconds after which a run with fewer than all of its workers, as `min_workers` allows, looks for room for
-    #: more; taking them costs the steps since its last checkpoint.
+    #: Seconds after which a run with fewer than all of its workers, as `min_workers` allows, looks for room
+    #: for more; taking them costs the steps since its last checkpoint.
     resize_every: Annotated[float, Field(gt=0, allow_inf_nan=False)] = _RESIZE_EVERY
     #: Weights, gradients and optimizer state are on each worker (`none`), or shared out over all workers
     #: (`full`) or over each group of this many (see `raysweep.training.sharding`).
@@ -79,8 +79,8 @@ class Resources(Config):
             # Records name every field, so one at its default may not be the file's.
             if self.resize_every != _RESIZE_EVERY:
                 raise ValueError(
-                    "resize_every: a run without min_workers keeps all of its workers; add min_workers: 1, or "
-                    "leave this out"
+                    "resize_every: a run without min_workers keeps all of its workers; add min_workers: 1, "
+                    "or leave this out"
                 )
             return self
         if self.min_workers > self.workers:

@@ -287,8 +287,8 @@ MALFORMED = [
         "a look for workers that are always there",
         "name: tiny",
         "name: tiny\nresources: {workers: 4, resize_every: 60}",
-        "2:39: resources.resize_every: a run without min_workers keeps all of its workers; add min_workers: 1, "
-        "or leave this out",
+        "2:39: resources.resize_every: a run without min_workers keeps all of its workers; add min_workers: "
+        "1, or leave this out",
     ),
     (
         "resource that no node has",
