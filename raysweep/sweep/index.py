@@ -191,7 +191,9 @@ def _empty(names: Sequence[str]) -> pa.Table:
 
 def _columns(body: memoryview, names: Sequence[str]) -> pa.Table:
     """Return columns of the file of an index."""
-    wanted = pa.ipc.IpcReadOptions(included_fields=[_SCHEMA.names.index(name) for name in names])
+    places = [_SCHEMA.names.index(name) for name in names]
+    # A pool of threads takes more time to start than they save.
+    wanted = pa.ipc.IpcReadOptions(included_fields=places, use_threads=False)
     table = pa.ipc.open_file(pa.py_buffer(body), options=wanted).read_all()
     return table.replace_schema_metadata(None)
 

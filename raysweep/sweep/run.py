@@ -95,6 +95,11 @@ class RunSpec:
         return self._configured.labels[0]
 
     @property
+    def algorithm_label(self) -> str:
+        """The label of its algorithm."""
+        return self._configured.labels[-1]
+
+    @property
     def _own(self) -> dict[str, Any]:
         """The part of `identity_content` that replicates do not share."""
         if not self.trains:
