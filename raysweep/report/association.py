@@ -38,10 +38,10 @@ from dataclasses import dataclass
 from typing import get_args
 
 import numpy as np
-from scipy import stats
 
 from raysweep.report import many
 from raysweep.report.many import Parts
+from raysweep.report.quantiles import mean_ranks, places
 from raysweep.report.ratio import Distribution
 from raysweep.report.regression import Array, Slope, residuals, slope
 from raysweep.sweep.claims import Level
@@ -82,7 +82,7 @@ class Estimate:
 def ranks(values: Array) -> Array:
     """Return the ranks of values [..., n] along the last axis, from just above −1 to just below 1."""
     n = values.shape[-1]
-    return (2 * stats.rankdata(values, axis=-1) - n - 1) / n
+    return (2 * mean_ranks(values) - n - 1) / n
 
 
 def smooth(place: Array) -> Array:
@@ -101,7 +101,7 @@ def strata(loss: Array) -> Array:
     """
     n = loss.shape[-1]
     count = min(max(2, n // STRATUM), STRATA, max(2, CELLS // n))
-    place = np.minimum((stats.rankdata(loss, axis=-1, method="ordinal") - 1) * count // n, count - 1)
+    place = np.minimum(places(loss) * count // n, count - 1)
     steps = [place == number for number in range(1, count)]
     return np.stack([np.ones(loss.shape), *steps, ranks(loss)], axis=-1).astype(float)
 

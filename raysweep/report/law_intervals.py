@@ -33,9 +33,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from scipy import stats
 
 from raysweep.report.powerlaw import Curves, Law, fit
+from raysweep.report.quantiles import t_quantile
 from raysweep.report.regression import TINY, Array
 
 #: Steps to where a straight law is rejected, and most of them: from there on nothing bounds a quantity.
@@ -91,7 +91,7 @@ class Scores:
 
     def critical(self, confidence: float = 0.95) -> float:
         """Return the quantile of Student's t for a two-sided interval."""
-        return float(stats.t.ppf((1 + confidence) / 2, self.curves.dof))
+        return float(t_quantile((1 + confidence) / 2, self.curves.dof))
 
     @property
     def estimate(self) -> tuple[Array, Array, Array]:

@@ -16,7 +16,6 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
-from scipy import stats
 
 from raysweep.evaluation.excess_loss import EXCESS_LOSS
 from raysweep.evaluation.held_out_loss import HELD_OUT_LOSS
@@ -26,6 +25,7 @@ from raysweep.evaluation.run import stored_shards
 from raysweep.evaluation.trace import ENLARGED, TRACE, TraceConfig
 from raysweep.evaluation.trace_arrays import inputs_of
 from raysweep.flatness.trace.contrast import difference
+from raysweep.report.quantiles import t_quantile
 from raysweep.report.regression import Array
 from raysweep.sweep import arrays_identity
 
@@ -55,7 +55,7 @@ class Apart:
     @classmethod
     def student(cls, value: float, standard_error: float, *, dof: float = math.inf, paired: bool) -> Self:
         """Return a difference with the interval of Student's t, the normal one for infinite `dof`."""
-        margin = float(stats.t.ppf(0.975, dof)) * standard_error
+        margin = float(t_quantile(0.975, dof)) * standard_error
         ends = value - margin, value + margin
         return cls(value=value, standard_error=standard_error, interval=ends, paired=paired)
 

@@ -27,8 +27,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import optimize, stats
 
+from raysweep.report.quantiles import chi2_quantile, root
 from raysweep.report.ratio import Array, Distribution
 
 #: Probability of a false positive of one test (α), and of seeing an effect that is there.
@@ -67,7 +67,7 @@ class Pilot:
         seen, high = self._seen(clusters or self.clusters, level), self.standard_error
         while seen(high) < POWER:
             high *= 2
-        return float(optimize.brentq(lambda effect: seen(effect) - POWER, 0.0, high, rtol=1e-6))
+        return root(lambda effect: seen(effect) - POWER, 0.0, high, near=1e-6)
 
     def needed(self, effect: float, *, level: float = LEVEL) -> int | None:
         """Return the number of clusters that see an effect with 80 %; None beyond `MOST`."""
@@ -91,7 +91,7 @@ class Pilot:
         times = clusters / self.clusters
         edge = float(self.ratio.quantile(level)) if times == 1 else _edge(means, dofs * times, level)
         dof = means.sum() ** 2 / (means**2 / dofs).sum()
-        spreads = stats.chi2.ppf((np.arange(_SPREADS) + 0.5) / _SPREADS, dof) / dof
+        spreads = chi2_quantile((np.arange(_SPREADS) + 0.5) / _SPREADS, dof) / dof
         sigma = self.standard_error / np.sqrt(means.sum() * times * spreads)
         seen = beyond(edge, means, dofs * times)
         return lambda effect: float(seen(effect / sigma).mean())
@@ -133,4 +133,4 @@ def _edge(means: Array, dofs: Array, level: float) -> float:
         parts = np.exp(2 * logarithm) * means / dofs / _SQUARES[:, None]
         return float(np.exp(-0.5 * (dofs * np.log1p(parts)).sum(axis=-1)).mean()) - level
 
-    return math.exp(optimize.brentq(above, -10.0, 40.0))
+    return math.exp(root(above, -10.0, 40.0))

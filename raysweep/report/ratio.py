@@ -25,7 +25,8 @@ from functools import cached_property
 from typing import Protocol
 
 import numpy as np
-from scipy import stats
+
+from raysweep.report.quantiles import t_quantile, t_tail
 
 Array = np.ndarray
 
@@ -119,7 +120,7 @@ class Ratio:
         """Return the size [...] that a ratio exceeds with probability `level`; nan where nothing varies."""
         spread = np.trace(self.moments[..., 1:, 1:], axis1=-2, axis2=-1)
         with np.errstate(invalid="ignore", divide="ignore"):
-            start = np.sqrt(self.moments[..., 0, 0] / spread) * stats.t.isf(level / 2, self.dof)
+            start = np.sqrt(self.moments[..., 0, 0] / spread) * -t_quantile(level / 2, self.dof)
         return solved(self.tail, start, level)
 
     @property
@@ -165,11 +166,11 @@ class Student:
 
     def tail(self, size: Array) -> Array:
         """Return the probability of a ratio beyond ±`size` [...]."""
-        return np.asarray(2 * stats.t.sf(size * np.sqrt(self.mean), self.degrees))
+        return np.asarray(2 * t_tail(size * np.sqrt(self.mean), self.degrees))
 
     def quantile(self, level: float) -> Array:
         """Return the size [] that a ratio exceeds with probability `level`."""
-        return np.asarray(stats.t.isf(level / 2, self.degrees) / np.sqrt(self.mean))
+        return np.asarray(-t_quantile(level / 2, self.degrees) / np.sqrt(self.mean))
 
 
 def solved(tail: Callable[[Array], Array], start: Array, level: float) -> Array:

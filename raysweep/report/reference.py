@@ -31,9 +31,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import special, stats
+from scipy import special
 
 from raysweep.report.association import CONFIDENCE, Estimate
+from raysweep.report.quantiles import chi2_quantile, t_quantile
 from raysweep.report.ratio import Array, Distribution, Ratio, solved
 
 #: Points of the integrals over the χ² of runs, seeds and the rest.
@@ -82,7 +83,7 @@ class Crossed:
 
     def quantile(self, level: float) -> Array:
         """Return the number of standard errors [...] at which the p-value is `level`."""
-        return solved(self.tail, stats.t.isf(level / 2, self.dof), level)
+        return solved(self.tail, -t_quantile(level / 2, self.dof), level)
 
     @property
     def _variances(self) -> tuple[Array, Array]:
@@ -92,7 +93,7 @@ class Crossed:
             at, weight = np.polynomial.legendre.leggauss(points)
             at, weight = (at + 1) / 2, weight / 2
             # Probabilities at⁴: a small χ² has little probability, and all of a small p-value.
-            axes.append(self.sums[..., place, None] / stats.chi2.ppf(at**4, dof))
+            axes.append(self.sums[..., place, None] / chi2_quantile(at**4, dof))
             weights = np.multiply.outer(weights, weight * 4 * at**3)
         runs, seeds, rest = axes
         spread = _whole(runs[..., :, None, None], seeds[..., None, :, None], rest[..., None, None, :])

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -53,17 +53,14 @@ def digest(data: Any) -> str:
     return _sha256(canonical(data))
 
 
-def digest_of_shared(sections: Mapping[str, Any]) -> str:
-    """Return `digest(sections)`, for dicts among them that thousands of runs share and nobody changes.
+def digest_of_shared(shared: Mapping[str, Any], own: Mapping[str, Any]) -> str:
+    """Return `digest(shared | own)`, where thousands of runs share the first and nobody changes it.
 
-    >>> digest_of_shared({"b": {"lr": 1e-3}, "a": 0}) == digest({"a": 0, "b": {"lr": 0.001}})
+    >>> digest_of_shared({"b": {"lr": 1e-3}}, {"a": 0}) == digest({"a": 0, "b": {"lr": 0.001}})
     True
     """
-    texts = (
-        f"{canonical(name)}:{_canonical(_Itself(data)) if isinstance(data, dict) else canonical(data)}"
-        for name, data in sorted(sections.items())
-    )
-    return _sha256(f"{{{','.join(texts)}}}")
+    texts = sorted([*_items(Itself(shared)), *((name, _item(name, canonical(own[name]))) for name in own)])
+    return _sha256(f"{{{','.join([text for _, text in texts])}}}")
 
 
 def _sha256(text: str) -> str:
@@ -76,28 +73,22 @@ def training_content(
     model: Mapping[str, Any],
     algorithm: Mapping[str, Any],
     pretrain: Mapping[str, Any],
-    seed: int | Mapping[str, int],
     trains: bool,
     depends_on_steps: bool,
-    source: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the plain data that the training identity is computed from.
+    """Return the plain data that the training identity is computed from, but for its seeds and its source.
 
-    If nothing is trained (`trains` False: the look-up table), model, pretrain and seed are left out;
-    `depends_on_steps` is the algorithm's.  `seed` is `Seeds.content`, and `source` identifies the
-    state that training starts from, None for drawn weights.  Nobody may change what is given or returned:
-    runs share it.
+    If nothing is trained (`trains` False: the look-up table), model and pretrain are left out;
+    `depends_on_steps` is the algorithm's.  Nobody may change what is given or returned: runs share it.
     """
     if not trains:
         return {"language": fingerprint, "algorithm": algorithm}
-    content = {
+    return {
         "language": fingerprint,
         "model": model,
         "algorithm": algorithm,
-        "pretrain": _lasting(_Itself(pretrain), depends_on_steps),
-        "seed": seed,
+        "pretrain": _lasting(Itself(pretrain), depends_on_steps),
     }
-    return content if source is None else content | {"source": source}
 
 
 def configuration(content: Mapping[str, Any], source: Any) -> str:
@@ -110,10 +101,10 @@ def configuration(content: Mapping[str, Any], source: Any) -> str:
 
 def evaluation_identity(evaluation: Evaluation) -> str:
     """Return the sha256 of an evaluation's kind, settings and version."""
-    return _of_evaluation(_Itself(evaluation), evaluation.version)
+    return _of_evaluation(Itself(evaluation), evaluation.version)
 
 
-class _Itself:
+class Itself:
     """An object that equals nothing but itself, as a key."""
 
     def __init__(self, known: Any) -> None:
@@ -123,33 +114,46 @@ class _Itself:
         return id(self.known)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Itself) and self.known is other.known
+        return isinstance(other, Itself) and self.known is other.known
 
 
 # Thousands of runs share their sections, and these never change.
 @lru_cache(maxsize=4096)
-def _canonical(section: _Itself) -> str:
+def _canonical(section: Itself) -> str:
     return canonical(section.known)
 
 
 @lru_cache(maxsize=4096)
-def _lasting(pretrain: _Itself, depends_on_steps: bool) -> dict[str, Any]:
+def _items(shared: Itself) -> list[tuple[str, str]]:
+    """Return the name and the text of each part of a mapping."""
+    return [
+        (name, _item(name, _canonical(Itself(data)) if isinstance(data, dict) else canonical(data)))
+        for name, data in shared.known.items()
+    ]
+
+
+def _item(name: str, text: str) -> str:
+    return f"{canonical(name)}:{text}"
+
+
+@lru_cache(maxsize=4096)
+def _lasting(pretrain: Itself, depends_on_steps: bool) -> dict[str, Any]:
     """Return the fields of `pretrain` that are part of a run's identity."""
     return {k: v for k, v in pretrain.known.items() if k not in extent(depends_on_steps)}
 
 
 @lru_cache(maxsize=256)
-def _of_evaluation(evaluation: _Itself, version: int) -> str:
+def _of_evaluation(evaluation: Itself, version: int) -> str:
     return digest(evaluation.known.content())
 
 
 def content_of(config: Any) -> Mapping[str, Any]:
     """Return `config.content()`, which nobody may change: runs share their configurations."""
-    return _content(_Itself(config))
+    return _content(Itself(config))
 
 
 @lru_cache(maxsize=4096)
-def _content(config: _Itself) -> Mapping[str, Any]:
+def _content(config: Itself) -> Mapping[str, Any]:
     found: Mapping[str, Any] = config.known.content()
     return found
 
@@ -173,7 +177,6 @@ def safe(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "x"
 
 
-def run_name(*, model: str, algorithm: str, seeds: str, trains: bool, identity: str) -> str:
-    """Return the readable, durable id of a run: labels, seeds, and the head of its identity."""
-    parts = [model, algorithm, seeds] if trains else [algorithm]
-    return "-".join([*map(safe, parts), identity[:DIGITS]])
+def run_name(labels: Iterable[str], identity: str) -> str:
+    """Return the readable, durable id of a run: labels, and the head of its identity."""
+    return "-".join([*map(safe, labels), identity[:DIGITS]])

@@ -87,6 +87,10 @@ class Texts:
     def __post_init__(self) -> None:
         self._places = {text: place for place, text in enumerate(self.known)}
 
+    def find(self, text: str) -> int | None:
+        """Return the place of a text; None where it is not known."""
+        return self._places.get(text)
+
     def place(self, text: str) -> int:
         """Return the place of a text, which is added if it is new."""
         place = self._places.setdefault(text, len(self.known))
@@ -172,6 +176,11 @@ class Index:
             log.debug("%s: not written (%s)", directory / INDEX, error)
 
 
+def kind_text(kind: str, identity: str) -> str:
+    """Return the text of the kind of an evaluation and its identity, as the index holds it."""
+    return json.dumps([kind, identity])
+
+
 def _joined(first: pa.Table, second: pa.Table) -> pa.Table:
     return pa.concat_tables([first, second]).combine_chunks()
 
@@ -182,7 +191,9 @@ def _empty(names: Sequence[str]) -> pa.Table:
 
 def _columns(body: memoryview, names: Sequence[str]) -> pa.Table:
     """Return columns of the file of an index."""
-    wanted = pa.ipc.IpcReadOptions(included_fields=[_SCHEMA.names.index(name) for name in names])
+    places = [_SCHEMA.names.index(name) for name in names]
+    # A pool of threads takes more time to start than they save.
+    wanted = pa.ipc.IpcReadOptions(included_fields=places, use_threads=False)
     table = pa.ipc.open_file(pa.py_buffer(body), options=wanted).read_all()
     return table.replace_schema_metadata(None)
 
@@ -217,7 +228,7 @@ class Rows:
         row = (
             *(index.runs.place(run_id), index.names.place(name), *stamp),
             *(brief.step, brief.seconds, brief.time, brief.bytes, brief.used),
-            index.kinds.place(json.dumps([brief.kind, brief.identity])),
+            index.kinds.place(kind_text(brief.kind, brief.identity)),
             index.notes.place(json.dumps(head.get("notes", {}))),
             len(told),
             sum(1 / point.tokens_per_second for point in told if point.tokens_per_second),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from raysweep.errors import CheckpointError
 from raysweep.evaluation.metric import Metric
@@ -45,6 +46,22 @@ class Missing:
         return max(0, self.train_to - self.resume_step)
 
 
+_NOTHING = Missing()
+
+
+# Thousands of runs have the same milestones, evaluations and records.
+@lru_cache(maxsize=256)
+def _unmeasured(
+    milestones: tuple[int, ...],
+    wanted: tuple[tuple[str, str], ...],
+    measured: frozenset[tuple[int, str, str]],
+) -> tuple[tuple[int, str], ...]:
+    """Return (step, kind) of the `wanted` evaluations, kinds with heads, that are not measured."""
+    return tuple(
+        (step, kind) for step in milestones for kind, head in wanted if (step, kind, head) not in measured
+    )
+
+
 def missing(
     spec: RunSpec,
     held: RunRecords,
@@ -58,15 +75,12 @@ def missing(
     whose checkpoints other runs start from.
     """
     wanted = heads(spec.evaluations) if wanted is None else wanted
-    evaluations = tuple(
-        (step, kind)
-        for step in spec.milestones
-        for kind, head in wanted.items()
-        if (step, kind, head) not in held.evaluations
-    )
+    evaluations = _unmeasured(spec.milestones, tuple(wanted.items()), held.evaluations)
     if not spec.trains:
         return Missing(evaluations=evaluations)
     to_use = {step for step, _ in evaluations}.union(needed)
+    if not to_use and held.recorded.issuperset(spec.milestones):
+        return _NOTHING
     checkpoints = tuple(
         step
         for step in spec.milestones
@@ -92,7 +106,7 @@ def missing_now(
     for step in {step for step, _ in found.evaluations}.union(needed) & held.usable:
         record = run.checkpoint(step)
         if record is None:
-            held.recorded.discard(step)
+            held.recorded -= {step}
             continue
         try:
             verify(run.checkpoint_directory(step), record.files)

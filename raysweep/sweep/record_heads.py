@@ -10,7 +10,14 @@ from pydantic import BaseModel
 
 from raysweep.evaluation.metric import Metric
 from raysweep.sweep.ledger import RunLedger
-from raysweep.sweep.records import EvaluationRecord, FailureRecord, RunRecord, StopRecord, parse_name
+from raysweep.sweep.records import (
+    EvaluationRecord,
+    FailureRecord,
+    RecordName,
+    RunRecord,
+    StopRecord,
+    parse_name,
+)
 from raysweep.training.checkpoint import CheckpointRecord, CurvePoint
 
 #: The name of a run's identity among its records.
@@ -25,6 +32,8 @@ _CLASSES: dict[str, type[BaseModel]] = {
 }
 
 _ALL: tuple[type[BaseModel], ...] = (*_CLASSES.values(), RunRecord, CurvePoint, Metric)
+#: Types of records whose brief repeats what their name says.
+TOLD = ("checkpoint", "evaluation")
 #: The fields of all records, which change with the code.
 FIELDS = {cls.__name__: sorted(cls.model_fields) for cls in _ALL}
 
@@ -60,6 +69,13 @@ def brief_of(name: str, head: Mapping[str, Any]) -> Brief:
         used = _number(head["cpu_seconds"])
         return Brief(head["step"], head["seconds"], head["time"], 0, used, head["kind"], head["identity"])
     return Brief(identity=head["identity"]) if name == IDENTITY else Brief()
+
+
+def tells(parsed: RecordName, step: int, kind: str, identity: str) -> bool:
+    """Return whether the brief of a record with that step, kind and identity matches the record's name."""
+    if parsed.type == "checkpoint":
+        return step == parsed.step
+    return (step, kind) == (parsed.step, parsed.kind) and identity.startswith(parsed.head)
 
 
 def _number(value: float | None) -> float:

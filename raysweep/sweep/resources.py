@@ -11,6 +11,8 @@ from raysweep.registry import Config
 #: Ray takes these from a node; any other name is a resource that the cluster's owner gave it.
 _OF_RAY = {"cpu": "CPU", "gpu": "GPU", "memory": "memory"}
 
+_RESIZE_EVERY = 600.0
+
 
 def _own_name(name: str) -> str:
     """Refuse another spelling of a name of Ray's: no node has such a resource."""
@@ -39,9 +41,9 @@ class Resources(Config):
     workers: int = Field(default=1, ge=1)
     #: The fewest workers with which a run goes on while the cluster has no room for all; None: all of them.
     min_workers: Annotated[int, Field(ge=1)] | None = None
-    #: Seconds after which a run with fewer than all of its workers looks for room for more; taking them costs
-    #: the steps since its last checkpoint.
-    resize_every: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 600.0
+    #: Seconds after which a run with fewer than all of its workers, as `min_workers` allows, looks for room
+    #: for more; taking them costs the steps since its last checkpoint.
+    resize_every: Annotated[float, Field(gt=0, allow_inf_nan=False)] = _RESIZE_EVERY
     #: Weights, gradients and optimizer state are on each worker (`none`), or shared out over all workers
     #: (`full`) or over each group of this many (see `raysweep.training.sharding`).
     sharding: Literal["none", "full"] | Annotated[int, Field(ge=2)] = "none"
@@ -74,6 +76,12 @@ class Resources(Config):
     @model_validator(mode="after")
     def _fewer_workers_do_too(self) -> Resources:
         if self.min_workers is None:
+            # Records name every field, so one at its default may not be the file's.
+            if self.resize_every != _RESIZE_EVERY:
+                raise ValueError(
+                    "resize_every: a run without min_workers keeps all of its workers; add min_workers: 1, "
+                    "or leave this out"
+                )
             return self
         if self.min_workers > self.workers:
             raise ValueError(f"min_workers: {self.min_workers} is more than the {self.workers} workers")

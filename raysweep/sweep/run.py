@@ -9,13 +9,14 @@ from __future__ import annotations
 import marshal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from raysweep import registry
 from raysweep.evaluation.base import Evaluation
 from raysweep.languages.base import LanguageConfig
 from raysweep.sweep.identity import (
+    Itself,
     configuration,
     content_of,
     digest_of_shared,
@@ -83,23 +84,42 @@ class RunSpec:
         return steps if self.stopped is None else tuple(s for s in steps if s <= self.stopped.step)
 
     @cached_property
+    def _configured(self) -> _Configured:
+        """The part of the identity and of the id that replicates share."""
+        model, algorithm, pretrain = map(Itself, (self.model, self.algorithm, self.pretrain))
+        return _configured(self.language_fingerprint, model, algorithm, pretrain)
+
+    @property
+    def model_label(self) -> str:
+        """The label of its model, or of its algorithm where nothing is trained."""
+        return self._configured.labels[0]
+
+    @property
+    def algorithm_label(self) -> str:
+        """The label of its algorithm."""
+        return self._configured.labels[-1]
+
+    @property
+    def _own(self) -> dict[str, Any]:
+        """The part of `identity_content` that replicates do not share."""
+        if not self.trains:
+            return {}
+        own: dict[str, Any] = {"seed": self.seeds.content()}
+        return own if self.source is None else own | {"source": self.source.identifying}
+
+    @cached_property
     def identity_content(self) -> dict[str, Any]:
-        """The plain data that `training_identity` is computed from; nobody may change what runs share."""
-        return training_content(
-            fingerprint=self.language_fingerprint,
-            model=content_of(self.model),
-            algorithm=content_of(self.algorithm),
-            pretrain=content_of(self.pretrain),
-            seed=self.seeds.content(),
-            trains=self.trains,
-            depends_on_steps=self.algorithm.depends_on_steps,
-            source=None if self.source is None else self.source.identifying,
-        )
+        """The plain data that `training_identity` is computed from; nobody may change what runs share.
+
+        `seed` is `Seeds.content`, and `source` identifies the state that training starts from; it is left out
+        where weights are drawn, and both where nothing is trained.
+        """
+        return {**self._configured.content, **self._own}
 
     @cached_property
     def training_identity(self) -> str:
         """The sha256 (hexadecimal) of everything that determines the weights."""
-        return digest_of_shared(self.identity_content)
+        return digest_of_shared(self._configured.content, self._own)
 
     @property
     def configuration(self) -> str:
@@ -109,13 +129,8 @@ class RunSpec:
     @cached_property
     def run_id(self) -> str:
         """The readable, durable name, e.g. `64-1-2-256-adamw-s0-3f9a1c27be`."""
-        return run_name(
-            model=self.model.label if self.trains else "",
-            algorithm=self.algorithm.label,
-            seeds=self.seeds.label,
-            trains=self.trains,
-            identity=self.training_identity,
-        )
+        seeds = (self.seeds.label,) if self.trains else ()
+        return run_name((*self._configured.labels, *seeds), self.training_identity)
 
     def encode(self) -> dict[str, Any]:
         """Return plain JSON data that `decode` turns into an equal spec."""
@@ -164,7 +179,7 @@ class RunSpec:
             model=section("model", data["model"], registry.models.decode),
             algorithm=section("algorithm", data["algorithm"], registry.algorithms.decode),
             pretrain=section("pretrain", data["pretrain"], PretrainConfig.decode),
-            seeds=Seeds.of(data["seed"]),
+            seeds=section("seeds", data["seed"], Seeds.of),
             evaluations=section("evaluations", data["evaluations"], measured),
             language_fingerprint=data["language_fingerprint"],
             axes=dict(data["axes"]),
@@ -175,3 +190,26 @@ class RunSpec:
     def with_axes(self, axes: Mapping[str, Any]) -> RunSpec:
         """Return the same run with other values for display."""
         return replace(self, axes=dict(axes))
+
+
+@dataclass(frozen=True)
+class _Configured:
+    """The content of identities, and the labels of ids, that replicates share."""
+
+    content: Mapping[str, Any]
+    labels: tuple[str, ...]
+
+
+# Thousands of runs are replicates of hundreds of configurations.
+@lru_cache(maxsize=4096)
+def _configured(fingerprint: str, model: Itself, algorithm: Itself, pretrain: Itself) -> _Configured:
+    trained, by = model.known, algorithm.known
+    content = training_content(
+        fingerprint=fingerprint,
+        model=content_of(trained),
+        algorithm=content_of(by),
+        pretrain=content_of(pretrain.known),
+        trains=by.trains,
+        depends_on_steps=by.depends_on_steps,
+    )
+    return _Configured(content, (trained.label, by.label) if by.trains else (by.label,))

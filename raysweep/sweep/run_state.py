@@ -138,7 +138,7 @@ def _run_states(sweep: Sweep, snapshot: Snapshot, waits: Starts) -> list[RunStat
     for spec in sweep.runs:
         row = RunState(
             run_id=spec.run_id,
-            model=spec.model.label if spec.trains else spec.algorithm.label,
+            model=spec.model_label,
             label=names[spec.run_id],
             steps=spec.milestones[-1],
         )

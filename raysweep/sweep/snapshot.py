@@ -10,10 +10,9 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -22,10 +21,10 @@ from raysweep.evaluation.base import Evaluation
 from raysweep.evaluation.metric import Metric
 from raysweep.remote import RemotePath, fetch, listed
 from raysweep.sweep.identity import evaluation_identity
-from raysweep.sweep.index import NUMBERS, SPEEDS, Index, Rows, plain
+from raysweep.sweep.index import NUMBERS, SPEEDS, Index, Rows, kind_text, plain
 from raysweep.sweep.ledger import Ledger
-from raysweep.sweep.record_heads import IDENTITY, PlainBrief, parts_of, read_any
-from raysweep.sweep.records import RecordName, evaluation_name, parsed_names
+from raysweep.sweep.record_heads import IDENTITY, TOLD, PlainBrief, parts_of, read_any, tells
+from raysweep.sweep.records import RecordName, evaluation_name, parse_name, parsed_names
 from raysweep.sweep.stamps import Stamp, record_paths, stamps
 
 if TYPE_CHECKING:
@@ -38,9 +37,10 @@ MANY = 1000
 #: tick of the clock looks the same, and the clocks of nodes differ.
 SETTLED = 10.0
 
-#: The file name of an evaluation, and what its brief must tell: step, key and identity.
-_Wanted = tuple[str, tuple[int, str, str]]
-_TOLD = itemgetter(0, 5, 6)
+#: An evaluation: step, key, file name, and the place of its key and identity among the kinds of the index.
+_Wanted = tuple[int, str, str, int | None]
+#: The file names of records with their parts.
+_Names = list[tuple[str, RecordName]]
 
 
 @dataclass(frozen=True)
@@ -98,9 +98,11 @@ class Snapshot:
         self._alike: dict[tuple[Any, ...], list[_Wanted]] = {}
         #: The evaluations of runs that were asked for, and these runs, by their ids.
         self._evaluations: dict[int, tuple[RunSpec, list[tuple[int, str, int]]]] = {}
-        #: The names of each run's records, damaged ones among them, and such names sorted with their parts.
-        self._found: dict[str, tuple[str, ...]] = {}
-        self._sorted: dict[tuple[str, ...], list[tuple[str, RecordName]]] = {}
+        #: The names of each run's records, damaged ones among them, by type and step; the runs that have no
+        #: damaged one; and the names that are those of checkpoints.
+        self._names: dict[str, _Names] = {}
+        self._whole: set[str] = set()
+        self._checkpoints: dict[int, _Names] = {}
         with listed(ledger.directory):
             present = ledger.run_ids()
             asked = set(present) if run_ids is None else set(run_ids)
@@ -120,11 +122,15 @@ class Snapshot:
         found = stamps(self.ledger, run_ids)
         if isinstance(self.ledger.directory, RemotePath):
             self._fetch(found, known)
+        # Most runs have records of the same names, and share the list of these.
+        alike: dict[tuple[str, ...], _Names] = {}
         for run_id, now in found.items():
             held = known.pop(run_id, _NOTHING)
-            self._found[run_id] = tuple(now)
+            own = tuple(now)
+            self._names[run_id] = alike.get(own) or alike.setdefault(own, parsed_names(own))
             if now == held.stamps:
                 self._rows[run_id] = held.rows
+                self._whole.add(run_id)
                 continue
             run, rows = self.ledger.open(run_id), dict[str, int]()
             for name, stamp in now.items():
@@ -140,6 +146,8 @@ class Snapshot:
                 if max(stamp[1:]) >= horizon:
                     young.add(rows[name])
             self._rows[run_id] = rows
+            if len(rows) == len(now):
+                self._whole.add(run_id)
         if new:
             self._index.add(new)
         if len(new) - len(young) >= MANY:
@@ -161,20 +169,42 @@ class Snapshot:
         self._index.taken(wanted).write(self.ledger.directory)
 
     def __contains__(self, run_id: str) -> bool:
-        return run_id in self._found
+        return run_id in self._names
 
     @property
     def run_ids(self) -> list[str]:
         """The ids of the runs that have a folder, sorted."""
-        return list(self._found)
+        return list(self._names)
 
     def names(self, run_id: str) -> Sequence[tuple[str, RecordName]]:
-        """Return the file names of a run's records with their parts, by type and step, damaged ones too."""
-        found = self._found.get(run_id, ())
-        # Most runs have records of the same names.
-        if found not in self._sorted:
-            self._sorted[found] = parsed_names(found)
-        return self._sorted[found]
+        """Return the file names of a run's records with their parts, by type and step, damaged ones too.
+
+        Most runs have records of the same names, and share what is returned.
+        """
+        return self._names.get(run_id, ())
+
+    def sound(self, run_id: str) -> bool:
+        """Return whether no record of a run is damaged or has the name of another one."""
+        return run_id in self._whole and (
+            not self._misnamed or self._misnamed.isdisjoint(self._rows[run_id].values())
+        )
+
+    @cached_property
+    def _misnamed(self) -> frozenset[int]:
+        """The rows of records that tell of another step, kind or identity than their names."""
+        index = self._index
+        columns = [index.numbers("name").tolist(), *self._told]
+        # Each is looked at once, however many runs have it.
+        wrong = set()
+        for name, step, place in set(zip(*columns, strict=True)):
+            parsed = parse_name(index.names.known[name])
+            if parsed is not None and parsed.type in TOLD:
+                kind, identity = json.loads(index.kinds.known[place])
+                if not tells(parsed, step, kind, identity):
+                    wrong.add((name, step, place))
+        if not wrong:
+            return frozenset()
+        return frozenset(row for row, told in enumerate(zip(*columns, strict=True)) if told in wrong)
 
     def row(self, run_id: str, name: str) -> int | None:
         """Return the row of a record; None where it is absent or damaged."""
@@ -204,8 +234,8 @@ class Snapshot:
     @cached_property
     def _briefs(self) -> Sequence[PlainBrief]:
         index = self._index
-        columns = [index.numbers(name).tolist() for name in ("step", "seconds", "time", "bytes", "used")]
-        places = index.numbers("kind").tolist()
+        steps, places = self._told
+        columns = [steps, *(index.numbers(name).tolist() for name in ("seconds", "time", "bytes", "used"))]
         # Each run has an identity, so there are thousands of texts.
         for known in zip(*json.loads(f"[{','.join(index.kinds.known)}]"), strict=True):
             columns.append([known[place] for place in places])
@@ -241,16 +271,23 @@ class Snapshot:
         if key not in self._wanted:
             identity = evaluation_identity(evaluation)
             name = evaluation_name(step, evaluation.key, identity)
-            self._wanted[key] = evaluation, (name, (step, evaluation.key, identity))
+            place = self._index.kinds.find(kind_text(evaluation.key, identity))
+            self._wanted[key] = evaluation, (step, evaluation.key, name, place)
         return self._wanted[key][1]
 
-    def _rows_of(self, rows: Mapping[str, int], wanted: Iterable[_Wanted]) -> Iterator[tuple[int, str, int]]:
-        """Yield step, key and row of the wanted evaluations that are among the rows of a run."""
-        briefs = self._briefs
-        for name, told in wanted:
-            row = rows.get(name)
-            if row is not None and _TOLD(briefs[row]) == told:
-                yield told[0], told[1], row
+    def _rows_of(self, rows: Mapping[str, int], wanted: Iterable[_Wanted]) -> list[tuple[int, str, int]]:
+        """Return step, key and row of the wanted evaluations that are among the rows of a run."""
+        steps, places = self._told
+        return [
+            (step, key, row)
+            for step, key, name, place in wanted
+            if (row := rows.get(name)) is not None and places[row] == place and steps[row] == step
+        ]
+
+    @cached_property
+    def _told(self) -> tuple[list[int], list[int]]:
+        """The step of each record, and the place of its kind and identity."""
+        return self._index.numbers("step").tolist(), self._index.numbers("kind").tolist()
 
     def evaluations(self, spec: RunSpec) -> list[tuple[int, str, int]]:
         """Return step, key and row of the evaluations of a run that are there, in the order of its steps."""
@@ -263,16 +300,18 @@ class Snapshot:
                     for evaluation in spec.evaluations.values()
                 ]
             rows = self._rows.get(spec.run_id, {})
-            self._evaluations[id(spec)] = spec, list(self._rows_of(rows, self._alike[alike]))
+            self._evaluations[id(spec)] = spec, self._rows_of(rows, self._alike[alike])
         return self._evaluations[id(spec)][1]
 
     def checkpoints(self, run_id: str) -> list[int]:
         """Return the rows of all checkpoints of a run ever committed, in the order of their steps."""
-        rows, briefs = self._rows.get(run_id, {}), self._briefs
+        rows, steps, found = self._rows.get(run_id, {}), self._told[0], self.names(run_id)
+        if id(found) not in self._checkpoints:
+            self._checkpoints[id(found)] = [one for one in found if one[1].type == "checkpoint"]
         return [
-            rows[name]
-            for name, parsed in self.names(run_id)
-            if parsed.type == "checkpoint" and name in rows and briefs[rows[name]][0] == parsed.step
+            row
+            for name, parsed in self._checkpoints[id(found)]
+            if (row := rows.get(name)) is not None and steps[row] == parsed.step
         ]
 
     def failures(self, run_id: str, type_: Literal["failure", "retried"]) -> list[dict[str, Any]]:
@@ -291,7 +330,12 @@ class Snapshot:
 
         Points have about as many steps each, so the means are harmonic.  None where no point tells them.
         """
-        points, slow, unused = (sum(column[row] for row in rows) for column in self._speeds)
+        points = slow = unused = 0.0
+        told, seconds, shares = self._speeds
+        for row in rows:
+            points += told[row]
+            slow += seconds[row]
+            unused += shares[row]
         return points / slow if slow else None, points / unused if unused else None
 
     @cached_property
@@ -361,8 +405,13 @@ def _known(index: Index) -> dict[str, _Known]:
     # The rows of a run are neighbours, so thousands of them are taken at once.
     edges = [*np.flatnonzero(np.diff(runs, prepend=-1)).tolist(), count]
     found: dict[str, _Known] = {}
-    for begin, end in itertools.pairwise(edges):
-        known = found.setdefault(index.runs.known[runs[begin]], _Known({}, {}))
-        known.stamps.update(zip(names[begin:end], stamps[begin:end], strict=True))
-        known.rows.update(zip(names[begin:end], range(begin, end), strict=True))
+    for place, (begin, end) in zip(runs[edges[:-1]].tolist(), itertools.pairwise(edges), strict=True):
+        own = names[begin:end]
+        new = _Known(
+            dict(zip(own, stamps[begin:end], strict=True)), dict(zip(own, range(begin, end), strict=True))
+        )
+        known = found.setdefault(index.runs.known[place], new)
+        if known is not new:
+            known.stamps.update(new.stamps)
+            known.rows.update(new.rows)
     return found

@@ -16,7 +16,7 @@ from typing import Any
 
 from raysweep.remote import RemotePath, listed
 from raysweep.sweep.ledger import Ledger, RunLedger
-from raysweep.sweep.record_heads import PlainBrief, brief_of, read_head
+from raysweep.sweep.record_heads import TOLD, PlainBrief, brief_of, read_head, tells
 from raysweep.sweep.records import CANCELLED, RecordName
 from raysweep.sweep.run import RunSpec
 from raysweep.sweep.snapshot import Snapshot
@@ -25,8 +25,6 @@ from raysweep.sweep.snapshot import Snapshot
 _Head = Callable[[str], dict[str, Any] | None]
 #: Returns the brief of a record by its file name, None for a damaged one (`Snapshot.briefs`).
 _Short = Callable[[str], PlainBrief | None]
-#: Types of records that are read, and not only counted by their names.
-_READ = ("checkpoint", "evaluation")
 
 
 @dataclass
@@ -34,29 +32,29 @@ class RunRecords:
     """The records that the ledger holds of one run."""
 
     #: Steps with the record of a checkpoint.
-    recorded: set[int] = field(default_factory=set)
+    recorded: frozenset[int] = frozenset()
     #: Returns the steps with a checkpoint folder.
     on_disk: Callable[[], set[int]] = field(default=set, repr=False, compare=False)
     #: (step, kind, head of identity).
-    evaluations: set[tuple[int, str, str]] = field(default_factory=set)
+    evaluations: frozenset[tuple[int, str, str]] = frozenset()
     #: Message of the last failure that nobody asked to retry.
     failure: str | None = None
     #: Whether that failure is a person's wish.
     cancelled: bool = False
-    #: The names of checkpoints and evaluations that were read, and what they told, by type and step.
-    read: list[tuple[RecordName, PlainBrief]] = field(default_factory=list, repr=False, compare=False)
+    #: Returns the names of checkpoints and evaluations that were read, and what they told, by type and step.
+    read: Callable[[], list[tuple[RecordName, PlainBrief]]] = field(default=list, repr=False, compare=False)
 
     @cached_property
     def usable(self) -> set[int]:
         """The recorded steps with a checkpoint folder, as they are when somebody asks first."""
-        return self.recorded & self.on_disk()
+        return self.on_disk() & self.recorded
 
     # What follows tells costs.  Most of thousands of runs lack nothing, and nobody asks for all of theirs.
 
     @cached_property
     def _newest(self) -> PlainBrief | None:
         """The newest checkpoint that was trained and read."""
-        found = [(name.step, brief) for name, brief in self.read if name.type == "checkpoint"]
+        found = [(name.step, brief) for name, brief in self.read() if name.type == "checkpoint"]
         step, newest = max(found, default=(0, None))
         return newest if step else None
 
@@ -82,7 +80,7 @@ class RunRecords:
         """Kind, head of identity, seconds and, where known, seconds of processor time of evaluations."""
         return [
             (name.kind, name.head, seconds, None if math.isnan(used) else used)
-            for name, (_, seconds, _, _, used, _, _) in self.read
+            for name, (_, seconds, _, _, used, _, _) in self.read()
             if name.type == "evaluation"
         ]
 
@@ -91,7 +89,7 @@ class RunRecords:
         """Begin and end, in unix seconds, of the training that the records tell of."""
         found: list[tuple[float, float]] = []
         trained = 0.0
-        for name, (_, seconds, time, *_) in self.read:
+        for name, (_, seconds, time, *_) in self.read():
             if name.type == "checkpoint" and seconds > trained:
                 found.append((time - (seconds - trained), time))
                 trained = seconds
@@ -101,15 +99,36 @@ class RunRecords:
     def measuring(self) -> list[tuple[float, float]]:
         """Begin and end, in unix seconds, of the evaluations."""
         return [
-            (time - seconds, time) for name, (_, seconds, time, *_) in self.read if name.type == "evaluation"
+            (time - seconds, time)
+            for name, (_, seconds, time, *_) in self.read()
+            if name.type == "evaluation"
         ]
 
     def add(self, name: RecordName) -> None:
         """Add a record by its name; the name of a failure says nothing more."""
         if name.type == "checkpoint":
-            self.recorded.add(name.step)
+            self.recorded |= {name.step}
         elif name.type == "evaluation":
-            self.evaluations.add((name.step, name.kind, name.head))
+            self.evaluations |= {(name.step, name.kind, name.head)}
+
+
+@dataclass(frozen=True)
+class _Tally:
+    """What the names of a run's records tell; runs whose records have the same names share it."""
+
+    recorded: frozenset[int]
+    evaluations: frozenset[tuple[int, str, str]]
+    #: The file name of the last failure that nobody asked to retry.
+    failure: str | None
+
+    @classmethod
+    def of(cls, names: Iterable[tuple[str, RecordName]]) -> _Tally:
+        held, failure = RunRecords(), None
+        for name, parsed in names:
+            held.add(parsed)
+            if parsed.type == "failure":
+                failure = name
+        return cls(held.recorded, held.evaluations, failure)
 
 
 def survey(
@@ -125,22 +144,43 @@ def survey(
         if verify and snapshot is None:
             snapshot = Snapshot(ledger, (spec.run_id for spec in specs))
         present = set(ledger.run_ids() if snapshot is None else snapshot.run_ids)
+        tallies: dict[int, _Tally] = {}
         found = {}
         for spec in specs:
             if spec.run_id not in present:
                 continue
-            run = ledger.open(spec.run_id)
             if snapshot is None:
+                run = ledger.open(spec.run_id)
                 stored = _plain(run.identity_path) or {}
                 identity, held = stored.get("identity"), survey_run(run, verify=False)
             else:
-                names, head = snapshot.names(spec.run_id), partial(snapshot.read, spec.run_id)
-                short = snapshot.briefs(spec.run_id).get
-                identity, held = snapshot.identity(spec.run_id), _survey(run, names, head, short, verify=True)
+                identity = snapshot.identity(spec.run_id)
+                held = _held(ledger, snapshot, spec.run_id, tallies)
             if identity != spec.training_identity:
                 ledger.check(spec)
             found[spec.run_id] = held
         return found
+
+
+def _held(ledger: Ledger, snapshot: Snapshot, run_id: str, tallies: dict[int, _Tally]) -> RunRecords:
+    """Return the records of a run in a snapshot; `tallies` has those of the names that it keeps."""
+    names, head = snapshot.names(run_id), partial(snapshot.read, run_id)
+    if not snapshot.sound(run_id):
+        short = snapshot.briefs(run_id).get
+        return _survey(ledger.open(run_id), names, head, short, verify=True)
+    # Most runs have records of the same names, so these are counted once.
+    tally = tallies.get(id(names)) or tallies.setdefault(id(names), _Tally.of(names))
+    return _records(tally, head, partial(_on_disk, ledger, run_id), partial(_told, snapshot, run_id), ledger)
+
+
+def _on_disk(ledger: Ledger, run_id: str) -> set[int]:
+    return ledger.open(run_id).steps_on_disk()
+
+
+def _told(snapshot: Snapshot, run_id: str) -> list[tuple[RecordName, PlainBrief]]:
+    """Return what the checkpoints and evaluations of a run told, all of which are sound."""
+    briefs = snapshot.briefs(run_id)
+    return [(parsed, briefs[name]) for name, parsed in snapshot.names(run_id) if parsed.type in TOLD]
 
 
 def survey_run(run: RunLedger, *, verify: bool = True) -> RunRecords:
@@ -157,25 +197,34 @@ def _brief(run: RunLedger, name: str) -> PlainBrief | None:
 def _survey(
     run: RunLedger, found: Sequence[tuple[str, RecordName]], head: _Head, short: _Short, *, verify: bool
 ) -> RunRecords:
-    held = RunRecords()
     newest = max((p.step for _, p in found if p.type == "checkpoint"), default=-1)
-    failure = None
+    counted: list[tuple[str, RecordName]] = []
+    read: list[tuple[RecordName, PlainBrief]] = []
     for name, parsed in found:
-        if parsed.type == "failure":
-            failure = name
-        elif parsed.type in _READ and (verify or (parsed.type == "checkpoint" and parsed.step == newest)):
+        if parsed.type in TOLD and (verify or (parsed.type == "checkpoint" and parsed.step == newest)):
             brief = short(name)
-            if brief is None or not _tells(parsed, brief):
+            if brief is None or not tells(parsed, brief[0], brief[5], brief[6]):
                 continue
-            held.read.append((parsed, brief))
-        held.add(parsed)
-    if failure is not None:
-        record = head(failure)
+            read.append((parsed, brief))
+        counted.append((name, parsed))
+    return _records(_Tally.of(counted), head, run.steps_on_disk, lambda: read, run)
+
+
+def _records(
+    tally: _Tally,
+    head: _Head,
+    on_disk: Callable[[], set[int]],
+    read: Callable[[], list[tuple[RecordName, PlainBrief]]],
+    ledger: Ledger | RunLedger,
+) -> RunRecords:
+    held = RunRecords(recorded=tally.recorded, evaluations=tally.evaluations, read=read)
+    if tally.failure is not None:
+        record = head(tally.failure)
         if record is not None:
             held.failure, held.cancelled = record["message"], record["error"] == CANCELLED
     if held.recorded:
-        held.on_disk = run.steps_on_disk
-        if isinstance(run.directory, RemotePath):
+        held.on_disk = on_disk
+        if isinstance(ledger.directory, RemotePath):
             # The listing that is read on may end before somebody asks.
             _ = held.usable
     return held
@@ -207,10 +256,3 @@ def _plain(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return data if isinstance(data, dict) else None
-
-
-def _tells(parsed: RecordName, brief: PlainBrief) -> bool:
-    """Return whether the brief of a checkpoint or an evaluation matches the name of its record."""
-    if parsed.type == "checkpoint":
-        return brief[0] == parsed.step
-    return (brief[0], brief[5]) == (parsed.step, parsed.kind) and brief[6].startswith(parsed.head)

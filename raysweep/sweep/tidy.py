@@ -68,7 +68,7 @@ def tidy(ledger: Ledger, sweep: Sweep, snapshot: Snapshot | None = None) -> pd.D
     heads: list[dict[str, Any]] = []
     # Of each record: its row in the snapshot, the place of its run in `heads`, and its step.
     records: list[tuple[int, int, int]] = []
-    counts: dict[tuple[str, str], int] = {}
+    counts: dict[tuple[str, str | int], int] = {}
     for spec in sweep.runs:
         found = [(row, len(heads), step) for step, _, row in snapshot.evaluations(spec)]
         if found:
@@ -176,20 +176,24 @@ def descriptions(frame: pd.DataFrame) -> list[Description]:
 
 
 def _head(
-    sweep: Sweep, spec: RunSpec, axes: list[str], seeds: list[str], counts: dict[tuple[str, str], int]
+    sweep: Sweep, spec: RunSpec, axes: list[str], seeds: list[str], counts: dict[tuple[str, str | int], int]
 ) -> dict[str, Any]:
     """Return the columns that all rows of a run share."""
     parameters = None
     if spec.trains:
-        key = (spec.language_fingerprint, canonical(spec.model.encode()))
-        if key not in counts:
-            counts[key] = spec.model.parameters(sweep.language(spec))
-        parameters = counts[key]
+        # Thousands of runs share the very models, which the sweep keeps alive.
+        own = (spec.language_fingerprint, id(spec.model))
+        if own not in counts:
+            key = (spec.language_fingerprint, canonical(spec.model.encode()))
+            if key not in counts:
+                counts[key] = spec.model.parameters(sweep.language(spec))
+            counts[own] = counts[key]
+        parameters = counts[own]
     return {
         "sweep": sweep.name,
         "run_id": spec.run_id,
-        "model": spec.model.label if spec.trains else None,
-        "algorithm": spec.algorithm.label,
+        "model": spec.model_label if spec.trains else None,
+        "algorithm": spec.algorithm_label,
         "seed": spec.seed if spec.trains else None,
         **{name: getattr(spec.seeds, SEEDS[name]) if spec.trains else None for name in seeds},
         **{name: _axis(name, spec) for name in axes},

@@ -155,7 +155,7 @@ def test_seconds_that_many_shared_are_fewer_alone(load: Any) -> None:
         (checkpoint_name(100), Brief(step=100, seconds=20.0, time=10.0)),
         (evaluation_name(100, "counted", "0" * 64), Brief(step=100, seconds=6.0, time=8.0)),
     ]
-    held = RunRecords(read=[(parsed, brief) for name, brief in told if (parsed := parse_name(name))])
+    held = RunRecords(read=lambda: [(parsed, brief) for name, brief in told if (parsed := parse_name(name))])
     assert held.training == [(0.0, 10.0), (0.0, 10.0)]
     assert held.measuring == [(2.0, 8.0)]
     assert covered([*held.training, *held.measuring]) == 10.0

@@ -284,6 +284,13 @@ MALFORMED = [
         "2:38: resources.min_workers: lanes keep all of their workers; use engine: nested",
     ),
     (
+        "a look for workers that are always there",
+        "name: tiny",
+        "name: tiny\nresources: {workers: 4, resize_every: 60}",
+        "2:39: resources.resize_every: a run without min_workers keeps all of its workers; add min_workers: "
+        "1, or leave this out",
+    ),
+    (
         "resource that no node has",
         "name: tiny",
         "name: tiny\nresources: {per_worker: {gpus: 1}}",

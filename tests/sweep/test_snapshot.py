@@ -19,10 +19,14 @@ from helpers import tiny_sweeps as tiny
 from raysweep.evaluation.metric import Metric
 from raysweep.sweep import RunLedger, Sweep, make_plan
 from raysweep.sweep import snapshot as module
+from raysweep.sweep.identity import evaluation_identity
 from raysweep.sweep.index import INDEX
+from raysweep.sweep.missing import missing
+from raysweep.sweep.records import evaluation_name
 from raysweep.sweep.run_state import run_states
 from raysweep.sweep.snapshot import Metrics, Snapshot
 from raysweep.sweep.stored import save_sweep
+from raysweep.sweep.survey import survey, survey_run
 from raysweep.sweep.tidy import cells, tidy, typed
 from raysweep.training.checkpoint import CheckpointRecord, CurvePoint, FileDigest
 
@@ -118,6 +122,29 @@ def test_with_an_index_no_record_is_read(sweep: Sweep, monkeypatch: pytest.Monke
     wanted = tidy(sweep.ledger(), sweep)
     monkeypatch.setattr(RunLedger, "read", lambda *_: pytest.fail("a record was read"))
     pd.testing.assert_frame_equal(tidy(sweep.ledger(), sweep), wanted)
+
+
+def test_a_record_under_the_name_of_another_one_counts_for_nothing(sweep: Sweep) -> None:
+    for spec in sweep.runs:
+        tiny.finish(sweep.ledger().run(spec), spec)
+    spec = sweep.runs[0]
+    run = sweep.ledger().run(spec)
+    snapshot = Snapshot.of(sweep)
+    assert all(snapshot.sound(other.run_id) for other in sweep.runs)
+    first, last = spec.milestones
+    [evaluation] = spec.evaluations.values()
+    names = [evaluation_name(k, evaluation.key, evaluation_identity(evaluation)) for k in (first, last)]
+    shutil.copy(run.record_path(names[0]), run.record_path(names[1]))
+    for _ in ("read anew", "from the index"):
+        snapshot = Snapshot.of(sweep)
+        assert [snapshot.sound(other.run_id) for other in sweep.runs] == [False] + [True] * (
+            len(sweep.runs) - 1
+        )
+        held = survey(sweep.ledger(), sweep.runs, verify=True, snapshot=snapshot)
+        assert held[spec.run_id] == survey_run(run)
+        assert missing(spec, held[spec.run_id]).evaluations == ((last, evaluation.key),)
+        others = [missing(other, held[other.run_id]) for other in sweep.runs[1:]]
+        assert all(lacks.finished for lacks in others)
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -36,7 +36,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from scipy.integrate import solve_ivp
 from torch import Tensor
 
 from raysweep.errors import ConfigError, RunFailedError
@@ -67,6 +66,8 @@ def descend(valley: Valley, theta: Tensor, times: Tensor) -> Tensor:
 
 
 def _follow(valley: Valley, theta: Tensor, time: float) -> Tensor:
+    from scipy.integrate import solve_ivp  # takes a third of a second, and reports follow nothing
+
     def slope(_: float, y: np.ndarray) -> np.ndarray:
         return (-0.25 * valley.tangent_slope(torch.from_numpy(y))).numpy()
 
