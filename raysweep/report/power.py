@@ -27,8 +27,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.optimize import brentq
 
-from raysweep.report.quantiles import chi2_quantile, root
+from raysweep.report.quantiles import chi2_quantile
 from raysweep.report.ratio import Array, Distribution
 
 #: Probability of a false positive of one test (α), and of seeing an effect that is there.
@@ -67,7 +68,7 @@ class Pilot:
         seen, high = self._seen(clusters or self.clusters, level), self.standard_error
         while seen(high) < POWER:
             high *= 2
-        return root(lambda effect: seen(effect) - POWER, 0.0, high, near=1e-6)
+        return float(brentq(lambda effect: seen(effect) - POWER, 0.0, high, rtol=1e-6))
 
     def needed(self, effect: float, *, level: float = LEVEL) -> int | None:
         """Return the number of clusters that see an effect with 80 %; None beyond `MOST`."""
@@ -133,4 +134,4 @@ def _edge(means: Array, dofs: Array, level: float) -> float:
         parts = np.exp(2 * logarithm) * means / dofs / _SQUARES[:, None]
         return float(np.exp(-0.5 * (dofs * np.log1p(parts)).sum(axis=-1)).mean()) - level
 
-    return math.exp(root(above, -10.0, 40.0))
+    return math.exp(brentq(above, -10.0, 40.0))
