@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
-from typing import Any, cast
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -43,29 +43,56 @@ def states(encoder: Any, rows: Rows, key: Tensor, dtype: torch.dtype = torch.bfl
 
     `key`, an int64 scalar on the device, is that of dropout; factors of products are in `dtype`.
     """
-    # The head's parameters have no part in it.
-    outside = {id(p) for p in encoder.head_parameters()}
-    parameters = [p for p in encoder.parameters() if id(p) not in outside]
-    found: Tensor = _States.apply(_Pass(encoder, rows, key, dtype), *parameters)
-    return found
+    work = _Pass(encoder, rows, key, dtype)
+    stream, seen = _Embedding.apply(work, *work.first_parameters)
+    for number in range(len(encoder.layers)):
+        stream, seen = _Layer.apply(work, number, stream, seen, *work.parameters(number))
+    states: Tensor = seen
+    return states
 
 
-class _States(torch.autograd.Function):
-    """Hidden states as a function of all parameters, which `_Pass` reads by itself."""
+class _Embedding(torch.autograd.Function):
+    """The embedding, and what the first layer sees of it."""
 
     @staticmethod
-    def forward(ctx: Any, work: _Pass, *parameters: Tensor) -> Tensor:
+    def forward(ctx: Any, work: _Pass, *parameters: Tensor) -> tuple[Tensor, Tensor]:
+        stream, seen = work.begin()
         ctx.work, ctx.parameters = work, parameters
-        return work.forward()
+        ctx.save_for_backward(stream)
+        return stream, seen
 
     @staticmethod
     def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.work is None:
-            raise RuntimeError("these states were differentiated before; compute them again")
-        work, ctx.work = ctx.work, None
-        [slope] = given
-        gradients = work.backward(slope.contiguous())
+        [stream] = ctx.saved_tensors
+        gradients = ctx.work.begin_back(stream, *given)
         return None, *(gradients[id(p)] for p in ctx.parameters)
+
+
+class _Layer(torch.autograd.Function):
+    """One layer, with its parameters and those of the norm after it.
+
+    Its gradients are there before the next one's, so that workers can add them up meanwhile.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, work: _Pass, number: int, stream: Tensor, seen: Tensor, *parameters: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        kept, seen = work.layer(number, stream, seen)
+        ctx.work, ctx.number, ctx.parameters = work, number, parameters
+        # Autograd keeps them until the backward pass, without a cycle of references.
+        ctx.save_for_backward(*kept)
+        # The stream of the last layer goes nowhere.
+        ctx.set_materialize_grads(False)
+        return kept.ended, seen
+
+    @staticmethod
+    def backward(ctx: Any, *given: Tensor | None) -> tuple[Tensor | None, ...]:
+        later, d_seen = given
+        assert d_seen is not None, "states without a gradient are not differentiated"
+        kept = _Kept(*ctx.saved_tensors)
+        later, d_seen, gradients = ctx.work.layer_back(ctx.number, kept, d_seen, later)
+        return None, None, later, d_seen, *(gradients[id(p)] for p in ctx.parameters)
 
 
 @dataclass(frozen=True)
@@ -145,47 +172,24 @@ class _Linear:
         return d @ self.weight
 
 
-@dataclass
-class _Sum:
-    """s_k = b_{k-1} + dropout(y_k), and the norm after it."""
-
-    stream: Tensor
-    norm: nn.LayerNorm
-    site: _Site
-
-    def base(self, post: bool) -> _Base:
-        """Return b_k."""
-        return _Base(self.stream, self.norm if post else None)
-
-
-@dataclass
-class _Base:
-    """b_k: a stream, or its norm."""
-
-    stream: Tensor
-    norm: nn.LayerNorm | None = None
-
-    def at(self, places: Tensor) -> _Base:
-        """Return it at some places alone."""
-        return _Base(self.stream.index_select(0, places), self.norm)
-
-
-@dataclass
-class _Kept:
-    """What the backward pass of a layer needs, in the order in which it is made."""
+class _Kept(NamedTuple):
+    """What the backward pass of a layer needs: its input, what lies between its products, and its streams."""
 
     seen: Tensor
     packed: Tensor
     mixed: Tensor
-    middle: _Sum
+    middle: Tensor
     inner: Tensor
     risen: Tensor
     active: Tensor
-    ended: _Sum
+    ended: Tensor
 
 
 class _Pass:
-    """The forward and the backward pass of one batch."""
+    """The work of one batch, layer by layer, forwards and backwards.
+
+    The gradient of a stream is that of b_k: in post-norm that of its norm.
+    """
 
     def __init__(self, encoder: Any, rows: Rows, key: Tensor, dtype: torch.dtype) -> None:
         self.encoder, self.rows, self.key, self.dtype = encoder, rows, key, dtype
@@ -193,85 +197,104 @@ class _Pass:
         self.p = encoder.dropout.p if encoder.training else 0.0
         self.heads, self.size = encoder.shape.heads, encoder.shape.width // encoder.shape.heads
         self.ids, self.at = rows.ids.flatten(), rows.at.flatten()
-        self.gradients: dict[int, Tensor] = {}
         self.linears = _low_precision(encoder.layers, dtype)
-        self.kept: list[_Kept] = []
         #: The norm before the first layer, where there is one.
-        self.first: _Sum | None = None
+        self.first = None if self.post else encoder.layers[0].attention_norm
 
-    def forward(self) -> Tensor:
-        """Return the hidden states [M, D] of masked words, in float32."""
-        layers = self.encoder.layers
+    @property
+    def first_parameters(self) -> list[Tensor]:
+        """The parameters of `begin`."""
+        encoder = self.encoder
+        norms = [encoder.embedding_norm, *([] if self.first is None else [self.first])]
+        tables = [encoder.token_embedding.weight, encoder.position_embedding.weight]
+        return [*tables, *(p for norm in norms for p in norm.parameters())]
+
+    def parameters(self, number: int) -> list[Tensor]:
+        """Return the parameters of `layer`."""
+        linears = (m for linear in self.linears[number] for m in linear.modules)
+        return [p for module in (*linears, *self._norms(number)) for p in module.parameters()]
+
+    def begin(self) -> tuple[Tensor, Tensor]:
+        """Return b_0 and what the first layer sees [N, D]."""
         x = self._embed()
-        base, seen = _Base(x), x.to(self.dtype) if self.post else None
-        if seen is None:
-            self.first, seen = self._sum(base, None, layers[0].attention_norm, _Site(0))
-        for number, (layer, linears) in enumerate(zip(layers, self.linears, strict=True)):
-            last = number == len(layers) - 1
-            projection, output, up, down = linears
-            packed = projection.apply(seen)
-            mixed = self._attend(packed, self._site(number, 0))
-            if last:
-                # Everything behind the last attention is for masked words alone.
-                self.source = _inverse(self.rows.masked, len(self.ids))
-                mixed, base = mixed.index_select(0, self.rows.masked), base.at(self.rows.masked)
-            norm = layer.attention_norm if self.post else layer.mlp_norm
-            middle, inner = self._sum(base, output.apply(mixed), norm, self._site(number, 1))
-            risen = up.apply(inner)
-            active = _gelu(risen)
-            ended, outer = self._sum(
-                middle.base(self.post), down.apply(active), self._after(number), self._site(number, 2),
-                torch.float32 if last else self.dtype,
-            )  # fmt: skip
-            self.kept.append(_Kept(seen, packed, mixed, middle, inner, risen, active, ended))
-            base, seen = ended.base(self.post), outer
-        return seen
+        if self.first is None:
+            return x, x.to(self.dtype)
+        _, seen = self._sum(x, None, None, self.first, None)
+        return x, seen
 
-    def backward(self, slope: Tensor) -> dict[int, Tensor]:
-        """Return the gradient of each parameter by its id, given that of the states [M, D]."""
-        d_seen = slope
-        later: Tensor | None = None
-        while self.kept:
-            last = len(self.kept) == len(self.encoder.layers)
-            # Activations are given back layer by layer.
-            layer, (projection, output, up, down) = self.kept.pop(), self.linears.pop()
-            later, d_y, of_bias = self._sum_back(layer.ended, d_seen, later)
-            d_active = down.back(d_y, layer.active, of_bias, self.gradients)
-            d_risen, of_bias = _gelu_back(layer.risen, d_active)
-            d_seen = up.back(d_risen, layer.inner, of_bias, self.gradients)
-            later, d_y, of_bias = self._sum_back(layer.middle, d_seen, later)
-            d_mixed = output.back(d_y, layer.mixed, of_bias, self.gradients)
-            if last:
-                d_mixed, later = self._spread(d_mixed), self._spread(later)
-            site = self._site(len(self.kept), 0)
-            d_packed, of_bias = self._attend_back(layer.packed, d_mixed, site)
-            d_seen = projection.back(d_packed, layer.seen, of_bias, self.gradients)
-        if self.first is not None:
-            later, _, _ = self._sum_back(self.first, d_seen, later)
-        elif later is not None:
+    def begin_back(self, x: Tensor, later: Tensor, d_seen: Tensor) -> dict[int, Tensor]:
+        """Return the gradient of each parameter of `begin` by its id, given those of its results."""
+        gradients: dict[int, Tensor] = {}
+        if self.first is None:
             later = later + d_seen
-        self._embed_back(cast(Tensor, later))
-        return self.gradients
+        else:
+            later, _, _ = self._sum_back(x, self.first, None, d_seen, later, gradients)
+        self._embed_back(later, gradients)
+        return gradients
+
+    def layer(self, number: int, stream: Tensor, seen: Tensor) -> tuple[_Kept, Tensor]:
+        """Return what the backward pass needs, and what the next layer sees; the last one's is float32."""
+        projection, output, up, down = self.linears[number]
+        inner_norm, outer_norm = self._norms(number)
+        before = self._norms(number - 1)[1] if self.post and number else None
+        last = number == len(self.linears) - 1
+        packed = projection.apply(seen)
+        mixed = self._attend(packed, self._site(number, 0))
+        if last:
+            # Everything behind the last attention is for masked words alone.
+            mixed, stream = (x.index_select(0, self.rows.masked) for x in (mixed, stream))
+        middle, inner = self._sum(stream, before, output.apply(mixed), inner_norm, self._site(number, 1))
+        risen = up.apply(inner)
+        active = _gelu(risen)
+        ended, outer = self._sum(
+            middle, inner_norm if self.post else None, down.apply(active), outer_norm, self._site(number, 2),
+            torch.float32 if last else self.dtype,
+        )  # fmt: skip
+        return _Kept(seen, packed, mixed, middle, inner, risen, active, ended), outer
+
+    def layer_back(
+        self, number: int, kept: _Kept, d_seen: Tensor, later: Tensor | None
+    ) -> tuple[Tensor, Tensor, dict[int, Tensor]]:
+        """Return the gradients of `layer`'s stream, of what it saw, and of each parameter by its id.
+
+        Given are those of its results, None where there is none for the stream.
+        """
+        projection, output, up, down = self.linears[number]
+        inner_norm, outer_norm = self._norms(number)
+        found: dict[int, Tensor] = {}
+        later, d_y, of_bias = self._sum_back(
+            kept.ended, outer_norm, self._site(number, 2), d_seen.contiguous(), later, found
+        )
+        d_active = down.back(d_y, kept.active, of_bias, found)
+        d_risen, of_bias = _gelu_back(kept.risen, d_active)
+        d_seen = up.back(d_risen, kept.inner, of_bias, found)
+        later, d_y, of_bias = self._sum_back(
+            kept.middle, inner_norm, self._site(number, 1), d_seen, later, found
+        )
+        d_mixed = output.back(d_y, kept.mixed, of_bias, found)
+        if number == len(self.linears) - 1:
+            d_mixed, later = self._spread(d_mixed, later)
+        d_packed, of_bias = self._attend_back(kept.packed, d_mixed, self._site(number, 0))
+        d_seen = projection.back(d_packed, kept.seen, of_bias, found)
+        return later, d_seen, found
 
     def _site(self, layer: int, place: int) -> _Site:
         """Return a site of a layer: attention, the attention's output or that of the feed-forward block."""
         return _Site.of(1 + 3 * layer + place, self.p)
 
-    def _after(self, number: int) -> nn.LayerNorm:
-        """Return the norm after a layer's feed-forward block."""
+    def _norms(self, number: int) -> tuple[nn.LayerNorm, nn.LayerNorm]:
+        """Return the norms after a layer's attention and after its feed-forward block."""
         layers = self.encoder.layers
+        layer = layers[number]
         if self.post:
-            found = layers[number].mlp_norm
-        elif number + 1 < len(layers):
-            found = layers[number + 1].attention_norm
-        else:
-            found = self.encoder.final_norm
-        return cast(nn.LayerNorm, found)
+            return layer.attention_norm, layer.mlp_norm
+        last = number == len(layers) - 1
+        return layer.mlp_norm, self.encoder.final_norm if last else layers[number + 1].attention_norm
 
-    def _spread(self, found: Tensor) -> Tensor:
-        """Return rows [M, D] at their places among all, zero elsewhere."""
-        nothing = found.new_zeros(1, found.shape[1])
-        return torch.cat([found, nothing]).index_select(0, self.source)
+    def _spread(self, *found: Tensor) -> list[Tensor]:
+        """Return rows [M, D] each at their places among all, zero elsewhere."""
+        source = _inverse(self.rows.masked, len(self.ids))
+        return [torch.cat([x, x.new_zeros(1, x.shape[1])]).index_select(0, source) for x in found]
 
     def _embed(self) -> Tensor:
         encoder, site = self.encoder, _Site.of(0, self.p)
@@ -285,64 +308,69 @@ class _Pass:
         )  # fmt: skip
         return out
 
-    def _embed_back(self, slope: Tensor) -> None:
+    def _embed_back(self, slope: Tensor, gradients: dict[int, Tensor]) -> None:
         encoder, site = self.encoder, _Site.of(0, self.p)
         norm, tile = encoder.embedding_norm, _Tile.of(encoder.width)
         words, places = encoder.token_embedding.weight, encoder.position_embedding.weight
-        out, grid = (
-            slope.new_empty(len(slope), 2, encoder.width, dtype=self.dtype),
-            tile.grid(len(slope), PROGRAMS),
-        )
+        out = slope.new_empty(len(slope), 2, encoder.width, dtype=self.dtype)
+        grid = tile.grid(len(slope), PROGRAMS)
         sums = slope.new_empty(*grid, 2, encoder.width)
         kernels.embed_back[grid](
             self.ids, self.at, words, places, norm.weight, slope, out, sums,
             len(out), encoder.width, norm.eps, self.key, site.number, site.cut, site.scale,
             M=tile.rows, C=tile.columns, DROP=site.drops, num_warps=tile.warps,
         )  # fmt: skip
-        self._learn(norm, sums.sum(dim=0))
+        gradients[id(norm.weight)], gradients[id(norm.bias)] = sums.sum(dim=0)
         of_words, of_places = _tables_back(out, (self.ids, len(words)), (self.at, len(places)))
-        self.gradients[id(words)], self.gradients[id(places)] = of_words, of_places
+        gradients[id(words)], gradients[id(places)] = of_words, of_places
 
     def _sum(
         self,
-        base: _Base,
+        base: Tensor,
+        before: nn.LayerNorm | None,
         y: Tensor | None,
         norm: nn.LayerNorm,
-        site: _Site,
+        site: _Site | None,
         dtype: torch.dtype | None = None,
-    ) -> tuple[_Sum, Tensor]:
-        """Return b + dropout(y), or b without y, and its norm in `dtype` (default: that of products)."""
-        x, tile = base.stream, _Tile.of(self.encoder.width)
-        stream = x if y is None else torch.empty_like(x)
-        seen = torch.empty_like(x, dtype=dtype or self.dtype)
-        before = norm if base.norm is None else base.norm
-        kernels.residual[tile.grid(len(x))](
-            x, before.weight, before.bias, y, norm.weight, norm.bias, stream, seen,
-            len(x), tile.width, before.eps, norm.eps, self.key, site.number, site.cut, site.scale,
-            M=tile.rows, C=tile.columns, NORMED=base.norm is not None, ADD=y is not None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return b + dropout(y), or b without y, and its norm in `dtype` (default: that of products).
+
+        b is `base`, or its norm by `before`.
+        """
+        tile, site = _Tile.of(self.encoder.width), site or _Site(0)
+        stream = base if y is None else torch.empty_like(base)
+        seen = torch.empty_like(base, dtype=dtype or self.dtype)
+        first = before or norm
+        kernels.residual[tile.grid(len(base))](
+            base, first.weight, first.bias, y, norm.weight, norm.bias, stream, seen,
+            len(base), tile.width, first.eps, norm.eps, self.key, site.number, site.cut, site.scale,
+            M=tile.rows, C=tile.columns, NORMED=before is not None, ADD=y is not None,
             DROP=site.drops, num_warps=tile.warps,
         )  # fmt: skip
-        return _Sum(stream, norm, site), seen
+        return stream, seen
 
-    def _sum_back(self, made: _Sum, d_seen: Tensor, later: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the gradients of b_{k-1} and y_k, and the sums of the latter [D]."""
-        x, tile, site = made.stream, _Tile.of(self.encoder.width), made.site
-        adds = made is not self.first
-        d_stream, grid = torch.empty_like(x), tile.grid(len(x), PROGRAMS)
-        d_y = torch.empty_like(x, dtype=self.dtype) if adds else d_seen
-        sums = x.new_empty(*grid, 3, tile.width)
+    def _sum_back(
+        self,
+        stream: Tensor,
+        norm: nn.LayerNorm,
+        site: _Site | None,
+        d_seen: Tensor,
+        later: Tensor | None,
+        gradients: dict[int, Tensor],
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the gradients of b and y, and the sums of the latter [D]; without a site there is no y."""
+        tile, adds, site = _Tile.of(self.encoder.width), site is not None, site or _Site(0)
+        d_stream, grid = torch.empty_like(stream), tile.grid(len(stream), PROGRAMS)
+        d_y = torch.empty_like(stream, dtype=self.dtype) if adds else d_seen
+        sums = stream.new_empty(*grid, 3, tile.width)
         kernels.residual_back[grid](
-            x, made.norm.weight, d_seen, later, d_stream, d_y, sums,
-            len(x), tile.width, made.norm.eps, self.key, site.number, site.cut, site.scale,
+            stream, norm.weight, d_seen, later, d_stream, d_y, sums,
+            len(stream), tile.width, norm.eps, self.key, site.number, site.cut, site.scale,
             M=tile.rows, C=tile.columns, NORMED=self.post, LATER=later is not None, ADD=adds,
             DROP=site.drops, num_warps=tile.warps,
         )  # fmt: skip
-        total = sums.sum(dim=0)
-        self._learn(made.norm, total)
-        return d_stream, d_y, total[2]
-
-    def _learn(self, norm: nn.LayerNorm, sums: Tensor) -> None:
-        self.gradients[id(norm.weight)], self.gradients[id(norm.bias)] = sums[0], sums[1]
+        gradients[id(norm.weight)], gradients[id(norm.bias)], of_y = sums.sum(dim=0)
+        return d_stream, d_y, of_y
 
     def _attend(self, packed: Tensor, site: _Site) -> Tensor:
         out = packed.new_empty(len(packed), self.encoder.width)
