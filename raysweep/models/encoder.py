@@ -45,8 +45,9 @@ class EncoderConfig(DrawnConfig):
     `shape` is "width/heads/layers/intermediate", or a name of `raysweep.models.shapes` that stands for these
     numbers.  With `checkpointing` the backward pass computes the layers' activations again instead of keeping
     them (Chen et al., "Training deep nets with sublinear memory cost", 2016): less memory, about a third more
-    time, and bitwise the same gradients.  With `cls` the sentence-level token stands in front of every
-    sentence (`raysweep.models.cls`).
+    time, and bitwise the same gradients as the modules without it.  On a GPU in bfloat16, kernels train other
+    encoders than these (`raysweep.models.gpu`), with other dropout masks.  With `cls` the sentence-level
+    token stands in front of every sentence (`raysweep.models.cls`).
     """
 
     kind: Literal["encoder"] = "encoder"
@@ -204,7 +205,8 @@ class Encoder(MaskedLM):
     """The encoder; see the module's docstring for its equations.
 
     Every parameter belongs to a plain `nn.Linear`, `nn.LayerNorm` or `nn.Embedding` that is called as a
-    module, so hooks see the whole computation; `masked_loss` on a CPU calls none of them.  A subclass trains
+    module, so hooks see the whole computation; `masked_loss` and `hidden_at` call none of the layers' where
+    compiled passes do the work.  A subclass trains
     through its own `forward` and `logits_at`, unless it names a `compiled` loss of its own or overrides
     `packs`.
 
@@ -290,10 +292,10 @@ class Encoder(MaskedLM):
         return mean_loss(logits, words.targets, words.count)
 
     def rows(self, words: Batch, *, dtype: torch.dtype) -> packed.Rows | None:
-        if not (self.packs and words.single):
+        serves = self.packs and words.single
+        if not serves or not self._compiled_on_gpu(dtype, packed.row_width(self.max_length)):
             return None
-        rows = self._rows(words)
-        return rows if self._compiled_on_gpu(dtype, rows.width) else None
+        return self._rows(words)
 
     def rows_loss(self, rows: packed.Rows, key: Tensor, count: Tensor) -> Tensor:
         # Imported here because a processor lacks what it needs.
@@ -318,7 +320,8 @@ class Encoder(MaskedLM):
     def _compiled_on_gpu(self, dtype: torch.dtype, width: int) -> bool:
         """Whether `raysweep.models.gpu` computes states in `dtype` on rows of `width` places."""
         plain = not (self.sharded or self.checkpointing)
-        return plain and dtype == torch.bfloat16 and width <= gpu.WIDEST and gpu.available()
+        small = width <= gpu.WIDEST and width * self.shape.width // self.shape.heads <= gpu.LARGEST
+        return plain and small and dtype == torch.bfloat16 and gpu.available()
 
     def _rows(self, words: Batch) -> packed.Rows:
         """Return a batch in rows; raise `DataError` for longer sentences than the model has positions."""

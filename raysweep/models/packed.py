@@ -8,8 +8,10 @@ padded rows.  Places without a word form one sentence of their own, which nothin
 First-fit decreasing (Johnson, "Near-optimal bin packing algorithms", MIT, 1973) fills the rows by lengths
 that are known on the CPU.  The device receives two numbers a sentence in one transfer, and nothing waits for
 it.  In bfloat16 the work on rows of up to 128 positions is done by kernels of `raysweep.models.gpu`.  In
-float32, with longer rows, with shared weights and with `checkpointing` it is done by the model's modules, and
-attention by torch's memory-efficient kernel.
+float32, with longer rows or large heads, with shared weights and with `checkpointing` it is done by the
+model's modules, and attention by torch's memory-efficient kernel.  That adds a query's gradient over blocks
+of keys in no fixed order.  Rows of 128 positions have two blocks, and a sum of two terms does not depend on
+order; longer rows may have more, and then two trainings need not be bitwise equal.
 """
 
 from __future__ import annotations

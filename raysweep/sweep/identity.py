@@ -54,7 +54,9 @@ def digest(data: Any) -> str:
 
 
 def digest_of_shared(shared: Mapping[str, Any], own: Mapping[str, Any]) -> str:
-    """Return `digest(shared | own)`, where thousands of runs share the first and nobody changes it.
+    """Return `digest(shared | own)` of mappings without a common name.
+
+    Thousands of runs share the first, which nobody changes.
 
     >>> digest_of_shared({"b": {"lr": 1e-3}}, {"a": 0}) == digest({"a": 0, "b": {"lr": 0.001}})
     True

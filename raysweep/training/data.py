@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain
 from typing import Literal
 
@@ -133,9 +134,10 @@ def chunks(
     ranks = 1 if _whole(language, pretrain) else world.size
     where = torch.device(device)
     # A GPU draws many sentences in the time of few.
-    at_once = language.drawn_at_once * (_MANY if where.type == "cuda" else 1)
+    there = where.type == "cuda" and type(language).sample_on is not Language.sample_on
+    at_once = language.drawn_at_once * (_MANY if there else 1)
     steps = max(1, at_once * ranks // size)
-    stream = torch.cuda.Stream(where) if where.type == "cuda" else None
+    stream = _stream(where) if where.type == "cuda" else None
     for start in range(first, last + 1, steps):
         stop = min(start + steps, last + 1)
         with nullcontext() if stream is None else torch.cuda.stream(stream):
@@ -245,6 +247,16 @@ def _chunk(
             rows=numbers,
             single=False,
         )
+
+
+@cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the stream on which a process draws.
+
+    Its priority is high, so that a few small kernels do not wait for a whole step.  Streams of that priority
+    are also apart from those that torch records graphs on.
+    """
+    return torch.cuda.Stream(device, priority=-1)
 
 
 def _whole(language: Language, pretrain: PretrainConfig) -> bool:

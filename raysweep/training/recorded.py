@@ -48,6 +48,7 @@ class RecordedSteps:
         self.dtype, self.device = dtype, device
         self._seen: Counter[tuple[int, ...]] = Counter()
         self._recorded: dict[tuple[int, ...], _Recorded] = {}
+        self._stopped = False
         #: Bytes that the last forward pass left for the backward pass.
         self._taken = 0
         self._key = torch.zeros((), dtype=torch.int64, device=device)
@@ -59,33 +60,60 @@ class RecordedSteps:
     @staticmethod
     def serve(optimizer: Optimizer, algorithm: AlgorithmConfig, device: torch.device) -> bool:
         """Return whether steps of this kind can be recorded."""
-        plain = algorithm.recordable and isinstance(optimizer, torch.optim.AdamW)
-        return plain and device.type == "cuda"
+        # What holds for an algorithm need not hold for a subclass.
+        recordable = vars(type(algorithm)).get("recordable", False)
+        return bool(recordable) and isinstance(optimizer, torch.optim.AdamW) and device.type == "cuda"
 
     def update(self, words: Batch, seed: int) -> Tensor | None:
-        """Update the weights and return the loss; None, with nothing done, where the model does not serve.
+        """Update the weights and return the loss; None, with nothing done, where it cannot.
 
+        That is where the model's loss is not made of rows, and once a step has not fitted into the memory.
         `seed` is that of the step's dropout.  The learning rate is that of the optimizer's groups.
         """
-        rows = self.model.rows(words, dtype=self.dtype)
+        rows = None if self._stopped else self.model.rows(words, dtype=self.dtype)
         if rows is None:
             return None
         self._key.fill_(dropout_seed(words, seed))
         self._count.fill_(words.count)
         shape = (*rows.ids.shape, len(rows.masked))
-        if shape not in self._recorded:
-            self._seen[shape] += 1
-            if self._seen[shape] <= WARM_UP or len(self._recorded) >= MOST or not self._fits():
-                return self._work(rows)
-            log.debug("recording the step of shape %s", shape)
-            self._recorded[shape] = _Recorded(rows, self._work)
-        return self._recorded[shape].replay(rows)
+        # A graph is recorded, and Triton's kernels are started, on the current GPU.
+        with torch.cuda.device_of(self._key):
+            try:
+                if shape not in self._recorded and self._to_record(shape):
+                    log.debug("recording the step of shape %s", shape)
+                    other = next(iter(self._recorded.values()), None)
+                    self._recorded[shape] = _Recorded(rows, self._work, other)
+                loss = None if shape in self._recorded else self._gradient(rows)
+            except torch.OutOfMemoryError:
+                self.stop()
+                return None
+            if loss is None:
+                return self._recorded[shape].replay(rows)
+            self._apply()
+            return loss
 
-    def _fits(self) -> bool:
-        """Whether the memory of a step may be kept for the graph."""
-        return self._taken <= SHARE * torch.cuda.get_device_properties(self.device).total_memory
+    def stop(self) -> None:
+        """Leave all further steps to others, and give the memory of graphs back."""
+        if not self._stopped:
+            log.warning("a step does not fit into the memory of %s; steps are not recorded", self.device)
+        self._stopped = True
+        self._recorded.clear()
+        self.optimizer.zero_grad()
+        torch.cuda.empty_cache()
+
+    def _to_record(self, shape: tuple[int, ...]) -> bool:
+        """Count a plain step of this shape; return whether it is time to record one instead."""
+        self._seen[shape] += 1
+        # Graphs of one model share their memory.
+        fits = self._taken <= SHARE * torch.cuda.get_device_properties(self.device).total_memory
+        return fits and self._seen[shape] > WARM_UP and len(self._recorded) < MOST
 
     def _work(self, rows: Rows) -> Tensor:
+        loss = self._gradient(rows)
+        self._apply()
+        return loss
+
+    def _gradient(self, rows: Rows) -> Tensor:
         def backward(half: int | None = None) -> Tensor:
             before = torch.cuda.memory_allocated(self.device)
             loss = self.model.rows_loss(rows, self._key, self._count)
@@ -94,20 +122,26 @@ class RecordedSteps:
                 torch.autograd.backward(loss)
             return loss.detach()
 
-        loss = self.algorithm.gradient(self.model, backward)
+        return self.algorithm.gradient(self.model, backward)
+
+    def _apply(self) -> None:
         self.algorithm.before_update(self.model)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return loss
 
 
 class _Recorded:
-    """The work of a step on rows of one shape."""
+    """The work of a step on rows of one shape.
 
-    def __init__(self, rows: Rows, work: Callable[[Rows], Tensor]) -> None:
+    It uses the memory of an `other` graph of the same model: no step leaves anything there for the next.
+    """
+
+    def __init__(self, rows: Rows, work: Callable[[Rows], Tensor], other: _Recorded | None) -> None:
         self._inputs = Rows(*(tensor.clone() for tensor in rows.tensors))
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
+        pool = None if other is None else other._graph.pool()
+        # A thread draws words meanwhile and waits for them, which by default would spoil the recording.
+        with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
             self._loss = work(self._inputs)
 
     def replay(self, rows: Rows) -> Tensor:

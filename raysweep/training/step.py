@@ -6,8 +6,8 @@ gradients are summed.  An algorithm's extra loss (`ExtraLoss`) is the same on ev
 its share.  Where a model keys dropout by sentence (`MaskedLM.masked_loss`), the key in step s is (seed, s),
 seed being that of the dropout; kernels of a GPU key it by (seed, s) and the sentences of the part, and other
 models draw it from a generator seeded by (seed, s, rank), or (seed, s, rank, half) for half of the batch.  So
-a step depends on nothing but the state before it.  On a GPU most steps of AdamW are recorded and replayed
-(`raysweep.training.recorded`).
+a step depends on nothing but the state before it.  Steps of one worker with a GPU may be recorded and
+replayed (`raysweep.training.recorded`).
 
 A batch that is too large for the memory is split into parts whose gradients add up (`micro_batch`).  Where
 dropout is not keyed by sentence, other parts see other masks; a resumed run is then bitwise equal to an
@@ -35,7 +35,7 @@ from raysweep.languages.base import Language
 from raysweep.models.base import MaskedLM
 from raysweep.models.batch import Batch
 from raysweep.models.precision import Precision, multiplies_bfloat16
-from raysweep.models.reproducible import reproducible
+from raysweep.models.reproducible import reproducible, settle
 from raysweep.training.config import PretrainConfig
 from raysweep.training.data import World
 from raysweep.training.recorded import RecordedSteps
@@ -98,6 +98,8 @@ class Stepper:
         device: torch.device,
     ) -> None:
         sharded = world.shards > 1
+        if device.type == "cuda":
+            settle()
         for field, message in pretrain.sharing_problems(world.size, halves=algorithm.halves, sharded=sharded):
             raise ConfigError(f"pretrain.{field}: {message}")
         self.model = model.train()
@@ -184,14 +186,7 @@ class Stepper:
         # A recorded step has no parts whose time could be taken.
         if self._recorded is None or self.mark is not None or self.micro_batch is not None:
             return None
-        try:
-            return self._recorded.update(batch, seeding.derive(self.seed, "dropout", step))
-        except torch.OutOfMemoryError:
-            # The plain step goes on with smaller parts.
-            self._recorded = None
-            self.optimizer.zero_grad()
-            torch.cuda.empty_cache()
-            return None
+        return self._recorded.update(batch, seeding.derive(self.seed, "dropout", step))
 
     def _backward(self, batch: Batch, step: int, half: int | None) -> Tensor:
         """Add the gradient of a batch, or of a half, to `.grad`; return this rank's part of the loss."""
@@ -205,6 +200,8 @@ class Stepper:
                 # Other workers may wait in a collective and cannot start the step again.
                 if rows == 1 or self.world.size > 1:
                     raise
+                if self._recorded is not None:
+                    self._recorded.stop()
                 self._most = rows // 2
                 log.warning(
                     "%d sentences do not fit into the memory of %s; training goes on with %d at a time "

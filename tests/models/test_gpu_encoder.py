@@ -4,7 +4,7 @@ import gc
 import math
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from typing import Any
 
@@ -38,6 +38,13 @@ LANGUAGE = PCFG.random(seed=3)
 KEY = torch.tensor(5)
 MASKS = ["one", 0.4]
 NORMS = ["pre", "post"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def interpreted() -> Iterator[None]:
+    """Take the setting back behind these tests, for the processes that others start."""
+    yield
+    os.environ.pop("TRITON_INTERPRET", None)
 
 
 def make(norm: str = "pre", dropout: float = 0.0, shape: str = "24/3/2/40", **options: Any) -> Encoder:
@@ -192,6 +199,9 @@ def test_some_models_keep_their_modules(monkeypatch: pytest.MonkeyPatch) -> None
     assert not model._compiled_on_gpu(torch.bfloat16, 192)
     assert not model._compiled_on_gpu(torch.float32, 64)
     assert not make(checkpointing=True)._compiled_on_gpu(torch.bfloat16, 64)
+    wide = make(shape="128/1/1/16")
+    assert wide._compiled_on_gpu(torch.bfloat16, 64)
+    assert not wide._compiled_on_gpu(torch.bfloat16, 128)
     monkeypatch.setattr(gpu, "available", lambda: False)
     assert not model._compiled_on_gpu(torch.bfloat16, 64)
 

@@ -255,7 +255,9 @@ def assert_gradients_on(device: str, norm: str, mask: Any) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("shape", ["64/2/2/96", "128/1/2/512", "192/3/1/768"])
+@pytest.mark.parametrize(
+    "shape", ["64/2/2/96", "128/1/2/512", "192/3/1/768"]
+)  # the second has the largest heads
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_compiled_passes_round_as_little_as_the_modules(
     norm: str, shape: str, monkeypatch: pytest.MonkeyPatch
@@ -388,6 +390,21 @@ def test_recorded_steps_are_plain_steps(norm: str) -> None:
         again, others = trained(recorded)
         assert again == losses
         assert all(torch.equal(a, b) for a, b in zip(weights, others, strict=True))
+
+
+@pytest.mark.gpu
+def test_words_are_drawn_while_steps_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread draws a chunk a step, so it waits for the GPU whenever a step is recorded."""
+    arguments = training_fakes.arguments(
+        model={"shape": "32/2/2/64"}, pretrain={"steps": 300, "batch_size": 512, "mask": "one"}
+    )
+    found = []
+    for name, drawn_at_once in (("many", 16_384), ("few", 1)):
+        monkeypatch.setattr(type(arguments["language"]), "drawn_at_once", drawn_at_once)
+        run = training_fakes.FolderJournal(tmp_path / name)
+        assert pretrain(journal=run, device="cuda", **arguments) == 300
+        found.append((checkpoint_directory(run.directory, 300) / "model.safetensors").read_bytes())
+    assert found[0] == found[1]
 
 
 @pytest.mark.gpu

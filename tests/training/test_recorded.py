@@ -1,6 +1,7 @@
 """Recorded steps: when a step is recorded, what it is given, and when steps stay plain.  No GPU is needed."""
 
 from collections.abc import Iterator
+from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,22 +28,27 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
 class Graphs:
-    """Stands for CUDA's: a graph does its work again when it is replayed."""
+    """Stands for CUDA's: a graph does its work, on the rows that it holds, when it is replayed."""
 
-    replays = 0
+    recorded = replays = 0
 
 
 @pytest.fixture
 def graphs(monkeypatch: pytest.MonkeyPatch) -> Graphs:
     found = Graphs()
 
-    class Recorded:
-        def __init__(self, rows: Rows, work: Any) -> None:
-            self.work = work
+    class Recorded(recorded._Recorded):
+        def __init__(self, rows: Rows, work: Any, other: Any) -> None:
+            assert (other is None) == (found.recorded == 0)
+            found.recorded += 1
+            self._inputs = Rows(*(torch.zeros_like(tensor) for tensor in rows.tensors))
+            self._loss, self._graph, self._work = torch.zeros(()), self, work  # type: ignore[assignment]
 
-        def replay(self, rows: Rows) -> Tensor:
+        def replay(self, rows: Rows | None = None) -> Tensor:
+            if rows is not None:
+                return super().replay(rows)
             found.replays += 1
-            return self.work(rows)
+            return self._loss.copy_(self._work(self._inputs))
 
     properties = SimpleNamespace(total_memory=100)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
@@ -144,14 +150,15 @@ class Replayed:
     """Stands for `RecordedSteps` in a stepper."""
 
     def __init__(self, answer: Any) -> None:
-        self.answer = answer
+        self.answer, self.stopped = answer, False
         self.seeds: list[int] = []
 
     def update(self, words: Batch, seed: int) -> Tensor | None:
         self.seeds.append(seed)
-        if isinstance(self.answer, Exception):
-            raise self.answer
         return self.answer
+
+    def stop(self) -> None:
+        self.stopped = True
 
 
 def make_stepper(**options: Any) -> Stepper:
@@ -177,20 +184,61 @@ def test_a_stepper_hands_its_steps_over() -> None:
     assert replayed.seeds == [derive(stepper.seed, "dropout", 2)]
 
 
-@pytest.mark.parametrize("reason", ["timed", "parts", "rows", "memory"])
-def test_a_stepper_makes_other_steps_itself(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+@pytest.mark.parametrize("reason", ["timed", "parts", "rows"])
+def test_a_stepper_makes_other_steps_itself(reason: str) -> None:
     stepper = make_stepper(**({"micro_batch": 2} if reason == "parts" else {}))
-    answers = {"rows": None, "memory": torch.OutOfMemoryError("too much")}
-    replayed = Replayed(answers.get(reason, torch.tensor(3.0)))
+    replayed = Replayed(None if reason == "rows" else torch.tensor(3.0))
     stepper._recorded = replayed  # type: ignore[assignment]
     stepper.mark = (lambda part: None) if reason == "timed" else None
     before = [p.detach().clone() for p in stepper.model.parameters()]
     assert stepper.update(next(draw()), 1) > 4
     assert all(not torch.equal(p, q) for p, q in zip(stepper.model.parameters(), before, strict=True))
-    assert len(replayed.seeds) == (reason in ("rows", "memory"))
-    # Steps that did not fit are not tried again.
-    assert (stepper._recorded is None) == (reason == "memory")
+    assert len(replayed.seeds) == (reason == "rows")
+
+
+def test_a_step_that_does_not_fit_ends_recording_with_nothing_done(
+    graphs: Graphs, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    model = OfRows()
+    made = steps(model)
+    drawn = list(draw())
+    for batch in drawn[: WARM_UP + 2]:
+        assert made.update(batch, seed=0) is not None
+    before = model.weight.detach().clone()
+
+    def short(*_: Any) -> Tensor:
+        raise torch.OutOfMemoryError("too much")
+
+    monkeypatch.setattr(OfRows, "rows_loss", short)
+    assert made.update(next(draw(size=3)), seed=0) is None
+    assert torch.equal(model.weight, before)
+    assert made._recorded == {}
+    monkeypatch.undo()
+    assert made.update(drawn[-1], seed=0) is None
+    assert "does not fit into the memory of cpu; steps are not recorded" in caplog.text
+
+
+def test_parts_of_a_batch_end_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    stepper = make_stepper()
+    replayed = stepper._recorded = Replayed(None)  # type: ignore[assignment]
+    inside = stepper._masked.forward
+
+    def short(batch: Batch, step: int, seed: int, *, last: bool = True) -> tuple[Tensor, Tensor]:
+        if len(batch.ids) > 2:
+            raise torch.OutOfMemoryError("too much")
+        return inside(batch, step, seed, last=last)
+
+    monkeypatch.setattr(stepper._masked, "forward", short)
+    stepper.update(next(draw()), 1)
+    assert stepper.micro_batch == 2
+    assert replayed.stopped
+
+
+def test_rows_have_no_other_tensors() -> None:
+    rows = Rows(*(torch.full((1, 2), float(number)) for number in range(5)))
+    assert [getattr(rows, field.name) for field in fields(rows)] == rows.tensors
 
 
 def test_settings_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:

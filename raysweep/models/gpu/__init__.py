@@ -1,20 +1,30 @@
 """Training of encoders on a GPU by compiled passes over packed sentences; a processor has `models.fused`."""
 
 import logging
+import os
 from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
+from shutil import which
+from sysconfig import get_paths
 
 WIDEST = 128  # places of a row whose attention one program computes in registers
+#: Most places of a row times the columns of a head: a program's queries, keys and values, in shared memory.
+LARGEST = 8192
 
 log = logging.getLogger(__name__)
 
 
 @cache
 def available() -> bool:
-    """Return whether Triton, the compiler of the kernels, is installed: torch for GPUs brings it on Linux."""
-    found = find_spec("triton") is not None
-    if not found:
-        log.warning(
-            "Triton is not installed, so encoders train on this GPU by torch's kernels, which takes longer"
-        )
-    return found
+    """Return whether kernels can be compiled: by Triton, which torch for GPUs brings on Linux."""
+    missing = ""
+    if find_spec("triton") is None:
+        missing = "Triton is not installed"
+    elif "CC" not in os.environ and not any(map(which, ("gcc", "clang"))):
+        missing = "there is no C compiler, which Triton needs (gcc, clang or $CC)"
+    elif not Path(get_paths()["include"], "Python.h").is_file():
+        missing = "Python's headers, which Triton needs, are not installed"
+    if missing:
+        log.warning("%s, so encoders train on this GPU by torch's kernels, which takes longer", missing)
+    return not missing

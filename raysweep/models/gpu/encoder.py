@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from raysweep.models.gpu import kernels
 from raysweep.models.packed import Rows
@@ -43,10 +44,12 @@ def states(encoder: Any, rows: Rows, key: Tensor, dtype: torch.dtype = torch.bfl
 
     `key`, an int64 scalar on the device, is that of dropout; factors of products are in `dtype`.
     """
-    work = _Pass(encoder, rows, key, dtype)
-    stream, seen = _Embedding.apply(work, *work.first_parameters)
-    for number in range(len(encoder.layers)):
-        stream, seen = _Layer.apply(work, number, stream, seen, *work.parameters(number))
+    # Triton starts kernels on the current GPU; the backward pass runs on that of its tensors.
+    with torch.cuda.device_of(key):
+        work = _Pass(encoder, rows, key, dtype)
+        stream, seen = _Embedding.apply(work, *work.first_parameters)
+        for number in range(len(encoder.layers)):
+            stream, seen = _Layer.apply(work, number, stream, seen, *work.parameters(number))
     states: Tensor = seen
     return states
 
@@ -62,6 +65,7 @@ class _Embedding(torch.autograd.Function):
         return stream, seen
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:
         [stream] = ctx.saved_tensors
         gradients = ctx.work.begin_back(stream, *given)
@@ -87,9 +91,8 @@ class _Layer(torch.autograd.Function):
         return kept.ended, seen
 
     @staticmethod
-    def backward(ctx: Any, *given: Tensor | None) -> tuple[Tensor | None, ...]:
-        later, d_seen = given
-        assert d_seen is not None, "states without a gradient are not differentiated"
+    @once_differentiable
+    def backward(ctx: Any, later: Tensor | None, d_seen: Tensor) -> tuple[Tensor | None, ...]:
         kept = _Kept(*ctx.saved_tensors)
         later, d_seen, gradients = ctx.work.layer_back(ctx.number, kept, d_seen, later)
         return None, None, later, d_seen, *(gradients[id(p)] for p in ctx.parameters)
@@ -394,7 +397,7 @@ class _Pass:
 
     @property
     def _warps(self) -> int:
-        return 8 if self.rows.width > 64 else 4
+        return 8 if self.rows.width * _columns(self.size) > 4096 else 4
 
 
 def _low_precision(layers: Any, dtype: torch.dtype) -> list[tuple[_Linear, ...]]:

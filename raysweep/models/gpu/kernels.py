@@ -225,12 +225,12 @@ def gelu_back(x, slope, out, sums, rows, width, M: tl.constexpr, C: tl.constexpr
 
 @triton.jit
 def _weights(queries, keys, mine, scale):
-    """Return exp(s - max s) and its sums over keys, s = scale · queries · keysᵀ within sentences [W, W]."""
+    """Return the softmax over keys of scale · queries · keysᵀ within sentences [W, W]."""
     scores = tl.dot(queries, tl.trans(keys)) * scale
     scores = tl.where(mine[:, None] == mine[None, :], scores, -float("inf"))
     # A place sees itself, so every maximum is finite.
     powers = tl.exp(scores - tl.max(scores, axis=1)[:, None])
-    return powers, tl.sum(powers, axis=1)[:, None]
+    return powers / tl.sum(powers, axis=1)[:, None]
 
 
 @triton.jit(do_not_specialize=["site", "cut"])
@@ -252,12 +252,12 @@ def attention(
     queries = tl.load(packed + index, mask=inside, other=0.0)
     keys = tl.load(packed + index + width, mask=inside, other=0.0)
     values = tl.load(packed + index + 2 * width, mask=inside, other=0.0)
-    powers, total = _weights(queries, keys, tl.load(sentence + at), scale)
+    # As in the backward pass, to the last digit.
+    weights = _weights(queries, keys, tl.load(sentence + at), scale)
     if DROP:
         element = ((row * heads + head) * W + place)[:, None] * W + place[None, :]
-        powers = tl.where(_kept(element, key, site, cut), powers * keep, 0.0)
-    # Normalised before rounding: weights, and their rounding, are the same in the backward pass.
-    mixed = tl.dot((powers / total).to(values.dtype), values)
+        weights = tl.where(_kept(element, key, site, cut), weights * keep, 0.0)
+    mixed = tl.dot(weights.to(values.dtype), values)
     tl.store(out + at[:, None] * width + head * size + column[None, :], mixed.to(values.dtype), mask=inside)
 
 
@@ -281,8 +281,7 @@ def attention_back(
     keys = tl.load(packed + index + width, mask=inside, other=0.0)
     values = tl.load(packed + index + 2 * width, mask=inside, other=0.0)
     given = tl.load(slope + at[:, None] * width + head * size + column[None, :], mask=inside, other=0.0)
-    powers, total = _weights(queries, keys, tl.load(sentence + at), scale)
-    weights = powers / total
+    weights = _weights(queries, keys, tl.load(sentence + at), scale)
     d_weights = tl.dot(given, tl.trans(values))
     dropped = weights
     if DROP:
