@@ -77,7 +77,10 @@ def run_here(
     import torch
 
     from raysweep.bench.environment import Company, environment, measure_peak
+    from raysweep.training.memory import keep_freed_memory
 
+    # As raysweep's own processes do.
+    keep_freed_memory()
     torch.set_num_threads(threads)
     company = Company()
     peak = measure_peak(quick, device)

@@ -16,7 +16,6 @@ from raysweep.bench.harness import Case, Contestant, Difference, Peer, Prepared
 from raysweep.bench.record import Figure, Goal, Peak, Timing
 from raysweep.languages import PCFG
 from raysweep.languages.pcfg.grammar import length_probabilities
-from raysweep.training.memory import keep_freed_memory
 
 #: What torch-struct gets for emissions of zero: small enough to vanish, large enough for float32.
 FLOOR = 1e-20
@@ -25,7 +24,6 @@ FLOOR = 1e-20
 def layered(quick: bool) -> Case:
     """Return the case of the paper's shape of grammar; all sentences have the language's own lengths."""
     language = PCFG.random()
-    keep_freed_memory()
     # The system takes larger tables back after each call, and clears them before the next.
     parts = language.sample(512 if quick else 16_384, seed=1).split(2048)
     ids = parts[0]

@@ -19,7 +19,6 @@ from raysweep.flatness.pool import Pool
 from raysweep.flatness.trace.contrast import compare
 from raysweep.flatness.trace.fisher import input_traces
 from raysweep.flatness.trace.hessian import residual_traces
-from raysweep.training.memory import keep_freed_memory
 
 FULL = Sizes(
     ours=1024,
@@ -50,7 +49,6 @@ STEP = 512
 
 def trace(shape: str, state: State, quick: bool) -> Case:
     """Return the case of a model of `shape` in a state of training."""
-    keep_freed_memory()
     sizes = QUICK if quick else FULL
     what = subject(
         "16/1/1/32" if quick and shape.count("/") == 3 else "16/1" if quick else shape, state, quick

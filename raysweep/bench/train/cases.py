@@ -17,7 +17,6 @@ from raysweep.bench.record import Figure, Goal, Peak, Timing
 from raysweep.bench.train.work import Work, by_length, losses, products, split, train, wait
 from raysweep.models.batch import Batch
 from raysweep.models.flops import training_flops
-from raysweep.training.memory import keep_freed_memory
 
 DROPOUT = 0.1
 
@@ -44,7 +43,6 @@ def encoder(
     peak: float | None = None,
 ) -> Case:
     """Return a case with goals: `bfloat16` and `float32` for ratios, `peak` for the share of the peak."""
-    keep_freed_memory()
     if quick:
         work = Work(shape="32/2/2/64", batch_size=64, steps=3, device=device)
     else:
