@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -37,6 +38,14 @@ except KeyboardInterrupt:
     sys.exit(130)
 sys.exit(0)
 """
+
+
+@pytest.fixture(autouse=True)
+def a_closed_terminal_counts() -> Iterator[None]:
+    """Undo what nohup does to these tests: the processes that they start would ignore the signal too."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 def start(seconds: float, *before: str, **kwargs: object) -> subprocess.Popen[str]:
