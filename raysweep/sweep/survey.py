@@ -114,7 +114,7 @@ class RunRecords:
 
 @dataclass(frozen=True)
 class _Tally:
-    """What the names of a run's records tell; runs whose records have the same names share it."""
+    """The facts in the names of a run's records; runs whose records have the same names share it."""
 
     recorded: frozenset[int]
     evaluations: frozenset[tuple[int, str, str]]
@@ -178,7 +178,7 @@ def _on_disk(ledger: Ledger, run_id: str) -> set[int]:
 
 
 def _told(snapshot: Snapshot, run_id: str) -> list[tuple[RecordName, PlainBrief]]:
-    """Return what the checkpoints and evaluations of a run told, all of which are sound."""
+    """Return what the checkpoints and evaluations of a run told, where all are sound."""
     briefs = snapshot.briefs(run_id)
     return [(parsed, briefs[name]) for name, parsed in snapshot.names(run_id) if parsed.type in TOLD]
 

@@ -2,7 +2,7 @@
 
 A step of a small model is a few hundred kernels of some microseconds each, and starting them one by one takes
 the CPU longer than the GPU needs for them.  A CUDA graph starts all of them at once.  It fixes shapes and
-addresses, so a graph belongs to a number of rows (`raysweep.models.packed`), of which few occur, and what
+addresses.  So a graph belongs to a number of rows (`raysweep.models.packed`), and few numbers occur.  What
 changes from step to step is written to places that it reads: words, the key of dropout, the divisor of the
 loss and the learning rate.  Recorded and plain steps are the same kernels on the same values, so a run may
 have any mixture of them.

@@ -176,7 +176,7 @@ class _Linear:
 
 
 class _Kept(NamedTuple):
-    """What the backward pass of a layer needs: its input, what lies between its products, and its streams."""
+    """The tensors that the backward pass of a layer needs: its input, those between its products, its streams."""
 
     seen: Tensor
     packed: Tensor
@@ -434,7 +434,8 @@ def _tables_back(slopes: Tensor, *tables: tuple[Tensor, int]) -> list[Tensor]:
     """
     sizes = [rows for _, rows in tables]
     if sum(sizes) > _FEW:
-        # A product would take too long, and torch's kernel adds in a fixed order where it is told to.
+        # A product would take too long, and torch's kernel adds in a fixed order here
+        # (`raysweep.models.reproducible`).
         whole = slopes.float().sum(dim=1)
         return [
             torch.ops.aten.embedding_dense_backward(whole, index, rows, -1, False) for index, rows in tables
