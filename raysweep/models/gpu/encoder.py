@@ -176,7 +176,7 @@ class _Linear:
 
 
 class _Kept(NamedTuple):
-    """The tensors that the backward pass of a layer needs: its input, those between its products, its streams."""
+    """The tensors that the backward pass of a layer needs: input, those between its products, and streams."""
 
     seen: Tensor
     packed: Tensor
