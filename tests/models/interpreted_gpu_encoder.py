@@ -20,7 +20,8 @@ from raysweep.models import gpu
 from raysweep.models.batch import Batch
 from raysweep.models.dropout import Dropout
 from raysweep.models.encoder import Encoder
-from raysweep.models.gpu.encoder import _Site, states
+from raysweep.models.gpu.encoder import states
+from raysweep.models.gpu.parts import Site
 from raysweep.registry import models
 from raysweep.training.config import PretrainConfig
 from raysweep.training.data import batches
@@ -192,11 +193,11 @@ def test_some_models_keep_their_modules(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9, 1 - 2**-40])
 def test_a_site_holds_32_bits_as_int32(p: float) -> None:
-    site = _Site.of(4, p)
+    site = Site.of(4, p)
     assert -(2**31) <= site.cut < 2**31
     assert site.drops
     assert site.scale == pytest.approx(1 / (1 - (site.cut % 2**32) / 2**32))
-    assert not _Site.of(4, 0.0).drops
+    assert not Site.of(4, 0.0).drops
 
 
 def test_states_that_are_not_differentiated_leave_no_memory_behind() -> None:
@@ -213,6 +214,6 @@ def test_states_that_are_not_differentiated_leave_no_memory_behind() -> None:
 
 
 def test_a_large_vocabulary_has_the_same_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raysweep.models.gpu.encoder._FEW", 10)
+    monkeypatch.setattr("raysweep.models.gpu.parts._FEW", 10)
     model = make()
     assert_alike(model, draw(), model.encode_rows)

@@ -1,0 +1,166 @@
+"""Parts of the passes of a GPU: sites of dropout, tiles, weights in low precision, and small steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from raysweep.models.gpu import kernels
+
+#: Programs that a sum over words is shared by; the order of its terms depends on them.
+PROGRAMS = 264
+#: Rows of both embeddings together up to which their gradient is a product with a matrix of zeros and ones.
+_FEW = 1024
+#: Elements of a tile, which a program has in registers, and those of a pass over a plain array.
+_TILE = 2048
+_ELEMENTS = 1024
+_LEVELS = 1 << 32
+
+
+@dataclass(frozen=True)
+class Site:
+    """A place where dropout acts: its number, and the draw from which on it keeps an element."""
+
+    number: int
+    cut: int = 0
+    scale: float = 1.0
+
+    @classmethod
+    def of(cls, number: int, p: float) -> Site:
+        # At least one level keeps, so the scale is finite.
+        cut = min(round(p * _LEVELS), _LEVELS - 1)
+        # As int32, so that the type of the kernels' argument does not depend on the value.
+        return cls(number, cut if cut < _LEVELS // 2 else cut - _LEVELS, _LEVELS / (_LEVELS - cut))
+
+    @property
+    def drops(self) -> bool:
+        return self.cut != 0
+
+
+@cache
+def columns_of(width: int) -> int:
+    """Return the power of two that holds `width` columns; products of tiles need sixteen."""
+    return max(16, 1 << (width - 1).bit_length())
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Rows of `width` columns that a program works on at once; numbers of a tile are powers of two."""
+
+    width: int
+    rows: int
+    columns: int
+    warps: int
+
+    @classmethod
+    @cache
+    def of(cls, width: int) -> Tile:
+        columns = columns_of(width)
+        return cls(width, max(1, _TILE // columns), columns, min(16, max(8, columns // 256)))
+
+    def grid(self, rows: int, most: int | None = None) -> tuple[int]:
+        """Return the number of programs for `rows` rows, `most` at most."""
+        needed = -(-rows // self.rows)
+        return (needed if most is None else min(needed, most),)
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """Return a @ b in float32."""
+    if a.is_cuda:
+        return torch.mm(a, b, out_dtype=torch.float32)
+    return a.float() @ b.float()
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A weight [O, I] and a bias [O] in low precision, and the parameters that they are made of."""
+
+    weight: Tensor
+    bias: Tensor
+    modules: tuple[nn.Linear, ...]
+
+    def apply(self, x: Tensor) -> Tensor:
+        """Return x [N, I] times the weight, transposed, plus the bias."""
+        return F.linear(x, self.weight, self.bias)
+
+    def back(self, d: Tensor, x: Tensor, bias: Tensor, gradients: dict[int, Tensor]) -> Tensor:
+        """Store the parameters' gradients; return that of x, given d [N, O] and its sums `bias` [O]."""
+        weight = product(d.T, x)
+        size = len(weight) // len(self.modules)
+        for module, of_weight, of_bias in zip(
+            self.modules, weight.split(size), bias.split(size), strict=True
+        ):
+            gradients[id(module.weight)], gradients[id(module.bias)] = of_weight, of_bias
+        return d @ self.weight
+
+
+def low_precision(layers: Any, dtype: torch.dtype) -> list[tuple[Linear, ...]]:
+    """Return the weights of each layer in `dtype`: queries with keys and values, output, up and down."""
+    wide: list[Tensor] = []
+    low: list[Tensor] = []
+    found = []
+    for layer in layers:
+        made = []
+        for modules in ((layer.query, layer.key, layer.value), (layer.output,), (layer.up,), (layer.down,)):
+            given = modules[0].weight
+            out, into = given.shape
+            weight = given.new_empty(len(modules) * out, into, dtype=dtype)
+            bias = given.new_empty(len(modules) * out, dtype=dtype)
+            wide += [m.weight.detach() for m in modules] + [m.bias.detach() for m in modules]
+            low += [*weight.split(out), *bias.split(out)]
+            made.append(Linear(weight, bias, modules))
+        found.append(tuple(made))
+    # One pass for all of them.
+    torch._foreach_copy_(low, wide)
+    return found
+
+
+def inverse(index: Tensor, size: int) -> Tensor:
+    """Return where in `index` [M] each of 0 .. size-1 stands, M where it does not [size]."""
+    found = torch.full((size,), len(index), device=index.device)
+    return found.scatter_(0, index, torch.arange(len(index), device=index.device))
+
+
+def tables_back(slopes: Tensor, *tables: tuple[Tensor, int]) -> list[Tensor]:
+    """Return the gradient of each table of embeddings, (index [N], number of rows), from `slopes` [N, 2, D].
+
+    These are the gradient of each sum of embeddings and what it was rounded by.
+    """
+    sizes = [rows for _, rows in tables]
+    if sum(sizes) > _FEW:
+        # A product would take too long, and torch's kernel adds in a fixed order here
+        # (`raysweep.models.reproducible`).
+        whole = slopes.float().sum(dim=1)
+        return [
+            torch.ops.aten.embedding_dense_backward(whole, index, rows, -1, False) for index, rows in tables
+        ]
+    first = [0, *accumulate(sizes)]
+    index = torch.stack([one + start for (one, _), start in zip(tables, first, strict=False)], dim=1)
+    chosen = slopes.new_zeros(len(slopes), sum(sizes)).scatter_(1, index, 1.0)
+    found = product(chosen.T, slopes.flatten(1)).unflatten(1, (2, -1)).sum(dim=1)
+    return list(found.split(sizes))
+
+
+def gelu(x: Tensor) -> Tensor:
+    out = torch.empty_like(x)
+    kernels.gelu[(-(-x.numel() // _ELEMENTS),)](x, out, x.numel(), B=_ELEMENTS)
+    return out
+
+
+def gelu_back(x: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradient of x [N, F], given that of gelu(x), and its sums over rows [F]."""
+    width = x.shape[1]
+    tile = Tile.of(min(width, 128))
+    across = -(-width // tile.columns)
+    [down] = tile.grid(len(x), max(1, 2 * PROGRAMS // across))
+    out, sums = torch.empty_like(x), x.new_empty(down, width, dtype=torch.float32)
+    kernels.gelu_back[(down, across)](
+        x, slope, out, sums, len(x), width, M=tile.rows, C=tile.columns, num_warps=tile.warps
+    )
+    return out, sums.sum(dim=0)
