@@ -45,9 +45,9 @@ class EncoderConfig(DrawnConfig):
     `shape` is "width/heads/layers/intermediate", or a name of `raysweep.models.shapes` that stands for these
     numbers.  With `checkpointing` the backward pass computes the layers' activations again instead of keeping
     them (Chen et al., "Training deep nets with sublinear memory cost", 2016): less memory, about a third more
-    time, and bitwise the same gradients as the modules without it.  On a GPU in bfloat16, kernels train other
-    encoders than these (`raysweep.models.gpu`), with other dropout masks.  With `cls` the sentence-level
-    token stands in front of every sentence (`raysweep.models.cls`).
+    time, and bitwise the same gradients as the modules without it.  On a GPU in bfloat16, encoders without it
+    are trained by kernels instead (`raysweep.models.gpu`), with other dropout masks.  With `cls` the
+    sentence-level token stands in front of every sentence (`raysweep.models.cls`).
     """
 
     kind: Literal["encoder"] = "encoder"
@@ -206,9 +206,8 @@ class Encoder(MaskedLM):
 
     Every parameter belongs to a plain `nn.Linear`, `nn.LayerNorm` or `nn.Embedding` that is called as a
     module, so hooks see the whole computation; `masked_loss` and `hidden_at` call none of the layers' where
-    compiled passes do the work.  A subclass trains
-    through its own `forward` and `logits_at`, unless it names a `compiled` loss of its own or overrides
-    `packs`.
+    compiled passes do the work.  A subclass trains through its own `forward` and `logits_at`, unless it names
+    a `compiled` loss of its own or overrides `packs`.
 
     Attributes beside those of `MaskedLM`: `shape`, `norm`, and `checkpointing`, which may be set at any time.
     """

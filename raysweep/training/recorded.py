@@ -26,8 +26,8 @@ from raysweep.models.reproducible import reproducible
 
 WARM_UP = 3  # plain steps of a shape before it is recorded: kernels are compiled and chosen in them
 MOST = 4  # graphs of a run; steps of other shapes stay plain
-#: A graph keeps the memory of a step to itself.  A step that takes a larger share of the GPU's memory than
-#: this also takes longer than starting its kernels, and stays plain.
+#: Graphs keep the memory of a step to themselves.  A step stays plain if its forward pass leaves more than
+#: this share of the GPU's memory to the backward pass; it then takes longer than starting its kernels.
 SHARE = 0.2
 
 log = logging.getLogger(__name__)

@@ -48,8 +48,8 @@ def states(encoder: Any, rows: Rows, key: Tensor, dtype: torch.dtype = torch.bfl
         stream, seen = _Embedding.apply(work, *work.first_parameters)
         for number in range(len(encoder.layers)):
             stream, seen = _Layer.apply(work, number, stream, seen, *work.parameters(number))
-    states: Tensor = seen
-    return states
+    found: Tensor = seen
+    return found
 
 
 class _Embedding(torch.autograd.Function):
@@ -73,7 +73,7 @@ class _Embedding(torch.autograd.Function):
 class _Layer(torch.autograd.Function):
     """One layer, with its parameters and those of the norm after it.
 
-    Its gradients are there before the next one's, so that workers can add them up meanwhile.
+    Autograd has the gradients of a layer before those of the layer below, so workers add them up meanwhile.
     """
 
     @staticmethod

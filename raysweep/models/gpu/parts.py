@@ -25,7 +25,10 @@ _LEVELS = 1 << 32
 
 @dataclass(frozen=True)
 class Site:
-    """A place where dropout acts: its number, and the draw from which on it keeps an element."""
+    """A place where dropout acts: its number, and the draw from which on it keeps an element.
+
+    Without a draw and a scale nothing is dropped there.
+    """
 
     number: int
     cut: int = 0
@@ -148,6 +151,7 @@ def tables_back(slopes: Tensor, *tables: tuple[Tensor, int]) -> list[Tensor]:
 
 
 def gelu(x: Tensor) -> Tensor:
+    """Return x Φ(x) of x [N, F]."""
     out = torch.empty_like(x)
     kernels.gelu[(-(-x.numel() // _ELEMENTS),)](x, out, x.numel(), B=_ELEMENTS)
     return out
