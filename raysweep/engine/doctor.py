@@ -147,10 +147,14 @@ def _available() -> int | None:
 def _gpus() -> Iterator[Finding]:
     import torch
 
+    from raysweep.models import gpu
+
     count = torch.cuda.device_count()
     for k in range(count):
         facts = torch.cuda.get_device_properties(k)
         yield Finding("gpu", "ok", f"{facts.name}, {_gib(facts.total_memory)}")
+    if count and (lack := gpu.missing()) is not None:
+        yield Finding("gpu", "warn", lack, "install it; without it, encoders take longer to train")
     if not count and Path("/dev/nvidiactl").exists():
         remedy = f"torch {torch.__version__} does not see it; install torch for CUDA, or a newer driver"
         yield Finding("gpu", "warn", "there is a GPU", remedy)

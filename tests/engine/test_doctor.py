@@ -9,6 +9,7 @@ import socket
 from collections import namedtuple
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from helpers.object_store import anew, object_server
 from raysweep.cli.app import run
 from raysweep.engine import doctor
 from raysweep.engine.doctor import Finding, _object_store, examine, healthy
+from raysweep.models import gpu
 from raysweep.remote import RemotePath
 
 
@@ -138,6 +140,35 @@ def test_an_installation_that_is_broken_does_not_hide_the_rest(monkeypatch: pyte
     found = findings(examine())
     assert found["gpu"] == Finding("gpu", "fail", "RuntimeError: no driver", "repair the installation")
     assert found["mlflow"].state == "ok"
+
+
+@pytest.mark.parametrize(
+    ("lacking", "told"),
+    [("triton", "Triton is not"), ("compiler", "no C compiler"), ("headers", "headers"), (None, None)],
+)
+def test_what_the_kernels_of_a_gpu_lack_is_a_warning(
+    lacking: str | None, told: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "Python.h").touch()
+    paths = {"include": str(tmp_path / "none" if lacking == "headers" else tmp_path)}
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(gpu, "find_spec", lambda name: None if lacking == "triton" else name)
+    monkeypatch.setattr(
+        gpu, "which", lambda name: name if name == "clang" and lacking != "compiler" else None
+    )
+    monkeypatch.setattr(gpu, "get_paths", lambda: paths)
+    # Both answers are kept for the life of a process.
+    monkeypatch.setattr(gpu, "missing", gpu.missing.__wrapped__)
+    available = gpu.available.__wrapped__
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    card = SimpleNamespace(name="H100", total_memory=80 << 30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: card)
+    fine, *others = doctor._gpus()
+    assert (fine.state, fine.found) == ("ok", "H100, 80.0 GiB")
+    assert [(one.state, told is not None and told in one.found) for one in others] == (
+        [] if lacking is None else [("warn", True)]
+    )
+    assert available() == (lacking is None)
 
 
 def test_an_object_store_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,15 +16,20 @@ log = logging.getLogger(__name__)
 
 
 @cache
-def available() -> bool:
-    """Return whether kernels can be compiled: by Triton, which torch for GPUs brings on Linux."""
-    missing = ""
+def missing() -> str | None:
+    """Return what kernels cannot be compiled without; None if nothing is missing."""
     if find_spec("triton") is None:
-        missing = "Triton is not installed"
-    elif "CC" not in os.environ and not any(map(which, ("gcc", "clang"))):
-        missing = "there is no C compiler, which Triton needs (gcc, clang or $CC)"
-    elif not Path(get_paths()["include"], "Python.h").is_file():
-        missing = "Python's headers, which Triton needs, are not installed"
-    if missing:
-        log.warning("%s, so encoders train on this GPU by torch's kernels, which takes longer", missing)
-    return not missing
+        return "Triton is not installed"
+    if "CC" not in os.environ and not any(map(which, ("gcc", "clang"))):
+        return "there is no C compiler, which Triton needs (gcc, clang or $CC)"
+    if not Path(get_paths()["include"], "Python.h").is_file():
+        return "Python's headers, which Triton needs, are not installed"
+    return None
+
+
+@cache
+def available() -> bool:
+    """Return whether kernels can be compiled, and warn if not."""
+    if missing() is not None:
+        log.warning("%s, so encoders train on this GPU by torch's kernels, which takes longer", missing())
+    return missing() is None
