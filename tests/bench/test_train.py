@@ -166,6 +166,21 @@ def test_a_compiler_that_fails_makes_a_peer_absent(monkeypatch: pytest.MonkeyPat
     cases._peer(work_here, "not compiled", Recipe(), note="").prepare()
 
 
+@pytest.mark.parametrize(
+    ("layers", "compiled"),
+    [(2, ["BertForMaskedLM"]), (5, ["BertEmbeddings", *["BertLayer"] * 5, "BertOnlyMLMHead"])],
+)
+def test_deep_peers_are_compiled_by_layers(
+    layers: int, compiled: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[str] = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda part: found.append(type(part).__name__))
+    work_here = Work(shape=f"32/2/{layers}/64", batch_size=8, steps=1, device="cpu")
+    for recipe in (Recipe(), Recipe(compiled=True)):
+        Bert(work_here.model(0.1), work_here.algorithm, recipe, steps=1, device="cpu")
+    assert found == compiled
+
+
 def test_goals() -> None:
     by_key = {(entry.key, entry.device): entry.build for entry in ENTRIES}
     goals = [peer.goal for peer in by_key["encoder-128", "cpu"](True).peers]

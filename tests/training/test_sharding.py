@@ -162,6 +162,39 @@ def test_workers_that_share_weights_train_as_one(
     assert_near(found, expected, RUNS[name], TOLERANCES.get(name, TOLERANCE))
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize(("size", "shards"), [(1, 1), (2, 1), (2, 2)], ids=["one", "copies", "shards"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_workers_on_a_gpu_train_as_one_on_a_processor(
+    precision: str, size: int, shards: int, tmp_path: Path
+) -> None:
+    """Two workers share one GPU here, and so sum up by gloo; in bfloat16 copies train by kernels."""
+    options = until(12, model={"shape": "32/2/2/64", "dropout": 0.0}, pretrain={"precision": "float32"})
+    alone(tmp_path / "processor", options)
+    options["pretrain"]["precision"] = precision
+    processes = [
+        context.Process(
+            target=fakes.share,
+            args=(
+                World(rank, size, shards),
+                tmp_path / "rendezvous",
+                {},
+                {"journal": fakes.FolderJournal(tmp_path / "gpu"), "device": "cuda"}
+                | fakes.arguments(**options),
+            ),
+            daemon=True,
+        )
+        for rank in range(size)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(PATIENCE)
+        assert process.exitcode == 0
+    found, expected = (tensors(tmp_path / place, 12, "model") for place in ("gpu", "processor"))
+    assert_near(found, expected, options, 1e-3 if precision == "float32" else 5e-2)
+
+
 def test_clipping_was_at_work(single: Callable[[str], Path], tmp_path: Path) -> None:
     alone(tmp_path, until(12, algorithm={"ema": 0.9}))
     clipped = single("adamw, clipped, averaged")
