@@ -399,7 +399,8 @@ def test_recorded_steps_are_plain_steps(norm: str) -> None:
 def test_words_are_drawn_while_steps_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread draws a chunk a step, so it waits for the GPU whenever a step is recorded."""
     arguments = training_fakes.arguments(
-        model={"shape": "32/2/2/64"}, pretrain={"steps": 300, "batch_size": 512, "mask": "one"}
+        model={"shape": "32/2/2/64"},
+        pretrain={"steps": 300, "milestones": [300], "batch_size": 512, "mask": "one"},
     )
     found = []
     for name, drawn_at_once in (("many", 16_384), ("few", 1)):

@@ -141,18 +141,20 @@ def _peer(
 
             return run
 
+        ready = {recipe: trained(recipe) for recipe in recipes}
         recipe, tried = recipes[0], None
         if len(recipes) > 1:
             clock = time.process_time if work.device == "cpu" else time.perf_counter
-            recipe = cheapest(recipes, lambda recipe: seconds(trained(recipe), clock))
+            recipe = cheapest(recipes, lambda recipe: seconds(ready[recipe], clock))
             precision = str(recipe.precision).removeprefix("torch.")
             tried = f"the fastest of {len(recipes)} ways: {precision}, attention {recipe.attention}"
-        run = trained(recipe)
+        run = ready[recipe]
 
         def check() -> Difference:
             found = loss_difference(work, few, recipe)
-            # This call compiles and caches, so that the timed ones do not.
-            run()
+            if tried is None:
+                # This call compiles and caches, so that the timed ones do not.
+                run()
             return found
 
         return Prepared(check=check, contestant=Contestant(units=work.tokens, work=run), note=tried)

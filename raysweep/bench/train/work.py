@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -53,8 +54,8 @@ class Work:
         return EncoderConfig(shape=self.shape, norm="post", dropout=dropout)
 
     def model(self, dropout: float) -> MaskedLM:
-        """Return the model with its initial weights, on the CPU."""
-        return self.encoder(dropout).build(self.language, seed=0)
+        """Return a model with the initial weights, on the CPU."""
+        return copy.deepcopy(_drawn(self.encoder(dropout), self.language))
 
     def stepper(self, dropout: float) -> Stepper:
         """Return raysweep's model and optimizer before the first step."""
@@ -86,6 +87,12 @@ class Work:
     def tokens(self) -> int:
         """Return the number of words of all steps."""
         return int(self.lengths.sum())
+
+
+@lru_cache(maxsize=2)
+def _drawn(encoder: EncoderConfig, language: Language) -> MaskedLM:
+    """Draw a model's initial weights, which takes seconds for a large one; every contestant copies them."""
+    return encoder.build(language, seed=0)
 
 
 def by_length(given: Sequence[Batch]) -> list[Batch]:

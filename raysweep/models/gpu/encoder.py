@@ -25,6 +25,7 @@ from torch.autograd.function import once_differentiable
 from raysweep.models.gpu import kernels
 from raysweep.models.gpu.parts import (
     PROGRAMS,
+    STAGES,
     Site,
     Tile,
     columns_of,
@@ -33,6 +34,7 @@ from raysweep.models.gpu.parts import (
     inverse,
     low_precision,
     tables_back,
+    total,
 )
 from raysweep.models.packed import Rows
 
@@ -149,11 +151,11 @@ class _Pass:
     def begin_back(self, x: Tensor, later: Tensor, d_seen: Tensor) -> dict[int, Tensor]:
         """Return the gradient of each parameter of `begin` by its id, given those of its results."""
         gradients: dict[int, Tensor] = {}
-        if self.first is None:
-            later = later + d_seen
-        else:
+        more: Tensor | None = d_seen
+        if self.first is not None:
             later, _, _ = self._sum_back(x, self.first, None, d_seen, later, gradients)
-        self._embed_back(later, gradients)
+            more = None
+        self._embed_back(later, more, gradients)
         return gradients
 
     def layer(self, number: int, stream: Tensor, seen: Tensor) -> tuple[_Kept, Tensor]:
@@ -232,7 +234,8 @@ class _Pass:
         )  # fmt: skip
         return out
 
-    def _embed_back(self, slope: Tensor, gradients: dict[int, Tensor]) -> None:
+    def _embed_back(self, slope: Tensor, more: Tensor | None, gradients: dict[int, Tensor]) -> None:
+        """Store the gradients of embeddings, given that of their sum: `slope`, or it and `more`."""
         encoder, site = self.encoder, Site.of(0, self.p)
         norm, tile = encoder.embedding_norm, Tile.of(encoder.width)
         words, places = encoder.token_embedding.weight, encoder.position_embedding.weight
@@ -240,11 +243,12 @@ class _Pass:
         grid = tile.grid(len(slope), PROGRAMS)
         sums = slope.new_empty(*grid, 2, encoder.width)
         kernels.embed_back[grid](
-            self.ids, self.at, words, places, norm.weight, slope, out, sums,
+            self.ids, self.at, words, places, norm.weight, slope, more, out, sums,
             len(out), encoder.width, norm.eps, self.key, site.number, site.cut, site.scale,
-            M=tile.rows, C=tile.columns, DROP=site.drops, num_warps=tile.warps,
+            M=tile.rows, C=tile.columns, MORE=more is not None, DROP=site.drops, STAGES=STAGES,
+            num_warps=tile.warps,
         )  # fmt: skip
-        gradients[id(norm.weight)], gradients[id(norm.bias)] = sums.sum(dim=0)
+        gradients[id(norm.weight)], gradients[id(norm.bias)] = total(sums)
         of_words, of_places = tables_back(out, (self.ids, len(words)), (self.at, len(places)))
         gradients[id(words)], gradients[id(places)] = of_words, of_places
 
@@ -291,9 +295,9 @@ class _Pass:
             stream, norm.weight, d_seen, later, d_stream, d_y, sums,
             len(stream), tile.width, norm.eps, self.key, site.number, site.cut, site.scale,
             M=tile.rows, C=tile.columns, NORMED=self.post, LATER=later is not None, ADD=adds,
-            DROP=site.drops, num_warps=tile.warps,
+            DROP=site.drops, STAGES=STAGES, num_warps=tile.warps,
         )  # fmt: skip
-        gradients[id(norm.weight)], gradients[id(norm.bias)], of_y = sums.sum(dim=0)
+        gradients[id(norm.weight)], gradients[id(norm.bias)], of_y = total(sums)
         return d_stream, d_y, of_y
 
     def _attend(self, packed: Tensor, site: Site) -> Tensor:
@@ -314,7 +318,7 @@ class _Pass:
             self.key, site.number, site.cut, site.scale,
             W=self.rows.width, C=columns_of(self.size), DROP=site.drops, num_warps=self._warps,
         )  # fmt: skip
-        return out, sums.sum(dim=0)
+        return out, total(sums)
 
     @property
     def _warps(self) -> int:

@@ -47,6 +47,19 @@ def _normal(x, width, columns, eps):
 
 
 @triton.jit
+def _gaussian(x):
+    """Return Φ(x) and φ(x), distribution and density of the standard normal, within 3e-7.
+
+    One exponential serves both (Abramowitz and Stegun, "Handbook of Mathematical Functions", 7.1.26).
+    """
+    power = tl.exp(-0.5 * x * x)
+    t = 1.0 / (1.0 + 0.23164190 * tl.abs(x))
+    tail = ((0.5307027145 * t - 0.7265760135) * t + 0.7107068705) * t - 0.142248368
+    tail = (tail * t + 0.127414796) * t * power
+    return tl.where(x < 0.0, tail, 1.0 - tail), 0.3989422804014327 * power
+
+
+@triton.jit
 def _norm_slope(slope, normal, rstd, width):
     """Return the gradient of x, given that of `normal` = (x - mean) / deviation."""
     mean = tl.sum(slope, axis=1)[:, None] / width
@@ -79,19 +92,20 @@ def embed(
 
 @triton.jit(do_not_specialize=["rows", "site", "cut"])
 def embed_back(
-    ids, at, words, places, weight, slope, out, sums,
+    ids, at, words, places, weight, slope, more, out, sums,
     rows, width, eps, key, site, cut, scale,
-    M: tl.constexpr, C: tl.constexpr, DROP: tl.constexpr,
+    M: tl.constexpr, C: tl.constexpr, MORE: tl.constexpr, DROP: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """out [rows, 2, width] = the gradient of words[ids] + places[at], rounded, and the rest of it, rounded.
 
-    sums [programs, 2, width] are the gradients of weight and bias.
+    The gradient of the embedding is `slope`, with MORE the sum of `slope` and `more`.  sums
+    [programs, 2, width] are the gradients of weight and bias.
     """
     column = tl.arange(0, C)
     gamma = tl.load(weight + column, mask=column < width, other=0.0)[None, :]
     of_weight = tl.zeros((M, C), dtype=tl.float32)
     of_bias = tl.zeros((M, C), dtype=tl.float32)
-    for first in range(tl.program_id(0) * M, rows, tl.num_programs(0) * M):
+    for first in tl.range(tl.program_id(0) * M, rows, tl.num_programs(0) * M, num_stages=STAGES):
         row = first + tl.arange(0, M)
         inside = (row < rows)[:, None] & (column < width)[None, :]
         word = tl.load(ids + row, mask=row < rows, other=0)
@@ -101,6 +115,8 @@ def embed_back(
         normal, rstd = _normal(x, width, column, eps)
         index = row.to(tl.int64)[:, None] * width + column[None, :]
         given = tl.load(slope + index, mask=inside, other=0.0)
+        if MORE:
+            given += tl.load(more + index, mask=inside, other=0.0).to(tl.float32)
         if DROP:
             given = tl.where(_kept(index, key, site, cut), given * scale, 0.0)
         of_weight += given * normal
@@ -152,7 +168,7 @@ def residual_back(
     stream, weight, d_seen, d_later, d_stream, d_y, sums,
     rows, width, eps, key, site, cut, scale,
     M: tl.constexpr, C: tl.constexpr,
-    NORMED: tl.constexpr, LATER: tl.constexpr, ADD: tl.constexpr, DROP: tl.constexpr,
+    NORMED: tl.constexpr, LATER: tl.constexpr, ADD: tl.constexpr, DROP: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Turn the gradient of `seen` into those of `stream` and y, [rows, width].
 
@@ -165,7 +181,7 @@ def residual_back(
     of_weight = tl.zeros((M, C), dtype=tl.float32)
     of_bias = tl.zeros((M, C), dtype=tl.float32)
     of_y = tl.zeros((M, C), dtype=tl.float32)
-    for first in range(tl.program_id(0) * M, rows, tl.num_programs(0) * M):
+    for first in tl.range(tl.program_id(0) * M, rows, tl.num_programs(0) * M, num_stages=STAGES):
         row = first + tl.arange(0, M)
         inside = (row < rows)[:, None] & real[None, :]
         index = row.to(tl.int64)[:, None] * width + column[None, :]
@@ -200,27 +216,40 @@ def gelu(x, out, size, B: tl.constexpr):
     """out = x Φ(x), elementwise over `size` elements."""
     index = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
     given = tl.load(x + index, mask=index < size, other=0.0).to(tl.float32)
-    found = 0.5 * given * (1.0 + tl.erf(given * 0.7071067811865476))
-    tl.store(out + index, found.to(out.dtype.element_ty), mask=index < size)
+    below, _ = _gaussian(given)
+    tl.store(out + index, (given * below).to(out.dtype.element_ty), mask=index < size)
 
 
 @triton.jit(do_not_specialize=["rows"])
-def gelu_back(x, slope, out, sums, rows, width, M: tl.constexpr, C: tl.constexpr):
+def gelu_back(
+    x, slope, out, sums, rows, width, M: tl.constexpr, C: tl.constexpr, STAGES: tl.constexpr
+):  # fmt: skip
     """out = slope · (Φ(x) + x φ(x)), [rows, width]; sums [programs, width] = its sums over rows."""
     column = tl.program_id(1) * C + tl.arange(0, C)
     total = tl.zeros((M, C), dtype=tl.float32)
-    for first in range(tl.program_id(0) * M, rows, tl.num_programs(0) * M):
+    for first in tl.range(tl.program_id(0) * M, rows, tl.num_programs(0) * M, num_stages=STAGES):
         row = first + tl.arange(0, M)
         inside = (row < rows)[:, None] & (column < width)[None, :]
         index = row.to(tl.int64)[:, None] * width + column[None, :]
         given = tl.load(x + index, mask=inside, other=0.0).to(tl.float32)
         down = tl.load(slope + index, mask=inside, other=0.0).to(tl.float32)
-        below = 0.5 * (1.0 + tl.erf(given * 0.7071067811865476))
-        rate = below + given * 0.3989422804014327 * tl.exp(-0.5 * given * given)
-        rounded = (down * rate).to(out.dtype.element_ty)
+        below, density = _gaussian(given)
+        rounded = (down * (below + given * density)).to(out.dtype.element_ty)
         tl.store(out + index, rounded, mask=inside)
         total += tl.where(inside, rounded.to(tl.float32), 0.0)
     tl.store(sums + tl.program_id(0) * width + column, tl.sum(total, axis=0), mask=column < width)
+
+
+@triton.jit(do_not_specialize=["count"])
+def total(parts, out, count, width, M: tl.constexpr, C: tl.constexpr):
+    """out [width] = the sums of the columns of `parts` [count, width], in a fixed order."""
+    column = tl.program_id(0) * C + tl.arange(0, C)
+    found = tl.zeros((M, C), dtype=tl.float32)
+    for first in range(0, count, M):
+        row = first + tl.arange(0, M)
+        inside = (row < count)[:, None] & (column < width)[None, :]
+        found += tl.load(parts + row[:, None] * width + column[None, :], mask=inside, other=0.0)
+    tl.store(out + column, tl.sum(found, axis=0), mask=column < width)
 
 
 @triton.jit

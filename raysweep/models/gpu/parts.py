@@ -20,6 +20,8 @@ _FEW = 1024
 #: Elements of a tile, which a program has in registers, and those of a pass over a plain array.
 _TILE = 2048
 _ELEMENTS = 1024
+#: Steps of a loop over rows whose loads are under way at once.
+STAGES = 2
 _LEVELS = 1 << 32
 
 
@@ -150,6 +152,13 @@ def tables_back(slopes: Tensor, *tables: tuple[Tensor, int]) -> list[Tensor]:
     return list(found.split(sizes))
 
 
+def total(sums: Tensor) -> Tensor:
+    """Return the sum of the parts of programs [programs, ...]."""
+    out = sums.new_empty(sums.shape[1:])
+    kernels.total[(-(-out.numel() // 16),)](sums, out, len(sums), out.numel(), M=128, C=16, num_warps=8)
+    return out
+
+
 def gelu(x: Tensor) -> Tensor:
     """Return x Φ(x) of x [N, F]."""
     out = torch.empty_like(x)
@@ -165,6 +174,7 @@ def gelu_back(x: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
     [down] = tile.grid(len(x), max(1, 2 * PROGRAMS // across))
     out, sums = torch.empty_like(x), x.new_empty(down, width, dtype=torch.float32)
     kernels.gelu_back[(down, across)](
-        x, slope, out, sums, len(x), width, M=tile.rows, C=tile.columns, num_warps=tile.warps
-    )
-    return out, sums.sum(dim=0)
+        x, slope, out, sums, len(x), width,
+        M=tile.rows, C=tile.columns, STAGES=STAGES, num_warps=tile.warps,
+    )  # fmt: skip
+    return out, total(sums)
