@@ -21,7 +21,7 @@ _FEW = 1024
 _TILE = 2048
 _ELEMENTS = 1024
 #: Steps of a loop over rows whose loads are under way at once.
-STAGES = 2
+STAGES = 3
 _LEVELS = 1 << 32
 
 
