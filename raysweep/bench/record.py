@@ -292,11 +292,15 @@ def load(path: Path) -> Record:
 
 
 def of_suite(suite: str, folder: Path = RESULTS) -> list[Record]:
-    """Return the records of a suite, the newest first; raises `ConfigError` where there is none."""
+    """Return the records of a suite, those of processors before those of GPUs, the newest of each first.
+
+    Raises `ConfigError` where there is none.
+    """
     found = [load(path) for path in sorted((folder / suite).glob("*.json"))]
     if not found:
         known = ", ".join(sorted(path.name for path in folder.iterdir() if path.is_dir()))
         raise ConfigError(
             f"--suite: there is no record of '{suite}'{suggest(suite, known.split(', '))}; {known}"
         )
-    return sorted(found, key=lambda record: record.environment.date, reverse=True)
+    found.sort(key=lambda record: record.environment.date, reverse=True)
+    return sorted(found, key=lambda record: record.environment.gpu is not None)

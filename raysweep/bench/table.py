@@ -160,8 +160,16 @@ def terminal(record: Record, others: Sequence[Record] = ()) -> RenderableType:
 def markdown(record: Record, *others: Record) -> str:
     """Return the table with its notes as Markdown, below the introduction of the suite if it has one.
 
-    Below them stand the ratios of all records, where there are `others`, of other processors.
+    Below them stand the ratios of all records, where there are `others`, of other processors.  Processors and
+    GPUs have a table each, since they do other work.
     """
+    groups: dict[bool, list[Record]] = {}
+    for one in (record, *others):
+        groups.setdefault(one.environment.gpu is None, []).append(one)
+    return "\nOn GPUs:\n\n".join(_whole(*group) for group in groups.values())
+
+
+def _whole(record: Record, *others: Record) -> str:
     if record.suite in CROSSED:
         tables, said = crossed(record), merged_notes(record)
     else:
@@ -180,8 +188,10 @@ def across(records: Sequence[Record]) -> list[tuple[str, ...]]:
     """Return the headings and rows of a table of what several records have in common: ratios and shares.
 
     A column is a record, named by its processor; a row is a peer of a case, or a figure with a goal.  Seconds
-    are in none, as those of one processor say nothing about another.
+    are in none, as those of one processor say nothing about another.  Of processors and GPUs, those of the
+    other kind than the first record's are left out.
     """
+    records = [r for r in records if (r.environment.gpu is None) == (records[0].environment.gpu is None)]
     cells: dict[tuple[str, str], dict[int, str]] = {}
     goals: dict[tuple[str, str], str] = {}
     for k, record in enumerate(records):

@@ -134,6 +134,15 @@ def test_a_record_of_a_gpu_tells_seconds_on_the_wall(record: Record) -> None:
     assert "Ratios are of CPU time" in table.markdown(record)
 
 
+def test_gpus_have_a_table_of_their_own(record: Record) -> None:
+    place = record.environment.model_copy(update={"gpu": "A GPU"})
+    gpu = record.model_copy(update={"environment": place})
+    text = table.markdown(record, gpu)
+    assert text == f"{table.markdown(record)}\nOn GPUs:\n\n{table.markdown(gpu)}"
+    assert ACROSS not in text
+    assert table.across([record, gpu]) == table.across([record])
+
+
 CROSSED = """\
 | beside | `first` | `second` | goal |
 | --- | --- | --- | --- |
