@@ -15,7 +15,8 @@ installation is read-only, or in `NUMBA_CACHE_DIR`.
 
 This module relies on these parts of numba (0.62 to 0.68) that are not public: `Dispatcher._cache`; the class
 `FunctionCache`, which chooses the folder (`cache_path`), knows numba's own stamp (`_impl.locator`), and calls
-`load(key)`, `save(key, data)` and `flush()` of its `_cache_file`; and `numba.core.serialize.dumps`.
+`load(key)`, `save(key, data)` and `flush()` of its `_cache_file`; `numba.core.serialize.dumps`; and
+`numba.core.config`, whose `CPU_FEATURES` its code generator reads when the first function is compiled.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ from types import FunctionType
 from typing import Any
 
 import numba
+from numba.core import config
 from numba.core.caching import FunctionCache
+from numba.core.codegen import get_host_cpu_features
 from numba.core.serialize import dumps
 
 from raysweep.files import write_atomic
@@ -50,6 +53,21 @@ _OWN = {"nogil": True, "fastmath": False, "error_model": "python", "forceinline"
 
 #: Locks of the entries that this process makes, by file.
 _HELD: dict[Path, int] = {}
+
+
+def _prefer_whole_vectors() -> None:
+    """Let loops use vectors of 64 bytes where the processor has them.
+
+    LLVM takes half of that on Intel's, since the first of them ran slower with whole ones.  Loops of
+    arithmetic then take up to half as long again, and code that is written in vectors
+    (`raysweep.compiled.simd`) has whole ones in any case.  What a user has chosen stays.
+    """
+    features = get_host_cpu_features()
+    if config.CPU_FEATURES is None and config.CPU_NAME is None and "+avx512f" in features.split(","):
+        config.CPU_FEATURES = f"{features},-prefer-256-bit"
+
+
+_prefer_whole_vectors()
 
 
 def kernel(function: Any = None, /, **options: Any) -> Any:
