@@ -33,5 +33,4 @@ class WeightAverage:
     def update(self, model: nn.Module, step: int) -> None:
         """Add the weights after step `step`, counted from 1, to the average."""
         share = (1 - self.decay) / (1 - self.decay**step)
-        for name, parameter in model.named_parameters():
-            self.tensors[name].lerp_(parameter, share)
+        torch._foreach_lerp_(list(self.tensors.values()), list(model.parameters()), share)

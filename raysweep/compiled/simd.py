@@ -9,7 +9,10 @@
                                         prevents vector loops
     splat(number)                       the vector that holds a number everywhere
     times(x, y), plus(x, y, z)          x y and x y + z, contracted into one operation where there is one
+    larger(x, y)                        the larger of x and y, number by number; NaN may be passed over
     total(x)                            the sum of a vector's numbers
+    turn(array, place, row, out, to, gap)  rows `row` apart, 16 of them and 16 numbers of each, become columns
+                                        of rows `gap` apart
 
 Arrays of rows are [rows, LANES] in C order, aligned to 64 bytes; others are in C order too.  A
 processor with shorter registers uses several for a vector.
@@ -155,6 +158,40 @@ def plus(context, x, y, z):  # type: ignore[no-untyped-def]
         return builder.fadd(product, arguments[2], flags=("contract",))
 
     return x(x, y, z), generate
+
+
+@intrinsic
+def larger(context, x, y):  # type: ignore[no-untyped-def]
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        return builder.select(builder.fcmp_ordered(">", *arguments), *arguments)
+
+    return x(x, y), generate
+
+
+@intrinsic
+def turn(context, array, place, row, out, to, gap):  # type: ignore[no-untyped-def]
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        kind, target = signature.args[0], signature.args[3]
+        array, place, row, out, to, gap = arguments
+        rows = []
+        for k in range(16):
+            at = builder.add(place, builder.mul(row, ir.IntType(64)(k)))
+            rows.append(builder.load(_vector(context, builder, kind, array, at)))
+            rows[-1].align = 4
+        # Each of four rounds merges row k with row k + 8: the number of a place has its bits rotated by one.
+        words = ir.VectorType(ir.IntType(32), 16)
+        merged = [
+            ir.Constant(words, [number for j in range(8) for number in (j + half, 16 + j + half)])
+            for half in (0, 8)
+        ]
+        for _ in range(4):
+            rows = [builder.shuffle_vector(rows[k], rows[k + 8], order) for k in range(8) for order in merged]
+        for k in range(16):
+            at = builder.add(to, builder.mul(gap, ir.IntType(64)(k)))
+            builder.store(rows[k], _vector(context, builder, target, out, at), align=4)
+        return context.get_dummy_value()
+
+    return types.none(array, types.int64, types.int64, out, types.int64, types.int64), generate
 
 
 @intrinsic

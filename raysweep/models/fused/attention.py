@@ -4,7 +4,8 @@ Queries, keys and values are columns of low-precision matrices without their bia
 Sentence s has keys and values in rows `starts[s]` .. `starts[s + 1]` of `keys` and queries in rows
 `asking[s]` .. `asking[s + 1]` of `queries`; `place` numbers the queries' words in the batch, for dropout.
 What belongs to a sentence is copied into small matrices that stay in the first-level cache, with rows and
-columns of zeros up to whole vectors; nearly all of the cost is in products of these.
+columns up to whole vectors, whose numbers nothing depends on; nearly all of the cost is in products of these.
+Weights have a row for each key and a column for each query, so that the softmax is made of whole vectors.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 
 from raysweep.compiled import kernel
 from raysweep.compiled.scalars import COMPILED, INLINE, draw, exponential, load, save
-from raysweep.compiled.simd import fetch, peek, plus, poke, put, splat
+from raysweep.compiled.simd import fetch, larger, peek, plus, poke, put, splat, times, turn
 from raysweep.models.dropout import LEVELS
 
 _F0, _F1 = np.float32(0.0), np.float32(1.0)
@@ -89,44 +90,60 @@ def _hand(x, row, count, width, matrix, first, column, shift):  # type: ignore[n
                 poke(shift, column + j, peek(shift, column + j) + own)
 
 
-@kernel(**COMPILED)
+@kernel(**INLINE)
 def _turn(x, x_row, rows, columns, out, row):  # type: ignore[no-untyped-def]
-    """out = the transpose of x."""
-    for i in range(rows):
-        for c in range(columns):
-            poke(out, c * row + i, peek(x, i * x_row + c))
+    """out = the transpose of x, in whole vectors."""
+    for i in range(0, rows, LANES):
+        for c in range(0, columns, LANES):
+            turn(x, i * x_row + c, x_row, out, c * row + i, row)
 
 
 @kernel(**INLINE)
-def _softmax(x, first, count, scale):  # type: ignore[no-untyped-def]
-    """Replace x[first : first + count] by the softmax of `scale` times it."""
-    top = np.float32(-np.inf)
-    for j in range(first, first + count):
-        top = max(top, peek(x, j))
-    total = _F0
-    for j in range(first, first + count):
-        e = exponential((peek(x, j) - top) * scale)
-        poke(x, j, e)
-        total += e
-    share = _F1 / total
-    for j in range(first, first + count):
-        poke(x, j, peek(x, j) * share)
+def _softmax(x, keys, queries, row, scale):  # type: ignore[no-untyped-def]
+    """Replace the columns of x [keys, queries], a flat array, by the softmax of `scale` times them."""
+    for i in range(0, queries, LANES):
+        top = fetch(x, i)
+        for j in range(1, keys):
+            top = larger(fetch(x, j * row + i), top)
+        top = times(splat(-scale), top)
+        for j in range(keys):
+            put(x, j * row + i, plus(splat(scale), fetch(x, j * row + i), top))
+    for m in range(keys * row):
+        poke(x, m, exponential(peek(x, m)))
+    for i in range(0, queries, LANES):
+        share = fetch(x, i)
+        for j in range(1, keys):
+            share = plus(splat(_F1), fetch(x, j * row + i), share)
+        # The row behind the last holds nothing else.
+        put(x, keys * row + i, share)
+        for c in range(LANES):
+            poke(x, keys * row + i + c, _F1 / peek(x, keys * row + i + c))
+        share = fetch(x, keys * row + i)
+        for j in range(keys):
+            put(x, j * row + i, times(share, fetch(x, j * row + i)))
 
 
 @kernel(**INLINE)
-def _drop(key, number, stride, cut, words, x, first, count, out):  # type: ignore[no-untyped-def]
-    """out = x[first : first + count] with dropout's factors, at the same places."""
-    draw(key, number * stride, words[: (count + 3) // 4])
-    levels = words.view(np.uint16)
+def _drop(  # type: ignore[no-untyped-def]
+    key, places, heads, head, stride, cut, words, x, keys, queries, row, factors, out
+):
+    """out = x [keys, queries] of `_softmax` with the factors of dropout of a head's queries."""
     scale = np.float32(LEVELS / (LEVELS - cut))
-    for j in range(count):
-        poke(out, first + j, peek(x, first + j) * (scale if levels[j] >= cut else _F0))
+    levels = words.view(np.uint16)
+    for i in range(queries):
+        draw(key, (places[i] * heads + head) * stride, words[: (keys + 3) // 4])
+        for j in range(keys):
+            poke(factors, i * row + j, scale if levels[j] >= cut else _F0)
+    _turn(factors, row, queries, keys, out, row)
+    for i in range(0, queries, LANES):
+        for j in range(keys):
+            put(out, j * row + i, times(fetch(x, j * row + i), fetch(out, j * row + i)))
 
 
 @kernel(**INLINE)
 def _space(rows, columns):  # type: ignore[no-untyped-def]
-    """Return a flat array of zeros for a matrix with rows and columns filled up."""
-    return np.zeros((rows + ROWS) * _wide(columns), dtype=np.float32)
+    """Return a flat array of zeros for a matrix with rows and columns filled up, and a row more."""
+    return np.zeros((rows + LANES) * _wide(columns), dtype=np.float32)
 
 
 @kernel(**COMPILED)
@@ -144,7 +161,7 @@ def attend(  # type: ignore[no-untyped-def]
     W, L = _wide(width), _wide(longest)
     q, k, v = _space(longest, width), _space(longest, width), _space(longest, width)
     turned, mixed = _space(width, longest), _space(longest, width)
-    weights = _space(longest, longest)
+    weights, factors = _space(longest, longest), _space(longest, longest)
     kept = _space(longest, longest) if cut > 0 else weights
     words = np.empty((longest + 3) // 4, dtype=np.uint64)
     for s in range(len(starts) - 1):
@@ -155,14 +172,12 @@ def attend(  # type: ignore[no-untyped-def]
             _take(queries, q_shift, asked, column, Q, width, q, W)
             _take(keys, k_shift, first, k_column + column, T, width, k, W)
             _take(keys, k_shift, first, k_column + D + column, T, width, v, W)
-            _turn(k, W, T, width, turned, L)
-            _product(q, W, 1, turned, L, weights, L, Q, width, T)
-            for i in range(Q):
-                _softmax(weights, i * L, T, scale)
-                if cut > 0:
-                    number = place[asked + i] * heads + h
-                    _drop(key, number, stride, cut, words, weights, i * L, T, kept)
-            _product(kept, L, 1, v, W, mixed, W, Q, T, width)
+            _turn(q, W, Q, width, turned, L)
+            _product(k, W, 1, turned, L, weights, L, T, width, Q)
+            _softmax(weights, T, Q, L, scale)
+            if cut > 0:
+                _drop(key, place[asked:], heads, h, stride, cut, words, weights, T, Q, L, factors, kept)
+            _product(kept, 1, L, v, W, mixed, W, Q, T, width)
             for i in range(Q):
                 for c in range(width):
                     save(out, asked + i, column + c, peek(mixed, i * W + c))
@@ -185,6 +200,7 @@ def attend_backward(  # type: ignore[no-untyped-def]
     e, made = _space(longest, width), _space(longest, width)
     turned = _space(width, longest)
     weights, slopes = _space(longest, longest), _space(longest, longest)
+    factors = _space(longest, longest)
     kept = _space(longest, longest) if cut > 0 else weights
     words = np.empty((longest + 3) // 4, dtype=np.uint64)
     for s in range(len(starts) - 1):
@@ -196,27 +212,27 @@ def attend_backward(  # type: ignore[no-untyped-def]
             _take(d_out, nothing, asked, column, Q, width, e, W)
             _take(keys, k_shift, first, k_column + column, T, width, k, W)
             _take(keys, k_shift, first, k_column + D + column, T, width, v, W)
-            _turn(k, W, T, width, turned, L)
-            _product(q, W, 1, turned, L, weights, L, Q, width, T)
-            _turn(v, W, T, width, turned, L)
-            _product(e, W, 1, turned, L, slopes, L, Q, width, T)
-            for i in range(Q):
-                a = i * L
-                _softmax(weights, a, T, scale)
-                if cut > 0:
-                    number = place[asked + i] * heads + h
-                    _drop(key, number, stride, cut, words, weights, a, T, kept)
-                # With weights p, factors m and kept = m p: (slope m) p is slope times kept.
-                total = _F0
-                for j in range(a, a + T):
-                    x = peek(slopes, j) * peek(kept, j)
-                    poke(slopes, j, x)
-                    total += x
-                for j in range(a, a + T):
-                    poke(slopes, j, (peek(slopes, j) - total * peek(weights, j)) * scale)
-            _product(slopes, L, 1, k, W, made, W, Q, T, width)
+            _turn(q, W, Q, width, turned, L)
+            _product(k, W, 1, turned, L, weights, L, T, width, Q)
+            _turn(e, W, Q, width, turned, L)
+            _product(v, W, 1, turned, L, slopes, L, T, width, Q)
+            _softmax(weights, T, Q, L, scale)
+            if cut > 0:
+                _drop(key, place[asked:], heads, h, stride, cut, words, weights, T, Q, L, factors, kept)
+            # With weights p, factors m and kept = m p: (slope m) p is slope times kept.
+            for i in range(0, Q, LANES):
+                sums = splat(_F0)
+                for j in range(i, i + T * L, L):
+                    x = times(fetch(slopes, j), fetch(kept, j))
+                    put(slopes, j, x)
+                    sums = plus(splat(_F1), x, sums)
+                sums = times(splat(-scale), sums)
+                for j in range(i, i + T * L, L):
+                    x = times(sums, fetch(weights, j))
+                    put(slopes, j, plus(splat(scale), fetch(slopes, j), x))
+            _product(slopes, 1, L, k, W, made, W, Q, T, width)
             _hand(made, W, Q, width, d_queries, asked, column, d_q_shift)
-            _product(slopes, 1, L, q, W, made, W, T, Q, width)
+            _product(slopes, L, 1, q, W, made, W, T, Q, width)
             _hand(made, W, T, width, d_keys, first, k_column + column, d_k_shift)
-            _product(kept, 1, L, e, W, made, W, T, Q, width)
+            _product(kept, L, 1, e, W, made, W, T, Q, width)
             _hand(made, W, T, width, d_keys, first, k_column + D + column, d_k_shift)
