@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import median
 
+from torch import Tensor
+
 from raysweep.bench.harness import Case, Contestant
 from raysweep.bench.record import Figure, Goal, Peak, Timing
 from raysweep.bench.trace.contestants import Sizes, hutchinson_peers, label_peers
@@ -19,6 +21,7 @@ from raysweep.flatness.pool import Pool
 from raysweep.flatness.trace.contrast import compare
 from raysweep.flatness.trace.fisher import input_traces
 from raysweep.flatness.trace.hessian import residual_traces
+from raysweep.models.fused.products import Product
 
 FULL = Sizes(
     ours=1024,
@@ -100,6 +103,7 @@ def _figures(
             value=beside_training(what, STEP if sizes is FULL else sizes.ours),
             goal=Goal(sense="at most", value=0.8),
         ),
+        *_shares(what, sizes.ours, peak),
     ]
     if state != "init":
         figures += contrast(what, sizes)
@@ -130,6 +134,47 @@ def beside_training(what: Subject, inputs: int) -> float:
     stepper = stepper_of(what.config, what.language, steps=1, batch_size=inputs)
     [batch] = drawn(stepper, what.language, 1)
     return paired_ratio(partial(input_traces, what.model, ids, positions), partial(stepper.update, batch, 1))
+
+
+def _shares(what: Subject, inputs: int, peak: Peak) -> list[Figure]:
+    """Return which share of an input's time products of matrices take, and how fast they are."""
+    ids, positions, _ = what.inputs(inputs)
+    share, rate = products(partial(input_traces, what.model, ids, positions))
+    return [
+        Figure(name="share of an input in matrix products", unit="", value=share),
+        Figure(
+            name="rate of these products by the peak in float32",
+            unit="",
+            value=1e-9 * rate / peak.gemm_float32_gflops,
+        ),
+    ]
+
+
+def products(work: Callable[[], object]) -> tuple[float, float]:
+    """Return the share of the CPU time of `work` in products with weights, and their operations a second.
+
+    The small products within attention, and those of the norms, are not among them.
+    """
+    seconds, flops = 0.0, 0.0
+    original = Product.__call__
+
+    def timed(self: Product, x: Tensor, out: Tensor | None = None) -> Tensor:
+        nonlocal seconds, flops
+        began = time.process_time()
+        found = original(self, x, out)
+        seconds += time.process_time() - began
+        flops += 2.0 * x.numel() * self.matrix.shape[1]
+        return found
+
+    work()
+    Product.__call__ = timed  # type: ignore[method-assign]
+    try:
+        began = time.process_time()
+        work()
+        whole = time.process_time() - began
+    finally:
+        Product.__call__ = original  # type: ignore[method-assign]
+    return seconds / whole, flops / seconds
 
 
 def contrast(what: Subject, sizes: Sizes) -> list[Figure]:
