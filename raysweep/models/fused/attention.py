@@ -100,7 +100,10 @@ def _turn(x, x_row, rows, columns, out, row):  # type: ignore[no-untyped-def]
 
 @kernel(**INLINE)
 def _softmax(x, keys, queries, row, scale):  # type: ignore[no-untyped-def]
-    """Replace the columns of x [keys, queries], a flat array, by the softmax of `scale` times them."""
+    """Replace the columns of x [keys, queries] by the softmax of `scale` times them.
+
+    x is flat, and its rows are `row` apart: as few whole vectors as hold the queries.
+    """
     for i in range(0, queries, LANES):
         top = fetch(x, i)
         for j in range(1, keys):
@@ -129,12 +132,12 @@ def _drop(  # type: ignore[no-untyped-def]
 ):
     """out = x [keys, queries] of `_softmax` with the factors of dropout of a head's queries."""
     scale = np.float32(LEVELS / (LEVELS - cut))
-    levels = words.view(np.uint16)
+    levels, width = words.view(np.uint16), _wide(keys)
     for i in range(queries):
         draw(key, (places[i] * heads + head) * stride, words[: (keys + 3) // 4])
         for j in range(keys):
-            poke(factors, i * row + j, scale if levels[j] >= cut else _F0)
-    _turn(factors, row, queries, keys, out, row)
+            poke(factors, i * width + j, scale if levels[j] >= cut else _F0)
+    _turn(factors, width, queries, keys, out, row)
     for i in range(0, queries, LANES):
         for j in range(keys):
             put(out, j * row + i, times(fetch(x, j * row + i), fetch(out, j * row + i)))
@@ -158,7 +161,7 @@ def attend(  # type: ignore[no-untyped-def]
     D = out.shape[1]
     width = D // heads
     scale = np.float32(1.0 / np.sqrt(width))
-    W, L = _wide(width), _wide(longest)
+    W = _wide(width)
     q, k, v = _space(longest, width), _space(longest, width), _space(longest, width)
     turned, mixed = _space(width, longest), _space(longest, width)
     weights, factors = _space(longest, longest), _space(longest, longest)
@@ -167,6 +170,7 @@ def attend(  # type: ignore[no-untyped-def]
     for s in range(len(starts) - 1):
         first, T = starts[s], starts[s + 1] - starts[s]
         asked, Q = asking[s], asking[s + 1] - asking[s]
+        L = _wide(Q)
         for h in range(heads):
             column = h * width
             _take(queries, q_shift, asked, column, Q, width, q, W)
@@ -195,7 +199,7 @@ def attend_backward(  # type: ignore[no-untyped-def]
     D = d_out.shape[1]
     width = D // heads
     scale = np.float32(1.0 / np.sqrt(width))
-    W, L = _wide(width), _wide(longest)
+    W = _wide(width)
     q, k, v = _space(longest, width), _space(longest, width), _space(longest, width)
     e, made = _space(longest, width), _space(longest, width)
     turned = _space(width, longest)
@@ -206,6 +210,7 @@ def attend_backward(  # type: ignore[no-untyped-def]
     for s in range(len(starts) - 1):
         first, T = starts[s], starts[s + 1] - starts[s]
         asked, Q = asking[s], asking[s + 1] - asking[s]
+        L = _wide(Q)
         for h in range(heads):
             column = h * width
             _take(queries, q_shift, asked, column, Q, width, q, W)
