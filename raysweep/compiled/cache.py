@@ -58,9 +58,9 @@ _HELD: dict[Path, int] = {}
 def _prefer_whole_vectors() -> None:
     """Let loops use vectors of 64 bytes where the processor has them.
 
-    LLVM takes half of that on Intel's, since the first of them ran slower with whole ones.  Loops of
-    arithmetic then take up to half as long again, and code that is written in vectors
-    (`raysweep.compiled.simd`) has whole ones in any case.  What a user has chosen stays.
+    LLVM takes half of that on Intel's, since the first of them ran slower with whole ones.  That slows loops
+    of arithmetic, and code that is written in vectors (`raysweep.compiled.simd`) has whole ones in any case.
+    What a user has chosen stays.
     """
     features = get_host_cpu_features()
     if config.CPU_FEATURES is None and config.CPU_NAME is None and "+avx512f" in features.split(","):
