@@ -163,10 +163,9 @@ def markdown(record: Record, *others: Record) -> str:
     Below them stand the ratios of all records, where there are `others`, of other processors.  Processors and
     GPUs have a table each, since they do other work.
     """
-    groups: dict[bool, list[Record]] = {}
-    for one in (record, *others):
-        groups.setdefault(one.environment.gpu is None, []).append(one)
-    return "\nOn GPUs:\n\n".join(_whole(*group) for group in groups.values())
+    every = (record, *others)
+    groups = [[one for one in every if (one.environment.gpu is None) == kind] for kind in (True, False)]
+    return "\nOn GPUs:\n\n".join(_whole(*group) for group in groups if group)
 
 
 def _whole(record: Record, *others: Record) -> str:
@@ -180,7 +179,8 @@ def _whole(record: Record, *others: Record) -> str:
     above = "" if introduction is None else introduction(record)
     parts = [above, *map(in_markdown, tables), remarks, caption(record)]
     if others and len(rows := across([record, *others])) > 1:
-        parts += ["The same on other processors:", in_markdown(rows), *map(caption, others)]
+        kind = "processors" if record.environment.gpu is None else "GPUs"
+        parts += [f"The same on other {kind}:", in_markdown(rows), *map(caption, others)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 

@@ -15,8 +15,9 @@ installation is read-only, or in `NUMBA_CACHE_DIR`.
 
 This module relies on these parts of numba (0.62 to 0.68) that are not public: `Dispatcher._cache`; the class
 `FunctionCache`, which chooses the folder (`cache_path`), knows numba's own stamp (`_impl.locator`), and calls
-`load(key)`, `save(key, data)` and `flush()` of its `_cache_file`; `numba.core.serialize.dumps`; and
-`numba.core.config`, whose `CPU_FEATURES` its code generator reads when the first function is compiled.
+`load(key)`, `save(key, data)` and `flush()` of its `_cache_file`; `numba.core.serialize.dumps`;
+`numba.core.codegen.get_host_cpu_features`; and `numba.core.config`, whose `CPU_FEATURES` are read once, when
+`cpu_target` makes its context for the first function.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from __future__ import annotations
 import ast
 import fcntl
 import hashlib
+import logging
 import os
 import pickle
 import sys
@@ -39,9 +41,12 @@ import numba
 from numba.core import config
 from numba.core.caching import FunctionCache
 from numba.core.codegen import get_host_cpu_features
+from numba.core.registry import cpu_target
 from numba.core.serialize import dumps
 
 from raysweep.files import write_atomic
+
+log = logging.getLogger(__name__)
 
 #: Seconds that a process waits at most for machine code that another one makes.
 _PATIENCE = 60.0
@@ -56,15 +61,20 @@ _HELD: dict[Path, int] = {}
 
 
 def _prefer_whole_vectors() -> None:
-    """Let loops use vectors of 64 bytes where the processor has them.
+    """Let the loops that numba compiles in this process use vectors of 64 bytes where the processor has them.
 
-    LLVM takes half of that on Intel's, since the first of them ran slower with whole ones.  That slows loops
-    of arithmetic, and code that is written in vectors (`raysweep.compiled.simd`) has whole ones in any case.
-    What a user has chosen stays.
+    LLVM takes half of that on Intel's processors, since the first of them ran slower with whole ones.  That
+    slows loops of arithmetic, and code that is written in vectors (`raysweep.compiled.simd`) has whole ones
+    in any case.  What a user has chosen stays.
     """
     features = get_host_cpu_features()
     if config.CPU_FEATURES is None and config.CPU_NAME is None and "+avx512f" in features.split(","):
         config.CPU_FEATURES = f"{features},-prefer-256-bit"
+        if "_toplevel_target_context" in vars(cpu_target):
+            log.warning(
+                "numba was used in this process before raysweep's kernels; they may be slower here, and last "
+                "digits may differ from those of other processes; import raysweep.compiled.cache first"
+            )
 
 
 _prefer_whole_vectors()

@@ -9,10 +9,11 @@
                                         prevents vector loops
     splat(number)                       the vector that holds a number everywhere
     times(x, y), plus(x, y, z)          x y and x y + z, contracted into one operation where there is one
-    larger(x, y)                        the larger of x and y, number by number; NaN may be passed over
+    larger(x, y)                        number by number x where x > y, else y, also where either is NaN
+    inverse(x)                          1 / x
     total(x)                            the sum of a vector's numbers
-    turn(array, place, row, out, to, gap)  rows `row` apart, 16 of them and 16 numbers of each, become columns
-                                        of rows `gap` apart
+    turn(array, place, row, out, to, gap)   write the transpose of a block of 16 × 16 float32 numbers, whose
+                                        rows are `row` apart in `array`, to rows `gap` apart in `out`
 
 Arrays of rows are [rows, LANES] in C order, aligned to 64 bytes; others are in C order too.  A
 processor with shorter registers uses several for a vector.
@@ -166,6 +167,15 @@ def larger(context, x, y):  # type: ignore[no-untyped-def]
         return builder.select(builder.fcmp_ordered(">", *arguments), *arguments)
 
     return x(x, y), generate
+
+
+@intrinsic
+def inverse(context, x):  # type: ignore[no-untyped-def]
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        shape = _shape(x.dtype)
+        return builder.fdiv(ir.Constant(shape, [1.0] * shape.count), arguments[0])
+
+    return x(x), generate
 
 
 @intrinsic

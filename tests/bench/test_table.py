@@ -139,6 +139,7 @@ def test_gpus_have_a_table_of_their_own(record: Record) -> None:
     gpu = record.model_copy(update={"environment": place})
     text = table.markdown(record, gpu)
     assert text == f"{table.markdown(record)}\nOn GPUs:\n\n{table.markdown(gpu)}"
+    assert text == table.markdown(gpu, record)
     assert ACROSS not in text
     assert table.across([record, gpu]) == table.across([record])
 

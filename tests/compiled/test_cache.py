@@ -15,6 +15,7 @@ import pytest
 import raysweep
 from raysweep.compiled import cache, kernel
 from raysweep.compiled.cache import _Entries
+from raysweep.compiled.simd import WIDE
 
 KERNELS = """
 from raysweep.compiled import kernel
@@ -167,3 +168,51 @@ def test_every_kernel_is_cached_here() -> None:
     package = Path(raysweep.__file__).parent
     found = [path.relative_to(package) for path in package.rglob("*.py") if "njit" in path.read_text()]
     assert found == [Path("compiled/cache.py")]
+
+
+LOOP = """
+import logging
+logging.basicConfig()
+from numba.core import config
+from raysweep.compiled import cache
+import numba
+
+@numba.njit(fastmath=True)
+def shifted(x):
+    for i in range(len(x)):
+        x[i] = 2 * x[i] + 1
+
+import numpy
+shifted(numpy.ones(64, dtype="f4"))
+print(config.CPU_FEATURES, "zmm" in next(iter(shifted.inspect_asm().values())))
+"""
+
+
+def told(program: str, **environment: str) -> tuple[str, str]:
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.strip(), done.stderr
+
+
+@pytest.mark.skipif(not WIDE, reason="this processor has no vectors of 64 bytes")
+def test_loops_have_whole_vectors() -> None:
+    found, errors = told(LOOP)
+    assert found.endswith(",-prefer-256-bit True")
+    assert errors == ""
+
+
+@pytest.mark.skipif(not WIDE, reason="this processor has no vectors of 64 bytes")
+def test_what_a_user_has_chosen_of_a_processor_stays() -> None:
+    assert told(LOOP, NUMBA_CPU_FEATURES="+avx2")[0].startswith("+avx2 ")
+    assert told(LOOP, NUMBA_CPU_NAME="generic")[0] == "False"
+
+
+@pytest.mark.skipif(not WIDE, reason="this processor has no vectors of 64 bytes")
+def test_a_process_that_has_used_numba_before_is_told() -> None:
+    before = "import numba\nnumba.njit(lambda x: x)(1)\n"
+    assert "numba was used in this process before raysweep's kernels" in told(before + LOOP)[1]

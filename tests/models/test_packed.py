@@ -17,9 +17,10 @@ from raysweep.models import EncoderConfig, gpu
 from raysweep.models.batch import Batch
 from raysweep.models.dropout import Dropout
 from raysweep.models.encoder import Encoder
-from raysweep.models.packed import Packing, pack, row_width
+from raysweep.models.packed import Packing, Rows, pack, row_width
 from raysweep.registry import algorithms
 from raysweep.training import World, checkpoint_directory, pretrain
+from raysweep.training import recorded as recording
 from raysweep.training.config import PretrainConfig
 from raysweep.training.data import batches
 from raysweep.training.step import Stepper
@@ -404,6 +405,14 @@ def test_words_are_drawn_while_steps_are_recorded(tmp_path: Path, monkeypatch: p
             "steps": 60, "milestones": [60], "checkpoint_every": None, "batch_size": 512, "mask": "one",
         },
     )  # fmt: skip
+    made: list[Rows] = []
+
+    class Counted(recording._Recorded):
+        def __init__(self, rows: Rows, *rest: Any) -> None:
+            made.append(rows)
+            super().__init__(rows, *rest)
+
+    monkeypatch.setattr(recording, "_Recorded", Counted)
     found = []
     for name, drawn_at_once in (("many", 16_384), ("few", 1)):
         monkeypatch.setattr(type(arguments["language"]), "drawn_at_once", drawn_at_once)
@@ -411,6 +420,7 @@ def test_words_are_drawn_while_steps_are_recorded(tmp_path: Path, monkeypatch: p
         assert pretrain(journal=run, device="cuda", **arguments) == 60
         found.append((checkpoint_directory(run.directory, 60) / "model.safetensors").read_bytes())
     assert found[0] == found[1]
+    assert len(made) >= 2
 
 
 @pytest.mark.gpu

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from helpers import training_fakes as fakes
 from raysweep.errors import CheckpointError, ConfigError
-from raysweep.models import EncoderConfig
+from raysweep.models import EncoderConfig, gpu
 from raysweep.training import World, checkpoint_directory, load_model, pretrain
 from raysweep.training.pieces import Parts, fill, part_names, pieces
 from raysweep.training.start import state_content
@@ -169,6 +169,7 @@ def test_workers_on_a_gpu_train_as_one_on_a_processor(
     precision: str, size: int, shards: int, tmp_path: Path
 ) -> None:
     """Two workers share one GPU here, and so sum up by gloo; in bfloat16 copies train by kernels."""
+    assert gpu.missing() is None
     options = until(12, model={"shape": "32/2/2/64", "dropout": 0.0}, pretrain={"precision": "float32"})
     alone(tmp_path / "processor", options)
     options["pretrain"]["precision"] = precision

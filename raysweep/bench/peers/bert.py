@@ -95,6 +95,8 @@ class Bert:
             fused=recipe.fused,
         )
         if recipe.compiled:
+            # Beyond its limit of forms, the compiler would leave the rest as it is, and slow.
+            torch._dynamo.config.fail_on_recompile_limit_hit = True
             layers = self.model.bert.encoder.layer
             parts = [self.model.bert.embeddings, *layers, self.model.cls]
             for part in [self.model] if len(layers) <= COMPILED_WHOLE else parts:

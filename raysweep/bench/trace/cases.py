@@ -153,7 +153,8 @@ def _shares(what: Subject, inputs: int, peak: Peak) -> list[Figure]:
 def products(work: Callable[[], object]) -> tuple[float, float]:
     """Return the share of the CPU time of `work` in products with weights, and their operations a second.
 
-    The small products within attention, and those of the norms, are not among them.
+    The small products within attention, those of the norms and those of an LSTM's recurrence are not among
+    them.
     """
     seconds, flops = 0.0, 0.0
     original = Product.__call__

@@ -89,6 +89,7 @@ class Work:
         return int(self.lengths.sum())
 
 
+# With dropout and without.
 @lru_cache(maxsize=2)
 def _drawn(encoder: EncoderConfig, language: Language) -> MaskedLM:
     """Draw a model's initial weights, which takes seconds for a large one; every contestant copies them."""

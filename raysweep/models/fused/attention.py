@@ -3,8 +3,8 @@
 Queries, keys and values are columns of low-precision matrices without their biases, which are added here.
 Sentence s has keys and values in rows `starts[s]` .. `starts[s + 1]` of `keys` and queries in rows
 `asking[s]` .. `asking[s + 1]` of `queries`; `place` numbers the queries' words in the batch, for dropout.
-What belongs to a sentence is copied into small matrices that stay in the first-level cache, with rows and
-columns up to whole vectors, whose numbers nothing depends on; nearly all of the cost is in products of these.
+What belongs to a sentence is copied into small matrices that stay in the first-level cache, with room up to
+whole vectors; no result depends on what stands in that room.  Nearly all of the cost is in products of these.
 Weights have a row for each key and a column for each query, so that the softmax is made of whole vectors.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from raysweep.compiled import kernel
 from raysweep.compiled.scalars import COMPILED, INLINE, draw, exponential, load, save
-from raysweep.compiled.simd import fetch, larger, peek, plus, poke, put, splat, times, turn
+from raysweep.compiled.simd import fetch, inverse, larger, peek, plus, poke, put, splat, times, turn
 from raysweep.models.dropout import LEVELS
 
 _F0, _F1 = np.float32(0.0), np.float32(1.0)
@@ -108,20 +108,18 @@ def _softmax(x, keys, queries, row, scale):  # type: ignore[no-untyped-def]
         top = fetch(x, i)
         for j in range(1, keys):
             top = larger(fetch(x, j * row + i), top)
-        top = times(splat(-scale), top)
+        top = times(splat(-_F1), top)
         for j in range(keys):
-            put(x, j * row + i, plus(splat(scale), fetch(x, j * row + i), top))
+            # The difference first: what goes into the exponential is never above zero.
+            apart = plus(splat(_F1), fetch(x, j * row + i), top)
+            put(x, j * row + i, times(splat(scale), apart))
     for m in range(keys * row):
         poke(x, m, exponential(peek(x, m)))
     for i in range(0, queries, LANES):
         share = fetch(x, i)
         for j in range(1, keys):
             share = plus(splat(_F1), fetch(x, j * row + i), share)
-        # The row behind the last holds nothing else.
-        put(x, keys * row + i, share)
-        for c in range(LANES):
-            poke(x, keys * row + i + c, _F1 / peek(x, keys * row + i + c))
-        share = fetch(x, keys * row + i)
+        share = inverse(share)
         for j in range(keys):
             put(x, j * row + i, times(share, fetch(x, j * row + i)))
 
@@ -145,7 +143,7 @@ def _drop(  # type: ignore[no-untyped-def]
 
 @kernel(**INLINE)
 def _space(rows, columns):  # type: ignore[no-untyped-def]
-    """Return a flat array of zeros for a matrix with rows and columns filled up, and a row more."""
+    """Return a flat array of zeros for a matrix with rows and columns filled up."""
     return np.zeros((rows + LANES) * _wide(columns), dtype=np.float32)
 
 
@@ -164,8 +162,8 @@ def attend(  # type: ignore[no-untyped-def]
     W = _wide(width)
     q, k, v = _space(longest, width), _space(longest, width), _space(longest, width)
     turned, mixed = _space(width, longest), _space(longest, width)
-    weights, factors = _space(longest, longest), _space(longest, longest)
-    kept = _space(longest, longest) if cut > 0 else weights
+    weights = _space(longest, longest)
+    kept, factors = (_space(longest, longest), _space(longest, longest)) if cut > 0 else (weights, weights)
     words = np.empty((longest + 3) // 4, dtype=np.uint64)
     for s in range(len(starts) - 1):
         first, T = starts[s], starts[s + 1] - starts[s]
@@ -204,8 +202,7 @@ def attend_backward(  # type: ignore[no-untyped-def]
     e, made = _space(longest, width), _space(longest, width)
     turned = _space(width, longest)
     weights, slopes = _space(longest, longest), _space(longest, longest)
-    factors = _space(longest, longest)
-    kept = _space(longest, longest) if cut > 0 else weights
+    kept, factors = (_space(longest, longest), _space(longest, longest)) if cut > 0 else (weights, weights)
     words = np.empty((longest + 3) // 4, dtype=np.uint64)
     for s in range(len(starts) - 1):
         first, T = starts[s], starts[s + 1] - starts[s]

@@ -25,7 +25,6 @@ from torch.autograd.function import once_differentiable
 from raysweep.models.gpu import kernels
 from raysweep.models.gpu.parts import (
     PROGRAMS,
-    STAGES,
     Site,
     Tile,
     columns_of,
@@ -245,7 +244,7 @@ class _Pass:
         kernels.embed_back[grid](
             self.ids, self.at, words, places, norm.weight, slope, more, out, sums,
             len(out), encoder.width, norm.eps, self.key, site.number, site.cut, site.scale,
-            M=tile.rows, C=tile.columns, MORE=more is not None, DROP=site.drops, STAGES=STAGES,
+            M=tile.rows, C=tile.columns, MORE=more is not None, DROP=site.drops, STAGES=tile.stages,
             num_warps=tile.warps,
         )  # fmt: skip
         gradients[id(norm.weight)], gradients[id(norm.bias)] = total(sums)
@@ -295,7 +294,7 @@ class _Pass:
             stream, norm.weight, d_seen, later, d_stream, d_y, sums,
             len(stream), tile.width, norm.eps, self.key, site.number, site.cut, site.scale,
             M=tile.rows, C=tile.columns, NORMED=self.post, LATER=later is not None, ADD=adds,
-            DROP=site.drops, STAGES=STAGES, num_warps=tile.warps,
+            DROP=site.drops, STAGES=tile.stages, num_warps=tile.warps,
         )  # fmt: skip
         gradients[id(norm.weight)], gradients[id(norm.bias)], of_y = total(sums)
         return d_stream, d_y, of_y

@@ -2,8 +2,8 @@
 
 They are written in Triton (Tillet, Kung and Cox, "Triton: an intermediate language and compiler for tiled
 neural network computations", MAPL 2019).  Arithmetic is float32; factors of products are bfloat16.  Sums over
-words are partial sums of a fixed number of programs, added in their order, so two trainings are bitwise equal
-on one kind of GPU.
+words are partial sums of a fixed number of programs, added in a fixed order, so two trainings are bitwise
+equal on one kind of GPU.
 
 Dropout is keyed: element i of site k is kept where hash(i, k, key) >= p 2^32.  With h the bijection `_mixed`
 of 32 bits (Wellons, "Prospecting for hash functions", 2018) and (low, high) the halves of the 64-bit key,
@@ -226,7 +226,7 @@ def gelu_back(
 ):  # fmt: skip
     """out = slope · (Φ(x) + x φ(x)), [rows, width]; sums [programs, width] = its sums over rows."""
     column = tl.program_id(1) * C + tl.arange(0, C)
-    total = tl.zeros((M, C), dtype=tl.float32)
+    of_bias = tl.zeros((M, C), dtype=tl.float32)
     for first in tl.range(tl.program_id(0) * M, rows, tl.num_programs(0) * M, num_stages=STAGES):
         row = first + tl.arange(0, M)
         inside = (row < rows)[:, None] & (column < width)[None, :]
@@ -236,8 +236,8 @@ def gelu_back(
         below, density = _gaussian(given)
         rounded = (down * (below + given * density)).to(out.dtype.element_ty)
         tl.store(out + index, rounded, mask=inside)
-        total += tl.where(inside, rounded.to(tl.float32), 0.0)
-    tl.store(sums + tl.program_id(0) * width + column, tl.sum(total, axis=0), mask=column < width)
+        of_bias += tl.where(inside, rounded.to(tl.float32), 0.0)
+    tl.store(sums + tl.program_id(0) * width + column, tl.sum(of_bias, axis=0), mask=column < width)
 
 
 @triton.jit(do_not_specialize=["count"])

@@ -20,8 +20,8 @@ _FEW = 1024
 #: Elements of a tile, which a program has in registers, and those of a pass over a plain array.
 _TILE = 2048
 _ELEMENTS = 1024
-#: Steps of a loop over rows whose loads are under way at once.
-STAGES = 3
+#: Steps of a loop over rows whose loads are under way at once, into shared memory.
+_STAGES = 3
 _LEVELS = 1 << 32
 
 
@@ -68,6 +68,11 @@ class Tile:
     def of(cls, width: int) -> Tile:
         columns = columns_of(width)
         return cls(width, max(1, _TILE // columns), columns, min(16, max(8, columns // 256)))
+
+    @property
+    def stages(self) -> int:
+        """The steps of a loop whose loads are under way at once: few enough for every GPU's shared memory."""
+        return _STAGES if self.columns <= _TILE else 1
 
     def grid(self, rows: int, most: int | None = None) -> tuple[int]:
         """Return the number of programs for `rows` rows, `most` at most."""
@@ -175,6 +180,6 @@ def gelu_back(x: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
     out, sums = torch.empty_like(x), x.new_empty(down, width, dtype=torch.float32)
     kernels.gelu_back[(down, across)](
         x, slope, out, sums, len(x), width,
-        M=tile.rows, C=tile.columns, STAGES=STAGES, num_warps=tile.warps,
+        M=tile.rows, C=tile.columns, STAGES=tile.stages, num_warps=tile.warps,
     )  # fmt: skip
     return out, total(sums)
