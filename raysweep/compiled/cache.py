@@ -38,7 +38,7 @@ from types import FunctionType
 from typing import Any
 
 import numba
-from numba.core import config
+from numba.core import config as numba_config
 from numba.core.caching import FunctionCache
 from numba.core.codegen import get_host_cpu_features
 from numba.core.registry import cpu_target
@@ -55,6 +55,9 @@ _PATIENCE = 60.0
 #: compilation this one is met for the first time, so that the last place of its results would depend on the
 #: order of calls.
 _OWN = {"nogil": True, "fastmath": False, "error_model": "python", "forceinline": False}
+
+#: numba's settings; it makes these names from the environment.
+config: Any = numba_config
 
 #: Locks of the entries that this process makes, by file.
 _HELD: dict[Path, int] = {}
