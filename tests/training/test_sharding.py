@@ -38,17 +38,22 @@ def until(step: int, *, algorithm: dict[str, Any] | None = None, **options: Any)
     return {**ENCODER, **options, "algorithm": algorithm or {}, "pretrain": pretraining}
 
 
+def run(processes: Sequence[Any]) -> None:
+    """Start processes, and wait until all have ended well."""
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(PATIENCE)
+        assert process.exitcode == 0
+
+
 def together(size: int, rendezvous: Path, jobs: Sequence[Job]) -> None:
     """Train one run after another with `size` workers."""
     processes = [
         context.Process(target=fakes.work_in_turn, args=(rank, size, rendezvous, list(jobs)), daemon=True)
         for rank in range(size)
     ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(PATIENCE)
-        assert process.exitcode == 0
+    run(processes)
 
 
 def alone(directory: Path, options: dict[str, Any]) -> None:
@@ -187,11 +192,7 @@ def test_workers_on_a_gpu_train_as_one_on_a_processor(
         )
         for rank in range(size)
     ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(PATIENCE)
-        assert process.exitcode == 0
+    run(processes)
     found, expected = (tensors(tmp_path / place, 12, "model") for place in ("gpu", "processor"))
     assert_near(found, expected, options, 1e-3 if precision == "float32" else 5e-2)
 
