@@ -44,6 +44,7 @@ from numba.core.codegen import get_host_cpu_features
 from numba.core.registry import cpu_target
 from numba.core.serialize import dumps
 
+from raysweep.compiled.simd import WIDE
 from raysweep.files import write_atomic
 
 log = logging.getLogger(__name__)
@@ -70,9 +71,8 @@ def _prefer_whole_vectors() -> None:
     slows loops of arithmetic, and code that is written in vectors (`raysweep.compiled.simd`) has whole ones
     in any case.  What a user has chosen stays.
     """
-    features = get_host_cpu_features()
-    if config.CPU_FEATURES is None and config.CPU_NAME is None and "+avx512f" in features.split(","):
-        config.CPU_FEATURES = f"{features},-prefer-256-bit"
+    if WIDE and config.CPU_FEATURES is None and config.CPU_NAME is None:
+        config.CPU_FEATURES = f"{get_host_cpu_features()},-prefer-256-bit"
         if "_toplevel_target_context" in vars(cpu_target):
             log.warning(
                 "numba was used in this process before raysweep's kernels; they may be slower here, and last "

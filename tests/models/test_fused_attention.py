@@ -1,4 +1,4 @@
-"""Attention of processors by its kernels, beside the same in float64, for all sizes of sentence and head."""
+"""Attention on processors by its kernels, beside the same in float64, for all sizes of sentence and head."""
 
 from __future__ import annotations
 
