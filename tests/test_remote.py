@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from helpers.azure import azure_server
+from helpers.hadoop import hadoop_server
 from helpers.object_store import Fault, ObjectStore
 from raysweep.files import move_aside, names, remove_tree, rename, write_atomic
 from raysweep.remote import RemotePath, listed, local_place
@@ -64,14 +65,20 @@ def azure() -> Iterator[RemotePath]:
         yield found
 
 
-@pytest.fixture(params=["s3", "az"])
+@pytest.fixture(scope="module")
+def hadoop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemotePath]:
+    with hadoop_server(tmp_path_factory.mktemp("hadoop")) as found:
+        yield found
+
+
+@pytest.fixture(params=["s3", "azure", "hadoop"])
 def root(request: pytest.FixtureRequest) -> RemotePath:
     """An empty folder in a store of each sort that a server is installed of."""
     if request.param == "s3":
         found: RemotePath = request.getfixturevalue("store").root
         return found
-    azure: RemotePath = request.getfixturevalue("azure")
-    return azure / request.node.originalname
+    other: RemotePath = request.getfixturevalue(request.param)
+    return other / request.node.originalname
 
 
 def test_files_are_written_read_listed_moved_and_removed(root: RemotePath) -> None:

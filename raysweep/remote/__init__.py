@@ -19,11 +19,12 @@ at any time, and whoever reads many small files lists them first (`listed`).
 """
 
 from raysweep.remote.cache import keep_blob, local_copy, local_place, on_disk, read_verified
-from raysweep.remote.client import is_url
+from raysweep.remote.client import HADOOP, is_url, needed
 from raysweep.remote.listing import fetch, forgotten, list_now, listed
 from raysweep.remote.path import RemotePath, path_of
 
 __all__ = [
+    "HADOOP",
     "RemotePath",
     "fetch",
     "forgotten",
@@ -36,4 +37,5 @@ __all__ = [
     "read_verified",
     "list_now",
     "listed",
+    "needed",
 ]

@@ -1,4 +1,4 @@
-"""Requests to object stores by fsspec's clients."""
+"""Requests to object stores by fsspec's clients, and by that of Hadoop."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
+
+from raysweep.remote.hadoop import hadoop
+
+#: The protocol of the Hadoop distributed file system.
+HADOOP = "hdfs"
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
@@ -65,12 +70,26 @@ def is_url(text: str) -> bool:
     return _URL.match(text) is not None
 
 
+def needed(protocol: str) -> None:
+    """Import the client of a protocol; raises `ImportError` where it is not installed."""
+    if protocol == HADOOP:
+        import hdfs_native  # noqa: F401
+
+        return
+    from fsspec import get_filesystem_class
+
+    get_filesystem_class(protocol)
+
+
 def file_system(url: str) -> tuple[Any, str]:
     """Return the file system of a URL, one for each process and set of options, and the path in it."""
     import fsspec.config
     import fsspec.core
 
-    protocol = url.partition("://")[0]
+    protocol, _, place = url.partition("://")
+    if protocol == HADOOP:
+        host, _, path = place.partition("/")
+        return hadoop(host), f"/{path}"
     chosen = fsspec.config.conf.get(protocol, {})
     options = {name: value for name, value in _OPTIONS.get(protocol, {}).items() if name not in chosen}
     # Without a cache of lists, each list is as new as its request.

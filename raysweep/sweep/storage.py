@@ -9,10 +9,10 @@ from pathlib import Path
 
 from raysweep.errors import ConfigError, StorageError
 from raysweep.files import make_directory
-from raysweep.remote import RemotePath, is_url
+from raysweep.remote import HADOOP, RemotePath, is_url, needed
 
 #: The object stores that results can be in, by the beginning of their URLs, with raysweep's extras for them.
-EXTRAS = {"s3": "s3", "gs": "gs", "az": "az", "abfs": "az", "abfss": "az"}
+EXTRAS = {"s3": "s3", "gs": "gs", "az": "az", "abfs": "az", "abfss": "az", HADOOP: HADOOP}
 
 
 def open_directory(directory: Path) -> None:
@@ -58,12 +58,11 @@ def _remote(url: str) -> RemotePath:
             f"storage '{url}': results need a folder, or an object store that creates an object only where "
             f"none is ({', '.join(f'{known}://' for known in EXTRAS)}); mount another one as a folder"
         )
-    if not place.strip("/"):
-        raise ConfigError(f"storage '{url}': names no bucket; write {protocol}://BUCKET/FOLDER")
-    from fsspec import get_filesystem_class
-
+    if not place.partition("/")[0]:
+        part, example = ("name node", "HOST:PORT") if protocol == HADOOP else ("bucket", "BUCKET")
+        raise ConfigError(f"storage '{url}': names no {part}; write {protocol}://{example}/FOLDER")
     try:
-        get_filesystem_class(protocol)
+        needed(protocol)
     except ImportError as error:
         extra = EXTRAS[protocol]
         raise ConfigError(

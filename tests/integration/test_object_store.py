@@ -15,6 +15,7 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
+from helpers.hadoop import hadoop_server
 from helpers.object_store import Fault, ObjectStore
 from helpers.real_sweeps import LONG, changed, write
 from raysweep.remote import RemotePath
@@ -31,18 +32,32 @@ def table(raysweep: Run, file: Path, root: RemotePath) -> pd.DataFrame:
     return pd.read_parquet(target)
 
 
-def wait_for(store: ObjectStore, pattern: str, number: int, driver: Any, sweep: str = "tiny") -> list[Path]:
+def wait_for(root: RemotePath, pattern: str, number: int, driver: Any, sweep: str = "tiny") -> list[Path]:
     """Return the objects of runs whose names fit a pattern, once there are so many."""
     deadline = time.monotonic() + 1200
-    while len(found := list((store.root / sweep / "runs").glob(pattern))) < number:
+    while len(found := list((root / sweep / "runs").glob(pattern))) < number:
         assert driver.poll() is None, "".join(driver.communicate())
         assert time.monotonic() < deadline
         time.sleep(0.2)
     return found
 
 
-def wait_for_records(store: ObjectStore, number: int, driver: Any) -> None:
-    wait_for(store, "*/records/*.json", number, driver)
+def wait_for_records(root: RemotePath, number: int, driver: Any) -> None:
+    wait_for(root, "*/records/*.json", number, driver)
+
+
+def launch_and_kill_and_launch_again(
+    command: Callable[..., Any], raysweep: Run, file: Path, root: RemotePath
+) -> pd.DataFrame:
+    """Kill a launch after two records, launch again, and return the table."""
+    driver = command("launch", file, "--storage", root)
+    wait_for_records(root, 2, driver)
+    os.kill(driver.pid, signal.SIGKILL)
+    driver.wait()
+    code, out, err = raysweep("launch", file, "--storage", root)
+    assert code == 0, out + err
+    assert "Traceback" not in err
+    return table(raysweep, file, root)
 
 
 def test_a_killed_launch_goes_on_under_faults_with_the_same_table(
@@ -56,14 +71,8 @@ def test_a_killed_launch_goes_on_under_faults_with_the_same_table(
     store.faults.append(Fault("GET", "list-type=2", times=5, refused=True))
     store.faults.append(Fault("GET", "/checkpoints/", times=3, refused=True))
     file = write(tmp_path / "tiny.yaml", LONG)
-    driver = command("launch", file, "--storage", store.root)
-    wait_for_records(store, 2, driver)
-    os.kill(driver.pid, signal.SIGKILL)
-    driver.wait()
-    code, out, err = raysweep("launch", file, "--storage", store.root)
-    assert code == 0, out + err
-    assert "Traceback" not in err
-    pd.testing.assert_frame_equal(table(raysweep, file, store.root), expected)
+    found = launch_and_kill_and_launch_again(command, raysweep, file, store.root)
+    pd.testing.assert_frame_equal(found, expected)
     assert not any(fault.times for fault in store.faults)
     # Nothing of the results came to a disk: a machine that knows only the URL shows all of them.
     assert not (tmp_path / "results").exists()
@@ -76,12 +85,22 @@ def test_a_killed_launch_goes_on_under_faults_with_the_same_table(
     assert out.count("raysweep.launch: launch, pid") == 2
 
 
+def test_a_killed_launch_goes_on_in_hadoop_with_the_same_table(
+    command: Callable[..., Any], raysweep: Run, expected: pd.DataFrame, tmp_path: Path
+) -> None:
+    file = write(tmp_path / "tiny.yaml", LONG)
+    with hadoop_server(tmp_path) as root:
+        found = launch_and_kill_and_launch_again(command, raysweep, file, root)
+    pd.testing.assert_frame_equal(found, expected)
+    assert not (tmp_path / "results").exists()
+
+
 def test_a_second_launch_is_refused_and_the_first_can_be_cancelled(
     command: Callable[..., Any], raysweep: Run, store: ObjectStore, tmp_path: Path
 ) -> None:
     file = write(tmp_path / "tiny.yaml", changed(pretrain={"steps": 100_000, "milestones": [300, 100_000]}))
     driver = command("launch", file, "--storage", store.root)
-    wait_for_records(store, 1, driver)
+    wait_for_records(store.root, 1, driver)
     code, _, err = raysweep("launch", file, "--storage", store.root)
     assert code == 2, err
     assert "is in use by process" in err
@@ -111,9 +130,9 @@ def launch_and_lose_a_node(
 ) -> None:
     """Launch a sweep on the nodes, lose the one that trains the first run, and wait for the end."""
     driver = command("launch", file, "--storage", store.root, "--address", nodes.address)
-    wait_for(store, "*/records/*.json", 1, driver, file.stem)
+    wait_for(store.root, "*/records/*.json", 1, driver, file.stem)
     # Logs are sent every few seconds, so the first one may come behind the first record.
-    log = wait_for(store, "*/logs/train-0.log", 1, driver, file.stem)[0]
+    log = wait_for(store.root, "*/logs/train-0.log", 1, driver, file.stem)[0]
     nodes.remove_node(_node_of(nodes, int(log.read_text().split("pid ")[1].split()[0])), False)
     out, err = driver.communicate(timeout=timeout)
     assert driver.returncode == 0, out + err

@@ -339,9 +339,10 @@ def test_what_is_no_store_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAYSWEEP_STORAGE", "s3://bucket/results")
     assert str(storage_root(None)) == "s3://bucket/results"
     for url, what in {
-        "hdfs://namenode/results": "mount another one as a folder",
+        "ftp://host/results": "mount another one as a folder",
         "http://host/results": "mount another one as a folder",
         "s3://": "names no bucket",
+        "hdfs:///results": "names no name node; write hdfs://HOST:PORT/FOLDER",
     }.items():
         with pytest.raises(ConfigError, match=what):
             storage_root(url)
