@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from helpers.azure import azure_server
-from helpers.hadoop import hadoop_server
+from helpers.hadoop import HadoopServer, hadoop_server
 from helpers.object_store import Fault, ObjectStore
 from raysweep.files import move_aside, names, remove_tree, rename, write_atomic
 from raysweep.remote import RemotePath, listed, local_place
@@ -66,7 +66,7 @@ def azure() -> Iterator[RemotePath]:
 
 
 @pytest.fixture(scope="module")
-def hadoop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemotePath]:
+def hadoop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HadoopServer]:
     with hadoop_server(tmp_path_factory.mktemp("hadoop")) as found:
         yield found
 
@@ -77,8 +77,9 @@ def root(request: pytest.FixtureRequest) -> RemotePath:
     if request.param == "s3":
         found: RemotePath = request.getfixturevalue("store").root
         return found
-    other: RemotePath = request.getfixturevalue(request.param)
-    return other / request.node.originalname
+    other = request.getfixturevalue(request.param)
+    place: RemotePath = other.root if request.param == "hadoop" else other
+    return place / request.node.originalname
 
 
 def test_files_are_written_read_listed_moved_and_removed(root: RemotePath) -> None:
@@ -130,6 +131,45 @@ def test_of_many_that_create_an_object_one_succeeds(root: RemotePath) -> None:
         won = [k for k, done in enumerate(pool.map(create, range(16))) if done]
     assert len(won) == 1
     assert path.read_bytes() == b"%d" % won[0]
+
+
+def test_files_that_come_and_go_in_one_folder_are_written_and_removed_whole(root: RemotePath) -> None:
+    def come_and_go(k: int) -> None:
+        for _ in range(3):
+            path = root / "a" / "b" / f"{k}"
+            path.write_bytes(b"%d" % k)
+            assert path.read_bytes() == b"%d" % k
+            path.unlink()
+
+    # With the last file its folders go, which may be the moment at which the next one comes.
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(come_and_go, range(8)))
+    assert root.children() == {}
+
+
+def test_a_name_node_that_is_restarted_is_waited_for(hadoop: HadoopServer) -> None:
+    folder = hadoop.root / "restart"
+    (folder / "old").write_bytes(b"old")
+    hadoop.kill("namenode")
+    with ThreadPoolExecutor(2) as pool:
+        read, written = pool.submit((folder / "old").read_bytes), pool.submit((folder / "new").create, b"new")
+        time.sleep(1)
+        assert not read.done()
+        assert not written.done()
+        hadoop.start("namenode")
+        assert read.result() == b"old"
+        written.result()
+    assert (folder / "new").read_bytes() == b"new"
+    assert names(folder) == ["new", "old"]
+
+
+def test_a_name_node_that_cannot_be_found_is_told_at_once() -> None:
+    pytest.importorskip("hdfs_native", reason="pip install 'raysweep[hdfs]'")
+    for place, what in {"nowhere.invalid:8020": "known", "service": "HADOOP_CONF_DIR"}.items():
+        began = time.monotonic()
+        with pytest.raises(OSError, match=what):
+            (RemotePath(f"hdfs://{place}/results") / "record").read_bytes()
+        assert time.monotonic() - began < 60
 
 
 def test_a_creation_whose_answer_is_lost_is_the_creators(store: ObjectStore) -> None:
@@ -196,6 +236,28 @@ def test_a_process_killed_in_an_upload_leaves_the_old_object(store: ObjectStore)
     process.wait()
     assert path.read_bytes() == b"old"
     assert names(store.root) == ["model.safetensors"]
+
+
+_WRITE = """
+import sys
+from raysweep.remote import RemotePath
+RemotePath(sys.argv[1]).write_bytes(bytes(1 << 30))
+"""
+
+
+def test_a_process_killed_in_a_write_to_hadoop_leaves_the_old_file(hadoop: HadoopServer) -> None:
+    path = hadoop.root / "killed" / "model.safetensors"
+    write_atomic(path, b"old")
+    process = subprocess.Popen([sys.executable, "-c", _WRITE, str(path)])
+    while len(path.parent.children()) == 1:
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    assert path.read_bytes() == b"old"
+    assert names(path.parent) == ["model.safetensors"]
+    remove_tree(path.parent)
+    assert "killed" not in names(hadoop.root)
 
 
 def test_an_upload_that_fails_for_good_leaves_the_old_object(store: ObjectStore) -> None:

@@ -6,6 +6,8 @@ import errno
 import os
 import re
 import secrets
+import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -20,6 +22,8 @@ T = TypeVar("T")
 _UNFINISHED = ".tmp-"
 #: Most bytes that the client takes at once.
 _PART = 64 << 20
+#: What a name node answers to writes after its start, until it knows its data, and seconds to wait for that.
+_STARTING, _PATIENCE = "SafeModeException", 60.0
 #: What name nodes send after the message.
 _STACK = re.compile(r"(\\n|\s)+(\\t)?at (java|org)\..*", re.DOTALL)
 
@@ -36,7 +40,18 @@ class Hadoop:
     def __init__(self, host: str) -> None:
         from hdfs_native import Client
 
-        self._client: Client = Client(f"hdfs://{host}")
+        name, _, port = host.rpartition(":")
+        if name:
+            # The client looks for a name for three minutes, as it does for a name node that starts.
+            socket.getaddrinfo(name.strip("[]"), port)
+        try:
+            self._client: Client = Client(f"hdfs://{host}")
+        except RuntimeError as error:
+            raise OSError(
+                errno.EINVAL,
+                f"{_short(error)}; write hdfs://HOST:PORT/FOLDER, or let HADOOP_CONF_DIR name the folder of "
+                "hdfs-site.xml with this name service",
+            ) from error
 
     def info(self, path: str) -> dict[str, Any]:
         """Return the description of a file or folder, with fsspec's keys."""
@@ -123,13 +138,20 @@ def _described(status: FileStatus) -> dict[str, Any]:
 
 
 def _asked(function: Callable[..., T], *arguments: Any) -> T:
-    """Call a method of the client, and raise what it raises without the name node's stack."""
-    try:
-        return function(*arguments)
-    except OSError as error:
-        raise type(error)(error.errno or _ERRNO.get(type(error), errno.EIO), _short(error)) from error
-    except RuntimeError as error:
-        raise OSError(errno.EIO, _short(error)) from error
+    """Call a method of the client, and raise what it raises without the name node's stack.
+
+    The client itself waits about three minutes for a name node that does not answer.
+    """
+    end = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            return function(*arguments)
+        except OSError as error:
+            raise type(error)(error.errno or _ERRNO.get(type(error), errno.EIO), _short(error)) from error
+        except RuntimeError as error:
+            if _STARTING not in str(error) or time.monotonic() > end:
+                raise OSError(errno.EIO, _short(error)) from error
+        time.sleep(2)
 
 
 _ERRNO: dict[type[OSError], int] = {FileNotFoundError: errno.ENOENT, FileExistsError: errno.EEXIST}

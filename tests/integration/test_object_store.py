@@ -89,8 +89,8 @@ def test_a_killed_launch_goes_on_in_hadoop_with_the_same_table(
     command: Callable[..., Any], raysweep: Run, expected: pd.DataFrame, tmp_path: Path
 ) -> None:
     file = write(tmp_path / "tiny.yaml", LONG)
-    with hadoop_server(tmp_path) as root:
-        found = launch_and_kill_and_launch_again(command, raysweep, file, root)
+    with hadoop_server(tmp_path) as server:
+        found = launch_and_kill_and_launch_again(command, raysweep, file, server.root)
     pd.testing.assert_frame_equal(found, expected)
     assert not (tmp_path / "results").exists()
 
