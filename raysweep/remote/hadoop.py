@@ -29,11 +29,11 @@ _STACK = re.compile(r"(\\n|\s)+(\\t)?at (java|org)\..*", re.DOTALL)
 
 
 class Hadoop:
-    """What a `RemotePath` asks of a store, for the folders of one name node or name service.
+    """The files of one name node or name service, as a `RemotePath` reads and writes them.
 
-    A rename within a folder is atomic there, and the name node refuses one to a name that exists, unless it
-    is told to replace.  So content is written under another name first, which a process that is killed
-    leaves.  Folders exist by themselves; one that becomes empty is removed.  The client finds its settings in
+    A rename within a folder is atomic there, and the name node refuses one to a name that exists, unless the
+    request is to replace it.  So content is written under another name first, which a killed process leaves.
+    Folders exist by themselves; one that becomes empty is removed.  The client finds its settings in
     `HADOOP_CONF_DIR`, and its user in `HADOOP_USER_NAME` or a Kerberos ticket.
     """
 
