@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from raysweep.bench.engine import cases, measure
+from raysweep.bench.engine import alone, cases, measure
 from raysweep.bench.engine.bare import run_all
 from raysweep.bench.engine.cases import MANY, Turns, figures, sweep_of
 from raysweep.bench.engine.commands import RUNS
@@ -172,6 +172,7 @@ def test_contestants_take_turns_and_must_be_equal(record: Record, monkeypatch: p
 
     monkeypatch.setattr(cases, "launch", launch)
     monkeypatch.setattr(cases, "engines", lambda: ("nested",))
+    monkeypatch.setattr(alone, "measure", lambda trials: alone.Alone(9.5, 2.0, 20))
     monkeypatch.setattr("raysweep.bench.engine.measure_peak", lambda quick: record.peak)
     found = measure(runs=8, rounds=2)
     # Memory is measured in the first launch of each.
@@ -190,7 +191,18 @@ def test_contestants_take_turns_and_must_be_equal(record: Record, monkeypatch: p
     assert (row.status, row.peer) == ("equal", cases.BARE)
     assert row.cpu_ratio is not None
     assert row.cpu_ratio.median == pytest.approx(0.5)
+    assert values(list(case.figures))["Ray alone: start to first step"] == 9.5
 
     other[None] = replace(CONTENT, table=b"other")
     [case] = measure(runs=8, rounds=1).cases
     assert [row.status for row in case.comparisons] == ["failed"]
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_ray_alone_starts_and_is_measured() -> None:
+    found = alone.measure(2)
+    assert 1 < found.first_step < 120
+    assert found.memory > 0.5
+    # The program, Ray's control store and raylet, and for each trial its actor, a controller and a worker.
+    assert found.processes >= 3 + 2 * 3

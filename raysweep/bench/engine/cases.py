@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from raysweep.bench.engine import alone
 from raysweep.bench.engine.launches import Measured, launch
 from raysweep.bench.harness import (
     Case,
@@ -119,7 +120,9 @@ def short_runs(
     def costs() -> list[Figure]:
         # An engine with other results was not launched again.
         timed = [each for each in (ours, *others) if each.launches[1:] and bare.launches[1:]]
-        return [figure for each in timed for figure in figures(each, bare, goals=each is ours)]
+        found = [figure for each in timed for figure in figures(each, bare, goals=each is ours)]
+        # Ray's own start is the same, however many runs follow.
+        return found if quick or count >= MANY else [*found, *_alone(say)]
 
     return Case(
         unit="run",
@@ -128,6 +131,17 @@ def short_runs(
         rounds=1 if quick else rounds,
         figures=lambda timing, peak: costs(),
     )
+
+
+def _alone(say: Say) -> list[Figure]:
+    """Return what Ray takes without raysweep, with as many runs at once."""
+    found = alone.measure(SLOTS)
+    say(f"Ray alone: first step after {found.first_step:.1f} s, {found.memory:.2f} GiB")
+    return [
+        Figure(name="Ray alone: start to first step", unit="s", value=found.first_step),
+        Figure(name="Ray alone: memory of all processes at the peak (PSS)", unit="GiB", value=found.memory),
+        Figure(name="Ray alone: most processes at once", unit="", value=float(found.processes)),
+    ]
 
 
 def many_runs(quick: bool, *, say: Say = lambda line: None) -> Case:
