@@ -10,7 +10,7 @@ import numpy as np
 from raysweep.compiled import kernel
 from raysweep.compiled.philox import TILE, fill
 from raysweep.compiled.scalars import logarithm
-from raysweep.compiled.simd import BYTES, LANES, fetch, load, peek, plus, poke, put, splat, store, times, turn
+from raysweep.compiled.simd import BYTES, LANES, fetch, load, peek, plus, poke, put, splat, store, times
 from raysweep.languages.guide import pick
 
 #: Most states of a small block.  Its products add four terms at a time; larger ones keep sums in registers.
@@ -191,11 +191,8 @@ def conditionals(  # type: ignore[no-untyped-def]
     total, least = np.empty(LANES, dtype=np.float32), np.empty(LANES, dtype=np.float32)
     surprise, mean = np.empty(LANES, dtype=np.float32), np.empty(LANES, dtype=np.float64)
     at = np.empty(LANES, dtype=np.int64)
-    in_order = not masked and w > 0 and words[w - 1] - words[0] == w - 1
     for tile in range(0, len(rows), LANES):
         size = min(LANES, len(rows) - tile)
-        # Sentences and words that follow one another in the result are written 16 by 16.
-        fast = in_order and size == LANES and rows[tile + LANES - 1] - rows[tile] == LANES - 1
         for t in range(T):
             for lane in range(LANES):
                 # Lanes without a sentence repeat the tile's first.
@@ -239,18 +236,11 @@ def conditionals(  # type: ignore[no-untyped-def]
                             for lane in range(LANES):
                                 mean[lane] += surprise[lane]
                             surprise[:] = _ZERO
-                    whole = some - some % 16 if fast else 0
-                    if write:
-                        gap = out.shape[1] * V
-                        for lane in range(0, LANES, 16):
-                            at_word = ((rows[tile] + lane) * out.shape[1] + t) * V + words[first]
-                            for c in range(0, whole, 16):
-                                turn(logs, c * LANES + lane, LANES, out, at_word + c, gap)
                     for lane in range(size if write else 0):
                         row = rows[tile + lane]
                         if not masked or hidden[row, t]:
                             at_word = (row * out.shape[1] + t) * V
-                            for c in range(whole, some):
+                            for c in range(some):
                                 poke(out, at_word + words[first + c], peek(logs, c * LANES + lane))
                 if measure and not wide:
                     for lane in range(LANES):
