@@ -1,4 +1,4 @@
-"""Requests to object stores by fsspec's clients, and by that of Hadoop."""
+"""Requests to object stores by fsspec's clients, and to Hadoop by its own."""
 
 from __future__ import annotations
 

@@ -106,8 +106,11 @@ class Hadoop:
             raise
 
     def _write(self, path: str, data: memoryview) -> None:
+        from hdfs_native import WriteOptions
+
         def write() -> None:
-            with self._client.create(path) as file:
+            # A repeated request finds the file of the first one.
+            with self._client.create(path, WriteOptions(overwrite=True)) as file:
                 for start in range(0, len(data), _PART):
                     file.write(data[start : start + _PART])
                 if len(data):
