@@ -48,7 +48,7 @@ MAY = {
     "cli": {"engine", "tracking", "report", "bench"} | SWEEP,
 }
 PACKAGE = Path(raysweep.__file__).parent
-#: The program that measures Ray by itself.
+#: The program that measures Ray alone.
 RAY_ALONE = PACKAGE / "bench" / "engine" / "alone.py"
 
 

@@ -1,4 +1,4 @@
-"""What Ray costs by itself: `python -m raysweep.bench.engine.alone TRIALS FOLDER`.
+"""Ray without raysweep: `python -m raysweep.bench.engine.alone TRIALS FOLDER`.
 
 An embedded Ray of as many processors, whose Tune has so many trials at once, each a Train job of one worker.
 The worker imports torch and notes the moment, as a file of `FOLDER`; then it waits, so that the memory of all
