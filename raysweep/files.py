@@ -1,7 +1,8 @@
 """Durable files: each write, rename and removal survives a crash, and no file is ever half there.
 
 Unfinished writes have names that begin with `TEMPORARY`; readers pass over names that begin with a dot.
-In an object store (`raysweep.remote`) a write is one request, so none is ever unfinished.
+In an object store (`raysweep.remote`) a write is one request, so none is ever unfinished; in Hadoop's
+file system, files are written as on a disk.
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ def remove_tree(directory: Path) -> None:
         with suppress(OSError):
             for each in directory.below():
                 each.unlink(missing_ok=True)
+            directory.remove_folders()
     else:
         shutil.rmtree(directory, ignore_errors=True)
 

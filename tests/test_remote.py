@@ -141,10 +141,34 @@ def test_files_that_come_and_go_in_one_folder_are_written_and_removed_whole(root
             assert path.read_bytes() == b"%d" % k
             path.unlink()
 
-    # With the last file its folders go, which may be the moment at which the next one comes.
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(come_and_go, range(8)))
-    assert root.children() == {}
+    assert root.entries() == {}
+    remove_tree(root / "a")
+    assert names(root) == []
+
+
+def test_a_folder_that_goes_while_others_are_listed_hides_none_of_them(root: RemotePath) -> None:
+    for k in range(8):
+        write_atomic(root / f"{k}" / "file", b"x")
+    expected = {str(root / f"{k}" / "file") for k in range(8)}
+    ended = threading.Event()
+
+    def come_and_go() -> None:
+        while not ended.is_set():
+            for k in range(8):
+                write_atomic(root / f"{k}" / "brief" / "file", b"x")
+            for k in range(8):
+                remove_tree(root / f"{k}" / "brief")
+
+    with ThreadPoolExecutor(1) as pool:
+        busy = pool.submit(come_and_go)
+        try:
+            for _ in range(30):
+                assert expected <= set(root.entries())
+        finally:
+            ended.set()
+        busy.result()
 
 
 def test_a_name_node_that_is_restarted_is_waited_for(hadoop: HadoopServer) -> None:

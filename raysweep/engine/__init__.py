@@ -1,4 +1,4 @@
-"""Sweeps on Ray: the only room that imports Ray.
+"""Sweeps on Ray: the only room that imports Ray, beside the benchmark of Ray alone.
 
 Names are imported when they are first used.  Every task and actor of a sweep is a process that imports its
 own module of this room, and it should not import the others.

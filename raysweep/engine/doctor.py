@@ -262,7 +262,7 @@ def _object_store(root: RemotePath) -> Iterator[Finding]:
         if (folder / "large").read_bytes() != content:
             raise OSError(errno.EIO, "an object is read otherwise than it was written")
     except OSError as error:
-        remedy = "check the bucket, its region and the credentials; --storage names another one"
+        remedy = "check its place (bucket and region, or name node) and credentials; --storage names another"
         yield Finding("storage", "fail", f"{root}: {error.strerror or error}", remedy)
         return
     finally:

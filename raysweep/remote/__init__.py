@@ -14,7 +14,7 @@ object store guarantees otherwise:
   written after its files, is there; so it is on a disk.
 - Locks are leases (`raysweep.sweep.lease`), as no kernel knows when a process of another machine dies.
 
-Hadoop's file system (`raysweep.remote.hadoop`) has the same guarantees by means of its own.
+Hadoop's file system has renames and folders, and `raysweep.remote.hadoop` makes the same guarantees of them.
 
 Processes share nothing but the store.  Each node keeps copies (`raysweep.remote.cache`), which may be removed
 at any time, and whoever reads many small files lists them first (`listed`).

@@ -8,8 +8,8 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,10 +22,21 @@ T = TypeVar("T")
 _UNFINISHED = ".tmp-"
 #: Most bytes that the client takes at once.
 _PART = 64 << 20
-#: What a name node answers to writes after its start, until it knows its data, and seconds to wait for that.
-_STARTING, _PATIENCE = "SafeModeException", 60.0
-#: What name nodes send after the message.
+#: Seconds for which a request is repeated that a name node refuses as it starts, or whose connection breaks.
+_PATIENCE = 60.0
+#: What a name node answers to writes after its start, until it knows its data.
+_STARTING = "SafeModeException"
+#: Errors that no repetition mends.
+_FINAL = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
+#: What name nodes answer where there is no room, with the codes of a disk.
+_FULL = {
+    "QuotaExceededException": errno.EDQUOT,
+    "could only be replicated to": errno.ENOSPC,
+    "could only be written to": errno.ENOSPC,
+}
+#: The stack that name nodes send after the message, and what the client puts before and behind it.
 _STACK = re.compile(r"(\\n|\s)+(\\t)?at (java|org)\..*", re.DOTALL)
+_WRAPPER = re.compile(r'^RPCError\("(?:\w+\.)*([\w$]+)", "(.*?)("\))?$', re.DOTALL)
 
 
 class Hadoop:
@@ -33,7 +44,7 @@ class Hadoop:
 
     A rename within a folder is atomic there, and the name node refuses one to a name that exists, unless the
     request is to replace it.  So content is written under another name first, which a killed process leaves.
-    Folders exist by themselves; one that becomes empty is removed.  The client finds its settings in
+    Folders exist by themselves, and stay when they are empty.  The client finds its settings in
     `HADOOP_CONF_DIR`, and its user in `HADOOP_USER_NAME` or a Kerberos ticket.
     """
 
@@ -42,7 +53,7 @@ class Hadoop:
 
         name, _, port = host.rpartition(":")
         if name:
-            # The client looks for a name for three minutes, as it does for a name node that starts.
+            # The client looks for a name for three minutes.
             socket.getaddrinfo(name.strip("[]"), port)
         try:
             self._client: Client = Client(f"hdfs://{host}")
@@ -62,11 +73,24 @@ class Hadoop:
         return _asked(lambda: [_described(each) for each in self._client.list_status(path)])
 
     def find(self, path: str, detail: bool = True) -> dict[str, dict[str, Any]]:
-        """Return the descriptions of all files below a folder, by path; {} where nothing is."""
-        with suppress(FileNotFoundError):
-            found = _asked(lambda: list(self._client.list_status(path, recursive=True)))
-            return {each.path: _described(each) for each in found if not each.isdir}
-        return {}
+        """Return the descriptions of all files below a folder, by path; {} where nothing is.
+
+        This takes a request for each folder.
+        """
+        return _asked(self._find, path)
+
+    def _find(self, path: str) -> dict[str, dict[str, Any]]:
+        found: dict[str, dict[str, Any]] = {}
+        every = iter(self._client.list_status(path, recursive=True))
+        while True:
+            try:
+                each = next(every)
+            except StopIteration:
+                return found
+            except FileNotFoundError:
+                continue  # a folder that was removed after its parent was listed
+            if not each.isdir:
+                found[each.path] = _described(each)
 
     def cat_file(self, path: str) -> bytes:
         """Return the content of a file."""
@@ -74,50 +98,45 @@ class Hadoop:
 
     def pipe_file(self, path: str, data: bytes, mode: str = "overwrite") -> None:
         """Write a file; with `mode="create"`, raise `FileExistsError` where it exists."""
-        with self._unfinished(path) as temporary:
-            self._write(temporary, memoryview(data))
+        folder, name = os.path.split(path)
+        temporary = os.path.join(folder, f"{_UNFINISHED}{name}-{secrets.token_hex(8)}")
+        try:
+            _asked(self._write, temporary, memoryview(data))
             try:
                 _asked(self._client.rename, temporary, path, mode != "create")
             except FileNotFoundError as error:
-                raise OSError(errno.EIO, "an unfinished file was removed by another process") from error
+                # A request whose answer is lost may have been carried out.
+                if not self._holds(path, data):
+                    raise OSError(errno.EIO, "another process has removed an unfinished file") from error
+        except BaseException:
+            with suppress(OSError):
+                _asked(self._client.delete, temporary, False)
+            raise
+
+    def _holds(self, path: str, data: bytes) -> bool:
+        with suppress(FileNotFoundError):
+            return self.cat_file(path) == data
+        return False
+
+    def _write(self, path: str, data: memoryview) -> None:
+        from hdfs_native import WriteOptions
+
+        # A repeated request finds the file of the first one.  To close a file lets its data nodes sync it.
+        with self._client.create(path, WriteOptions(overwrite=True)) as file:
+            for start in range(0, len(data), _PART):
+                file.write(data[start : start + _PART])
 
     def cp_file(self, path: str, target: str) -> None:
         """Copy a file."""
         self.pipe_file(target, self.cat_file(path))
 
     def rm_file(self, path: str) -> None:
-        """Remove a file, and the folders that become empty by that."""
+        """Remove a file, or a folder that is empty."""
         _asked(self._client.delete, path, False)
-        folder = os.path.dirname(path)
-        # Of a folder that is not empty, the name node refuses this.
-        with suppress(OSError):
-            while folder.strip("/") and _asked(self._client.delete, folder, False):
-                folder = os.path.dirname(folder)
 
-    @contextmanager
-    def _unfinished(self, path: str) -> Iterator[str]:
-        folder, name = os.path.split(path)
-        temporary = f"{folder}/{_UNFINISHED}{name}-{secrets.token_hex(8)}"
-        try:
-            yield temporary
-        except BaseException:
-            with suppress(OSError):
-                _asked(self._client.delete, temporary, False)
-            raise
-
-    def _write(self, path: str, data: memoryview) -> None:
-        from hdfs_native import WriteOptions
-
-        def write() -> None:
-            # A repeated request finds the file of the first one.
-            with self._client.create(path, WriteOptions(overwrite=True)) as file:
-                for start in range(0, len(data), _PART):
-                    file.write(data[start : start + _PART])
-                if len(data):
-                    # Without this the content is in the memory of the data nodes.
-                    file.hsync()
-
-        _asked(write)
+    def rm_folder(self, path: str) -> None:
+        """Remove a folder and all in it."""
+        _asked(self._client.delete, path, True)
 
 
 @cache
@@ -143,22 +162,39 @@ def _described(status: FileStatus) -> dict[str, Any]:
 def _asked(function: Callable[..., T], *arguments: Any) -> T:
     """Call a method of the client, and raise what it raises without the name node's stack.
 
-    The client itself waits about three minutes for a name node that does not answer.
+    All methods here may be repeated.  The client itself waits for about three minutes where a name node
+    refuses connections, and longer where a host does not answer at all.
     """
     end = time.monotonic() + _PATIENCE
     while True:
         try:
             return function(*arguments)
-        except OSError as error:
+        except _FINAL as error:
             raise type(error)(error.errno or _ERRNO.get(type(error), errno.EIO), _short(error)) from error
+        except OSError as error:
+            if time.monotonic() > end:
+                raise OSError(error.errno or errno.EIO, _short(error)) from error
         except RuntimeError as error:
-            if _STARTING not in str(error) or time.monotonic() > end:
-                raise OSError(errno.EIO, _short(error)) from error
+            said = str(error)
+            if _STARTING not in said or time.monotonic() > end:
+                code = next((code for text, code in _FULL.items() if text in said), errno.EIO)
+                raise OSError(code, _short(error)) from error
         time.sleep(2)
 
 
-_ERRNO: dict[type[OSError], int] = {FileNotFoundError: errno.ENOENT, FileExistsError: errno.EEXIST}
+_ERRNO: dict[type[OSError], int] = {
+    FileNotFoundError: errno.ENOENT,
+    FileExistsError: errno.EEXIST,
+    IsADirectoryError: errno.EISDIR,
+    NotADirectoryError: errno.ENOTDIR,
+    PermissionError: errno.EACCES,
+}
 
 
 def _short(error: Exception) -> str:
-    return _STACK.sub("", str(error)).strip()
+    """Return the message of an error.
+
+    >>> _short(RuntimeError('RPCError("org.apache.SafeModeException", "Not yet.\\\\n\\\\tat org.apache.A")'))
+    'SafeModeException: Not yet.'
+    """
+    return _WRAPPER.sub(r"\1: \2", _STACK.sub("", str(error)).strip())

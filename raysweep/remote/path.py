@@ -14,6 +14,7 @@ from pathlib import Path, PosixPath
 from typing import IO, Any, NoReturn, Protocol
 
 from raysweep.remote.client import Entry, file_system, is_url, told
+from raysweep.remote.hadoop import Hadoop
 
 
 class View(Protocol):
@@ -151,7 +152,10 @@ class RemotePath(PosixPath):
         }
 
     def entries(self) -> dict[str, Entry]:
-        """Return all objects below the folder by URL, by one request for each thousand."""
+        """Return all objects below the folder by URL, by one request for each thousand.
+
+        In Hadoop it is one for each folder.
+        """
         with told(str(self)):
             system, path = file_system(str(self))
             found = system.find(path, detail=True)
@@ -238,6 +242,13 @@ class RemotePath(PosixPath):
             with suppress(FileNotFoundError):
                 system.rm_file(path)
         self._changed(False)
+
+    def remove_folders(self) -> None:
+        """Remove the folder and what is left in it, where a folder is more than the beginning of names."""
+        with told(str(self)):
+            system, path = file_system(str(self))
+            if isinstance(system, Hadoop):
+                system.rm_folder(path)
 
     def copy_to(self, target: RemotePath) -> None:
         """Copy the object within its store."""

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from raysweep.bench.engine import alone, cases, measure
+from raysweep.bench.engine import cases, measure
 from raysweep.bench.engine.bare import run_all
 from raysweep.bench.engine.cases import MANY, Turns, figures, sweep_of
 from raysweep.bench.engine.commands import RUNS
-from raysweep.bench.engine.launches import Content, Measured, content, moments
+from raysweep.bench.engine.launches import Alone, Content, Measured, alone, content, moments
 from raysweep.bench.harness import Spent
 from raysweep.bench.launching import engines, with_engine, write_sweep
 from raysweep.bench.record import Figure, Record
@@ -172,7 +172,7 @@ def test_contestants_take_turns_and_must_be_equal(record: Record, monkeypatch: p
 
     monkeypatch.setattr(cases, "launch", launch)
     monkeypatch.setattr(cases, "engines", lambda: ("nested",))
-    monkeypatch.setattr(alone, "measure", lambda trials: alone.Alone(9.5, 2.0, 20))
+    monkeypatch.setattr(cases, "alone", lambda trials: Alone(9.5, 2.0, 20))
     monkeypatch.setattr("raysweep.bench.engine.measure_peak", lambda quick: record.peak)
     found = measure(runs=8, rounds=2)
     # Memory is measured in the first launch of each.
@@ -201,7 +201,7 @@ def test_contestants_take_turns_and_must_be_equal(record: Record, monkeypatch: p
 @pytest.mark.ray
 @pytest.mark.slow
 def test_ray_alone_starts_and_is_measured() -> None:
-    found = alone.measure(2)
+    found = alone(2)
     assert 1 < found.first_step < 120
     assert found.memory > 0.5
     # The program, Ray's control store and raylet, and for each trial its actor, a controller and a worker.

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from raysweep.bench.engine import alone
-from raysweep.bench.engine.launches import Measured, launch
+from raysweep.bench.engine.launches import Measured, alone, launch
 from raysweep.bench.harness import (
     Case,
     Contestant,
@@ -135,7 +134,7 @@ def short_runs(
 
 def _alone(say: Say) -> list[Figure]:
     """Return what Ray takes without raysweep, with as many runs at once."""
-    found = alone.measure(SLOTS)
+    found = alone(SLOTS)
     say(f"Ray alone: first step after {found.first_step:.1f} s, {found.memory:.2f} GiB")
     return [
         Figure(name="Ray alone: start to first step", unit="s", value=found.first_step),

@@ -103,6 +103,43 @@ def launch(sweep: dict[str, Any], engine: str | None, *, memory: bool = False) -
         return _measured(loaded, watch, began, ended, left, slots)
 
 
+@dataclass(frozen=True)
+class Alone:
+    """Seconds from the start to the first worker's note, the peak of the memory (GiB), the most processes."""
+
+    first_step: float
+    memory: float
+    processes: int
+
+
+def alone(trials: int) -> Alone:
+    """Start Ray without raysweep, with so many trials at once, and measure it.
+
+    Raises `RunFailedError` where it fails.
+    """
+    with tempfile.TemporaryDirectory(prefix="raysweep-bench-") as place:
+        folder = Path(place)
+        began = time.time()
+        # By its path, because its package imports much of raysweep.
+        program = (sys.executable, "-P", str(Path(__file__).with_name("alone.py")), str(trials), place)
+        process = start(program, folder / "log")
+        watch = Watch(process.pid, period=1.0, memory=True)
+        watch.start()
+        try:
+            code = process.wait()
+        finally:
+            process.kill()
+            watch.close()
+        noted = [float(note.read_text()) for note in folder.glob("*.noted")]
+        if code != 0 or len(noted) != trials:
+            raise RunFailedError(f"bench engine: Ray alone ended with {code}: {last_words(folder / 'log')}")
+        return Alone(
+            first_step=min(noted) - began,
+            memory=max(sample.memory for sample in watch.samples) / 2**30,
+            processes=max(sample.processes for sample in watch.samples),
+        )
+
+
 def _wait_for_the_last(watch: Watch, process: subprocess.Popen[bytes]) -> float:
     """Wait until no process of a launch is left and return the moment, in unix seconds."""
     deadline = time.monotonic() + _LEAVE
