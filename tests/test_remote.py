@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import sqlite3
@@ -174,8 +175,17 @@ def test_a_folder_that_goes_while_others_are_listed_hides_none_of_them(root: Rem
 def test_a_name_node_that_is_restarted_is_waited_for(hadoop: HadoopServer) -> None:
     folder = hadoop.root / "restart"
     (folder / "old").write_bytes(b"old")
-    hadoop.kill("namenode")
-    with ThreadPoolExecutor(2) as pool:
+    ended = threading.Event()
+
+    def write_on() -> None:
+        while not ended.is_set():
+            (folder / "again").write_bytes(b"again")
+
+    with ThreadPoolExecutor(3) as pool:
+        # One request is under way when the name node dies.
+        busy = pool.submit(write_on)
+        time.sleep(1)
+        hadoop.kill("namenode")
         read, written = pool.submit((folder / "old").read_bytes), pool.submit((folder / "new").create, b"new")
         time.sleep(1)
         assert not read.done()
@@ -183,8 +193,20 @@ def test_a_name_node_that_is_restarted_is_waited_for(hadoop: HadoopServer) -> No
         hadoop.start("namenode")
         assert read.result() == b"old"
         written.result()
+        ended.set()
+        busy.result()
     assert (folder / "new").read_bytes() == b"new"
-    assert names(folder) == ["new", "old"]
+    assert names(folder) == ["again", "new", "old"]
+
+
+def test_a_full_hadoop_is_told_as_a_full_disk(hadoop: HadoopServer) -> None:
+    folder = hadoop.root / "full"
+    write_atomic(folder / "old", b"old")
+    hadoop.run("dfsadmin", "-setSpaceQuota", "1m", "/results/full")
+    with pytest.raises(OSError, match="QuotaExceeded") as raised:
+        write_atomic(folder / "new", bytes(1000))
+    assert raised.value.errno == errno.EDQUOT
+    assert list(folder.children()) == ["old"]
 
 
 def test_a_name_node_that_cannot_be_found_is_told_at_once() -> None:

@@ -27,7 +27,7 @@ class HadoopServer:
         self.root = RemotePath(f"hdfs://{address}/results")
         self._settings(address)
         self._nodes: dict[str, subprocess.Popen[bytes]] = {}
-        assert self._started("namenode", "-format", "-nonInteractive").wait() == 0
+        self.run("namenode", "-format", "-nonInteractive")
 
     def _settings(self, address: str) -> None:
         anywhere = "127.0.0.1:0"
@@ -61,6 +61,10 @@ class HadoopServer:
         environment = {**os.environ, "HADOOP_CONF_DIR": str(self._folder / "settings")}
         with open(self._folder / "log", "ab") as log:
             return subprocess.Popen([self._program, *line], env=environment, stdout=log, stderr=log)
+
+    def run(self, *line: str) -> None:
+        """Run a command of `hdfs`."""
+        assert self._started(*line).wait() == 0
 
     def start(self, node: str) -> None:
         """Start the `namenode` or the `datanode`."""
