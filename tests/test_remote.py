@@ -157,15 +157,15 @@ def test_a_folder_that_goes_while_others_are_listed_hides_none_of_them(root: Rem
 
     def come_and_go() -> None:
         while not ended.is_set():
+            # An empty file of Hadoop is written in milliseconds.
             for k in range(8):
-                write_atomic(root / f"{k}" / "brief" / "file", b"x")
-            for k in range(8):
+                write_atomic(root / f"{k}" / "brief" / "file", b"")
                 remove_tree(root / f"{k}" / "brief")
 
     with ThreadPoolExecutor(1) as pool:
         busy = pool.submit(come_and_go)
         try:
-            for _ in range(30):
+            for _ in range(100):
                 assert expected <= set(root.entries())
         finally:
             ended.set()
