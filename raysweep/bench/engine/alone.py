@@ -1,8 +1,9 @@
 """Ray without raysweep: `python alone.py TRIALS FOLDER`.
 
-An embedded Ray has so many processors, and its Tune so many trials at once, each a Train job of one worker.
-A worker imports torch and notes the moment as a file in `FOLDER`.  Then it waits for all others and two
-seconds more, in which the memory of all processes can be measured.  This program imports nothing of raysweep.
+Ray Tune runs the trials at once on an embedded Ray with as many processors.  Each is a Train job of one
+worker.  A worker imports torch and notes the moment as a file in `FOLDER`.  Then it waits for all others and
+two seconds more, in which the memory of all processes can be measured.  This program imports nothing of
+raysweep.
 """
 
 import sys

@@ -133,7 +133,7 @@ def short_runs(
 
 
 def _alone(say: Say) -> list[Figure]:
-    """Return what Ray takes without raysweep, with as many runs at once."""
+    """Return what Ray takes without raysweep, with `SLOTS` trials at once."""
     found = alone(SLOTS)
     say(f"Ray alone: first step after {found.first_step:.1f} s, {found.memory:.2f} GiB")
     return [

@@ -1,4 +1,4 @@
-"""One launch of the sweep of short runs, and the costs that its records and its processes tell."""
+"""One launch of the sweep of short runs, or of Ray alone, and the costs that records and processes tell."""
 
 from __future__ import annotations
 
