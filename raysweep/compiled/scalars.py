@@ -15,7 +15,7 @@ from numba import types
 from numba.extending import overload
 
 from raysweep.compiled import kernel
-from raysweep.compiled.simd import intrinsic, peek, poke
+from raysweep.compiled.simd import Vector, intrinsic, peek, poke
 
 #: Options of most kernels: sums may be regrouped, but infinities and NaN are kept.
 COMPILED: dict[str, Any] = {
@@ -114,18 +114,37 @@ _C3, _C4, _C5 = np.float32(-0.16667802632), np.float32(0.14249058068), np.float3
 _C6, _C7, _C8 = np.float32(0.11685419828), np.float32(-0.11479733884), np.float32(0.06971611828)
 
 
-@kernel(inline="always", error_model="numpy", fastmath={"contract"})
-def logarithm(x):  # type: ignore[no-untyped-def]
-    """Return ln x of a float32 x ≥ 0 to its last place; a finite number for 0."""
-    small = x < _TINY
-    bits = np.int32(bits_of(x * _UP if small else x))
-    exponent = np.int32(np.int32(bits - _ROOT_HALF) >> _MANTISSA)
-    r = float_of(np.uint32(bits - np.int32(exponent << _MANTISSA))) - _F1
-    e = np.float32(exponent - (_UPPED if small else np.int32(0)))
-    p = (
-        (((((((_C8 * r + _C7) * r + _C6) * r + _C5) * r + _C4) * r + _C3) * r + _C2) * r + _C1) * r + _C0
-    ) * r
-    return e * _LN2_HIGH + (r + (r * r * (p - _F05) + e * _LN2_LOW))
+@intrinsic
+def logarithm(context, x):  # type: ignore[no-untyped-def]
+    """Return ln x of a float32 x ≥ 0, or of each number of a vector, to its last place; finite for 0."""
+
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        add, sub, mul = builder.fadd, builder.fsub, builder.fmul
+        kind, whole = arguments[0].type, _INT
+        if isinstance(kind, ir.VectorType):
+            whole = ir.VectorType(_INT, kind.count)
+
+        def all_(number, kind=kind):  # type: ignore[no-untyped-def]
+            one = number.item()
+            return ir.Constant(kind, [one] * kind.count if isinstance(kind, ir.VectorType) else one)
+
+        (given,) = arguments
+        small = builder.fcmp_ordered("<", given, all_(_TINY))
+        bits = builder.bitcast(builder.select(small, mul(given, all_(_UP)), given), whole)
+        exponent = builder.ashr(builder.sub(bits, all_(_ROOT_HALF, whole)), all_(_MANTISSA, whole))
+        mantissa = builder.sub(bits, builder.shl(exponent, all_(_MANTISSA, whole)))
+        r = sub(builder.bitcast(mantissa, kind), all_(_F1))
+        shift = builder.select(small, all_(_UPPED, whole), all_(np.int32(0), whole))
+        e = builder.sitofp(builder.sub(exponent, shift), kind)
+        p = all_(_C8)
+        for c in (_C7, _C6, _C5, _C4, _C3, _C2, _C1, _C0):
+            p = add(mul(p, r), all_(c))
+        low = add(mul(mul(r, r), sub(mul(p, r), all_(_F05))), mul(e, all_(_LN2_LOW)))
+        return add(mul(e, all_(_LN2_HIGH)), add(r, low))
+
+    if x not in (types.float32, Vector(types.float32)):
+        return None
+    return x(x), generate
 
 
 # Abramowitz and Stegun, "Handbook of mathematical functions" (1964), 7.1.26, with erf(u / √2) in mind.

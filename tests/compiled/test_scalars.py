@@ -1,18 +1,34 @@
-"""Exponential and normal distribution of the kernels against numpy and scipy in float64."""
+"""Exponential, logarithm and normal distribution of the kernels against numpy and scipy in float64."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
+import pytest
 from scipy import stats
 
 from raysweep.compiled import kernel
-from raysweep.compiled.scalars import COMPILED, exponential, normal
+from raysweep.compiled.scalars import COMPILED, exponential, logarithm, normal
+from raysweep.compiled.simd import fetch, put
 
 
 @kernel(**COMPILED)
 def _exponentials(x, out):  # type: ignore[no-untyped-def]
     for k in range(len(x)):
         out[k] = exponential(x[k])
+
+
+@kernel(**COMPILED)
+def _logarithms(x, out):  # type: ignore[no-untyped-def]
+    for k in range(len(x)):
+        out[k] = logarithm(x[k])
+
+
+@kernel(**COMPILED)
+def _logarithms_of_vectors(x, out):  # type: ignore[no-untyped-def]
+    for k in range(0, len(x), 16):
+        put(out, k, logarithm(fetch(x, k)))
 
 
 @kernel(**COMPILED)
@@ -31,6 +47,17 @@ def test_the_exponential_is_exact_down_to_what_adds_nothing_to_one() -> None:
     _exponentials(far, out)
     assert out[:-1].tolist() == [0.0] * 8
     assert np.isnan(out[-1])
+
+
+@pytest.mark.parametrize("logarithms", [_logarithms, _logarithms_of_vectors])
+def test_the_logarithm_is_exact_from_the_least_number_on(logarithms: Callable[..., None]) -> None:
+    x = np.geomspace(1e-44, 1e30, 100_000).astype(np.float32)
+    x[:4] = 0, 1, np.nextafter(np.float32(1), np.float32(0)), np.finfo(np.float32).tiny
+    out = np.empty_like(x)
+    logarithms(x, out)
+    assert np.isfinite(out[0])
+    exact = np.log(x[1:].astype(np.float64))
+    assert (np.abs(out[1:] - exact) <= 1.5 * np.spacing(np.abs(exact).astype(np.float32))).all()
 
 
 def test_products_of_small_probabilities_are_no_denormals() -> None:

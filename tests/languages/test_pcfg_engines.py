@@ -258,30 +258,57 @@ def test_charts_outside_float32s_range_are_computed_again(
     assert torch.isfinite(language.log_prob(ids)).all()
 
 
-def test_the_compiled_logarithm() -> None:
-    """From the least float32 to 1, to two units in the last place; zero is minus infinity."""
-    from raysweep.languages.pcfg.mixing import Mixture, log_normalised
+@pytest.mark.parametrize("V", [5, 16, 43])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_mixing_against_plain_sums(V: int, dtype: str) -> None:
+    """Symbols of many and of few words, positions that are not asked for, and vectors that words half fill."""
+    from raysweep.languages.pcfg.mixing import Mixture, entropies, log_normalised, normalised
 
-    x = np.concatenate([[0.0], np.geomspace(1e-44, 1.0, 100_001)]).astype(np.float32)
-    # The words' weights sum to a power of two, so that normalising them does not round.
-    x = np.append(x, np.float32(0))
-    total = np.float32(2.0 ** np.ceil(np.log2(x.sum(dtype=np.float64) * 1.5)))
-    x[-1] = total - x.sum(dtype=np.float64)
-    none = np.zeros(0, dtype=np.int64)
-    one = np.array([0, 1])
-    mixture = Mixture(x[None], one, one[:1], np.array([0, 0]), none, none, none.astype(np.float32))
-    out, sound = np.empty((1, len(x)), dtype=np.float32), np.ones(1, dtype=bool)
-    log_normalised(np.ones((1, 1), dtype=np.float32), mixture, one[None, :1], 1e-30, out, sound)
+    rng = np.random.default_rng(V)
+    B, n, many, few = 37, 3, [0, 3, 3, 7], [0, 1, 3, 3]
+    width = -(-V // 16) * 16
+    emission = np.zeros((5, width), dtype=dtype)
+    emission[:, :V] = rng.random((5, V)) * (rng.random((5, V)) < 0.6)
+    symbols = np.array([4, 0, 1, 0, 1, 2, 3])
+    word, value = rng.integers(V, size=3), rng.random(3).astype(dtype)
+    mixture = Mixture(
+        emission, emission.sum(axis=1, dtype=np.float64), np.array(many), symbols, np.array(few),
+        7 + np.arange(3), word, value,
+    )  # fmt: skip
+    outside = (rng.random((B, 10)) * 10.0 ** rng.uniform(-8, 8, (B, 1))).astype(dtype)
+    joint = np.zeros((B, n, V))
+    for b, t in np.ndindex(B, n):
+        for k in range(many[t], many[t + 1]):
+            joint[b, t] += outside[b, k] * emission[symbols[k], :V].astype(float)
+        for k in range(few[t], few[t + 1]):
+            joint[b, t, word[k]] += float(outside[b, 7 + k]) * float(value[k])
+    p = joint / joint.sum(axis=-1, keepdims=True)
+
+    place = np.where(rng.random((B, n)) < 0.4, -1, rng.permutation(B * n).reshape(B, n))
+    asked = place >= 0
+    out, sound = np.full((B * n, V), np.nan, dtype=dtype), np.ones(B, dtype=bool)
+    write = log_normalised if dtype == "float32" else normalised
+    write(outside, mixture, place, 1e-30, out, sound)
     assert sound.all()
-    assert out[0, 0] == -np.inf
-    p = x.astype(np.float64) / total
-    kept = x[1:] / total > 2.0**-126
-    exact = np.log(p[1:][kept])
-    # The sum of 100,000 weights is itself rounded: a common shift of all logarithms.
-    shift = np.median(out[0, 1:][kept] - exact)
-    assert abs(shift) < 1e-5
-    error = np.abs(out[0, 1:][kept] - exact - shift)
-    assert (error <= 2.0 * np.spacing(np.abs(exact).astype(np.float32)) + 1e-7).all()
+    assert np.isnan(np.delete(out, place[asked], axis=0)).all()
+    found = out[place[asked]].astype(float)
+    np.testing.assert_allclose(np.exp(found) if dtype == "float32" else found, p[asked], rtol=2e-6)
+    # A sentence's answer depends on it alone, bit for bit.
+    for b in range(B):
+        alone = np.full_like(out, np.nan)
+        write(outside[b : b + 1], mixture, place[b : b + 1], 1e-30, alone, sound)
+        mine = place[b][asked[b]]
+        np.testing.assert_array_equal(alone[mine], out[mine])
+
+    if dtype == "float32":
+        entropy = np.empty(B)
+        entropies(outside, mixture, 1e-30, entropy, sound)
+        exact = -np.where(p > 0, p * np.log(np.where(p > 0, p, 1)), 0).sum(axis=-1).mean(axis=-1)
+        np.testing.assert_allclose(entropy, exact, atol=1e-6)
+        assert sound.all()
+    outside[5], outside[6] = 0, 1e35
+    write(outside, mixture, np.arange(B * n).reshape(B, n), 1e-30, out, sound)
+    assert np.nonzero(~sound)[0].tolist() == [5, 6]
 
 
 def test_choice_is_a_function_of_the_grammar() -> None:

@@ -1,8 +1,9 @@
 """Compiled kernels that turn outside weights of leaves into conditionals and entropies.
 
-The joint weights of a position over words are a mixture of the emissions of its symbols: [V] numbers that
-stay in the cache while they are summed, scaled and turned into logarithms.  The answer at a position depends
-on its weights alone.
+The joint weights of a position over words are a mixture of the emissions of its symbols.  Their sum is known
+before the words are: it is that of the weights times the sums of the emissions.  So a mixture is computed as
+probabilities, for four sentences at a time, whose symbols at a position are the same, in vectors of words.
+The answer at a position depends on its weights alone: the order of its sums does not depend on the others.
 """
 
 from __future__ import annotations
@@ -13,17 +14,25 @@ import numpy as np
 
 from raysweep.compiled import kernel
 from raysweep.compiled.scalars import logarithm
+from raysweep.compiled.simd import BYTES, fetch, peek, plus, poke, positive, put, splat
+
+#: Sentences whose probabilities at a position are computed one after the other.
+_GROUP = 16
+
+_NONE = np.float32(-np.inf)
 
 
 class Mixture(NamedTuple):
     """The map from weights of leaves, in this order, to weights of words at each of n positions.
 
-    Position t's symbols of many words are `symbols[of[t] : of[t + 1]]`, rows of `emission` [N, V].  Its
-    symbols of few words follow as terms: the weight at `source[k]` times `value[k]` goes to `word[k]`, for k
-    in `terms_of[t] : terms_of[t + 1]`.
+    Position t's symbols of many words are `symbols[of[t] : of[t + 1]]`, rows of `emission` [N, W], whose
+    sums are `mass` [N] in float64.  Behind the V words of a row stand zeros, to whole vectors.  Its symbols
+    of few words follow as terms: the weight at `source[k]` times `value[k]` goes to `word[k]`, for k in
+    `terms_of[t] : terms_of[t + 1]`.
     """
 
     emission: np.ndarray
+    mass: np.ndarray
     of: np.ndarray
     symbols: np.ndarray
     terms_of: np.ndarray
@@ -32,53 +41,74 @@ class Mixture(NamedTuple):
     value: np.ndarray
 
 
-@kernel(fastmath={"reassoc", "nsz"})
-def _sum(row):  # type: ignore[no-untyped-def]
-    """Return the sum of `row` in float64.
+@kernel(error_model="numpy")
+def _space(mixture):  # type: ignore[no-untyped-def]
+    """Return room for probabilities of four sentences [4, W], placed as vectors need it, for the weights of
+    their leaves and a scale [4, N + 1], and for the numbers of a group's sentences."""
+    emission = mixture.emission
+    size = 4 * emission.shape[1]
+    space = np.empty(size + BYTES // emission.itemsize, dtype=emission.dtype)
+    first = (BYTES - space.ctypes.data % BYTES) % BYTES // emission.itemsize
+    weights = np.empty((4, len(emission) + 1), dtype=emission.dtype)
+    return space[first : first + size].reshape(4, -1), weights, np.empty(_GROUP + 3, dtype=np.int64)
 
-    numba must not inline this: inlined code has the flags of its caller, and without `reassoc` the sum is not
-    vectorised.
+
+@kernel(error_model="numpy")
+def _wanted(place, first, t, some):  # type: ignore[no-untyped-def]
+    """Write the sentences of the group from `first` on that have a place at t into `some`; return how many.
+
+    The last one is repeated until there are four times as many as needed.
     """
-    total = 0.0
-    for c in range(row.shape[0]):
-        total += row[c]
-    return total
-
-
-@kernel(fastmath={"contract"}, error_model="numpy", inline="always")
-def _mix(outside, mixture, t, row):  # type: ignore[no-untyped-def]
-    """Fill `row` [V] with sum_A outside[A] emission[A, c] over position t's leaves and return its sum."""
-    V, emission, symbols = row.shape[0], mixture.emission, mixture.symbols
-    k, last = mixture.of[t], mixture.of[t + 1]
-    # Five symbols at a time, so that the row is read and written less often.
-    if k + 5 <= last:
-        f0, f1, f2, f3, f4 = outside[k], outside[k + 1], outside[k + 2], outside[k + 3], outside[k + 4]
-        e0, e1, e2 = emission[symbols[k]], emission[symbols[k + 1]], emission[symbols[k + 2]]
-        e3, e4 = emission[symbols[k + 3]], emission[symbols[k + 4]]
-        for c in range(V):
-            row[c] = f0 * e0[c] + f1 * e1[c] + f2 * e2[c] + f3 * e3[c] + f4 * e4[c]
-        k += 5
-    else:
-        for c in range(V):
-            row[c] = 0
-    while k + 5 <= last:
-        f0, f1, f2, f3, f4 = outside[k], outside[k + 1], outside[k + 2], outside[k + 3], outside[k + 4]
-        e0, e1, e2 = emission[symbols[k]], emission[symbols[k + 1]], emission[symbols[k + 2]]
-        e3, e4 = emission[symbols[k + 3]], emission[symbols[k + 4]]
-        for c in range(V):
-            row[c] += f0 * e0[c] + f1 * e1[c] + f2 * e2[c] + f3 * e3[c] + f4 * e4[c]
-        k += 5
-    while k < last:
-        f0, e0 = outside[k], emission[symbols[k]]
-        for c in range(V):
-            row[c] += f0 * e0[c]
-        k += 1
-    for k in range(mixture.terms_of[t], mixture.terms_of[t + 1]):
-        row[mixture.word[k]] += outside[mixture.source[k]] * mixture.value[k]
-    return _sum(row)
+    count = 0
+    for b in range(first, min(first + _GROUP, len(place))):
+        if place[b, t] >= 0:
+            some[count] = b
+            count += 1
+    if count > 0:
+        some[count : count + 3] = some[count - 1]
+    return count
 
 
 @kernel(fastmath={"contract"}, error_model="numpy")
+def _mix(outside, mixture, t, some, floor, sound, weights, mixed):  # type: ignore[no-untyped-def]
+    """Fill `mixed` [4, W] with Pr(x_t = . | visible words but x_t) of the sentences `some` [4].
+
+    Clears `sound` boolean [B] where a normaliser is outside [floor, 1 / floor].
+    """
+    emission, symbols, N = mixture.emission, mixture.symbols, weights.shape[1]
+    first, step, width = mixture.of[t], BYTES // mixed.itemsize, mixed.shape[1]
+    count = mixture.of[t + 1] - first
+    for r in range(4):
+        given, total = outside[some[r]], 0.0
+        for k in range(count):
+            total += np.float64(given[first + k]) * mixture.mass[symbols[first + k]]
+        for k in range(mixture.terms_of[t], mixture.terms_of[t + 1]):
+            total += np.float64(given[mixture.source[k]]) * np.float64(mixture.value[k])
+        if not (total >= floor and total * floor <= 1.0):
+            sound[some[r]] = False
+        scale = 1 / total
+        for k in range(count):
+            weights[r, k] = given[first + k] * scale
+        weights[r, N - 1] = scale
+    for c in range(0, width, step):
+        p0 = p1 = p2 = p3 = splat(mixed.dtype.type(0))
+        for k in range(count):
+            e = fetch(emission, peek(symbols, first + k) * width + c)
+            p0 = plus(splat(peek(weights, k)), e, p0)
+            p1 = plus(splat(peek(weights, N + k)), e, p1)
+            p2 = plus(splat(peek(weights, 2 * N + k)), e, p2)
+            p3 = plus(splat(peek(weights, 3 * N + k)), e, p3)
+        put(mixed, c, p0)
+        put(mixed, width + c, p1)
+        put(mixed, 2 * width + c, p2)
+        put(mixed, 3 * width + c, p3)
+    for r in range(4):
+        given = outside[some[r]]
+        for k in range(mixture.terms_of[t], mixture.terms_of[t + 1]):
+            mixed[r, mixture.word[k]] += given[mixture.source[k]] * weights[r, N - 1] * mixture.value[k]
+
+
+@kernel(error_model="numpy")
 def normalised(
     outside: np.ndarray,
     mixture: Mixture,
@@ -92,16 +122,17 @@ def normalised(
     `place` int64 [B, n] is -1 where nothing is wanted.  Clears `sound` boolean [B] where a normaliser is
     outside [floor, 1 / floor].
     """
-    for b in range(place.shape[0]):
+    V = out.shape[1]
+    mixed, weights, some = _space(mixture)
+    for first in range(0, len(place), _GROUP):
         for t in range(place.shape[1]):
-            if place[b, t] >= 0:
-                row = out[place[b, t]]
-                total = _mix(outside[b], mixture, t, row)
-                if not (total >= floor and total * floor <= 1.0):
-                    sound[b] = False
-                scale = 1 / total
-                for c in range(row.shape[0]):
-                    row[c] *= scale
+            count = _wanted(place, first, t, some)
+            for k in range(0, count, 4):
+                _mix(outside, mixture, t, some[k:], floor, sound, weights, mixed)
+                for r in range(min(4, count - k)):
+                    row = out[place[some[k + r], t]]
+                    for c in range(V):
+                        row[c] = mixed[r, c]
 
 
 @kernel(fastmath={"contract"}, error_model="numpy")
@@ -114,18 +145,25 @@ def log_normalised(
     sound: np.ndarray,
 ) -> None:
     """Write the logarithms of the result of `normalised`; float32."""
-    mixed = np.empty(out.shape[1], dtype=np.float32)
-    for b in range(place.shape[0]):
+    V, step = out.shape[1], BYTES // out.itemsize
+    mixed, weights, some = _space(mixture)
+    width = mixed.shape[1]
+    for first in range(0, len(place), _GROUP):
         for t in range(place.shape[1]):
-            if place[b, t] >= 0:
-                row = out[place[b, t]]
-                total = _mix(outside[b], mixture, t, mixed)
-                if not (total >= floor and total * floor <= 1.0):
-                    sound[b] = False
-                scale = np.float32(1 / total)
-                for c in range(row.shape[0]):
-                    p = mixed[c] * scale
-                    row[c] = logarithm(p) if p > 0 else np.float32(-np.inf)
+            count = _wanted(place, first, t, some)
+            for k in range(0, count, 4):
+                _mix(outside, mixture, t, some[k:], floor, sound, weights, mixed)
+                for r in range(min(4, count - k)):
+                    row = place[some[k + r], t] * V
+                    for c in range(0, V - V % step, step):
+                        p = fetch(mixed, r * width + c)
+                        put(out, row + c, positive(p, logarithm(p), splat(_NONE)))
+                    if V % step > 0:
+                        p = fetch(mixed, r * width + V - V % step)
+                        logs = positive(p, logarithm(p), splat(_NONE))
+                        put(mixed, r * width + V - V % step, logs)
+                        for c in range(V - V % step, V):
+                            poke(out, row + c, peek(mixed, r * width + c))
 
 
 @kernel(fastmath={"contract", "reassoc", "nsz"}, error_model="numpy")
@@ -140,18 +178,19 @@ def entropies(
 
     Clears `sound` as `normalised` does.
     """
-    mixed = np.empty(mixture.emission.shape[1], dtype=np.float32)
-    n = len(mixture.of) - 1
-    for b in range(out.shape[0]):
-        mean = 0.0
+    mixed, weights, some = _space(mixture)
+    n, B = len(mixture.of) - 1, len(out)
+    out[:] = 0
+    for first in range(0, B, 4):
+        for r in range(4):
+            some[r] = min(first + r, B - 1)
         for t in range(n):
-            total = _mix(outside[b], mixture, t, mixed)
-            if not (total >= floor and total * floor <= 1.0):
-                sound[b] = False
-            scale = np.float32(1 / total)
-            entropy = np.float32(0)
-            for c in range(mixed.shape[0]):
-                p = mixed[c] * scale
-                entropy -= p * logarithm(p)
-            mean += np.float64(entropy)
-        out[b] = mean / n
+            _mix(outside, mixture, t, some, floor, sound, weights, mixed)
+            for r in range(min(4, B - first)):
+                entropy = np.float32(0)
+                for c in range(mixed.shape[1]):
+                    p = mixed[r, c]
+                    entropy -= p * logarithm(p)
+                out[first + r] += np.float64(entropy)
+        for r in range(min(4, B - first)):
+            out[first + r] /= n

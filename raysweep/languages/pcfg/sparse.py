@@ -177,8 +177,12 @@ class SparseEngine(Engine):
             many, few = np.nonzero(wide)[0], np.nonzero(~wide)[0]
             term, word = np.nonzero(emission[code.leaf_symbols[few]])
             ends = np.arange(program.n + 1)
+            rows = np.pad(
+                emission.astype(dtype), [(0, 0), (0, -emission.shape[1] % (BYTES // dtype.itemsize))]
+            )
             mixture = Mixture(
-                emission=emission.astype(dtype),
+                emission=rows,
+                mass=rows.sum(axis=1, dtype=np.float64),
                 of=np.searchsorted(position[many], ends),
                 symbols=code.leaf_symbols[many].astype(np.int64),
                 terms_of=np.searchsorted(position[few][term], ends),
