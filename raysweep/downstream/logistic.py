@@ -105,21 +105,30 @@ class Columns:
         [G, r] the weights of rows.
         """
         slope = self.scores(x, heads)
+        loss = self.errors(slope, labels, counts)
+        gradient = torch.zeros_like(heads, memory_format=torch.contiguous_format)
         end = slope.shape[1]
-        loss = torch.zeros(heads.shape[:2], dtype=torch.float64, device=heads.device)
-        minus = slope.new_full((), -1.0).expand(len(x), 1, x.shape[1])
-        for k, span in enumerate(self.spans[: heads.shape[1]]):
-            part, label = slope[:, span].log_softmax(dim=1), labels[:, None, :, k]
+        gradient.flatten(1, 2)[:, self.places[:end]] = (slope @ x) / self.roots[:end]
+        return loss, gradient
+
+    def errors(self, scores: Tensor, labels: Tensor, counts: Tensor | None = None) -> Tensor:
+        """Turn scores [G, R, r] of the first P problems, in place, into the gradient of their losses.
+
+        Returns these, the sums of -log p(label) over rows [G, P], float64; `labels` [G, r, P], `counts`
+        [G, r].
+        """
+        loss = torch.zeros(len(scores), labels.shape[2], dtype=torch.float64, device=scores.device)
+        minus = scores.new_full((), -1.0).expand(len(scores), 1, scores.shape[2])
+        for k, span in enumerate(self.spans[: labels.shape[2]]):
+            part, label = scores[:, span].log_softmax(dim=1), labels[:, None, :, k]
             right = part.gather(1, label)
             part = part.exp_().scatter_add_(1, label, minus)
             if counts is not None:
                 right *= counts[:, None]
                 part *= counts[:, None]
             loss[:, k] = -right.sum(dim=(1, 2), dtype=torch.float64)
-            slope[:, span] = part
-        gradient = torch.zeros_like(heads, memory_format=torch.contiguous_format)
-        gradient.flatten(1, 2)[:, self.places[:end]] = (slope @ x) / self.roots[:end]
-        return loss, gradient
+            scores[:, span] = part
+        return loss
 
 
 class Objective:

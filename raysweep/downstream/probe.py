@@ -143,7 +143,7 @@ def linear_probe(
     inputs = gather(train, tasks, project, sentences=max(sizes))
     if isinstance(solver, AdamW):
         shared = projection is None and len(train) == 1
-        heads = _by_adamw(inputs, counts, every, solver, seeds=seeds, seed=seed, shared=shared)
+        heads = _by_adamw(inputs, counts, every, solver, project, shared=shared)
     else:
         heads = _by_convex(inputs, counts, every, solver)
     at = [every.index(size) for size in sizes]
@@ -235,17 +235,21 @@ def _by_adamw(
     classes: Sequence[int],
     sizes: Sequence[int],
     solver: AdamW,
+    project: Projection,
     *,
-    seeds: int,
-    seed: int,
     shared: bool,
 ) -> _Heads:
     """Return AdamW's heads; `sizes` ascend.  The gap is to the least objective with a penalty of l2 = 1.
 
     `shared` says that all seeds of a layer have the same inputs, and so the same least objective.
     """
+    seeds, seed, rank = project.seeds, project.seed, project.rank
     weights = torch.stack(
-        [train_heads(inputs.first(size), classes, solver, seeds=seeds, seed=seed) for size in sizes], dim=1
+        [
+            train_heads(inputs.first(size), classes, solver, seeds=seeds, seed=seed, rank=rank)
+            for size in sizes
+        ],
+        dim=1,
     )
     shape = (len(sizes), len(classes))
     problems = _problems(classes, sizes)

@@ -55,6 +55,11 @@ class Projection:
         self._matrix: Tensor | None = None
         self._moments = None if statistics is None else _moments(_by_layer(statistics))
 
+    @property
+    def rank(self) -> int | None:
+        """The largest rank of the inputs of a seed, after a call; None without a projection."""
+        return None if self._matrix is None else min(self._matrix.shape[1:]) + 1
+
     def __call__(self, features: Tensor, of: int | None = None) -> Tensor:
         """Return inputs [L·S, n, K+1] of features [n, L, F] for all S seeds, or [L, n, K+1] for one.
 

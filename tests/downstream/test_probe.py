@@ -166,17 +166,22 @@ def test_seeds_may_have_training_sets_of_their_own(gaussian, solver, projection)
         assert (alone.predicted[0, :, k] != own.predicted[0, :, k]).sum() <= 10
 
 
-def test_training_takes_the_steps_of_autograd_and_adamw(gaussian):
-    """A plain loop with nn.Linear and cross_entropy, from the same inputs and order."""
+@pytest.mark.parametrize("width", [16, 64])
+def test_training_takes_the_steps_of_autograd_and_adamw(gaussian, width):
+    """A plain loop with nn.Linear and cross_entropy, from the same inputs and order.
+
+    64 inputs of 24 features have a rank of 25.
+    """
     labels = torch.stack([scores(gaussian, 3, 5).argmax(1), scores(gaussian, 5, 6).argmax(1)], 1)[:700]
-    project = Projection(seeds=2, seed=9, width=16, standardize=True)
+    project = Projection(seeds=2, seed=9, width=width, standardize=True)
     x = project(gaussian[:700, None])
     settings = AdamW(epochs=3, steps=0, learning_rate=1e-2, batch_size=128, weight_decay=0.1)
     inputs = Inputs(x=x, y=labels.expand(2, -1, -1))
-    found = train_heads(inputs, [3, 5], settings, seeds=2, seed=9)
+    assert project.rank == min(width, 24) + 1
+    found = train_heads(inputs, [3, 5], settings, seeds=2, seed=9, rank=project.rank)
     assert (found[:, 0, 3:] == 0).all()
     for s in range(2):
-        heads = [torch.nn.Linear(17, c, bias=False) for c in (3, 5)]
+        heads = [torch.nn.Linear(width + 1, c, bias=False) for c in (3, 5)]
         for head in heads:
             torch.nn.init.zeros_(head.weight)
         optimizer = torch.optim.AdamW([p for h in heads for p in h.parameters()], lr=1e-2, weight_decay=0.1)
