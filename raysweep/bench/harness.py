@@ -129,6 +129,28 @@ def seconds(work: Callable[[], object], clock: Callable[[], float] = time.proces
     return clock() - started
 
 
+def share_in(owner: object, name: str, work: Callable[[], object]) -> float:
+    """Return the share of the CPU time of `work` that passes in calls of the function `owner.name`."""
+    original, spent = getattr(owner, name), 0.0
+
+    def timed(*arguments: object, **options: object) -> object:
+        nonlocal spent
+        began = time.process_time()
+        try:
+            return original(*arguments, **options)
+        finally:
+            spent += time.process_time() - began
+
+    work()
+    setattr(owner, name, timed)
+    try:
+        began = time.process_time()
+        work()
+        return spent / (time.process_time() - began)
+    finally:
+        setattr(owner, name, original)
+
+
 def run_case(entry: Entry, peak: Peak, *, quick: bool, say: Say) -> CaseRecord:
     """Build, check and time a case; a case that cannot be built is recorded with the reason."""
     key = entry.key

@@ -16,8 +16,8 @@
     turn(array, place, row, out, to, gap)   write the transpose of a block of 16 × 16 float32 numbers, whose
                                         rows are `row` apart in `array`, to rows `gap` apart in `out`
 
-Arrays of rows are [rows, LANES] in C order, aligned to 64 bytes; others are in C order too.  A
-processor with shorter registers uses several for a vector.
+Arrays of rows are [rows, LANES] in C order, aligned to 64 bytes; others are in C order too, and a kernel that
+is given another one does not compile.  A processor with shorter registers uses several for a vector.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import Any
 from llvmlite import binding, ir
 from numba import types
 from numba.core import cgutils
+from numba.core.errors import LoweringError
 from numba.extending import intrinsic as _intrinsic
 from numba.extending import models, register_model
 
@@ -88,6 +89,8 @@ def store(context, array, row, column, vector):  # type: ignore[no-untyped-def]
 
 
 def _element(context, builder, kind, array, place):  # type: ignore[no-untyped-def]
+    if kind.layout != "C":
+        raise LoweringError(f"places are counted in C order, and this is a {kind}")
     data = context.make_array(kind)(context, builder, array)
     return builder.gep(data.data, [place], inbounds=True)
 

@@ -261,19 +261,19 @@ def test_charts_outside_float32s_range_are_computed_again(
 @pytest.mark.parametrize("V", [5, 16, 43])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_mixing_against_plain_sums(V: int, dtype: str) -> None:
-    """Symbols of many and of few words, positions that are not asked for, and vectors that words half fill."""
+    """Symbols of many and of few words, positions not asked for, and vectors that words half fill."""
     from raysweep.languages.pcfg.mixing import Mixture, entropies, log_normalised, normalised
 
     rng = np.random.default_rng(V)
     B, n, many, few = 37, 3, [0, 3, 3, 7], [0, 1, 3, 3]
-    width = -(-V // 16) * 16
+    width = -(-V // 32) * 32
     emission = np.zeros((5, width), dtype=dtype)
     emission[:, :V] = rng.random((5, V)) * (rng.random((5, V)) < 0.6)
     symbols = np.array([4, 0, 1, 0, 1, 2, 3])
     word, value = rng.integers(V, size=3), rng.random(3).astype(dtype)
     mixture = Mixture(
-        emission, emission.sum(axis=1, dtype=np.float64), np.array(many), symbols, np.array(few),
-        7 + np.arange(3), word, value,
+        emission, emission.sum(axis=1, dtype=np.float64)[symbols], np.array(many), symbols * width,
+        np.array(few), 7 + np.arange(3), word, value,
     )  # fmt: skip
     outside = (rng.random((B, 10)) * 10.0 ** rng.uniform(-8, 8, (B, 1))).astype(dtype)
     joint = np.zeros((B, n, V))

@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 from raysweep.bench.downstream.memory import memory
-from raysweep.bench.harness import Case, Contestant, Difference, Peer, Prepared
+from raysweep.bench.harness import Case, Contestant, Difference, Peer, Prepared, share_in
 from raysweep.bench.peers import peer as import_peer
 from raysweep.bench.peers.probing import answers, projected, scikit_learn, standardised, trained
+from raysweep.bench.record import Figure, Peak, Timing
 from raysweep.bench.train.work import Work, train
+from raysweep.downstream import probe
 from raysweep.downstream.probe import AdamW, Chunk, Convex, ProbeResult, linear_probe
 from raysweep.downstream.tasks import Examples, task_groups
 from raysweep.languages.base import Language
@@ -116,12 +118,23 @@ def against_the_loop(name: Literal["lbfgs", "adamw"], quick: bool) -> Case:
         note += "; raysweep must not be less accurate"
     loop = Peer(name="one seed and one task at a time", prepare=prepare, goal=8.0, note=note)
     ours = partial(data.probe, solver, labels)
+    contestants = {"raysweep": ours, "the loop": partial(looped, data, recipe)}
+
+    def figures(timing: Timing | None, peak: Peak) -> Sequence[Figure]:
+        found = list(memory(contestants, timing, peak))
+        if name == "adamw":
+            share = share_in(probe, "solve", ours)
+            found.append(
+                Figure(name="share of the time in the least objective, for the gap", unit="", value=share)
+            )
+        return found
+
     return Case(
         unit="head",
         ours=Contestant(units=heads, work=ours),
         peers=[loop],
         rounds=3,
-        figures=partial(memory, {"raysweep": ours, "the loop": partial(looped, data, recipe)}),
+        figures=figures,
     )
 
 

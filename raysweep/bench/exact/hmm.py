@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -12,7 +12,9 @@ from raysweep.bench.exact.distance import total_variation
 from raysweep.bench.exact.pcfg import share_of_peak
 from raysweep.bench.harness import Case, Contestant, Difference, Peer, Prepared, cheapest, seconds
 from raysweep.bench.record import Figure, Peak, Timing
+from raysweep.compiled.simd import BYTES, LANES
 from raysweep.languages import HMM
+from raysweep.languages.hmm import kernels
 
 
 def dense(quick: bool) -> Case:
@@ -29,6 +31,37 @@ def flops(language: HMM) -> float:
     """Return the operations for a sentence of one block: both passes and the vectors of V."""
     S, T, V = language.states, language.max_length, language.vocabulary_size
     return 2.0 * (2 * (T - 1) * S * S + T * S * V)
+
+
+def parts_alone(language: HMM, sentences: int) -> dict[str, Callable[[], object]]:
+    """Return calls of the parts of the work on sentences of one block that no program can leave out.
+
+    These are the products with transitions and emissions, the logarithms, and the result written once.
+    """
+    S, T, V = language.states, language.max_length, language.vocabulary_size
+    tiles = -(-sentences // LANES)
+    # The vectors of LANES sentences stand side by side, as in the kernels, and begin as vectors do.
+    space = torch.ones((2 * S + 2 * V) * LANES + BYTES // 4)
+    first = -space.data_ptr() % BYTES // 4
+    x, out, p, logs = (
+        part.view(-1, LANES).numpy()
+        for part in space[first : first + (2 * S + 2 * V) * LANES].split([LANES * k for k in (S, S, V, V)])
+    )
+    step, word = np.full((S, S), 1 / S, dtype=np.float32), np.full((V, S), 1 / V, dtype=np.float32)
+    result = torch.empty(sentences, T, V)
+
+    def products() -> None:
+        for _ in range(tiles):
+            for _ in range(2 * (T - 1)):
+                kernels.product(step, x, out)
+            for _ in range(T):
+                kernels.product(word, x, p)
+
+    def logarithms() -> None:
+        for _ in range(tiles * T):
+            kernels.logarithms(p.reshape(-1), logs.reshape(-1))
+
+    return {"matrix products": products, "logarithms": logarithms, "writing the result": result.zero_}
 
 
 def _case(quick: bool, blocks: int) -> Case:
@@ -71,7 +104,16 @@ def _case(quick: bool, blocks: int) -> Case:
 
     def figures(timing: Timing | None, peak: Peak) -> Sequence[Figure]:
         # With several blocks most of these operations are with zeros, and are left out.
-        return [share_of_peak(flops(language), timing, peak, goal=0.55)] if blocks == 1 else []
+        if blocks > 1 or timing is None:
+            return []
+        whole = timing.cpu_seconds.median * len(ids)
+        return [
+            share_of_peak(flops(language), timing, peak, goal=0.55),
+            *(
+                Figure(name=f"share of the time of {name} alone", unit="", value=seconds(part) / whole)
+                for name, part in parts_alone(language, len(ids)).items()
+            ),
+        ]
 
     return Case(
         unit="sentence",

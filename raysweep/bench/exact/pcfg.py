@@ -12,9 +12,11 @@ from numpy.typing import DTypeLike
 from torch import Tensor
 
 from raysweep.bench.exact.distance import total_variation
-from raysweep.bench.harness import Case, Contestant, Difference, Peer, Prepared
+from raysweep.bench.harness import Case, Contestant, Difference, Peer, Prepared, share_in
 from raysweep.bench.record import Figure, Goal, Peak, Timing
+from raysweep.bench.train.work import product_figures
 from raysweep.languages import PCFG
+from raysweep.languages.pcfg import sparse
 from raysweep.languages.pcfg.grammar import length_probabilities
 
 #: What torch-struct gets for emissions of zero: small enough to vanish, large enough for float32.
@@ -110,6 +112,18 @@ def layered(quick: bool) -> Case:
             ),
         ],
         rounds=3 if quick else 5,
+        figures=lambda timing, peak: [
+            Figure(
+                name="share of the time in charts",
+                unit="",
+                value=share_in(sparse.SparseEngine, "_charts", all_parts),
+            ),
+            Figure(
+                name="share of the time in mixtures of words and their logarithms",
+                unit="",
+                value=share_in(sparse, "log_normalised", all_parts),
+            ),
+        ],
     )
 
 
@@ -121,6 +135,7 @@ def dense(quick: bool) -> Case:
     # Every string is a sentence of this grammar.
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(V, (64, n), generator=generator)
+    work = partial(language.conditionals, ids)
 
     def numpy(dtype: DTypeLike) -> Prepared:
         from raysweep.bench.peers import inside_outside
@@ -141,11 +156,14 @@ def dense(quick: bool) -> Case:
         return _prepared(language, words, lambda: list(peer.conditionals(words)), tolerance=1e-4)
 
     def figures(timing: Timing | None, peak: Peak) -> Sequence[Figure]:
-        return [share_of_peak(dense_flops(N, n, V), timing, peak, goal=0.55)]
+        return [
+            share_of_peak(dense_flops(N, n, V), timing, peak, goal=0.55),
+            *product_figures(work, peak, "the time"),
+        ]
 
     return Case(
         unit="sentence",
-        ours=Contestant(units=len(ids), work=partial(language.conditionals, ids)),
+        ours=Contestant(units=len(ids), work=work),
         peers=[
             Peer(
                 name="torch-struct",

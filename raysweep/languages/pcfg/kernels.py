@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from raysweep.compiled import kernel
-from raysweep.compiled.simd import BYTES, LANES, load, plus, splat, store, times
+from raysweep.compiled.simd import BYTES, LANES, load, peek, plus, poke, splat, store, times
 from raysweep.languages.pcfg.instructions import Code
 
 _ONE = np.uint32(1)
@@ -38,15 +38,17 @@ def charts(
     [pairs, LANES] are working space.  Fills `total` float64 [B], the root-weighted sum over the tops, and
     `inside` and `outside` [B, cells], the charts at the cells `read_inside` and `read_outside`.
     """
+    n, N, at = words.shape[1], leaves.shape[1], np.empty(LANES, dtype=np.int64)
     for g in range(0, words.shape[0], LANES):
         lanes = min(LANES, words.shape[0] - g)
-        for t in range(words.shape[1]):
+        for t in range(n):
+            for j in range(LANES):
+                # Lanes without a sentence repeat the first one.
+                poke(at, j, N * peek(words, (g + (j if j < lanes else 0)) * n + t))
             for k in range(code.leaves_of[t], code.leaves_of[t + 1]):
-                cell, A = inner[code.leaf_cells[k]], code.leaf_symbols[k]
-                for j in range(lanes):
-                    cell[j] = leaves[words[g + j, t], A]
-                for j in range(lanes, LANES):
-                    cell[j] = cell[0]
+                to, A = np.int64(code.leaf_cells[k]) * LANES, np.int64(code.leaf_symbols[k])
+                for j in range(LANES):
+                    poke(inner, to + j, peek(leaves, peek(at, j) + A))
         for b in range(len(code.starts_of) - 1):
             for s in range(code.starts_of[b], code.starts_of[b + 1]):
                 _block_inside(code, b, code.starts[s], inner, products)
@@ -55,10 +57,7 @@ def charts(
             for k in range(len(code.top_cells)):
                 z += np.float64(inner[code.top_cells[k], j]) * np.float64(root[code.top_symbols[k]])
             total[g + j] = z
-        for k in range(len(read_inside)):
-            cell = inner[read_inside[k]]
-            for j in range(lanes):
-                inside[g + j, k] = cell[j]
+        _read(inner, read_inside, g, lanes, inside)
         if len(read_outside) > 0:
             for k in range(len(code.reached)):
                 cell = outer[code.reached[k]]
@@ -72,10 +71,17 @@ def charts(
                 b = len(code.starts_of) - 2 - back
                 for s in range(code.starts_of[b], code.starts_of[b + 1]):
                     _block_outside(code, b, code.starts[s], inner, outer)
-            for k in range(len(read_outside)):
-                cell = outer[read_outside[k]]
-                for j in range(lanes):
-                    outside[g + j, k] = cell[j]
+            _read(outer, read_outside, g, lanes, outside)
+
+
+@kernel(error_model="numpy")
+def _read(chart, cells, g, lanes, out):  # type: ignore[no-untyped-def]
+    """Write `cells` [C] of the first lanes of a chart into rows `g` .. of `out` [B, C]."""
+    C = len(cells)
+    for k in range(C):
+        first = np.int64(cells[k]) * LANES
+        for j in range(lanes):
+            poke(out, (g + j) * C + k, peek(chart, first + j))
 
 
 @kernel(error_model="numpy")

@@ -25,16 +25,16 @@ _NONE = np.float32(-np.inf)
 class Mixture(NamedTuple):
     """The map from weights of leaves, in this order, to weights of words at each of n positions.
 
-    Position t's symbols of many words are `symbols[of[t] : of[t + 1]]`, rows of `emission` [N, W], whose
-    sums are `mass` [N] in float64.  Behind the V words of a row stand zeros, to whole vectors.  Its symbols
-    of few words follow as terms: the weight at `source[k]` times `value[k]` goes to `word[k]`, for k in
-    `terms_of[t] : terms_of[t + 1]`.
+    Position t's leaves of symbols of many words are `of[t] : of[t + 1]`.  Leaf k's emissions begin at place
+    `rows[k]` of `emission` [N, W], and their sum is `mass[k]`, float64.  Behind the V words of a row stand
+    zeros, to an even number of vectors.  Leaves of symbols of few words follow as terms: the weight at
+    `source[k]` times `value[k]` goes to `word[k]`, for k in `terms_of[t] : terms_of[t + 1]`.
     """
 
     emission: np.ndarray
     mass: np.ndarray
     of: np.ndarray
-    symbols: np.ndarray
+    rows: np.ndarray
     terms_of: np.ndarray
     source: np.ndarray
     word: np.ndarray
@@ -42,14 +42,13 @@ class Mixture(NamedTuple):
 
 
 @kernel(error_model="numpy")
-def _space(mixture):  # type: ignore[no-untyped-def]
+def _space(emission):  # type: ignore[no-untyped-def]
     """Return room for probabilities of four sentences [4, W], placed as vectors need it, for the weights of
-    their leaves and a scale [4, N + 1], and for the numbers of a group's sentences."""
-    emission = mixture.emission
+    their leaves [4, N], and for the numbers of a group's sentences."""
     size = 4 * emission.shape[1]
     space = np.empty(size + BYTES // emission.itemsize, dtype=emission.dtype)
     first = (BYTES - space.ctypes.data % BYTES) % BYTES // emission.itemsize
-    weights = np.empty((4, len(emission) + 1), dtype=emission.dtype)
+    weights = np.empty((4, len(emission)), dtype=emission.dtype)
     return space[first : first + size].reshape(4, -1), weights, np.empty(_GROUP + 3, dtype=np.int64)
 
 
@@ -57,55 +56,84 @@ def _space(mixture):  # type: ignore[no-untyped-def]
 def _wanted(place, first, t, some):  # type: ignore[no-untyped-def]
     """Write the sentences of the group from `first` on that have a place at t into `some`; return how many.
 
-    The last one is repeated until there are four times as many as needed.
+    Behind the last one it is repeated thrice.
     """
-    count = 0
-    for b in range(first, min(first + _GROUP, len(place))):
-        if place[b, t] >= 0:
-            some[count] = b
+    B, n = place.shape
+    count = last = 0
+    for b in range(first, min(first + _GROUP, B)):
+        if peek(place, b * n + t) >= 0:
+            poke(some, count, b)
+            last = b
             count += 1
-    if count > 0:
-        some[count : count + 3] = some[count - 1]
+    for k in range(count, count + 3):
+        poke(some, k, last)
     return count
 
 
-@kernel(fastmath={"contract"}, error_model="numpy")
-def _mix(outside, mixture, t, some, floor, sound, weights, mixed):  # type: ignore[no-untyped-def]
-    """Fill `mixed` [4, W] with Pr(x_t = . | visible words but x_t) of the sentences `some` [4].
+# Elements are read by their place over all axes: a row of an array would be counted as a reference to it, by
+# atomic operations that take longer than what is done with it.
+@kernel(fastmath={"contract"}, error_model="numpy", forceinline=True)
+def _mix(outside, mixture, t, some, k, floor, sound, weights, mixed):  # type: ignore[no-untyped-def]
+    """Fill `mixed` [4, W] with Pr(x_t = . | visible words but x_t) of the sentences `some[k : k + 4]`.
 
     Clears `sound` boolean [B] where a normaliser is outside [floor, 1 / floor].
     """
-    emission, symbols, N = mixture.emission, mixture.symbols, weights.shape[1]
-    first, step, width = mixture.of[t], BYTES // mixed.itemsize, mixed.shape[1]
-    count = mixture.of[t + 1] - first
-    for r in range(4):
-        given, total = outside[some[r]], 0.0
-        for k in range(count):
-            total += np.float64(given[first + k]) * mixture.mass[symbols[first + k]]
-        for k in range(mixture.terms_of[t], mixture.terms_of[t + 1]):
-            total += np.float64(given[mixture.source[k]]) * np.float64(mixture.value[k])
-        if not (total >= floor and total * floor <= 1.0):
-            sound[some[r]] = False
-        scale = 1 / total
-        for k in range(count):
-            weights[r, k] = given[first + k] * scale
-        weights[r, N - 1] = scale
-    for c in range(0, width, step):
-        p0 = p1 = p2 = p3 = splat(mixed.dtype.type(0))
-        for k in range(count):
-            e = fetch(emission, peek(symbols, first + k) * width + c)
-            p0 = plus(splat(peek(weights, k)), e, p0)
-            p1 = plus(splat(peek(weights, N + k)), e, p1)
-            p2 = plus(splat(peek(weights, 2 * N + k)), e, p2)
-            p3 = plus(splat(peek(weights, 3 * N + k)), e, p3)
+    emission, mass, of, rows, terms_of, source, word, value = mixture
+    N, width, leaves, step = weights.shape[1], mixed.shape[1], outside.shape[1], BYTES // mixed.itemsize
+    b0, b1, b2, b3 = peek(some, k), peek(some, k + 1), peek(some, k + 2), peek(some, k + 3)
+    g0, g1, g2, g3 = b0 * leaves, b1 * leaves, b2 * leaves, b3 * leaves
+    first, last, begin, end = peek(of, t), peek(of, t + 1), peek(terms_of, t), peek(terms_of, t + 1)
+    t0 = t1 = t2 = t3 = 0.0
+    for j in range(first, last):
+        m = peek(mass, j)
+        t0 += peek(outside, g0 + j) * m
+        t1 += peek(outside, g1 + j) * m
+        t2 += peek(outside, g2 + j) * m
+        t3 += peek(outside, g3 + j) * m
+    for j in range(begin, end):
+        at, m = peek(source, j), np.float64(peek(value, j))
+        t0 += peek(outside, g0 + at) * m
+        t1 += peek(outside, g1 + at) * m
+        t2 += peek(outside, g2 + at) * m
+        t3 += peek(outside, g3 + at) * m
+    sound[b0] &= t0 >= floor and t0 * floor <= 1.0
+    sound[b1] &= t1 >= floor and t1 * floor <= 1.0
+    sound[b2] &= t2 >= floor and t2 * floor <= 1.0
+    sound[b3] &= t3 >= floor and t3 * floor <= 1.0
+    kind = mixed.dtype.type
+    s0, s1, s2, s3 = kind(1 / t0), kind(1 / t1), kind(1 / t2), kind(1 / t3)
+    for j in range(last - first):
+        poke(weights, j, peek(outside, g0 + first + j) * s0)
+        poke(weights, N + j, peek(outside, g1 + first + j) * s1)
+        poke(weights, 2 * N + j, peek(outside, g2 + first + j) * s2)
+        poke(weights, 3 * N + j, peek(outside, g3 + first + j) * s3)
+    for c in range(0, width, 2 * step):
+        p0 = p1 = p2 = p3 = q0 = q1 = q2 = q3 = splat(kind(0))
+        for j in range(last - first):
+            at = peek(rows, first + j) + c
+            x, y = fetch(emission, at), fetch(emission, at + step)
+            w = splat(peek(weights, j))
+            p0, q0 = plus(w, x, p0), plus(w, y, q0)
+            w = splat(peek(weights, N + j))
+            p1, q1 = plus(w, x, p1), plus(w, y, q1)
+            w = splat(peek(weights, 2 * N + j))
+            p2, q2 = plus(w, x, p2), plus(w, y, q2)
+            w = splat(peek(weights, 3 * N + j))
+            p3, q3 = plus(w, x, p3), plus(w, y, q3)
         put(mixed, c, p0)
+        put(mixed, c + step, q0)
         put(mixed, width + c, p1)
+        put(mixed, width + c + step, q1)
         put(mixed, 2 * width + c, p2)
+        put(mixed, 2 * width + c + step, q2)
         put(mixed, 3 * width + c, p3)
-    for r in range(4):
-        given = outside[some[r]]
-        for k in range(mixture.terms_of[t], mixture.terms_of[t + 1]):
-            mixed[r, mixture.word[k]] += given[mixture.source[k]] * weights[r, N - 1] * mixture.value[k]
+        put(mixed, 3 * width + c + step, q3)
+    for j in range(begin, end):
+        at, to, v = peek(source, j), peek(word, j), peek(value, j)
+        poke(mixed, to, peek(mixed, to) + peek(outside, g0 + at) * s0 * v)
+        poke(mixed, width + to, peek(mixed, width + to) + peek(outside, g1 + at) * s1 * v)
+        poke(mixed, 2 * width + to, peek(mixed, 2 * width + to) + peek(outside, g2 + at) * s2 * v)
+        poke(mixed, 3 * width + to, peek(mixed, 3 * width + to) + peek(outside, g3 + at) * s3 * v)
 
 
 @kernel(error_model="numpy")
@@ -123,12 +151,12 @@ def normalised(
     outside [floor, 1 / floor].
     """
     V = out.shape[1]
-    mixed, weights, some = _space(mixture)
+    mixed, weights, some = _space(mixture.emission)
     for first in range(0, len(place), _GROUP):
         for t in range(place.shape[1]):
             count = _wanted(place, first, t, some)
             for k in range(0, count, 4):
-                _mix(outside, mixture, t, some[k:], floor, sound, weights, mixed)
+                _mix(outside, mixture, t, some, k, floor, sound, weights, mixed)
                 for r in range(min(4, count - k)):
                     row = out[place[some[k + r], t]]
                     for c in range(V):
@@ -146,24 +174,33 @@ def log_normalised(
 ) -> None:
     """Write the logarithms of the result of `normalised`; float32."""
     V, step = out.shape[1], BYTES // out.itemsize
-    mixed, weights, some = _space(mixture)
+    whole = V - V % (2 * step)
+    mixed, weights, some = _space(mixture.emission)
     width = mixed.shape[1]
     for first in range(0, len(place), _GROUP):
         for t in range(place.shape[1]):
             count = _wanted(place, first, t, some)
             for k in range(0, count, 4):
-                _mix(outside, mixture, t, some[k:], floor, sound, weights, mixed)
+                _mix(outside, mixture, t, some, k, floor, sound, weights, mixed)
                 for r in range(min(4, count - k)):
-                    row = place[some[k + r], t] * V
-                    for c in range(0, V - V % step, step):
-                        p = fetch(mixed, r * width + c)
-                        put(out, row + c, positive(p, logarithm(p), splat(_NONE)))
-                    if V % step > 0:
-                        p = fetch(mixed, r * width + V - V % step)
-                        logs = positive(p, logarithm(p), splat(_NONE))
-                        put(mixed, r * width + V - V % step, logs)
-                        for c in range(V - V % step, V):
-                            poke(out, row + c, peek(mixed, r * width + c))
+                    row, at = place[some[k + r], t] * V, r * width
+                    for c in range(0, whole, 2 * step):
+                        x, y = _logarithms(mixed, at + c, step)
+                        put(out, row + c, x)
+                        put(out, row + c + step, y)
+                    if whole < V:
+                        x, y = _logarithms(mixed, at + whole, step)
+                        put(mixed, at + whole, x)
+                        put(mixed, at + whole + step, y)
+                        for c in range(whole, V):
+                            poke(out, row + c, peek(mixed, at + c))
+
+
+@kernel(fastmath={"contract"}, error_model="numpy", forceinline=True)
+def _logarithms(mixed, at, step):  # type: ignore[no-untyped-def]
+    """Return the logarithms of two vectors, which the processor computes side by side."""
+    x, y, none = fetch(mixed, at), fetch(mixed, at + step), splat(_NONE)
+    return positive(x, logarithm(x), none), positive(y, logarithm(y), none)
 
 
 @kernel(fastmath={"contract", "reassoc", "nsz"}, error_model="numpy")
@@ -178,14 +215,14 @@ def entropies(
 
     Clears `sound` as `normalised` does.
     """
-    mixed, weights, some = _space(mixture)
+    mixed, weights, some = _space(mixture.emission)
     n, B = len(mixture.of) - 1, len(out)
     out[:] = 0
     for first in range(0, B, 4):
         for r in range(4):
             some[r] = min(first + r, B - 1)
         for t in range(n):
-            _mix(outside, mixture, t, some, floor, sound, weights, mixed)
+            _mix(outside, mixture, t, some, 0, floor, sound, weights, mixed)
             for r in range(min(4, B - first)):
                 entropy = np.float32(0)
                 for c in range(mixed.shape[1]):

@@ -58,7 +58,7 @@ class SparseEngine(Engine):
         return 0 if program is None else (2 * program.cells + program.pairs) * dtype.itemsize
 
     def conditionals(self, words: Tensor, place: Tensor, out: Tensor) -> Tensor:
-        shown, where, rows = words.numpy(), place.numpy(), out.numpy()
+        shown, where, rows = words.numpy(), np.ascontiguousarray(place.numpy()), out.numpy()
         sound = np.zeros(len(shown), dtype=bool)
         program = self.program(shown.shape[1])
         if program is None:
@@ -177,17 +177,16 @@ class SparseEngine(Engine):
             many, few = np.nonzero(wide)[0], np.nonzero(~wide)[0]
             term, word = np.nonzero(emission[code.leaf_symbols[few]])
             ends = np.arange(program.n + 1)
-            rows = np.pad(
-                emission.astype(dtype), [(0, 0), (0, -emission.shape[1] % (BYTES // dtype.itemsize))]
-            )
+            symbols, width = code.leaf_symbols.astype(np.int64)[many], 2 * BYTES // dtype.itemsize
+            padded = np.pad(emission.astype(dtype), [(0, 0), (0, -emission.shape[1] % width)])
             mixture = Mixture(
-                emission=rows,
-                mass=rows.sum(axis=1, dtype=np.float64),
+                emission=padded,
+                mass=padded.sum(axis=1, dtype=np.float64)[symbols],
                 of=np.searchsorted(position[many], ends),
-                symbols=code.leaf_symbols[many].astype(np.int64),
+                rows=symbols * padded.shape[1],
                 terms_of=np.searchsorted(position[few][term], ends),
                 source=len(many) + term,
-                word=word,
+                word=np.ascontiguousarray(word),
                 value=emission[code.leaf_symbols[few][term], word].astype(dtype),
             )
             self._mixtures[key] = (code.leaf_cells[np.concatenate([many, few])], mixture)
