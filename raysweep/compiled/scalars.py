@@ -124,23 +124,23 @@ def logarithm(context, x):  # type: ignore[no-untyped-def]
         if isinstance(kind, ir.VectorType):
             whole = ir.VectorType(_INT, kind.count)
 
-        def all_(number, kind=kind):  # type: ignore[no-untyped-def]
+        def full(number, kind=kind):  # type: ignore[no-untyped-def]
             one = number.item()
             return ir.Constant(kind, [one] * kind.count if isinstance(kind, ir.VectorType) else one)
 
         (given,) = arguments
-        small = builder.fcmp_ordered("<", given, all_(_TINY))
-        bits = builder.bitcast(builder.select(small, mul(given, all_(_UP)), given), whole)
-        exponent = builder.ashr(builder.sub(bits, all_(_ROOT_HALF, whole)), all_(_MANTISSA, whole))
-        mantissa = builder.sub(bits, builder.shl(exponent, all_(_MANTISSA, whole)))
-        r = sub(builder.bitcast(mantissa, kind), all_(_F1))
-        shift = builder.select(small, all_(_UPPED, whole), all_(np.int32(0), whole))
+        small = builder.fcmp_ordered("<", given, full(_TINY))
+        bits = builder.bitcast(builder.select(small, mul(given, full(_UP)), given), whole)
+        exponent = builder.ashr(builder.sub(bits, full(_ROOT_HALF, whole)), full(_MANTISSA, whole))
+        mantissa = builder.sub(bits, builder.shl(exponent, full(_MANTISSA, whole)))
+        r = sub(builder.bitcast(mantissa, kind), full(_F1))
+        shift = builder.select(small, full(_UPPED, whole), full(np.int32(0), whole))
         e = builder.sitofp(builder.sub(exponent, shift), kind)
-        p = all_(_C8)
+        p = full(_C8)
         for c in (_C7, _C6, _C5, _C4, _C3, _C2, _C1, _C0):
-            p = add(mul(p, r), all_(c))
-        low = add(mul(mul(r, r), sub(mul(p, r), all_(_F05))), mul(e, all_(_LN2_LOW)))
-        return add(mul(e, all_(_LN2_HIGH)), add(r, low))
+            p = add(mul(p, r), full(c))
+        low = add(mul(mul(r, r), sub(mul(p, r), full(_F05))), mul(e, full(_LN2_LOW)))
+        return add(mul(e, full(_LN2_HIGH)), add(r, low))
 
     if x not in (types.float32, Vector(types.float32)):
         return None

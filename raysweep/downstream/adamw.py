@@ -54,13 +54,10 @@ class AdamW:
         return max(self.epochs, math.ceil(self.steps / math.ceil(sentences / self.batch_size)))
 
 
-def train_heads(
-    inputs: Inputs, classes: Sequence[int], settings: AdamW, *, seeds: int, seed: int, rank: int | None = None
-) -> Tensor:
+def train_heads(inputs: Inputs, classes: Sequence[int], settings: AdamW, *, seeds: int, seed: int) -> Tensor:
     """Return heads [G, tasks, C, K+1] that start from zero, on inputs of G groups: `seeds` for each layer.
 
-    Each seed has its own order of the sentences.  The rank of the inputs of a group is at most `rank`, if it
-    is known.
+    Each seed has its own order of the sentences.
     """
     groups, n, width = inputs.x.shape
     problems = [Problem(task=task, classes=count, rows=n) for task, count in enumerate(classes)]
@@ -69,9 +66,9 @@ def train_heads(
     optimizer = torch.optim.AdamW(
         [rows], lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
     )
-    axes, given = None, inputs.x
-    if rank is not None and rank * (settings.batch_size + width) < settings.batch_size * width:
-        axes, given = principal_axes(inputs.x)
+    axes, given, batch = None, inputs.x, settings.batch_size
+    if inputs.span is not None and inputs.span.shape[2] * (batch + width) < batch * width:
+        axes, given = principal_axes(inputs)
     generators = [seeding.generator(seed, "probe-order", s) for s in range(seeds)]
     for _ in range(settings.epochs_of(n)):
         order = torch.stack([torch.randperm(n, generator=g) for g in generators]).to(rows.device)

@@ -16,8 +16,9 @@ quarter, and the curvature of the heads found is far nearer to that of the minim
 solve starts from them, in all axes, and alone decides on the gap.  Every problem has its own steps, with a
 backtracking line search, and is dropped where its gap is within the tolerance.
 
-Turning G groups of n inputs costs 4 G n (K+1)² operations and a second copy of them, 4 G n (K+1) bytes; a
-pass costs what `raysweep.downstream.logistic` says.  The steps that are remembered take 64 bytes for each
+Turning G groups of n inputs costs 4 G n (K+1)² operations and a second copy of them, 4 G n (K+1) bytes; where
+they are known to span r directions, 2 G n r (K+1 + 2 r) operations and 4 G n r bytes.  A pass costs what
+`raysweep.downstream.logistic` says.  The steps that are remembered take 64 bytes for each
 weight of a head.
 
 Float32 leaves rounding in ‖∇F‖, 4e-8 with 512 rows of 65 inputs, so no gap is known to be below about
@@ -71,7 +72,7 @@ def solve(
     Ends after so many passes over the rows at the latest, in some axes and then in all; `gap` says how far it
     came.
     """
-    axes, turned = principal_axes(inputs.x)
+    axes, turned = principal_axes(inputs)
     rankings = {p.task: Ranking.of(inputs.y[:, :, p.task], p.classes) for p in problems}
     y = inputs.y.clone()
     for task, ranking in rankings.items():
@@ -92,16 +93,17 @@ def solve(
     return replace(found, heads=heads)
 
 
-def principal_axes(x: Tensor) -> tuple[Tensor, Tensor]:
+def principal_axes(inputs: Inputs) -> tuple[Tensor, Tensor]:
     """Return orthonormal directions [G, K, r] of inputs x [G, n, K], and x [G, n, r] in their coordinates.
 
     Those with the most variance come first.  Directions in which no group has more than rounding are left
     out.
     """
-    axes = None
-    if x.shape[1] < x.shape[2]:
-        # Heads of few sentences lie in the span of these, which is cheaper to look at.
-        axes = torch.linalg.qr(x.mT).Q
+    x, axes = inputs.x, None
+    span = x.mT if inputs.span is None or x.shape[1] < inputs.span.shape[2] else inputs.span
+    if span.shape[2] < x.shape[2]:
+        # Few directions hold all inputs, and are cheaper to look at: those of few sentences or features.
+        axes = torch.linalg.qr(span).Q
         x = x @ axes
     turn = torch.linalg.eigh((x.mT @ x).double()).eigenvectors.flip(2).to(x)
     turned = x @ turn

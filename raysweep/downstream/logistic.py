@@ -36,7 +36,7 @@ a penalty of m ‖w‖².  Its head is kept as √m w, for which penalty and gap
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 import torch
@@ -61,16 +61,20 @@ class Problem:
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """Inputs x [G, n, K+1], labels y int64 [G, n, tasks], and the rows that count, `counts` [G, n] or all."""
+    """Inputs x [G, n, K+1], labels y int64 [G, n, tasks], and the rows that count, `counts` [G, n] or all.
+
+    Rows of x are sums of the columns of `span` [G, K+1, r], if that is known and r is below K+1.
+    """
 
     x: Tensor
     y: Tensor
     counts: Tensor | None = None
+    span: Tensor | None = None
 
     def first(self, rows: int) -> Inputs:
         """Return the first rows alone."""
         counts = None if self.counts is None else self.counts[:, :rows]
-        return Inputs(x=self.x[:, :rows], y=self.y[:, :rows], counts=counts)
+        return replace(self, x=self.x[:, :rows], y=self.y[:, :rows], counts=counts)
 
 
 class Columns:

@@ -143,7 +143,7 @@ def linear_probe(
     inputs = gather(train, tasks, project, sentences=max(sizes))
     if isinstance(solver, AdamW):
         shared = projection is None and len(train) == 1
-        heads = _by_adamw(inputs, counts, every, solver, project, shared=shared)
+        heads = _by_adamw(inputs, counts, every, solver, seeds=seeds, seed=seed, shared=shared)
     else:
         heads = _by_convex(inputs, counts, every, solver)
     at = [every.index(size) for size in sizes]
@@ -235,21 +235,17 @@ def _by_adamw(
     classes: Sequence[int],
     sizes: Sequence[int],
     solver: AdamW,
-    project: Projection,
     *,
+    seeds: int,
+    seed: int,
     shared: bool,
 ) -> _Heads:
     """Return AdamW's heads; `sizes` ascend.  The gap is to the least objective with a penalty of l2 = 1.
 
     `shared` says that all seeds of a layer have the same inputs, and so the same least objective.
     """
-    seeds, seed, rank = project.seeds, project.seed, project.rank
     weights = torch.stack(
-        [
-            train_heads(inputs.first(size), classes, solver, seeds=seeds, seed=seed, rank=rank)
-            for size in sizes
-        ],
-        dim=1,
+        [train_heads(inputs.first(size), classes, solver, seeds=seeds, seed=seed) for size in sizes], dim=1
     )
     shape = (len(sizes), len(classes))
     problems = _problems(classes, sizes)
@@ -257,7 +253,7 @@ def _by_adamw(
     value, _ = Objective(inputs, problems, l2)(weights.flip(1).flatten(1, 2))
     # The groups of a layer's seeds stand together.
     each = seeds if shared else 1
-    once = Inputs(x=inputs.x[::each], y=inputs.y[::each])
+    once = replace(inputs, x=inputs.x[::each], y=inputs.y[::each])
     least = solve(once, problems, l2[::each], tolerance=_TOLERANCE)
     below = (least.gap - least.value).repeat_interleave(each, dim=0)
     gap = (value + below).unflatten(1, shape).flip(1)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from raysweep import seeding
@@ -55,10 +56,14 @@ class Projection:
         self._matrix: Tensor | None = None
         self._moments = None if statistics is None else _moments(_by_layer(statistics))
 
-    @property
-    def rank(self) -> int | None:
-        """The largest rank of the inputs of a seed, after a call; None without a projection."""
-        return None if self._matrix is None else min(self._matrix.shape[1:]) + 1
+    def span(self, layers: int) -> Tensor | None:
+        """Return columns [L·S, K+1, F+1] whose sums are all inputs, after a call; None where K ≤ F."""
+        matrix = self._matrix
+        if matrix is None or matrix.shape[2] <= matrix.shape[1]:
+            return None
+        columns = F.pad(matrix.mT, (0, 1, 0, 1))
+        columns[:, -1, -1] = 1
+        return columns.repeat(layers, 1, 1)
 
     def __call__(self, features: Tensor, of: int | None = None) -> Tensor:
         """Return inputs [L·S, n, K+1] of features [n, L, F] for all S seeds, or [L, n, K+1] for one.
@@ -128,7 +133,8 @@ def gather(
     repeats = len(x) // len(sets)
     y = torch.cat([part.y for part in found]).repeat(repeats, 1, 1)
     counts = [part.counts for part in found if part.counts is not None]
-    return Inputs(x=x, y=y, counts=torch.cat(counts).repeat(repeats, 1) if counts else None)
+    counted = torch.cat(counts).repeat(repeats, 1) if counts else None
+    return Inputs(x=x, y=y, counts=counted, span=project.span(len(x) // project.seeds))
 
 
 def _training_set(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from numba.core.errors import LoweringError
 from scipy import stats
 
 from raysweep.compiled import kernel
@@ -58,6 +59,13 @@ def test_the_logarithm_is_exact_from_the_least_number_on(logarithms: Callable[..
     assert np.isfinite(out[0])
     exact = np.log(x[1:].astype(np.float64))
     assert (np.abs(out[1:] - exact) <= 1.5 * np.spacing(np.abs(exact).astype(np.float32))).all()
+
+
+def test_a_kernel_takes_places_of_arrays_in_c_order_alone() -> None:
+    x, out = np.ones(64, dtype=np.float32), np.empty(32, dtype=np.float32)
+    _logarithms_of_vectors(x[:32], out)
+    with pytest.raises(LoweringError, match="counted in C order"):
+        _logarithms_of_vectors(x[::2], out)
 
 
 def test_products_of_small_probabilities_are_no_denormals() -> None:

@@ -194,13 +194,16 @@ def test_more_inputs_than_sentences():
 
 def test_principal_axes_keep_all_that_varies():
     generator = torch.Generator().manual_seed(0)
-    rank = torch.randn(2, 60, 6, generator=generator) @ torch.randn(2, 6, 40, generator=generator)
-    for x in (rank, rank[:, :20]):
-        axes, turned = principal_axes(x)
+    span = torch.randn(2, 40, 6, generator=generator)
+    rank = torch.randn(2, 60, 6, generator=generator) @ span.mT
+    y = torch.zeros(2, 60, 1, dtype=torch.long)
+    for x, known in ((rank, None), (rank[:, :20], None), (rank, span), (rank[:, :5], span)):
+        axes, turned = principal_axes(Inputs(x=x, y=y, span=known))
+        r = min(6, x.shape[1])
         torch.testing.assert_close(turned, x @ axes, rtol=0, atol=1e-4)
-        assert axes.shape == (2, 40, 6)
+        assert axes.shape == (2, 40, r)
         torch.testing.assert_close(x @ axes @ axes.mT, x, rtol=0, atol=1e-4)
-        torch.testing.assert_close(axes.mT @ axes, torch.eye(6).expand(2, -1, -1), rtol=0, atol=1e-5)
+        torch.testing.assert_close(axes.mT @ axes, torch.eye(r).expand(2, -1, -1), rtol=0, atol=1e-5)
 
 
 def test_problems_come_in_order(inputs):

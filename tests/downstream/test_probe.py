@@ -166,6 +166,16 @@ def test_seeds_may_have_training_sets_of_their_own(gaussian, solver, projection)
         assert (alone.predicted[0, :, k] != own.predicted[0, :, k]).sum() <= 10
 
 
+def test_the_span_of_a_projection_holds_its_inputs(gaussian):
+    project = Projection(seeds=2, seed=9, width=64, standardize=True)
+    layers = torch.stack([gaussian[:100], gaussian[100:200] ** 3], dim=1)
+    x = project(layers)
+    span = project.span(2)
+    assert span.shape == (4, 65, 25)
+    found = torch.linalg.lstsq(span, x.mT).solution
+    torch.testing.assert_close(span @ found, x.mT, rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize("width", [16, 64])
 def test_training_takes_the_steps_of_autograd_and_adamw(gaussian, width):
     """A plain loop with nn.Linear and cross_entropy, from the same inputs and order.
@@ -176,9 +186,9 @@ def test_training_takes_the_steps_of_autograd_and_adamw(gaussian, width):
     project = Projection(seeds=2, seed=9, width=width, standardize=True)
     x = project(gaussian[:700, None])
     settings = AdamW(epochs=3, steps=0, learning_rate=1e-2, batch_size=128, weight_decay=0.1)
-    inputs = Inputs(x=x, y=labels.expand(2, -1, -1))
-    assert project.rank == min(width, 24) + 1
-    found = train_heads(inputs, [3, 5], settings, seeds=2, seed=9, rank=project.rank)
+    inputs = Inputs(x=x, y=labels.expand(2, -1, -1), span=project.span(1))
+    assert (inputs.span is None) == (width < 24)
+    found = train_heads(inputs, [3, 5], settings, seeds=2, seed=9)
     assert (found[:, 0, 3:] == 0).all()
     for s in range(2):
         heads = [torch.nn.Linear(width + 1, c, bias=False) for c in (3, 5)]
