@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -118,7 +118,10 @@ def against_the_loop(name: Literal["lbfgs", "adamw"], quick: bool) -> Case:
         note += "; raysweep must not be less accurate"
     loop = Peer(name="one seed and one task at a time", prepare=prepare, goal=8.0, note=note)
     ours = partial(data.probe, solver, labels)
-    contestants = {"raysweep": ours, "the loop": partial(looped, data, recipe)}
+    contestants: dict[str, Callable[[], object]] = {
+        "raysweep": ours,
+        "the loop": partial(looped, data, recipe),
+    }
 
     def figures(timing: Timing | None, peak: Peak) -> Sequence[Figure]:
         found = list(memory(contestants, timing, peak))
