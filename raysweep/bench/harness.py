@@ -129,6 +129,20 @@ def seconds(work: Callable[[], object], clock: Callable[[], float] = time.proces
     return clock() - started
 
 
+def share_of_peak(flops: float, timing: Timing | None, peak: Peak, goal: float | None = None) -> Figure:
+    """Return the share of the float32 GEMM peak that a unit of `flops` useful operations reaches."""
+    if timing is None:
+        raise ValueError("a share of the peak needs a timing")
+    rate = 1e-9 * flops / timing.cpu_seconds.median
+    # Both the peak and the rate are operations per CPU second of all threads together.
+    return Figure(
+        name="share of the float32 GEMM peak",
+        unit="",
+        value=rate / peak.gemm_float32_gflops,
+        goal=None if goal is None else Goal(sense="at least", value=goal),
+    )
+
+
 def share_in(owner: object, name: str, work: Callable[[], object]) -> float:
     """Return the share of the CPU time of `work` that passes in calls of the function `owner.name`."""
     original, spent = getattr(owner, name), 0.0

@@ -69,15 +69,15 @@ def train_heads(inputs: Inputs, classes: Sequence[int], settings: AdamW, *, seed
     axes, given, batch = None, inputs.x, settings.batch_size
     if inputs.span is not None and inputs.span.shape[2] * (batch + width) < batch * width:
         axes, given = principal_axes(inputs)
+    room = given.new_empty(groups, min(batch, n), given.shape[2])
     generators = [seeding.generator(seed, "probe-order", s) for s in range(seeds)]
     for _ in range(settings.epochs_of(n)):
         order = torch.stack([torch.randperm(n, generator=g) for g in generators]).to(rows.device)
         for pick in order.repeat(groups // seeds, 1).split(settings.batch_size, dim=1):
+            x, y = room[:, : pick.shape[1]], inputs.y.gather(1, pick[:, :, None].expand(-1, -1, len(classes)))
             # One group at a time: inputs that seeds share are a view, which must not be copied.
-            x, y = (
-                torch.stack([part.index_select(0, some) for part, some in zip(whole, pick, strict=True)])
-                for whole in (given, inputs.y)
-            )
+            for part, some, to in zip(given, pick, x, strict=True):
+                torch.index_select(part, 0, some, out=to)
             scores = (rows if axes is None else rows @ axes) @ x.mT
             columns.errors(scores, y)
             slope = (scores @ x).div_(pick.shape[1])

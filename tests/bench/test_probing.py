@@ -50,5 +50,5 @@ def test_a_quick_run(key: str) -> None:
     (entry,) = suites.entries("downstream", [key])
     record = run_case(entry, PEAK, quick=True, say=lambda text: None)
     assert [row.status for row in record.comparisons] == ["equal"]
-    units = ["GiB", "GiB", ""] if key == "probe-adamw" else ["GiB", "GiB"]
+    units = ["GiB", "GiB", "", ""] if key == "probe-adamw" else ["GiB", "GiB"]
     assert [figure.unit for figure in record.figures] == units

@@ -9,8 +9,16 @@ import numpy as np
 import torch
 
 from raysweep.bench.exact.distance import total_variation
-from raysweep.bench.exact.pcfg import share_of_peak
-from raysweep.bench.harness import Case, Contestant, Difference, Peer, Prepared, cheapest, seconds
+from raysweep.bench.harness import (
+    Case,
+    Contestant,
+    Difference,
+    Peer,
+    Prepared,
+    cheapest,
+    seconds,
+    share_of_peak,
+)
 from raysweep.bench.record import Figure, Peak, Timing
 from raysweep.compiled.simd import BYTES, LANES
 from raysweep.languages import HMM

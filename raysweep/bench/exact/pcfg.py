@@ -12,8 +12,8 @@ from numpy.typing import DTypeLike
 from torch import Tensor
 
 from raysweep.bench.exact.distance import total_variation
-from raysweep.bench.harness import Case, Contestant, Difference, Peer, Prepared, share_in
-from raysweep.bench.record import Figure, Goal, Peak, Timing
+from raysweep.bench.harness import Case, Contestant, Difference, Peer, Prepared, share_in, share_of_peak
+from raysweep.bench.record import Figure, Peak, Timing
 from raysweep.bench.train.work import product_figures
 from raysweep.languages import PCFG
 from raysweep.languages.pcfg import sparse
@@ -278,20 +278,6 @@ def dense_flops(N: int, n: int, V: int) -> float:
     cells = n * (n - 1) / 2
     splits = n * (n * n - 1) / 6
     return 2 * (3 * splits * N**2 + 2 * cells * N**3 + n * N * V)
-
-
-def share_of_peak(flops: float, timing: Timing | None, peak: Peak, goal: float) -> Figure:
-    """Return the share of the float32 GEMM peak that a unit of `flops` useful operations reaches."""
-    if timing is None:
-        raise ValueError("a share of the peak needs a timing")
-    rate = 1e-9 * flops / timing.cpu_seconds.median
-    # Both the peak and the rate are operations per CPU second of all threads together.
-    return Figure(
-        name="share of the float32 GEMM peak",
-        unit="",
-        value=rate / peak.gemm_float32_gflops,
-        goal=Goal(sense="at least", value=goal),
-    )
 
 
 def _prepared(language: PCFG, ids: Tensor, run: Callable[[], Sequence[Tensor]], tolerance: float) -> Prepared:
