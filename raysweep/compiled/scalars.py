@@ -15,7 +15,7 @@ from numba import types
 from numba.extending import overload
 
 from raysweep.compiled import kernel
-from raysweep.compiled.simd import Vector, intrinsic, peek, poke
+from raysweep.compiled.simd import Vector, fetch, intrinsic, peek, poke, positive, splat
 
 #: Options of most kernels: sums may be regrouped, but infinities and NaN are kept.
 COMPILED: dict[str, Any] = {
@@ -145,6 +145,19 @@ def logarithm(context, x):  # type: ignore[no-untyped-def]
     if x not in (types.float32, Vector(types.float32)):
         return None
     return x(x), generate
+
+
+_NONE = np.float32(-np.inf)
+
+
+@kernel(error_model="numpy", fastmath={"contract"}, forceinline=True)
+def two_logarithms(array, place):  # type: ignore[no-untyped-def]
+    """Return ln x, -inf for 0, of the two vectors from element `place` of a float32 array on.
+
+    A processor computes two side by side in little more time than one.
+    """
+    x, y, none = fetch(array, place), fetch(array, place + 16), splat(_NONE)
+    return positive(x, logarithm(x), none), positive(y, logarithm(y), none)
 
 
 # Abramowitz and Stegun, "Handbook of mathematical functions" (1964), 7.1.26, with erf(u / √2) in mind.

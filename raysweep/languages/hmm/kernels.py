@@ -9,7 +9,7 @@ import numpy as np
 
 from raysweep.compiled import kernel
 from raysweep.compiled.philox import TILE, fill
-from raysweep.compiled.scalars import logarithm
+from raysweep.compiled.scalars import two_logarithms
 from raysweep.compiled.simd import BYTES, LANES, fetch, load, peek, plus, poke, put, splat, store, times
 from raysweep.languages.guide import pick
 
@@ -54,13 +54,23 @@ def paths(first, step, word, vocabulary, key, numbers, ids, states):  # type: ig
                     states[tile + i, t] = state[i]
 
 
-# No contraction here: an element's logarithm is the same in a vector loop and in the rest behind it.
 @kernel(error_model="numpy")
 def logarithms(p, out):  # type: ignore[no-untyped-def]
-    """Write ln p of float32 [n] into `out`, -inf for 0.  `out` must not be `p`: the loop is vectorised."""
-    for k in range(len(p)):
-        value = logarithm(p[k])
-        out[k] = value if p[k] > _ZERO else _NONE
+    """Write ln p of float32 [n] into `out`, -inf for 0; an element's does not depend on its place."""
+    whole = len(p) - len(p) % 32
+    for k in range(0, whole, 32):
+        x, y = two_logarithms(p, k)
+        put(out, k, x)
+        put(out, k + 16, y)
+    if whole < len(p):
+        rest = np.ones(32, dtype=np.float32)
+        for k in range(whole, len(p)):
+            rest[k - whole] = p[k]
+        x, y = two_logarithms(rest, 0)
+        put(rest, 0, x)
+        put(rest, 16, y)
+        for k in range(whole, len(p)):
+            out[k] = rest[k - whole]
 
 
 @kernel(error_model="numpy", fastmath={"contract"})

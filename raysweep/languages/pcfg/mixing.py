@@ -13,13 +13,11 @@ from typing import NamedTuple
 import numpy as np
 
 from raysweep.compiled import kernel
-from raysweep.compiled.scalars import logarithm
-from raysweep.compiled.simd import BYTES, fetch, peek, plus, poke, positive, put, splat
+from raysweep.compiled.scalars import logarithm, two_logarithms
+from raysweep.compiled.simd import BYTES, fetch, peek, plus, poke, put, splat
 
 #: Sentences whose probabilities at a position are computed one after the other.
 _GROUP = 16
-
-_NONE = np.float32(-np.inf)
 
 
 class Mixture(NamedTuple):
@@ -185,22 +183,15 @@ def log_normalised(
                 for r in range(min(4, count - k)):
                     row, at = place[some[k + r], t] * V, r * width
                     for c in range(0, whole, 2 * step):
-                        x, y = _logarithms(mixed, at + c, step)
+                        x, y = two_logarithms(mixed, at + c)
                         put(out, row + c, x)
                         put(out, row + c + step, y)
                     if whole < V:
-                        x, y = _logarithms(mixed, at + whole, step)
+                        x, y = two_logarithms(mixed, at + whole)
                         put(mixed, at + whole, x)
                         put(mixed, at + whole + step, y)
                         for c in range(whole, V):
                             poke(out, row + c, peek(mixed, at + c))
-
-
-@kernel(fastmath={"contract"}, error_model="numpy", forceinline=True)
-def _logarithms(mixed, at, step):  # type: ignore[no-untyped-def]
-    """Return the logarithms of two vectors, which the processor computes side by side."""
-    x, y, none = fetch(mixed, at), fetch(mixed, at + step), splat(_NONE)
-    return positive(x, logarithm(x), none), positive(y, logarithm(y), none)
 
 
 @kernel(fastmath={"contract", "reassoc", "nsz"}, error_model="numpy")
