@@ -14,7 +14,6 @@ from torch import Tensor
 from raysweep.bench.exact.distance import total_variation
 from raysweep.bench.harness import Case, Contestant, Difference, Peer, Prepared, share_in, share_of_peak
 from raysweep.bench.record import Figure, Peak, Timing
-from raysweep.bench.train.work import product_figures
 from raysweep.languages import PCFG
 from raysweep.languages.pcfg import sparse
 from raysweep.languages.pcfg.grammar import length_probabilities
@@ -158,7 +157,12 @@ def dense(quick: bool) -> Case:
     def figures(timing: Timing | None, peak: Peak) -> Sequence[Figure]:
         return [
             share_of_peak(dense_flops(N, n, V), timing, peak, goal=0.55),
-            *product_figures(work, peak, "the time"),
+            Figure(
+                name="share of the time in products with rules", unit="", value=share_in(torch, "mm", work)
+            ),
+            Figure(
+                name="share of the time in products of charts", unit="", value=share_in(torch, "bmm", work)
+            ),
         ]
 
     return Case(
