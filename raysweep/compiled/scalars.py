@@ -116,7 +116,10 @@ _C6, _C7, _C8 = np.float32(0.11685419828), np.float32(-0.11479733884), np.float3
 
 @intrinsic
 def logarithm(context, x):  # type: ignore[no-untyped-def]
-    """Return ln x of a float32 x ≥ 0, or of each number of a vector, to its last place; finite for 0."""
+    """Return ln x of a float32 x ≥ 0, or of each number of a vector, to 2 units in its last place.
+
+    That of 0 is a finite number.
+    """
 
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         add, sub, mul = builder.fadd, builder.fsub, builder.fmul

@@ -51,14 +51,14 @@ def test_the_exponential_is_exact_down_to_what_adds_nothing_to_one() -> None:
 
 
 @pytest.mark.parametrize("logarithms", [_logarithms, _logarithms_of_vectors])
-def test_the_logarithm_is_exact_from_the_least_number_on(logarithms: Callable[..., None]) -> None:
+def test_the_logarithm_is_within_two_units_from_the_least_number_on(logarithms: Callable[..., None]) -> None:
     x = np.geomspace(1e-44, 1e30, 100_000).astype(np.float32)
     x[:4] = 0, 1, np.nextafter(np.float32(1), np.float32(0)), np.finfo(np.float32).tiny
     out = np.empty_like(x)
     logarithms(x, out)
     assert np.isfinite(out[0])
     exact = np.log(x[1:].astype(np.float64))
-    assert (np.abs(out[1:] - exact) <= 1.5 * np.spacing(np.abs(exact).astype(np.float32))).all()
+    assert (np.abs(out[1:] - exact) <= 2 * np.spacing(np.abs(exact).astype(np.float32))).all()
 
 
 def test_a_kernel_takes_places_of_arrays_in_c_order_alone() -> None:
