@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
@@ -143,26 +143,34 @@ def share_of_peak(flops: float, timing: Timing | None, peak: Peak, goal: float |
     )
 
 
-def share_in(owner: object, name: str, work: Callable[[], object]) -> float:
-    """Return the share of the CPU time of `work` that passes in calls of the function `owner.name`."""
-    original, spent = getattr(owner, name), 0.0
+def shares(parts: Mapping[str, tuple[object, str]], work: Callable[[], object]) -> list[Figure]:
+    """Return which shares of the CPU time of a call of `work` pass in functions, by the names of the shares.
 
-    def timed(*arguments: object, **options: object) -> object:
-        nonlocal spent
-        began = time.process_time()
-        try:
-            return original(*arguments, **options)
-        finally:
-            spent += time.process_time() - began
+    A function is an owner, a module or a class, and the name of an attribute.  None of them calls another.
+    """
+    spent = dict.fromkeys(parts, 0.0)
 
-    work()
-    setattr(owner, name, timed)
+    def timed(part: str, original: Callable[..., object]) -> Callable[..., object]:
+        def call(*arguments: object, **options: object) -> object:
+            began = time.process_time()
+            try:
+                return original(*arguments, **options)
+            finally:
+                spent[part] += time.process_time() - began
+
+        return call
+
+    originals = {part: getattr(owner, name) for part, (owner, name) in parts.items()}
     try:
+        for part, (owner, name) in parts.items():
+            setattr(owner, name, timed(part, originals[part]))
         began = time.process_time()
         work()
-        return spent / (time.process_time() - began)
+        whole = time.process_time() - began
     finally:
-        setattr(owner, name, original)
+        for part, (owner, name) in parts.items():
+            setattr(owner, name, originals[part])
+    return [Figure(name=part, unit="", value=seconds / whole) for part, seconds in spent.items()]
 
 
 def run_case(entry: Entry, peak: Peak, *, quick: bool, say: Say) -> CaseRecord:

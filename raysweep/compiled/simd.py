@@ -62,10 +62,16 @@ class _Model(models.PrimitiveModel):
         super().__init__(manager, vector, _shape(vector.dtype))
 
 
+def _data(context, builder, kind, array):  # type: ignore[no-untyped-def]
+    if kind.layout != "C":
+        raise LoweringError(f"places are counted in C order, and this is a {kind}")
+    return context.make_array(kind)(context, builder, array).data
+
+
 def _pointer(context, builder, kind, array, row, column):  # type: ignore[no-untyped-def]
-    data = context.make_array(kind)(context, builder, array)
+    data = _data(context, builder, kind, array)
     place = builder.add(builder.mul(row, ir.IntType(64)(LANES)), column)
-    return builder.bitcast(builder.gep(data.data, [place]), _shape(kind.dtype).as_pointer())
+    return builder.bitcast(builder.gep(data, [place]), _shape(kind.dtype).as_pointer())
 
 
 @intrinsic
@@ -89,10 +95,7 @@ def store(context, array, row, column, vector):  # type: ignore[no-untyped-def]
 
 
 def _element(context, builder, kind, array, place):  # type: ignore[no-untyped-def]
-    if kind.layout != "C":
-        raise LoweringError(f"places are counted in C order, and this is a {kind}")
-    data = context.make_array(kind)(context, builder, array)
-    return builder.gep(data.data, [place], inbounds=True)
+    return builder.gep(_data(context, builder, kind, array), [place], inbounds=True)
 
 
 def _vector(context, builder, kind, array, place):  # type: ignore[no-untyped-def]

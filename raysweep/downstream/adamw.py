@@ -6,7 +6,7 @@ with g the gradient of a batch's mean cross-entropy, η the learning rate, λ th
 their bias towards zero (Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019).
 
 Seeds and tasks train as one problem.  AdamW updates each weight independently, so every head takes exactly
-the steps that it would take alone.
+the steps that it would take alone, up to rounding.
 
 A random projection of few features gives many inputs z of low rank: z = A u, with the r principal axes A
 [K+1, r].  Then scores W z are (W A) u, and the gradient by W is the one by W A, times Aᵀ.  A step on b
@@ -66,14 +66,14 @@ def train_heads(inputs: Inputs, classes: Sequence[int], settings: AdamW, *, seed
     optimizer = torch.optim.AdamW(
         [rows], lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
     )
-    axes, given, batch = None, inputs.x, settings.batch_size
-    if inputs.span is not None and inputs.span.shape[2] * (batch + width) < batch * width:
+    axes, given, batch = None, inputs.x, min(n, settings.batch_size)
+    if inputs.span is not None and min(n, inputs.span.shape[2]) * (batch + width) < batch * width:
         axes, given = principal_axes(inputs)
-    room = given.new_empty(groups, min(batch, n), given.shape[2])
+    room = given.new_empty(groups, batch, given.shape[2])
     generators = [seeding.generator(seed, "probe-order", s) for s in range(seeds)]
     for _ in range(settings.epochs_of(n)):
         order = torch.stack([torch.randperm(n, generator=g) for g in generators]).to(rows.device)
-        for pick in order.repeat(groups // seeds, 1).split(settings.batch_size, dim=1):
+        for pick in order.repeat(groups // seeds, 1).split(batch, dim=1):
             x, y = room[:, : pick.shape[1]], inputs.y.gather(1, pick[:, :, None].expand(-1, -1, len(classes)))
             # One group at a time: inputs that seeds share are a view, which must not be copied.
             for part, some, to in zip(given, pick, x, strict=True):

@@ -16,10 +16,10 @@ quarter, and the curvature of the heads found is far nearer to that of the minim
 solve starts from them, in all axes, and alone decides on the gap.  Every problem has its own steps, with a
 backtracking line search, and is dropped where its gap is within the tolerance.
 
-Turning G groups of n inputs costs 4 G n (K+1)² operations and a second copy of them, 4 G n (K+1) bytes; where
-they are known to span r directions, 2 G n r (K+1 + 2 r) operations and 4 G n r bytes.  A pass costs what
-`raysweep.downstream.logistic` says.  The steps that are remembered take 64 bytes for each
-weight of a head.
+Turning G groups of n inputs costs 4 G n (K+1)² operations and two more copies of them, 8 G n (K+1) bytes; one
+copy stays.  Where they are known to span r < 3 (K+1) / 4 directions, it costs 2 G n r (K+1 + 2 r) and
+three copies of r columns.  A pass costs what `raysweep.downstream.logistic` says.  The steps that are
+remembered take 64 bytes for each weight of a head.
 
 Float32 leaves rounding in ‖∇F‖, 4e-8 with 512 rows of 65 inputs, so no gap is known to be below about
 7e-16 n / l2 nats there.  Where that is above the tolerance, a problem ends unconverged, and its gap says so.
@@ -81,7 +81,7 @@ def solve(
     near = torch.as_tensor(tolerance)
     heads = turned.new_zeros(*l2.shape, max(problem.classes for problem in merged), 0)
     for leading, scale in ((-(-turned.shape[2] // _LEADING), _ROUGH), (turned.shape[2], 1)):
-        objective = Objective(replace(inputs, x=turned[:, :, :leading], y=y), merged, l2)
+        objective = Objective(replace(inputs, x=turned[:, :, :leading], y=y, span=None), merged, l2)
         heads = F.pad(heads, (0, leading - heads.shape[3]))
         found = minimise(objective, heads, tolerance=scale * near, passes=passes)
         heads = found.heads
@@ -99,8 +99,9 @@ def principal_axes(inputs: Inputs) -> tuple[Tensor, Tensor]:
     Those with the most variance come first.  Directions in which no group has more than rounding are left
     out.
     """
-    x, axes = inputs.x, None
-    span = x.mT if inputs.span is None or x.shape[1] < inputs.span.shape[2] else inputs.span
+    x, axes, span = inputs.x, None, inputs.span
+    if span is None or 4 * span.shape[2] >= 3 * x.shape[2] or x.shape[1] < span.shape[2]:
+        span = x.mT
     if span.shape[2] < x.shape[2]:
         # Few directions hold all inputs, and are cheaper to look at: those of few sentences or features.
         axes = torch.linalg.qr(span).Q

@@ -63,7 +63,7 @@ class Problem:
 class Inputs:
     """Inputs x [G, n, K+1], labels y int64 [G, n, tasks], and the rows that count, `counts` [G, n] or all.
 
-    Rows of x are sums of the columns of `span` [G, K+1, r], if that is known and r is below K+1.
+    Rows of x are weighted sums of the columns of `span` [G, K+1, r], if these are known and fewer than K+1.
     """
 
     x: Tensor
@@ -118,7 +118,7 @@ class Columns:
     def errors(self, scores: Tensor, labels: Tensor, counts: Tensor | None = None) -> Tensor:
         """Turn scores [G, R, r] of the first P problems, in place, into the gradient of their losses.
 
-        Returns these, the sums of -log p(label) over rows [G, P], float64; `labels` [G, r, P], `counts`
+        Returns the losses, sums of -log p(label) over rows [G, P], float64.  `labels` are [G, r, P], `counts`
         [G, r].
         """
         loss = torch.zeros(len(scores), labels.shape[2], dtype=torch.float64, device=scores.device)

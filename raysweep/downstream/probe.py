@@ -244,6 +244,7 @@ def _by_adamw(
 
     `shared` says that all seeds of a layer have the same inputs, and so the same least objective.
     """
+    inputs = replace(inputs, counts=None)
     weights = torch.stack(
         [train_heads(inputs.first(size), classes, solver, seeds=seeds, seed=seed) for size in sizes], dim=1
     )
@@ -253,7 +254,8 @@ def _by_adamw(
     value, _ = Objective(inputs, problems, l2)(weights.flip(1).flatten(1, 2))
     # The groups of a layer's seeds stand together.
     each = seeds if shared else 1
-    once = replace(inputs, x=inputs.x[::each], y=inputs.y[::each])
+    span = None if inputs.span is None else inputs.span[::each]
+    once = replace(inputs, x=inputs.x[::each], y=inputs.y[::each], span=span)
     least = solve(once, problems, l2[::each], tolerance=_TOLERANCE)
     below = (least.gap - least.value).repeat_interleave(each, dim=0)
     gap = (value + below).unflatten(1, shape).flip(1)

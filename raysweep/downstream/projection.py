@@ -57,7 +57,10 @@ class Projection:
         self._moments = None if statistics is None else _moments(_by_layer(statistics))
 
     def span(self, layers: int) -> Tensor | None:
-        """Return columns [L·S, K+1, F+1] whose sums are all inputs, after a call; None where K ≤ F."""
+        """Return columns [L·S, K+1, F+1]; all inputs are weighted sums of them.  None where K ≤ F.
+
+        For the features of the last call.
+        """
         matrix = self._matrix
         if matrix is None or matrix.shape[2] <= matrix.shape[1]:
             return None

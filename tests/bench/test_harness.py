@@ -57,6 +57,31 @@ def run(case: Case) -> CaseRecord:
     return harness.run_case(entry, PEAK, quick=False, say=lambda line: None)
 
 
+def test_shares_are_of_one_call_and_functions_are_put_back(clock: Clock) -> None:
+    fast, slow = clock.work("fast", 1.0), clock.work("slow", 3.0)
+    module = SimpleNamespace(fast=fast, slow=slow)
+
+    def work() -> None:
+        module.fast()
+        module.slow()
+        clock.now += 4.0
+
+    found = harness.shares({"of fast": (module, "fast"), "of slow": (module, "slow")}, work)
+    assert [(figure.name, figure.value) for figure in found] == [("of fast", 1 / 8), ("of slow", 3 / 8)]
+    assert (module.fast, module.slow) == (fast, slow)
+    with pytest.raises(ZeroDivisionError):
+        harness.shares({"of fast": (module, "fast")}, lambda: 1 / 0)
+    assert module.fast is fast
+
+
+def test_a_share_of_the_peak_may_have_no_goal() -> None:
+    spread = Spread(median=2.0, lower=2.0, upper=2.0)
+    timing = Timing(units=1, repeats=3, cpu_seconds=spread, wall_seconds=spread)
+    assert harness.share_of_peak(50e9, timing, PEAK).value == 0.25
+    assert harness.share_of_peak(50e9, timing, PEAK).goal is None
+    assert harness.share_of_peak(50e9, timing, PEAK, goal=0.5).goal == Goal(sense="at least", value=0.5)
+
+
 def test_ratio_is_per_unit_of_work(clock: Clock) -> None:
     ours = Contestant(units=100, work=clock.work("ours", 2.0))
     record = run(Case(unit="x", ours=ours, peers=[peer("slow", clock.work("slow", 6.0), units=3)], rounds=4))

@@ -10,7 +10,7 @@ from numba.core.errors import LoweringError
 from scipy import stats
 
 from raysweep.compiled import kernel
-from raysweep.compiled.scalars import COMPILED, exponential, logarithm, normal
+from raysweep.compiled.scalars import COMPILED, exponential, logarithm, normal, two_logarithms
 from raysweep.compiled.simd import fetch, put
 
 
@@ -30,6 +30,13 @@ def _logarithms(x, out):  # type: ignore[no-untyped-def]
 def _logarithms_of_vectors(x, out):  # type: ignore[no-untyped-def]
     for k in range(0, len(x), 16):
         put(out, k, logarithm(fetch(x, k)))
+
+
+@kernel(**COMPILED)
+def _two(x, out):  # type: ignore[no-untyped-def]
+    first, second = two_logarithms(x, 0)
+    put(out, 0, first)
+    put(out, 16, second)
 
 
 @kernel(**COMPILED)
@@ -59,6 +66,15 @@ def test_the_logarithm_is_within_two_units_from_the_least_number_on(logarithms: 
     assert np.isfinite(out[0])
     exact = np.log(x[1:].astype(np.float64))
     assert (np.abs(out[1:] - exact) <= 2 * np.spacing(np.abs(exact).astype(np.float32))).all()
+
+
+def test_two_vectors_of_logarithms_are_minus_infinity_at_zero() -> None:
+    x = np.linspace(0, 1, 32, dtype=np.float32)
+    x[20], out = np.nan, np.empty(32, dtype=np.float32)
+    _two(x, out)
+    assert out[0] == -np.inf
+    with np.errstate(divide="ignore"):
+        np.testing.assert_allclose(np.delete(out, 20), np.log(np.delete(x, 20)), rtol=2e-7)
 
 
 def test_a_kernel_takes_places_of_arrays_in_c_order_alone() -> None:

@@ -8,11 +8,11 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from raysweep import seeding
-from raysweep.downstream import AdamW, Chunk, Convex, linear_probe, probe
+from raysweep.downstream import AdamW, Chunk, Convex, adamw, linear_probe, probe
 from raysweep.downstream.adamw import train_heads
-from raysweep.downstream.lbfgs import solve
+from raysweep.downstream.lbfgs import principal_axes, solve
 from raysweep.downstream.logistic import Inputs
-from raysweep.downstream.projection import Projection
+from raysweep.downstream.projection import Projection, gather
 from raysweep.errors import DataError, RunFailedError
 
 SOLVERS = {"adamw": AdamW(epochs=40, steps=0), "convex": Convex()}
@@ -166,28 +166,57 @@ def test_seeds_may_have_training_sets_of_their_own(gaussian, solver, projection)
         assert (alone.predicted[0, :, k] != own.predicted[0, :, k]).sum() <= 10
 
 
-def test_the_span_of_a_projection_holds_its_inputs(gaussian):
+@pytest.mark.parametrize("sets", [1, 2])
+def test_the_span_of_a_projection_holds_its_inputs(gaussian, sets):
+    """With two layers, and with a training set for each seed."""
     project = Projection(seeds=2, seed=9, width=64, standardize=True)
-    layers = torch.stack([gaussian[:100], gaussian[100:200] ** 3], dim=1)
-    x = project(layers)
-    span = project.span(2)
-    assert span.shape == (4, 65, 25)
-    found = torch.linalg.lstsq(span, x.mT).solution
-    torch.testing.assert_close(span @ found, x.mT, rtol=0, atol=1e-4)
+    layers = torch.stack([gaussian[:400], gaussian[400:800] ** 3], dim=1)
+    labels = torch.zeros(400, dtype=torch.long)
+    given = [[Chunk(features=part, labels={"t": labels[: len(part)]})] for part in layers.chunk(sets)]
+    inputs = gather(given, ["t"], project, sentences=400 // sets)
+    assert inputs.span.shape == (4, 65, 25)
+    found = torch.linalg.lstsq(inputs.span, inputs.x.mT).solution
+    torch.testing.assert_close(inputs.span @ found, inputs.x.mT, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("width", [None, 16, 24])
+def test_a_projection_to_few_columns_spans_nothing_that_is_known(gaussian, width):
+    project = Projection(seeds=2, seed=9, width=width, standardize=True)
+    project(gaussian[:100, None])
+    assert project.span(1) is None
+
+
+@pytest.mark.parametrize("projection", [None, 64])
+def test_training_by_adamw_does_not_ask_which_sentences_choose(gaussian, projection):
+    labels = {"t": noisy(gaussian, 3, 5)}
+    chooses = torch.arange(3072) % 5 == 0
+    options = {"solver": AdamW(epochs=2, steps=0), "train": 200, "projection": projection, "seeds": 2}
+    plain, chosen = (
+        run(gaussian, labels, {"t": 3}, chooses=given, **options)["t"] for given in (None, chooses)
+    )
+    torch.testing.assert_close(chosen.gap, plain.gap)
+    assert torch.equal(chosen.predicted, plain.predicted)
+
+
+@pytest.mark.parametrize(("width", "n", "turned"), [(16, 700, 0), (64, 700, 1), (64, 20, 0)])
+def test_axes_are_sought_where_they_save_operations(gaussian, width, n, turned, monkeypatch):
+    """64 inputs of 24 features have a rank of 25; batches of few sentences are not worth another look."""
+    calls = []
+    monkeypatch.setattr(adamw, "principal_axes", lambda given: calls.append(1) or principal_axes(given))
+    project = Projection(seeds=2, seed=9, width=width, standardize=True)
+    x, y = project(gaussian[:n, None]), torch.zeros(2, n, 1, dtype=torch.long)
+    train_heads(Inputs(x=x, y=y, span=project.span(1)), [3], AdamW(epochs=1, steps=0), seeds=2, seed=9)
+    assert len(calls) == turned
 
 
 @pytest.mark.parametrize("width", [16, 64])
 def test_training_takes_the_steps_of_autograd_and_adamw(gaussian, width):
-    """A plain loop with nn.Linear and cross_entropy, from the same inputs and order.
-
-    64 inputs of 24 features have a rank of 25.
-    """
+    """A plain loop with nn.Linear and cross_entropy, from the same inputs and order."""
     labels = torch.stack([scores(gaussian, 3, 5).argmax(1), scores(gaussian, 5, 6).argmax(1)], 1)[:700]
     project = Projection(seeds=2, seed=9, width=width, standardize=True)
     x = project(gaussian[:700, None])
     settings = AdamW(epochs=3, steps=0, learning_rate=1e-2, batch_size=128, weight_decay=0.1)
     inputs = Inputs(x=x, y=labels.expand(2, -1, -1), span=project.span(1))
-    assert (inputs.span is None) == (width < 24)
     found = train_heads(inputs, [3, 5], settings, seeds=2, seed=9)
     assert (found[:, 0, 3:] == 0).all()
     for s in range(2):

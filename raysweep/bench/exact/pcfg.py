@@ -12,7 +12,7 @@ from numpy.typing import DTypeLike
 from torch import Tensor
 
 from raysweep.bench.exact.distance import total_variation
-from raysweep.bench.harness import Case, Contestant, Difference, Peer, Prepared, share_in, share_of_peak
+from raysweep.bench.harness import Case, Contestant, Difference, Peer, Prepared, share_of_peak, shares
 from raysweep.bench.record import Figure, Peak, Timing
 from raysweep.languages import PCFG
 from raysweep.languages.pcfg import sparse
@@ -111,18 +111,13 @@ def layered(quick: bool) -> Case:
             ),
         ],
         rounds=3 if quick else 5,
-        figures=lambda timing, peak: [
-            Figure(
-                name="share of the time in charts",
-                unit="",
-                value=share_in(sparse.SparseEngine, "_charts", all_parts),
-            ),
-            Figure(
-                name="share of the time in mixtures of words and their logarithms",
-                unit="",
-                value=share_in(sparse, "log_normalised", all_parts),
-            ),
-        ],
+        figures=lambda timing, peak: shares(
+            {
+                "share of the time in charts": (sparse.SparseEngine, "_charts"),
+                "share of the time in mixtures of words and their logarithms": (sparse, "log_normalised"),
+            },
+            all_parts,
+        ),
     )
 
 
@@ -157,11 +152,12 @@ def dense(quick: bool) -> Case:
     def figures(timing: Timing | None, peak: Peak) -> Sequence[Figure]:
         return [
             share_of_peak(dense_flops(N, n, V), timing, peak, goal=0.55),
-            Figure(
-                name="share of the time in products with rules", unit="", value=share_in(torch, "mm", work)
-            ),
-            Figure(
-                name="share of the time in products of charts", unit="", value=share_in(torch, "bmm", work)
+            *shares(
+                {
+                    "share of the time in products with rules": (torch, "mm"),
+                    "share of the time in products of charts": (torch, "bmm"),
+                },
+                work,
             ),
         ]
 

@@ -14,7 +14,7 @@ from raysweep.algorithms.adamw import AdamWConfig
 from raysweep.bench.harness import Case, Contestant, Device, Difference, Peer, Prepared, cheapest, seconds
 from raysweep.bench.peers.bert import Bert, Inputs, Recipe, check_compiler
 from raysweep.bench.record import Figure, Goal, Peak, Timing
-from raysweep.bench.train.work import Work, by_length, losses, product_figures, split, train, wait
+from raysweep.bench.train.work import Work, by_length, losses, products, split, train, wait
 from raysweep.models.batch import Batch
 from raysweep.models.flops import training_flops
 
@@ -173,6 +173,7 @@ def _figures(work: Work, goal: float | None, timing: Timing | None, peak: Peak) 
     wanted = None if goal is None else Goal(sense="at least", value=goal)
     stepper = work.stepper(DROPOUT)
     parts = split(work, stepper)
+    half = stepper.dtype == torch.bfloat16
     figures = [
         Figure(name="share of the peak in float32", unit="", value=gflops / peak.gemm_float32_gflops),
         Figure(
@@ -184,5 +185,14 @@ def _figures(work: Work, goal: float | None, timing: Timing | None, peak: Peak) 
         *(Figure(name=f"{part}, a step", unit="ms", value=1e3 * taken) for part, taken in parts.items()),
     ]
     if work.device == "cpu":
-        figures += product_figures(partial(train, work, stepper), peak, "a step", stepper.dtype)
+        share, rate = products(work, stepper)
+        most = peak.gemm_bfloat16_gflops if half else peak.gemm_float32_gflops
+        figures += [
+            Figure(name="share of a step in matrix products", unit="", value=share),
+            Figure(
+                name=f"rate of these products by the peak in {'bfloat16' if half else 'float32'}",
+                unit="",
+                value=1e-9 * rate / most,
+            ),
+        ]
     return figures

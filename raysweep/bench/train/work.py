@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -16,7 +16,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from raysweep.algorithms.adamw import AdamWConfig
 from raysweep.bench.harness import Device
-from raysweep.bench.record import Figure, Peak
 from raysweep.languages import PCFG
 from raysweep.languages.base import Language
 from raysweep.models.base import MaskedLM
@@ -144,40 +143,24 @@ class _Products(TorchDispatchMode):
         self.seconds = self.flops = 0.0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.overloadpacket not in (torch.ops.aten.mm, torch.ops.aten.bmm):
+        if func.overloadpacket is not torch.ops.aten.mm:
             return func(*args, **(kwargs or {}))
         began = time.process_time()
         out = func(*args, **(kwargs or {}))
         self.seconds += time.process_time() - began
-        self.flops += 2 * args[0].numel() * args[1].shape[-1]
+        self.flops += 2 * args[0].numel() * args[1].shape[1]
         return out
 
 
-def products(work: Callable[[], object]) -> tuple[float, float]:
-    """Return the share of the time of `work` that torch's matrix products take, and their rate.
+def products(work: Work, stepper: Stepper) -> tuple[float, float]:
+    """Return the share of the steps' time that torch's matrix products take, and their operations a second.
 
     Times are CPU times.  The small products within attention are not torch's.
     """
     began = time.process_time()
     with _Products() as found:
-        work()
+        train(work, stepper)
     return found.seconds / (time.process_time() - began), found.flops / found.seconds
-
-
-def product_figures(
-    work: Callable[[], object], peak: Peak, whole: str, dtype: torch.dtype = torch.float32
-) -> list[Figure]:
-    """Return which share of `whole`, the time of `work`, products of matrices take, and how fast they are."""
-    share, rate = products(work)
-    half = dtype == torch.bfloat16
-    most = peak.gemm_bfloat16_gflops if half else peak.gemm_float32_gflops
-    if most is None:
-        raise ValueError("the rate of products needs the peak in their precision")
-    name = f"rate of these products by the peak in {'bfloat16' if half else 'float32'}"
-    return [
-        Figure(name=f"share of {whole} in matrix products", unit="", value=share),
-        Figure(name=name, unit="", value=1e-9 * rate / most),
-    ]
 
 
 def wait(device: Device) -> None:

@@ -97,7 +97,7 @@ def contexts(tables: Tables, words: Tensor, hidden: Tensor | None) -> tuple[Tens
 
 
 def log(values: Tensor, out: Tensor) -> None:
-    """Write the natural logarithms of contiguous `values` into contiguous `out`, another tensor."""
+    """Write the natural logarithms of contiguous `values` into contiguous `out`."""
     if values.dtype != torch.float32 or values.device.type != "cpu":
         torch.log(values, out=out)
         return

@@ -43,7 +43,7 @@ def charts(
         lanes = min(LANES, words.shape[0] - g)
         for t in range(n):
             for j in range(LANES):
-                # Lanes without a sentence repeat the first one.
+                # Lanes without a sentence repeat the tile's first.
                 poke(at, j, N * peek(words, (g + (j if j < lanes else 0)) * n + t))
             for k in range(code.leaves_of[t], code.leaves_of[t + 1]):
                 to, A = np.int64(code.leaf_cells[k]) * LANES, np.int64(code.leaf_symbols[k])

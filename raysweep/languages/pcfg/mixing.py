@@ -16,7 +16,8 @@ from raysweep.compiled import kernel
 from raysweep.compiled.scalars import logarithm, two_logarithms
 from raysweep.compiled.simd import BYTES, fetch, peek, plus, poke, put, splat
 
-#: Sentences whose probabilities at a position are computed one after the other.
+#: Sentences among which those that want a position are sought, to be computed four at a time; their results
+#: stay in a core's cache.
 _GROUP = 16
 
 
@@ -26,7 +27,8 @@ class Mixture(NamedTuple):
     Position t's leaves of symbols of many words are `of[t] : of[t + 1]`.  Leaf k's emissions begin at place
     `rows[k]` of `emission` [N, W], and their sum is `mass[k]`, float64.  Behind the V words of a row stand
     zeros, to an even number of vectors.  Leaves of symbols of few words follow as terms: the weight at
-    `source[k]` times `value[k]` goes to `word[k]`, for k in `terms_of[t] : terms_of[t + 1]`.
+    `source[k]` times `value[k]` goes to `word[k]`, for k in `terms_of[t] : terms_of[t + 1]`.  A position has
+    at most N leaves of either kind, for its symbols differ.  All arrays are in C order.
     """
 
     emission: np.ndarray
@@ -41,8 +43,11 @@ class Mixture(NamedTuple):
 
 @kernel(error_model="numpy")
 def _space(emission):  # type: ignore[no-untyped-def]
-    """Return room for probabilities of four sentences [4, W], placed as vectors need it, for the weights of
-    their leaves [4, N], and for the numbers of a group's sentences."""
+    """Return room for probabilities of four sentences [4, W], for the weights of their leaves [4, N], and for
+    the numbers of a group's sentences.
+
+    The first begins at a multiple of a vector's size, so that no vector lies in two lines of the cache.
+    """
     size = 4 * emission.shape[1]
     space = np.empty(size + BYTES // emission.itemsize, dtype=emission.dtype)
     first = (BYTES - space.ctypes.data % BYTES) % BYTES // emission.itemsize
@@ -74,7 +79,8 @@ def _wanted(place, first, t, some):  # type: ignore[no-untyped-def]
 def _mix(outside, mixture, t, some, k, floor, sound, weights, mixed):  # type: ignore[no-untyped-def]
     """Fill `mixed` [4, W] with Pr(x_t = . | visible words but x_t) of the sentences `some[k : k + 4]`.
 
-    Clears `sound` boolean [B] where a normaliser is outside [floor, 1 / floor].
+    Clears `sound` boolean [B] where a normaliser is outside [floor, 1 / floor].  `weights` [4, N] is working
+    space.
     """
     emission, mass, of, rows, terms_of, source, word, value = mixture
     N, width, leaves, step = weights.shape[1], mixed.shape[1], outside.shape[1], BYTES // mixed.itemsize
@@ -156,9 +162,9 @@ def normalised(
             for k in range(0, count, 4):
                 _mix(outside, mixture, t, some, k, floor, sound, weights, mixed)
                 for r in range(min(4, count - k)):
-                    row = out[place[some[k + r], t]]
+                    row, at = place[some[k + r], t] * V, r * mixed.shape[1]
                     for c in range(V):
-                        row[c] = mixed[r, c]
+                        poke(out, row + c, peek(mixed, at + c))
 
 
 @kernel(fastmath={"contract"}, error_model="numpy")

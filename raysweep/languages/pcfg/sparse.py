@@ -37,7 +37,7 @@ class SparseEngine(Engine):
         super().__init__(grammar, longest, device)
         self._programs: dict[tuple[int, bool], Instructions | None] = {}
         self._codes: dict[tuple[int, np.dtype], Code] = {}
-        self._scaled: dict[np.dtype, tuple[np.ndarray, np.ndarray]] = {}
+        self._scaled: dict[np.dtype, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
         self._mixtures: dict[tuple[int, np.dtype], tuple[np.ndarray, Mixture]] = {}
         self._space = threading.local()
 
@@ -131,7 +131,7 @@ class SparseEngine(Engine):
 
         The outside pass runs where something is asked of it.
         """
-        code, (leaves, root) = self._code(program, dtype), self._tables(dtype)
+        code, (leaves, root, _) = self._code(program, dtype), self._tables(dtype)
         words = np.ascontiguousarray(words, dtype=np.int64)
         total = np.empty(len(words))
         below = np.empty((len(words), len(inside)), dtype=dtype)
@@ -160,11 +160,14 @@ class SparseEngine(Engine):
             self._codes[key] = program.code.cast(dtype)
         return self._codes[key]
 
-    def _tables(self, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
-        """Return the scaled leaves [V+1, N] and the root [N]."""
+    def _tables(self, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the scaled leaves [V+1, N], the root [N], and the emissions [N, W] of a `Mixture`."""
         if dtype not in self._scaled:
             leaves = np.ascontiguousarray(self.leaves.T, dtype=dtype)
-            self._scaled[dtype] = (leaves, self.grammar.root.astype(dtype))
+            emission, pair = self.grammar.emission, 2 * BYTES // dtype.itemsize
+            padded = np.zeros((len(emission), -(-emission.shape[1] // pair) * pair), dtype=dtype)
+            padded[:, : emission.shape[1]] = emission
+            self._scaled[dtype] = (leaves, self.grammar.root.astype(dtype), padded)
         return self._scaled[dtype]
 
     def _mixture(self, program: Instructions, dtype: np.dtype) -> tuple[np.ndarray, Mixture]:
@@ -177,8 +180,7 @@ class SparseEngine(Engine):
             many, few = np.nonzero(wide)[0], np.nonzero(~wide)[0]
             term, word = np.nonzero(emission[code.leaf_symbols[few]])
             ends = np.arange(program.n + 1)
-            symbols, width = code.leaf_symbols.astype(np.int64)[many], 2 * BYTES // dtype.itemsize
-            padded = np.pad(emission.astype(dtype), [(0, 0), (0, -emission.shape[1] % width)])
+            symbols, padded = code.leaf_symbols.astype(np.int64)[many], self._tables(dtype)[2]
             mixture = Mixture(
                 emission=padded,
                 mass=padded.sum(axis=1, dtype=np.float64)[symbols],
