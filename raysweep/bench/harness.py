@@ -144,9 +144,9 @@ def share_of_peak(flops: float, timing: Timing | None, peak: Peak, goal: float |
 
 
 def shares(parts: Mapping[str, tuple[object, str]], work: Callable[[], object]) -> list[Figure]:
-    """Return which shares of the CPU time of a call of `work` pass in functions, by the names of the shares.
+    """Return the share of the CPU time of one call of `work` that each function takes, as figures by name.
 
-    A function is an owner, a module or a class, and the name of an attribute.  None of them calls another.
+    A function is given as its owner, a module or a class, and its name there.  None may call another of them.
     """
     spent = dict.fromkeys(parts, 0.0)
 
@@ -170,7 +170,7 @@ def shares(parts: Mapping[str, tuple[object, str]], work: Callable[[], object]) 
     finally:
         for part, (owner, name) in parts.items():
             setattr(owner, name, originals[part])
-    return [Figure(name=part, unit="", value=seconds / whole) for part, seconds in spent.items()]
+    return [Figure(name=part, unit="", value=taken / whole) for part, taken in spent.items()]
 
 
 def run_case(entry: Entry, peak: Peak, *, quick: bool, say: Say) -> CaseRecord:

@@ -17,8 +17,8 @@ solve starts from them, in all axes, and alone decides on the gap.  Every proble
 backtracking line search, and is dropped where its gap is within the tolerance.
 
 Turning G groups of n inputs costs 4 G n (K+1)² operations and two more copies of them, 8 G n (K+1) bytes; one
-copy stays.  Where they are known to span r < 3 (K+1) / 4 directions, it costs 2 G n r (K+1 + 2 r) and
-three copies of r columns.  A pass costs what `raysweep.downstream.logistic` says.  The steps that are
+copy stays.  Where they are known to span r < 3 (K+1) / 4 directions, it costs 2 G n r (K+1 + 2 r) operations
+and three copies of r columns.  A pass costs what `raysweep.downstream.logistic` says.  The steps that are
 remembered take 64 bytes for each weight of a head.
 
 Float32 leaves rounding in ‖∇F‖, 4e-8 with 512 rows of 65 inputs, so no gap is known to be below about

@@ -252,10 +252,9 @@ def _by_adamw(
     problems = _problems(classes, sizes)
     l2 = torch.ones(len(inputs.x), len(problems))
     value, _ = Objective(inputs, problems, l2)(weights.flip(1).flatten(1, 2))
-    # The groups of a layer's seeds stand together.
+    # The groups of a layer's seeds stand together.  Inputs that they share have no span: nothing is projected.
     each = seeds if shared else 1
-    span = None if inputs.span is None else inputs.span[::each]
-    once = replace(inputs, x=inputs.x[::each], y=inputs.y[::each], span=span)
+    once = replace(inputs, x=inputs.x[::each], y=inputs.y[::each])
     least = solve(once, problems, l2[::each], tolerance=_TOLERANCE)
     below = (least.gap - least.value).repeat_interleave(each, dim=0)
     gap = (value + below).unflatten(1, shape).flip(1)

@@ -2,8 +2,9 @@
 
 The joint weights of a position over words are a mixture of the emissions of its symbols.  Their sum is known
 before the words are: it is that of the weights times the sums of the emissions.  So a mixture is computed as
-probabilities, for four sentences at a time, whose symbols at a position are the same, in vectors of words.
-The answer at a position depends on its weights alone: the order of its sums does not depend on the others.
+probabilities at once.  Sentences of one length have the same symbols at a position, and four of them are
+mixed together, in vectors of words.  The answer at a position depends on its weights alone: the order of its
+sums does not depend on the other sentences.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def _space(emission):  # type: ignore[no-untyped-def]
 def _wanted(place, first, t, some):  # type: ignore[no-untyped-def]
     """Write the sentences of the group from `first` on that have a place at t into `some`; return how many.
 
-    Behind the last one it is repeated thrice.
+    The last one is written three times more, so that there are always four to compute.
     """
     B, n = place.shape
     count = last = 0
@@ -73,8 +74,8 @@ def _wanted(place, first, t, some):  # type: ignore[no-untyped-def]
     return count
 
 
-# Elements are read by their place over all axes: a row of an array would be counted as a reference to it, by
-# atomic operations that take longer than what is done with it.
+# Elements are read by their place over all axes.  A row taken out of an array is a reference to it, and numba
+# counts references by atomic operations, which take longer than the work on the row.
 @kernel(fastmath={"contract"}, error_model="numpy", forceinline=True)
 def _mix(outside, mixture, t, some, k, floor, sound, weights, mixed):  # type: ignore[no-untyped-def]
     """Fill `mixed` [4, W] with Pr(x_t = . | visible words but x_t) of the sentences `some[k : k + 4]`.
