@@ -252,7 +252,7 @@ def _by_adamw(
     problems = _problems(classes, sizes)
     l2 = torch.ones(len(inputs.x), len(problems))
     value, _ = Objective(inputs, problems, l2)(weights.flip(1).flatten(1, 2))
-    # The groups of a layer's seeds stand together.  Inputs that they share have no span: nothing is projected.
+    # The groups of a layer's seeds stand together.  Inputs that they share are not projected: no span.
     each = seeds if shared else 1
     once = replace(inputs, x=inputs.x[::each], y=inputs.y[::each])
     least = solve(once, problems, l2[::each], tolerance=_TOLERANCE)
