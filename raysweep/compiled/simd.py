@@ -51,7 +51,8 @@ class Vector(types.Type):
         super().__init__(name=f"Vector({dtype})")
 
 
-def _shape(dtype):  # type: ignore[no-untyped-def]
+def shape_of(dtype):  # type: ignore[no-untyped-def]
+    """Return LLVM's type of a vector of `dtype`."""
     element = ir.FloatType() if dtype == types.float32 else ir.DoubleType()
     return ir.VectorType(element, BYTES * 8 // dtype.bitwidth)
 
@@ -59,7 +60,7 @@ def _shape(dtype):  # type: ignore[no-untyped-def]
 @register_model(Vector)
 class _Model(models.PrimitiveModel):
     def __init__(self, manager, vector):  # type: ignore[no-untyped-def]
-        super().__init__(manager, vector, _shape(vector.dtype))
+        super().__init__(manager, vector, shape_of(vector.dtype))
 
 
 def _data(context, builder, kind, array):  # type: ignore[no-untyped-def]
@@ -71,7 +72,7 @@ def _data(context, builder, kind, array):  # type: ignore[no-untyped-def]
 def _pointer(context, builder, kind, array, row, column):  # type: ignore[no-untyped-def]
     data = _data(context, builder, kind, array)
     place = builder.add(builder.mul(row, ir.IntType(64)(LANES)), column)
-    return builder.bitcast(builder.gep(data, [place]), _shape(kind.dtype).as_pointer())
+    return builder.bitcast(builder.gep(data, [place]), shape_of(kind.dtype).as_pointer())
 
 
 @intrinsic
@@ -94,18 +95,21 @@ def store(context, array, row, column, vector):  # type: ignore[no-untyped-def]
     return types.none(array, types.int64, types.int64, vector), generate
 
 
-def _element(context, builder, kind, array, place):  # type: ignore[no-untyped-def]
+def element_at(context, builder, kind, array, place):  # type: ignore[no-untyped-def]
+    """Return the pointer to an array's element, and refuse an array that is not in C order."""
     return builder.gep(_data(context, builder, kind, array), [place], inbounds=True)
 
 
-def _vector(context, builder, kind, array, place):  # type: ignore[no-untyped-def]
-    return builder.bitcast(_element(context, builder, kind, array, place), _shape(kind.dtype).as_pointer())
+def vector_at(context, builder, kind, array, place):  # type: ignore[no-untyped-def]
+    """Return the pointer to the vector from an element on."""
+    element = element_at(context, builder, kind, array, place)
+    return builder.bitcast(element, shape_of(kind.dtype).as_pointer())
 
 
 @intrinsic
 def peek(context, array, place):  # type: ignore[no-untyped-def]
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        return builder.load(_element(context, builder, signature.args[0], *arguments))
+        return builder.load(element_at(context, builder, signature.args[0], *arguments))
 
     return array.dtype(array, types.int64), generate
 
@@ -113,7 +117,7 @@ def peek(context, array, place):  # type: ignore[no-untyped-def]
 @intrinsic
 def poke(context, array, place, number):  # type: ignore[no-untyped-def]
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        builder.store(arguments[2], _element(context, builder, signature.args[0], *arguments[:2]))
+        builder.store(arguments[2], element_at(context, builder, signature.args[0], *arguments[:2]))
         return context.get_dummy_value()
 
     return types.none(array, types.int64, array.dtype), generate
@@ -122,7 +126,7 @@ def poke(context, array, place, number):  # type: ignore[no-untyped-def]
 @intrinsic
 def fetch(context, array, place):  # type: ignore[no-untyped-def]
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        out = builder.load(_vector(context, builder, signature.args[0], *arguments))
+        out = builder.load(vector_at(context, builder, signature.args[0], *arguments))
         out.align = array.dtype.bitwidth // 8
         return out
 
@@ -132,21 +136,25 @@ def fetch(context, array, place):  # type: ignore[no-untyped-def]
 @intrinsic
 def put(context, array, place, vector):  # type: ignore[no-untyped-def]
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        pointer = _vector(context, builder, signature.args[0], *arguments[:2])
+        pointer = vector_at(context, builder, signature.args[0], *arguments[:2])
         builder.store(arguments[2], pointer, align=array.dtype.bitwidth // 8)
         return context.get_dummy_value()
 
     return types.none(array, types.int64, vector), generate
 
 
+def everywhere(builder, shape, number):  # type: ignore[no-untyped-def]
+    """Return the vector of type `shape` that holds a number everywhere."""
+    nowhere = ir.Constant(shape, ir.Undefined)
+    one = builder.insert_element(nowhere, number, ir.IntType(32)(0))
+    first = ir.Constant(ir.VectorType(ir.IntType(32), shape.count), [0] * shape.count)
+    return builder.shuffle_vector(one, nowhere, first)
+
+
 @intrinsic
 def splat(context, number):  # type: ignore[no-untyped-def]
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        shape = _shape(signature.args[0])
-        one = builder.insert_element(ir.Constant(shape, ir.Undefined), arguments[0], ir.IntType(32)(0))
-        nowhere = ir.Constant(shape, ir.Undefined)
-        everywhere = ir.Constant(ir.VectorType(ir.IntType(32), shape.count), [0] * shape.count)
-        return builder.shuffle_vector(one, nowhere, everywhere)
+        return everywhere(builder, shape_of(signature.args[0]), arguments[0])
 
     return Vector(number)(number), generate
 
@@ -179,7 +187,7 @@ def larger(context, x, y):  # type: ignore[no-untyped-def]
 @intrinsic
 def positive(context, x, y, z):  # type: ignore[no-untyped-def]
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        shape = _shape(x.dtype)
+        shape = shape_of(x.dtype)
         above = builder.fcmp_ordered(">", arguments[0], ir.Constant(shape, [0.0] * shape.count))
         return builder.select(above, *arguments[1:])
 
@@ -189,7 +197,7 @@ def positive(context, x, y, z):  # type: ignore[no-untyped-def]
 @intrinsic
 def inverse(context, x):  # type: ignore[no-untyped-def]
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        shape = _shape(x.dtype)
+        shape = shape_of(x.dtype)
         return builder.fdiv(ir.Constant(shape, [1.0] * shape.count), arguments[0])
 
     return x(x), generate
@@ -203,7 +211,7 @@ def turn(context, array, place, row, out, to, gap):  # type: ignore[no-untyped-d
         rows = []
         for k in range(16):
             at = builder.add(place, builder.mul(row, ir.IntType(64)(k)))
-            rows.append(builder.load(_vector(context, builder, kind, array, at)))
+            rows.append(builder.load(vector_at(context, builder, kind, array, at)))
             rows[-1].align = 4
         # Each of four rounds merges row k with row k + 8: the number of a place has its bits rotated by one.
         words = ir.VectorType(ir.IntType(32), 16)
@@ -215,7 +223,7 @@ def turn(context, array, place, row, out, to, gap):  # type: ignore[no-untyped-d
             rows = [builder.shuffle_vector(rows[k], rows[k + 8], order) for k in range(8) for order in merged]
         for k in range(16):
             at = builder.add(to, builder.mul(gap, ir.IntType(64)(k)))
-            builder.store(rows[k], _vector(context, builder, target, out, at), align=4)
+            builder.store(rows[k], vector_at(context, builder, target, out, at), align=4)
         return context.get_dummy_value()
 
     return types.none(array, types.int64, types.int64, out, types.int64, types.int64), generate
@@ -224,7 +232,7 @@ def turn(context, array, place, row, out, to, gap):  # type: ignore[no-untyped-d
 @intrinsic
 def total(context, x):  # type: ignore[no-untyped-def]
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        shape = _shape(x.dtype)
+        shape = shape_of(x.dtype)
         kind = ir.FunctionType(shape.element, (shape.element, shape))
         name = f"llvm.vector.reduce.fadd.v{shape.count}f{x.dtype.bitwidth}"
         reduce = cgutils.get_or_insert_function(builder.module, kind, name)

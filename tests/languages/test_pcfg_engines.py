@@ -10,12 +10,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from raysweep.compiled import simd
 from raysweep.errors import ConfigError, DataError
 from raysweep.languages import PCFG
 from raysweep.languages.base import Sample
@@ -221,6 +223,55 @@ def test_sparse_answers_do_not_depend_on_the_batch() -> None:
     for rows in (order, order[:37], order[:1], torch.arange(130, 259)):
         for one, all_of_them in zip(answers(rows), whole, strict=True):
             assert torch.equal(one.nan_to_num(nan=7.0), all_of_them[rows].nan_to_num(nan=7.0))
+
+
+@pytest.mark.parametrize("symbols", [1, 3, 5, 10, 13])
+def test_sentences_side_by_side_have_the_charts_of_torch(
+    symbols: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    language = PCFG.random(
+        structure="dense", nonterminals=symbols, vocabulary=6, max_length=17, engine="dense"
+    )
+    engine: Any = language.engine_on(CPU)
+    generator = torch.Generator().manual_seed(symbols)
+    for n in (1, 2, 6, 17):
+        # Two passes of 32 sentences, and one that is in part empty.
+        words = torch.randint(6, (81, n), generator=generator)
+        words[torch.rand(words.shape, generator=generator) < 0.2] = 6
+        answers = []
+        for wide in (False, True):
+            monkeypatch.setattr(simd, "WIDE", wide)
+            if wide:
+                parts = list(engine._passes(words, torch.float64))
+                assert [(part.start, part.stop) for part in parts] == [(0, 32), (32, 64), (64, 81)]
+            answers.append(
+                [
+                    *engine.leaf_weights(words[:32], torch.float64),
+                    engine.tops(words),
+                    engine.tops(words, everything=True),
+                    *(found for w in range(1, n + 1) for found in engine.prefixes(words, w)),
+                ]
+            )
+        for one, other in zip(*answers, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-12, atol=0)
+        for dtype, rtol in ((torch.float64, 1e-13), (torch.float32, 1e-5)):
+            for one, other in zip(engine.leaf_weights(words[:17], dtype), answers[0][:3], strict=True):
+                torch.testing.assert_close(one.to(other.dtype), other[: len(one)], rtol=rtol, atol=0)
+
+
+def test_sentences_side_by_side_do_not_depend_on_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simd, "WIDE", True)
+    language = PCFG.random(structure="dense", nonterminals=7, vocabulary=6, max_length=9, engine="dense")
+    engine, generator = language.engine_on(CPU), torch.Generator().manual_seed(0)
+    words, order = torch.randint(6, (64, 9), generator=generator), torch.randperm(64, generator=generator)
+
+    def answers(rows: Tensor) -> list[Tensor]:
+        return [engine.tops(words[rows], everything=True), engine.prefixes(words[rows], 4)[0]]
+
+    whole = answers(torch.arange(64))
+    for rows in (order, order[:17], torch.arange(5, 60)):
+        for one, all_of_them in zip(answers(rows), whole, strict=True):
+            assert torch.equal(one, all_of_them[rows])
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -1,5 +1,8 @@
 """The dense engine: all symbols over all spans, as matrix products.
 
+On a processor with vectors of 64 bytes, many sentences side by side have compiled charts (`blocks.py`).  This
+module holds torch's, which are faster for few sentences, and everything on a GPU.
+
 Both charts are kept twice: by start and width, and by end and width downwards,
 
     L[i, w, A] = R[i + w, -w, A] = I_w[A, i]
@@ -13,9 +16,13 @@ Cost of a sentence: `engine.dense_flops`; rules take 2 N^3 multiply-adds a span 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import numpy as np
 import torch
 from torch import Tensor
 
+from raysweep.languages.pcfg import blocks
 from raysweep.languages.pcfg.engine import TorchEngine, dense_flops
 from raysweep.languages.pcfg.grammar import Grammar
 
@@ -57,7 +64,7 @@ class _Chart:
 class DenseEngine(TorchEngine):
     """Charts by matrix products over all symbols.
 
-    Reproducible for the same batch on the same device; the matrix library may round a sentence's last place
+    Reproducible for the same batch on the same device; the last place of a sentence's numbers may be rounded
     differently in a batch of another size.
     """
 
@@ -66,6 +73,7 @@ class DenseEngine(TorchEngine):
     def __init__(self, grammar: Grammar, longest: int, device: torch.device) -> None:
         super().__init__(grammar, longest, device)
         self._rules: dict[torch.dtype, Tensor] = {}
+        self._blocks: dict[torch.dtype, blocks.Tables] = {}
         #: Spans whose pairs are held at once: on a CPU they stay in the cache between two products.
         self._block = max(1, _BLOCK_BYTES[device.type] // (4 * len(grammar.symbols) ** 2))
 
@@ -101,6 +109,20 @@ class DenseEngine(TorchEngine):
             out[part] = chart.get(w)[0] * self._outside(chart, down_to=w).sum(w)[0]
         return out, total
 
+    def _passes(self, words: Tensor, dtype: torch.dtype) -> Iterator[slice]:
+        side, first = blocks.SIDE, 0
+        while self._side_by_side(words[first : first + side], dtype):
+            yield slice(first, min(first + side, len(words)))
+            first += side
+        for part in super()._passes(words[first:], dtype):
+            yield slice(first + part.start, first + part.stop)
+
+    def _side_by_side(self, words: Tensor, dtype: torch.dtype) -> bool:
+        """Return whether charts of these sentences are compiled ones: a few take as long as `blocks.SIDE`."""
+        batch, n = words.shape
+        fits = self.device.type == "cpu" and blocks.fits(n, len(self.grammar.symbols), dtype)
+        return fits and blocks.SIDE // 2 < batch <= blocks.SIDE
+
     def _table(self, dtype: torch.dtype) -> Tensor:
         """Return p(A -> B C) as [N^2, N], row B N + C."""
         if dtype not in self._rules:
@@ -111,7 +133,12 @@ class DenseEngine(TorchEngine):
             self._rules[dtype] = table.view(N * N, N).to(self.device, dtype)
         return self._rules[dtype]
 
-    def _inside(self, words: Tensor, dtype: torch.dtype) -> _Chart:
+    def _inside(self, words: Tensor, dtype: torch.dtype) -> _Chart | blocks.Cells:
+        if self._side_by_side(words, dtype):
+            if dtype not in self._blocks:
+                numbers = np.dtype(np.float32 if dtype == torch.float32 else np.float64)
+                self._blocks[dtype] = blocks.Tables.of(self.grammar, self.leaves, numbers)
+            return blocks.inside(words.numpy(), self._blocks[dtype])
         batch, n = words.shape
         leaves, rules = self.table("leaves", dtype), self._table(dtype)
         chart = _Chart(n, batch, len(leaves), leaves)
@@ -129,8 +156,10 @@ class DenseEngine(TorchEngine):
             chart.set(w, cells.view(n - w + 1, batch, N))
         return chart
 
-    def _outside(self, chart: _Chart, down_to: int = 1) -> _Chart:
+    def _outside(self, chart: _Chart | blocks.Cells, down_to: int = 1) -> _Chart | blocks.Cells:
         """Return the outside chart: at each span two halves, from parents that begin and that end with it."""
+        if isinstance(chart, blocks.Cells):
+            return blocks.outside(chart, down_to)
         n, N = chart.n, chart.symbols
         rules = self._table(chart.by_start.dtype)
         out = _Chart(n, chart.batch, N, rules)

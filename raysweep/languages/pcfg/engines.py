@@ -7,7 +7,6 @@ import torch
 
 from raysweep.errors import ConfigError
 from raysweep.languages.pcfg.chart import PlanEngine
-from raysweep.languages.pcfg.dense import DenseEngine
 from raysweep.languages.pcfg.engine import Engine, Name, dense_flops
 from raysweep.languages.pcfg.grammar import Grammar
 
@@ -38,7 +37,10 @@ def choose(grammar: Grammar, longest: int, device: torch.device) -> Name:
 def make_engine(grammar: Grammar, longest: int, device: torch.device, name: Name | None) -> Engine:
     """Make an engine, the one that `choose` gives where `name` is None.  Raises `ConfigError`."""
     name = name or choose(grammar, longest, device)
+    # Kernels are imported where they are used: numba takes a third of a second.
     if name == "dense":
+        from raysweep.languages.pcfg.dense import DenseEngine
+
         return DenseEngine(grammar, longest, device)
     if name == "torch":
         return PlanEngine(grammar, longest, device)
