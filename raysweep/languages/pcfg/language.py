@@ -216,19 +216,26 @@ class PCFG(Language):
     ) -> Tensor:
         """Return [rows, V] with the conditionals at (b, t) in row `place[b, t]`, nothing where -1."""
         out = empty((rows, self.vocabulary_size), dtype, ids.device)
-        engine = self.engine_on(ids.device)
-        for some, n in self.groups(lengths):
-            words, to = self._words(ids, mask, some, n), place[some, :n]
+        engine, groups = self.engine_on(ids.device), list(self.groups(lengths))
+        # All sentences are put in the order of the groups at once, which saves two copies for each group.
+        order = torch.cat([lengths.new_empty(0), *(some for some, _ in groups)])
+        sizes = [len(some) for some, _ in groups]
+        sorted_words = self._words(ids, mask, order, ids.shape[1]).split(sizes)
+        sorted_place = place[order].split(sizes)
+        for (some, n), words, to in zip(groups, sorted_words, sorted_place, strict=True):
+            words, to = words[:, :n], to[:, :n]
             if dtype == torch.float64:
                 sound = self._exactly(engine, words, to, out)
             else:
                 sound = engine.conditionals(words, to, out)
-            if not sound.all() and dtype != torch.float64:
+            if sound.all():
+                continue
+            if dtype != torch.float64:
                 again = (~sound).nonzero()[:, 0]
                 to = to[again]
-                order = (torch.cumsum(to.flatten() >= 0, 0) - 1).view(to.shape).masked_fill(to < 0, -1)
+                rank = (torch.cumsum(to.flatten() >= 0, 0) - 1).view(to.shape).masked_fill(to < 0, -1)
                 exact = out.new_empty(int((to >= 0).sum()), self.vocabulary_size, dtype=torch.float64)
-                sound[again] = self._exactly(engine, words[again], order, exact)
+                sound[again] = self._exactly(engine, words[again], rank, exact)
                 out[to[to >= 0]] = exact.to(dtype)
             if not sound.all():
                 raise impossible(int(some[(~sound).nonzero()[0, 0]]))

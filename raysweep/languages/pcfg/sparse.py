@@ -147,12 +147,16 @@ class SparseEngine(Engine):
         space = getattr(self._space, "bytes", None)
         if space is None or len(space) < need:
             space = self._space.bytes = np.empty(need, dtype=np.uint8)
-        at, out = -space.ctypes.data % BYTES, []
-        for size in sizes:
-            stop = at + size * LANES * dtype.itemsize
-            out.append(space[at:stop].view(dtype).reshape(size, LANES))
-            at = stop
-        return out
+            self._space.arrays = {}
+        arrays: dict[tuple[tuple[int, ...], np.dtype], list[np.ndarray]] = self._space.arrays
+        if (sizes, dtype) not in arrays:
+            at, out = -space.ctypes.data % BYTES, []
+            for size in sizes:
+                stop = at + size * LANES * dtype.itemsize
+                out.append(space[at:stop].view(dtype).reshape(size, LANES))
+                at = stop
+            arrays[sizes, dtype] = out
+        return arrays[sizes, dtype]
 
     def _code(self, program: Instructions, dtype: np.dtype) -> Code:
         key = (id(program), dtype)
