@@ -9,12 +9,11 @@ from raysweep.bench import suites
 from raysweep.bench.harness import UnavailableError
 from raysweep.bench.peers.gradient_norms import naive, vectorised
 from raysweep.bench.peers.hutchinson import Released, by_slopes, signs
-from raysweep.bench.trace import ENTRIES, cases
+from raysweep.bench.trace import ENTRIES
 from raysweep.bench.trace.cases import excess_loss, residual_gain, trace
 from raysweep.bench.trace.subject import PEAKED, Subject, drawn, language, stepper_of, subject
 from raysweep.bench.trace.variance import Replicates, Spread, estimated, traces
 from raysweep.flatness.trace.fisher import input_traces
-from raysweep.models.fused.products import Product
 
 
 def test_a_trace_is_to_one_percent() -> None:
@@ -56,22 +55,6 @@ def test_logits_of_the_peaked_state_are_a_multiple() -> None:
     a, b = (s.model(masked, positions) for s in (trained, peaked))
     torch.testing.assert_close(b, PEAKED * a, rtol=1e-5, atol=1e-5)
     assert language().max_length == masked.shape[1] == 16
-
-
-def test_products_are_timed_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    ticks = iter(range(100))
-    monkeypatch.setattr(cases.time, "process_time", lambda: float(next(ticks)))
-    x, one = torch.ones(5, 3), Product(torch.ones(3, 2))
-
-    def work() -> None:
-        assert one(one(x) @ torch.ones(2, 3)).tolist() == [[18.0, 18.0]] * 5
-
-    share, rate = cases.products(work)
-    # Six looks at the clock, two of them around each product.
-    assert (share, rate) == (2 / 5, 2 * 2 * 5 * 3 * 2 / 2)
-    ticks = iter(range(100))
-    work()
-    assert next(ticks) == 0, "nothing is timed any more"
 
 
 def test_variances_are_those_of_single_draws() -> None:

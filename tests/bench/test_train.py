@@ -50,20 +50,6 @@ def test_batches_by_length_hold_the_same_sentences(small: Work) -> None:
     assert small.tokens == sum(int(found.sum()) for found in lengths)
 
 
-def test_matrix_products_are_counted(small: Work, monkeypatch: pytest.MonkeyPatch) -> None:
-    ticks = iter(range(100))
-    monkeypatch.setattr(work.time, "process_time", lambda: float(next(ticks)))
-    x, matrix = torch.ones(5, 3), torch.ones(3, 2)
-
-    def train(*_: object) -> None:
-        assert (x @ matrix).tolist() == torch.mm(x, matrix, out=torch.empty(5, 2)).tolist()
-        x.add(x)
-
-    monkeypatch.setattr(work, "train", train)
-    # The clock is read before all, before and after each product, and after all.
-    assert work.products(small, small.stepper(0.0)) == (2 / 5, 2 * (2 * 5 * 3 * 2) / 2)
-
-
 def test_inputs(small: Work) -> None:
     batch = by_length(list(small.batches()))[0]
     inputs = Inputs.of(batch, small.language.pad_id)

@@ -150,16 +150,7 @@ def dense(quick: bool) -> Case:
         return _prepared(language, words, lambda: list(peer.conditionals(words)), tolerance=1e-4)
 
     def figures(timing: Timing | None, peak: Peak) -> Sequence[Figure]:
-        return [
-            share_of_peak(dense_flops(N, n, V), timing, peak, goal=0.55),
-            *shares(
-                {
-                    "share of the time in products with rules": (torch, "mm"),
-                    "share of the time in products of charts": (torch, "bmm"),
-                },
-                work,
-            ),
-        ]
+        return [share_of_peak(dense_flops(N, n, V), timing, peak, goal=0.55)]
 
     return Case(
         unit="sentence",

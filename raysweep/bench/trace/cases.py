@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import median
 
-from torch import Tensor
-
 from raysweep.bench.harness import Case, Contestant
+from raysweep.bench.products import products
 from raysweep.bench.record import Figure, Goal, Peak, Timing
 from raysweep.bench.trace.contestants import Sizes, hutchinson_peers, label_peers
 from raysweep.bench.trace.subject import TOLERANCE, State, Subject, drawn, stepper_of, subject
@@ -21,7 +20,6 @@ from raysweep.flatness.pool import Pool
 from raysweep.flatness.trace.contrast import compare
 from raysweep.flatness.trace.fisher import input_traces
 from raysweep.flatness.trace.hessian import residual_traces
-from raysweep.models.fused.products import Product
 
 FULL = Sizes(
     ours=1024,
@@ -148,34 +146,6 @@ def _shares(what: Subject, inputs: int, peak: Peak) -> list[Figure]:
             value=1e-9 * rate / peak.gemm_float32_gflops,
         ),
     ]
-
-
-def products(work: Callable[[], object]) -> tuple[float, float]:
-    """Return the share of the CPU time of `work` in products with weights, and their operations a second.
-
-    The small products within attention, those of the norms and those of an LSTM's recurrence are not among
-    them.
-    """
-    seconds, flops = 0.0, 0.0
-    original = Product.__call__
-
-    def timed(self: Product, x: Tensor, out: Tensor | None = None) -> Tensor:
-        nonlocal seconds, flops
-        began = time.process_time()
-        found = original(self, x, out)
-        seconds += time.process_time() - began
-        flops += 2.0 * x.numel() * self.matrix.shape[1]
-        return found
-
-    work()
-    Product.__call__ = timed  # type: ignore[method-assign]
-    try:
-        began = time.process_time()
-        work()
-        whole = time.process_time() - began
-    finally:
-        Product.__call__ = original  # type: ignore[method-assign]
-    return seconds / whole, flops / seconds
 
 
 def contrast(what: Subject, sizes: Sizes) -> list[Figure]:

@@ -13,8 +13,9 @@ import torch
 from raysweep.algorithms.adamw import AdamWConfig
 from raysweep.bench.harness import Case, Contestant, Device, Difference, Peer, Prepared, cheapest, seconds
 from raysweep.bench.peers.bert import Bert, Inputs, Recipe, check_compiler
+from raysweep.bench.products import products
 from raysweep.bench.record import Figure, Goal, Peak, Timing
-from raysweep.bench.train.work import Work, by_length, losses, products, split, train, wait
+from raysweep.bench.train.work import Work, by_length, losses, split, train, wait
 from raysweep.models.batch import Batch
 from raysweep.models.flops import training_flops
 
@@ -185,7 +186,7 @@ def _figures(work: Work, goal: float | None, timing: Timing | None, peak: Peak) 
         *(Figure(name=f"{part}, a step", unit="ms", value=1e3 * taken) for part, taken in parts.items()),
     ]
     if work.device == "cpu":
-        share, rate = products(work, stepper)
+        share, rate = products(partial(train, work, stepper))
         most = peak.gemm_bfloat16_gflops if half else peak.gemm_float32_gflops
         figures += [
             Figure(name="share of a step in matrix products", unit="", value=share),

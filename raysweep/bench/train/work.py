@@ -8,11 +8,9 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from raysweep.algorithms.adamw import AdamWConfig
 from raysweep.bench.harness import Device
@@ -133,34 +131,6 @@ def losses(work: Work, given: Sequence[Batch]) -> Tensor:
     stepper = work.stepper(dropout=0.0)
     found = [stepper.update(batch, step) for step, batch in enumerate(given, start=1)]
     return torch.stack(found).double().cpu()
-
-
-class _Products(TorchDispatchMode):
-    """Takes the CPU time of torch's matrix products, and counts their operations."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seconds = self.flops = 0.0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.overloadpacket is not torch.ops.aten.mm:
-            return func(*args, **(kwargs or {}))
-        began = time.process_time()
-        out = func(*args, **(kwargs or {}))
-        self.seconds += time.process_time() - began
-        self.flops += 2 * args[0].numel() * args[1].shape[1]
-        return out
-
-
-def products(work: Work, stepper: Stepper) -> tuple[float, float]:
-    """Return the share of the steps' time that torch's matrix products take, and their operations a second.
-
-    Times are CPU times.  The small products within attention are not torch's.
-    """
-    began = time.process_time()
-    with _Products() as found:
-        train(work, stepper)
-    return found.seconds / (time.process_time() - began), found.flops / found.seconds
 
 
 def wait(device: Device) -> None:

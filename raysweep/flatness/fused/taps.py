@@ -19,7 +19,6 @@ from torch import Tensor
 from raysweep.flatness.fused import kernels
 from raysweep.models.fused.encoder import Norm
 from raysweep.models.fused.packing import Chunk
-from raysweep.models.fused.products import Product
 from raysweep.models.fused.weights import Matrix, Vector, array
 
 
@@ -45,33 +44,21 @@ class TappedMatrix(Matrix):
     The modules `names` have equal shares of its rows.
     """
 
-    names: Sequence[str]
-    sinks: list[Sink]
-    applied: Product
-    returned: Product
-    parts: dict[tuple[int, int], TappedMatrix] = field(default_factory=dict)
+    names: Sequence[str] = field(kw_only=True)
+    sinks: list[Sink] = field(kw_only=True)
 
     @classmethod
     def of(cls, matrix: Matrix, sinks: list[Sink], *names: str) -> Self:
         """Return a matrix that is tapped."""
-        return cls(matrix.low, matrix.gradient, names, sinks, Product(matrix.low.T), Product(matrix.low))
-
-    def apply(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        return self.applied(x, out)
+        return cls(matrix.low, matrix.gradient, names=names, sinks=sinks)
 
     def learn(self, d: Tensor, x: Tensor, row: np.ndarray | None = None) -> None:
         self.sinks[-1].linear(self.names, d, x, row)
 
-    def through(self, d: Tensor, out: Tensor | None = None) -> Tensor:
-        return self.returned(d, out)
-
-    def part(self, rows: slice) -> TappedMatrix:
+    def _part(self, rows: slice) -> TappedMatrix:
         size = len(self.low) // len(self.names)
-        first, last, _ = rows.indices(len(self.low))
-        if (first, last) not in self.parts:
-            names = self.names[first // size : last // size]
-            self.parts[first, last] = TappedMatrix.of(super().part(rows), self.sinks, *names)
-        return self.parts[first, last]
+        names = self.names[rows.start // size : rows.stop // size]
+        return TappedMatrix.of(super()._part(rows), self.sinks, *names)
 
 
 @dataclass(frozen=True)

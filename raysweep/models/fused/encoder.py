@@ -1,11 +1,11 @@
 """The masked-LM loss of an encoder with its gradient, on a processor: no padding, no autograd.
 
 It computes what `raysweep.models.encoder.Encoder` does in training, on packed sentences chunk by chunk
-(raysweep.models.fused.packing): matrix products are torch's, in bfloat16 or float32, and everything between
-two of them is one compiled pass (raysweep.models.fused.kernels, .attention).  The residual stream, LayerNorm,
-softmax, the loss and sums of gradients are float32.  The last layer has queries, and everything behind its
-attention, for masked words alone.  The gradients of a chunk are computed right after its loss, while its
-activations are in the cache; to autograd the whole is one function of all parameters.
+(raysweep.models.fused.packing).  Matrix products are compiled ones in float32 (.products) and torch's in
+bfloat16; everything between two of them is one compiled pass (.kernels, .attention).  The residual stream,
+LayerNorm, softmax, the loss and sums of gradients are float32.  The last layer has queries, and everything
+behind its attention, for masked words alone.  The gradients of a chunk are computed right after its loss,
+while its activations are in the cache; to autograd the whole is one function of all parameters.
 
 Cost, with D the width, F the intermediate size, L layers: the products of `training_flops`, and about
 (20 D + 4 F) L bytes of activations for each word of a chunk in bfloat16.

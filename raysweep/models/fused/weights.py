@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -19,6 +20,7 @@ from raysweep.models.base import MaskedLM
 from raysweep.models.batch import Batch
 from raysweep.models.fused import kernels
 from raysweep.models.fused.packing import Chunk, packed
+from raysweep.models.fused.products import Product, add_outer
 
 _LARGE = 4096  # words of a vocabulary
 
@@ -34,14 +36,26 @@ def array(tensor: Tensor) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Matrix:
-    """A weight in low precision, and the sum of the gradient of the float32 weight."""
+    """A weight in low precision, and the sum of the gradient of the float32 weight.
+
+    Do not change the weight meanwhile.
+    """
 
     low: Tensor
     gradient: Tensor
+    parts: dict[tuple[int, int], Matrix] = field(default_factory=dict)
+
+    @cached_property
+    def _applied(self) -> Product:
+        return Product(self.low.T)
+
+    @cached_property
+    def _returned(self) -> Product:
+        return Product(self.low)
 
     def apply(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """Return x [N, I] times the weight [O, I], transposed; in `out` if given."""
-        return torch.mm(x, self.low.T, out=out)
+        """Return x [N, I] times the weight [O, I], transposed; in `out` if given, which is contiguous."""
+        return self._applied(x, out)
 
     def back(self, d: Tensor, x: Tensor) -> Tensor:
         """Add the weight's gradient, and return that of x, given d [N, O], that of `apply(x)`."""
@@ -54,14 +68,20 @@ class Matrix:
         `row` [N] is the row of each word of the chunk in d and x, or −1; without it the words, or the masked
         ones, stand there in their order.
         """
-        self.gradient.add_(d.T @ x)
+        add_outer(self.gradient, d, x)
 
     def through(self, d: Tensor, out: Tensor | None = None) -> Tensor:
-        """Return d [N, O] times the weight, in `out` if given."""
-        return torch.mm(d, self.low, out=out)
+        """Return d [N, O] times the weight, in `out` if given, which is contiguous."""
+        return self._returned(d, out)
 
     def part(self, rows: slice) -> Matrix:
-        """Return some of its rows as a matrix of their own."""
+        """Return some of its rows as a matrix of their own, always the same one."""
+        first, last, _ = rows.indices(len(self.low))
+        if (first, last) not in self.parts:
+            self.parts[first, last] = self._part(slice(first, last))
+        return self.parts[first, last]
+
+    def _part(self, rows: slice) -> Matrix:
         return Matrix(self.low[rows], self.gradient[rows])
 
 

@@ -1,0 +1,47 @@
+"""The share of the time that goes into matrix products with weights, and their speed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from torch import Tensor
+
+from raysweep.models.fused import weights
+from raysweep.models.fused.products import Product
+
+
+def products(work: Callable[[], object]) -> tuple[float, float]:
+    """Return the share of the CPU time of `work` in products with weights, and their operations a second.
+
+    Those of compiled passes are seen.  The small products within attention, those of norms and those of an
+    LSTM's recurrence are not among them.  The work is done twice, and measured the second time.
+    """
+    seconds, flops = 0.0, 0.0
+    multiply, add = Product.__call__, weights.add_outer
+
+    def took(began: float, factors: Tensor, columns: int) -> None:
+        nonlocal seconds, flops
+        seconds += time.process_time() - began
+        flops += 2.0 * factors.numel() * columns
+
+    def timed(self: Product, x: Tensor, out: Tensor | None = None) -> Tensor:
+        began = time.process_time()
+        found = multiply(self, x, out)
+        took(began, x, self.matrix.shape[1])
+        return found
+
+    def timed_sum(total: Tensor, d: Tensor, x: Tensor) -> None:
+        began = time.process_time()
+        add(total, d, x)
+        took(began, d, x.shape[1])
+
+    work()
+    Product.__call__, weights.add_outer = timed, timed_sum  # type: ignore[method-assign]
+    try:
+        began = time.process_time()
+        work()
+        whole = time.process_time() - began
+    finally:
+        Product.__call__, weights.add_outer = multiply, add  # type: ignore[method-assign]
+    return seconds / whole, flops / seconds
