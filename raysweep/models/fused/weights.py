@@ -43,7 +43,7 @@ class Matrix:
 
     low: Tensor
     gradient: Tensor
-    parts: dict[tuple[int, int], Matrix] = field(default_factory=dict)
+    parts: dict[tuple[int, int], Matrix] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
     def _applied(self) -> Product:
