@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from raysweep.compiled import kernel
+from raysweep.compiled import kernel, tiles
 from raysweep.compiled.philox import TILE, fill
 from raysweep.compiled.scalars import two_logarithms
 from raysweep.compiled.simd import BYTES, LANES, fetch, load, peek, plus, poke, put, splat, store, times
@@ -21,6 +21,8 @@ WORDS = 32
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 _TINY, _LOWEST = np.float32(np.finfo(np.float32).tiny), np.float32(np.finfo(np.float32).min)
 _NONE = np.float32(-np.inf)
+
+_four_rows, _row = tiles.tile(4, 4, scalar=True), tiles.tile(1, 4, scalar=True)
 
 
 @kernel(error_model="numpy")
@@ -98,27 +100,11 @@ def product(a, x, out):  # type: ignore[no-untyped-def]
 
 @kernel(error_model="numpy")
 def _wide_product(a, x, out):  # type: ignore[no-untyped-def]
-    n, last = a.shape[1], len(out) - 1
-    for j in range(0, len(out), 4):
-        # Behind the last row stands none, and it is computed again.
-        j1, j2, j3 = min(j + 1, last), min(j + 2, last), min(j + 3, last)
-        p0, p1, p2, p3 = j * n, j1 * n, j2 * n, j3 * n
-        a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = splat(_ZERO)
-        c0 = c1 = c2 = c3 = d0 = d1 = d2 = d3 = splat(_ZERO)
-        for i in range(n):
-            u0, u1, u2, u3 = load(x, i, 0), load(x, i, 16), load(x, i, 32), load(x, i, 48)
-            v = splat(peek(a, p0 + i))
-            a0, a1, a2, a3 = plus(v, u0, a0), plus(v, u1, a1), plus(v, u2, a2), plus(v, u3, a3)
-            v = splat(peek(a, p1 + i))
-            b0, b1, b2, b3 = plus(v, u0, b0), plus(v, u1, b1), plus(v, u2, b2), plus(v, u3, b3)
-            v = splat(peek(a, p2 + i))
-            c0, c1, c2, c3 = plus(v, u0, c0), plus(v, u1, c1), plus(v, u2, c2), plus(v, u3, c3)
-            v = splat(peek(a, p3 + i))
-            d0, d1, d2, d3 = plus(v, u0, d0), plus(v, u1, d1), plus(v, u2, d2), plus(v, u3, d3)
-        _write(out, j, a0, a1, a2, a3)
-        _write(out, j1, b0, b1, b2, b3)
-        _write(out, j2, c0, c1, c2, c3)
-        _write(out, j3, d0, d1, d2, d3)
+    n, fours = a.shape[1], len(out) - len(out) % 4
+    for j in range(0, fours, 4):
+        _four_rows(out, j * LANES, LANES, 16, a, j * n, 1, n, x, 0, LANES, 16, n)
+    for j in range(fours, len(out)):
+        _row(out, j * LANES, LANES, 16, a, j * n, 1, n, x, 0, LANES, 16, n)
 
 
 @kernel(error_model="numpy", inline="always")
