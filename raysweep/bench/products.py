@@ -14,8 +14,8 @@ from raysweep.models.fused.products import Product
 def products(work: Callable[[], object]) -> tuple[float, float]:
     """Return the share of the CPU time of `work` in products with weights, and their operations a second.
 
-    Those of compiled passes are seen.  The small products within attention, those of norms and those of an
-    LSTM's recurrence are not among them.  The work is done twice, and measured the second time.
+    They are those of `raysweep.models.fused` and of traces by it, without the small products within attention
+    and within norms.  The work is done twice, on one thread, and measured the second time.
     """
     seconds, flops = 0.0, 0.0
     multiply, add = Product.__call__, weights.add_outer

@@ -21,7 +21,7 @@ from raysweep.compiled import simd
 from raysweep.errors import ConfigError, DataError
 from raysweep.languages import PCFG
 from raysweep.languages.base import Sample
-from raysweep.languages.pcfg import Grammar
+from raysweep.languages.pcfg import Grammar, blocks
 from raysweep.languages.pcfg.engine import dense_flops
 from raysweep.languages.pcfg.engines import choose, make_engine
 
@@ -247,6 +247,8 @@ def test_sentences_side_by_side_have_the_charts_of_torch(
             answers.append(
                 [
                     *engine.leaf_weights(words[:32], torch.float64),
+                    # Behind one pass of 32, a rest that is too small for another.
+                    engine.tops(words[:40]),
                     engine.tops(words),
                     engine.tops(words, everything=True),
                     *(found for w in range(1, n + 1) for found in engine.prefixes(words, w)),
@@ -272,6 +274,23 @@ def test_sentences_side_by_side_do_not_depend_on_each_other(monkeypatch: pytest.
     for rows in (order, order[:17], torch.arange(5, 60)):
         for one, all_of_them in zip(answers(rows), whole, strict=True):
             assert torch.equal(one, all_of_them[rows])
+
+
+def test_sentences_are_side_by_side_where_that_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simd, "WIDE", True)
+    language = PCFG.random(structure="dense", nonterminals=7, vocabulary=6, max_length=9, engine="dense")
+    engine: Any = language.engine_on(CPU)
+
+    def compiled(batch: int, threads: int = 1) -> bool:
+        monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+        found: bool = engine._side_by_side(torch.zeros(batch, 9, dtype=torch.int64), torch.float32)
+        return found
+
+    assert [compiled(batch) for batch in (16, 17, 32, 33)] == [False, True, True, False]
+    assert [compiled(32, threads) for threads in (2, 3)] == [True, False]
+    # 32 · (2 n² · 12 + 12² + 2 n V) numbers of 4 bytes in 128 MiB.
+    assert [blocks.fits(128, 7, words, torch.float32) for words in (2559, 2560)] == [True, False]
+    assert not blocks.fits(128, 7, 2559, torch.float64)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

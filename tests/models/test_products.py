@@ -1,4 +1,4 @@
-"""Products with a matrix laid out beforehand, against those of PyTorch in float64."""
+"""Products with a matrix and sums over rows, against those of PyTorch in float64."""
 
 import pytest
 import torch
@@ -6,13 +6,23 @@ import torch
 from raysweep.models.fused import products
 from raysweep.models.fused.products import Product, add_outer
 
-SHAPES = [(16, 8, 32), (1, 3, 5), (7, 16, 33), (13, 1, 64), (31, 40, 24), (12, 96, 100)]
+SHAPES = [
+    (16, 8, 32),
+    (1, 3, 5),
+    (7, 16, 33),
+    (13, 1, 64),
+    (31, 40, 24),
+    (12, 96, 100),
+    (24, 33, 64),
+    (5, 32, 41),
+]
 
 
 @pytest.mark.parametrize("wide", [True, False])
 @pytest.mark.parametrize(("rows", "inner", "columns"), SHAPES)
 def test_products_are_those_of_torch(monkeypatch, wide, rows, inner, columns):
     monkeypatch.setattr(products, "WIDE", wide)
+    monkeypatch.setattr(products, "MANY", 1)
     generator = torch.Generator().manual_seed(rows)
     x, matrix = (
         torch.randn(rows, inner, generator=generator),
@@ -20,7 +30,7 @@ def test_products_are_those_of_torch(monkeypatch, wide, rows, inner, columns):
     )
     truth = x.double() @ matrix.double()
     # A matrix may come transposed, and `out` may be part of something that must stay as it is.
-    for given in (matrix, matrix.T.contiguous().T):
+    for given in (matrix, matrix.T.contiguous().T, torch.cat([matrix, matrix], dim=1)[:, :columns]):
         multiply = Product(given)
         assert (multiply(x) - truth).abs().max() < 1e-5 * inner**0.5
         assert (multiply(x.T.contiguous().T) - truth).abs().max() < 1e-5 * inner**0.5
@@ -42,27 +52,74 @@ def test_sums_over_rows_are_those_of_torch(monkeypatch, wide, rows, inputs, outp
     d, x = (torch.randn(rows, width, generator=generator) for width in (outputs, inputs))
     before = torch.randn(outputs, inputs, generator=generator)
     truth = before.double() + d.double().T @ x.double()
-    # Either factor may be columns of a wider one.
-    for given in (d, torch.cat([d, d], dim=1)[:, :outputs]):
-        total = before.clone()
-        add_outer(total, given, x)
-        assert (total - truth).abs().max() < 1e-5 * rows**0.5
+    # Either factor may be columns of a wider one, and the sum may have columns side by side.
+    for given, other in (
+        (d, x),
+        (torch.cat([d, d], dim=1)[:, :outputs], torch.cat([x, x], dim=1)[:, :inputs]),
+    ):
+        for total in (before.clone(), before.T.contiguous().T):
+            add_outer(total, given, other)
+            assert (total - truth).abs().max() < 1e-5 * rows**0.5
 
 
-def test_other_dtypes_and_large_matrices_are_left_to_torch(monkeypatch):
+@pytest.fixture
+def compiled(monkeypatch):
+    """Return the names of the compiled loops that have run, on a processor that has the vectors."""
+    called = []
     monkeypatch.setattr(products, "WIDE", True)
+    for name in ("product", "outer"):
+        loop = getattr(products, name)
+        monkeypatch.setattr(products, name, lambda *a, name=name, loop=loop: (called.append(name), loop(*a)))
+    return called
+
+
+def test_many_rows_of_a_small_float32_matrix_are_multiplied_by_compiled_loops(compiled, monkeypatch):
     monkeypatch.setattr(products, "LARGEST", 500)
-    assert Product(torch.ones(10, 50)).panels is not None
-    assert Product(torch.ones(10, 51)).panels is None
-    assert Product(torch.ones(10, 50, dtype=torch.bfloat16)).panels is None
-    total, d, x = torch.zeros(8, 16), torch.ones(3, 8).bfloat16(), torch.ones(3, 16).bfloat16()
-    add_outer(total, d, x)
-    assert total.tolist() == [[3.0] * 16] * 8
+    x = torch.ones(products.MANY, 10)
+    for few, matrix in (
+        (x[1:], torch.ones(10, 50)),
+        (x, torch.ones(10, 51)),
+        (x.bfloat16(), torch.ones(10, 50, dtype=torch.bfloat16)),
+        (x.double(), torch.ones(10, 50, dtype=torch.float64)),
+    ):
+        assert (Product(matrix)(few) == 10).all()
+        assert compiled == []
+    assert (Product(torch.ones(10, 50))(x) == 10).all()
+    assert compiled == ["product"]
+
+
+def test_sums_over_rows_are_compiled_where_vectors_fit(compiled, monkeypatch):
+    monkeypatch.setattr(products, "LARGEST_SUM", 256)
+    for outputs, inputs, dtype in (
+        (12, 16, torch.float32), (8, 20, torch.float32), (8, 48, torch.float32), (8, 16, torch.bfloat16),
+    ):  # fmt: skip
+        total = torch.zeros(outputs, inputs)
+        add_outer(total, torch.ones(3, outputs, dtype=dtype), torch.ones(3, inputs, dtype=dtype))
+        assert (total == 3).all()
+        assert compiled == []
+    total = torch.zeros(8, 32)
+    add_outer(total, torch.ones(3, 8), torch.ones(3, 32))
+    assert (total == 3).all()
+    assert compiled == ["outer"]
+
+
+def test_shapes_that_do_not_fit_are_refused(compiled):
+    x = torch.ones(products.MANY, 16)
+    with pytest.raises(ValueError, match="times"):
+        Product(torch.ones(8, 32))(x)
+    with pytest.raises(ValueError, match="is not"):
+        Product(torch.ones(16, 32))(x, out=torch.empty(len(x), 31))
+    with pytest.raises(ValueError, match="transposed"):
+        add_outer(torch.zeros(8, 32), torch.ones(len(x), 8), x)
+    with pytest.raises(ValueError, match="transposed"):
+        add_outer(torch.zeros(8, 16), torch.ones(3, 8), x)
+    assert compiled == []
 
 
 @pytest.mark.parametrize("wide", [True, False])
 def test_what_is_not_finite_stays_so(monkeypatch, wide):
     monkeypatch.setattr(products, "WIDE", wide)
+    monkeypatch.setattr(products, "MANY", 1)
     x = torch.ones(10, 4)
     x[3, 2], x[9, 1] = torch.nan, torch.inf
     found = Product(torch.ones(4, 40))(x)

@@ -11,7 +11,8 @@ embedding and no hooks or replaced forwards, and inputs of at most `LONGEST` wor
 (`fits`).  Before a model's first inputs, the norms of the shortest and the longest of them must be those of
 autograd (`FusedNorms.agrees`); a warning says where they are not.  Everything else is left to the hooks of
 `raysweep.flatness.norms.ghost`.  Torch has one thread meanwhile.  Values may differ between two calls by the
-rounding of float32, because MKL groups sums by the place of memory unless MKL_CBWR=COMPATIBLE is set.
+rounding of float32 where torch computes products, because MKL groups sums by the place of memory unless
+MKL_CBWR=COMPATIBLE is set.
 """
 
 from __future__ import annotations

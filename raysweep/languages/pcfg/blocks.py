@@ -6,8 +6,8 @@ The cell of the words from i to before j stands in row i and column j - 1 of a s
 together lie a cell apart, those that end together a row.  N is the number of symbols, with zeros up to a
 multiple of 5.
 
-A sentence's numbers do not depend on the others.  Working space: n^2 cells a chart, half of which are used,
-and N^2 numbers for each of the 32.
+A sentence's numbers do not depend on the others.  Working space: n^2 cells a chart, where half are used, and
+N^2 numbers for each of the 32.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ _one, _two, _three, _four, _five = (tile(_BLOCK, cuts, add=True) for cuts in ran
 class Tables:
     """A grammar's numbers in one dtype: leaves [V+1, N], root [N], and p(A -> B C) twice.
 
-    `up` is [N^2, N], row B N + C; `down` has the same by A, of ten pairs B C after ten others.
+    `up` is [N^2, N], row B N + C.  `down` has the same numbers as [N^2 / 10, N, 10], ten pairs B C for each
+    A, and where five pairs remain, [N, 5] of these behind.
     """
 
     symbols: int
@@ -86,19 +87,25 @@ class Cells:
         spans = square.diagonal(w - 1).permute(3, 0, 2, 1)
         return spans.reshape(starts, SIDE, N)[:, : self.batch, : self.symbols]
 
+    #: Unlike torch's, a chart has both halves of an outside weight in one.
     sum = get
 
 
 def _space(size: int, dtype: np.dtype) -> np.ndarray:
-    """Return an empty array that begins where a vector may, in one line of the cache."""
+    """Return an empty array whose vectors each lie in one line of the cache."""
     space = np.empty(size + BYTES // dtype.itemsize, dtype=dtype)
     first = -space.ctypes.data % BYTES // dtype.itemsize
     return space[first : first + size]
 
 
-def fits(n: int, symbols: int, dtype: torch.dtype) -> bool:
-    """Return whether this processor has the vectors, and 32 sentences of n words take at most 1 GiB."""
-    return simd.WIDE and 2 * n * n * (symbols + _BLOCK) * SIDE * dtype.itemsize <= 1 << 30
+def fits(n: int, symbols: int, words: int, dtype: torch.dtype) -> bool:
+    """Return whether this processor has the vectors, and 32 sentences take at most 128 MiB.
+
+    A sentence of n words takes two charts, the pairs, and two vectors of all `words` for each position.
+    """
+    most = symbols + _BLOCK
+    numbers = SIDE * (2 * n * n * most + most**2 + 2 * n * words)
+    return simd.WIDE and numbers * dtype.itemsize <= 1 << 27
 
 
 def inside(words: np.ndarray, tables: Tables) -> Cells:

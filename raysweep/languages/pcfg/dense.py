@@ -1,7 +1,7 @@
 """The dense engine: all symbols over all spans, as matrix products.
 
-On a processor with vectors of 64 bytes, many sentences side by side have compiled charts (`blocks.py`).  This
-module holds torch's, which are faster for few sentences, and everything on a GPU.
+On a processor with vectors of 64 bytes, many sentences side by side have compiled charts (`blocks.py`), on
+one thread.  The charts here are torch's, for few sentences, for more than two threads, and for GPUs.
 
 Both charts are kept twice: by start and width, and by end and width downwards,
 
@@ -73,7 +73,7 @@ class DenseEngine(TorchEngine):
     def __init__(self, grammar: Grammar, longest: int, device: torch.device) -> None:
         super().__init__(grammar, longest, device)
         self._rules: dict[torch.dtype, Tensor] = {}
-        self._blocks: dict[torch.dtype, blocks.Tables] = {}
+        self._tables_of_blocks: dict[torch.dtype, blocks.Tables] = {}
         #: Spans whose pairs are held at once: on a CPU they stay in the cache between two products.
         self._block = max(1, _BLOCK_BYTES[device.type] // (4 * len(grammar.symbols) ** 2))
 
@@ -118,10 +118,15 @@ class DenseEngine(TorchEngine):
             yield slice(first + part.start, first + part.stop)
 
     def _side_by_side(self, words: Tensor, dtype: torch.dtype) -> bool:
-        """Return whether charts of these sentences are compiled ones: a few take as long as `blocks.SIDE`."""
+        """Return whether these sentences have compiled charts, which take as long for one as for 32.
+
+        Torch uses all its threads, so it is faster with many.
+        """
         batch, n = words.shape
-        fits = self.device.type == "cpu" and blocks.fits(n, len(self.grammar.symbols), dtype)
-        return fits and blocks.SIDE // 2 < batch <= blocks.SIDE
+        if self.device.type != "cpu" or torch.get_num_threads() > 2:
+            return False
+        symbols, size = self.grammar.emission.shape
+        return blocks.SIDE // 2 < batch <= blocks.SIDE and blocks.fits(n, symbols, size, dtype)
 
     def _table(self, dtype: torch.dtype) -> Tensor:
         """Return p(A -> B C) as [N^2, N], row B N + C."""
@@ -135,10 +140,10 @@ class DenseEngine(TorchEngine):
 
     def _inside(self, words: Tensor, dtype: torch.dtype) -> _Chart | blocks.Cells:
         if self._side_by_side(words, dtype):
-            if dtype not in self._blocks:
+            if dtype not in self._tables_of_blocks:
                 numbers = np.dtype(np.float32 if dtype == torch.float32 else np.float64)
-                self._blocks[dtype] = blocks.Tables.of(self.grammar, self.leaves, numbers)
-            return blocks.inside(words.numpy(), self._blocks[dtype])
+                self._tables_of_blocks[dtype] = blocks.Tables.of(self.grammar, self.leaves, numbers)
+            return blocks.inside(words.numpy(), self._tables_of_blocks[dtype])
         batch, n = words.shape
         leaves, rules = self.table("leaves", dtype), self._table(dtype)
         chart = _Chart(n, batch, len(leaves), leaves)

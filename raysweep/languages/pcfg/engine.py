@@ -88,7 +88,7 @@ class Engine(ABC):
 
 
 class TorchEngine(Engine):
-    """An engine of torch operations; subclasses give the charts at leaves, tops and prefixes."""
+    """An engine that makes answers of charts by torch operations; subclasses give the charts."""
 
     def __init__(self, grammar: Grammar, longest: int, device: torch.device) -> None:
         super().__init__(grammar, longest, device)

@@ -185,7 +185,7 @@ class PCFG(Language):
 
         A word of a probability below 1e-150 in its place, in float32 below 1e-38, may look impossible; the
         sentence may be as improbable as it likes.  Memory beside the result: a few MB of
-        charts, more where the grammar is large.
+        charts, more where the grammar is large, and up to 128 MiB where it has most of the possible rules.
         """
         lengths = check_conditionals(self, ids, mask, dtype)
         place = torch.arange(ids.numel(), device=ids.device).view(ids.shape)
@@ -220,7 +220,7 @@ class PCFG(Language):
         # All sentences are put in the order of the groups at once, which saves two copies for each group.
         order = torch.cat([lengths.new_empty(0), *(some for some, _ in groups)])
         sizes = [len(some) for some, _ in groups]
-        sorted_words = self._words(ids, mask, order, ids.shape[1]).split(sizes)
+        sorted_words = self._words(ids, mask, order).split(sizes)
         sorted_place = place[order].split(sizes)
         for (some, n), words, to in zip(groups, sorted_words, sorted_place, strict=True):
             words, to = words[:, :n], to[:, :n]
@@ -313,10 +313,10 @@ class PCFG(Language):
         index[roots] = torch.arange(len(roots), device=device)
         return index
 
-    def _words(self, ids: Tensor, mask: Tensor | None, rows: Tensor, n: int) -> Tensor:
-        """Return the words of sentences of n words [B, n], V where they are hidden."""
-        words = ids[rows, :n]
-        return words if mask is None else words.masked_fill(mask[rows, :n], self.vocabulary_size)
+    def _words(self, ids: Tensor, mask: Tensor | None, rows: Tensor) -> Tensor:
+        """Return the words of some sentences [rows, T], V where they are hidden."""
+        words = ids[rows]
+        return words if mask is None else words.masked_fill(mask[rows], self.vocabulary_size)
 
     def groups(self, lengths: Tensor, strict: bool = True) -> Iterator[tuple[Tensor, int]]:
         """Cut a batch into (rows, n) of sentences of n words.

@@ -8,7 +8,8 @@ behind its attention, for masked words alone.  The gradients of a chunk are comp
 while its activations are in the cache; to autograd the whole is one function of all parameters.
 
 Cost, with D the width, F the intermediate size, L layers: the products of `training_flops`, and about
-(20 D + 4 F) L bytes of activations for each word of a chunk in bfloat16.
+(20 D + 4 F) L bytes of activations for each word of a chunk in bfloat16.  In float32,
+weights are laid out twice for products.
 """
 
 from __future__ import annotations

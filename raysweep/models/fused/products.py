@@ -2,8 +2,8 @@
 
 Libraries change the layout of a matrix in every product, and some do not use the wide vectors of other
 makers' processors.  Here a matrix that many rows are multiplied with is laid out once, and a sum over rows
-needs no layout at all.  Torch computes where a processor lacks vectors of 64 bytes, in other dtypes, and with
-matrices of more than `LARGEST` numbers.
+needs no layout at all.  Torch computes where that is slower (see `Product` and `add_outer`), in other dtypes,
+and on processors without vectors of 64 bytes.
 """
 
 from __future__ import annotations
@@ -14,16 +14,19 @@ from torch import Tensor
 
 from raysweep.compiled import kernel
 from raysweep.compiled.scalars import COMPILED
-from raysweep.compiled.simd import WIDE, peek, poke
+from raysweep.compiled.simd import WIDE, peek, poke, turn
 from raysweep.compiled.tiles import tile
 
-#: Numbers of a matrix up to which laying it out costs little beside a product with it.
-LARGEST = 2**20
+#: Most numbers of a matrix that is laid out, and of a sum over rows: larger ones do not stay in the cache.
+LARGEST, LARGEST_SUM = 2**20, 2**19
 
-#: Columns of a panel, two vectors; and rows that are computed at once.
-_COLUMNS, _ROWS = 32, 12
+#: Rows of a product from which on a layout of the matrix is worth its time.
+MANY = 128
 
-#: Outputs whose gradients are added up at once, and rows between which they are in memory.
+#: Numbers in a vector; columns of a panel, and rows that are computed at once.
+_LANES, _COLUMNS, _ROWS = 16, 32, 12
+
+#: Outputs whose gradients are summed at once, and rows after which these sums are written to memory.
 _OUTPUTS, _BETWEEN = 8, 128
 
 _block, _row = tile(_ROWS, 2, scalar=True), tile(1, 2, scalar=True)
@@ -31,44 +34,83 @@ _two, _three = (tile(_OUTPUTS, vectors, scalar=True, add=True) for vectors in (2
 _one = tile(_OUTPUTS, 1, scalar=True, add=True)
 
 
-def _ours(matrix: Tensor) -> bool:
-    return WIDE and matrix.dtype == torch.float32 and matrix.numel() <= LARGEST
-
-
 class Product:
-    """The map x ↦ x B for a matrix B [I, O] on a processor; do not change B meanwhile."""
+    """The map x ↦ x B for a matrix B [I, O] on a processor.
+
+    B is laid out at the first product of at least `MANY` rows; do not change it afterwards.  Products of
+    fewer rows, and with a B of more than `LARGEST` numbers, are torch's.
+    """
 
     def __init__(self, matrix: Tensor) -> None:
         self.matrix = matrix
-        self.panels = panels(matrix.detach().numpy()) if _ours(matrix) else None
+        self._panels: np.ndarray | None = None
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """Return x B [N, O], in `out` if given, which is contiguous, of x [N, I]."""
-        if self.panels is None:
-            return torch.mm(x, self.matrix, out=out)
+        matrix = self.matrix
+        ours = WIDE and matrix.dtype == x.dtype == torch.float32 and matrix.numel() <= LARGEST
+        if not ours or len(x) < MANY:
+            return torch.mm(x, matrix, out=out)
         if out is None:
-            out = torch.empty(len(x), self.matrix.shape[1])
-        product(x.contiguous().numpy(), self.panels, out.numpy())
+            out = torch.empty(len(x), matrix.shape[1])
+        if x.shape[1] != len(matrix) or out.shape != (len(x), matrix.shape[1]):
+            raise ValueError(f"{list(x.shape)} times {list(matrix.shape)} is not {list(out.shape)}")
+        if self._panels is None:
+            self._panels = laid_out(matrix.detach())
+        product(x.contiguous().numpy(), self._panels, out.numpy())
         return out
 
 
 def add_outer(total: Tensor, d: Tensor, x: Tensor) -> None:
-    """Add dᵀ x to `total` [O, I], of d [N, O] and x [N, I]: the gradient of x ↦ x Wᵀ by W, given d."""
-    whole = d.shape[1] % _OUTPUTS == 0 and x.shape[1] % 16 == 0
-    if whole and _ours(total) and d.dtype == torch.float32:
-        outer(d.contiguous().numpy(), x.contiguous().numpy(), total.numpy())
-    else:
+    """Add dᵀ x to `total` [O, I], of d [N, O] and x [N, I]: the gradient of x ↦ x Wᵀ by W, given d.
+
+    It is torch's unless O is a multiple of 8 and I one of 16, and where `total` has more than `LARGEST_SUM`
+    numbers.
+    """
+    whole = d.shape[1] % _OUTPUTS == 0 and x.shape[1] % _LANES == 0 and total.is_contiguous()
+    small = total.numel() <= LARGEST_SUM
+    if not (WIDE and whole and small and total.dtype == d.dtype == x.dtype == torch.float32):
         total.add_(d.T @ x)
+        return
+    if len(d) != len(x) or total.shape != (d.shape[1], x.shape[1]):
+        raise ValueError(f"{list(d.shape)} transposed times {list(x.shape)} is not {list(total.shape)}")
+    outer(d.contiguous().numpy(), x.contiguous().numpy(), total.numpy())
+
+
+def laid_out(matrix: Tensor) -> np.ndarray:
+    """Return the columns of a matrix [I, O] in panels [P, I, 32], with zeros behind the last."""
+    if matrix.T.is_contiguous():
+        return turned(matrix.T.numpy())
+    return straight(matrix.contiguous().numpy())
 
 
 @kernel(error_model="numpy")
-def panels(matrix):  # type: ignore[no-untyped-def]
-    """Return the columns of a matrix [I, O] in panels [P, I, 32], zeros behind the last."""
+def straight(matrix):  # type: ignore[no-untyped-def]
+    """Return the panels of a matrix [I, O]."""
     rows, columns = matrix.shape
-    out = np.zeros(((columns + _COLUMNS - 1) // _COLUMNS, rows, _COLUMNS), dtype=matrix.dtype)
-    for k in range(rows):
-        for j in range(columns):
-            out[j // _COLUMNS, k, j % _COLUMNS] = matrix[k, j]
+    out = np.zeros(((columns + _COLUMNS - 1) // _COLUMNS, rows, _COLUMNS), dtype=np.float32)
+    for p in range(len(out)):
+        for k in range(rows):
+            for j in range(min(_COLUMNS, columns - p * _COLUMNS)):
+                out[p, k, j] = matrix[k, p * _COLUMNS + j]
+    return out
+
+
+@kernel(error_model="numpy")
+def turned(weight):  # type: ignore[no-untyped-def]
+    """Return the panels of the transpose of a matrix [O, I]."""
+    columns, rows = weight.shape
+    out = np.zeros(((columns + _COLUMNS - 1) // _COLUMNS, rows, _COLUMNS), dtype=np.float32)
+    for j in range(columns):
+        first = (j // _COLUMNS * rows) * _COLUMNS + j % _COLUMNS
+        done = 0
+        if j // _LANES * _LANES + _LANES <= columns:
+            # Blocks of 16 × 16 numbers, with the first row of each.
+            done = rows // _LANES * _LANES
+            for k in range(0, done if j % _LANES == 0 else 0, _LANES):
+                turn(weight, j * rows + k, rows, out, first + k * _COLUMNS, _COLUMNS)
+        for k in range(done, rows):
+            poke(out, first + k * _COLUMNS, peek(weight, j * rows + k))
     return out
 
 

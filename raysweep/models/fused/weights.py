@@ -38,7 +38,7 @@ def array(tensor: Tensor) -> np.ndarray:
 class Matrix:
     """A weight in low precision, and the sum of the gradient of the float32 weight.
 
-    Do not change the weight meanwhile.
+    The weight is laid out at its first product of many rows (`Product`); do not change it afterwards.
     """
 
     low: Tensor
@@ -124,7 +124,7 @@ class Weights:
         return made, array(made)
 
     def _sum(self, parameter: Tensor) -> Tensor:
-        return self.sums.setdefault(id(parameter), torch.zeros_like(parameter, requires_grad=False))
+        return self.sums.setdefault(id(parameter), torch.zeros(parameter.shape, dtype=parameter.dtype))
 
     def _matrix(self, weight: Tensor) -> Matrix:
         return Matrix(weight.detach().to(self.dtype), self._sum(weight))
