@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from llvmlite import binding, ir
 from numba import types
 from numba.core import cgutils
@@ -41,6 +42,13 @@ BYTES = 64
 
 #: Whether this processor has such vectors.
 WIDE = bool(binding.get_host_cpu_features().get("avx512f", False))
+
+
+def aligned(size: int, dtype: np.dtype) -> np.ndarray:
+    """Return an empty array [size] whose vectors each lie in one line of the cache."""
+    space = np.empty(size + BYTES // dtype.itemsize, dtype=dtype)
+    first = -space.ctypes.data % BYTES // dtype.itemsize
+    return space[first : first + size]
 
 
 class Vector(types.Type):

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from raysweep.compiled import kernel, simd
-from raysweep.compiled.simd import BYTES, peek, poke
+from raysweep.compiled.simd import BYTES, aligned, peek, poke
 from raysweep.compiled.tiles import tile
 from raysweep.languages.pcfg.grammar import Grammar
 
@@ -68,7 +68,7 @@ class Tables:
 
     def pairs(self) -> np.ndarray:
         """Return room for a number of each pair of symbols and each sentence [N * N * 32]."""
-        return _space(self.root.size**2 * SIDE, self.root.dtype)
+        return aligned(self.root.size**2 * SIDE, self.root.dtype)
 
 
 class Cells:
@@ -77,7 +77,7 @@ class Cells:
     def __init__(self, n: int, batch: int, tables: Tables) -> None:
         self.n, self.batch, self.tables = n, batch, tables
         self.symbols = tables.symbols
-        self.numbers = _space(n * n * SIDE * len(tables.root), tables.root.dtype)
+        self.numbers = aligned(n * n * SIDE * len(tables.root), tables.root.dtype)
 
     def get(self, w: int) -> Tensor:
         """Return the spans of width w [starts, B, symbols]."""
@@ -89,13 +89,6 @@ class Cells:
 
     #: Unlike torch's, a chart has both halves of an outside weight in one.
     sum = get
-
-
-def _space(size: int, dtype: np.dtype) -> np.ndarray:
-    """Return an empty array whose vectors each lie in one line of the cache."""
-    space = np.empty(size + BYTES // dtype.itemsize, dtype=dtype)
-    first = -space.ctypes.data % BYTES // dtype.itemsize
-    return space[first : first + size]
 
 
 def fits(n: int, symbols: int, words: int, dtype: torch.dtype) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raysweep.compiled.simd import BYTES, LANES
+from raysweep.compiled.simd import BYTES, LANES, aligned
 from raysweep.languages.pcfg.engine import Engine, floor
 from raysweep.languages.pcfg.grammar import Grammar
 from raysweep.languages.pcfg.instructions import Code, Instructions, flatten
@@ -143,14 +143,14 @@ class SparseEngine(Engine):
 
     def _scratch(self, sizes: tuple[int, ...], dtype: np.dtype) -> list[np.ndarray]:
         """Return arrays [size, LANES] of this thread's working space, which the next call uses again."""
-        need = sum(sizes) * LANES * dtype.itemsize + BYTES
+        need = sum(sizes) * LANES * dtype.itemsize
         space = getattr(self._space, "bytes", None)
         if space is None or len(space) < need:
-            space = self._space.bytes = np.empty(need, dtype=np.uint8)
+            space = self._space.bytes = aligned(need, np.dtype(np.uint8))
             self._space.arrays = {}
         arrays: dict[tuple[tuple[int, ...], np.dtype], list[np.ndarray]] = self._space.arrays
         if (sizes, dtype) not in arrays:
-            at, out = -space.ctypes.data % BYTES, []
+            at, out = 0, []
             for size in sizes:
                 stop = at + size * LANES * dtype.itemsize
                 out.append(space[at:stop].view(dtype).reshape(size, LANES))
