@@ -5,7 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 
 from raysweep.models.fused import weights
 from raysweep.models.fused.products import Product
@@ -45,3 +48,21 @@ def products(work: Callable[[], object]) -> tuple[float, float]:
     finally:
         Product.__call__, weights.add_outer = multiply, add  # type: ignore[method-assign]
     return seconds / whole, flops / seconds
+
+
+def products_on_gpu(work: Callable[[], object]) -> tuple[float, float]:
+    """Return the share of a GPU's working time in torch's matrix products, and their operations a second.
+
+    The work is done twice, and measured the second time.  It must not replay graphs, whose kernels belong to
+    no operation of torch.
+    """
+    work()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], with_flops=True) as taken:
+        work()
+        torch.cuda.synchronize()
+    found = taken.key_averages()
+    every = sum(one.self_device_time_total for one in found if one.device_type == DeviceType.CUDA)
+    own = [one for one in found if one.key in ("aten::mm", "aten::addmm")]
+    microseconds = sum(one.self_device_time_total for one in own)
+    return microseconds / every, 1e6 * sum(one.flops for one in own) / microseconds

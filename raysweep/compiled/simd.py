@@ -13,8 +13,8 @@
     positive(x, y, z)                   number by number y where x > 0, else z
     inverse(x)                          1 / x
     total(x)                            the sum of a vector's numbers
-    turn(array, place, row, out, to, gap)   write the transpose of a block of 16 × 16 float32 numbers, whose
-                                        rows are `row` apart in `array`, to rows `gap` apart in `out`
+    turn(array, place, row, out, to, gap)   write the transpose of a block of 16 × 16 numbers of four bytes,
+                                        whose rows are `row` apart in `array`, to rows `gap` apart in `out`
 
 Arrays of rows are [rows, LANES] in C order, aligned to 64 bytes; others are in C order too, and a kernel that
 is given another one does not compile.  A processor with shorter registers uses several for a vector.
@@ -51,6 +51,9 @@ def aligned(size: int, dtype: np.dtype) -> np.ndarray:
     return space[first : first + size]
 
 
+_ELEMENTS = {types.float32: ir.FloatType(), types.float64: ir.DoubleType(), types.uint32: ir.IntType(32)}
+
+
 class Vector(types.Type):
     """The type of a vector of `dtype`."""
 
@@ -60,9 +63,8 @@ class Vector(types.Type):
 
 
 def shape_of(dtype):  # type: ignore[no-untyped-def]
-    """Return LLVM's type of a vector of `dtype`."""
-    element = ir.FloatType() if dtype == types.float32 else ir.DoubleType()
-    return ir.VectorType(element, BYTES * 8 // dtype.bitwidth)
+    """Return LLVM's type of a vector of `dtype`: float32, float64 or uint32."""
+    return ir.VectorType(_ELEMENTS[dtype], BYTES * 8 // dtype.bitwidth)
 
 
 @register_model(Vector)

@@ -212,7 +212,7 @@ class Encoder(MaskedLM):
     Attributes beside those of `MaskedLM`: `shape`, `norm`, and `checkpointing`, which may be set at any time.
     """
 
-    wide = 64
+    wide = 32
     compiled = "raysweep.models.fused.encoder"
 
     def __init__(

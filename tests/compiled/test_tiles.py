@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
 
 from raysweep.compiled import kernel
-from raysweep.compiled.tiles import tile
+from raysweep.compiled.tiles import PAIRS, tile
 
 _VECTORS, _ADDED, _SCALED = tile(3, 2), tile(5, 4, add=True), tile(6, 2, scalar=True)
 
@@ -48,3 +49,47 @@ def test_a_block_is_a_sum_of_products(
     exact += out if add else 0
     loop(out, x, y, count)
     np.testing.assert_allclose(out, exact, rtol=0, atol=2e-6 if dtype == np.float32 else 1e-14)
+
+
+_ROUNDED, _SUMMED = tile(4, 2, scalar=True), tile(4, 2, scalar=True, add=True)
+
+
+@kernel(error_model="numpy")
+def _rounded(out, x, y, count):  # type: ignore[no-untyped-def]
+    _ROUNDED(out, 0, 32, 16, x, 0, 4, 1, y, 0, 32, 16, count)
+
+
+@kernel(error_model="numpy")
+def _summed(out, x, y, count):  # type: ignore[no-untyped-def]
+    _SUMMED(out, 0, 32, 16, x, 0, 4, 1, y, 0, 32, 16, count)
+
+
+@pytest.mark.skipif(not PAIRS, reason="this processor has no instructions for pairs of bfloat16 numbers")
+@pytest.mark.parametrize("count", [0, 1, 9])
+def test_pairs_of_bfloat16_numbers_are_multiplied_and_added(count: int) -> None:
+    generator = torch.Generator().manual_seed(count)
+    x = torch.randn(count, 4, 1, 2, generator=generator).bfloat16()
+    y = torch.randn(count, 1, 32, 2, generator=generator).bfloat16()
+    exact = (x.double() * y.double()).sum(dim=(0, 3))
+    pairs = [given.view(torch.uint32).numpy() for given in (x, y)]
+    before = torch.randn(4, 32, generator=generator)
+    out = before.clone()
+    _summed(out.numpy(), *pairs, count)
+    assert (out - before - exact).abs().max() < 1e-6 * (1 + count)
+    rounded = torch.full((4, 32), torch.nan, dtype=torch.bfloat16)
+    _rounded(rounded.view(torch.uint16).numpy(), *pairs, count)
+    assert ((rounded - exact).abs() <= 2**-8 * exact.abs() + 1e-6).all()
+
+
+@pytest.mark.skipif(not PAIRS, reason="this processor has no instructions for pairs of bfloat16 numbers")
+def test_sums_are_rounded_to_nearest_with_ties_to_even() -> None:
+    """1 + 2^-8, 1 + 3 · 2^-8 and 1 - 2^-9 each lie halfway between two bfloat16 numbers."""
+    first = torch.tensor([1.0, 1.0, 1.0, 1.0, torch.inf, torch.nan]).bfloat16()
+    second = torch.tensor([2.0**-8, 3 * 2.0**-8, 2.0**-8 + 2.0**-15, -(2.0**-9), 1.0, 1.0]).bfloat16()
+    y = torch.zeros(1, 32, 2).bfloat16()
+    y[0, :6, 0], y[0, :6, 1] = first, second
+    out = torch.empty(4, 32, dtype=torch.bfloat16)
+    pairs = [given.view(torch.uint32).numpy() for given in (torch.ones(1, 4, 2).bfloat16(), y)]
+    _rounded(out.view(torch.uint16).numpy(), *pairs, 1)
+    wanted = torch.tensor([1.0, 1 + 2.0**-6, 1 + 2.0**-7, 1.0, torch.inf, torch.nan]).bfloat16()
+    torch.testing.assert_close(out[:, :6], wanted.expand(4, 6), rtol=0, atol=0, equal_nan=True)

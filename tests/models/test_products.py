@@ -3,8 +3,13 @@
 import pytest
 import torch
 
+from raysweep.compiled.tiles import PAIRS
 from raysweep.models.fused import products
 from raysweep.models.fused.products import Product, add_outer
+
+needs_pairs = pytest.mark.skipif(
+    not PAIRS, reason="this processor has no instructions for pairs of bfloat16 numbers"
+)
 
 SHAPES = [
     (16, 8, 32),
@@ -42,6 +47,43 @@ def test_products_are_those_of_torch(monkeypatch, wide, rows, inner, columns):
         assert around[-1].isinf().all()
 
 
+@needs_pairs
+@pytest.mark.parametrize(("rows", "inner", "columns"), [*SHAPES, (300, 64, 48), (25, 26, 208)])
+def test_products_of_bfloat16_are_exact_ones_rounded(compiled, monkeypatch, rows, inner, columns):
+    monkeypatch.setattr(products, "MANY", 1)
+    generator = torch.Generator().manual_seed(rows)
+    x = torch.randn(rows, inner, generator=generator).bfloat16()
+    matrix = torch.randn(inner, columns, generator=generator).bfloat16()
+    truth = x.double() @ matrix.double()
+    for given in (matrix, matrix.T.contiguous().T, torch.cat([matrix, matrix], dim=1)[:, :columns]):
+        compiled.clear()
+        multiply = Product(given)
+        around = torch.full((rows + 2, columns), torch.inf, dtype=torch.bfloat16)
+        multiply(x, out=around[1:-1])
+        for found in (multiply(x), multiply(x.T.contiguous().T), around[1:-1]):
+            assert found.dtype == torch.bfloat16
+            assert ((found - truth).abs() <= 2**-8 * truth.abs() + 1e-5 * inner**0.5).all()
+        assert around[0].isinf().all()
+        assert around[-1].isinf().all()
+        assert set(compiled) == (set() if inner % 2 else {"product"})
+
+
+@needs_pairs
+@pytest.mark.parametrize("outputs", [8, 24, 30])
+@pytest.mark.parametrize("inputs", [16, 48, 64, 80, 20])
+@pytest.mark.parametrize("rows", [1, 2, 255, 300])
+def test_sums_over_rows_of_bfloat16_are_not_rounded(compiled, rows, inputs, outputs):
+    generator = torch.Generator().manual_seed(rows + inputs)
+    d, x = (torch.randn(rows, width, generator=generator).bfloat16() for width in (outputs, inputs))
+    before = torch.randn(outputs, inputs, generator=generator)
+    truth = before.double() + d.double().T @ x.double()
+    total = before.clone()
+    add_outer(total, torch.cat([d, d], dim=1)[:, :outputs], x)
+    ours = inputs % 16 == 0
+    assert compiled == (["outer_pairs"] if ours else [])
+    assert (total - truth).abs().max() < (1e-5 if ours else 2e-2) * rows**0.5
+
+
 @pytest.mark.parametrize("wide", [True, False])
 @pytest.mark.parametrize("outputs", [8, 24, 30])
 @pytest.mark.parametrize("inputs", [16, 32, 48, 64, 80, 112, 20])
@@ -67,7 +109,7 @@ def compiled(monkeypatch):
     """Return the names of the compiled loops that have run, on a processor that has the vectors."""
     called = []
     monkeypatch.setattr(products, "WIDE", True)
-    for name in ("product", "outer"):
+    for name in ("product", "outer", "outer_pairs"):
         loop = getattr(products, name)
         monkeypatch.setattr(products, name, lambda *a, name=name, loop=loop: (called.append(name), loop(*a)))
     return called
@@ -79,7 +121,6 @@ def test_many_rows_of_a_small_float32_matrix_are_multiplied_by_compiled_loops(co
     for few, matrix in (
         (x[1:], torch.ones(10, 50)),
         (x, torch.ones(10, 51)),
-        (x.bfloat16(), torch.ones(10, 50, dtype=torch.bfloat16)),
         (x.double(), torch.ones(10, 50, dtype=torch.float64)),
     ):
         assert (Product(matrix)(few) == 10).all()
@@ -91,7 +132,7 @@ def test_many_rows_of_a_small_float32_matrix_are_multiplied_by_compiled_loops(co
 def test_sums_over_rows_are_compiled_where_vectors_fit(compiled, monkeypatch):
     monkeypatch.setattr(products, "LARGEST_SUM", 256)
     for outputs, inputs, dtype in (
-        (12, 16, torch.float32), (8, 20, torch.float32), (8, 48, torch.float32), (8, 16, torch.bfloat16),
+        (8, 20, torch.float32), (8, 48, torch.float32), (8, 20, torch.bfloat16), (8, 16, torch.float64),
     ):  # fmt: skip
         total = torch.zeros(outputs, inputs)
         add_outer(total, torch.ones(3, outputs, dtype=dtype), torch.ones(3, inputs, dtype=dtype))

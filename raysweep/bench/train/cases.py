@@ -7,16 +7,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
+from typing import cast
 
 import torch
 
 from raysweep.algorithms.adamw import AdamWConfig
 from raysweep.bench.harness import Case, Contestant, Device, Difference, Peer, Prepared, cheapest, seconds
 from raysweep.bench.peers.bert import Bert, Inputs, Recipe, check_compiler
-from raysweep.bench.products import products
+from raysweep.bench.products import products, products_on_gpu
 from raysweep.bench.record import Figure, Goal, Peak, Timing
 from raysweep.bench.train.work import Work, by_length, losses, split, train, wait
 from raysweep.models.batch import Batch
+from raysweep.models.encoder import Encoder
 from raysweep.models.flops import training_flops
 
 DROPOUT = 0.1
@@ -185,15 +187,45 @@ def _figures(work: Work, goal: float | None, timing: Timing | None, peak: Peak) 
         ),
         *(Figure(name=f"{part}, a step", unit="ms", value=1e3 * taken) for part, taken in parts.items()),
     ]
-    if work.device == "cpu":
-        share, rate = products(partial(train, work, stepper))
-        most = peak.gemm_bfloat16_gflops if half else peak.gemm_float32_gflops
-        figures += [
-            Figure(name="share of a step in matrix products", unit="", value=share),
+    if work.device == "cuda":
+        # Plain steps: the kernels of a recorded one belong to no operation.
+        stepper.mark = lambda part: None
+    share, rate = (products if work.device == "cpu" else products_on_gpu)(partial(train, work, stepper))
+    most = peak.gemm_bfloat16_gflops if half else peak.gemm_float32_gflops
+    figures += [
+        Figure(name="share of a step in matrix products", unit="", value=share),
+        Figure(
+            name=f"rate of these products by the peak in {'bfloat16' if half else 'float32'}",
+            unit="",
+            value=1e-9 * rate / most,
+        ),
+    ]
+    if work.device == "cuda":
+        moved = 1e-9 * other_bytes(cast(Encoder, stepper.model), work.tokens, len(work.lengths), work.steps)
+        figures.append(
             Figure(
-                name=f"rate of these products by the peak in {'bfloat16' if half else 'float32'}",
+                name="time of copying what all else reads and writes, by that of all",
                 unit="",
-                value=1e-9 * rate / most,
-            ),
-        ]
+                value=moved / peak.copy_gbytes / work.tokens / timing.seconds.median,
+            )
+        )
     return figures
+
+
+def other_bytes(model: Encoder, tokens: int, masked: int, steps: int) -> int:
+    """Return the least bytes that training on a GPU moves outside products (`raysweep.models.gpu`).
+
+    With D the width and F the intermediate size, numbers between products being bfloat16 and residual streams
+    and sums float32, a word takes
+
+    8 D + 14 D              attention, forward and backward, in each layer
+    24 D + 32 D + 10 F      both residual sums and norms, and the activation, in each layer but the last
+
+    A masked word takes the second line in the last layer.  A weight takes 34 bytes a step: AdamW reads four
+    numbers and writes three, and a copy in bfloat16 is made.
+    """
+    D, F, layers = model.width, model.shape.intermediate, model.shape.layers
+    behind = 56 * D + 10 * F
+    words = layers * 22 * D + (layers - 1) * behind
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    return tokens * words + masked * behind + 34 * weights * steps

@@ -18,7 +18,7 @@ from raysweep.flatness.fused import kernels
 from raysweep.flatness.fused.taps import ChunkNorms, Sink, TappedMatrix
 from raysweep.models.fused.lstm import Direction, LSTMWeights, Pass
 from raysweep.models.fused.packing import Chunk
-from raysweep.models.fused.weights import array
+from raysweep.models.fused.products import array
 from raysweep.models.lstm import LSTM
 
 

@@ -19,7 +19,8 @@ from torch import Tensor
 from raysweep.flatness.fused import kernels
 from raysweep.models.fused.encoder import Norm
 from raysweep.models.fused.packing import Chunk
-from raysweep.models.fused.weights import Matrix, Vector, array
+from raysweep.models.fused.products import array
+from raysweep.models.fused.weights import Matrix, Vector
 
 
 class Sink(Protocol):

@@ -28,8 +28,9 @@ from raysweep.models.dropout import cut_of
 from raysweep.models.encoder import Encoder, EncoderLayer
 from raysweep.models.fused import attention, kernels
 from raysweep.models.fused.packing import Chunk
+from raysweep.models.fused.products import array
 from raysweep.models.fused.states import states
-from raysweep.models.fused.weights import Matrix, Vector, Weights, array, differentiable
+from raysweep.models.fused.weights import Matrix, Vector, Weights, differentiable
 from raysweep.seeding import derive
 
 CHUNK = 2048  # words: with fewer, products are too small to be fast; with more, memory is slower than cache

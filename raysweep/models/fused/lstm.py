@@ -28,8 +28,9 @@ from raysweep.models.batch import Batch
 from raysweep.models.dropout import cut_of
 from raysweep.models.fused import recurrent
 from raysweep.models.fused.packing import Chunk
+from raysweep.models.fused.products import array
 from raysweep.models.fused.states import states
-from raysweep.models.fused.weights import Matrix, Vector, Weights, array, differentiable
+from raysweep.models.fused.weights import Matrix, Vector, Weights, differentiable
 from raysweep.models.lstm import LSTM, LSTMLayer
 from raysweep.seeding import derive
 

@@ -1,9 +1,12 @@
-"""Products of float32 matrices of a small model's sizes, by compiled blocks of sums.
+"""Products of matrices of a small model's sizes, by compiled blocks of sums.
 
 Libraries change the layout of a matrix in every product, and some do not use the wide vectors of other
 makers' processors.  Here a matrix that many rows are multiplied with is laid out once, and a sum over rows
-needs no layout at all.  Torch computes where that is slower (see `Product` and `add_outer`), in other dtypes,
-and on processors without vectors of 64 bytes.
+needs no layout of float32 numbers, and one pass for bfloat16.  Torch computes where that is slower (see
+`Product` and `add_outer`), in other dtypes, and on processors without the instructions (`WIDE`, `PAIRS`).
+
+Compiled code takes bfloat16 numbers in pairs, as uint32: the terms 2 k and 2 k + 1 of a sum.  A row of a
+matrix holds such pairs side by side; of rows, neighbours are paired first (`paired`).
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from torch import Tensor
 from raysweep.compiled import kernel
 from raysweep.compiled.scalars import COMPILED
 from raysweep.compiled.simd import WIDE, peek, poke, turn
-from raysweep.compiled.tiles import tile
+from raysweep.compiled.tiles import PAIRS, tile
 
 #: Most numbers of a matrix that is laid out, and of a sum over rows: larger ones do not stay in the cache.
 LARGEST, LARGEST_SUM = 2**20, 2**19
@@ -29,16 +32,27 @@ _LANES, _COLUMNS, _ROWS = 16, 32, 12
 #: Outputs whose gradients are summed at once, and rows after which these sums are written to memory.
 _OUTPUTS, _BETWEEN = 8, 128
 
-_block, _row = tile(_ROWS, 2, scalar=True), tile(1, 2, scalar=True)
+_block, _narrow, _row = tile(_ROWS, 2, scalar=True), tile(_ROWS, 1, scalar=True), tile(1, 2, scalar=True)
 _two, _three = (tile(_OUTPUTS, vectors, scalar=True, add=True) for vectors in (2, 3))
-_one = tile(_OUTPUTS, 1, scalar=True, add=True)
+_one, _last = (tile(outputs, 1, scalar=True, add=True) for outputs in (_OUTPUTS, 1))
+
+
+def array(tensor: Tensor) -> np.ndarray:
+    """Return a tensor's memory as the kernels take it: float32, or bfloat16's bits as uint16."""
+    tensor = tensor.detach()
+    return tensor.view(torch.uint16).numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
+
+
+def _serves(dtype: torch.dtype) -> bool:
+    """Return whether this processor has the instructions of compiled products in `dtype`."""
+    return {torch.float32: WIDE, torch.bfloat16: PAIRS}.get(dtype, False)
 
 
 class Product:
     """The map x ↦ x B for a matrix B [I, O] on a processor.
 
     B is laid out at the first product of at least `MANY` rows; do not change it afterwards.  Products of
-    fewer rows, and with a B of more than `LARGEST` numbers, are torch's.
+    fewer rows, and with a B of more than `LARGEST` numbers, are torch's, and in bfloat16 those with an odd I.
     """
 
     def __init__(self, matrix: Tensor) -> None:
@@ -47,48 +61,77 @@ class Product:
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """Return x B [N, O], in `out` if given, which is contiguous, of x [N, I]."""
-        matrix = self.matrix
-        ours = WIDE and matrix.dtype == x.dtype == torch.float32 and matrix.numel() <= LARGEST
-        if not ours or len(x) < MANY:
+        matrix, dtype = self.matrix, x.dtype
+        ours = _serves(dtype) and matrix.dtype == dtype and matrix.numel() <= LARGEST
+        odd = dtype == torch.bfloat16 and len(matrix) % 2 == 1
+        if not ours or odd or len(x) < MANY:
             return torch.mm(x, matrix, out=out)
         if out is None:
-            out = torch.empty(len(x), matrix.shape[1])
+            out = torch.empty(len(x), matrix.shape[1], dtype=dtype)
         if x.shape[1] != len(matrix) or out.shape != (len(x), matrix.shape[1]):
             raise ValueError(f"{list(x.shape)} times {list(matrix.shape)} is not {list(out.shape)}")
         if self._panels is None:
             self._panels = laid_out(matrix.detach())
-        product(x.contiguous().numpy(), self._panels, out.numpy())
+        product(_terms(x.contiguous()), self._panels, array(out))
         return out
 
 
 def add_outer(total: Tensor, d: Tensor, x: Tensor) -> None:
     """Add dᵀ x to `total` [O, I], of d [N, O] and x [N, I]: the gradient of x ↦ x Wᵀ by W, given d.
 
-    It is torch's unless O is a multiple of 8 and I one of 16, and where `total` has more than `LARGEST_SUM`
-    numbers.
+    It is torch's unless I is a multiple of 16, and where `total` has more than `LARGEST_SUM` numbers.
     """
-    whole = d.shape[1] % _OUTPUTS == 0 and x.shape[1] % _LANES == 0 and total.is_contiguous()
-    small = total.numel() <= LARGEST_SUM
-    if not (WIDE and whole and small and total.dtype == d.dtype == x.dtype == torch.float32):
+    fits = x.shape[1] % _LANES == 0 and total.is_contiguous() and total.numel() <= LARGEST_SUM
+    alike = total.dtype == torch.float32 and d.dtype == x.dtype
+    if not (alike and fits and _serves(x.dtype)):
         total.add_(d.T @ x)
         return
     if len(d) != len(x) or total.shape != (d.shape[1], x.shape[1]):
         raise ValueError(f"{list(d.shape)} transposed times {list(x.shape)} is not {list(total.shape)}")
-    outer(d.contiguous().numpy(), x.contiguous().numpy(), total.numpy())
+    add = outer_pairs if x.dtype == torch.bfloat16 else outer
+    add(array(d.contiguous()), array(x.contiguous()), total.numpy())
+
+
+def _terms(tensor: Tensor) -> np.ndarray:
+    """Return the terms of a contiguous matrix's rows: its numbers, or pairs of them [N, I / 2]."""
+    return tensor.view(torch.uint32).numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
 
 
 def laid_out(matrix: Tensor) -> np.ndarray:
-    """Return the columns of a matrix [I, O] in panels [P, I, 32], with zeros behind the last."""
+    """Return the columns of a matrix [I, O], or its pairs [I / 2, O], in panels [P, I, 32].
+
+    Zeros are behind the last.
+    """
     if matrix.T.is_contiguous():
-        return turned(matrix.T.numpy())
-    return straight(matrix.contiguous().numpy())
+        return turned(_terms(matrix.T))
+    numbers = array(matrix.contiguous())
+    return straight(paired(numbers) if matrix.dtype == torch.bfloat16 else numbers)
+
+
+@kernel(error_model="numpy")
+def paired(numbers):  # type: ignore[no-untyped-def]
+    """Return the pairs of neighbouring rows of a matrix uint16 [N, I]: uint32 [⌈N / 2⌉, I].
+
+    The partner of a last row without one is 0.
+    """
+    rows, columns = numbers.shape
+    out = np.empty(((rows + 1) // 2, columns), dtype=np.uint32)
+    for n in range(rows // 2):
+        first, second = 2 * n * columns, (2 * n + 1) * columns
+        for j in range(columns):
+            upper = np.uint32(peek(numbers, second + j)) << np.uint32(16)
+            poke(out, n * columns + j, np.uint32(peek(numbers, first + j)) | upper)
+    if rows % 2 == 1:
+        for j in range(columns):
+            poke(out, rows // 2 * columns + j, np.uint32(peek(numbers, (rows - 1) * columns + j)))
+    return out
 
 
 @kernel(error_model="numpy")
 def straight(matrix):  # type: ignore[no-untyped-def]
     """Return the panels of a matrix [I, O]."""
     rows, columns = matrix.shape
-    out = np.zeros(((columns + _COLUMNS - 1) // _COLUMNS, rows, _COLUMNS), dtype=np.float32)
+    out = np.zeros(((columns + _COLUMNS - 1) // _COLUMNS, rows, _COLUMNS), dtype=matrix.dtype)
     for p in range(len(out)):
         for k in range(rows):
             for j in range(min(_COLUMNS, columns - p * _COLUMNS)):
@@ -100,7 +143,7 @@ def straight(matrix):  # type: ignore[no-untyped-def]
 def turned(weight):  # type: ignore[no-untyped-def]
     """Return the panels of the transpose of a matrix [O, I]."""
     columns, rows = weight.shape
-    out = np.zeros(((columns + _COLUMNS - 1) // _COLUMNS, rows, _COLUMNS), dtype=np.float32)
+    out = np.zeros(((columns + _COLUMNS - 1) // _COLUMNS, rows, _COLUMNS), dtype=weight.dtype)
     for j in range(columns):
         first = (j // _COLUMNS * rows) * _COLUMNS + j % _COLUMNS
         done = 0
@@ -116,11 +159,11 @@ def turned(weight):  # type: ignore[no-untyped-def]
 
 @kernel(**COMPILED)
 def outer(d, x, total):  # type: ignore[no-untyped-def]
-    """Do what `add_outer` does, for O a multiple of 8 and I of 16."""
+    """Do what `add_outer` does, for I a multiple of 16, of float32 numbers or of `paired` rows."""
     rows, outputs, inputs = d.shape[0], d.shape[1], x.shape[1]
     for n in range(0, rows, _BETWEEN):
         count = min(_BETWEEN, rows - n)
-        for o in range(0, outputs, _OUTPUTS):
+        for o in range(0, outputs // _OUTPUTS * _OUTPUTS, _OUTPUTS):
             i, p = 0, n * outputs + o
             while i < inputs:
                 at, q, rest = o * inputs + i, n * inputs + i, inputs - i
@@ -133,26 +176,37 @@ def outer(d, x, total):  # type: ignore[no-untyped-def]
                 else:
                     _two(total, at, inputs, 16, d, p, outputs, 1, x, q, inputs, 16, count)
                     i += 32
+        for o in range(outputs // _OUTPUTS * _OUTPUTS, outputs):
+            for i in range(0, inputs, _LANES):
+                at, p, q = o * inputs + i, n * outputs + o, n * inputs + i
+                _last(total, at, inputs, 16, d, p, outputs, 1, x, q, inputs, 16, count)
+
+
+@kernel(error_model="numpy")
+def outer_pairs(d, x, total):  # type: ignore[no-untyped-def]
+    """Do what `outer` does, for bfloat16 numbers as uint16."""
+    outer(paired(d), paired(x), total)
 
 
 @kernel(**COMPILED)
 def product(x, panels, out):  # type: ignore[no-untyped-def]
-    """out [N, O] = x [N, I] B, of a matrix B in `panels`."""
+    """out [N, O] = x [N, I] B, of a matrix B in `panels`; bfloat16 as pairs x [N, I / 2]."""
     rows, inner, columns = x.shape[0], x.shape[1], out.shape[1]
-    spare = np.empty((_ROWS, _COLUMNS), dtype=np.float32)
+    spare = np.empty((_ROWS, _COLUMNS), dtype=out.dtype)
     for p in range(panels.shape[0]):
         y, j = p * inner * _COLUMNS, p * _COLUMNS
         width = min(_COLUMNS, columns - j)
         for i in range(0, rows - _ROWS + 1, _ROWS):
+            c, a = i * columns + j, i * inner
             if width == _COLUMNS:
-                _block(
-                    out, i * columns + j, columns, 16, x, i * inner, 1, inner, panels, y, _COLUMNS, 16, inner
-                )
-                continue
-            _block(spare, 0, _COLUMNS, 16, x, i * inner, 1, inner, panels, y, _COLUMNS, 16, inner)
-            for r in range(_ROWS):
-                for c in range(width):
-                    poke(out, (i + r) * columns + j + c, peek(spare, r * _COLUMNS + c))
+                _block(out, c, columns, 16, x, a, 1, inner, panels, y, _COLUMNS, 16, inner)
+            elif width == _LANES:
+                _narrow(out, c, columns, 16, x, a, 1, inner, panels, y, _COLUMNS, 16, inner)
+            else:
+                _block(spare, 0, _COLUMNS, 16, x, a, 1, inner, panels, y, _COLUMNS, 16, inner)
+                for r in range(_ROWS):
+                    for k in range(width):
+                        poke(out, c + r * columns + k, peek(spare, r * _COLUMNS + k))
         for i in range(rows // _ROWS * _ROWS, rows):
             _row(spare, 0, _COLUMNS, 16, x, i * inner, 1, inner, panels, y, _COLUMNS, 16, inner)
             for c in range(width):

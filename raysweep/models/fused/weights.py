@@ -20,18 +20,12 @@ from raysweep.models.base import MaskedLM
 from raysweep.models.batch import Batch
 from raysweep.models.fused import kernels
 from raysweep.models.fused.packing import Chunk, packed
-from raysweep.models.fused.products import Product, add_outer
+from raysweep.models.fused.products import Product, add_outer, array
 
 _LARGE = 4096  # words of a vocabulary
 
 R = TypeVar("R")
 W = TypeVar("W", bound="Weights")
-
-
-def array(tensor: Tensor) -> np.ndarray:
-    """Return a tensor's memory as the kernels take it: float32, or bfloat16's bits as uint16."""
-    tensor = tensor.detach()
-    return tensor.view(torch.uint16).numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
 
 
 @dataclass(frozen=True)
