@@ -105,8 +105,8 @@ class MaskedLM(nn.Module, ABC):
 
     #: The width from which bfloat16 products make training on a CPU faster; None if they never do.
     wide: ClassVar[int | None] = None
-    #: The module with compiled training for a CPU: `masked_loss(model, words, seed=..., dtype=...)`, which
-    #: computes gradients along with the loss, and `hidden_at` of the same arguments.  It holds for this very
+    #: The module with compiled training for a CPU: `step(model, words, seed=..., dtype=...)`, a
+    #: `raysweep.models.fused.weights.Step`, and `hidden_at` of the same arguments.  It holds for this very
     #: class, not for subclasses.
     compiled: ClassVar[str | None] = None
 
@@ -183,9 +183,19 @@ class MaskedLM(nn.Module, ABC):
         """
         if self.fused:
             # Imported here because it imports numba.
-            loss: Tensor = import_module(str(self.compiled)).masked_loss(self, words, seed=seed, dtype=dtype)
+            step = import_module(str(self.compiled)).step(self, words, seed=seed, dtype=dtype)
+            loss: Tensor = step.differentiable()
             return loss
         return self.plain_loss(words, dtype=dtype)
+
+    def learn(self, words: Batch, *, seed: int, dtype: torch.dtype) -> Tensor:
+        """Add the gradient of `masked_loss` of a `fused` model to `.grad`; return the loss, detached.
+
+        It does without autograd, whose bookkeeping takes a tenth of a step of a small model.
+        """
+        step = import_module(str(self.compiled)).step(self, words, seed=seed, dtype=dtype)
+        loss: Tensor = step.learn()
+        return loss
 
     def plain_loss(self, words: Batch, *, dtype: torch.dtype) -> Tensor:
         """Return the loss of `masked_loss` by the model's own modules; torch's generator draws dropout."""

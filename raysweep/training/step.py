@@ -229,17 +229,25 @@ class Stepper:
         for k, part in enumerate(parts, start=1):
             last = k == len(parts)
             with nullcontext() if last else self._alone():
-                objective, loss = self._loss(part, step, seed, last=last)
-                if self.mark is not None and not self.model.fused:
-                    self.mark("forward")
-                # DistributedDataParallel averages over workers; the parts are to be summed.
-                averaged = self.world.size > 1 and not sharded
-                with reproducible(self.device):
-                    torch.autograd.backward(objective * self.world.size if averaged else objective)
-                if self.mark is not None:
-                    self.mark("forward+backward" if self.model.fused else "backward")
-            losses.append(loss)
+                losses.append(self._learn(part, step, seed, last=last))
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
+
+    def _learn(self, part: Batch, step: int, seed: int, *, last: bool) -> Tensor:
+        """Add the gradient of a part to `.grad`; return its part of the loss."""
+        fused = self.model.fused
+        if fused and self.world.size == 1 and self._masked.extra is None:
+            loss = self.model.learn(part, seed=seed, dtype=self.dtype)
+        else:
+            objective, loss = self._loss(part, step, seed, last=last)
+            if self.mark is not None and not fused:
+                self.mark("forward")
+            # DistributedDataParallel averages over workers; the parts are to be summed.
+            averaged = self.world.size > 1 and self.world.shards == 1
+            with reproducible(self.device):
+                torch.autograd.backward(objective * self.world.size if averaged else objective)
+        if self.mark is not None:
+            self.mark("forward+backward" if fused else "backward")
+        return loss
 
     def _alone(self) -> AbstractContextManager[None]:
         """Return a context in which gradients are not summed over workers."""

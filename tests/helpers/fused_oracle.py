@@ -80,7 +80,7 @@ def ours(
     fused: ModuleType, model: MaskedLM, batch: Batch, seed: int, dtype: torch.dtype
 ) -> tuple[float, dict[str, Tensor]]:
     """Return the loss of the `masked_loss` of a module of raysweep.models.fused, and its gradients."""
-    loss = fused.masked_loss(model, batch, seed=seed, dtype=dtype)
+    loss = fused.step(model, batch, seed=seed, dtype=dtype).differentiable()
     names, parameters = zip(*model.named_parameters(), strict=True)
     found = torch.autograd.grad(loss, parameters)
     return loss.item(), dict(zip(names, found, strict=True))

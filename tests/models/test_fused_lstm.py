@@ -1,6 +1,7 @@
 """The fused training path of LSTMs, beside their equations written out word by word in float64."""
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -200,9 +201,9 @@ def test_two_micro_batches_are_one_update(mask: Any) -> None:
 def test_gradients_share_no_memory() -> None:
     model, batch = make(), draw()
     model.masked_loss(batch, seed=0, dtype=torch.float32).backward()
-    gradients = [p.grad for p in model.parameters()]
-    assert len({g.untyped_storage().data_ptr() for g in gradients}) == len(gradients)
+    gradients = sorted((p.grad for p in model.parameters()), key=Tensor.data_ptr)
     assert all(g.is_contiguous() for g in gradients)
+    assert all(one.data_ptr() + one.nbytes <= other.data_ptr() for one, other in pairwise(gradients))
 
 
 def test_dropout_is_keyed_and_of_its_rate() -> None:
@@ -212,7 +213,9 @@ def test_dropout_is_keyed_and_of_its_rate() -> None:
     assert all(torch.equal(first[1][name], same[1][name]) for name in first[1])
     assert first[0] != other[0]
     # The mean over many seeds is that of the network's own masks: the loss with the module's dropout.
-    found = [fused.masked_loss(model, batch, seed=s, dtype=torch.float32).item() for s in range(200)]
+    found = [
+        fused.step(model, batch, seed=s, dtype=torch.float32).differentiable().item() for s in range(200)
+    ]
     torch.manual_seed(0)
     with torch.no_grad():
         wanted = [F.cross_entropy(model(batch.ids, batch.index), batch.targets).item() for _ in range(200)]
@@ -245,7 +248,7 @@ def test_what_is_not_finite_shows_in_the_loss_as_in_the_modules(
         dict(model.named_parameters())[name].view(-1)[:] = value
     # Gates with infinite biases are open or shut, which is no error.
     expected = model.plain_loss(batch, dtype=torch.float32).item()
-    loss = fused.masked_loss(model, batch, seed=0, dtype=dtype).item()
+    loss = fused.step(model, batch, seed=0, dtype=dtype).differentiable().item()
     assert math.isfinite(loss) == math.isfinite(expected)
     if math.isnan(value):
         assert not math.isfinite(loss)

@@ -437,6 +437,7 @@ def test_a_resumed_run_on_packed_rows_is_one_never_interrupted(
 ) -> None:
     monkeypatch.setattr(Encoder, "fused", False)
     monkeypatch.setattr(Encoder, "packs", True)
+    monkeypatch.setattr(Encoder, "wide", None)
     assert_resumes_bitwise("cpu", {}, "one", tmp_path)
 
 

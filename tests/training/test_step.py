@@ -120,7 +120,7 @@ def test_a_batch_too_large_for_the_memory_is_worked_off_in_parts(
     given = list(batches(arguments["language"], arguments["pretrain"], seed=0, first=1, last=3))
     assert len(given[0].ids) == 13
     sizes: list[int] = []
-    loss = type(small.model).masked_loss
+    learn = type(small.model).learn
 
     def limited(model: MaskedLM, words: Batch, **options: Any) -> Tensor:
         if model is small.model:
@@ -128,9 +128,9 @@ def test_a_batch_too_large_for_the_memory_is_worked_off_in_parts(
             # The first part still fits, so that what it added has to be dropped.
             if len(words.ids) > 4 and words.rows.start > 0:
                 raise torch.OutOfMemoryError("no more")
-        return loss(model, words, **options)
+        return learn(model, words, **options)
 
-    monkeypatch.setattr(type(small.model), "masked_loss", limited)
+    monkeypatch.setattr(type(small.model), "learn", limited)
     small._most = 7
     for step, batch in enumerate(given, start=1):
         torch.testing.assert_close(small.update(batch, step), whole.update(batch, step))

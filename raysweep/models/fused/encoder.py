@@ -30,7 +30,7 @@ from raysweep.models.fused import attention, kernels
 from raysweep.models.fused.packing import Chunk
 from raysweep.models.fused.products import array
 from raysweep.models.fused.states import states
-from raysweep.models.fused.weights import Matrix, Vector, Weights, differentiable
+from raysweep.models.fused.weights import Matrix, Step, Vector, Weights
 from raysweep.seeding import derive
 
 CHUNK = 2048  # words: with fewer, products are too small to be fast; with more, memory is slower than cache
@@ -98,7 +98,7 @@ class EncoderWeights(Weights):
     """The parameters of an encoder."""
 
     def __init__(self, model: Encoder, dtype: torch.dtype) -> None:
-        super().__init__(dtype)
+        super().__init__(model, dtype)
         self.tokens = self._matrix(model.token_embedding.weight)
         self.positions = self._vector(model.position_embedding.weight)
         self.embedding_norm = self._norm(model.embedding_norm)
@@ -123,19 +123,12 @@ class EncoderWeights(Weights):
 
     def _layer(self, layer: EncoderLayer) -> Layer:
         three: list[nn.Linear] = [layer.query, layer.key, layer.value]
-        with torch.no_grad():
-            weight = torch.cat([module.weight for module in three])
-            bias = torch.cat([module.bias for module in three])
-        sums, bias_sums = torch.zeros_like(weight), torch.zeros_like(bias)
-        # The gradients of the three are parts of one.
-        for module, of, of_bias in zip(three, sums.chunk(3), bias_sums.chunk(3), strict=True):
-            self.sums[id(module.weight)], self.sums[id(module.bias)] = of, of_bias
         output, output_bias = self._linear(layer.output)
         up, up_bias = self._linear(layer.up)
         down, down_bias = self._linear(layer.down)
         return Layer(
-            projection=Matrix(weight.to(self.dtype), sums),
-            projection_bias=Vector(array(bias), array(bias_sums)),
+            projection=self._matrix(*(module.weight for module in three)),
+            projection_bias=self._vector(*(module.bias for module in three)),
             output=output,
             output_bias=output_bias,
             attention_norm=self._norm(layer.attention_norm),
@@ -366,22 +359,22 @@ def _float(rows: int, columns: int) -> np.ndarray:
     return np.empty((rows, columns), dtype=np.float32)
 
 
-def masked_loss(model: Encoder, words: Batch, *, seed: int, dtype: torch.dtype) -> Tensor:
-    """Return the loss of `MaskedLM.masked_loss`; dropout is keyed by (seed, the sentences' rows).
+def step(model: Encoder, words: Batch, *, seed: int, dtype: torch.dtype) -> Step[EncoderWeights]:
+    """Return the step with `MaskedLM.masked_loss` as its loss; dropout is keyed by (seed, sentences' rows).
 
-    Raises `DataError` for words, positions or targets that the model does not have.
+    Its methods raise `DataError` for words, positions or targets that the model does not have.
     """
 
     def begin(weights: EncoderWeights, chunk: Chunk) -> Pass:
         return Pass(model, weights, chunk, seed)
 
-    return differentiable(model, words, CHUNK, lambda: EncoderWeights(model, dtype), begin)
+    return Step(model, words, CHUNK, dtype, EncoderWeights, begin)
 
 
 def hidden_at(model: Encoder, words: Batch, *, seed: int, dtype: torch.dtype) -> Tensor:
     """Return the hidden states of `MaskedLM.hidden_at`; dropout is keyed as in `masked_loss`.
 
-    Raises `DataError` as `masked_loss` does.
+    Raises `DataError` for words and positions that the model does not have.
     """
 
     def begin(weights: EncoderWeights, chunk: Chunk) -> Pass:

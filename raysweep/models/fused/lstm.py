@@ -30,7 +30,7 @@ from raysweep.models.fused import recurrent
 from raysweep.models.fused.packing import Chunk
 from raysweep.models.fused.products import array
 from raysweep.models.fused.states import states
-from raysweep.models.fused.weights import Matrix, Vector, Weights, differentiable
+from raysweep.models.fused.weights import Matrix, Step, Vector, Weights
 from raysweep.models.lstm import LSTM, LSTMLayer
 from raysweep.seeding import derive
 
@@ -54,8 +54,8 @@ class LSTMWeights(Weights):
     """The parameters of an LSTM."""
 
     def __init__(self, model: LSTM, dtype: torch.dtype) -> None:
-        super().__init__(dtype)
-        self._parts: set[int] = set()
+        super().__init__(model, dtype)
+        self._biases: list[list[Tensor]] = []
         self.tokens = self._matrix(model.token_embedding.weight)
         self.decoder_bias = self._vector(model.decoder.bias)
         self.token_values = array(model.token_embedding.weight)
@@ -64,23 +64,21 @@ class LSTMWeights(Weights):
             both = cast(LSTMLayer, layer)
             self.layers.append((self._direction(both.left_to_right), self._direction(both.right_to_left)))
 
-    def gradient(self, parameter: Tensor) -> Tensor:
-        found = super().gradient(parameter)
-        return found.clone(memory_format=torch.contiguous_format) if id(parameter) in self._parts else found
+    def renew(self) -> None:
+        super().renew()
+        for total, of_input, of_state in self._biases:
+            torch.add(of_input, of_state, out=total)
 
     def _direction(self, module: nn.LSTM) -> Direction:
         names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
-        parameters: list[Tensor] = [module.get_parameter(name) for name in names]
-        weights, biases = parameters[:2], parameters[2:]
-        with torch.no_grad():
-            weight, bias = torch.cat(weights, dim=1), biases[0] + biases[1]
-        sums, bias_sums = torch.zeros_like(weight), torch.zeros_like(bias)
-        # The gradients of the weights are parts of one; those of the biases are the same.
-        parts = [*sums.split([w.shape[1] for w in weights], dim=1), bias_sums, bias_sums]
-        for parameter, part in zip(parameters, parts, strict=True):
-            self.sums[id(parameter)] = part
-            self._parts.add(id(parameter))
-        return Direction(Matrix(weight.to(self.dtype), sums), Vector(array(bias), array(bias_sums)))
+        biases = [module.get_parameter(name).detach() for name in names[2:]]
+        bias = biases[0] + biases[1]
+        self._biases.append([bias, *biases])
+        # The gradients of both biases are the same.
+        total = self.room(bias.shape)
+        self.sums.update({id(module.get_parameter(name)): total for name in names[2:]})
+        weight = self._matrix(*map(module.get_parameter, names[:2]), dim=1)
+        return Direction(weight, Vector(array(bias), array(total)))
 
 
 @dataclass(frozen=True)
@@ -299,23 +297,22 @@ def _following(starts: list[int], t: int) -> int:
     return starts[t + 2] - starts[t + 1] if t + 2 < len(starts) else 0
 
 
-def masked_loss(model: LSTM, words: Batch, *, seed: int, dtype: torch.dtype) -> Tensor:
-    """Return the loss of `MaskedLM.masked_loss`; dropout is keyed by (seed, the sentences' rows).
+def step(model: LSTM, words: Batch, *, seed: int, dtype: torch.dtype) -> Step[LSTMWeights]:
+    """Return the step with `MaskedLM.masked_loss` as its loss; dropout is keyed by (seed, sentences' rows).
 
-    Raises `DataError` for words, positions or targets that the model does not have.
+    Its methods raise `DataError` for words, positions or targets that the model does not have.
     """
 
     def begin(weights: LSTMWeights, chunk: Chunk) -> Pass:
         return Pass(model, weights, chunk, seed)
 
-    size = max(1, CHUNK // model.width)
-    return differentiable(model, words, size, lambda: LSTMWeights(model, dtype), begin)
+    return Step(model, words, max(1, CHUNK // model.width), dtype, LSTMWeights, begin)
 
 
 def hidden_at(model: LSTM, words: Batch, *, seed: int, dtype: torch.dtype) -> Tensor:
     """Return the hidden states of `MaskedLM.hidden_at`; dropout is keyed as in `masked_loss`.
 
-    Raises `DataError` as `masked_loss` does.
+    Raises `DataError` for words and positions that the model does not have.
     """
 
     def begin(weights: LSTMWeights, chunk: Chunk) -> Pass:

@@ -34,7 +34,7 @@ _OUTPUTS, _BETWEEN = 8, 128
 
 _block, _narrow, _row = tile(_ROWS, 2, scalar=True), tile(_ROWS, 1, scalar=True), tile(1, 2, scalar=True)
 _two, _three = (tile(_OUTPUTS, vectors, scalar=True, add=True) for vectors in (2, 3))
-_one, _last = (tile(outputs, 1, scalar=True, add=True) for outputs in (_OUTPUTS, 1))
+_one = tile(_OUTPUTS, 1, scalar=True, add=True)
 
 
 def array(tensor: Tensor) -> np.ndarray:
@@ -79,9 +79,11 @@ class Product:
 def add_outer(total: Tensor, d: Tensor, x: Tensor) -> None:
     """Add dᵀ x to `total` [O, I], of d [N, O] and x [N, I]: the gradient of x ↦ x Wᵀ by W, given d.
 
-    It is torch's unless I is a multiple of 16, and where `total` has more than `LARGEST_SUM` numbers.
+    It is torch's unless O is a multiple of 8 and I one of 16, and where `total` has more than `LARGEST_SUM`
+    numbers.
     """
-    fits = x.shape[1] % _LANES == 0 and total.is_contiguous() and total.numel() <= LARGEST_SUM
+    whole = d.shape[1] % _OUTPUTS == 0 and x.shape[1] % _LANES == 0
+    fits = whole and total.is_contiguous() and total.numel() <= LARGEST_SUM
     alike = total.dtype == torch.float32 and d.dtype == x.dtype
     if not (alike and fits and _serves(x.dtype)):
         total.add_(d.T @ x)
@@ -159,11 +161,11 @@ def turned(weight):  # type: ignore[no-untyped-def]
 
 @kernel(**COMPILED)
 def outer(d, x, total):  # type: ignore[no-untyped-def]
-    """Do what `add_outer` does, for I a multiple of 16, of float32 numbers or of `paired` rows."""
+    """Do what `add_outer` does, for O a multiple of 8 and I of 16, of float32 numbers or `paired` rows."""
     rows, outputs, inputs = d.shape[0], d.shape[1], x.shape[1]
     for n in range(0, rows, _BETWEEN):
         count = min(_BETWEEN, rows - n)
-        for o in range(0, outputs // _OUTPUTS * _OUTPUTS, _OUTPUTS):
+        for o in range(0, outputs, _OUTPUTS):
             i, p = 0, n * outputs + o
             while i < inputs:
                 at, q, rest = o * inputs + i, n * inputs + i, inputs - i
@@ -176,10 +178,6 @@ def outer(d, x, total):  # type: ignore[no-untyped-def]
                 else:
                     _two(total, at, inputs, 16, d, p, outputs, 1, x, q, inputs, 16, count)
                     i += 32
-        for o in range(outputs // _OUTPUTS * _OUTPUTS, outputs):
-            for i in range(0, inputs, _LANES):
-                at, p, q = o * inputs + i, n * outputs + o, n * inputs + i
-                _last(total, at, inputs, 16, d, p, outputs, 1, x, q, inputs, 16, count)
 
 
 @kernel(error_model="numpy")

@@ -36,7 +36,7 @@ def states(
     """Return hidden states [M, D] at `words.index`, in its order, float32, to differentiate once.
 
     Where gradients are off, as in evaluation, they are plain states.  `size`, `make`, `begin` and threads are
-    as in `raysweep.models.fused.weights.differentiable`.  Parameters that the head alone uses have no part
+    as in `raysweep.models.fused.weights.Step`.  Parameters that the head alone uses have no part
     in it.
     """
     head = {id(parameter) for parameter in model.head_parameters()}
@@ -112,7 +112,5 @@ class _States(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:
-        weights = ctx.work.backward(given[0])
-        needed = ctx.needs_input_grad[1:]
-        found = [weights.gradient(p) if n else None for p, n in zip(ctx.parameters, needed, strict=True)]
-        return None, *found
+        found = ctx.work.backward(given[0]).gradients(ctx.parameters, own=False)
+        return None, *(g if n else None for g, n in zip(found, ctx.needs_input_grad[1:], strict=True))

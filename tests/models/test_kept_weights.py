@@ -1,0 +1,127 @@
+"""Weights that compiled training keeps from step to step, beside a fresh model's."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from helpers.fused_oracle import LANGUAGE, draw
+from raysweep.models import EncoderConfig, LSTMConfig, MaskedLM
+from raysweep.models.fused import weights as fused
+
+CONFIGS: dict[str, Any] = {
+    "post": EncoderConfig(shape="32/2/2/48", dropout=0.2, norm="post"),
+    "pre": EncoderConfig(shape="32/2/2/48", dropout=0.2, norm="pre"),
+    "lstm": LSTMConfig(shape="16/2", dropout=0.2),
+}
+OPTIONS: list[dict[str, Any]] = [{"seed": 3, "dtype": dtype} for dtype in (torch.float32, torch.bfloat16)]
+
+
+@pytest.fixture(params=CONFIGS)
+def model(request: pytest.FixtureRequest) -> MaskedLM:
+    made: MaskedLM = CONFIGS[request.param].build(LANGUAGE, seed=0)
+    return made.train()
+
+
+def gradients(model: MaskedLM, loss: Tensor) -> list[Tensor]:
+    return list(torch.autograd.grad(loss, list(model.parameters())))
+
+
+def fresh(model: MaskedLM, options: dict[str, Any]) -> list[Tensor]:
+    """Return the gradients of a copy of the model, which has computed nothing before."""
+    other = copy.deepcopy(model)
+    return gradients(other, other.masked_loss(draw(), **options))
+
+
+def move(model: nn.Module, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn(p.shape, generator=generator) * 0.1)
+
+
+def assert_equal(found: list[Tensor], wanted: list[Tensor]) -> None:
+    assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+
+
+@pytest.fixture(params=OPTIONS, ids=["float32", "bfloat16"])
+def options(request: pytest.FixtureRequest) -> dict[str, Any]:
+    given: dict[str, Any] = request.param
+    return given
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("kept", [True, False])
+def test_later_steps_see_the_weights_as_they_are_then(
+    model: MaskedLM, options: dict[str, Any], threads: int, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[MaskedLM] = []
+    begin = fused.Weights.__init__
+
+    def counted(self: fused.Weights, given: MaskedLM, dtype: torch.dtype) -> None:
+        made.append(given)
+        begin(self, given, dtype)
+
+    monkeypatch.setattr(fused.Weights, "__init__", counted)
+    if not kept:
+        monkeypatch.setattr(fused, "_KEPT", 0)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for step in range(3):
+            move(model, step)
+            assert_equal(gradients(model, model.masked_loss(draw(), **options)), fresh(model, options))
+    finally:
+        torch.set_num_threads(before)
+    assert sum(given is model for given in made) == (threads if kept else 3 * threads)
+
+
+def test_gradients_and_losses_that_wait_are_left_alone(model: MaskedLM, options: dict[str, Any]) -> None:
+    first = fresh(model, options)
+    given = gradients(model, model.masked_loss(draw(), **options))
+    waiting = model.masked_loss(draw(), **options)
+    with torch.no_grad():
+        # A loss that nothing is learnt from.
+        model.masked_loss(draw(), **options)
+    move(model, 1)
+    second = model.masked_loss(draw(), **options)
+    assert_equal(gradients(model, second), fresh(model, options))
+    assert_equal(gradients(model, waiting), first)
+    assert_equal(given, first)
+
+
+@pytest.mark.parametrize("way", ["data", "assign", "precision"])
+def test_weights_are_made_anew_for_other_memory(model: MaskedLM, options: dict[str, Any], way: str) -> None:
+    gradients(model, model.masked_loss(draw(), **options))
+    if way == "data":
+        for p in model.parameters():
+            p.data = p.data * 1.5
+    elif way == "assign":
+        state = {name: value * 1.5 for name, value in model.state_dict().items()}
+        model.load_state_dict(state, assign=True)
+        model.tie()
+    else:
+        [other] = [o["dtype"] for o in OPTIONS if o["dtype"] != options["dtype"]]
+        options = {**options, "dtype": other}
+    assert_equal(gradients(model, model.masked_loss(draw(), **options)), fresh(model, options))
+
+
+def test_learning_is_the_loss_and_its_backward_pass(model: MaskedLM, options: dict[str, Any]) -> None:
+    still = next(model.parameters())
+    still.requires_grad_(False)
+    wanted = copy.deepcopy(model)
+    loss = wanted.masked_loss(draw(), **options)
+    loss.backward()
+    for times in (1, 2):
+        found = model.learn(draw(), **options)
+        assert not found.requires_grad
+        assert torch.equal(found, loss)
+        for one, other in zip(model.parameters(), wanted.parameters(), strict=True):
+            if one is still:
+                assert one.grad is None
+            else:
+                assert one.grad is not None
+                assert other.grad is not None
+                assert torch.equal(one.grad, times * other.grad)
