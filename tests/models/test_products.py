@@ -27,7 +27,7 @@ SHAPES = [
 @pytest.mark.parametrize(("rows", "inner", "columns"), SHAPES)
 def test_products_are_those_of_torch(monkeypatch, wide, rows, inner, columns):
     monkeypatch.setattr(products, "WIDE", wide)
-    monkeypatch.setattr(products, "MANY", 1)
+    monkeypatch.setattr(products, "MANY", dict.fromkeys(products.MANY, 1))
     generator = torch.Generator().manual_seed(rows)
     x, matrix = (
         torch.randn(rows, inner, generator=generator),
@@ -50,7 +50,7 @@ def test_products_are_those_of_torch(monkeypatch, wide, rows, inner, columns):
 @needs_pairs
 @pytest.mark.parametrize(("rows", "inner", "columns"), [*SHAPES, (300, 64, 48), (25, 26, 208)])
 def test_products_of_bfloat16_are_exact_ones_rounded(compiled, monkeypatch, rows, inner, columns):
-    monkeypatch.setattr(products, "MANY", 1)
+    monkeypatch.setattr(products, "MANY", dict.fromkeys(products.MANY, 1))
     generator = torch.Generator().manual_seed(rows)
     x = torch.randn(rows, inner, generator=generator).bfloat16()
     matrix = torch.randn(inner, columns, generator=generator).bfloat16()
@@ -115,12 +115,14 @@ def compiled(monkeypatch):
     return called
 
 
-def test_many_rows_of_a_small_float32_matrix_are_multiplied_by_compiled_loops(compiled, monkeypatch):
+def test_many_rows_of_a_small_matrix_are_multiplied_by_compiled_loops(compiled, monkeypatch):
     monkeypatch.setattr(products, "LARGEST", 500)
-    x = torch.ones(products.MANY, 10)
+    monkeypatch.setattr(products, "PAIRS", False)
+    x = torch.ones(products.MANY[torch.float32], 10)
     for few, matrix in (
         (x[1:], torch.ones(10, 50)),
         (x, torch.ones(10, 51)),
+        (x.bfloat16(), torch.ones(10, 50, dtype=torch.bfloat16)),
         (x.double(), torch.ones(10, 50, dtype=torch.float64)),
     ):
         assert (Product(matrix)(few) == 10).all()
@@ -146,7 +148,7 @@ def test_sums_over_rows_are_compiled_where_vectors_fit(compiled, monkeypatch):
 
 
 def test_shapes_that_do_not_fit_are_refused(compiled):
-    x = torch.ones(products.MANY, 16)
+    x = torch.ones(products.MANY[torch.float32], 16)
     with pytest.raises(ValueError, match="times"):
         Product(torch.ones(8, 32))(x)
     with pytest.raises(ValueError, match="is not"):
@@ -161,7 +163,7 @@ def test_shapes_that_do_not_fit_are_refused(compiled):
 @pytest.mark.parametrize("wide", [True, False])
 def test_what_is_not_finite_stays_so(monkeypatch, wide):
     monkeypatch.setattr(products, "WIDE", wide)
-    monkeypatch.setattr(products, "MANY", 1)
+    monkeypatch.setattr(products, "MANY", dict.fromkeys(products.MANY, 1))
     x = torch.ones(10, 4)
     x[3, 2], x[9, 1] = torch.nan, torch.inf
     found = Product(torch.ones(4, 40))(x)

@@ -19,6 +19,10 @@ from raysweep.models.flops import training_flops
 from raysweep.sweep import load_sweep, make_plan
 from raysweep.training.data import masked_words
 
+#: Operations of a logarithm, a multiplication with an addition being one: its polynomial and what is around it
+#: (`raysweep.compiled.scalars.logarithm`).
+_LOGARITHM = 20
+
 
 class Load(NamedTuple):
     """Work that is ready to be called, and the operations that it takes, up to a constant factor."""
@@ -97,13 +101,12 @@ def _pcfg(length: int, sentences: int) -> Load:
 def _hmm(states: int = 100, words: int = 200, length: int = 16, sentences: int = 1024) -> Load:
     """Return conditionals of a dense hidden Markov model.
 
-    A word takes S² operations in each direction, and S V for the mixture of all words.
+    A word takes S² operations in each direction, S V for the mixture of all words, and V logarithms.
     """
     language = HMM.random(states=states, vocabulary=words, length=length, blocks=1, tasks=[1])
     ids = language.sample(sentences, seed=1)
-    return Load(
-        lambda: language.conditionals(ids), sentences * length * (2.0 * states**2 + float(states) * words)
-    )
+    operations = 2.0 * states**2 + words * (states + _LOGARITHM)
+    return Load(lambda: language.conditionals(ids), sentences * length * operations)
 
 
 def _plan(runs: int) -> Load:

@@ -88,7 +88,7 @@ class Kept:
     s1: np.ndarray
     stats1: np.ndarray
     y1: Tensor
-    u: Tensor
+    slope: Tensor
     g: Tensor
     s2: np.ndarray
     stats2: np.ndarray
@@ -265,11 +265,11 @@ class Pass:
         mixed, mixed_array = self.weights.low(n, D)
         attention.attend(*self._attention(k, query, key_value), mixed_array)
         s1, stats1, out1, y1 = self._junction(r, layer.output.apply(mixed), layer.output_bias, one, k, 1)
-        u = layer.up.apply(y1)
-        g = torch.empty_like(u)
-        kernels.gelu(array(u), layer.up_bias.value, array(g))
+        slope = layer.up.apply(y1)
+        g = torch.empty_like(slope)
+        kernels.gelu(array(slope), layer.up_bias.value, array(g))
         s2, stats2, out2, y2 = self._junction(out1, layer.down.apply(g), layer.down_bias, two, k, 2)
-        return out2, y2, Kept(y, asking, query, key_value, mixed, s1, stats1, y1, u, g, s2, stats2)
+        return out2, y2, Kept(y, asking, query, key_value, mixed, s1, stats1, y1, slope, g, s2, stats2)
 
     def _junction(
         self, r: np.ndarray, o: Tensor, shift: Vector, norm: Norm, k: int, site: int
@@ -319,7 +319,7 @@ class Pass:
         one, two = self.weights.behind(k)
         d_m = self._junction_backward(d, d_y, kept.s2, kept.stats2, layer.down_bias, two, k, 2)
         d_g = layer.down.back(d_m, kept.g)
-        kernels.gelu_backward(array(kept.u), layer.up_bias.value, array(d_g), layer.up_bias.gradient)
+        kernels.gelu_backward(array(kept.slope), array(d_g), layer.up_bias.gradient)
         d_y = layer.up.back(d_g, kept.y1)
         d_o = self._junction_backward(d, d_y, kept.s1, kept.stats1, layer.output_bias, one, k, 1)
         d_mixed = layer.output.back(d_o, kept.mixed)

@@ -205,23 +205,26 @@ def junction_backward(  # type: ignore[no-untyped-def]
 
 @kernel(**COMPILED)
 def gelu(u, shift, out):  # type: ignore[no-untyped-def]
-    """out = gelu(u + shift), low [N, F]."""
-    N, F = u.shape
-    for n in range(N):
-        for j in range(F):
-            x = load(u, n, j) + shift[j]
-            save(out, n, j, x * normal(x)[0])
+    """out = gelu(u + shift), low [N, F], and u becomes the slope there.
 
-
-@kernel(**COMPILED)
-def gelu_backward(u, shift, d, d_shift):  # type: ignore[no-untyped-def]
-    """Turn d, the gradient of gelu(u + shift), into that of u."""
+    Both share an exponential, so the backward pass has none.
+    """
     N, F = u.shape
     for n in range(N):
         for j in range(F):
             x = load(u, n, j) + shift[j]
             below, density = normal(x)
-            e = load(d, n, j) * (below + x * density)
+            save(out, n, j, x * below)
+            save(u, n, j, below + x * density)
+
+
+@kernel(**COMPILED)
+def gelu_backward(slope, d, d_shift):  # type: ignore[no-untyped-def]
+    """Turn d, the gradient of gelu(u + shift), into that of u, given the slope."""
+    N, F = slope.shape
+    for n in range(N):
+        for j in range(F):
+            e = load(d, n, j) * load(slope, n, j)
             d_shift[j] += e
             save(d, n, j, e)
 

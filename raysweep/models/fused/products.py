@@ -24,10 +24,13 @@ from raysweep.compiled.tiles import PAIRS, tile
 LARGEST, LARGEST_SUM = 2**20, 2**19
 
 #: Rows of a product from which on a layout of the matrix is worth its time.
-MANY = 128
+MANY = {torch.float32: 128, torch.bfloat16: 32}
 
 #: Numbers in a vector; columns of a panel, and rows that are computed at once.
 _LANES, _COLUMNS, _ROWS = 16, 32, 12
+
+#: Words of four bytes in the rows of a block.
+_BLOCK = 2**15
 
 #: Outputs whose gradients are summed at once, and rows after which these sums are written to memory.
 _OUTPUTS, _BETWEEN = 8, 128
@@ -64,7 +67,7 @@ class Product:
         matrix, dtype = self.matrix, x.dtype
         ours = _serves(dtype) and matrix.dtype == dtype and matrix.numel() <= LARGEST
         odd = dtype == torch.bfloat16 and len(matrix) % 2 == 1
-        if not ours or odd or len(x) < MANY:
+        if not ours or odd or len(x) < MANY[dtype]:
             return torch.mm(x, matrix, out=out)
         if out is None:
             out = torch.empty(len(x), matrix.shape[1], dtype=dtype)
@@ -107,26 +110,29 @@ def laid_out(matrix: Tensor) -> np.ndarray:
     if matrix.T.is_contiguous():
         return turned(_terms(matrix.T))
     numbers = array(matrix.contiguous())
-    return straight(paired(numbers) if matrix.dtype == torch.bfloat16 else numbers)
+    if matrix.dtype == torch.bfloat16:
+        pairs = np.empty((len(numbers) // 2, numbers.shape[1]), dtype=np.uint32)
+        paired(numbers, 0, len(numbers), pairs)
+        return straight(pairs)
+    return straight(numbers)
 
 
 @kernel(error_model="numpy")
-def paired(numbers):  # type: ignore[no-untyped-def]
-    """Return the pairs of neighbouring rows of a matrix uint16 [N, I]: uint32 [⌈N / 2⌉, I].
+def paired(numbers, first, count, out):  # type: ignore[no-untyped-def]
+    """Write the pairs of `count` rows of a matrix uint16 [N, I], from `first` on, to the rows of `out` [., I].
 
     The partner of a last row without one is 0.
     """
-    rows, columns = numbers.shape
-    out = np.empty(((rows + 1) // 2, columns), dtype=np.uint32)
-    for n in range(rows // 2):
-        first, second = 2 * n * columns, (2 * n + 1) * columns
+    columns = numbers.shape[1]
+    for n in range(count // 2):
+        upper, lower = (first + 2 * n + 1) * columns, (first + 2 * n) * columns
         for j in range(columns):
-            upper = np.uint32(peek(numbers, second + j)) << np.uint32(16)
-            poke(out, n * columns + j, np.uint32(peek(numbers, first + j)) | upper)
-    if rows % 2 == 1:
+            high = np.uint32(peek(numbers, upper + j)) << np.uint32(16)
+            poke(out, n * columns + j, high | np.uint32(peek(numbers, lower + j)))
+    if count % 2 == 1:
         for j in range(columns):
-            poke(out, rows // 2 * columns + j, np.uint32(peek(numbers, (rows - 1) * columns + j)))
-    return out
+            last = np.uint32(peek(numbers, (first + count - 1) * columns + j))
+            poke(out, count // 2 * columns + j, last)
 
 
 @kernel(error_model="numpy")
@@ -161,29 +167,41 @@ def turned(weight):  # type: ignore[no-untyped-def]
 
 @kernel(**COMPILED)
 def outer(d, x, total):  # type: ignore[no-untyped-def]
-    """Do what `add_outer` does, for O a multiple of 8 and I of 16, of float32 numbers or `paired` rows."""
-    rows, outputs, inputs = d.shape[0], d.shape[1], x.shape[1]
-    for n in range(0, rows, _BETWEEN):
-        count = min(_BETWEEN, rows - n)
-        for o in range(0, outputs, _OUTPUTS):
-            i, p = 0, n * outputs + o
-            while i < inputs:
-                at, q, rest = o * inputs + i, n * inputs + i, inputs - i
-                if rest == 16:
-                    _one(total, at, inputs, 16, d, p, outputs, 1, x, q, inputs, 16, count)
-                    i += 16
-                elif rest == 48:
-                    _three(total, at, inputs, 16, d, p, outputs, 1, x, q, inputs, 16, count)
-                    i += 48
-                else:
-                    _two(total, at, inputs, 16, d, p, outputs, 1, x, q, inputs, 16, count)
-                    i += 32
+    """Do what `add_outer` does with float32 numbers, for O a multiple of 8 and I of 16."""
+    for n in range(0, len(d), _BETWEEN):
+        _outer(d, x, total, n, min(_BETWEEN, len(d) - n))
 
 
-@kernel(error_model="numpy")
+@kernel(**COMPILED)
 def outer_pairs(d, x, total):  # type: ignore[no-untyped-def]
-    """Do what `outer` does, for bfloat16 numbers as uint16."""
-    outer(paired(d), paired(x), total)
+    """Do what `outer` does with bfloat16 numbers as uint16."""
+    # Pairs stay in the cache.
+    of_d = np.empty((_BETWEEN, d.shape[1]), dtype=np.uint32)
+    of_x = np.empty((_BETWEEN, x.shape[1]), dtype=np.uint32)
+    for n in range(0, len(d), 2 * _BETWEEN):
+        count = min(2 * _BETWEEN, len(d) - n)
+        paired(d, n, count, of_d)
+        paired(x, n, count, of_x)
+        _outer(of_d, of_x, total, 0, (count + 1) // 2)
+
+
+@kernel(**COMPILED)
+def _outer(d, x, total, n, count):  # type: ignore[no-untyped-def]
+    """Add the products of `count` rows from n on to the sums."""
+    outputs, inputs = d.shape[1], x.shape[1]
+    for o in range(0, outputs, _OUTPUTS):
+        i, p = 0, n * outputs + o
+        while i < inputs:
+            at, q, rest = o * inputs + i, n * inputs + i, inputs - i
+            if rest == 16:
+                _one(total, at, inputs, 16, d, p, outputs, 1, x, q, inputs, 16, count)
+                i += 16
+            elif rest == 48:
+                _three(total, at, inputs, 16, d, p, outputs, 1, x, q, inputs, 16, count)
+                i += 48
+            else:
+                _two(total, at, inputs, 16, d, p, outputs, 1, x, q, inputs, 16, count)
+                i += 32
 
 
 @kernel(**COMPILED)
@@ -191,21 +209,25 @@ def product(x, panels, out):  # type: ignore[no-untyped-def]
     """out [N, O] = x [N, I] B, of a matrix B in `panels`; bfloat16 as pairs x [N, I / 2]."""
     rows, inner, columns = x.shape[0], x.shape[1], out.shape[1]
     spare = np.empty((_ROWS, _COLUMNS), dtype=out.dtype)
-    for p in range(panels.shape[0]):
-        y, j = p * inner * _COLUMNS, p * _COLUMNS
-        width = min(_COLUMNS, columns - j)
-        for i in range(0, rows - _ROWS + 1, _ROWS):
-            c, a = i * columns + j, i * inner
-            if width == _COLUMNS:
-                _block(out, c, columns, 16, x, a, 1, inner, panels, y, _COLUMNS, 16, inner)
-            elif width == _LANES:
-                _narrow(out, c, columns, 16, x, a, 1, inner, panels, y, _COLUMNS, 16, inner)
-            else:
-                _block(spare, 0, _COLUMNS, 16, x, a, 1, inner, panels, y, _COLUMNS, 16, inner)
-                for r in range(_ROWS):
-                    for k in range(width):
-                        poke(out, c + r * columns + k, peek(spare, r * _COLUMNS + k))
-        for i in range(rows // _ROWS * _ROWS, rows):
-            _row(spare, 0, _COLUMNS, 16, x, i * inner, 1, inner, panels, y, _COLUMNS, 16, inner)
-            for c in range(width):
-                poke(out, i * columns + j + c, peek(spare, c))
+    # Rows of x that stay in the cache while they meet all panels.
+    block = max(1, _BLOCK // (_ROWS * inner)) * _ROWS
+    for first in range(0, rows, block):
+        last = min(first + block, rows)
+        for p in range(panels.shape[0]):
+            y, j = p * inner * _COLUMNS, p * _COLUMNS
+            width = min(_COLUMNS, columns - j)
+            for i in range(first, last - _ROWS + 1, _ROWS):
+                c, a = i * columns + j, i * inner
+                if width == _COLUMNS:
+                    _block(out, c, columns, 16, x, a, 1, inner, panels, y, _COLUMNS, 16, inner)
+                elif width == _LANES:
+                    _narrow(out, c, columns, 16, x, a, 1, inner, panels, y, _COLUMNS, 16, inner)
+                else:
+                    _block(spare, 0, _COLUMNS, 16, x, a, 1, inner, panels, y, _COLUMNS, 16, inner)
+                    for r in range(_ROWS):
+                        for k in range(width):
+                            poke(out, c + r * columns + k, peek(spare, r * _COLUMNS + k))
+            for i in range(last - (last - first) % _ROWS, last):
+                _row(spare, 0, _COLUMNS, 16, x, i * inner, 1, inner, panels, y, _COLUMNS, 16, inner)
+                for c in range(width):
+                    poke(out, i * columns + j + c, peek(spare, c))
