@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from raysweep.models.fused import weights
@@ -50,8 +49,8 @@ def products(work: Callable[[], object]) -> tuple[float, float]:
     return seconds / whole, flops / seconds
 
 
-def products_on_gpu(work: Callable[[], object]) -> tuple[float, float]:
-    """Return the share of a GPU's working time in torch's matrix products, and their operations a second.
+def rate_on_gpu(work: Callable[[], object]) -> float:
+    """Return the operations a second of torch's matrix products on a GPU, while they run.
 
     The work is done twice, and measured the second time.  It must not replay graphs, whose kernels belong to
     no operation of torch.
@@ -61,8 +60,5 @@ def products_on_gpu(work: Callable[[], object]) -> tuple[float, float]:
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], with_flops=True) as taken:
         work()
         torch.cuda.synchronize()
-    found = taken.key_averages()
-    every = sum(one.self_device_time_total for one in found if one.device_type == DeviceType.CUDA)
-    own = [one for one in found if one.key in ("aten::mm", "aten::addmm")]
-    microseconds = sum(one.self_device_time_total for one in own)
-    return microseconds / every, 1e6 * sum(one.flops for one in own) / microseconds
+    own = [one for one in taken.key_averages() if one.key in ("aten::mm", "aten::addmm")]
+    return 1e6 * sum(one.flops for one in own) / sum(one.self_device_time_total for one in own)

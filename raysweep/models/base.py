@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from raysweep import seeding
 from raysweep.languages.base import Language
 from raysweep.models.batch import Batch
-from raysweep.models.precision import multiplies_bfloat16
+from raysweep.models.precision import multiplies_bfloat16, multiplies_pairs
 from raysweep.registry import KindConfig
 
 if TYPE_CHECKING:
@@ -103,8 +103,9 @@ class MaskedLM(nn.Module, ABC):
     #: passes, which read all of them, do not serve such a model.
     sharded: bool = False
 
-    #: The width from which bfloat16 products make training on a CPU faster; None if they never do.
-    wide: ClassVar[int | None] = None
+    #: The widths from which bfloat16 products make training on a CPU faster: where they are compiled
+    #: (`raysweep.models.precision.multiplies_pairs`), and where a library makes them; None if they never do.
+    wide: ClassVar[tuple[int, int] | None] = None
     #: The module with compiled training for a CPU: `step(model, words, seed=..., dtype=...)`, a
     #: `raysweep.models.fused.weights.Step`, and `hidden_at` of the same arguments.  It holds for this very
     #: class, not for subclasses.
@@ -170,7 +171,7 @@ class MaskedLM(nn.Module, ABC):
     def precision(self, device: torch.device) -> torch.dtype:
         """Return the working precision in which the model trains fastest on `device`."""
         if device.type == "cpu":
-            pays = self.wide is not None and self.width >= self.wide
+            pays = self.wide is not None and self.width >= self.wide[0 if multiplies_pairs() else 1]
         else:
             pays = device.type == "cuda"
         return torch.bfloat16 if pays and multiplies_bfloat16(device) else torch.float32
@@ -189,10 +190,13 @@ class MaskedLM(nn.Module, ABC):
         return self.plain_loss(words, dtype=dtype)
 
     def learn(self, words: Batch, *, seed: int, dtype: torch.dtype) -> Tensor:
-        """Add the gradient of `masked_loss` of a `fused` model to `.grad`; return the loss, detached.
+        """Add the gradient of `masked_loss` to `.grad`; return the loss, detached.
 
-        It does without autograd, whose bookkeeping takes a tenth of a step of a small model.
+        It does without autograd, whose bookkeeping takes a tenth of a step of a small model, and so without
+        hooks on parameters.  Raises `TypeError` for a model that is not `fused`.
         """
+        if not self.fused:
+            raise TypeError(f"this {type(self).__name__} learns by `masked_loss` and its backward pass")
         step = import_module(str(self.compiled)).step(self, words, seed=seed, dtype=dtype)
         loss: Tensor = step.learn()
         return loss

@@ -212,7 +212,7 @@ class Encoder(MaskedLM):
     Attributes beside those of `MaskedLM`: `shape`, `norm`, and `checkpointing`, which may be set at any time.
     """
 
-    wide = 32
+    wide = (32, 64)
     compiled = "raysweep.models.fused.encoder"
 
     def __init__(

@@ -148,7 +148,7 @@ class LSTMLayer(nn.Module):
 class LSTM(MaskedLM):
     """The bidirectional LSTM; see the module's docstring for its equations."""
 
-    wide = 32
+    wide = (32, 32)
     compiled = "raysweep.models.fused.lstm"
 
     def __init__(

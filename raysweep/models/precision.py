@@ -24,3 +24,11 @@ def multiplies_bfloat16(device: torch.device) -> bool:
     if device.type == "cpu":
         return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
     return False
+
+
+def multiplies_pairs() -> bool:
+    """Return whether this processor's products of bfloat16 matrices are compiled (`raysweep.compiled.tiles`).
+
+    It has vector instructions for them, and none for whole blocks, with which libraries are faster.
+    """
+    return bool(torch.cpu._is_avx512_bf16_supported() and not torch.cpu._is_amx_tile_supported())

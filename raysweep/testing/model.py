@@ -74,17 +74,26 @@ class ModelContract(Contract):
         model(ids, positions).log_softmax(-1)[:, 0].sum().backward()
         assert [name for name, p in model.named_parameters() if p.grad is None] == []
 
+    def test_learning_is_the_loss_and_its_backward_pass(self, model: MaskedLM, language: Language) -> None:
+        words = read(language)
+        if not model.fused:
+            with pytest.raises(TypeError):
+                model.learn(words, seed=1, dtype=torch.float32)
+            return
+        loss = model.train().masked_loss(words, seed=1, dtype=torch.float32)
+        wanted = torch.autograd.grad(loss, list(model.parameters()))
+        assert torch.equal(model.learn(words, seed=1, dtype=torch.float32), loss)
+        for (name, parameter), gradient in zip(model.named_parameters(), wanted, strict=True):
+            assert parameter.grad is not None, name
+            torch.testing.assert_close(parameter.grad, gradient, msg=name)
+
     def test_the_head_comes_after_the_encoding(self, model: MaskedLM, language: Language) -> None:
         ids, _ = batch(language)
         torch.autograd.backward(model.encode(ids).square().sum())
         assert all(p.grad is None for p in model.head_parameters())
 
     def test_hidden_states_are_those_of_the_encoding(self, model: MaskedLM, language: Language) -> None:
-        ids, positions = batch(language)
-        words = Batch(
-            ids=ids, index=positions, targets=torch.zeros_like(positions), lengths=language.lengths(ids),
-            count=len(ids), rows=range(len(ids)), single=True,
-        )  # fmt: skip
+        words, (ids, positions) = read(language), batch(language)
         model.eval()
         found = model.hidden_at(words, seed=0, dtype=torch.float32)
         expected = model.encode(ids)[torch.arange(len(ids)), positions]
@@ -124,3 +133,12 @@ def batch(language: Language) -> tuple[Tensor, Tensor]:
     ids[:4, 4:] = language.pad_id
     positions = torch.arange(8) % 4
     return ids.scatter(1, positions[:, None], language.mask_id), positions
+
+
+def read(language: Language) -> Batch:
+    """Return the sentences of `batch` as training takes them; the words that were masked are word 0."""
+    ids, positions = batch(language)
+    return Batch(
+        ids=ids, index=positions, targets=torch.zeros_like(positions), lengths=language.lengths(ids),
+        count=len(ids), rows=range(len(ids)), single=True,
+    )  # fmt: skip

@@ -260,8 +260,11 @@ def test_words_and_positions_that_the_model_lacks_are_refused() -> None:
         long.masked_loss(batch, seed=0, dtype=torch.float32)
 
 
-def test_bfloat16_is_chosen_where_it_pays() -> None:
+@pytest.mark.parametrize("pairs", [True, False])
+def test_bfloat16_is_chosen_where_it_pays(pairs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     device = torch.device("cpu")
-    wide = torch.bfloat16 if multiplies_bfloat16(device) else torch.float32
-    assert make(shape="32/2/1/128").precision(device) == wide
+    monkeypatch.setattr("raysweep.models.base.multiplies_pairs", lambda: pairs)
+    half = torch.bfloat16 if multiplies_bfloat16(device) else torch.float32
+    assert make(shape="64/2/1/128").precision(device) == half
+    assert make(shape="32/2/1/128").precision(device) == (half if pairs else torch.float32)
     assert make(shape="16/2/1/64").precision(device) == torch.float32

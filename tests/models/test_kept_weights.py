@@ -9,18 +9,22 @@ from torch import Tensor, nn
 
 from helpers.fused_oracle import LANGUAGE, draw
 from raysweep.models import EncoderConfig, LSTMConfig, MaskedLM
+from raysweep.models.fused import products
 from raysweep.models.fused import weights as fused
 
 CONFIGS: dict[str, Any] = {
     "post": EncoderConfig(shape="32/2/2/48", dropout=0.2, norm="post"),
     "pre": EncoderConfig(shape="32/2/2/48", dropout=0.2, norm="pre"),
     "lstm": LSTMConfig(shape="16/2", dropout=0.2),
+    "cls": EncoderConfig(shape="32/2/2/48", dropout=0.2, cls=True),
 }
 OPTIONS: list[dict[str, Any]] = [{"seed": 3, "dtype": dtype} for dtype in (torch.float32, torch.bfloat16)]
 
 
 @pytest.fixture(params=CONFIGS)
-def model(request: pytest.FixtureRequest) -> MaskedLM:
+def model(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> MaskedLM:
+    """A model whose weights are laid out even for the few rows of a step of an LSTM."""
+    monkeypatch.setattr(products, "MANY", dict.fromkeys(products.MANY, 1))
     made: MaskedLM = CONFIGS[request.param].build(LANGUAGE, seed=0)
     return made.train()
 
@@ -75,7 +79,8 @@ def test_later_steps_see_the_weights_as_they_are_then(
             assert_equal(gradients(model, model.masked_loss(draw(), **options)), fresh(model, options))
     finally:
         torch.set_num_threads(before)
-    assert sum(given is model for given in made) == (threads if kept else 3 * threads)
+    own = model.with_token()
+    assert sum(given is own for given in made) == (threads if kept else 3 * threads)
 
 
 def test_gradients_and_losses_that_wait_are_left_alone(model: MaskedLM, options: dict[str, Any]) -> None:
@@ -92,12 +97,41 @@ def test_gradients_and_losses_that_wait_are_left_alone(model: MaskedLM, options:
     assert_equal(given, first)
 
 
-@pytest.mark.parametrize("way", ["data", "assign", "precision"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_memory_of_inference_is_not_kept(model: MaskedLM, options: dict[str, Any], threads: int) -> None:
+    wanted = fresh(model, options)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with torch.inference_mode():
+            model.masked_loss(draw(), **options)
+        found = gradients(model, model.masked_loss(draw(), **options))
+    finally:
+        torch.set_num_threads(before)
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-3)
+
+
+def test_as_many_weights_are_kept_as_threads_need(model: MaskedLM, options: dict[str, Any]) -> None:
+    losses = [model.masked_loss(draw(), **options) for _ in range(5)]
+    torch.autograd.backward(losses)
+    assert len(fused._resting[model.with_token()]) == torch.get_num_threads()
+
+
+@pytest.mark.parametrize("way", ["data", "turned", "epsilon", "assign", "precision"])
 def test_weights_are_made_anew_for_other_memory(model: MaskedLM, options: dict[str, Any], way: str) -> None:
     gradients(model, model.masked_loss(draw(), **options))
     if way == "data":
         for p in model.parameters():
             p.data = p.data * 1.5
+    elif way == "turned":
+        for p in model.parameters():
+            if p.dim() == 2 and p.shape[0] == p.shape[1]:
+                p.data = p.data.T
+    elif way == "epsilon":
+        for module in model.modules():
+            if isinstance(module, nn.LayerNorm):
+                module.eps = 0.1
     elif way == "assign":
         state = {name: value * 1.5 for name, value in model.state_dict().items()}
         model.load_state_dict(state, assign=True)

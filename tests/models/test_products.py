@@ -69,6 +69,23 @@ def test_products_of_bfloat16_are_exact_ones_rounded(compiled, monkeypatch, rows
 
 
 @needs_pairs
+def test_products_of_bfloat16_take_any_memory_and_keep_what_is_not_finite(compiled, monkeypatch):
+    monkeypatch.setattr(products, "MANY", dict.fromkeys(products.MANY, 1))
+    x, matrix = torch.randn(2, 1025, generator=torch.Generator().manual_seed(0)).bfloat16()
+    # Memory that begins between two pairs, a single column, and no column at all.
+    x, matrix = x[1:641].view(20, 32), matrix[1:].view(32, 32)
+    x[3, 2], x[19, 31] = torch.nan, torch.inf
+    rest = [*range(3), *range(4, 19)]
+    for given in (matrix, matrix.T, matrix[:, :1], matrix[:1].T, matrix[:, :0]):
+        found = Product(given)(x)
+        truth = x.double() @ given.double()
+        assert ((found - truth)[rest].abs() <= 2**-8 * truth[rest].abs() + 1e-4).all()
+        assert found[3].isnan().all()
+        assert found[19].isinf().all()
+    assert compiled == ["product"] * 4
+
+
+@needs_pairs
 @pytest.mark.parametrize("outputs", [8, 24, 30])
 @pytest.mark.parametrize("inputs", [16, 48, 64, 80, 20])
 @pytest.mark.parametrize("rows", [1, 2, 255, 300])
@@ -153,6 +170,8 @@ def test_shapes_that_do_not_fit_are_refused(compiled):
         Product(torch.ones(8, 32))(x)
     with pytest.raises(ValueError, match="is not"):
         Product(torch.ones(16, 32))(x, out=torch.empty(len(x), 31))
+    with pytest.raises(ValueError, match="bfloat16"):
+        Product(torch.ones(16, 32))(x, out=torch.empty(len(x), 32, dtype=torch.bfloat16))
     with pytest.raises(ValueError, match="transposed"):
         add_outer(torch.zeros(8, 32), torch.ones(len(x), 8), x)
     with pytest.raises(ValueError, match="transposed"):

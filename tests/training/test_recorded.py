@@ -223,14 +223,14 @@ def test_parts_of_a_batch_end_recording(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     stepper = make_stepper()
     replayed = stepper._recorded = Replayed(None)  # type: ignore[assignment]
-    inside = stepper._masked.forward
+    learn = stepper.model.learn
 
-    def short(batch: Batch, step: int, seed: int, *, last: bool = True) -> tuple[Tensor, Tensor]:
+    def short(batch: Batch, **options: Any) -> Tensor:
         if len(batch.ids) > 2:
             raise torch.OutOfMemoryError("too much")
-        return inside(batch, step, seed, last=last)
+        return learn(batch, **options)
 
-    monkeypatch.setattr(stepper._masked, "forward", short)
+    monkeypatch.setattr(stepper.model, "learn", short)
     stepper.update(next(draw()), 1)
     assert stepper.micro_batch == 2
     assert replayed.stopped

@@ -19,8 +19,7 @@ from raysweep.models.flops import training_flops
 from raysweep.sweep import load_sweep, make_plan
 from raysweep.training.data import masked_words
 
-#: Operations of a logarithm, a multiplication with an addition being one: its polynomial and what is around it
-#: (`raysweep.compiled.scalars.logarithm`).
+#: Operations of `raysweep.compiled.scalars.logarithm`, a multiplication with an addition being one.
 _LOGARITHM = 20
 
 

@@ -14,7 +14,7 @@ import torch
 from raysweep.algorithms.adamw import AdamWConfig
 from raysweep.bench.harness import Case, Contestant, Device, Difference, Peer, Prepared, cheapest, seconds
 from raysweep.bench.peers.bert import Bert, Inputs, Recipe, check_compiler
-from raysweep.bench.products import products, products_on_gpu
+from raysweep.bench.products import products, rate_on_gpu
 from raysweep.bench.record import Figure, Goal, Peak, Timing
 from raysweep.bench.train.work import Work, by_length, losses, split, train, wait
 from raysweep.models.batch import Batch
@@ -187,10 +187,14 @@ def _figures(work: Work, goal: float | None, timing: Timing | None, peak: Peak) 
         ),
         *(Figure(name=f"{part}, a step", unit="ms", value=1e3 * taken) for part, taken in parts.items()),
     ]
-    if work.device == "cuda":
+    run = partial(train, work, stepper)
+    if work.device == "cpu":
+        share, rate = products(run)
+    else:
         # Plain steps: the kernels of a recorded one belong to no operation.
         stepper.mark = lambda part: None
-    share, rate = (products if work.device == "cpu" else products_on_gpu)(partial(train, work, stepper))
+        rate = rate_on_gpu(run)
+        share = 1e9 * gflops / rate
     most = peak.gemm_bfloat16_gflops if half else peak.gemm_float32_gflops
     figures += [
         Figure(name="share of a step in matrix products", unit="", value=share),

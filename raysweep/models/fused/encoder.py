@@ -1,20 +1,20 @@
-"""The masked-LM loss of an encoder with its gradient, on a processor: no padding, no autograd.
+"""The masked-LM loss of an encoder with its gradient, on a processor, without padding.
 
 It computes what `raysweep.models.encoder.Encoder` does in training, on packed sentences chunk by chunk
-(raysweep.models.fused.packing).  Matrix products are compiled ones in float32 (.products) and torch's in
-bfloat16; everything between two of them is one compiled pass (.kernels, .attention).  The residual stream,
-LayerNorm, softmax, the loss and sums of gradients are float32.  The last layer has queries, and everything
-behind its attention, for masked words alone.  The gradients of a chunk are computed right after its loss,
-while its activations are in the cache; to autograd the whole is one function of all parameters.
+(raysweep.models.fused.packing).  Matrix products are compiled ones where the processor has the instructions
+(.products), and torch's elsewhere; everything between two of them is one compiled pass (.kernels,
+.attention).  The residual stream, LayerNorm, softmax, the loss and sums of gradients are float32.  The last
+layer has queries, and everything behind its attention, for masked words alone.  The gradients of a chunk are
+computed right after its loss, while its activations are in the cache (`step`).
 
 Cost, with D the width, F the intermediate size, L layers: the products of `training_flops`, and about
-(20 D + 4 F) L bytes of activations for each word of a chunk in bfloat16.  In float32,
-weights are laid out twice for products.
+(20 D + 4 F) L bytes of activations for each word of a chunk in bfloat16.  Weights are laid out twice for
+compiled products.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -99,6 +99,7 @@ class EncoderWeights(Weights):
 
     def __init__(self, model: Encoder, dtype: torch.dtype) -> None:
         super().__init__(model, dtype)
+        self._norms: list[tuple[nn.LayerNorm, Norm]] = []
         self.tokens = self._matrix(model.token_embedding.weight)
         self.positions = self._vector(model.position_embedding.weight)
         self.embedding_norm = self._norm(model.embedding_norm)
@@ -118,8 +119,14 @@ class EncoderWeights(Weights):
         last = k + 1 == len(self.layers)
         return layer.mlp_norm, self.final_norm if last else self.layers[k + 1].attention_norm
 
+    def serve(self, parameters: Sequence[Tensor], dtype: torch.dtype) -> bool:
+        same = all(np.float32(module.eps) == norm.eps for module, norm in self._norms)
+        return same and super().serve(parameters, dtype)
+
     def _norm(self, module: nn.LayerNorm) -> Norm:
-        return Norm(self._vector(module.weight), self._vector(module.bias), np.float32(module.eps))
+        norm = Norm(self._vector(module.weight), self._vector(module.bias), np.float32(module.eps))
+        self._norms.append((module, norm))
+        return norm
 
     def _layer(self, layer: EncoderLayer) -> Layer:
         three: list[nn.Linear] = [layer.query, layer.key, layer.value]

@@ -1,18 +1,18 @@
-"""The masked-LM loss of an LSTM with its gradient, on a processor: no padding, no autograd.
+"""The masked-LM loss of an LSTM with its gradient, on a processor, without padding.
 
 It computes what `raysweep.models.lstm.LSTM` does in training, on packed sentences chunk by chunk
 (raysweep.models.fused.packing).  Each direction of a layer has the words in rows of its own, in the order in
 which it reads them, so that a step of time is a range of rows, and reversing sentences costs nothing: a word
 is written to wherever it is read next.  A step is one matrix product of [x; h] with both weights of the
-direction (`Matrix`), and one compiled pass (raysweep.models.fused.recurrent); their
-gradients are one product over all steps.  Cells, their gradients, the loss and sums of gradients are float32.
+direction (`Matrix`), and one compiled pass (raysweep.models.fused.recurrent); their gradients are one product
+over all steps.  Cells, their gradients, the loss and sums of gradients are float32.
 
 The last layer stops in each direction at the last masked word that it reads, and the head is computed for
 masked words alone.
 
 Cost, with D the width and L layers: the products of `training_flops`, less what the last layer leaves out,
-and about 18 D L bytes of activations for each word of a chunk in bfloat16.  In float32,
-weights are laid out twice for products.
+and about 18 D L bytes of activations for each word of a chunk in bfloat16.  Weights are laid out twice for
+compiled products.
 """
 
 from __future__ import annotations

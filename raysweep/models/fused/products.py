@@ -65,14 +65,15 @@ class Product:
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """Return x B [N, O], in `out` if given, which is contiguous, of x [N, I]."""
         matrix, dtype = self.matrix, x.dtype
-        ours = _serves(dtype) and matrix.dtype == dtype and matrix.numel() <= LARGEST
+        ours = _serves(dtype) and matrix.dtype == dtype and 0 < matrix.numel() <= LARGEST
         odd = dtype == torch.bfloat16 and len(matrix) % 2 == 1
         if not ours or odd or len(x) < MANY[dtype]:
             return torch.mm(x, matrix, out=out)
         if out is None:
             out = torch.empty(len(x), matrix.shape[1], dtype=dtype)
-        if x.shape[1] != len(matrix) or out.shape != (len(x), matrix.shape[1]):
-            raise ValueError(f"{list(x.shape)} times {list(matrix.shape)} is not {list(out.shape)}")
+        if x.shape[1] != len(matrix) or out.shape != (len(x), matrix.shape[1]) or out.dtype != dtype:
+            made = f"{list(out.shape)} in {out.dtype}"
+            raise ValueError(f"{list(x.shape)} times {list(matrix.shape)} in {dtype} is not {made}")
         if self._panels is None:
             self._panels = laid_out(matrix.detach())
         product(_terms(x.contiguous()), self._panels, array(out))
@@ -99,7 +100,8 @@ def add_outer(total: Tensor, d: Tensor, x: Tensor) -> None:
 
 def _terms(tensor: Tensor) -> np.ndarray:
     """Return the terms of a contiguous matrix's rows: its numbers, or pairs of them [N, I / 2]."""
-    return tensor.view(torch.uint32).numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
+    found = array(tensor)
+    return found.view(np.uint32) if found.dtype == np.uint16 else found
 
 
 def laid_out(matrix: Tensor) -> np.ndarray:
@@ -119,7 +121,7 @@ def laid_out(matrix: Tensor) -> np.ndarray:
 
 @kernel(error_model="numpy")
 def paired(numbers, first, count, out):  # type: ignore[no-untyped-def]
-    """Write the pairs of `count` rows of a matrix uint16 [N, I], from `first` on, to the rows of `out` [., I].
+    """Write the pairs of `count` rows of a matrix uint16 [N, I], from row `first` on, to `out` [., I].
 
     The partner of a last row without one is 0.
     """

@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -39,7 +40,7 @@ W = TypeVar("W", bound="Weights")
 class Matrix:
     """A weight in low precision, and the sum of the gradient of the float32 weight.
 
-    The weight is laid out at its first product of many rows (`Product`); call `renew` after changing it.
+    The weight is laid out at its first product of many rows (`Product`); call `forget` before changing it.
     """
 
     low: Tensor
@@ -75,12 +76,12 @@ class Matrix:
         """Return d [N, O] times the weight, in `out` if given, which is contiguous."""
         return self._returned(d, out)
 
-    def renew(self) -> None:
-        """Forget how the weight is laid out, because its values have changed."""
+    def forget(self) -> None:
+        """Drop the layouts of the weight: its values will change."""
         for made in ("_applied", "_returned"):
             self.__dict__.pop(made, None)
         for part in self.parts.values():
-            part.renew()
+            part.forget()
 
     def part(self, rows: slice) -> Matrix:
         """Return some of its rows as a matrix of their own, always the same one."""
@@ -114,7 +115,7 @@ class Weights:
         self.dtype = dtype
         self.parameters = list(model.parameters())
         self.sums: dict[int, Tensor] = {}
-        self._at = [p.data_ptr() for p in self.parameters]
+        self._memory = [_memory(p) for p in self.parameters]
         self._all = torch.zeros(sum(_padded(p.numel()) for p in self.parameters))
         self._used = 0
         self._matrices: list[Matrix] = []
@@ -126,15 +127,20 @@ class Weights:
     def serve(self, parameters: Sequence[Tensor], dtype: torch.dtype) -> bool:
         """Return whether these are the weights of `parameters` in `dtype`, up to their values."""
         same = len(parameters) == len(self.parameters) and all(map(operator.is_, parameters, self.parameters))
-        return same and dtype == self.dtype and self._at == [p.data_ptr() for p in parameters]
+        return same and dtype == self.dtype and self._memory == [_memory(p) for p in parameters]
 
     def renew(self) -> None:
         """Take the values of the parameters as they are now, and set all sums to zero."""
         self._all.zero_()
         if self._copies:
             torch._foreach_copy_([own for own, _ in self._copies], [of for _, of in self._copies])
+
+    def rest(self) -> bool:
+        """Drop what the next step makes anew; return whether these weights may be kept for it."""
         for matrix in self._matrices:
-            matrix.renew()
+            matrix.forget()
+        # Memory of inference mode cannot be written to outside of it, and other tensors hold graphs.
+        return not self._all.is_inference() and all(p.is_leaf for p in self.parameters)
 
     def gradients(self, parameters: Sequence[Tensor], *, own: bool) -> list[Tensor]:
         """Return the parameters' gradients, none in the memory of another.
@@ -178,12 +184,10 @@ class Weights:
     def _matrix(self, *weights: Tensor, dim: int = 0) -> Matrix:
         """Return weights side by side along `dim` as one matrix; their gradients are parts of its own."""
         if len(weights) == 1:
-            total, low = self._sum(weights[0]), weights[0].detach()
-            low = (
-                low
-                if low.dtype == self.dtype
-                else self._copy(torch.empty_like(low, dtype=self.dtype), weights)
-            )
+            [weight] = weights
+            total, low = self._sum(weight), weight.detach()
+            if self.dtype != weight.dtype:
+                low = self._copy(torch.empty_like(low, dtype=self.dtype), weights)
         else:
             shape = list(weights[0].shape)
             shape[dim] = sum(weight.shape[dim] for weight in weights)
@@ -216,6 +220,11 @@ class Weights:
         for part, parameter in self._copies[-len(parts) :]:
             part.copy_(parameter)
         return room
+
+
+def _memory(tensor: Tensor) -> tuple[int, torch.Size, tuple[int, ...]]:
+    """Return where and how a tensor lies in memory."""
+    return tensor.data_ptr(), tensor.shape, tensor.stride()
 
 
 def _padded(size: int) -> int:
@@ -264,8 +273,8 @@ def chunk_size(model: MaskedLM, words: Batch, size: int, threads: int) -> int:
     return min(size, -(-int(words.lengths.sum()) // threads))
 
 
-#: Weights that no pass uses, for the next step of their model.
-_spare: WeakKeyDictionary[MaskedLM, list[Weights]] = WeakKeyDictionary()
+#: Weights that no step uses, for the next one of their model: one for each thread.
+_resting: WeakKeyDictionary[MaskedLM, list[Weights]] = WeakKeyDictionary()
 
 
 class Step(Generic[W]):
@@ -290,7 +299,7 @@ class Step(Generic[W]):
         self.threads = torch.get_num_threads()
         self.size = chunk_size(model, words, size, self.threads)
         self._small = sum(p.numel() for p in self.parameters) <= _KEPT
-        self._spare = cast(list[W], _spare.setdefault(model, []))
+        self._spare = cast(list[W], _resting.setdefault(model, []))
 
     def differentiable(self) -> Tensor:
         """Return the loss as a differentiable function of the parameters."""
@@ -298,7 +307,7 @@ class Step(Generic[W]):
         return loss
 
     def learn(self) -> Tensor:
-        """Add the gradients to `.grad` of the parameters; return the loss."""
+        """Add the gradients to `.grad` of the parameters, without autograd; return the loss."""
         loss, weights = self.done()
         for parameter, gradient in zip(self.parameters, self.gradients(weights), strict=True):
             if not parameter.requires_grad:
@@ -325,23 +334,24 @@ class Step(Generic[W]):
         return total / self.words.count, weights
 
     def gradients(self, weights: W) -> list[Tensor]:
-        """Return each parameter's gradient in memory that nothing else writes to; `weights` are used up."""
+        """Return the gradients in one piece of memory that nothing else writes to; `weights` are used up."""
         found = weights.gradients(self.parameters, own=self._small)
         self._put_by(weights)
         return found
 
     def _weights(self) -> W:
         """Return the weights, with sums of zero."""
-        while self._spare:
-            weights = self._spare.pop()
-            if weights.serve(self.parameters, self.dtype):
-                weights.renew()
-                return weights
+        with suppress(IndexError):
+            while True:
+                weights = self._spare.pop()
+                if weights.serve(self.parameters, self.dtype):
+                    weights.renew()
+                    return weights
         return self._make(self.model, self.dtype)
 
     def _put_by(self, weights: W) -> None:
         """Keep weights for the next step, if the model is small."""
-        if self._small:
+        if self._small and weights.rest() and len(self._spare) < self.threads:
             self._spare.append(weights)
 
     def _loss(self, weights: W, chunk: Chunk) -> float:
@@ -370,7 +380,7 @@ class _Loss(torch.autograd.Function):
         weights, ctx.weights = ctx.weights, None
         if weights is None:
             raise RuntimeError("the gradients of this loss were given out before; compute the loss again")
-        found = ctx.step.gradients(weights)
+        found, ctx.step = ctx.step.gradients(weights), None
         if factor.item() != 1:
             torch._foreach_mul_(found, factor)
         return None, *(g if n else None for g, n in zip(found, ctx.needs_input_grad[1:], strict=True))
