@@ -73,7 +73,7 @@ def test_products_of_bfloat16_take_any_memory_and_keep_what_is_not_finite(compil
     monkeypatch.setattr(products, "MANY", dict.fromkeys(products.MANY, 1))
     x, matrix = torch.randn(2, 1025, generator=torch.Generator().manual_seed(0)).bfloat16()
     # Memory that begins between two pairs, a single column, and no column at all.
-    x, matrix = x[1:641].view(20, 32), matrix[1:].view(32, 32)
+    x, matrix = x[1:641].view(20, 32), matrix[:1024].view(32, 32)
     x[3, 2], x[19, 31] = torch.nan, torch.inf
     rest = [*range(3), *range(4, 19)]
     for given in (matrix, matrix.T, matrix[:, :1], matrix[:1].T, matrix[:, :0]):
