@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from helpers.fused_oracle import LANGUAGE, draw
 from raysweep.models import EncoderConfig, LSTMConfig, MaskedLM
 from raysweep.models.fused import products
-from raysweep.models.fused import weights as fused
+from raysweep.models.fused import step as fused
+from raysweep.models.fused.weights import Weights
 
 CONFIGS: dict[str, Any] = {
     "post": EncoderConfig(shape="32/2/2/48", dropout=0.2, norm="post"),
@@ -62,13 +63,13 @@ def test_later_steps_see_the_weights_as_they_are_then(
     model: MaskedLM, options: dict[str, Any], threads: int, kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[MaskedLM] = []
-    begin = fused.Weights.__init__
+    begin = Weights.__init__
 
-    def counted(self: fused.Weights, given: MaskedLM, dtype: torch.dtype) -> None:
+    def counted(self: Weights, given: MaskedLM, dtype: torch.dtype) -> None:
         made.append(given)
         begin(self, given, dtype)
 
-    monkeypatch.setattr(fused.Weights, "__init__", counted)
+    monkeypatch.setattr(Weights, "__init__", counted)
     if not kept:
         monkeypatch.setattr(fused, "_KEPT", 0)
     before = torch.get_num_threads()

@@ -30,7 +30,8 @@ from raysweep.models.fused import attention, kernels
 from raysweep.models.fused.packing import Chunk
 from raysweep.models.fused.products import array
 from raysweep.models.fused.states import states
-from raysweep.models.fused.weights import Matrix, Step, Vector, Weights
+from raysweep.models.fused.step import Step
+from raysweep.models.fused.weights import Matrix, Vector, Weights
 from raysweep.seeding import derive
 
 CHUNK = 2048  # words: with fewer, products are too small to be fast; with more, memory is slower than cache

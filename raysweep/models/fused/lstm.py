@@ -30,7 +30,8 @@ from raysweep.models.fused import recurrent
 from raysweep.models.fused.packing import Chunk
 from raysweep.models.fused.products import array
 from raysweep.models.fused.states import states
-from raysweep.models.fused.weights import Matrix, Step, Vector, Weights
+from raysweep.models.fused.step import Step
+from raysweep.models.fused.weights import Matrix, Vector, Weights
 from raysweep.models.lstm import LSTM, LSTMLayer
 from raysweep.seeding import derive
 

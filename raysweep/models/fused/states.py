@@ -17,7 +17,7 @@ from torch import Tensor
 from raysweep.models.base import MaskedLM
 from raysweep.models.batch import Batch
 from raysweep.models.fused.packing import Chunk, packed
-from raysweep.models.fused.weights import W, chunk_size, on_threads
+from raysweep.models.fused.step import W, chunk_size, on_threads
 
 
 class Reading(Protocol):
@@ -36,7 +36,7 @@ def states(
     """Return hidden states [M, D] at `words.index`, in its order, float32, to differentiate once.
 
     Where gradients are off, as in evaluation, they are plain states.  `size`, `make`, `begin` and threads are
-    as in `raysweep.models.fused.weights.Step`.  Parameters that the head alone uses have no part in it.
+    as in `raysweep.models.fused.step.Step`.  Parameters that the head alone uses have no part in it.
     """
     head = {id(parameter) for parameter in model.head_parameters()}
     body = [parameter for parameter in model.parameters() if id(parameter) not in head]
