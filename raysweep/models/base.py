@@ -192,7 +192,7 @@ class MaskedLM(nn.Module, ABC):
     def learn(self, words: Batch, *, seed: int, dtype: torch.dtype) -> Tensor:
         """Add the gradient of `masked_loss` to `.grad`; return the loss, detached.
 
-        It does without autograd, whose bookkeeping takes a tenth of a step of a small model, and so without
+        It does without autograd, whose bookkeeping takes noticeable time for a small model, and so without
         hooks on parameters.  Raises `TypeError` for a model that is not `fused`.
         """
         if not self.fused:

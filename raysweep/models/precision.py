@@ -31,4 +31,5 @@ def multiplies_pairs() -> bool:
 
     It has vector instructions for them, and none for whole blocks, with which libraries are faster.
     """
+    # What `PAIRS` is there, without the import of numba.
     return bool(torch.cpu._is_avx512_bf16_supported() and not torch.cpu._is_amx_tile_supported())

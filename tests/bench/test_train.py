@@ -219,3 +219,18 @@ def test_a_gpu_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> Non
         suites.measure("train", quick=True, threads=1, device="cuda")
     with pytest.raises(ConfigError, match=r"bench train has no case 'encoder-512'"):
         suites.measure("train", ["encoder-512"], quick=True, threads=1)
+
+
+def test_bytes_beside_products_are_those_of_each_array(small: Work) -> None:
+    """For each kernel of `raysweep.models.gpu`, what it reads and what it writes."""
+    model = small.model(0.0)
+    D, F, half, full = 32, 64, 2, 4
+    attention = half * (3 * D + D) + half * (3 * D + D + 3 * D)
+    summed = (full + half) * D + (full + half) * D
+    summed_back = (full + half + full) * D + (full + half) * D
+    activation = half * (F + F) + half * (2 * F + F)
+    behind = 2 * (summed + summed_back) + activation
+    weights = sum(p.numel() for p in model.parameters())
+    optimizer = (4 + 3) * full + full + half
+    wanted = 1000 * (2 * attention + behind) + 96 * behind + 3 * optimizer * weights
+    assert cases.other_bytes(model, 1000, 96, 3) == wanted  # type: ignore[arg-type]

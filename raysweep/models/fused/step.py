@@ -24,8 +24,8 @@ from raysweep.models.fused.products import array
 from raysweep.models.fused.weights import Weights
 
 _LARGE = 4096  # words of a vocabulary
-#: Most numbers of a model whose weights are kept from step to step.  Making them takes a tenth of a step of a
-#: small model, and hardly anything of a large one's, which has better use for the memory.
+#: Most numbers of a model whose weights are kept from step to step.  For a small model, making them takes
+#: noticeable time; for a large one it does not, and the memory counts.
 _KEPT = 2**22
 
 R = TypeVar("R")
