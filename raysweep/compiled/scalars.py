@@ -17,7 +17,9 @@ from numba.extending import overload
 from raysweep.compiled import kernel
 from raysweep.compiled.simd import Vector, fetch, intrinsic, peek, poke, positive, splat
 
-#: Options of most kernels: sums may be regrouped, but infinities and NaN are kept.
+#: Options of most kernels: sums may be regrouped, but infinities and NaN are kept.  A loop that writes to
+#: memory adds up no number of its own: where arrays lie close together, such a loop is done entry by entry
+#: instead of in vectors, so its sum would depend on where memory happened to be free.
 COMPILED: dict[str, Any] = {
     "error_model": "numpy",
     "fastmath": {"contract", "reassoc", "nsz", "arcp"},

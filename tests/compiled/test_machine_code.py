@@ -1,13 +1,19 @@
-"""Machine code of the kernels: the process that compiles it and those that load it round alike."""
+"""Machine code of the kernels rounds alike in the process that compiles it and in those that load it, and
+wherever its arrays lie.
+"""
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+import raysweep
 
 MATRIX = """
 import hashlib
@@ -102,3 +108,54 @@ def test_a_kernel_from_the_disk_rounds_like_the_one_that_was_compiled(
     assert len(said[0].split()) == 3
     assert said[0] == said[1]
     assert list(tmp_path.rglob(f"{kernel}*.kernel"))
+
+
+def summing_stores(source: str) -> Iterator[str]:
+    """Yield the kernels, each with a line of it, whose innermost loop both adds up a number and writes.
+
+    A count of where to write next, which grows by a constant, is no sum.
+    """
+    stores = {"poke", "save", "put", "store"}
+    for function in ast.walk(ast.parse(source)):
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        if not any(
+            "kernel(**" in ast.unparse(d) or "reassoc" in ast.unparse(d) for d in function.decorator_list
+        ):
+            continue
+        for loop in ast.walk(function):
+            if not isinstance(loop, ast.For | ast.While):
+                continue
+            inside = [node for part in loop.body for node in ast.walk(part)]
+            if any(isinstance(node, ast.For | ast.While) for node in inside):
+                continue
+            targets = [
+                target
+                for node in inside
+                if isinstance(node, ast.Assign | ast.AugAssign)
+                for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+            ]
+            calls = {
+                node.func.id
+                for node in inside
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+            }
+            sums = [
+                node
+                for node in inside
+                if isinstance(node, ast.AugAssign)
+                and isinstance(node.target, ast.Name)
+                and not isinstance(node.value, ast.Constant)
+            ]
+            if sums and (stores & calls or any(isinstance(target, ast.Subscript) for target in targets)):
+                yield f"{function.name}: {ast.unparse(sums[0])}"
+
+
+def test_no_loop_of_a_kernel_both_sums_and_writes() -> None:
+    kernel = "@kernel(**COMPILED)\ndef f(x, y):\n    s = 0.0\n    for i in range(9):\n        s += x[i]\n"
+    assert list(summing_stores(kernel)) == []
+    assert list(summing_stores(kernel + "        y[i] = s")) == ["f: s += x[i]"]
+    assert list(summing_stores(kernel + "        poke(y, i, s)")) == ["f: s += x[i]"]
+    files = sorted(Path(raysweep.__file__).parent.rglob("*.py"))
+    found = [f"{file.stem}.{said}" for file in files for said in summing_stores(file.read_text("utf-8"))]
+    assert found == []

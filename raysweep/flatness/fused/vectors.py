@@ -63,12 +63,13 @@ def _sign_vectors(logits, index, key, v):  # type: ignore[no-untyped-def]
             # A probability that rounds to zero is zero; NaN is not below anything, and stays.
             e = _F0 if d < _LEAST else exponential(d)
             poke(p, c, e)
-            total += e
+        for c in range(classes):
+            total += peek(p, c)
         share, mean = _F1 / total, _F0
         for c in range(classes):
             poke(p, c, peek(p, c) * share)
-            u = np.sqrt(peek(p, c)) * peek(r, c)
-            poke(r, c, u)
-            mean += u
+            poke(r, c, np.sqrt(peek(p, c)) * peek(r, c))
+        for c in range(classes):
+            mean += peek(r, c)
         for c in range(classes):
             poke(v, first + c, peek(r, c) - peek(p, c) * mean)
