@@ -2,8 +2,8 @@
 
     load(array, row, column)            the vector at columns column .. of a row
     store(array, row, column, vector)
-    fetch(array, place)                 the vector from element `place` of an array [n] on
-    put(array, place, vector)
+    fetch(array, place)                 the vector from element `place` of an array [n] on, in float32 where
+    put(array, place, vector)           that is uint16: bfloat16's bits, to which put rounds, ties to even
     peek(array, place)                  the element at `place`, counted over all axes, and
     poke(array, place, number)          its store, both without numba's test for negative indices, which
                                         prevents vector loops
@@ -52,6 +52,7 @@ def aligned(size: int, dtype: np.dtype) -> np.ndarray:
 
 
 _ELEMENTS = {types.float32: ir.FloatType(), types.float64: ir.DoubleType(), types.uint32: ir.IntType(32)}
+_WORDS, _HALVES = (ir.VectorType(ir.IntType(bits), BYTES // 4) for bits in (32, 16))
 
 
 class Vector(types.Type):
@@ -135,22 +136,39 @@ def poke(context, array, place, number):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def fetch(context, array, place):  # type: ignore[no-untyped-def]
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        out = builder.load(vector_at(context, builder, signature.args[0], *arguments))
-        out.align = array.dtype.bitwidth // 8
-        return out
+    low = array.dtype == types.uint16
+    kind = Vector(types.float32 if low else array.dtype)
 
-    return Vector(array.dtype)(array, types.int64), generate
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        element = element_at(context, builder, signature.args[0], *arguments)
+        shape = shape_of(kind.dtype)
+        out = builder.load(builder.bitcast(element, (_HALVES if low else shape).as_pointer()))
+        out.align = array.dtype.bitwidth // 8
+        if not low:
+            return out
+        return builder.bitcast(builder.shl(builder.zext(out, _WORDS), _everywhere(16)), shape)
+
+    return kind(array, types.int64), generate
 
 
 @intrinsic
 def put(context, array, place, vector):  # type: ignore[no-untyped-def]
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        pointer = vector_at(context, builder, signature.args[0], *arguments[:2])
-        builder.store(arguments[2], pointer, align=array.dtype.bitwidth // 8)
+        element, found = element_at(context, builder, signature.args[0], *arguments[:2]), arguments[2]
+        if array.dtype == types.uint16:
+            bits = builder.bitcast(found, _WORDS)
+            odd = builder.and_(builder.lshr(bits, _everywhere(16)), _everywhere(1))
+            bits = builder.add(bits, builder.add(odd, _everywhere(0x7FFF)))
+            found = builder.trunc(builder.lshr(bits, _everywhere(16)), _HALVES)
+        target = builder.bitcast(element, found.type.as_pointer())
+        builder.store(found, target, align=array.dtype.bitwidth // 8)
         return context.get_dummy_value()
 
     return types.none(array, types.int64, vector), generate
+
+
+def _everywhere(number):  # type: ignore[no-untyped-def]
+    return ir.Constant(_WORDS, [number] * _WORDS.count)
 
 
 def everywhere(builder, shape, number):  # type: ignore[no-untyped-def]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
 from numba.core.errors import LoweringError
 from scipy import stats
 
@@ -40,9 +41,39 @@ def _two(x, out):  # type: ignore[no-untyped-def]
 
 
 @kernel(**COMPILED)
+def _copied(x, out):  # type: ignore[no-untyped-def]
+    for k in range(0, len(x), 16):
+        put(out, k, fetch(x, k))
+
+
+@kernel(**COMPILED)
 def _normals(x, below, density):  # type: ignore[no-untyped-def]
     for k in range(len(x)):
         below[k], density[k] = normal(x[k])
+
+
+def test_vectors_of_bfloat16_are_rounded_to_nearest_and_ties_to_even() -> None:
+    near = [
+        0.0,
+        -0.0,
+        1.0,
+        np.inf,
+        -np.inf,
+        np.nan,
+        3e-39,
+        *(1 + k * 2.0**-9 for k in range(1, 7)),
+        3e38,
+        -2.5,
+        7.0,
+    ]
+    x = torch.tensor(near)
+    low = torch.empty(16, dtype=torch.bfloat16)
+    bits = low.view(torch.uint16).numpy()
+    _copied(x.numpy(), bits)
+    torch.testing.assert_close(low, x.bfloat16(), rtol=0, atol=0, equal_nan=True)
+    again = np.empty(16, dtype=np.float32)
+    _copied(bits, again)
+    np.testing.assert_array_equal(again, low.float().numpy())
 
 
 def test_the_exponential_is_exact_down_to_what_adds_nothing_to_one() -> None:

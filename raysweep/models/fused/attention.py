@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from raysweep.compiled import kernel
-from raysweep.compiled.scalars import COMPILED, INLINE, draw, exponential, load, save
+from raysweep.compiled.scalars import COMPILED, HELPER, INLINE, draw, exponential, load, save
 from raysweep.compiled.simd import fetch, inverse, larger, peek, plus, poke, put, splat, times, turn
 from raysweep.models.dropout import LEVELS
 
@@ -29,7 +29,7 @@ def _wide(n):  # type: ignore[no-untyped-def]
     return (n + LANES - 1) // LANES * LANES
 
 
-@kernel(**COMPILED)
+@kernel(**HELPER)
 def _product(a, row, column, b, b_row, c, c_row, rows, inner, columns):  # type: ignore[no-untyped-def]
     """c = a b, all in flat arrays: a's entry (i, k) is at i·row + k·column, b's at k·b_row + j, c's alike.
 
@@ -62,20 +62,37 @@ def _product(a, row, column, b, b_row, c, c_row, rows, inner, columns):  # type:
             put(c, r + 7 * c_row, c7)
 
 
-@kernel(**COMPILED)
+@kernel(**HELPER)
 def _take(matrix, shift, first, column, count, width, out, row):  # type: ignore[no-untyped-def]
     """Write rows of the columns from `column` on, biases added, into a flat array of rows `row` apart."""
-    for i in range(count):
-        for c in range(width):
-            poke(out, i * row + c, load(matrix, first + i, column + c) + peek(shift, column + c))
+    columns, whole = matrix.shape[1], width // LANES * LANES
+    for c in range(0, whole, LANES):
+        more, p = fetch(shift, column + c), first * columns + column + c
+        for i in range(count):
+            put(out, i * row + c, plus(splat(_F1), fetch(matrix, p + i * columns), more))
+    if whole < width:
+        for i in range(count):
+            for c in range(whole, width):
+                poke(out, i * row + c, load(matrix, first + i, column + c) + peek(shift, column + c))
 
 
-@kernel(**COMPILED)
-def _hand(x, row, count, width, matrix, first, column, shift):  # type: ignore[no-untyped-def]
-    """Write a flat array's rows, `row` apart, to the places of `_take`; add their sum to the biases."""
-    for i in range(count):
-        for c in range(width):
-            save(matrix, first + i, column + c, peek(x, i * row + c))
+@kernel(**HELPER)
+def _hand(x, row, count, width, matrix, first, column):  # type: ignore[no-untyped-def]
+    """Write a flat array's rows, `row` apart, to the places of `_take`."""
+    columns, whole = matrix.shape[1], width // LANES * LANES
+    for c in range(0, whole, LANES):
+        p = first * columns + column + c
+        for i in range(count):
+            put(matrix, p + i * columns, fetch(x, i * row + c))
+    if whole < width:
+        for i in range(count):
+            for c in range(whole, width):
+                save(matrix, first + i, column + c, peek(x, i * row + c))
+
+
+@kernel(**HELPER)
+def _add_up(x, row, count, width, shift, column):  # type: ignore[no-untyped-def]
+    """Add the sum of a flat array's rows, `row` apart, to the biases."""
     for c in range(0, width, LANES):
         total = splat(_F0)
         for i in range(count):
@@ -180,9 +197,7 @@ def attend(  # type: ignore[no-untyped-def]
             if cut > 0:
                 _drop(key, place[asked:], heads, h, stride, cut, words, weights, T, Q, L, factors, kept)
             _product(kept, 1, L, v, W, mixed, W, Q, T, width)
-            for i in range(Q):
-                for c in range(width):
-                    save(out, asked + i, column + c, peek(mixed, i * W + c))
+            _hand(mixed, W, Q, width, out, asked, column)
 
 
 @kernel(**COMPILED)
@@ -233,8 +248,11 @@ def attend_backward(  # type: ignore[no-untyped-def]
                     x = times(sums, fetch(weights, j))
                     put(slopes, j, plus(splat(scale), fetch(slopes, j), x))
             _product(slopes, 1, L, k, W, made, W, Q, T, width)
-            _hand(made, W, Q, width, d_queries, asked, column, d_q_shift)
+            _hand(made, W, Q, width, d_queries, asked, column)
+            _add_up(made, W, Q, width, d_q_shift, column)
             _product(slopes, L, 1, q, W, made, W, T, Q, width)
-            _hand(made, W, T, width, d_keys, first, k_column + column, d_k_shift)
+            _hand(made, W, T, width, d_keys, first, k_column + column)
+            _add_up(made, W, T, width, d_k_shift, k_column + column)
             _product(kept, L, 1, e, W, made, W, T, Q, width)
-            _hand(made, W, T, width, d_keys, first, k_column + D + column, d_k_shift)
+            _hand(made, W, T, width, d_keys, first, k_column + D + column)
+            _add_up(made, W, T, width, d_k_shift, k_column + D + column)
