@@ -15,12 +15,16 @@ import numpy as np
 from raysweep.compiled import kernel
 from raysweep.compiled.scalars import COMPILED, HELPER, INLINE, draw, exponential, load, save
 from raysweep.compiled.simd import fetch, inverse, larger, peek, plus, poke, put, splat, times, turn
+from raysweep.compiled.tiles import tile
 from raysweep.models.dropout import LEVELS
 
 _F0, _F1 = np.float32(0.0), np.float32(1.0)
 
-#: Numbers in a vector, and rows of a product that are computed at once.
-LANES, ROWS = 16, 8
+#: Numbers in a vector.
+LANES = 16
+
+#: Rows of a product that are computed at once.
+_eight, _four, _one = (tile(rows, 1, scalar=True) for rows in (8, 4, 1))
 
 
 @kernel(**INLINE)
@@ -33,33 +37,18 @@ def _wide(n):  # type: ignore[no-untyped-def]
 def _product(a, row, column, b, b_row, c, c_row, rows, inner, columns):  # type: ignore[no-untyped-def]
     """c = a b, all in flat arrays: a's entry (i, k) is at i·row + k·column, b's at k·b_row + j, c's alike.
 
-    Rows of a and c are computed up to the next multiple of `ROWS`, columns up to whole vectors: both must be
-    there.
+    Rows of a and c are computed up to the next multiple of eight at most, columns up to whole vectors: both
+    must be there.
     """
     for j in range(0, columns, LANES):
-        for i in range(0, rows, ROWS):
-            p = i * row
-            c0 = c1 = c2 = c3 = c4 = c5 = c6 = c7 = splat(_F0)
-            for k in range(inner):
-                v = fetch(b, k * b_row + j)
-                q = p + k * column
-                c0 = plus(splat(peek(a, q)), v, c0)
-                c1 = plus(splat(peek(a, q + row)), v, c1)
-                c2 = plus(splat(peek(a, q + 2 * row)), v, c2)
-                c3 = plus(splat(peek(a, q + 3 * row)), v, c3)
-                c4 = plus(splat(peek(a, q + 4 * row)), v, c4)
-                c5 = plus(splat(peek(a, q + 5 * row)), v, c5)
-                c6 = plus(splat(peek(a, q + 6 * row)), v, c6)
-                c7 = plus(splat(peek(a, q + 7 * row)), v, c7)
-            r = i * c_row + j
-            put(c, r, c0)
-            put(c, r + c_row, c1)
-            put(c, r + 2 * c_row, c2)
-            put(c, r + 3 * c_row, c3)
-            put(c, r + 4 * c_row, c4)
-            put(c, r + 5 * c_row, c5)
-            put(c, r + 6 * c_row, c6)
-            put(c, r + 7 * c_row, c7)
+        i = 0
+        while i + 4 < rows:
+            _eight(c, i * c_row + j, c_row, LANES, a, i * row, column, row, b, j, b_row, LANES, inner)
+            i += 8
+        if i + 1 < rows:
+            _four(c, i * c_row + j, c_row, LANES, a, i * row, column, row, b, j, b_row, LANES, inner)
+        elif i < rows:
+            _one(c, i * c_row + j, c_row, LANES, a, i * row, column, row, b, j, b_row, LANES, inner)
 
 
 @kernel(**HELPER)
