@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import numpy as np
 import torch
-from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from raysweep.models.fused import weights
@@ -22,18 +22,18 @@ def products(work: Callable[[], object]) -> tuple[float, float]:
     seconds, flops = 0.0, 0.0
     multiply, add = Product.__call__, weights.add_outer
 
-    def took(began: float, factors: Tensor, columns: int) -> None:
+    def took(began: float, factors: np.ndarray, columns: int) -> None:
         nonlocal seconds, flops
         seconds += time.process_time() - began
-        flops += 2.0 * factors.numel() * columns
+        flops += 2.0 * factors.size * columns
 
-    def timed(self: Product, x: Tensor, out: Tensor | None = None) -> Tensor:
+    def timed(self: Product, x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         began = time.process_time()
         found = multiply(self, x, out)
-        took(began, x, self.matrix.shape[1])
+        took(began, x, self.columns)
         return found
 
-    def timed_sum(total: Tensor, d: Tensor, x: Tensor) -> None:
+    def timed_sum(total: np.ndarray, d: np.ndarray, x: np.ndarray) -> None:
         began = time.process_time()
         add(total, d, x)
         took(began, d, x.shape[1])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from raysweep.bench import products
+from raysweep.models.fused.products import array, tensor
 from raysweep.models.fused.weights import Matrix
 
 
@@ -14,12 +16,13 @@ def test_products_are_timed_and_counted(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(products.time, "process_time", lambda: float(next(ticks)))
     x, d = torch.ones(5, 3), torch.ones(5, 2)
     for dtype in (torch.float32, torch.bfloat16):
-        matrix = Matrix(torch.ones(2, 3, dtype=dtype), torch.zeros(2, 3))
+        matrix = Matrix(torch.ones(2, 3, dtype=dtype), array(torch.zeros(2, 3)))
+        of_x, of_d = array(x.to(dtype)), array(d.to(dtype))
 
-        def work(matrix: Matrix = matrix, dtype: torch.dtype = dtype) -> None:
-            assert matrix.apply(x.to(dtype)).tolist() == [[3.0, 3.0]] * 5
-            assert matrix.through(d.to(dtype)).tolist() == [[2.0, 2.0, 2.0]] * 5
-            matrix.learn(d.to(dtype), x.to(dtype))
+        def work(matrix: Matrix = matrix, of_x: np.ndarray = of_x, of_d: np.ndarray = of_d) -> None:
+            assert tensor(matrix.apply(of_x)).tolist() == [[3.0, 3.0]] * 5
+            assert tensor(matrix.through(of_d)).tolist() == [[2.0, 2.0, 2.0]] * 5
+            matrix.learn(of_d, of_x)
 
         ticks = iter(range(100))
         share, rate = products.products(work)

@@ -16,6 +16,7 @@ from raysweep.models.encoder import Encoder
 from raysweep.models.fused import kernels
 from raysweep.models.fused.encoder import EncoderWeights, Layer, Norm, Pass
 from raysweep.models.fused.packing import Chunk
+from raysweep.models.fused.products import tensor
 from raysweep.models.fused.weights import Matrix
 
 
@@ -61,9 +62,9 @@ class EncoderNorms(ChunkNorms):
 
     def forward(self) -> tuple[Tensor, Tensor]:
         logits = self._logits(self._pass.forward())
-        return logits, self._pass.head.hidden
+        return logits, tensor(self._pass.head.hidden)
 
-    def _backward(self, v: Tensor, *, again: bool) -> tuple[Tensor, np.ndarray]:
+    def _backward(self, v: np.ndarray, *, again: bool) -> tuple[np.ndarray, np.ndarray]:
         chunk, w, stats = self.chunk, self._encoder, self._pass.embedding_stats
         d = self._pass.backward(v, again=again)
         x = w.token_values[chunk.ids] + w.positions.value[chunk.at]

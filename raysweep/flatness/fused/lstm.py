@@ -18,7 +18,7 @@ from raysweep.flatness.fused import kernels
 from raysweep.flatness.fused.taps import ChunkNorms, Sink, TappedMatrix
 from raysweep.models.fused.lstm import Direction, LSTMWeights, Pass
 from raysweep.models.fused.packing import Chunk
-from raysweep.models.fused.products import array
+from raysweep.models.fused.products import tensor
 from raysweep.models.lstm import LSTM
 
 
@@ -47,21 +47,21 @@ class LSTMNorms(ChunkNorms):
 
     def forward(self) -> tuple[Tensor, Tensor]:
         logits = self._logits(self._pass.forward())
-        return logits, self._pass.hidden
+        return logits, tensor(self._pass.hidden)
 
-    def linear(self, names: Sequence[str], d: Tensor, x: Tensor, row: np.ndarray | None) -> None:
+    def linear(self, names: Sequence[str], d: np.ndarray, x: np.ndarray, row: np.ndarray | None) -> None:
         """Take the norms of the decoder, or of a direction: then d [R, 4H] is that of its gates."""
         if row is None:
             super().linear(names, d, x, row)
             return
         norms = np.zeros((3, len(self.chunk.starts) - 1))
         inputs = self._pass.width
-        kernels.recurrence(array(x), array(d), row, self.chunk.starts, inputs, norms)
+        kernels.recurrence(x, d, row, self.chunk.starts, inputs, norms)
         [name], [weight, state, bias] = names, norms
         for key, found in (("weight_ih", weight), ("weight_hh", state), ("bias_ih", bias), ("bias_hh", bias)):
             self._found[f"{name}.{key}_l0"] = found
 
-    def _backward(self, v: Tensor, *, again: bool) -> tuple[Tensor, np.ndarray]:
+    def _backward(self, v: np.ndarray, *, again: bool) -> tuple[np.ndarray, np.ndarray]:
         below = self._pass.backward(v, again=again)
         # Every word has a row of its own here, as if no two shared one of the table.
         words = np.arange(len(self.chunk.ids))

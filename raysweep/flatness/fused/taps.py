@@ -19,14 +19,14 @@ from torch import Tensor
 from raysweep.flatness.fused import kernels
 from raysweep.models.fused.encoder import Norm
 from raysweep.models.fused.packing import Chunk
-from raysweep.models.fused.products import array
+from raysweep.models.fused.products import array, tensor
 from raysweep.models.fused.weights import Matrix, Vector
 
 
 class Sink(Protocol):
     """A receiver of the factors of gradients in a backward pass."""
 
-    def linear(self, names: Sequence[str], d: Tensor, x: Tensor, row: np.ndarray | None) -> None:
+    def linear(self, names: Sequence[str], d: np.ndarray, x: np.ndarray, row: np.ndarray | None) -> None:
         """Take inputs x [N, I] of linear modules side by side, and the gradient d [N, O] of their outputs.
 
         `row` is that of `Matrix.learn`.
@@ -53,7 +53,7 @@ class TappedMatrix(Matrix):
         """Return a matrix that is tapped."""
         return cls(matrix.low, matrix.gradient, names=names, sinks=sinks)
 
-    def learn(self, d: Tensor, x: Tensor, row: np.ndarray | None = None) -> None:
+    def learn(self, d: np.ndarray, x: np.ndarray, row: np.ndarray | None = None) -> None:
         self.sinks[-1].linear(self.names, d, x, row)
 
     def _part(self, rows: slice) -> TappedMatrix:
@@ -111,21 +111,21 @@ class ChunkNorms(ABC):
 
         There is no second backward pass unless `last` is False.
         """
-        self._found = {}
+        self._found, given = {}, array(v.contiguous())
         self._weights.sinks.append(self)
         try:
-            inputs, d = self._backward(v.contiguous(), again=not last)
+            inputs, d = self._backward(given, again=not last)
         finally:
             self._weights.sinks.pop()
-        self._tables(d, inputs, v)
+        self._tables(d, inputs, given)
         return {name: torch.from_numpy(value) for name, value in self._found.items()}
 
-    def linear(self, names: Sequence[str], d: Tensor, x: Tensor, row: np.ndarray | None) -> None:
+    def linear(self, names: Sequence[str], d: np.ndarray, x: np.ndarray, row: np.ndarray | None) -> None:
         """Take the norms of linear modules that share their inputs; see `Sink`."""
         bounds = self._bounds(len(d))
         weight = np.zeros((len(names), len(bounds) - 1))
         bias = np.zeros_like(weight)
-        kernels.matrix(array(x), array(d), bounds, weight, bias)
+        kernels.matrix(x, d, bounds, weight, bias)
         for c, name in enumerate(names):
             self._found[f"{name}.weight"] = weight[c]
             self._found[f"{name}.bias"] = bias[c]
@@ -141,26 +141,26 @@ class ChunkNorms(ABC):
         self._found[f"{name}.weight"], self._found[f"{name}.bias"] = weight, bias
 
     @abstractmethod
-    def _backward(self, v: Tensor, *, again: bool) -> tuple[Tensor, np.ndarray]:
+    def _backward(self, v: np.ndarray, *, again: bool) -> tuple[np.ndarray, np.ndarray]:
         """Do the backward pass from v.
 
         Returns the decoder's inputs [S, D], and the gradients [N, D] of the words' embeddings.
         """
 
-    def _logits(self, product: Tensor) -> Tensor:
+    def _logits(self, product: np.ndarray) -> Tensor:
         """Return the logits [S, V]: `product`, those without the decoder's bias, with it added."""
-        return product.add_(torch.from_numpy(self._weights.decoder_bias.value))
+        return tensor(product).add_(torch.from_numpy(self._weights.decoder_bias.value))
 
     def _bounds(self, rows: int) -> np.ndarray:
         """Return where sentences begin among so many words: all of the chunk, or the masked ones."""
         return self.chunk.starts if rows == len(self.chunk.ids) else self.chunk.asking
 
-    def _tables(self, d: np.ndarray, inputs: Tensor, v: Tensor) -> None:
+    def _tables(self, d: np.ndarray, inputs: np.ndarray, v: np.ndarray) -> None:
         """Take the norms of both embeddings, given those of the decoder that is tied to the tokens'."""
         chunk = self.chunk
         # The decoder's share of the norms stands under the decoder's own name.
         tokens = self._found.pop("decoder.weight")
         positions = np.zeros_like(tokens)
-        kernels.tables(chunk.ids, d, chunk.starts, array(inputs), array(v), chunk.asking, tokens, positions)
+        kernels.tables(chunk.ids, d, chunk.starts, inputs, v, chunk.asking, tokens, positions)
         self._found["token_embedding.weight"] = tokens
         self._found["position_embedding.weight"] = positions

@@ -28,7 +28,7 @@ from raysweep.models.dropout import cut_of
 from raysweep.models.encoder import Encoder, EncoderLayer
 from raysweep.models.fused import attention, kernels
 from raysweep.models.fused.packing import Chunk
-from raysweep.models.fused.products import array
+from raysweep.models.fused.products import array, tensor
 from raysweep.models.fused.states import states
 from raysweep.models.fused.step import Step
 from raysweep.models.fused.weights import Matrix, Vector, Weights
@@ -81,16 +81,16 @@ class Layer:
 class Kept:
     """The arrays that the backward pass of a layer needs, by their names in `Pass._layer`."""
 
-    y: Tensor
-    asking: Tensor
-    query: Tensor
-    key_value: Tensor
-    mixed: Tensor
+    y: np.ndarray
+    asking: np.ndarray
+    query: np.ndarray
+    key_value: np.ndarray
+    mixed: np.ndarray
     s1: np.ndarray
     stats1: np.ndarray
-    y1: Tensor
-    slope: Tensor
-    g: Tensor
+    y1: np.ndarray
+    slope: np.ndarray
+    g: np.ndarray
     s2: np.ndarray
     stats2: np.ndarray
 
@@ -155,9 +155,9 @@ class Head:
     `hidden` [M, D] is the encoder's output, z the dense layer's, `inputs` [M, D] enter the decoder.
     """
 
-    hidden: Tensor
-    z: Tensor
-    inputs: Tensor
+    hidden: np.ndarray
+    z: np.ndarray
+    inputs: np.ndarray
     stats: np.ndarray
 
 
@@ -182,25 +182,25 @@ class Pass:
         self.embedding_stats, self.entering_stats = _float(len(chunk.ids), 2), _float(len(chunk.ids), 2)
         self._kept: list[Kept] = []
 
-    def forward(self) -> Tensor:
+    def forward(self) -> np.ndarray:
         """Return the logits [M, V] at masked words, without the decoder's bias."""
         w, norm, hidden = self.weights, self.weights.head_norm, self.encode()
         z = w.dense.apply(hidden)
-        self.head = Head(hidden=hidden, z=z, inputs=torch.empty_like(z), stats=_float(len(z), 2))
+        self.head = Head(hidden=hidden, z=z, inputs=w.low(*z.shape), stats=_float(len(z), 2))
         kernels.transform(
-            array(z), w.dense_bias.value, norm.weight.value, norm.bias.value, norm.eps,
-            self.head.stats, array(self.head.inputs),
+            z, w.dense_bias.value, norm.weight.value, norm.bias.value, norm.eps,
+            self.head.stats, self.head.inputs,
         )  # fmt: skip
         return w.tokens.apply(self.head.inputs)
 
-    def backward(self, d_logits: Tensor, *, again: bool = False) -> np.ndarray:
+    def backward(self, d_logits: np.ndarray, *, again: bool = False) -> np.ndarray:
         """Return the gradient [N, D] of the embedded words, given that of the logits [M, V].
 
         The arrays of a layer are freed behind it, unless `again` says that another backward pass follows.
         """
         return self._body_backward(self._head_backward(d_logits), again=again)
 
-    def _body_backward(self, d_y: Tensor, *, again: bool = False) -> np.ndarray:
+    def _body_backward(self, d_y: np.ndarray, *, again: bool = False) -> np.ndarray:
         """Return what `backward` returns, given the gradient of the encoder's output [M, D]."""
         kept = list(self._kept) if again else []
         d = np.zeros((len(self.chunk.masked), self.width), dtype=np.float32)
@@ -208,21 +208,21 @@ class Pass:
             d, d_y = self._layer_backward(k, self._kept.pop(), d, d_y)
         self._kept = kept
         if self.post:
-            torch.from_numpy(d).add_(d_y)
+            kernels.add_rows(d, np.arange(len(d)), d_y)
         else:
             first = self.weights.layers[0].attention_norm
-            first.observe(array(d_y), lambda: self.embedded, self.entering_stats)
+            first.observe(d_y, lambda: self.embedded, self.entering_stats)
             kernels.norm_backward(
-                self.embedded, first.weight.value, self.entering_stats, array(d_y), d,
+                self.embedded, first.weight.value, self.entering_stats, d_y, d,
                 first.weight.gradient, first.bias.gradient,
             )  # fmt: skip
         return d
 
-    def learn(self, d_logits: Tensor) -> None:
+    def learn(self, d_logits: np.ndarray) -> None:
         """Do the backward pass, and add the gradients of the embedding to the weights' sums as well."""
         self._embed_backward(self.backward(d_logits))
 
-    def learn_states(self, d_states: Tensor) -> None:
+    def learn_states(self, d_states: np.ndarray) -> None:
         """Do what `learn` does, given the gradient of the encoder's output [M, D]; the head has no part."""
         self._embed_backward(self._body_backward(d_states))
 
@@ -232,37 +232,38 @@ class Pass:
         kernels.embed_backward(
             chunk.ids, chunk.at, chunk.place, w.token_values, w.positions.value,
             w.embedding_norm.weight.value, self.sites[0], self.cut, self.embedding_stats,
-            d, array(w.tokens.gradient), w.positions.gradient,
+            d, w.tokens.gradient, w.positions.gradient,
             w.embedding_norm.weight.gradient, w.embedding_norm.bias.gradient,
         )  # fmt: skip
 
-    def encode(self) -> Tensor:
+    def encode(self) -> np.ndarray:
         """Return the encoder's output [M, D] at masked words; keep the arrays of the backward pass."""
         chunk, w = self.chunk, self.weights
         N, D = len(chunk.ids), self.width
         r = _float(N, D)
-        y, y_array = self.weights.low(N, D)
+        y = self.weights.low(N, D)
         kernels.embed(
             chunk.ids, chunk.at, chunk.place, w.token_values, w.positions.value,
             w.embedding_norm.weight.value, w.embedding_norm.bias.value, w.embedding_norm.eps,
-            self.sites[0], self.cut, self.embedding_stats, r, y_array,
+            self.sites[0], self.cut, self.embedding_stats, r, y,
         )  # fmt: skip
         self.embedded = r
         if not self.post:
             first = w.layers[0].attention_norm
-            kernels.norm(r, first.weight.value, first.bias.value, first.eps, self.entering_stats, y_array)
+            kernels.norm(r, first.weight.value, first.bias.value, first.eps, self.entering_stats, y)
         for k in range(len(w.layers)):
             r, y, keep = self._layer(k, r, y)
             self._kept.append(keep)
         return y
 
-    def _layer(self, k: int, r: np.ndarray, y: Tensor) -> tuple[np.ndarray, Tensor, Kept]:
+    def _layer(self, k: int, r: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, Kept]:
         """Return the residual stream and the next sublayer's input behind layer k."""
         chunk, layer, D = self.chunk, self.weights.layers[k], self.width
         one, two = self.weights.behind(k)
         last = k + 1 == len(self.weights.layers)
         if last:
-            asking = y[torch.from_numpy(chunk.masked)]
+            asking = self.weights.low(len(chunk.masked), D)
+            y.take(chunk.masked, axis=0, out=asking, mode="clip")
             query = layer.projection.part(slice(0, D)).apply(asking)
             key_value = layer.projection.part(slice(D, None)).apply(y)
             r = r[chunk.masked]
@@ -270,38 +271,38 @@ class Pass:
             asking = y
             query = key_value = layer.projection.apply(y)
         n = len(r)
-        mixed, mixed_array = self.weights.low(n, D)
-        attention.attend(*self._attention(k, query, key_value), mixed_array)
+        mixed = self.weights.low(n, D)
+        attention.attend(*self._attention(k, query, key_value), mixed)
         s1, stats1, out1, y1 = self._junction(r, layer.output.apply(mixed), layer.output_bias, one, k, 1)
         slope = layer.up.apply(y1)
-        g = torch.empty_like(slope)
-        kernels.gelu(array(slope), layer.up_bias.value, array(g))
+        g = self.weights.low(*slope.shape)
+        kernels.gelu(slope, layer.up_bias.value, g)
         s2, stats2, out2, y2 = self._junction(out1, layer.down.apply(g), layer.down_bias, two, k, 2)
         return out2, y2, Kept(y, asking, query, key_value, mixed, s1, stats1, y1, slope, g, s2, stats2)
 
     def _junction(
-        self, r: np.ndarray, o: Tensor, shift: Vector, norm: Norm, k: int, site: int
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, Tensor]:
+        self, r: np.ndarray, o: np.ndarray, shift: Vector, norm: Norm, k: int, site: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Return the sum, its statistics, the residual stream behind, and the next sublayer's input."""
         s, stats = np.empty_like(r), _float(len(r), 2)
         out = np.empty_like(r) if self.post else _NOTHING
-        y, y_array = self.weights.low(*r.shape)
+        y = self.weights.low(*r.shape)
         kernels.junction(
-            r, array(o), shift.value, self._places(k), self.sites[3 * k + 1 + site], self.cut,
-            norm.weight.value, norm.bias.value, norm.eps, s, stats, out, y_array,
+            r, o, shift.value, self._places(k), self.sites[3 * k + 1 + site], self.cut,
+            norm.weight.value, norm.bias.value, norm.eps, s, stats, out, y,
         )  # fmt: skip
         return s, stats, out if self.post else s, y
 
     def _junction_backward(
-        self, d: np.ndarray, d_y: Tensor, s: np.ndarray, stats: np.ndarray, shift: Vector, norm: Norm,
+        self, d: np.ndarray, d_y: np.ndarray, s: np.ndarray, stats: np.ndarray, shift: Vector, norm: Norm,
         k: int, site: int,
-    ) -> Tensor:  # fmt: skip
+    ) -> np.ndarray:  # fmt: skip
         """Turn d into the gradient of the residual stream before; return that of the sublayer's output."""
-        norm.observe(array(d_y), lambda: s, stats, d if self.post else None)
-        d_o, d_o_array = self.weights.low(*d.shape)
+        norm.observe(d_y, lambda: s, stats, d if self.post else None)
+        d_o = self.weights.low(*d.shape)
         kernels.junction_backward(
-            self.post, d, array(d_y), self._places(k), self.sites[3 * k + 1 + site], self.cut,
-            norm.weight.value, s, stats, d_o_array, shift.gradient, norm.weight.gradient, norm.bias.gradient,
+            self.post, d, d_y, self._places(k), self.sites[3 * k + 1 + site], self.cut,
+            norm.weight.value, s, stats, d_o, shift.gradient, norm.weight.gradient, norm.bias.gradient,
         )  # fmt: skip
         return d_o
 
@@ -310,54 +311,53 @@ class Pass:
         place = self.chunk.place
         return place[self.chunk.masked] if k + 1 == len(self.weights.layers) else place
 
-    def _attention(self, k: int, query: Tensor, key_value: Tensor) -> tuple[object, ...]:
+    def _attention(self, k: int, query: np.ndarray, key_value: np.ndarray) -> tuple[object, ...]:
         """Return the arguments that both attention kernels take for layer k."""
         chunk, bias, D = self.chunk, self.weights.layers[k].projection_bias.value, self.width
         last = k + 1 == len(self.weights.layers)
         asking = chunk.asking if last else chunk.starts
         return (
-            array(query), bias[:D] if last else bias, array(key_value), bias[D:] if last else bias,
+            query, bias[:D] if last else bias, key_value, bias[D:] if last else bias,
             0 if last else D, chunk.starts, asking, chunk.longest, self.heads, self._places(k),
             self.sites[3 * k + 1], self.cut, self.stride,
         )  # fmt: skip
 
-    def _layer_backward(self, k: int, kept: Kept, d: np.ndarray, d_y: Tensor) -> tuple[np.ndarray, Tensor]:
+    def _layer_backward(
+        self, k: int, kept: Kept, d: np.ndarray, d_y: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Return the gradients of the residual stream and of the sublayer's input before layer k."""
         chunk, layer, D = self.chunk, self.weights.layers[k], self.width
         one, two = self.weights.behind(k)
         d_m = self._junction_backward(d, d_y, kept.s2, kept.stats2, layer.down_bias, two, k, 2)
         d_g = layer.down.back(d_m, kept.g)
-        kernels.gelu_backward(array(kept.slope), array(d_g), layer.up_bias.gradient)
+        kernels.gelu_backward(kept.slope, d_g, layer.up_bias.gradient)
         d_y = layer.up.back(d_g, kept.y1)
         d_o = self._junction_backward(d, d_y, kept.s1, kept.stats1, layer.output_bias, one, k, 1)
         d_mixed = layer.output.back(d_o, kept.mixed)
-        d_key_value = torch.empty_like(kept.key_value)
+        d_key_value = self.weights.low(*kept.key_value.shape)
         bias, nothing = layer.projection_bias.gradient, np.zeros(D, dtype=np.float32)
         arguments = self._attention(k, kept.query, kept.key_value)
         if k + 1 < len(self.weights.layers):
-            place = array(d_key_value)
-            attention.attend_backward(*arguments, array(d_mixed), nothing, place, place, bias, bias)
+            attention.attend_backward(*arguments, d_mixed, nothing, d_key_value, d_key_value, bias, bias)
             return d, layer.projection.back(d_key_value, kept.y)
-        d_query = torch.empty_like(kept.query)
-        attention.attend_backward(
-            *arguments, array(d_mixed), nothing, array(d_query), array(d_key_value), bias[:D], bias[D:]
-        )
+        d_query = self.weights.low(*kept.query.shape)
+        attention.attend_backward(*arguments, d_mixed, nothing, d_query, d_key_value, bias[:D], bias[D:])
         d_asking = layer.projection.part(slice(0, D)).back(d_query, kept.asking)
         d_y = layer.projection.part(slice(D, None)).back(d_key_value, kept.y)
-        d_y[torch.from_numpy(chunk.masked)] += d_asking
+        kernels.add_rows(d_y, chunk.masked, d_asking)
         whole = np.zeros((len(chunk.ids), D), dtype=np.float32)
         whole[chunk.masked] = d
         return whole, d_y
 
-    def _head_backward(self, d_logits: Tensor) -> Tensor:
+    def _head_backward(self, d_logits: np.ndarray) -> np.ndarray:
         """Return the gradient of the encoder's output [M, D], given that of the logits."""
         w, head, bias = self.weights, self.head, self.weights.dense_bias
         d = w.tokens.back(d_logits, head.inputs)
         w.head_norm.observe(
-            array(d), lambda: array(F.gelu(head.z + torch.from_numpy(bias.value))), head.stats
+            d, lambda: array(F.gelu(tensor(head.z) + torch.from_numpy(bias.value))), head.stats
         )
         kernels.transform_backward(
-            array(head.z), bias.value, w.head_norm.weight.value, head.stats, array(d),
+            head.z, bias.value, w.head_norm.weight.value, head.stats, d,
             bias.gradient, w.head_norm.weight.gradient, w.head_norm.bias.gradient,
         )  # fmt: skip
         return w.dense.back(d, head.hidden)

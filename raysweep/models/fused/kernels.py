@@ -190,6 +190,15 @@ def junction_backward(  # type: ignore[no-untyped-def]
 
 
 @kernel(**COMPILED)
+def add_rows(out, rows, x):  # type: ignore[no-untyped-def]
+    """Add x [M, D], low, to rows of `out` [N, D]."""
+    M, D = x.shape
+    for m in range(M):
+        for j in range(D):
+            save(out, rows[m], j, load(out, rows[m], j) + load(x, m, j))
+
+
+@kernel(**COMPILED)
 def gelu(u, shift, out):  # type: ignore[no-untyped-def]
     """out = gelu(u + shift), low [N, F], and u becomes the slope there.
 

@@ -28,7 +28,7 @@ from raysweep.models.batch import Batch
 from raysweep.models.dropout import cut_of
 from raysweep.models.fused import recurrent
 from raysweep.models.fused.packing import Chunk
-from raysweep.models.fused.products import array
+from raysweep.models.fused.products import array, room
 from raysweep.models.fused.states import states
 from raysweep.models.fused.step import Step
 from raysweep.models.fused.weights import Matrix, Vector, Weights
@@ -115,13 +115,15 @@ class Kept:
     """The arrays that the backward pass of one direction of a layer needs."""
 
     order: Order
-    z: Tensor
-    gates: Tensor
+    z: np.ndarray
+    gates: np.ndarray
     cells: np.ndarray
 
     def copy(self) -> Kept:
         """Return the same with gates of its own, which a backward pass may write over."""
-        return replace(self, gates=self.gates.clone())
+        gates = room(len(self.gates), self.gates.shape[1], self.gates.dtype)
+        gates[...] = self.gates
+        return replace(self, gates=gates)
 
 
 @dataclass(frozen=True)
@@ -130,13 +132,13 @@ class Place:
 
     left_row: np.ndarray
     right_row: np.ndarray
-    left: Tensor
-    right: Tensor
+    left: np.ndarray
+    right: np.ndarray
 
     @property
     def arguments(self) -> tuple[np.ndarray, ...]:
         """All four as the kernels take them."""
-        return self.left_row, self.right_row, array(self.left), array(self.right)
+        return self.left_row, self.right_row, self.left, self.right
 
 
 class Pass:
@@ -155,27 +157,27 @@ class Pass:
         self._kept: list[tuple[Kept, Kept]] = []
 
     @property
-    def hidden(self) -> Tensor:
+    def hidden(self) -> np.ndarray:
         """The hidden states [M, D] at masked words, which enter the decoder."""
         return self._head.left
 
-    def forward(self) -> Tensor:
+    def forward(self) -> np.ndarray:
         """Return the logits [M, V] at masked words, without the decoder's bias."""
         return self.weights.tokens.apply(self.encode())
 
-    def encode(self) -> Tensor:
+    def encode(self) -> np.ndarray:
         """Return the hidden states [M, D] at masked words; keep the arrays of the backward pass."""
         self._head = self._encode()
         return self.hidden
 
-    def backward(self, d_logits: Tensor, *, again: bool = False) -> Place:
+    def backward(self, d_logits: np.ndarray, *, again: bool = False) -> Place:
         """Return the gradients of the first layer's inputs, given that of the logits [M, V].
 
         The arrays of a layer are freed behind it, unless `again` says that another backward pass follows.
         """
         return self._body_backward(self.weights.tokens.back(d_logits, self.hidden), again=again)
 
-    def _body_backward(self, d_hidden: Tensor, *, again: bool = False) -> Place:
+    def _body_backward(self, d_hidden: np.ndarray, *, again: bool = False) -> Place:
         """Return what `backward` returns, given the gradient of the hidden states [M, D]."""
         kept = self._kept
         if again:
@@ -194,14 +196,14 @@ class Pass:
         """Add the gradient of each word's embedding, given those of `backward`, to its row of `table`."""
         recurrent.enter_backward(rows, self.chunk.place, self.sites[0], self.cut, *d_place.arguments, table)
 
-    def learn(self, d_logits: Tensor) -> None:
+    def learn(self, d_logits: np.ndarray) -> None:
         """Do the backward pass, and add the gradients of the embedding to the weights' sums as well."""
-        self.embed_backward(self.chunk.ids, self.backward(d_logits), array(self.weights.tokens.gradient))
+        self.embed_backward(self.chunk.ids, self.backward(d_logits), self.weights.tokens.gradient)
 
-    def learn_states(self, d_states: Tensor) -> None:
+    def learn_states(self, d_states: np.ndarray) -> None:
         """Do what `learn` does, given the gradient of the hidden states [M, D]; the head has no part."""
         place = self._body_backward(d_states)
-        self.embed_backward(self.chunk.ids, place, array(self.weights.tokens.gradient))
+        self.embed_backward(self.chunk.ids, place, self.weights.tokens.gradient)
 
     def _encode(self) -> Place:
         """Return the hidden states at masked words; keep the arrays of the backward pass."""
@@ -240,7 +242,7 @@ class Pass:
         """Return empty z [R, D + H] of both directions, with zeros for the first hidden states."""
         made = []
         for order in orders:
-            z, _ = self.weights.low(len(order.word), self.width + self.width // 2)
+            z = self.weights.low(len(order.word), self.width + self.width // 2)
             z[: order.starts[1:2].sum(), self.width :] = 0
             made.append(z)
         return Place(orders[0].row, orders[1].row, *made)
@@ -250,35 +252,34 @@ class Pass:
         masked = self.chunk.masked
         row, nowhere = np.full((2, len(self.chunk.ids)), -1)
         row[masked] = np.arange(len(masked))
-        made, _ = self.weights.low(len(masked), self.width)
+        made = self.weights.low(len(masked), self.width)
         return Place(row, nowhere, made, made)
 
-    def _direction(self, k: int, side: int, order: Order, z: Tensor, above: Place) -> Kept:
+    def _direction(self, k: int, side: int, order: Order, z: np.ndarray, above: Place) -> Kept:
         """Do all steps of a direction of layer k, and write its output to the layer above."""
         weight, H = self.weights.layers[k][side], self.width // 2
         rows, starts = len(order.word), order.starts.tolist()
-        gates, gates_array = self.weights.low(rows, 4 * H)
+        gates = self.weights.low(rows, 4 * H)
         cells = np.empty((rows, H), dtype=np.float32)
         most = starts[1] if len(starts) > 1 else 0
-        pre, pre_array = self.weights.low(most, 4 * H)
-        z_array, key = array(z), self.sites[1 + 2 * k + side]
+        pre = self.weights.low(most, 4 * H)
+        key = self.sites[1 + 2 * k + side]
         arguments = (order.word, self.chunk.place, key, self.cut, *above.arguments, side * H)
         for t in range(len(starts) - 1):
             first, after = starts[t], starts[t + 1]
             n = after - first
             weight.weight.apply(z[first:after], out=pre[:n])
             recurrent.advance(
-                pre_array[:n], weight.bias.value, first, starts[t - 1] if t > 0 else -1, after,
-                _following(starts, t), gates_array, cells, z_array, *arguments,
+                pre[:n], weight.bias.value, first, starts[t - 1] if t > 0 else -1, after,
+                _following(starts, t), gates, cells, z, *arguments,
             )  # fmt: skip
         return Kept(order, z, gates, cells)
 
-    def _direction_backward(self, k: int, side: int, kept: Kept, above: Place) -> Tensor:
+    def _direction_backward(self, k: int, side: int, kept: Kept, above: Place) -> np.ndarray:
         """Return the gradient of z, given those of the direction's output."""
         weight, H = self.weights.layers[k][side], self.width // 2
         starts = kept.order.starts.tolist()
-        d_z = torch.empty_like(kept.z)
-        d_z_array, gates_array = array(d_z), array(kept.gates)
+        d_z = self.weights.low(*kept.z.shape)
         d_cells = np.zeros((starts[1] if len(starts) > 1 else 0, H), dtype=np.float32)
         key = self.sites[1 + 2 * k + side]
         arguments = (kept.order.word, self.chunk.place, key, self.cut, *above.arguments, side * H)
@@ -286,7 +287,7 @@ class Pass:
             first, after = starts[t], starts[t + 1]
             recurrent.retreat(
                 after - first, first, starts[t - 1] if t > 0 else -1, after, _following(starts, t),
-                gates_array, kept.cells, d_z_array, d_cells, *arguments, weight.bias.gradient,
+                kept.gates, kept.cells, d_z, d_cells, *arguments, weight.bias.gradient,
             )  # fmt: skip
             weight.weight.through(kept.gates[first:after], out=d_z[first:after])
         weight.weight.learn(kept.gates, kept.z, kept.order.row)

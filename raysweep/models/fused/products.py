@@ -46,13 +46,22 @@ def array(tensor: Tensor) -> np.ndarray:
     return tensor.view(torch.uint16).numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
 
 
-def _serves(dtype: torch.dtype) -> bool:
-    """Return whether this processor has the instructions of compiled products in `dtype`."""
-    return {torch.float32: WIDE, torch.bfloat16: PAIRS}.get(dtype, False)
+def tensor(found: np.ndarray) -> Tensor:
+    """Return the tensor whose memory `array` returns."""
+    made = torch.from_numpy(found)
+    return made.view(torch.bfloat16) if made.dtype == torch.uint16 else made
+
+
+def room(rows: int, columns: int, dtype: np.dtype) -> np.ndarray:
+    """Return an empty matrix that begins where a line of the cache does."""
+    return torch.empty(rows, columns, dtype=_OF_TORCH[dtype]).numpy()
+
+
+_OF_TORCH = {np.dtype(name): getattr(torch, name) for name in ("float32", "float64", "uint16")}
 
 
 class Product:
-    """The map x ↦ x B for a matrix B [I, O] on a processor.
+    """The map x ↦ x B for a matrix B [I, O] on a processor, of arrays as `array` returns them.
 
     B is laid out at the first product of at least `MANY` rows; do not change it afterwards.  Products of
     fewer rows, and with a B of more than `LARGEST` numbers, are torch's, and in bfloat16 those with an odd I.
@@ -60,47 +69,52 @@ class Product:
 
     def __init__(self, matrix: Tensor) -> None:
         self.matrix = matrix
+        self.inner, self.columns = matrix.shape
+        served = {torch.float32: WIDE, torch.bfloat16: PAIRS and self.inner % 2 == 0}
+        ours = served.get(matrix.dtype, False) and 0 < matrix.numel() <= LARGEST
+        self._many = MANY[matrix.dtype] if ours else None
+        self._dtype = array(matrix[:0]).dtype
         self._panels: np.ndarray | None = None
 
-    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+    def __call__(self, x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         """Return x B [N, O], in `out` if given, which is contiguous, of x [N, I]."""
-        matrix, dtype = self.matrix, x.dtype
-        ours = _serves(dtype) and matrix.dtype == dtype and 0 < matrix.numel() <= LARGEST
-        odd = dtype == torch.bfloat16 and len(matrix) % 2 == 1
-        if not ours or odd or len(x) < MANY[dtype]:
-            return torch.mm(x, matrix, out=out)
+        rows = len(x)
         if out is None:
-            out = torch.empty(len(x), matrix.shape[1], dtype=dtype)
-        if x.shape[1] != len(matrix) or out.shape != (len(x), matrix.shape[1]) or out.dtype != dtype:
-            made = f"{list(out.shape)} in {out.dtype}"
-            raise ValueError(f"{list(x.shape)} times {list(matrix.shape)} in {dtype} is not {made}")
+            out = room(rows, self.columns, x.dtype)
+        if self._many is None or rows < self._many:
+            torch.mm(tensor(x), self.matrix, out=tensor(out))
+            return out
         if self._panels is None:
-            self._panels = laid_out(matrix.detach())
-        product(_terms(x.contiguous()), self._panels, array(out))
+            self._panels = laid_out(self.matrix.detach())
+        fits = x.shape[1] == self.inner and out.shape == (rows, self.columns)
+        if not fits or not x.dtype == out.dtype == self._dtype:
+            made = f"{list(out.shape)} in {out.dtype}"
+            raise ValueError(f"{list(x.shape)} times {list(self.matrix.shape)} in {x.dtype} is not {made}")
+        product(_terms(np.ascontiguousarray(x)), self._panels, out)
         return out
 
 
-def add_outer(total: Tensor, d: Tensor, x: Tensor) -> None:
+def add_outer(total: np.ndarray, d: np.ndarray, x: np.ndarray) -> None:
     """Add dᵀ x to `total` [O, I], of d [N, O] and x [N, I]: the gradient of x ↦ x Wᵀ by W, given d.
 
     It is torch's unless O is a multiple of 8 and I one of 16, and where `total` has more than `LARGEST_SUM`
     numbers.
     """
     whole = d.shape[1] % _OUTPUTS == 0 and x.shape[1] % _LANES == 0
-    fits = whole and total.is_contiguous() and total.numel() <= LARGEST_SUM
-    alike = total.dtype == torch.float32 and d.dtype == x.dtype
-    if not (alike and fits and _serves(x.dtype)):
-        total.add_(d.T @ x)
+    fits = whole and total.flags.c_contiguous and total.size <= LARGEST_SUM
+    low = x.dtype == np.uint16
+    served = PAIRS if low else WIDE and x.dtype == np.float32
+    if not (served and fits and d.dtype == x.dtype):
+        tensor(total).add_(tensor(d).T @ tensor(x))
         return
     if len(d) != len(x) or total.shape != (d.shape[1], x.shape[1]):
         raise ValueError(f"{list(d.shape)} transposed times {list(x.shape)} is not {list(total.shape)}")
-    add = outer_pairs if x.dtype == torch.bfloat16 else outer
-    add(array(d.contiguous()), array(x.contiguous()), total.numpy())
+    add = outer_pairs if low else outer
+    add(np.ascontiguousarray(d), np.ascontiguousarray(x), total)
 
 
-def _terms(tensor: Tensor) -> np.ndarray:
+def _terms(found: np.ndarray) -> np.ndarray:
     """Return the terms of a contiguous matrix's rows: its numbers, or pairs of them [N, I / 2]."""
-    found = array(tensor)
     return found.view(np.uint32) if found.dtype == np.uint16 else found
 
 
@@ -110,7 +124,7 @@ def laid_out(matrix: Tensor) -> np.ndarray:
     Zeros are behind the last.
     """
     if matrix.T.is_contiguous():
-        return turned(_terms(matrix.T))
+        return turned(_terms(array(matrix.T)))
     numbers = array(matrix.contiguous())
     if matrix.dtype == torch.bfloat16:
         pairs = np.empty((len(numbers) // 2, numbers.shape[1]), dtype=np.uint32)

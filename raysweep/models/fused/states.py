@@ -11,22 +11,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Generic, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from raysweep.models.base import MaskedLM
 from raysweep.models.batch import Batch
 from raysweep.models.fused.packing import Chunk, packed
+from raysweep.models.fused.products import array, tensor
 from raysweep.models.fused.step import W, chunk_size, on_threads
 
 
 class Reading(Protocol):
     """The forward and the backward pass of one chunk, without the head."""
 
-    def encode(self) -> Tensor:
+    def encode(self) -> np.ndarray:
         """Return hidden states [M, D] at masked words, in the working precision."""
 
-    def learn_states(self, d_states: Tensor) -> None:
+    def learn_states(self, d_states: np.ndarray) -> None:
         """Add the gradients of the parameters to the weights' sums, given that of the states [M, D]."""
 
 
@@ -73,7 +75,7 @@ class _Work(Generic[W]):
             weights, passes = self._make(), []
             for chunk in self.chunks[k :: self.threads]:
                 reading = self._begin(weights, chunk)
-                self.out[torch.from_numpy(chunk.number)] = reading.encode().float()
+                self.out[torch.from_numpy(chunk.number)] = tensor(reading.encode()).float()
                 if self._kept:
                     passes.append(reading)
             return weights, passes
@@ -92,7 +94,8 @@ class _Work(Generic[W]):
         def work(k: int) -> W:
             weights, passes = begun[k]
             for chunk, reading in zip(self.chunks[k :: self.threads], passes, strict=True):
-                reading.learn_states(d_out[torch.from_numpy(chunk.number)].to(weights.dtype))
+                d_states = d_out[torch.from_numpy(chunk.number)].to(weights.dtype)
+                reading.learn_states(array(d_states))
             return weights
 
         weights, *others = on_threads(self.threads, work)

@@ -20,7 +20,6 @@ from raysweep.models.base import MaskedLM
 from raysweep.models.batch import Batch
 from raysweep.models.fused import kernels
 from raysweep.models.fused.packing import Chunk, packed
-from raysweep.models.fused.products import array
 from raysweep.models.fused.weights import Weights
 
 _LARGE = 4096  # words of a vocabulary
@@ -35,10 +34,10 @@ W = TypeVar("W", bound=Weights)
 class Training(Protocol):
     """The forward and the backward pass of one chunk in training."""
 
-    def forward(self) -> Tensor:
+    def forward(self) -> np.ndarray:
         """Return the logits [M, V] at masked words, without the decoder's bias."""
 
-    def learn(self, d_logits: Tensor) -> None:
+    def learn(self, d_logits: np.ndarray) -> None:
         """Add the gradients of all parameters but the decoder's bias to the weights' sums."""
 
 
@@ -159,7 +158,7 @@ class Step(Generic[W]):
         work, bias = self._begin(weights, chunk), weights.decoder_bias
         logits = work.forward()
         total: float = kernels.cross_entropy(
-            array(logits), bias.value, chunk.targets, np.float32(1 / self.words.count), bias.gradient
+            logits, bias.value, chunk.targets, np.float32(1 / self.words.count), bias.gradient
         )
         work.learn(logits)
         return total

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from raysweep.models.base import MaskedLM
-from raysweep.models.fused.products import Product, add_outer, array
+from raysweep.models.fused.products import Product, add_outer, array, room
 
 _VECTOR = 16  # float32 numbers that lie in one line of the cache
 
@@ -26,7 +26,7 @@ class Matrix:
     """
 
     low: Tensor
-    gradient: Tensor
+    gradient: np.ndarray
     parts: dict[tuple[int, int], Matrix] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
@@ -37,16 +37,16 @@ class Matrix:
     def _returned(self) -> Product:
         return Product(self.low)
 
-    def apply(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+    def apply(self, x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         """Return x [N, I] times the weight [O, I], transposed; in `out` if given, which is contiguous."""
         return self._applied(x, out)
 
-    def back(self, d: Tensor, x: Tensor) -> Tensor:
+    def back(self, d: np.ndarray, x: np.ndarray) -> np.ndarray:
         """Add the weight's gradient, and return that of x, given d [N, O], that of `apply(x)`."""
         self.learn(d, x)
         return self.through(d)
 
-    def learn(self, d: Tensor, x: Tensor, row: np.ndarray | None = None) -> None:
+    def learn(self, d: np.ndarray, x: np.ndarray, row: np.ndarray | None = None) -> None:
         """Add the weight's gradient, given d [N, O], that of `apply(x)`.
 
         `row` [N] is the row of each word of the chunk in d and x, or −1; without it the words, or the masked
@@ -54,7 +54,7 @@ class Matrix:
         """
         add_outer(self.gradient, d, x)
 
-    def through(self, d: Tensor, out: Tensor | None = None) -> Tensor:
+    def through(self, d: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         """Return d [N, O] times the weight, in `out` if given, which is contiguous."""
         return self._returned(d, out)
 
@@ -100,6 +100,7 @@ class Weights:
         self._memory = [_memory(p) for p in self.parameters]
         self._all = torch.zeros(sum(_padded(p.numel()) for p in self.parameters))
         self._used = 0
+        self._kind = array(torch.empty(0, dtype=dtype)).dtype
         self._matrices: list[Matrix] = []
         #: Where each sum lies in the memory of all.
         self._parts: dict[int, tuple[torch.Size, tuple[int, ...], int]] = {}
@@ -153,10 +154,9 @@ class Weights:
         self._used += _padded(prod(shape))
         return self._all[first : first + prod(shape)].view(*shape)
 
-    def low(self, rows: int, columns: int) -> tuple[Tensor, np.ndarray]:
-        """Return an empty matrix in the working precision, as torch and as the kernels take it."""
-        made = torch.empty(rows, columns, dtype=self.dtype)
-        return made, array(made)
+    def low(self, rows: int, columns: int) -> np.ndarray:
+        """Return an empty matrix in the working precision, as the kernels take it."""
+        return room(rows, columns, self._kind)
 
     def _sum(self, parameter: Tensor) -> Tensor:
         if id(parameter) not in self.sums:
@@ -175,7 +175,7 @@ class Weights:
             shape[dim] = sum(weight.shape[dim] for weight in weights)
             total = self._shared(self.room(shape), weights, dim)
             low = self._copy(torch.empty(shape, dtype=self.dtype), weights, dim)
-        self._matrices.append(Matrix(low, total))
+        self._matrices.append(Matrix(low, array(total)))
         return self._matrices[-1]
 
     def _vector(self, *parameters: Tensor) -> Vector:
