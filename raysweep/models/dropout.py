@@ -9,9 +9,14 @@ dropout; other devices use torch's fused kernel.  Both draw from torch's default
 
 from __future__ import annotations
 
+from functools import lru_cache
+
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from raysweep.seeding import derive
 
 #: Levels of a draw: a mask's probability is a multiple of 2^-16.
 LEVELS = 1 << 16
@@ -21,6 +26,12 @@ def cut_of(p: float) -> int:
     """Return the number of levels at which an element is dropped with probability `p` < 1."""
     # At least one level keeps, so the scale is finite.
     return min(round(p * LEVELS), LEVELS - 1)
+
+
+@lru_cache(maxsize=8)  # All chunks of a step have the same.
+def streams(seed: int, sites: int) -> tuple[np.uint64, ...]:
+    """Return the keys of the random streams of a model's sites of dropout, in compiled passes."""
+    return tuple(np.uint64(derive(seed, "site", k)) for k in range(sites))
 
 
 class Dropout(nn.Module):

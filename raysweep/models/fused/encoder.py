@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from raysweep.models.batch import Batch
-from raysweep.models.dropout import cut_of
+from raysweep.models.dropout import cut_of, streams
 from raysweep.models.encoder import Encoder, EncoderLayer
 from raysweep.models.fused import attention, kernels
 from raysweep.models.fused.packing import Chunk
@@ -32,7 +32,6 @@ from raysweep.models.fused.products import array, tensor
 from raysweep.models.fused.states import states
 from raysweep.models.fused.step import Step
 from raysweep.models.fused.weights import Matrix, Vector, Weights
-from raysweep.seeding import derive
 
 CHUNK = 2048  # words: with fewer, products are too small to be fast; with more, memory is slower than cache
 
@@ -178,7 +177,9 @@ class Pass:
         self.cut = cut_of(model.dropout.p) if model.training and seed is not None else 0
         self.stride = (model.max_length + 3) // 4
         # The streams of the sites: the embedding's, and three a layer.
-        self.sites = [np.uint64(derive(seed or 0, "site", k)) for k in range(1 + 3 * len(weights.layers))]
+        self.sites = streams(seed if seed and self.cut else 0, 1 + 3 * len(weights.layers))
+        # The numbers of the words for which each layer is computed.
+        self._places = [chunk.place] * (len(weights.layers) - 1) + [chunk.place[chunk.masked]]
         self.embedding_stats, self.entering_stats = _float(len(chunk.ids), 2), _float(len(chunk.ids), 2)
         self._kept: list[Kept] = []
 
@@ -288,7 +289,7 @@ class Pass:
         out = np.empty_like(r) if self.post else _NOTHING
         y = self.weights.low(*r.shape)
         kernels.junction(
-            r, o, shift.value, self._places(k), self.sites[3 * k + 1 + site], self.cut,
+            r, o, shift.value, self._places[k], self.sites[3 * k + 1 + site], self.cut,
             norm.weight.value, norm.bias.value, norm.eps, s, stats, out, y,
         )  # fmt: skip
         return s, stats, out if self.post else s, y
@@ -301,15 +302,10 @@ class Pass:
         norm.observe(d_y, lambda: s, stats, d if self.post else None)
         d_o = self.weights.low(*d.shape)
         kernels.junction_backward(
-            self.post, d, d_y, self._places(k), self.sites[3 * k + 1 + site], self.cut,
+            self.post, d, d_y, self._places[k], self.sites[3 * k + 1 + site], self.cut,
             norm.weight.value, s, stats, d_o, shift.gradient, norm.weight.gradient, norm.bias.gradient,
         )  # fmt: skip
         return d_o
-
-    def _places(self, k: int) -> np.ndarray:
-        """Return the numbers of the words for which layer k is computed."""
-        place = self.chunk.place
-        return place[self.chunk.masked] if k + 1 == len(self.weights.layers) else place
 
     def _attention(self, k: int, query: np.ndarray, key_value: np.ndarray) -> tuple[object, ...]:
         """Return the arguments that both attention kernels take for layer k."""
@@ -318,7 +314,7 @@ class Pass:
         asking = chunk.asking if last else chunk.starts
         return (
             query, bias[:D] if last else bias, key_value, bias[D:] if last else bias,
-            0 if last else D, chunk.starts, asking, chunk.longest, self.heads, self._places(k),
+            0 if last else D, chunk.starts, asking, chunk.longest, self.heads, self._places[k],
             self.sites[3 * k + 1], self.cut, self.stride,
         )  # fmt: skip
 

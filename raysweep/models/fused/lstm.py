@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from raysweep.models.batch import Batch
-from raysweep.models.dropout import cut_of
+from raysweep.models.dropout import cut_of, streams
 from raysweep.models.fused import recurrent
 from raysweep.models.fused.packing import Chunk
 from raysweep.models.fused.products import array, room
@@ -33,7 +33,6 @@ from raysweep.models.fused.states import states
 from raysweep.models.fused.step import Step
 from raysweep.models.fused.weights import Matrix, Vector, Weights
 from raysweep.models.lstm import LSTM, LSTMLayer
-from raysweep.seeding import derive
 
 #: Numbers in the hidden states of a chunk, words times width: with fewer, the products of a step are too
 #: small to be fast; with more, activations take more memory.
@@ -153,7 +152,7 @@ class Pass:
         self.weights, self.chunk, self.width = weights, chunk, model.width
         self.cut = cut_of(model.dropout.p) if model.training and seed is not None else 0
         # The streams of the sites: the embedding's, and one a direction of a layer.
-        self.sites = [np.uint64(derive(seed or 0, "site", k)) for k in range(1 + 2 * len(weights.layers))]
+        self.sites = streams(seed if seed and self.cut else 0, 1 + 2 * len(weights.layers))
         self._kept: list[tuple[Kept, Kept]] = []
 
     @property

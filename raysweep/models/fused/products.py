@@ -63,7 +63,7 @@ _OF_TORCH = {np.dtype(name): getattr(torch, name) for name in ("float32", "float
 class Product:
     """The map x ↦ x B for a matrix B [I, O] on a processor, of arrays as `array` returns them.
 
-    B is laid out at the first product of at least `MANY` rows; do not change it afterwards.  Products of
+    B is laid out at the first product of at least `MANY` rows; call `forget` after changing it.  Products of
     fewer rows, and with a B of more than `LARGEST` numbers, are torch's, and in bfloat16 those with an odd I.
     """
 
@@ -73,8 +73,10 @@ class Product:
         served = {torch.float32: WIDE, torch.bfloat16: PAIRS and self.inner % 2 == 0}
         ours = served.get(matrix.dtype, False) and 0 < matrix.numel() <= LARGEST
         self._many = MANY[matrix.dtype] if ours else None
-        self._dtype = array(matrix[:0]).dtype
+        self._turned = matrix.T.is_contiguous()
+        self._given = array(matrix.T if self._turned else matrix)
         self._panels: np.ndarray | None = None
+        self._laid_out = False
 
     def __call__(self, x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         """Return x B [N, O], in `out` if given, which is contiguous, of x [N, I]."""
@@ -84,14 +86,40 @@ class Product:
         if self._many is None or rows < self._many:
             torch.mm(tensor(x), self.matrix, out=tensor(out))
             return out
-        if self._panels is None:
-            self._panels = laid_out(self.matrix.detach())
         fits = x.shape[1] == self.inner and out.shape == (rows, self.columns)
-        if not fits or not x.dtype == out.dtype == self._dtype:
+        if not fits or not x.dtype == out.dtype == self._given.dtype:
             made = f"{list(out.shape)} in {out.dtype}"
             raise ValueError(f"{list(x.shape)} times {list(self.matrix.shape)} in {x.dtype} is not {made}")
-        product(_terms(np.ascontiguousarray(x)), self._panels, out)
+        product(_terms(np.ascontiguousarray(x)), self._layout(), out)
         return out
+
+    def forget(self) -> None:
+        """Lay the matrix out anew at the next product, because it has changed."""
+        self._laid_out = False
+
+    def _layout(self) -> np.ndarray:
+        """Return the columns of the matrix, or its pairs [I / 2, O], in panels [P, I, 32].
+
+        Zeros are behind the last.
+        """
+        low = self.matrix.dtype == torch.bfloat16
+        terms = self.inner // 2 if low else self.inner
+        if self._panels is None:
+            panels = torch.zeros(-(-self.columns // _COLUMNS), terms, _COLUMNS).numpy()
+            self._panels = panels.view(np.uint32) if low else panels
+        if self._laid_out:
+            return self._panels
+        given = np.ascontiguousarray(self._given)
+        if self._turned:
+            turned(_terms(given), self._panels)
+        elif low:
+            pairs = np.empty((terms, self.columns), dtype=np.uint32)
+            paired(given, 0, self.inner, pairs)
+            straight(pairs, self._panels)
+        else:
+            straight(given, self._panels)
+        self._laid_out = True
+        return self._panels
 
 
 def add_outer(total: np.ndarray, d: np.ndarray, x: np.ndarray) -> None:
@@ -118,21 +146,6 @@ def _terms(found: np.ndarray) -> np.ndarray:
     return found.view(np.uint32) if found.dtype == np.uint16 else found
 
 
-def laid_out(matrix: Tensor) -> np.ndarray:
-    """Return the columns of a matrix [I, O], or its pairs [I / 2, O], in panels [P, I, 32].
-
-    Zeros are behind the last.
-    """
-    if matrix.T.is_contiguous():
-        return turned(_terms(array(matrix.T)))
-    numbers = array(matrix.contiguous())
-    if matrix.dtype == torch.bfloat16:
-        pairs = np.empty((len(numbers) // 2, numbers.shape[1]), dtype=np.uint32)
-        paired(numbers, 0, len(numbers), pairs)
-        return straight(pairs)
-    return straight(numbers)
-
-
 @kernel(error_model="numpy")
 def paired(numbers, first, count, out):  # type: ignore[no-untyped-def]
     """Write the pairs of `count` rows of a matrix uint16 [N, I], from row `first` on, to `out` [., I].
@@ -152,22 +165,19 @@ def paired(numbers, first, count, out):  # type: ignore[no-untyped-def]
 
 
 @kernel(error_model="numpy")
-def straight(matrix):  # type: ignore[no-untyped-def]
-    """Return the panels of a matrix [I, O]."""
+def straight(matrix, out):  # type: ignore[no-untyped-def]
+    """Write a matrix [I, O] to panels."""
     rows, columns = matrix.shape
-    out = np.zeros(((columns + _COLUMNS - 1) // _COLUMNS, rows, _COLUMNS), dtype=matrix.dtype)
     for p in range(len(out)):
         for k in range(rows):
             for j in range(min(_COLUMNS, columns - p * _COLUMNS)):
                 out[p, k, j] = matrix[k, p * _COLUMNS + j]
-    return out
 
 
 @kernel(error_model="numpy")
-def turned(weight):  # type: ignore[no-untyped-def]
-    """Return the panels of the transpose of a matrix [O, I]."""
+def turned(weight, out):  # type: ignore[no-untyped-def]
+    """Write the transpose of a matrix [O, I] to panels."""
     columns, rows = weight.shape
-    out = np.zeros(((columns + _COLUMNS - 1) // _COLUMNS, rows, _COLUMNS), dtype=weight.dtype)
     for j in range(columns):
         first = (j // _COLUMNS * rows) * _COLUMNS + j % _COLUMNS
         done = 0
@@ -178,7 +188,6 @@ def turned(weight):  # type: ignore[no-untyped-def]
                 turn(weight, j * rows + k, rows, out, first + k * _COLUMNS, _COLUMNS)
         for k in range(done, rows):
             poke(out, first + k * _COLUMNS, peek(weight, j * rows + k))
-    return out
 
 
 @kernel(**COMPILED)

@@ -59,9 +59,10 @@ class Matrix:
         return self._returned(d, out)
 
     def forget(self) -> None:
-        """Drop the layouts of the weight: its values will change."""
+        """Lay the weight out anew at its next products: its values will change."""
         for made in ("_applied", "_returned"):
-            self.__dict__.pop(made, None)
+            if made in self.__dict__:
+                self.__dict__[made].forget()
         for part in self.parts.values():
             part.forget()
 
@@ -119,7 +120,7 @@ class Weights:
             torch._foreach_copy_([own for own, _ in self._copies], [of for _, of in self._copies])
 
     def rest(self) -> bool:
-        """Drop what the next step makes anew; return whether these weights may be kept for it."""
+        """Make way for other values; return whether these weights may be kept for the next step."""
         for matrix in self._matrices:
             matrix.forget()
         # Memory of inference mode cannot be written to outside of it, and other tensors hold graphs.
