@@ -11,7 +11,7 @@ Izmailov et al., "Averaging weights leads to wider optima and better generalizat
 >>> average = WeightAverage(model, decay=0.5)
 >>> for step, value in enumerate([3.0, 6.0], start=1):
 ...     _ = nn.init.constant_(model.weight, value)
-...     average.update(model, step)
+...     average.update(step)
 >>> average.tensors["weight"].item()  # (0.5 · 3 + 1 · 6) / 1.5
 5.0
 """
@@ -27,10 +27,11 @@ class WeightAverage:
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
+        self._parameters = list(model.parameters())
         self.tensors: dict[str, Tensor] = {name: p.detach().clone() for name, p in model.named_parameters()}
 
     @torch.no_grad()
-    def update(self, model: nn.Module, step: int) -> None:
+    def update(self, step: int) -> None:
         """Add the weights after step `step`, counted from 1, to the average."""
         share = (1 - self.decay) / (1 - self.decay**step)
-        torch._foreach_lerp_(list(self.tensors.values()), list(model.parameters()), share)
+        torch._foreach_lerp_(list(self.tensors.values()), self._parameters, share)

@@ -176,7 +176,7 @@ class Stepper:
             self.optimizer.step()
             self.optimizer.zero_grad()
         if self.average is not None:
-            self.average.update(self.model, step)
+            self.average.update(step)
         if self.mark is not None:
             self.mark("optimizer")
         return loss

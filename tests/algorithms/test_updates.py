@@ -92,7 +92,7 @@ def test_the_average_is_the_sum() -> None:
     for step in range(1, 13):
         nn.init.normal_(model.weight)
         seen.append(model.weight.detach().clone())
-        average.update(model, step)
+        average.update(step)
     shares = torch.tensor([0.1 * 0.9 ** (12 - s) for s in range(1, 13)], dtype=torch.float64)
     expected = sum(share * weight for share, weight in zip(shares / shares.sum(), seen, strict=True))
     torch.testing.assert_close(average.tensors["weight"], expected, rtol=0, atol=1e-12)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -35,7 +36,7 @@ class Chunk:
     targets: np.ndarray
     number: np.ndarray
 
-    @property
+    @cached_property
     def longest(self) -> int:
         """Words of the longest sentence."""
         return int(np.diff(self.starts).max())
