@@ -27,7 +27,7 @@ class WeightAverage:
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
-        self._parameters = list(model.parameters())
+        self._parameters: list[Tensor] = list(model.parameters())
         self.tensors: dict[str, Tensor] = {name: p.detach().clone() for name, p in model.named_parameters()}
 
     @torch.no_grad()
