@@ -2,8 +2,9 @@
 
     load(array, row, column)            the vector at columns column .. of a row
     store(array, row, column, vector)
-    fetch(array, place)                 the vector from element `place` of an array [n] on, in float32 where
-    put(array, place, vector)           that is uint16: bfloat16's bits, to which put rounds, ties to even
+    fetch(array, place)                 the vector from element `place` on, counted over all axes, in float32
+    put(array, place, vector)           where the array is uint16: bfloat16's bits, to which put rounds, to
+                                        nearest with ties to even
     peek(array, place)                  the element at `place`, counted over all axes, and
     poke(array, place, number)          its store, both without numba's test for negative indices, which
                                         prevents vector loops
@@ -146,20 +147,23 @@ def fetch(context, array, place):  # type: ignore[no-untyped-def]
         out.align = array.dtype.bitwidth // 8
         if not low:
             return out
-        return builder.bitcast(builder.shl(builder.zext(out, _WORDS), _everywhere(16)), shape)
+        return builder.bitcast(builder.shl(builder.zext(out, _WORDS), _constant(16)), shape)
 
     return kind(array, types.int64), generate
 
 
 @intrinsic
 def put(context, array, place, vector):  # type: ignore[no-untyped-def]
+    if vector.dtype != (types.float32 if array.dtype == types.uint16 else array.dtype):
+        return None
+
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         element, found = element_at(context, builder, signature.args[0], *arguments[:2]), arguments[2]
         if array.dtype == types.uint16:
             bits = builder.bitcast(found, _WORDS)
-            odd = builder.and_(builder.lshr(bits, _everywhere(16)), _everywhere(1))
-            bits = builder.add(bits, builder.add(odd, _everywhere(0x7FFF)))
-            found = builder.trunc(builder.lshr(bits, _everywhere(16)), _HALVES)
+            odd = builder.and_(builder.lshr(bits, _constant(16)), _constant(1))
+            bits = builder.add(bits, builder.add(odd, _constant(0x7FFF)))
+            found = builder.trunc(builder.lshr(bits, _constant(16)), _HALVES)
         target = builder.bitcast(element, found.type.as_pointer())
         builder.store(found, target, align=array.dtype.bitwidth // 8)
         return context.get_dummy_value()
@@ -167,7 +171,7 @@ def put(context, array, place, vector):  # type: ignore[no-untyped-def]
     return types.none(array, types.int64, vector), generate
 
 
-def _everywhere(number):  # type: ignore[no-untyped-def]
+def _constant(number):  # type: ignore[no-untyped-def]
     return ir.Constant(_WORDS, [number] * _WORDS.count)
 
 

@@ -110,11 +110,31 @@ def test_a_kernel_from_the_disk_rounds_like_the_one_that_was_compiled(
     assert list(tmp_path.rglob(f"{kernel}*.kernel"))
 
 
-def summing_stores(source: str) -> Iterator[str]:
-    """Yield the kernels, each with a line of it, whose innermost loop both adds up a number and writes.
+def summed(node: ast.AST) -> bool:
+    """Return whether a statement adds to a number in a variable.
 
     A count of where to write next, which grows by a constant, is no sum.
     """
+    if isinstance(node, ast.AugAssign):
+        adds = isinstance(node.op, ast.Add | ast.Sub) and isinstance(node.target, ast.Name)
+        return adds and not isinstance(node.value, ast.Constant)
+    if not isinstance(node, ast.Assign):
+        return False
+    pairs = [(target, node.value) for target in node.targets]
+    if isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple):
+        pairs = list(zip(node.targets[0].elts, node.value.elts, strict=True))
+    return any(
+        isinstance(target, ast.Name)
+        and isinstance(value, ast.BinOp)
+        and isinstance(value.op, ast.Add | ast.Sub)
+        and target.id in {term.id for term in (value.left, value.right) if isinstance(term, ast.Name)}
+        and not any(isinstance(term, ast.Constant) for term in (value.left, value.right))
+        for target, value in pairs
+    )
+
+
+def summing_stores(source: str) -> Iterator[str]:
+    """Yield the kernels, each with a line of it, whose innermost loop both adds up a number and writes."""
     stores = {"poke", "save", "put", "store"}
     for function in ast.walk(ast.parse(source)):
         if not isinstance(function, ast.FunctionDef):
@@ -129,33 +149,26 @@ def summing_stores(source: str) -> Iterator[str]:
             inside = [node for part in loop.body for node in ast.walk(part)]
             if any(isinstance(node, ast.For | ast.While) for node in inside):
                 continue
-            targets = [
-                target
-                for node in inside
-                if isinstance(node, ast.Assign | ast.AugAssign)
-                for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
-            ]
             calls = {
                 node.func.id
                 for node in inside
                 if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
             }
-            sums = [
-                node
-                for node in inside
-                if isinstance(node, ast.AugAssign)
-                and isinstance(node.target, ast.Name)
-                and not isinstance(node.value, ast.Constant)
-            ]
-            if sums and (stores & calls or any(isinstance(target, ast.Subscript) for target in targets)):
+            written = any(
+                isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) for node in inside
+            )
+            sums = [node for node in inside if summed(node)]
+            if sums and (stores & calls or written):
                 yield f"{function.name}: {ast.unparse(sums[0])}"
 
 
 def test_no_loop_of_a_kernel_both_sums_and_writes() -> None:
-    kernel = "@kernel(**COMPILED)\ndef f(x, y):\n    s = 0.0\n    for i in range(9):\n        s += x[i]\n"
-    assert list(summing_stores(kernel)) == []
-    assert list(summing_stores(kernel + "        y[i] = s")) == ["f: s += x[i]"]
-    assert list(summing_stores(kernel + "        poke(y, i, s)")) == ["f: s += x[i]"]
+    kernel = "@kernel(**COMPILED)\ndef f(x, y, s, t):\n    for i in range(9):\n        "
+    for line in ("s += x[i]", "s = s - x[i]", "s, t = (t, t + x[i])"):
+        assert list(summing_stores(kernel + f"{line}\n        y[i] = x[i]")) == [f"f: {line}"], line
+        assert list(summing_stores(kernel + f"poke(y, i, s)\n        {line}")) == [f"f: {line}"], line
+    for line in ("s += x[i]", "y[i] += x[i]", "s *= x[i]\n        y[i] = s", "s += 1\n        y[s] = x[i]"):
+        assert list(summing_stores(kernel + line)) == [], line
     files = sorted(Path(raysweep.__file__).parent.rglob("*.py"))
     found = [f"{file.stem}.{said}" for file in files for said in summing_stores(file.read_text("utf-8"))]
     assert found == []

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from numba.core.errors import LoweringError
+from numba.core.errors import LoweringError, TypingError
 from scipy import stats
 
 from raysweep.compiled import kernel
@@ -74,6 +74,11 @@ def test_vectors_of_bfloat16_are_rounded_to_nearest_and_ties_to_even() -> None:
     again = np.empty(16, dtype=np.float32)
     _copied(bits, again)
     np.testing.assert_array_equal(again, low.float().numpy())
+
+
+def test_a_vector_of_another_kind_is_not_stored() -> None:
+    with pytest.raises(TypingError):
+        _copied(np.ones(16, dtype=np.float32), np.ones(16))
 
 
 def test_the_exponential_is_exact_down_to_what_adds_nothing_to_one() -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from raysweep.models.dropout import LEVELS
 from raysweep.models.fused import attention
+from raysweep.models.fused.products import array, tensor
 
 Array = NDArray[np.float64]
 
@@ -39,7 +41,10 @@ def masks(words: NDArray[np.int64], heads: int, longest: int, cut: int) -> Array
 @pytest.mark.parametrize("asks", ["all", "some"])
 @pytest.mark.parametrize(("heads", "width"), [(2, 16), (1, 5), (2, 20), (1, 64)])
 @pytest.mark.parametrize("lengths", LENGTHS)
-def test_attention_and_its_gradient(lengths: str, heads: int, width: int, asks: str, cut: int) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_and_its_gradient(
+    dtype: torch.dtype, lengths: str, heads: int, width: int, asks: str, cut: int
+) -> None:
     """Queries are all words, or some of each sentence: none, one, or more than a vector holds."""
     sizes, D = np.array(LENGTHS[lengths]), heads * width
     some = np.minimum(sizes, np.array([1, 0, 3, 17, 2, 1])[: len(sizes)])
@@ -51,17 +56,22 @@ def test_attention_and_its_gradient(lengths: str, heads: int, width: int, asks: 
     def drawn(*shape: int) -> NDArray[np.float32]:
         return random.standard_normal(shape).astype(np.float32)
 
-    queries, d_out, keys = drawn(asking[-1], D), drawn(asking[-1], D), drawn(starts[-1], 2 * D)
+    low = [
+        torch.from_numpy(drawn(rows, n)).to(dtype)
+        for rows, n in ((asking[-1], D), (asking[-1], D), (starts[-1], 2 * D))
+    ]
+    queries, d_out, keys = (x.float().numpy() for x in low)
+    of_queries, of_out, of_keys = map(array, low)
     q_shift, k_shift = drawn(D), drawn(2 * D)
     place = random.permutation(1000)[: asking[-1]]
     arguments = (
-        queries, q_shift, keys, k_shift, 0, starts, asking, longest, heads, place, KEY, cut, STRIDE,
+        of_queries, q_shift, of_keys, k_shift, 0, starts, asking, longest, heads, place, KEY, cut, STRIDE,
     )  # fmt: skip
-    out, d_queries, d_keys = np.empty_like(queries), np.empty_like(queries), np.empty_like(keys)
+    out, d_queries, d_keys = np.empty_like(of_queries), np.empty_like(of_queries), np.empty_like(of_keys)
     d_q_shift, d_k_shift = np.ones_like(q_shift), np.ones_like(k_shift)
     attention.attend(*arguments, out)
     nothing = np.zeros(D, dtype=np.float32)
-    attention.attend_backward(*arguments, d_out, nothing, d_queries, d_keys, d_q_shift, d_k_shift)
+    attention.attend_backward(*arguments, of_out, nothing, d_queries, d_keys, d_q_shift, d_k_shift)
 
     kept = masks(place, heads, longest, cut)
     wanted = [np.zeros(x.shape) for x in (out, d_queries, d_keys)]
@@ -79,8 +89,9 @@ def test_attention_and_its_gradient(lengths: str, heads: int, width: int, asks: 
             slopes = p * (slopes - (slopes * p).sum(axis=1, keepdims=True)) / np.sqrt(width)
             wanted[1][asked, c] = slopes @ k
             wanted[2][rows, c], wanted[2][rows, v] = slopes.T @ q, (m * p).T @ e
+    rounding = 1e-4 if dtype == torch.float32 else 2**-8
     for found, expected in zip((out, d_queries, d_keys), wanted, strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=2e-5)
+        np.testing.assert_allclose(tensor(found).float().numpy(), expected, rtol=rounding, atol=2e-5)
     for shift, expected in ((d_q_shift, wanted[1]), (d_k_shift, wanted[2])):
         np.testing.assert_allclose(shift - 1, expected.sum(axis=0), rtol=1e-4, atol=2e-4)
 

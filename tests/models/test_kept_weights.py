@@ -160,3 +160,12 @@ def test_learning_is_the_loss_and_its_backward_pass(model: MaskedLM, options: di
                 assert one.grad is not None
                 assert other.grad is not None
                 assert torch.equal(one.grad, times * other.grad)
+
+
+def test_sums_are_float32_whatever_the_default_is(model: MaskedLM, options: dict[str, Any]) -> None:
+    wanted = fresh(model, options)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert_equal(gradients(model, model.masked_loss(draw(), **options)), wanted)
+    finally:
+        torch.set_default_dtype(torch.float32)

@@ -1,10 +1,11 @@
 """Products with a matrix and sums over rows, against those of PyTorch in float64."""
 
+import numpy as np
 import pytest
 import torch
 
 from raysweep.compiled.tiles import PAIRS
-from raysweep.models.fused import products
+from raysweep.models.fused import kernels, products
 from raysweep.models.fused.products import array, tensor
 
 needs_pairs = pytest.mark.skipif(
@@ -133,6 +134,15 @@ def test_sums_over_rows_are_those_of_torch(monkeypatch, wide, rows, inputs, outp
             assert (total - truth).abs().max() < 1e-5 * rows**0.5
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_are_added_where_they_belong(dtype):
+    out, x = torch.randn(2, 5, 20, generator=torch.Generator().manual_seed(0)).to(dtype)
+    wanted = out.clone()
+    wanted[[4, 1]] += x[:2]
+    kernels.add_rows(array(out), np.array([4, 1]), array(x[:2]))
+    assert torch.equal(out, wanted)
+
+
 @pytest.fixture
 def compiled(monkeypatch):
     """Return the names of the compiled loops that have run, on a processor that has the vectors."""
@@ -176,12 +186,33 @@ def test_sums_over_rows_are_compiled_where_vectors_fit(compiled, monkeypatch):
     assert compiled == ["outer"]
 
 
-def test_shapes_that_do_not_fit_are_refused(compiled):
-    x = torch.ones(products.MANY[torch.float32], 16)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("way", ["straight", "turned", "columns", "rows"])
+def test_a_changed_matrix_is_laid_out_anew(monkeypatch, dtype, way):
+    monkeypatch.setattr(products, "MANY", dict.fromkeys(products.MANY, 1))
+    generator = torch.Generator().manual_seed(0)
+    x, whole = (torch.randn(*shape, generator=generator).to(dtype) for shape in ((20, 32), (64, 80)))
+    matrix = {
+        "straight": whole[:32], "turned": whole[:, :32].T, "columns": whole[:32, :50], "rows": whole[::2]
+    }[way]  # fmt: skip
+    multiply = Product(matrix)
+    for _ in range(3):
+        assert torch.equal(multiply(x), Product(matrix.clone())(x))
+        before = multiply(x)
+        matrix += torch.randn(matrix.shape, generator=generator).to(dtype)
+        multiply.forget()
+        assert not torch.equal(multiply(x), before)
+
+
+@pytest.mark.parametrize("rows", [products.MANY[torch.float32], 5])
+def test_shapes_that_do_not_fit_are_refused(compiled, rows):
+    x = torch.ones(rows, 16)
     with pytest.raises(ValueError, match="times"):
         Product(torch.ones(8, 32))(x)
     with pytest.raises(ValueError, match="is not"):
         Product(torch.ones(16, 32))(x, out=torch.empty(len(x), 31))
+    with pytest.raises(ValueError, match="is not"):
+        Product(torch.ones(16, 32))(x, out=torch.empty(len(x) + 1, 32))
     with pytest.raises(ValueError, match="uint16"):
         Product(torch.ones(16, 32))(x, out=torch.empty(len(x), 32, dtype=torch.bfloat16))
     with pytest.raises(ValueError, match="transposed"):

@@ -165,7 +165,7 @@ class Pass:
 
     Call `forward` first, then `backward`, which adds the gradients of all parameters behind the embedding to
     the weights' sums.  Dropout is keyed by `seed`, and off where that is None or the model is in evaluation
-    mode.
+    mode.  Arrays are as `raysweep.models.fused.products.array` returns them.
     """
 
     head: Head
@@ -176,7 +176,8 @@ class Pass:
         self.heads, self.width = model.shape.heads, model.width
         self.cut = cut_of(model.dropout.p) if model.training and seed is not None else 0
         self.stride = (model.max_length + 3) // 4
-        # The streams of the sites: the embedding's, and three a layer.
+        # The streams of the sites: the embedding's, and three a layer;
+        # without dropout they are not used, and those of one seed are at hand.
         self.sites = streams(seed if seed and self.cut else 0, 1 + 3 * len(weights.layers))
         # The numbers of the words for which each layer is computed.
         self._places = [chunk.place] * (len(weights.layers) - 1) + [chunk.place[chunk.masked]]

@@ -184,7 +184,7 @@ def junction_backward(  # type: ignore[no-untyped-def]
             e = load(d_low, n, j) + through * d[n, j]
             e = _entry(j, z, e, weight, scale, first, second, d_weight, d_bias) + beside * d[n, j]
             d[n, j] = e
-            e = e * keep[j]
+            e *= keep[j]
             d_shift[j] += e
             save(d_o, n, j, e)
 

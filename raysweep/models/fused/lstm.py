@@ -28,7 +28,7 @@ from raysweep.models.batch import Batch
 from raysweep.models.dropout import cut_of, streams
 from raysweep.models.fused import recurrent
 from raysweep.models.fused.packing import Chunk
-from raysweep.models.fused.products import array, room
+from raysweep.models.fused.products import array, empty
 from raysweep.models.fused.states import states
 from raysweep.models.fused.step import Step
 from raysweep.models.fused.weights import Matrix, Vector, Weights
@@ -120,7 +120,7 @@ class Kept:
 
     def copy(self) -> Kept:
         """Return the same with gates of its own, which a backward pass may write over."""
-        gates = room(len(self.gates), self.gates.shape[1], self.gates.dtype)
+        gates = empty(len(self.gates), self.gates.shape[1], self.gates.dtype)
         gates[...] = self.gates
         return replace(self, gates=gates)
 
@@ -145,13 +145,14 @@ class Pass:
 
     Call `forward` first, then `backward`, which adds the gradients of all parameters behind the embedding to
     the weights' sums.  Dropout is keyed by `seed`, and off where that is None or the model is in evaluation
-    mode.
+    mode.  Arrays are as `raysweep.models.fused.products.array` returns them.
     """
 
     def __init__(self, model: LSTM, weights: LSTMWeights, chunk: Chunk, seed: int | None) -> None:
         self.weights, self.chunk, self.width = weights, chunk, model.width
         self.cut = cut_of(model.dropout.p) if model.training and seed is not None else 0
-        # The streams of the sites: the embedding's, and one a direction of a layer.
+        # The streams of the sites: the embedding's, and one a direction of a layer;
+        # without dropout they are not used, and those of one seed are at hand.
         self.sites = streams(seed if seed and self.cut else 0, 1 + 2 * len(weights.layers))
         self._kept: list[tuple[Kept, Kept]] = []
 

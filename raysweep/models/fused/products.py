@@ -40,10 +40,10 @@ _two, _three = (tile(_OUTPUTS, vectors, scalar=True, add=True) for vectors in (2
 _one = tile(_OUTPUTS, 1, scalar=True, add=True)
 
 
-def array(tensor: Tensor) -> np.ndarray:
+def array(given: Tensor) -> np.ndarray:
     """Return a tensor's memory as the kernels take it: float32, or bfloat16's bits as uint16."""
-    tensor = tensor.detach()
-    return tensor.view(torch.uint16).numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
+    given = given.detach()
+    return given.view(torch.uint16).numpy() if given.dtype == torch.bfloat16 else given.numpy()
 
 
 def tensor(found: np.ndarray) -> Tensor:
@@ -52,7 +52,7 @@ def tensor(found: np.ndarray) -> Tensor:
     return made.view(torch.bfloat16) if made.dtype == torch.uint16 else made
 
 
-def room(rows: int, columns: int, dtype: np.dtype) -> np.ndarray:
+def empty(rows: int, columns: int, dtype: np.dtype) -> np.ndarray:
     """Return an empty matrix that begins where a line of the cache does."""
     return torch.empty(rows, columns, dtype=_OF_TORCH[dtype]).numpy()
 
@@ -63,8 +63,9 @@ _OF_TORCH = {np.dtype(name): getattr(torch, name) for name in ("float32", "float
 class Product:
     """The map x ↦ x B for a matrix B [I, O] on a processor, of arrays as `array` returns them.
 
-    B is laid out at the first product of at least `MANY` rows; call `forget` after changing it.  Products of
-    fewer rows, and with a B of more than `LARGEST` numbers, are torch's, and in bfloat16 those with an odd I.
+    B is laid out at the first product of at least `MANY` rows; call `forget` between a change of B and the
+    next product.  Products of fewer rows, and with a B of more than `LARGEST` numbers, are torch's, and in
+    bfloat16 those with an odd I.
     """
 
     def __init__(self, matrix: Tensor) -> None:
@@ -82,14 +83,14 @@ class Product:
         """Return x B [N, O], in `out` if given, which is contiguous, of x [N, I]."""
         rows = len(x)
         if out is None:
-            out = room(rows, self.columns, x.dtype)
-        if self._many is None or rows < self._many:
-            torch.mm(tensor(x), self.matrix, out=tensor(out))
-            return out
+            out = empty(rows, self.columns, self._given.dtype)
         fits = x.shape[1] == self.inner and out.shape == (rows, self.columns)
         if not fits or not x.dtype == out.dtype == self._given.dtype:
             made = f"{list(out.shape)} in {out.dtype}"
             raise ValueError(f"{list(x.shape)} times {list(self.matrix.shape)} in {x.dtype} is not {made}")
+        if self._many is None or rows < self._many:
+            torch.mm(tensor(x), self.matrix, out=tensor(out))
+            return out
         product(_terms(np.ascontiguousarray(x)), self._layout(), out)
         return out
 
@@ -105,8 +106,8 @@ class Product:
         low = self.matrix.dtype == torch.bfloat16
         terms = self.inner // 2 if low else self.inner
         if self._panels is None:
-            panels = torch.zeros(-(-self.columns // _COLUMNS), terms, _COLUMNS).numpy()
-            self._panels = panels.view(np.uint32) if low else panels
+            size = -(-self.columns // _COLUMNS), terms, _COLUMNS
+            self._panels = torch.zeros(size, dtype=torch.uint32 if low else torch.float32).numpy()
         if self._laid_out:
             return self._panels
         given = np.ascontiguousarray(self._given)
@@ -132,7 +133,7 @@ def add_outer(total: np.ndarray, d: np.ndarray, x: np.ndarray) -> None:
     fits = whole and total.flags.c_contiguous and total.size <= LARGEST_SUM
     low = x.dtype == np.uint16
     served = PAIRS if low else WIDE and x.dtype == np.float32
-    if not (served and fits and d.dtype == x.dtype):
+    if not (served and fits and d.dtype == x.dtype and total.dtype == np.float32):
         tensor(total).add_(tensor(d).T @ tensor(x))
         return
     if len(d) != len(x) or total.shape != (d.shape[1], x.shape[1]):

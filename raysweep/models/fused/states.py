@@ -23,7 +23,10 @@ from raysweep.models.fused.step import W, chunk_size, on_threads
 
 
 class Reading(Protocol):
-    """The forward and the backward pass of one chunk, without the head."""
+    """The forward and the backward pass of one chunk, without the head.
+
+    Arrays are as `raysweep.models.fused.products.array` returns them.
+    """
 
     def encode(self) -> np.ndarray:
         """Return hidden states [M, D] at masked words, in the working precision."""

@@ -32,7 +32,10 @@ W = TypeVar("W", bound=Weights)
 
 
 class Training(Protocol):
-    """The forward and the backward pass of one chunk in training."""
+    """The forward and the backward pass of one chunk in training.
+
+    Arrays are as `raysweep.models.fused.products.array` returns them.
+    """
 
     def forward(self) -> np.ndarray:
         """Return the logits [M, V] at masked words, without the decoder's bias."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from raysweep.models.base import MaskedLM
-from raysweep.models.fused.products import Product, add_outer, array, room
+from raysweep.models.fused.products import Product, add_outer, array, empty
 
 _VECTOR = 16  # float32 numbers that lie in one line of the cache
 
@@ -22,7 +22,9 @@ _VECTOR = 16  # float32 numbers that lie in one line of the cache
 class Matrix:
     """A weight in low precision, and the sum of the gradient of the float32 weight.
 
-    The weight is laid out at its first product of many rows (`Product`); call `forget` before changing it.
+    It multiplies arrays as `raysweep.models.fused.products.array` returns them: bfloat16's bits are uint16.
+    The weight is laid out at its first product of many rows (`Product`); call `forget` between a change of it
+    and the next product.
     """
 
     low: Tensor
@@ -99,9 +101,9 @@ class Weights:
         self.parameters = list(model.parameters())
         self.sums: dict[int, Tensor] = {}
         self._memory = [_memory(p) for p in self.parameters]
-        self._all = torch.zeros(sum(_padded(p.numel()) for p in self.parameters))
+        self._all = torch.zeros(sum(_padded(p.numel()) for p in self.parameters), dtype=torch.float32)
         self._used = 0
-        self._kind = array(torch.empty(0, dtype=dtype)).dtype
+        self._low = array(torch.empty(0, dtype=dtype)).dtype
         self._matrices: list[Matrix] = []
         #: Where each sum lies in the memory of all.
         self._parts: dict[int, tuple[torch.Size, tuple[int, ...], int]] = {}
@@ -157,7 +159,7 @@ class Weights:
 
     def low(self, rows: int, columns: int) -> np.ndarray:
         """Return an empty matrix in the working precision, as the kernels take it."""
-        return room(rows, columns, self._kind)
+        return empty(rows, columns, self._low)
 
     def _sum(self, parameter: Tensor) -> Tensor:
         if id(parameter) not in self.sums:
@@ -185,7 +187,7 @@ class Weights:
             return Vector(array(parameters[0]), array(self._sum(parameters[0])))
         size = sum(map(len, parameters))
         total = self._shared(self.room([size]), parameters)
-        return Vector(array(self._copy(torch.empty(size), parameters)), array(total))
+        return Vector(array(self._copy(torch.empty(size, dtype=torch.float32), parameters)), array(total))
 
     def _linear(self, module: nn.Linear) -> tuple[Matrix, Vector]:
         return self._matrix(module.weight), self._vector(module.bias)
