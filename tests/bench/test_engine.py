@@ -142,6 +142,7 @@ def test_a_thousand_runs_are_a_case_of_their_own(record: Record, monkeypatch: py
         return measured(runs=sizes[-1], slots=1 if engine is None else 2)
 
     monkeypatch.setattr(cases, "launch", launch)
+    monkeypatch.setattr(cases, "alone", lambda trials: Alone(9.5, 2.0, 20))
     monkeypatch.setattr(cases, "engines", lambda: ("nested", "lanes"))
     monkeypatch.setattr("raysweep.bench.engine.measure_peak", lambda quick: record.peak)
     asked: list[int] = []
