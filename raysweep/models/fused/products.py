@@ -40,6 +40,9 @@ _two, _three = (tile(_OUTPUTS, vectors, scalar=True, add=True) for vectors in (2
 _one = tile(_OUTPUTS, 1, scalar=True, add=True)
 
 
+_OF_TORCH = {np.dtype(name): getattr(torch, name) for name in ("float32", "float64", "uint16")}
+
+
 def array(given: Tensor) -> np.ndarray:
     """Return a tensor's memory as the kernels take it: float32, or bfloat16's bits as uint16."""
     given = given.detach()
@@ -55,9 +58,6 @@ def tensor(found: np.ndarray) -> Tensor:
 def empty(rows: int, columns: int, dtype: np.dtype) -> np.ndarray:
     """Return an empty matrix that begins where a line of the cache does."""
     return torch.empty(rows, columns, dtype=_OF_TORCH[dtype]).numpy()
-
-
-_OF_TORCH = {np.dtype(name): getattr(torch, name) for name in ("float32", "float64", "uint16")}
 
 
 class Product:
