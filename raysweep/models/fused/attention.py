@@ -4,8 +4,7 @@ Queries, keys and values are columns of low-precision matrices without their bia
 Sentence s has keys and values in rows `starts[s]` .. `starts[s + 1]` of `keys` and queries in rows
 `asking[s]` .. `asking[s + 1]` of `queries`; `place` numbers the queries' words in the batch, for dropout.
 What belongs to a sentence is copied into small matrices that stay in the first-level cache, with room up to
-whole vectors; no result depends on what stands in that room.  About half of the cost is in products of these,
-and less where sentences are short.
+whole vectors; no result depends on what stands in that room.
 Weights have a row for each key and a column for each query, so that the softmax is made of whole vectors.
 """
 
