@@ -299,11 +299,9 @@ class Encoder(MaskedLM):
     def rows_loss(self, rows: packed.Rows, key: Tensor, count: Tensor) -> Tensor:
         # Imported here because a processor lacks what it needs.
         from raysweep.models.gpu.encoder import states
+        from raysweep.models.gpu.head import loss
 
-        hidden = states(self, rows, key)
-        with torch.autocast(hidden.device.type, torch.bfloat16):
-            logits = self.head(hidden)
-        return mean_loss(logits, rows.targets, count)
+        return loss(self, states(self, rows, key), rows.targets, count)
 
     def hidden_at(self, words: Batch, *, seed: int, dtype: torch.dtype) -> Tensor:
         if not self.packs:

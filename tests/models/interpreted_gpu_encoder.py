@@ -17,11 +17,13 @@ from torch import Tensor
 from raysweep.languages import PCFG
 from raysweep.models import encoder as encoders
 from raysweep.models import gpu
+from raysweep.models.base import mean_loss
 from raysweep.models.batch import Batch
 from raysweep.models.dropout import Dropout
 from raysweep.models.encoder import Encoder
 from raysweep.models.gpu.encoder import states
-from raysweep.models.gpu.parts import Site
+from raysweep.models.gpu.head import loss
+from raysweep.models.gpu.parts import Site, cross_entropy, spread
 from raysweep.registry import models
 from raysweep.training.config import PretrainConfig
 from raysweep.training.data import batches
@@ -217,3 +219,39 @@ def test_a_large_vocabulary_has_the_same_gradient(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("raysweep.models.gpu.parts._FEW", 10)
     model = make()
     assert_alike(model, draw(), model.encode_rows)
+
+
+@pytest.mark.parametrize(("shape", "vocabulary"), [("24/3/2/40", "own"), ("40/2/1/136", "faithful")])
+def test_the_loss_of_states_and_its_gradients_are_those_of_the_head(shape: str, vocabulary: str) -> None:
+    model = make(shape=shape, vocabulary=vocabulary)
+    generator = torch.Generator().manual_seed(4)
+    hidden = torch.randn(45, model.width, generator=generator).requires_grad_()
+    targets = torch.randint(model.total_vocabulary, (45,), generator=generator)
+    found = []
+    for value in (
+        mean_loss(model.head(hidden), targets, 7),
+        loss(model, hidden, targets, torch.tensor(7.0), torch.float32),
+    ):
+        model.zero_grad()
+        hidden.grad = None
+        torch.autograd.backward(3 * value)
+        slopes = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        found.append({"loss": value.detach(), "hidden": hidden.grad, **slopes})
+    wanted, mine = found
+    assert mine.keys() == wanted.keys()
+    for name, value in wanted.items():
+        torch.testing.assert_close(mine[name], value, rtol=1e-4, atol=1e-5 * float(value.norm()), msg=name)
+
+
+def test_logits_far_apart_have_a_finite_loss() -> None:
+    logits = torch.tensor([[-3e4, 3e4, 0.0], [3e4, -3e4, 3e4]])
+    whole, losses = cross_entropy(logits, torch.tensor([0, 2]))
+    torch.testing.assert_close(whole, torch.tensor([3e4, 3e4 + math.log(2.0)]))
+    torch.testing.assert_close(losses, torch.tensor([6e4, math.log(2.0)]))
+
+
+def test_rows_are_spread_to_their_places() -> None:
+    x, places = torch.randn(5, 24), torch.tensor([7, 0, 3, 9, 2])
+    wanted = torch.zeros(11, 24)
+    wanted[places] = x
+    assert torch.equal(spread(x, places, 11), wanted)

@@ -30,8 +30,8 @@ from raysweep.models.gpu.parts import (
     columns_of,
     gelu,
     gelu_back,
-    inverse,
     low_precision,
+    spread,
     tables_back,
     total,
 )
@@ -122,7 +122,14 @@ class _Pass:
         self.p = encoder.dropout.p if encoder.training else 0.0
         self.heads, self.size = encoder.shape.heads, encoder.shape.width // encoder.shape.heads
         self.ids, self.at = rows.ids.flatten(), rows.at.flatten()
-        self.linears = low_precision(encoder.layers, dtype)
+        groups = [
+            group
+            for layer in encoder.layers
+            for group in ((layer.query, layer.key, layer.value), (layer.output,), (layer.up,), (layer.down,))
+        ]
+        made = iter(low_precision(groups, dtype))
+        #: Queries with keys and values, output, up and down of each layer.
+        self.linears = list(zip(made, made, made, made, strict=True))
         #: The norm before the first layer, where there is one.
         self.first = None if self.post else encoder.layers[0].attention_norm
 
@@ -198,7 +205,7 @@ class _Pass:
         )
         d_mixed = output.back(d_y, kept.mixed, of_bias, found)
         if number == len(self.linears) - 1:
-            d_mixed, later = self._spread(d_mixed, later)
+            d_mixed, later = (spread(x, self.rows.masked, len(self.ids)) for x in (d_mixed, later))
         d_packed, of_bias = self._attend_back(kept.packed, d_mixed, self._site(number, 0))
         d_seen = projection.back(d_packed, kept.seen, of_bias, found)
         return later, d_seen, found
@@ -215,11 +222,6 @@ class _Pass:
             return layer.attention_norm, layer.mlp_norm
         last = number == len(layers) - 1
         return layer.mlp_norm, self.encoder.final_norm if last else layers[number + 1].attention_norm
-
-    def _spread(self, *found: Tensor) -> list[Tensor]:
-        """Return rows [M, D] each at their places among all, zero elsewhere."""
-        source = inverse(self.rows.masked, len(self.ids))
-        return [torch.cat([x, x.new_zeros(1, x.shape[1])]).index_select(0, source) for x in found]
 
     def _embed(self) -> Tensor:
         encoder, site = self.encoder, Site.of(0, self.p)

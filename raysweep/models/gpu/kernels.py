@@ -146,7 +146,7 @@ def residual(
     real = column < width
     inside = (row < rows)[:, None] & real[None, :]
     index = row.to(tl.int64)[:, None] * width + column[None, :]
-    x = tl.load(base + index, mask=inside, other=0.0)
+    x = tl.load(base + index, mask=inside, other=0.0).to(tl.float32)
     if NORMED:
         x, _ = _normal(x, width, column, base_eps)
         x = x * tl.load(base_weight + column, mask=real, other=0.0)[None, :]
@@ -185,7 +185,7 @@ def residual_back(
         row = first + tl.arange(0, M)
         inside = (row < rows)[:, None] & real[None, :]
         index = row.to(tl.int64)[:, None] * width + column[None, :]
-        x = tl.load(stream + index, mask=inside, other=0.0)
+        x = tl.load(stream + index, mask=inside, other=0.0).to(tl.float32)
         normal, rstd = _normal(x, width, column, eps)
         given = tl.load(d_seen + index, mask=inside, other=0.0).to(tl.float32)
         if LATER:
@@ -238,6 +238,64 @@ def gelu_back(
         tl.store(out + index, rounded, mask=inside)
         of_bias += tl.where(inside, rounded.to(tl.float32), 0.0)
     tl.store(sums + tl.program_id(0) * width + column, tl.sum(of_bias, axis=0), mask=column < width)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def cross_entropy(logits, targets, whole, losses, rows, width, M: tl.constexpr, C: tl.constexpr):
+    """whole = log Σ exp(logits) over each row of logits [rows, width]; losses = whole - logits[targets]."""
+    row = tl.program_id(0) * M + tl.arange(0, M)
+    # The last row stands for those after it, so that every sum is finite.
+    begin = logits + tl.minimum(row, rows - 1).to(tl.int64) * width
+    top = tl.full((M,), -float("inf"), dtype=tl.float32)
+    powers = tl.zeros((M,), dtype=tl.float32)
+    for first in range(0, width, C):
+        column = first + tl.arange(0, C)
+        seen = (column < width)[None, :]
+        x = tl.load(begin[:, None] + column[None, :], mask=seen, other=-float("inf")).to(tl.float32)
+        higher = tl.maximum(top, tl.max(x, axis=1))
+        powers = powers * tl.exp(top - higher) + tl.sum(tl.exp(x - higher[:, None]), axis=1)
+        top = higher
+    rest = tl.log(powers)
+    apart = top - tl.load(begin + tl.load(targets + row, mask=row < rows, other=0)).to(tl.float32)
+    tl.store(whole + row, top + rest, mask=row < rows)
+    tl.store(losses + row, apart + rest, mask=row < rows)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def cross_entropy_back(
+    logits, targets, whole, slope, out, sums,
+    rows, width, M: tl.constexpr, C: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """out [rows, width] = the gradient of the logits, given that of each loss, one number `slope`.
+
+    sums [programs, width] are its sums over rows.
+    """
+    column = tl.program_id(1) * C + tl.arange(0, C)
+    given = tl.load(slope)
+    of_bias = tl.zeros((M, C), dtype=tl.float32)
+    for first in tl.range(tl.program_id(0) * M, rows, tl.num_programs(0) * M, num_stages=STAGES):
+        row = first + tl.arange(0, M)
+        inside = (row < rows)[:, None] & (column < width)[None, :]
+        index = row.to(tl.int64)[:, None] * width + column[None, :]
+        x = tl.load(logits + index, mask=inside, other=-float("inf")).to(tl.float32)
+        share = tl.exp(x - tl.load(whole + row, mask=row < rows, other=0.0)[:, None])
+        target = tl.load(targets + row, mask=row < rows, other=0)[:, None]
+        share = tl.where(column[None, :] == target, share - 1.0, share)
+        rounded = (share * given).to(out.dtype.element_ty)
+        tl.store(out + index, rounded, mask=inside)
+        of_bias += tl.where(inside, rounded.to(tl.float32), 0.0)
+    tl.store(sums + tl.program_id(0) * width + column, tl.sum(of_bias, axis=0), mask=column < width)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def spread(x, places, out, rows, width, M: tl.constexpr, C: tl.constexpr):
+    """Copy the rows of x [rows, width] to those of `out` at `places` [rows], which differ."""
+    row = tl.program_id(0) * M + tl.arange(0, M)
+    column = tl.arange(0, C)
+    inside = (row < rows)[:, None] & (column < width)[None, :]
+    place = tl.load(places + row, mask=row < rows, other=0)
+    given = tl.load(x + row.to(tl.int64)[:, None] * width + column[None, :], mask=inside, other=0.0)
+    tl.store(out + place.to(tl.int64)[:, None] * width + column[None, :], given, mask=inside)
 
 
 @triton.jit(do_not_specialize=["count"])

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -110,31 +110,31 @@ class Linear:
         return d @ self.weight
 
 
-def low_precision(layers: Any, dtype: torch.dtype) -> list[tuple[Linear, ...]]:
-    """Return the weights of each layer in `dtype`: queries with keys and values, output, up and down."""
+def low_precision(groups: Sequence[tuple[nn.Linear, ...]], dtype: torch.dtype) -> list[Linear]:
+    """Return the weights of each group in `dtype`, below each other, and the biases likewise."""
     wide: list[Tensor] = []
     low: list[Tensor] = []
     found = []
-    for layer in layers:
-        made = []
-        for modules in ((layer.query, layer.key, layer.value), (layer.output,), (layer.up,), (layer.down,)):
-            given = modules[0].weight
-            out, into = given.shape
-            weight = given.new_empty(len(modules) * out, into, dtype=dtype)
-            bias = given.new_empty(len(modules) * out, dtype=dtype)
-            wide += [m.weight.detach() for m in modules] + [m.bias.detach() for m in modules]
-            low += [*weight.split(out), *bias.split(out)]
-            made.append(Linear(weight, bias, modules))
-        found.append(tuple(made))
+    for modules in groups:
+        given = modules[0].weight
+        out, into = given.shape
+        weight = given.new_empty(len(modules) * out, into, dtype=dtype)
+        bias = given.new_empty(len(modules) * out, dtype=dtype)
+        wide += [m.weight.detach() for m in modules] + [m.bias.detach() for m in modules]
+        low += [*weight.split(out), *bias.split(out)]
+        found.append(Linear(weight, bias, modules))
     # One pass for all of them.
     torch._foreach_copy_(low, wide)
     return found
 
 
-def inverse(index: Tensor, size: int) -> Tensor:
-    """Return where in `index` [M] each of 0 .. size-1 stands, M where it does not [size]."""
-    found = torch.full((size,), len(index), device=index.device)
-    return found.scatter_(0, index, torch.arange(len(index), device=index.device))
+def spread(x: Tensor, places: Tensor, size: int) -> Tensor:
+    """Return `size` rows: those of x [M, D] at `places` [M], which differ, and zeros."""
+    out, tile = x.new_zeros(size, x.shape[1]), Tile.of(x.shape[1])
+    kernels.spread[tile.grid(len(x))](
+        x, places, out, len(x), tile.width, M=tile.rows, C=tile.columns, num_warps=tile.warps
+    )
+    return out
 
 
 def tables_back(slopes: Tensor, *tables: tuple[Tensor, int]) -> list[Tensor]:
@@ -173,13 +173,67 @@ def gelu(x: Tensor) -> Tensor:
 
 def gelu_back(x: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradient of x [N, F], given that of gelu(x), and its sums over rows [F]."""
-    width = x.shape[1]
-    tile = Tile.of(min(width, 128))
-    across = -(-width // tile.columns)
-    [down] = tile.grid(len(x), max(1, 2 * PROGRAMS // across))
-    out, sums = torch.empty_like(x), x.new_empty(down, width, dtype=torch.float32)
-    kernels.gelu_back[(down, across)](
-        x, slope, out, sums, len(x), width,
+    tile, grid = _columns(x)
+    out, sums = torch.empty_like(x), x.new_empty(grid[0], x.shape[1], dtype=torch.float32)
+    kernels.gelu_back[grid](
+        x, slope, out, sums, *x.shape,
         M=tile.rows, C=tile.columns, STAGES=tile.stages, num_warps=tile.warps,
     )  # fmt: skip
     return out, total(sums)
+
+
+def normed(x: Tensor, norm: nn.LayerNorm) -> Tensor:
+    """Return the norm of x [N, D]."""
+    out, tile = torch.empty_like(x), Tile.of(x.shape[1])
+    kernels.residual[tile.grid(len(x))](
+        x, norm.weight, norm.bias, None, norm.weight, norm.bias, x, out,
+        len(x), tile.width, norm.eps, norm.eps, x, 0, 0, 1.0,
+        M=tile.rows, C=tile.columns, NORMED=False, ADD=False, DROP=False, num_warps=tile.warps,
+    )  # fmt: skip
+    return out
+
+
+def normed_back(x: Tensor, norm: nn.LayerNorm, slope: Tensor, gradients: dict[int, Tensor]) -> Tensor:
+    """Store the gradients of a norm's parameters; return that of x [N, D], given that of the norm of x."""
+    out, tile = torch.empty_like(x), Tile.of(x.shape[1])
+    grid = tile.grid(len(x), PROGRAMS)
+    sums = x.new_empty(*grid, 3, tile.width, dtype=torch.float32)
+    kernels.residual_back[grid](
+        x, norm.weight, slope, None, out, slope, sums,
+        len(x), tile.width, norm.eps, x, 0, 0, 1.0,
+        M=tile.rows, C=tile.columns, NORMED=False, LATER=False, ADD=False,
+        DROP=False, STAGES=tile.stages, num_warps=tile.warps,
+    )  # fmt: skip
+    gradients[id(norm.weight)], gradients[id(norm.bias)], _ = total(sums)
+    return out
+
+
+def cross_entropy(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return log Σ exp of each row of logits [M, V], and -log softmax at `targets` [M]: both [M], float32."""
+    whole = torch.empty(len(logits), device=logits.device)
+    losses, tile = torch.empty_like(whole), Tile.of(min(logits.shape[1], _ELEMENTS))
+    kernels.cross_entropy[tile.grid(len(logits))](
+        logits, targets, whole, losses, *logits.shape, M=tile.rows, C=tile.columns, num_warps=tile.warps
+    )
+    return whole, losses
+
+
+def cross_entropy_back(
+    logits: Tensor, targets: Tensor, whole: Tensor, slope: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the gradient of logits [M, V], given that of each loss, a scalar; and its sums over rows [V]."""
+    tile, grid = _columns(logits)
+    out, sums = torch.empty_like(logits), whole.new_empty(grid[0], logits.shape[1])
+    kernels.cross_entropy_back[grid](
+        logits, targets, whole, slope, out, sums, *logits.shape,
+        M=tile.rows, C=tile.columns, STAGES=tile.stages, num_warps=tile.warps,
+    )  # fmt: skip
+    return out, total(sums)
+
+
+def _columns(x: Tensor) -> tuple[Tile, tuple[int, int]]:
+    """Return the tile and grid of programs that each work on some rows of some columns of x [N, F]."""
+    tile = Tile.of(min(x.shape[1], 128))
+    across = -(-x.shape[1] // tile.columns)
+    [down] = tile.grid(len(x), max(1, 2 * PROGRAMS // across))
+    return tile, (down, across)
