@@ -109,7 +109,8 @@ def pack(lengths: np.ndarray, width: int) -> Packing:
     nth = np.arange(len(group)) - (number.cumsum() - number)[group]
     down, across = np.divmod(nth, each[group])
     starts = np.empty(len(lengths), dtype=np.int64)
-    starts[lengths.argsort(kind="stable")] = (
+    # Numbers of 16 bits are sorted by their digits.
+    starts[lengths.astype(np.uint16).argsort(kind="stable")] = (
         (first[group] + down) * width + column[group] + across * size[group]
     )
     return Packing(starts=starts, width=width, filled=row, words=int(lengths.sum()))

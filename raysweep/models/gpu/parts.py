@@ -67,7 +67,7 @@ class Tile:
     @cache
     def of(cls, width: int) -> Tile:
         columns = columns_of(width)
-        return cls(width, max(1, _TILE // columns), columns, min(16, max(8, columns // 256)))
+        return cls(width, max(1, _TILE // columns), columns, min(16, max(4, columns // 256)))
 
     @property
     def stages(self) -> int:
