@@ -205,8 +205,8 @@ class Encoder(MaskedLM):
     """The encoder; see the module's docstring for its equations.
 
     Every parameter belongs to a plain `nn.Linear`, `nn.LayerNorm` or `nn.Embedding` that is called as a
-    module, so hooks see the whole computation; `masked_loss` and `hidden_at` call none of the layers' where
-    compiled passes do the work.  A subclass trains through its own `forward` and `logits_at`, unless it names
+    module, so hooks see the whole computation; `masked_loss` and `hidden_at` call none of them where compiled
+    passes do the work.  A subclass trains through its own `forward` and `logits_at`, unless it names
     a `compiled` loss of its own or overrides `packs`.
 
     Attributes beside those of `MaskedLM`: `shape`, `norm`, and `checkpointing`, which may be set at any time.
