@@ -1,15 +1,18 @@
 """Vectors of 64 bytes as values of compiled code, so that sums stay in registers.
 
-    load(array, row, column)            the vector at columns column .. of a row
-    store(array, row, column, vector)
+    load(array, row, column, vectors)   as many vectors, side by side as one, at columns column .. of a row;
+                                        `vectors` is a constant
+    store(array, row, column, vector)   the store of one or of several
     fetch(array, place)                 the vector from element `place` on, counted over all axes, in float32
     put(array, place, vector)           where the array is uint16: bfloat16's bits, to which put rounds, to
                                         nearest with ties to even
+    stream(array, place, vector)        the same past the cache, to a place that is aligned to 64 bytes
     peek(array, place)                  the element at `place`, counted over all axes, and
     poke(array, place, number)          its store, both without numba's test for negative indices, which
                                         prevents vector loops
     splat(number)                       the vector that holds a number everywhere
-    times(x, y), plus(x, y, z)          x y and x y + z, contracted into one operation where there is one
+    times(x, y), plus(x, y, z)          x y and x y + z, contracted into one operation where there is one; a
+                                        number as x multiplies all of y
     larger(x, y)                        number by number x where x > y, else y, also where either is NaN
     positive(x, y, z)                   number by number y where x > 0, else z
     inverse(x)                          1 / x
@@ -35,6 +38,7 @@ from numba.extending import models, register_model
 
 #: Typed Any, because numba types it with the context argument, which callers leave out.
 intrinsic: Any = _intrinsic
+_of_literals: Any = _intrinsic(prefer_literal=True)
 
 #: Numbers in a row of an array; in float32, four vectors.
 LANES = 64
@@ -57,22 +61,22 @@ _WORDS, _HALVES = (ir.VectorType(ir.IntType(bits), BYTES // 4) for bits in (32, 
 
 
 class Vector(types.Type):
-    """The type of a vector of `dtype`."""
+    """The type of a vector of `dtype`, or of several as one."""
 
-    def __init__(self, dtype):  # type: ignore[no-untyped-def]
-        self.dtype = dtype
-        super().__init__(name=f"Vector({dtype})")
+    def __init__(self, dtype, vectors=1):  # type: ignore[no-untyped-def]
+        self.dtype, self.vectors = dtype, vectors
+        super().__init__(name=f"Vector({dtype}, {vectors})")
 
 
-def shape_of(dtype):  # type: ignore[no-untyped-def]
-    """Return LLVM's type of a vector of `dtype`: float32, float64 or uint32."""
-    return ir.VectorType(_ELEMENTS[dtype], BYTES * 8 // dtype.bitwidth)
+def shape_of(dtype, vectors=1):  # type: ignore[no-untyped-def]
+    """Return LLVM's type of vectors of `dtype`: float32, float64 or uint32."""
+    return ir.VectorType(_ELEMENTS[dtype], vectors * BYTES * 8 // dtype.bitwidth)
 
 
 @register_model(Vector)
 class _Model(models.PrimitiveModel):
     def __init__(self, manager, vector):  # type: ignore[no-untyped-def]
-        super().__init__(manager, vector, shape_of(vector.dtype))
+        super().__init__(manager, vector, shape_of(vector.dtype, vector.vectors))
 
 
 def _data(context, builder, kind, array):  # type: ignore[no-untyped-def]
@@ -81,27 +85,33 @@ def _data(context, builder, kind, array):  # type: ignore[no-untyped-def]
     return context.make_array(kind)(context, builder, array).data
 
 
-def _pointer(context, builder, kind, array, row, column):  # type: ignore[no-untyped-def]
+def _pointer(context, builder, kind, array, row, column, shape):  # type: ignore[no-untyped-def]
     data = _data(context, builder, kind, array)
     place = builder.add(builder.mul(row, ir.IntType(64)(LANES)), column)
-    return builder.bitcast(builder.gep(data, [place]), shape_of(kind.dtype).as_pointer())
+    return builder.bitcast(builder.gep(data, [place]), shape.as_pointer())
 
 
-@intrinsic
-def load(context, array, row, column):  # type: ignore[no-untyped-def]
+@_of_literals
+def load(context, array, row, column, vectors):  # type: ignore[no-untyped-def]
+    if not isinstance(vectors, types.IntegerLiteral):
+        return None
+
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        out = builder.load(_pointer(context, builder, signature.args[0], *arguments))
+        given, row, column, _ = arguments
+        shape = shape_of(array.dtype, vectors.literal_value)
+        out = builder.load(_pointer(context, builder, signature.args[0], given, row, column, shape))
         out.align = BYTES
         return out
 
-    return Vector(array.dtype)(array, types.int64, types.int64), generate
+    return Vector(array.dtype, vectors.literal_value)(array, types.int64, types.int64, vectors), generate
 
 
 @intrinsic
 def store(context, array, row, column, vector):  # type: ignore[no-untyped-def]
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        pointer = _pointer(context, builder, signature.args[0], *arguments[:3])
-        builder.store(arguments[3], pointer, align=BYTES)
+        given, row, column, found = arguments
+        pointer = _pointer(context, builder, signature.args[0], given, row, column, found.type)
+        builder.store(found, pointer, align=BYTES)
         return context.get_dummy_value()
 
     return types.none(array, types.int64, types.int64, vector), generate
@@ -171,6 +181,21 @@ def put(context, array, place, vector):  # type: ignore[no-untyped-def]
     return types.none(array, types.int64, vector), generate
 
 
+@intrinsic
+def stream(context, array, place, vector):  # type: ignore[no-untyped-def]
+    if vector != Vector(array.dtype):
+        return None
+
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        target = vector_at(context, builder, signature.args[0], *arguments[:2])
+        stored = builder.store(arguments[2], target, align=BYTES)
+        one = builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)])
+        stored.set_metadata("nontemporal", one)
+        return context.get_dummy_value()
+
+    return types.none(array, types.int64, vector), generate
+
+
 def _constant(number):  # type: ignore[no-untyped-def]
     return ir.Constant(_WORDS, [number] * _WORDS.count)
 
@@ -191,21 +216,34 @@ def splat(context, number):  # type: ignore[no-untyped-def]
     return Vector(number)(number), generate
 
 
+def _factor(builder, kind, x, y):  # type: ignore[no-untyped-def]
+    """Return x, of numba's type `kind`, as a vector like y."""
+    return x if isinstance(kind, Vector) else everywhere(builder, y.type, x)
+
+
 @intrinsic
 def times(context, x, y):  # type: ignore[no-untyped-def]
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        return builder.fmul(*arguments, flags=("contract",))
+    if x not in (y, y.dtype):
+        return None
 
-    return x(x, y), generate
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        one, other = arguments
+        return builder.fmul(_factor(builder, x, one, other), other, flags=("contract",))
+
+    return y(x, y), generate
 
 
 @intrinsic
 def plus(context, x, y, z):  # type: ignore[no-untyped-def]
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        product = builder.fmul(arguments[0], arguments[1], flags=("contract",))
-        return builder.fadd(product, arguments[2], flags=("contract",))
+    if x not in (y, y.dtype) or y != z:
+        return None
 
-    return x(x, y, z), generate
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        one, other, more = arguments
+        product = builder.fmul(_factor(builder, x, one, other), other, flags=("contract",))
+        return builder.fadd(product, more, flags=("contract",))
+
+    return z(x, y, z), generate
 
 
 @intrinsic

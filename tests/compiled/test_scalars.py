@@ -12,7 +12,7 @@ from scipy import stats
 
 from raysweep.compiled import kernel
 from raysweep.compiled.scalars import COMPILED, exponential, logarithm, normal, two_logarithms
-from raysweep.compiled.simd import fetch, put
+from raysweep.compiled.simd import BYTES, LANES, aligned, fetch, load, plus, put, store, times
 
 
 @kernel(**COMPILED)
@@ -31,6 +31,14 @@ def _logarithms(x, out):  # type: ignore[no-untyped-def]
 def _logarithms_of_vectors(x, out):  # type: ignore[no-untyped-def]
     for k in range(0, len(x), 16):
         put(out, k, logarithm(fetch(x, k)))
+
+
+@kernel(error_model="numpy")
+def _doubled(x, out, two):  # type: ignore[no-untyped-def]
+    step = BYTES // x.itemsize
+    store(out, 0, 0, times(two, load(x, 0, 0, 2)))
+    store(out, 1, step, plus(two, load(x, 0, step, 1), load(x, 1, step, 1)))
+    store(out, 2, 0, times(load(x, 0, 0, 4), load(x, 1, 0, 4)))
 
 
 @kernel(**COMPILED)
@@ -79,6 +87,27 @@ def test_vectors_of_bfloat16_are_rounded_to_nearest_and_ties_to_even() -> None:
 def test_a_vector_of_another_kind_is_not_stored() -> None:
     with pytest.raises(TypingError):
         _copied(np.ones(16, dtype=np.float32), np.ones(16))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_several_vectors_are_multiplied_as_one(dtype: str) -> None:
+    rng = np.random.default_rng(0)
+    space = [aligned(3 * LANES, np.dtype(dtype)).reshape(3, LANES) for _ in range(2)]
+    x, out = space
+    x[:], out[:] = rng.random(x.shape), 7
+    _doubled(x, out, x.dtype.type(2))
+    step = BYTES // x.itemsize
+    wanted = np.full_like(x, 7)
+    wanted[0, : 2 * step] = 2 * x[0, : 2 * step]
+    wanted[1, step : 2 * step] = 2 * x[0, step : 2 * step] + x[1, step : 2 * step]
+    wanted[2, : 4 * step] = x[0, : 4 * step] * x[1, : 4 * step]
+    np.testing.assert_array_equal(out, wanted)
+
+
+def test_a_number_of_another_kind_multiplies_no_vector() -> None:
+    x = aligned(3 * LANES, np.dtype(np.float32)).reshape(3, LANES)
+    with pytest.raises(TypingError):
+        _doubled(x, x, 2.0)
 
 
 def test_the_exponential_is_exact_down_to_what_adds_nothing_to_one() -> None:

@@ -385,6 +385,22 @@ def test_mixing_against_plain_sums(V: int, dtype: str) -> None:
     assert np.nonzero(~sound)[0].tolist() == [5, 6]
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("V", [1, 5, 16, 43, 200])
+def test_rows_of_padding_are_blank_and_no_others(V: int, dtype: str) -> None:
+    from raysweep.languages.pcfg.mixing import blank
+
+    rng = np.random.default_rng(V)
+    for shift in range(17):
+        space = np.zeros(40 * V + shift + 16, dtype=dtype)
+        out = space[shift : shift + 40 * V].reshape(40, V)
+        rows = np.nonzero(rng.random(40) < shift / 16)[0]
+        wanted = space.copy()
+        wanted[shift : shift + 40 * V].reshape(40, V)[rows] = np.nan
+        blank(out, rows)
+        np.testing.assert_array_equal(space, wanted)
+
+
 def test_tables_of_a_grammar_may_be_in_any_order() -> None:
     language, ids = PCFG.random(seed=0, engine="sparse"), PCFG.random(seed=0).sample(20, seed=1)
     expected = language.conditionals(ids)

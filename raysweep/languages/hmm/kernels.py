@@ -10,7 +10,7 @@ import numpy as np
 from raysweep.compiled import kernel, tiles
 from raysweep.compiled.philox import TILE, fill
 from raysweep.compiled.scalars import two_logarithms
-from raysweep.compiled.simd import BYTES, LANES, fetch, load, peek, plus, poke, put, splat, store, times
+from raysweep.compiled.simd import BYTES, LANES, load, peek, plus, poke, put, store, times
 from raysweep.languages.guide import pick
 
 #: Most states of a small block.  Its products add four terms at a time; larger ones keep sums in registers.
@@ -107,14 +107,6 @@ def _wide_product(a, x, out):  # type: ignore[no-untyped-def]
         _row(out, j * LANES, LANES, 16, a, j * n, 1, n, x, 0, LANES, 16, n)
 
 
-@kernel(error_model="numpy", inline="always")
-def _write(out, row, v0, v1, v2, v3):  # type: ignore[no-untyped-def]
-    store(out, row, 0, v0)
-    store(out, row, 16, v1)
-    store(out, row, 32, v2)
-    store(out, row, 48, v3)
-
-
 @kernel(error_model="numpy")
 def _rows(count):  # type: ignore[no-untyped-def]
     """Return an empty array [count, LANES] that lies as vectors need it."""
@@ -126,20 +118,16 @@ def _rows(count):  # type: ignore[no-untyped-def]
 @kernel(error_model="numpy")
 def multiply(a, b, out, total):  # type: ignore[no-untyped-def]
     """Write a * b [s, LANES] into `out` and its sums over s into `total` [LANES]."""
-    one = splat(_ONE)
     total[:] = _ZERO
     # Sums of sums have fewer rounding errors.
     for first in range(0, len(a), NARROW):
-        s0 = s1 = s2 = s3 = splat(_ZERO)
-        for i in range(first, min(first + NARROW, len(a))):
-            a0, a1, a2, a3 = load(a, i, 0), load(a, i, 16), load(a, i, 32), load(a, i, 48)
-            b0, b1, b2, b3 = load(b, i, 0), load(b, i, 16), load(b, i, 32), load(b, i, 48)
-            _write(out, i, times(a0, b0), times(a1, b1), times(a2, b2), times(a3, b3))
-            s0, s1, s2, s3 = plus(a0, b0, s0), plus(a1, b1, s1), plus(a2, b2, s2), plus(a3, b3, s3)
-        put(total, 0, plus(one, fetch(total, 0), s0))
-        put(total, 16, plus(one, fetch(total, 16), s1))
-        put(total, 32, plus(one, fetch(total, 32), s2))
-        put(total, 48, plus(one, fetch(total, 48), s3))
+        sums = times(load(a, first, 0, 4), load(b, first, 0, 4))
+        store(out, first, 0, sums)
+        for i in range(first + 1, min(first + NARROW, len(a))):
+            x, y = load(a, i, 0, 4), load(b, i, 0, 4)
+            store(out, i, 0, times(x, y))
+            sums = plus(x, y, sums)
+        store(total, 0, 0, plus(_ONE, load(total, 0, 0, 4), sums))
 
 
 @kernel(error_model="numpy", fastmath={"contract"})
@@ -184,7 +172,7 @@ def conditionals(  # type: ignore[no-untyped-def]
     leaf, ahead = _rows(T * s).reshape(T, s, LANES), _rows(T * s).reshape(T, s, LANES)
     joint, behind, p = _rows(s), _rows(s), _rows(WORDS)
     logs = np.empty((WORDS, LANES), dtype=np.float32)
-    total, least = np.empty(LANES, dtype=np.float32), np.empty(LANES, dtype=np.float32)
+    total, least = _rows(1)[0], np.empty(LANES, dtype=np.float32)
     surprise, mean = np.empty(LANES, dtype=np.float32), np.empty(LANES, dtype=np.float64)
     at = np.empty(LANES, dtype=np.int64)
     for tile in range(0, len(rows), LANES):

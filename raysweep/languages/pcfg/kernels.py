@@ -1,9 +1,9 @@
 """Compiled kernel of the sparse engine: the inside and outside charts of many sentences at once.
 
 Charts are [cells, LANES]: sentences of one length stand in the innermost dimension, so that every instruction
-of `instructions.py` is a few vector operations, four vectors at a time.  A lane's numbers depend on that
-lane's words alone, and sums within a lane keep the order of the instructions, so a result does not depend on
-the rest of the batch.  A single sentence costs as much as LANES of them.
+of `instructions.py` is a few vector operations, on two vectors or four at once.  A lane's numbers depend on
+that lane's words alone, and sums within a lane keep the order of the instructions, so a result does not
+depend on the rest of the batch.  A single sentence costs as much as two vectors of them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from raysweep.compiled import kernel
-from raysweep.compiled.simd import BYTES, LANES, load, peek, plus, poke, splat, store, times
+from raysweep.compiled.simd import BYTES, LANES, load, peek, plus, poke, store, times
 from raysweep.languages.pcfg.instructions import Code
 
 _ONE = np.uint32(1)
@@ -39,19 +39,27 @@ def charts(
     `inside` and `outside` [B, cells], the charts at the cells `read_inside` and `read_outside`.
     """
     n, N, at = words.shape[1], leaves.shape[1], np.empty(LANES, dtype=np.int64)
+    step = BYTES // inner.itemsize
     for g in range(0, words.shape[0], LANES):
         lanes = min(LANES, words.shape[0] - g)
+        # The vectors of lanes that are computed: of a tile that is not full, hardly more than have sentences.
+        wide = -(-lanes // (2 * step)) * 2 * step
+        whole = wide // (4 * step) * 4 * step
         for t in range(n):
-            for j in range(LANES):
+            for j in range(wide):
                 # Lanes without a sentence repeat the tile's first.
                 poke(at, j, N * peek(words, (g + (j if j < lanes else 0)) * n + t))
             for k in range(code.leaves_of[t], code.leaves_of[t + 1]):
                 to, A = np.int64(code.leaf_cells[k]) * LANES, np.int64(code.leaf_symbols[k])
-                for j in range(LANES):
+                for j in range(wide):
                     poke(inner, to + j, peek(leaves, peek(at, j) + A))
         for b in range(len(code.starts_of) - 1):
             for s in range(code.starts_of[b], code.starts_of[b + 1]):
-                _block_inside(code, b, code.starts[s], inner, products)
+                i = code.starts[s]
+                for j in range(0, whole, 4 * step):
+                    _block_inside(code, b, i, j, 4, inner, products)
+                for j in range(whole, wide, 2 * step):
+                    _block_inside(code, b, i, j, 2, inner, products)
         for j in range(lanes):
             z = 0.0
             for k in range(len(code.top_cells)):
@@ -61,16 +69,20 @@ def charts(
         if len(read_outside) > 0:
             for k in range(len(code.reached)):
                 cell = outer[code.reached[k]]
-                for j in range(LANES):
+                for j in range(wide):
                     cell[j] = 0
             for k in range(len(code.top_cells)):
                 cell, p = outer[code.top_cells[k]], root[code.top_symbols[k]]
-                for j in range(LANES):
+                for j in range(wide):
                     cell[j] = p
             for back in range(len(code.starts_of) - 1):
                 b = len(code.starts_of) - 2 - back
                 for s in range(code.starts_of[b], code.starts_of[b + 1]):
-                    _block_outside(code, b, code.starts[s], inner, outer)
+                    i = code.starts[s]
+                    for j in range(0, whole, 4 * step):
+                        _block_outside(code, b, i, j, 4, inner, outer)
+                    for j in range(whole, wide, 2 * step):
+                        _block_outside(code, b, i, j, 2, inner, outer)
             _read(outer, read_outside, g, lanes, outside)
 
 
@@ -84,75 +96,36 @@ def _read(chart, cells, g, lanes, out):  # type: ignore[no-untyped-def]
             poke(out, (g + j) * C + k, peek(chart, first + j))
 
 
-@kernel(error_model="numpy")
-def _block_inside(code, b, i, inner, products):  # type: ignore[no-untyped-def]
-    step = BYTES // inner.itemsize
+@kernel(error_model="numpy", inline="always")
+def _block_inside(code, b, i, j, vectors, inner, products):  # type: ignore[no-untyped-def]
+    """Compute a block's cells from start i, in as many vectors of lanes from j on."""
     first = np.int64(code.pairs_of[b])
     for q in range(first, code.pairs_of[b + 1]):
         begin, end = code.terms_of[q], code.terms_of[q + 1]
-        for j in range(0, LANES, 4 * step):
-            x, y = code.left[begin] + i, code.right[begin] + i
-            p0 = times(load(inner, x, j), load(inner, y, j))
-            p1 = times(load(inner, x, j + step), load(inner, y, j + step))
-            p2 = times(load(inner, x, j + 2 * step), load(inner, y, j + 2 * step))
-            p3 = times(load(inner, x, j + 3 * step), load(inner, y, j + 3 * step))
-            for k in range(begin + _ONE, end):
-                x, y = code.left[k] + i, code.right[k] + i
-                p0 = plus(load(inner, x, j), load(inner, y, j), p0)
-                p1 = plus(load(inner, x, j + step), load(inner, y, j + step), p1)
-                p2 = plus(load(inner, x, j + 2 * step), load(inner, y, j + 2 * step), p2)
-                p3 = plus(load(inner, x, j + 3 * step), load(inner, y, j + 3 * step), p3)
-            store(products, q - first, j, p0)
-            store(products, q - first, j + step, p1)
-            store(products, q - first, j + 2 * step, p2)
-            store(products, q - first, j + 3 * step, p3)
+        x, y = code.left[begin] + i, code.right[begin] + i
+        p = times(load(inner, x, j, vectors), load(inner, y, j, vectors))
+        for k in range(begin + _ONE, end):
+            x, y = code.left[k] + i, code.right[k] + i
+            p = plus(load(inner, x, j, vectors), load(inner, y, j, vectors), p)
+        store(products, q - first, j, p)
     for a in range(code.parents_of[b], code.parents_of[b + 1]):
-        cell = code.parents[a] + i
-        for j in range(0, LANES, 4 * step):
-            w, p = splat(code.probability[code.rules_of[a]]), code.pair[code.rules_of[a]]
-            c0 = times(w, load(products, p, j))
-            c1 = times(w, load(products, p, j + step))
-            c2 = times(w, load(products, p, j + 2 * step))
-            c3 = times(w, load(products, p, j + 3 * step))
-            for r in range(code.rules_of[a] + _ONE, code.rules_of[a + 1]):
-                w, p = splat(code.probability[r]), code.pair[r]
-                c0 = plus(w, load(products, p, j), c0)
-                c1 = plus(w, load(products, p, j + step), c1)
-                c2 = plus(w, load(products, p, j + 2 * step), c2)
-                c3 = plus(w, load(products, p, j + 3 * step), c3)
-            store(inner, cell, j, c0)
-            store(inner, cell, j + step, c1)
-            store(inner, cell, j + 2 * step, c2)
-            store(inner, cell, j + 3 * step, c3)
+        begin, end = code.rules_of[a], code.rules_of[a + 1]
+        c = times(code.probability[begin], load(products, code.pair[begin], j, vectors))
+        for r in range(begin + _ONE, end):
+            c = plus(code.probability[r], load(products, code.pair[r], j, vectors), c)
+        store(inner, code.parents[a] + i, j, c)
 
 
-@kernel(error_model="numpy")
-def _block_outside(code, b, i, inner, outer):  # type: ignore[no-untyped-def]
-    step = BYTES // inner.itemsize
+@kernel(error_model="numpy", inline="always")
+def _block_outside(code, b, i, j, vectors, inner, outer):  # type: ignore[no-untyped-def]
+    """Hand the outside weights of a block's cells down, as `_block_inside` computes them."""
     for q in range(code.pairs_of[b], code.pairs_of[b + 1]):
         begin, end = code.above_of[q], code.above_of[q + 1]
-        for j in range(0, LANES, 4 * step):
-            w, cell = splat(code.share[begin]), code.above[begin] + i
-            p0 = times(w, load(outer, cell, j))
-            p1 = times(w, load(outer, cell, j + step))
-            p2 = times(w, load(outer, cell, j + 2 * step))
-            p3 = times(w, load(outer, cell, j + 3 * step))
-            for r in range(begin + _ONE, end):
-                w, cell = splat(code.share[r]), code.above[r] + i
-                p0 = plus(w, load(outer, cell, j), p0)
-                p1 = plus(w, load(outer, cell, j + step), p1)
-                p2 = plus(w, load(outer, cell, j + 2 * step), p2)
-                p3 = plus(w, load(outer, cell, j + 3 * step), p3)
-            for k in range(code.terms_of[q], code.terms_of[q + 1]):
-                x, y = code.left[k] + i, code.right[k] + i
-                _give(p0, x, y, j, inner, outer)
-                _give(p1, x, y, j + step, inner, outer)
-                _give(p2, x, y, j + 2 * step, inner, outer)
-                _give(p3, x, y, j + 3 * step, inner, outer)
-
-
-@kernel(error_model="numpy")
-def _give(p, x, y, j, inner, outer):  # type: ignore[no-untyped-def]
-    """Add to the outside weight of each of two cells what a pair above hands it through the other."""
-    store(outer, x, j, plus(p, load(inner, y, j), load(outer, x, j)))
-    store(outer, y, j, plus(p, load(inner, x, j), load(outer, y, j)))
+        p = times(code.share[begin], load(outer, code.above[begin] + i, j, vectors))
+        for r in range(begin + _ONE, end):
+            p = plus(code.share[r], load(outer, code.above[r] + i, j, vectors), p)
+        for k in range(code.terms_of[q], code.terms_of[q + 1]):
+            x, y = code.left[k] + i, code.right[k] + i
+            # Each of two cells gets what the pair above hands it through the other.
+            store(outer, x, j, plus(p, load(inner, y, j, vectors), load(outer, x, j, vectors)))
+            store(outer, y, j, plus(p, load(inner, x, j, vectors), load(outer, y, j, vectors)))

@@ -196,8 +196,10 @@ class PCFG(Language):
         out = self._conditionals(ids, mask, lengths, place, ids.numel(), dtype)
         rows = unknown.flatten().nonzero()[:, 0]
         if out.device.type == "cpu":
-            # numpy takes half of torch's time for whole rows.
-            out.numpy()[rows.numpy()] = np.nan
+            # Imported here because kernels come with the compiler.
+            from raysweep.languages.pcfg.mixing import blank
+
+            blank(out.numpy(), rows.numpy())
         else:
             out.index_fill_(0, rows, torch.nan)
         return out.view(*ids.shape, self.vocabulary_size)

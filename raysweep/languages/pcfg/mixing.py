@@ -15,7 +15,7 @@ import numpy as np
 
 from raysweep.compiled import kernel
 from raysweep.compiled.scalars import logarithm, two_logarithms
-from raysweep.compiled.simd import BYTES, fetch, peek, plus, poke, put, splat
+from raysweep.compiled.simd import BYTES, fetch, peek, plus, poke, put, splat, stream
 
 #: Sentences among which those that want a position are sought, to be computed four at a time; their results
 #: stay in a core's cache.
@@ -229,3 +229,27 @@ def entropies(
                 out[first + r] += np.float64(entropy)
         for r in range(min(4, B - first)):
             out[first + r] /= n
+
+
+@kernel(error_model="numpy")
+def blank(out: np.ndarray, rows: np.ndarray) -> None:
+    """Write NaN into `rows` int64 [R], ascending, of `out` [rows, V].
+
+    What nobody reads need not enter the cache, nor be fetched into it before it is overwritten.
+    """
+    V, step, none = out.shape[1], BYTES // out.itemsize, out.dtype.type(np.nan)
+    before = out.ctypes.data // out.itemsize
+    k = 0
+    while k < len(rows):
+        begin, k = peek(rows, k) * V, k + 1
+        end = begin + V
+        while k < len(rows) and peek(rows, k) * V == end:
+            end, k = end + V, k + 1
+        line = min(end, begin + -(before + begin) % step)
+        rest = end - (end - line) % step
+        for p in range(begin, line):
+            poke(out, p, none)
+        for p in range(line, rest, step):
+            stream(out, p, splat(none))
+        for p in range(rest, end):
+            poke(out, p, none)

@@ -69,8 +69,11 @@ class SparseEngine(Engine):
         for first in range(0, len(shown), _CHUNK):
             part = slice(first, first + _CHUNK)
             total, _, outside = self._charts(program, shown[part], rows.dtype, outside=cells)
-            # A sentence that shows a word shows it in every context, so the words shown must be possible.
-            sound[part] = ((total >= least) & (total * least <= 1)) | (where[part] >= 0).all(axis=1)
+            good = (total >= least) & (total * least <= 1)
+            if not good.all():
+                # A sentence that shows a word shows it in every context, so the words shown must be possible.
+                good |= (where[part] >= 0).all(axis=1)
+            sound[part] = good
             write(outside, mixture, where[part], least, rows, sound[part])
         if rows.dtype != np.float32:
             written = place[place >= 0]
