@@ -227,7 +227,7 @@ class _Pass:
         encoder, site = self.encoder, Site.of(0, self.p)
         norm, tile = encoder.embedding_norm, Tile.of(encoder.width)
         words, places = encoder.token_embedding.weight, encoder.position_embedding.weight
-        out = torch.empty(len(self.ids), encoder.width, device=words.device)
+        out = words.new_empty(len(self.ids), encoder.width, dtype=torch.float32)
         kernels.embed[tile.grid(len(out))](
             self.ids, self.at, words, places, norm.weight, norm.bias, out,
             len(out), encoder.width, norm.eps, self.key, site.number, site.cut, site.scale,

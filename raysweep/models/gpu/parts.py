@@ -210,7 +210,7 @@ def normed_back(x: Tensor, norm: nn.LayerNorm, slope: Tensor, gradients: dict[in
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Return log Σ exp of each row of logits [M, V], and -log softmax at `targets` [M]: both [M], float32."""
-    whole = torch.empty(len(logits), device=logits.device)
+    whole = logits.new_empty(len(logits), dtype=torch.float32)
     losses, tile = torch.empty_like(whole), Tile.of(min(logits.shape[1], _ELEMENTS))
     kernels.cross_entropy[tile.grid(len(logits))](
         logits, targets, whole, losses, *logits.shape, M=tile.rows, C=tile.columns, num_warps=tile.warps
