@@ -1,18 +1,19 @@
 """Vectors of 64 bytes as values of compiled code, so that sums stay in registers.
 
-    load(array, row, column, vectors)   as many vectors, side by side as one, at columns column .. of a row;
-                                        `vectors` is a constant
-    store(array, row, column, vector)   the store of one or of several
+    load(array, row, column, vectors)   `vectors` vectors, a literal number, side by side as one, at columns
+                                        column .. of a row
+    store(array, row, column, vector)   writes one vector, or several as one
     fetch(array, place)                 the vector from element `place` on, counted over all axes, in float32
     put(array, place, vector)           where the array is uint16: bfloat16's bits, to which put rounds, to
                                         nearest with ties to even
-    stream(array, place, vector)        the same past the cache, to a place that is aligned to 64 bytes
+    stream(array, place, vector)        put past the cache, not for uint16, to a place that must be aligned to
+                                        64 bytes
     peek(array, place)                  the element at `place`, counted over all axes, and
     poke(array, place, number)          its store, both without numba's test for negative indices, which
                                         prevents vector loops
     splat(number)                       the vector that holds a number everywhere
-    times(x, y), plus(x, y, z)          x y and x y + z, contracted into one operation where there is one; a
-                                        number as x multiplies all of y
+    times(x, y), plus(x, y, z)          x y and x y + z, contracted into one operation where there is one, of
+                                        one vector or several as one; a number as x multiplies all of y
     larger(x, y)                        number by number x where x > y, else y, also where either is NaN
     positive(x, y, z)                   number by number y where x > 0, else z
     inverse(x)                          1 / x
@@ -108,6 +109,9 @@ def load(context, array, row, column, vectors):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def store(context, array, row, column, vector):  # type: ignore[no-untyped-def]
+    if not isinstance(vector, Vector) or vector.dtype != array.dtype:
+        return None
+
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         given, row, column, found = arguments
         pointer = _pointer(context, builder, signature.args[0], given, row, column, found.type)
@@ -164,7 +168,7 @@ def fetch(context, array, place):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def put(context, array, place, vector):  # type: ignore[no-untyped-def]
-    if vector.dtype != (types.float32 if array.dtype == types.uint16 else array.dtype):
+    if vector != Vector(types.float32 if array.dtype == types.uint16 else array.dtype):
         return None
 
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
@@ -223,7 +227,7 @@ def _factor(builder, kind, x, y):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def times(context, x, y):  # type: ignore[no-untyped-def]
-    if x not in (y, y.dtype):
+    if not isinstance(y, Vector) or x not in (y, y.dtype):
         return None
 
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
@@ -235,7 +239,7 @@ def times(context, x, y):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def plus(context, x, y, z):  # type: ignore[no-untyped-def]
-    if x not in (y, y.dtype) or y != z:
+    if not isinstance(y, Vector) or x not in (y, y.dtype) or y != z:
         return None
 
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]

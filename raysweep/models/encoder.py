@@ -284,7 +284,7 @@ class Encoder(MaskedLM):
         """
         rows = self._rows(words)
         if self._compiled_on_gpu(dtype, rows.width):
-            count = torch.full((), float(words.count), device=words.ids.device)
+            count = torch.full((), float(words.count), dtype=torch.float32, device=words.ids.device)
             return self.rows_loss(rows, dropout_key(words, seed), count)
         with torch.autocast(words.ids.device.type, dtype, enabled=dtype != torch.float32):
             logits = self.head(self.encode_rows(rows))

@@ -109,8 +109,8 @@ def pack(lengths: np.ndarray, width: int) -> Packing:
     nth = np.arange(len(group)) - (number.cumsum() - number)[group]
     down, across = np.divmod(nth, each[group])
     starts = np.empty(len(lengths), dtype=np.int64)
-    # Numbers of 16 bits are sorted by their digits.
-    starts[lengths.astype(np.uint16).argsort(kind="stable")] = (
+    # numpy sorts integers of 16 bits or fewer by their digits.
+    starts[lengths.astype(np.min_scalar_type(width)).argsort(kind="stable")] = (
         (first[group] + down) * width + column[group] + across * size[group]
     )
     return Packing(starts=starts, width=width, filled=row, words=int(lengths.sum()))
@@ -118,7 +118,7 @@ def pack(lengths: np.ndarray, width: int) -> Packing:
 
 @dataclass(frozen=True)
 class Rows:
-    """A batch in rows, on its device.
+    """A batch in rows, on its device; all tensors are contiguous, as kernels take them.
 
     `ids` and `at` [R, W] are words and their positions, `sentence` [R, W] the number of each place's
     sentence, `masked` [M] the places row * W + column of masked words, in the order of the batch, and
@@ -169,5 +169,6 @@ def lay_out(words: Batch, packing: Packing, pad_id: int) -> Rows:
         at=source % columns,
         sentence=source // columns,
         masked=(starts if row is None else starts[row]) + position,
-        targets=words.targets,
+        # Those of a half of a batch are every other number of the whole's.
+        targets=words.targets.contiguous(),
     )

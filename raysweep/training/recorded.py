@@ -52,7 +52,7 @@ class RecordedSteps:
         #: Bytes that the last forward pass left for the backward pass.
         self._taken = 0
         self._key = torch.zeros((), dtype=torch.int64, device=device)
-        self._count = torch.ones((), device=device)
+        self._count = torch.ones((), dtype=torch.float32, device=device)
         for group in optimizer.param_groups:
             group["lr"] = torch.tensor(float(group["lr"]), device=device)
             group["capturable"] = True

@@ -104,6 +104,12 @@ def test_several_vectors_are_multiplied_as_one(dtype: str) -> None:
     np.testing.assert_array_equal(out, wanted)
 
 
+def test_vectors_of_another_kind_are_not_stored_in_rows() -> None:
+    x = aligned(3 * LANES, np.dtype(np.float64)).reshape(3, LANES)
+    with pytest.raises(TypingError):
+        _doubled(x, x.astype(np.float32), 2.0)
+
+
 def test_a_number_of_another_kind_multiplies_no_vector() -> None:
     x = aligned(3 * LANES, np.dtype(np.float32)).reshape(3, LANES)
     with pytest.raises(TypingError):

@@ -8,6 +8,7 @@ import gc
 import math
 import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,7 +27,8 @@ from raysweep.models.gpu.head import loss
 from raysweep.models.gpu.parts import Site, cross_entropy, spread
 from raysweep.registry import models
 from raysweep.training.config import PretrainConfig
-from raysweep.training.data import batches
+from raysweep.training.data import World, batches
+from raysweep.training.step import Stepper
 
 LANGUAGE = PCFG.random(seed=3)
 KEY = torch.tensor(5)
@@ -243,6 +245,53 @@ def test_the_loss_of_states_and_its_gradients_are_those_of_the_head(shape: str, 
         torch.testing.assert_close(mine[name], value, rtol=1e-4, atol=1e-5 * float(value.norm()), msg=name)
 
 
+@pytest.mark.parametrize("mask", MASKS)
+def test_the_loss_of_rows_and_its_gradients_are_those_of_the_modules(mask: Any) -> None:
+    model, batch = make("post"), draw(mask)
+    config = PretrainConfig(steps=1, batch_size=24, mask=mask)
+    step: Any = SimpleNamespace(pretrain=config, world=World(), device=torch.device("cpu"))
+    # The tensors of a half of a batch have gaps.
+    for words in (batch, Stepper._half(step, batch, 0), Stepper._half(step, batch, 1)):
+        rows = model._rows(words)
+        assert all(tensor.is_contiguous() for tensor in rows.tensors)
+        expected = model.plain_loss(words, dtype=torch.float32)
+        slopes = gradients(model, expected)
+        hidden = states(model, rows, KEY, torch.float32)
+        found = loss(model, hidden, rows.targets, torch.tensor(float(words.count)), torch.float32)
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(found, expected)
+        mine = gradients(model, found)
+        whole = math.sqrt(sum(float(g.square().sum()) for g in slopes.values()))
+        for name, slope in slopes.items():
+            scale = whole if name.endswith("key.bias") else float(slope.norm())
+            assert float((mine[name] - slope).norm()) <= 2e-5 * scale, name
+
+
+def test_the_loss_in_low_precision_is_near_that_in_float32() -> None:
+    model, generator = make(), torch.Generator().manual_seed(4)
+    hidden = torch.randn(45, model.width, generator=generator)
+    targets = torch.randint(LANGUAGE.vocabulary_size, (45,), generator=generator)
+    values, slopes = [], []
+    for dtype in (torch.float32, torch.float16):
+        value = loss(model, hidden, targets, torch.tensor(1.0), dtype)
+        values.append(value.item())
+        slopes.append(gradients(model, value))
+    assert values[1] == pytest.approx(values[0], rel=1e-3)
+    assert values[1] != values[0]
+    for name, slope in slopes[0].items():
+        assert slopes[1][name].dtype == torch.float32
+        assert float((slopes[1][name] - slope).norm()) <= 5e-3 * float(slope.norm()), name
+
+
+def test_no_masked_word_has_no_loss_and_no_gradient() -> None:
+    model = make()
+    found = loss(
+        model, torch.zeros(0, 24), torch.zeros(0, dtype=torch.int64), torch.tensor(1.0), torch.float32
+    )
+    assert found.item() == 0
+    assert all(not slope.any() for slope in gradients(model, found).values())
+
+
 def test_logits_far_apart_have_a_finite_loss() -> None:
     logits = torch.tensor([[-3e4, 3e4, 0.0], [3e4, -3e4, 3e4]])
     whole, losses = cross_entropy(logits, torch.tensor([0, 2]))
@@ -251,7 +300,10 @@ def test_logits_far_apart_have_a_finite_loss() -> None:
 
 
 def test_rows_are_spread_to_their_places() -> None:
-    x, places = torch.randn(5, 24), torch.tensor([7, 0, 3, 9, 2])
-    wanted = torch.zeros(11, 24)
-    wanted[places] = x
-    assert torch.equal(spread(x, places, 11), wanted)
+    generator = torch.Generator().manual_seed(0)
+    for dtype, count in ((torch.float32, 150), (torch.float16, 150), (torch.float32, 1), (torch.float32, 0)):
+        x = torch.randn(count, 24, generator=generator).to(dtype)
+        places = torch.randperm(400, generator=generator)[:count]
+        wanted = torch.zeros(400, 24, dtype=dtype)
+        wanted[places] = x
+        assert torch.equal(spread(x, places, 400), wanted)

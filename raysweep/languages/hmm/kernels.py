@@ -117,7 +117,7 @@ def _rows(count):  # type: ignore[no-untyped-def]
 
 @kernel(error_model="numpy")
 def multiply(a, b, out, total):  # type: ignore[no-untyped-def]
-    """Write a * b [s, LANES] into `out` and its sums over s into `total` [LANES]."""
+    """Write a * b [s, LANES] into `out` and its sums over s into `total` [LANES], all made by `_rows`."""
     total[:] = _ZERO
     # Sums of sums have fewer rounding errors.
     for first in range(0, len(a), NARROW):

@@ -42,7 +42,8 @@ def charts(
     step = BYTES // inner.itemsize
     for g in range(0, words.shape[0], LANES):
         lanes = min(LANES, words.shape[0] - g)
-        # The vectors of lanes that are computed: of a tile that is not full, hardly more than have sentences.
+        # The lanes that are computed: those with a sentence, up to a pair of vectors, and of them those that
+        # are computed four vectors at a time.
         wide = -(-lanes // (2 * step)) * 2 * step
         whole = wide // (4 * step) * 4 * step
         for t in range(n):
@@ -98,7 +99,7 @@ def _read(chart, cells, g, lanes, out):  # type: ignore[no-untyped-def]
 
 @kernel(error_model="numpy", inline="always")
 def _block_inside(code, b, i, j, vectors, inner, products):  # type: ignore[no-untyped-def]
-    """Compute a block's cells from start i, in as many vectors of lanes from j on."""
+    """Compute a block's cells at start i, for `vectors` vectors of lanes from lane j on."""
     first = np.int64(code.pairs_of[b])
     for q in range(first, code.pairs_of[b + 1]):
         begin, end = code.terms_of[q], code.terms_of[q + 1]
@@ -118,7 +119,7 @@ def _block_inside(code, b, i, j, vectors, inner, products):  # type: ignore[no-u
 
 @kernel(error_model="numpy", inline="always")
 def _block_outside(code, b, i, j, vectors, inner, outer):  # type: ignore[no-untyped-def]
-    """Hand the outside weights of a block's cells down, as `_block_inside` computes them."""
+    """Hand the outside weights of a block's cells down, at the start and in the lanes of `_block_inside`."""
     for q in range(code.pairs_of[b], code.pairs_of[b + 1]):
         begin, end = code.above_of[q], code.above_of[q + 1]
         p = times(code.share[begin], load(outer, code.above[begin] + i, j, vectors))

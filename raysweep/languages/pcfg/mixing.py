@@ -233,11 +233,13 @@ def entropies(
 
 @kernel(error_model="numpy")
 def blank(out: np.ndarray, rows: np.ndarray) -> None:
-    """Write NaN into `rows` int64 [R], ascending, of `out` [rows, V].
+    """Write NaN into the rows of `out` [M, V] that `rows` int64 [R], ascending, are the numbers of.
 
-    What nobody reads need not enter the cache, nor be fetched into it before it is overwritten.
+    They go past the cache: what nobody reads need not be there, nor be fetched before it is overwritten.
+    Before another thread reads `out` it must have taken a lock, as a thread of Python does.
     """
     V, step, none = out.shape[1], BYTES // out.itemsize, out.dtype.type(np.nan)
+    # Elements from address 0 to the first, which tell where lines of the cache begin.
     before = out.ctypes.data // out.itemsize
     k = 0
     while k < len(rows):

@@ -31,6 +31,8 @@ from raysweep.models.gpu.parts import (
     gelu,
     gelu_back,
     low_precision,
+    normed,
+    normed_back,
     spread,
     tables_back,
     total,
@@ -127,9 +129,9 @@ class _Pass:
             for layer in encoder.layers
             for group in ((layer.query, layer.key, layer.value), (layer.output,), (layer.up,), (layer.down,))
         ]
-        made = iter(low_precision(groups, dtype))
+        made = low_precision(groups, dtype)
         #: Queries with keys and values, output, up and down of each layer.
-        self.linears = list(zip(made, made, made, made, strict=True))
+        self.linears = [made[k : k + 4] for k in range(0, len(made), 4)]
         #: The norm before the first layer, where there is one.
         self.first = None if self.post else encoder.layers[0].attention_norm
 
@@ -151,15 +153,14 @@ class _Pass:
         x = self._embed()
         if self.first is None:
             return x, x.to(self.dtype)
-        _, seen = self._sum(x, None, None, self.first, None)
-        return x, seen
+        return x, normed(x, self.first, self.dtype)
 
     def begin_back(self, x: Tensor, later: Tensor, d_seen: Tensor) -> dict[int, Tensor]:
         """Return the gradient of each parameter of `begin` by its id, given those of its results."""
         gradients: dict[int, Tensor] = {}
         more: Tensor | None = d_seen
         if self.first is not None:
-            later, _, _ = self._sum_back(x, self.first, None, d_seen, later, gradients)
+            later = normed_back(x, self.first, d_seen, later, gradients)
             more = None
         self._embed_back(later, more, gradients)
         return gradients
@@ -257,23 +258,22 @@ class _Pass:
         self,
         base: Tensor,
         before: nn.LayerNorm | None,
-        y: Tensor | None,
+        y: Tensor,
         norm: nn.LayerNorm,
-        site: Site | None,
+        site: Site,
         dtype: torch.dtype | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return b + dropout(y), or b without y, and its norm in `dtype` (default: that of products).
+        """Return b + dropout(y), and its norm in `dtype` (default: that of products).
 
         b is `base`, or its norm by `before`.
         """
-        tile, site = Tile.of(self.encoder.width), site or Site(0)
-        stream = base if y is None else torch.empty_like(base)
+        tile, stream = Tile.of(self.encoder.width), torch.empty_like(base)
         seen = torch.empty_like(base, dtype=dtype or self.dtype)
         first = before or norm
         kernels.residual[tile.grid(len(base))](
             base, first.weight, first.bias, y, norm.weight, norm.bias, stream, seen,
             len(base), tile.width, first.eps, norm.eps, self.key, site.number, site.cut, site.scale,
-            M=tile.rows, C=tile.columns, NORMED=before is not None, ADD=y is not None,
+            M=tile.rows, C=tile.columns, NORMED=before is not None, ADD=True,
             DROP=site.drops, num_warps=tile.warps,
         )  # fmt: skip
         return stream, seen
@@ -282,20 +282,20 @@ class _Pass:
         self,
         stream: Tensor,
         norm: nn.LayerNorm,
-        site: Site | None,
+        site: Site,
         d_seen: Tensor,
         later: Tensor | None,
         gradients: dict[int, Tensor],
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the gradients of b and y, and the sums of the latter [D]; without a site there is no y."""
-        tile, adds, site = Tile.of(self.encoder.width), site is not None, site or Site(0)
+        """Return the gradients of b and y, and the sums of the latter [D]."""
+        tile = Tile.of(self.encoder.width)
         d_stream, grid = torch.empty_like(stream), tile.grid(len(stream), PROGRAMS)
-        d_y = torch.empty_like(stream, dtype=self.dtype) if adds else d_seen
+        d_y = torch.empty_like(stream, dtype=self.dtype)
         sums = stream.new_empty(*grid, 3, tile.width)
         kernels.residual_back[grid](
             stream, norm.weight, d_seen, later, d_stream, d_y, sums,
             len(stream), tile.width, norm.eps, self.key, site.number, site.cut, site.scale,
-            M=tile.rows, C=tile.columns, NORMED=self.post, LATER=later is not None, ADD=adds,
+            M=tile.rows, C=tile.columns, NORMED=self.post, LATER=later is not None, ADD=True,
             DROP=site.drops, STAGES=tile.stages, num_warps=tile.warps,
         )  # fmt: skip
         gradients[id(norm.weight)], gradients[id(norm.bias)], of_y = total(sums)

@@ -1,8 +1,8 @@
 """The masked-LM loss of an encoder's final hidden states with its gradient, on a GPU.
 
-It computes what `raysweep.models.base.mean_loss` does of the head's logits under autocast, by the kernels of
-`raysweep.models.gpu.kernels` and with the same roundings: products and what lies between them are in low
-precision, sums are float32.
+It computes what `raysweep.models.base.mean_loss` does of the head's logits, by the kernels of
+`raysweep.models.gpu.kernels`.  Products and what lies between them are in low precision, as under autocast;
+sums and the gradients of parameters are float32.
 
 Memory, with D the width, V the vocabulary and b the bytes of a number: b (4 D + V) for each masked word, and
 b V more in the backward pass.
@@ -32,7 +32,7 @@ def loss(
 ) -> Tensor:
     """Return Σ -log f(target) / `count` of final states [M, D], a float32 scalar, to differentiate once.
 
-    `targets` [M] are the masked words; factors of products are in `dtype`.
+    `targets` [M], contiguous, are the masked words; `count` is float32; factors of products are in `dtype`.
     """
     modules = encoder.decoder, encoder.head_norm, encoder.head_dense
     parameters = [p for module in modules for p in module.parameters()]
@@ -58,7 +58,7 @@ class _Loss(torch.autograd.Function):
         low = hidden.to(dtype)
         risen = dense.apply(low)
         active = gelu(risen)
-        seen = normed(active, encoder.head_norm)
+        seen = normed(active, encoder.head_norm, dtype)
         logits = decoder.apply(seen)
         whole, losses = cross_entropy(logits, targets)
         ctx.norm, ctx.dense, ctx.decoder, ctx.parameters = encoder.head_norm, dense, decoder, parameters
@@ -72,7 +72,7 @@ class _Loss(torch.autograd.Function):
         found: dict[int, Tensor] = {}
         d_logits, of_bias = cross_entropy_back(logits, targets, whole, slope / count)
         d_seen = ctx.decoder.back(d_logits, seen, of_bias, found)
-        d_active = normed_back(active, ctx.norm, d_seen, found)
+        d_active = normed_back(active, ctx.norm, d_seen, None, found)
         d_risen, of_bias = gelu_back(risen, d_active)
         d_hidden = ctx.dense.back(d_risen, low, of_bias, found)
         return None, None, None, None, d_hidden.float(), *(found[id(p)] for p in ctx.parameters)

@@ -242,7 +242,10 @@ def gelu_back(
 
 @triton.jit(do_not_specialize=["rows"])
 def cross_entropy(logits, targets, whole, losses, rows, width, M: tl.constexpr, C: tl.constexpr):
-    """whole = log Σ exp(logits) over each row of logits [rows, width]; losses = whole - logits[targets]."""
+    """whole = log Σ exp(logits) over each row of logits [rows, width]; losses = whole - logits[targets].
+
+    Logits are finite, and targets 0 .. width - 1.
+    """
     row = tl.program_id(0) * M + tl.arange(0, M)
     # The last row stands for those after it, so that every sum is finite.
     begin = logits + tl.minimum(row, rows - 1).to(tl.int64) * width

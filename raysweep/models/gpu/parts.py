@@ -111,7 +111,7 @@ class Linear:
 
 
 def low_precision(groups: Sequence[tuple[nn.Linear, ...]], dtype: torch.dtype) -> list[Linear]:
-    """Return the weights of each group in `dtype`, below each other, and the biases likewise."""
+    """Return each group of modules as one `Linear` in `dtype`, their outputs one after the other."""
     wide: list[Tensor] = []
     low: list[Tensor] = []
     found = []
@@ -129,7 +129,7 @@ def low_precision(groups: Sequence[tuple[nn.Linear, ...]], dtype: torch.dtype) -
 
 
 def spread(x: Tensor, places: Tensor, size: int) -> Tensor:
-    """Return `size` rows: those of x [M, D] at `places` [M], which differ, and zeros."""
+    """Return `size` rows: those of x [M, D] at `places` [M], which differ, and zeros; both are contiguous."""
     out, tile = x.new_zeros(size, x.shape[1]), Tile.of(x.shape[1])
     kernels.spread[tile.grid(len(x))](
         x, places, out, len(x), tile.width, M=tile.rows, C=tile.columns, num_warps=tile.warps
@@ -173,7 +173,7 @@ def gelu(x: Tensor) -> Tensor:
 
 def gelu_back(x: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradient of x [N, F], given that of gelu(x), and its sums over rows [F]."""
-    tile, grid = _columns(x)
+    tile, grid = _tiling(x)
     out, sums = torch.empty_like(x), x.new_empty(grid[0], x.shape[1], dtype=torch.float32)
     kernels.gelu_back[grid](
         x, slope, out, sums, *x.shape,
@@ -182,9 +182,10 @@ def gelu_back(x: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
     return out, total(sums)
 
 
-def normed(x: Tensor, norm: nn.LayerNorm) -> Tensor:
-    """Return the norm of x [N, D]."""
-    out, tile = torch.empty_like(x), Tile.of(x.shape[1])
+def normed(x: Tensor, norm: nn.LayerNorm, dtype: torch.dtype) -> Tensor:
+    """Return the norm of x [N, D] in `dtype`."""
+    out, tile = torch.empty_like(x, dtype=dtype), Tile.of(x.shape[1])
+    # Nothing is added or dropped here, so x also stands where no key and no sum are.
     kernels.residual[tile.grid(len(x))](
         x, norm.weight, norm.bias, None, norm.weight, norm.bias, x, out,
         len(x), tile.width, norm.eps, norm.eps, x, 0, 0, 1.0,
@@ -193,15 +194,20 @@ def normed(x: Tensor, norm: nn.LayerNorm) -> Tensor:
     return out
 
 
-def normed_back(x: Tensor, norm: nn.LayerNorm, slope: Tensor, gradients: dict[int, Tensor]) -> Tensor:
-    """Store the gradients of a norm's parameters; return that of x [N, D], given that of the norm of x."""
+def normed_back(
+    x: Tensor, norm: nn.LayerNorm, slope: Tensor, later: Tensor | None, gradients: dict[int, Tensor]
+) -> Tensor:
+    """Store the gradients of a norm's parameters; return that of x [N, D], given that of the norm of x.
+
+    `later` is what x has of its gradient beside, None for nothing.
+    """
     out, tile = torch.empty_like(x), Tile.of(x.shape[1])
     grid = tile.grid(len(x), PROGRAMS)
     sums = x.new_empty(*grid, 3, tile.width, dtype=torch.float32)
     kernels.residual_back[grid](
-        x, norm.weight, slope, None, out, slope, sums,
+        x, norm.weight, slope, later, out, slope, sums,
         len(x), tile.width, norm.eps, x, 0, 0, 1.0,
-        M=tile.rows, C=tile.columns, NORMED=False, LATER=False, ADD=False,
+        M=tile.rows, C=tile.columns, NORMED=False, LATER=later is not None, ADD=False,
         DROP=False, STAGES=tile.stages, num_warps=tile.warps,
     )  # fmt: skip
     gradients[id(norm.weight)], gradients[id(norm.bias)], _ = total(sums)
@@ -209,7 +215,10 @@ def normed_back(x: Tensor, norm: nn.LayerNorm, slope: Tensor, gradients: dict[in
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return log Σ exp of each row of logits [M, V], and -log softmax at `targets` [M]: both [M], float32."""
+    """Return log Σ exp of each row of logits [M, V], and -log softmax at `targets` [M]: both [M], float32.
+
+    Logits are finite, and targets 0 .. V - 1: nothing waits for the GPU, so nothing looks.
+    """
     whole = logits.new_empty(len(logits), dtype=torch.float32)
     losses, tile = torch.empty_like(whole), Tile.of(min(logits.shape[1], _ELEMENTS))
     kernels.cross_entropy[tile.grid(len(logits))](
@@ -222,7 +231,7 @@ def cross_entropy_back(
     logits: Tensor, targets: Tensor, whole: Tensor, slope: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return the gradient of logits [M, V], given that of each loss, a scalar; and its sums over rows [V]."""
-    tile, grid = _columns(logits)
+    tile, grid = _tiling(logits)
     out, sums = torch.empty_like(logits), whole.new_empty(grid[0], logits.shape[1])
     kernels.cross_entropy_back[grid](
         logits, targets, whole, slope, out, sums, *logits.shape,
@@ -231,7 +240,7 @@ def cross_entropy_back(
     return out, total(sums)
 
 
-def _columns(x: Tensor) -> tuple[Tile, tuple[int, int]]:
+def _tiling(x: Tensor) -> tuple[Tile, tuple[int, int]]:
     """Return the tile and grid of programs that each work on some rows of some columns of x [N, F]."""
     tile = Tile.of(min(x.shape[1], 128))
     across = -(-x.shape[1] // tile.columns)
