@@ -261,7 +261,7 @@ def larger(context, x, y):  # type: ignore[no-untyped-def]
 @intrinsic
 def positive(context, x, y, z):  # type: ignore[no-untyped-def]
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        shape = shape_of(x.dtype)
+        shape = arguments[0].type
         above = builder.fcmp_ordered(">", arguments[0], ir.Constant(shape, [0.0] * shape.count))
         return builder.select(above, *arguments[1:])
 
@@ -271,7 +271,7 @@ def positive(context, x, y, z):  # type: ignore[no-untyped-def]
 @intrinsic
 def inverse(context, x):  # type: ignore[no-untyped-def]
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        shape = shape_of(x.dtype)
+        shape = arguments[0].type
         return builder.fdiv(ir.Constant(shape, [1.0] * shape.count), arguments[0])
 
     return x(x), generate
@@ -306,7 +306,7 @@ def turn(context, array, place, row, out, to, gap):  # type: ignore[no-untyped-d
 @intrinsic
 def total(context, x):  # type: ignore[no-untyped-def]
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        shape = shape_of(x.dtype)
+        shape = arguments[0].type
         kind = ir.FunctionType(shape.element, (shape.element, shape))
         name = f"llvm.vector.reduce.fadd.v{shape.count}f{x.dtype.bitwidth}"
         reduce = cgutils.get_or_insert_function(builder.module, kind, name)
