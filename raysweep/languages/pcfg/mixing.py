@@ -1,4 +1,4 @@
-"""Compiled kernels that turn outside weights of leaves into conditionals and entropies.
+"""Compiled kernels that turn outside weights of leaves into conditionals and entropies, and blank the rest.
 
 The joint weights of a position over words are a mixture of the emissions of its symbols.  Their sum is known
 before the words are: it is that of the weights times the sums of the emissions.  So a mixture is computed as
@@ -233,10 +233,10 @@ def entropies(
 
 @kernel(error_model="numpy")
 def blank(out: np.ndarray, rows: np.ndarray) -> None:
-    """Write NaN into the rows of `out` [M, V] that `rows` int64 [R], ascending, are the numbers of.
+    """Write NaN into some rows of `out` [M, V]: `rows` int64 [R] are their numbers, in ascending order.
 
-    They go past the cache: what nobody reads need not be there, nor be fetched before it is overwritten.
-    Before another thread reads `out` it must have taken a lock, as a thread of Python does.
+    The numbers go past the cache: it need not hold what nobody reads, nor fetch what is overwritten.  Another
+    thread sees them once it has taken a lock, as Python's threads do.
     """
     V, step, none = out.shape[1], BYTES // out.itemsize, out.dtype.type(np.nan)
     # Elements from address 0 to the first, which tell where lines of the cache begin.

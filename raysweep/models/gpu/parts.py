@@ -199,7 +199,7 @@ def normed_back(
 ) -> Tensor:
     """Store the gradients of a norm's parameters; return that of x [N, D], given that of the norm of x.
 
-    `later` is what x has of its gradient beside, None for nothing.
+    `later`, where there is one, is added to the gradient of x.
     """
     out, tile = torch.empty_like(x), Tile.of(x.shape[1])
     grid = tile.grid(len(x), PROGRAMS)
