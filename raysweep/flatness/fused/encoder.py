@@ -67,6 +67,10 @@ class EncoderNorms(ChunkNorms):
     def _backward(self, v: np.ndarray, *, again: bool) -> tuple[np.ndarray, np.ndarray]:
         chunk, w, stats = self.chunk, self._encoder, self._pass.embedding_stats
         d = self._pass.backward(v, again=again)
+        for name, found in self._found.items():
+            if name.endswith("key.bias"):
+                # A softmax does not see what all keys have in common: anything else is rounding.
+                found[:] = 0
         x = w.token_values[chunk.ids] + w.positions.value[chunk.at]
         norm = w.embedding_norm
         norm.observe(d, lambda: x, stats)

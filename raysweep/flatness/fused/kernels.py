@@ -214,6 +214,21 @@ def matrix(a, d, starts, weight, bias):  # type: ignore[no-untyped-def]
 
 
 @kernel(**COMPILED)
+def heads(a, d, count, weight, bias):  # type: ignore[no-untyped-def]
+    """weight[s] = Σ over heads ‖d_h a_hᵀ‖², bias[s] = ‖d‖², of rows s of a [S, count I] and d [S, O].
+
+    Head h has part h of the columns of either, of which there are `count`.
+    """
+    inputs, width = a.shape[1] // count, d.shape[1] // count
+    row = np.zeros(1, dtype=np.int64)
+    for s in range(len(d)):
+        for h in range(count):
+            own = _summed(d, row, s * d.shape[1] + h * width, 1, width)
+            bias[s] += own
+            weight[s] += own * _summed(a, row, s * a.shape[1] + h * inputs, 1, inputs)
+
+
+@kernel(**COMPILED)
 def recurrence(z, d, rows, starts, inputs, norms):  # type: ignore[no-untyped-def]
     """norms[:, s] = ‖Σ d xᵀ‖², ‖Σ d hᵀ‖², ‖Σ d‖², of rows [x; h] of z and d [R, 4H].
 

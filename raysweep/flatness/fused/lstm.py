@@ -49,10 +49,12 @@ class LSTMNorms(ChunkNorms):
         logits = self._logits(self._pass.forward())
         return logits, tensor(self._pass.hidden)
 
-    def linear(self, names: Sequence[str], d: np.ndarray, x: np.ndarray, row: np.ndarray | None) -> None:
+    def linear(
+        self, names: Sequence[str], d: np.ndarray, x: np.ndarray, row: np.ndarray | None, heads: int
+    ) -> None:
         """Take the norms of the decoder, or of a direction: then d [R, 4H] is that of its gates."""
         if row is None:
-            super().linear(names, d, x, row)
+            super().linear(names, d, x, row, heads)
             return
         norms = np.zeros((3, len(self.chunk.starts) - 1))
         inputs = self._pass.width

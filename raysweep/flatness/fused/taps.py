@@ -26,10 +26,12 @@ from raysweep.models.fused.weights import Matrix, Vector
 class Sink(Protocol):
     """A receiver of the factors of gradients in a backward pass."""
 
-    def linear(self, names: Sequence[str], d: np.ndarray, x: np.ndarray, row: np.ndarray | None) -> None:
+    def linear(
+        self, names: Sequence[str], d: np.ndarray, x: np.ndarray, row: np.ndarray | None, heads: int
+    ) -> None:
         """Take inputs x [N, I] of linear modules side by side, and the gradient d [N, O] of their outputs.
 
-        `row` is that of `Matrix.learn`.
+        `row` is that of `Matrix.learn`, and `heads` that of `Matrix`.
         """
 
     def scale(
@@ -51,15 +53,15 @@ class TappedMatrix(Matrix):
     @classmethod
     def of(cls, matrix: Matrix, sinks: list[Sink], *names: str) -> Self:
         """Return a matrix that is tapped."""
-        return cls(matrix.low, matrix.gradient, names=names, sinks=sinks)
+        return cls(matrix.low, matrix.gradient, matrix.heads, names=names, sinks=sinks)
 
     def learn(self, d: np.ndarray, x: np.ndarray, row: np.ndarray | None = None) -> None:
-        self.sinks[-1].linear(self.names, d, x, row)
+        self.sinks[-1].linear(self.names, d, x, row, self.heads)
 
-    def _part(self, rows: slice) -> TappedMatrix:
+    def _part(self, rows: slice, heads: int) -> TappedMatrix:
         size = len(self.low) // len(self.names)
         names = self.names[rows.start // size : rows.stop // size]
-        return TappedMatrix.of(super()._part(rows), self.sinks, *names)
+        return TappedMatrix.of(super()._part(rows, heads), self.sinks, *names)
 
 
 @dataclass(frozen=True)
@@ -120,12 +122,18 @@ class ChunkNorms(ABC):
         self._tables(d, inputs, given)
         return {name: torch.from_numpy(value) for name, value in self._found.items()}
 
-    def linear(self, names: Sequence[str], d: np.ndarray, x: np.ndarray, row: np.ndarray | None) -> None:
+    def linear(
+        self, names: Sequence[str], d: np.ndarray, x: np.ndarray, row: np.ndarray | None, heads: int
+    ) -> None:
         """Take the norms of linear modules that share their inputs; see `Sink`."""
         bounds = self._bounds(len(d))
         weight = np.zeros((len(names), len(bounds) - 1))
         bias = np.zeros_like(weight)
-        kernels.matrix(x, d, bounds, weight, bias)
+        if heads > 1:
+            # One module, and one word of each sentence.
+            kernels.heads(x, d, heads, weight[0], bias[0])
+        else:
+            kernels.matrix(x, d, bounds, weight, bias)
         for c, name in enumerate(names):
             self._found[f"{name}.weight"] = weight[c]
             self._found[f"{name}.bias"] = bias[c]

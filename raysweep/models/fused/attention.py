@@ -14,7 +14,7 @@ import numpy as np
 
 from raysweep.compiled import kernel
 from raysweep.compiled.scalars import COMPILED, HELPER, INLINE, draw, exponential, load, save
-from raysweep.compiled.simd import fetch, inverse, larger, peek, plus, poke, put, splat, times, turn
+from raysweep.compiled.simd import fetch, inverse, larger, peek, plus, poke, put, splat, times, total, turn
 from raysweep.compiled.tiles import tile
 from raysweep.models.dropout import LEVELS
 
@@ -23,8 +23,9 @@ _F0, _F1 = np.float32(0.0), np.float32(1.0)
 #: Numbers in a vector.
 LANES = 16
 
-#: Blocks of a product, of so many rows.
+#: Blocks of a product, of so many rows, and of one that is added.
 _eight, _four, _one = (tile(rows, 1, scalar=True) for rows in (8, 4, 1))
+_add_four, _add_one = (tile(rows, 1, scalar=True, add=True) for rows in (4, 1))
 
 
 @kernel(**INLINE)
@@ -49,6 +50,36 @@ def _product(a, row, column, b, b_row, c, c_row, rows, inner, columns):  # type:
             _four(c, i * c_row + j, c_row, LANES, a, i * row, column, row, b, j, b_row, LANES, inner)
         elif i < rows:
             _one(c, i * c_row + j, c_row, LANES, a, i * row, column, row, b, j, b_row, LANES, inner)
+
+
+@kernel(**HELPER)
+def _add_product(a, row, b, b_row, c, c_row, rows, inner, columns):  # type: ignore[no-untyped-def]
+    """c += a b, as in `_product` with columns of a beside each other, for few terms; rows up to four more."""
+    for j in range(0, columns, LANES):
+        i = 0
+        while i + 1 < rows:
+            _add_four(c, i * c_row + j, c_row, LANES, a, i * row, 1, row, b, j, b_row, LANES, inner)
+            i += 4
+        if i < rows:
+            _add_one(c, i * c_row + j, c_row, LANES, a, i * row, 1, row, b, j, b_row, LANES, inner)
+
+
+@kernel(**HELPER)
+def _scores(y, y_row, x, x_row, words, rows, columns, out, row):  # type: ignore[no-untyped-def]
+    """out = y xᵀ [words, rows], all flat, of few rows; words are computed up to the next multiple of four."""
+    for i in range(rows):
+        for j in range(0, words, 4):
+            a, b, c, d = splat(_F0), splat(_F0), splat(_F0), splat(_F0)
+            for k in range(0, columns, LANES):
+                one, p = fetch(x, i * x_row + k), j * y_row + k
+                a, b = plus(one, fetch(y, p), a), plus(one, fetch(y, p + y_row), b)
+                p += 2 * y_row
+                c, d = plus(one, fetch(y, p), c), plus(one, fetch(y, p + y_row), d)
+            p = j * row + i
+            poke(out, p, total(a))
+            poke(out, p + row, total(b))
+            poke(out, p + 2 * row, total(c))
+            poke(out, p + 3 * row, total(d))
 
 
 @kernel(**HELPER)
@@ -83,11 +114,11 @@ def _hand(x, row, count, width, matrix, first, column):  # type: ignore[no-untyp
 def _add_up(x, row, count, width, shift, column):  # type: ignore[no-untyped-def]
     """Add the sum of a flat array's rows, `row` apart, to the biases."""
     for c in range(0, width, LANES):
-        total = splat(_F0)
+        sums = splat(_F0)
         for i in range(count):
-            total = plus(splat(_F1), fetch(x, i * row + c), total)
+            sums = plus(splat(_F1), fetch(x, i * row + c), sums)
         if c + LANES <= width:
-            put(shift, column + c, plus(splat(_F1), fetch(shift, column + c), total))
+            put(shift, column + c, plus(splat(_F1), fetch(shift, column + c), sums))
         else:
             for j in range(c, width):
                 own = _F0
@@ -128,6 +159,24 @@ def _softmax(x, keys, queries, row, scale):  # type: ignore[no-untyped-def]
         share = inverse(share)
         for j in range(keys):
             put(x, j * row + i, times(share, fetch(x, j * row + i)))
+
+
+@kernel(**INLINE)
+def _softmax_backward(weights, kept, keys, queries, row, scale, slopes):  # type: ignore[no-untyped-def]
+    """Turn slopes, the gradient of `kept`, into that of what entered `_softmax`.
+
+    With weights p, factors m of dropout and kept = m p, (slope m) p is slope times kept.
+    """
+    for i in range(0, queries, LANES):
+        sums = splat(_F0)
+        for j in range(i, i + keys * row, row):
+            x = times(fetch(slopes, j), fetch(kept, j))
+            put(slopes, j, x)
+            sums = plus(splat(_F1), x, sums)
+        sums = times(splat(-scale), sums)
+        for j in range(i, i + keys * row, row):
+            x = times(sums, fetch(weights, j))
+            put(slopes, j, plus(splat(scale), fetch(slopes, j), x))
 
 
 @kernel(**INLINE)
@@ -225,17 +274,7 @@ def attend_backward(  # type: ignore[no-untyped-def]
             _softmax(weights, T, Q, L, scale)
             if cut > 0:
                 _drop(key, place[asked:], heads, h, stride, cut, words, weights, T, Q, L, factors, kept)
-            # With weights p, factors m and kept = m p: (slope m) p is slope times kept.
-            for i in range(0, Q, LANES):
-                sums = splat(_F0)
-                for j in range(i, i + T * L, L):
-                    x = times(fetch(slopes, j), fetch(kept, j))
-                    put(slopes, j, x)
-                    sums = plus(splat(_F1), x, sums)
-                sums = times(splat(-scale), sums)
-                for j in range(i, i + T * L, L):
-                    x = times(sums, fetch(weights, j))
-                    put(slopes, j, plus(splat(scale), fetch(slopes, j), x))
+            _softmax_backward(weights, kept, T, Q, L, scale, slopes)
             _product(slopes, 1, L, k, W, made, W, Q, T, width)
             _hand(made, W, Q, width, d_queries, asked, column)
             _add_up(made, W, Q, width, d_q_shift, column)
@@ -245,3 +284,76 @@ def attend_backward(  # type: ignore[no-untyped-def]
             _product(kept, L, 1, e, W, made, W, T, Q, width)
             _hand(made, W, T, width, d_keys, first, k_column + D + column)
             _add_up(made, W, T, width, d_k_shift, k_column + D + column)
+
+
+@kernel(**COMPILED)
+def gather(reach, nothing, y, starts, asking, longest, heads, place, key, cut, stride, mix, sums):  # type: ignore[no-untyped-def]
+    """Write the mixtures of words y [N, D] by the softmax of their products with `reach`, to `mix`, low.
+
+    Both are [M heads, D], a row for each head of a masked word; `sums` [M, heads] become the sums of its
+    weights after dropout, and `nothing` [D] are zeros.
+    """
+    D = y.shape[1]
+    scale = np.float32(1.0 / np.sqrt(D // heads))
+    W, L = _wide(D), _wide(heads)
+    words, asked, mixed = _space(longest, D), _space(heads, D), _space(heads, D)
+    weights = _space(longest, heads)
+    kept, factors = (_space(longest, heads), _space(heads, longest)) if cut > 0 else (weights, weights)
+    levels, numbers = np.empty((longest + 3) // 4, dtype=np.uint64), np.empty(heads, dtype=np.int64)
+    for s in range(len(starts) - 1):
+        T = starts[s + 1] - starts[s]
+        _take(y, nothing, starts[s], 0, T, D, words, W)
+        for m in range(asking[s], asking[s + 1]):
+            _take(reach, nothing, m * heads, 0, heads, D, asked, W)
+            _scores(words, W, asked, W, T, heads, D, weights, L)
+            _softmax(weights, T, heads, L, scale)
+            if cut > 0:
+                for h in range(heads):
+                    numbers[h] = place[m] * heads + h
+                _drop(key, numbers, 1, 0, stride, cut, levels, weights, T, heads, L, factors, kept)
+            for h in range(heads):
+                share = _F0
+                for j in range(T):
+                    share += peek(kept, j * L + h)
+                sums[m, h] = share
+            _product(kept, 1, L, words, W, mixed, W, heads, T, D)
+            _hand(mixed, W, heads, D, mix, m * heads, 0)
+
+
+@kernel(**COMPILED)
+def gather_backward(  # type: ignore[no-untyped-def]
+    reach, nothing, y, starts, asking, longest, heads, place, key, cut, stride, d_mix, d_sums, d_reach, d_y
+):
+    """Write the gradients of `reach` and y, given those of `gather`'s `mix` and `sums`."""
+    D = y.shape[1]
+    scale = np.float32(1.0 / np.sqrt(D // heads))
+    W, L = _wide(D), _wide(heads)
+    words, d_words = _space(longest, D), _space(longest, D)
+    asked, given, made = _space(heads, D), _space(heads, D), _space(heads, D)
+    weights, slopes = _space(longest, heads), _space(longest, heads)
+    kept, factors = (_space(longest, heads), _space(heads, longest)) if cut > 0 else (weights, weights)
+    levels, numbers = np.empty((longest + 3) // 4, dtype=np.uint64), np.empty(heads, dtype=np.int64)
+    for s in range(len(starts) - 1):
+        T = starts[s + 1] - starts[s]
+        _take(y, nothing, starts[s], 0, T, D, words, W)
+        d_words[: T * W] = _F0
+        for m in range(asking[s], asking[s + 1]):
+            _take(reach, nothing, m * heads, 0, heads, D, asked, W)
+            _take(d_mix, nothing, m * heads, 0, heads, D, given, W)
+            _scores(words, W, asked, W, T, heads, D, weights, L)
+            _softmax(weights, T, heads, L, scale)
+            _scores(words, W, given, W, T, heads, D, slopes, L)
+            if cut > 0:
+                for h in range(heads):
+                    numbers[h] = place[m] * heads + h
+                _drop(key, numbers, 1, 0, stride, cut, levels, weights, T, heads, L, factors, kept)
+                # Without dropout sums are one, whatever the weights.
+                for j in range(T):
+                    for h in range(heads):
+                        poke(slopes, j * L + h, peek(slopes, j * L + h) + d_sums[m, h])
+            _softmax_backward(weights, kept, T, heads, L, scale, slopes)
+            _product(slopes, 1, L, words, W, made, W, heads, T, D)
+            _hand(made, W, heads, D, d_reach, m * heads, 0)
+            _add_product(slopes, L, asked, W, d_words, W, T, heads, D)
+            _add_product(kept, L, given, W, d_words, W, T, heads, D)
+        _hand(d_words, W, T, D, d_y, starts[s], 0)

@@ -4,7 +4,8 @@ It computes what `raysweep.models.encoder.Encoder` does in training, on packed s
 (raysweep.models.fused.packing).  Matrix products are compiled ones where the processor has the instructions
 (.products), and torch's elsewhere; everything between two of them is one compiled pass (.kernels,
 .attention).  The residual stream, LayerNorm, softmax, the loss and sums of gradients are float32.  The last
-layer has queries, and everything behind its attention, for masked words alone.  The gradients of a chunk are
+layer has queries, and everything behind its attention, for masked words alone, and keys and values only where
+many words are masked (.sublayer).  The gradients of a chunk are
 computed right after its loss, while its activations are in the cache (`step`).
 
 Cost, with D the width, F the intermediate size, L layers: the products of `training_flops`, and about
@@ -26,11 +27,12 @@ from torch import Tensor, nn
 from raysweep.models.batch import Batch
 from raysweep.models.dropout import cut_of, streams
 from raysweep.models.encoder import Encoder, EncoderLayer
-from raysweep.models.fused import attention, kernels
+from raysweep.models.fused import kernels
 from raysweep.models.fused.packing import Chunk
 from raysweep.models.fused.products import array, tensor
 from raysweep.models.fused.states import states
 from raysweep.models.fused.step import Step
+from raysweep.models.fused.sublayer import Attended, Site
 from raysweep.models.fused.weights import Matrix, Vector, Weights
 
 CHUNK = 2048  # words: with fewer, products are too small to be fast; with more, memory is slower than cache
@@ -80,11 +82,7 @@ class Layer:
 class Kept:
     """The arrays that the backward pass of a layer needs, by their names in `Pass._layer`."""
 
-    y: np.ndarray
-    asking: np.ndarray
-    query: np.ndarray
-    key_value: np.ndarray
-    mixed: np.ndarray
+    attended: Attended
     s1: np.ndarray
     stats1: np.ndarray
     y1: np.ndarray
@@ -260,27 +258,18 @@ class Pass:
 
     def _layer(self, k: int, r: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, Kept]:
         """Return the residual stream and the next sublayer's input behind layer k."""
-        chunk, layer, D = self.chunk, self.weights.layers[k], self.width
+        layer = self.weights.layers[k]
         one, two = self.weights.behind(k)
-        last = k + 1 == len(self.weights.layers)
-        if last:
-            asking = self.weights.low(len(chunk.masked), D)
-            y.take(chunk.masked, axis=0, out=asking, mode="clip")
-            query = layer.projection.part(slice(0, D)).apply(asking)
-            key_value = layer.projection.part(slice(D, None)).apply(y)
-            r = r[chunk.masked]
-        else:
-            asking = y
-            query = key_value = layer.projection.apply(y)
-        n = len(r)
-        mixed = self.weights.low(n, D)
-        attention.attend(*self._attention(k, query, key_value), mixed)
-        s1, stats1, out1, y1 = self._junction(r, layer.output.apply(mixed), layer.output_bias, one, k, 1)
+        attended = self._site(k).attend(y)
+        if self._last(k):
+            r = r[self.chunk.masked]
+        o = layer.output.apply(attended.mixed)
+        s1, stats1, out1, y1 = self._junction(r, o, layer.output_bias, one, k, 1)
         slope = layer.up.apply(y1)
         g = self.weights.low(*slope.shape)
         kernels.gelu(slope, layer.up_bias.value, g)
         s2, stats2, out2, y2 = self._junction(out1, layer.down.apply(g), layer.down_bias, two, k, 2)
-        return out2, y2, Kept(y, asking, query, key_value, mixed, s1, stats1, y1, slope, g, s2, stats2)
+        return out2, y2, Kept(attended, s1, stats1, y1, slope, g, s2, stats2)
 
     def _junction(
         self, r: np.ndarray, o: np.ndarray, shift: Vector, norm: Norm, k: int, site: int
@@ -308,14 +297,14 @@ class Pass:
         )  # fmt: skip
         return d_o
 
-    def _attention(self, k: int, query: np.ndarray, key_value: np.ndarray) -> tuple[object, ...]:
-        """Return the arguments that both attention kernels take for layer k."""
-        chunk, bias, D = self.chunk, self.weights.layers[k].projection_bias.value, self.width
-        last = k + 1 == len(self.weights.layers)
-        asking = chunk.asking if last else chunk.starts
-        return (
-            query, bias[:D] if last else bias, key_value, bias[D:] if last else bias,
-            0 if last else D, chunk.starts, asking, chunk.longest, self.heads, self._places[k],
+    def _last(self, k: int) -> bool:
+        return k + 1 == len(self.weights.layers)
+
+    def _site(self, k: int) -> Site:
+        """Return where the attention of layer k stands."""
+        layer = self.weights.layers[k]
+        return Site(
+            layer.projection, layer.projection_bias, self.chunk, self.heads, self._last(k), self._places[k],
             self.sites[3 * k + 1], self.cut, self.stride,
         )  # fmt: skip
 
@@ -323,27 +312,18 @@ class Pass:
         self, k: int, kept: Kept, d: np.ndarray, d_y: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the gradients of the residual stream and of the sublayer's input before layer k."""
-        chunk, layer, D = self.chunk, self.weights.layers[k], self.width
+        layer = self.weights.layers[k]
         one, two = self.weights.behind(k)
         d_m = self._junction_backward(d, d_y, kept.s2, kept.stats2, layer.down_bias, two, k, 2)
         d_g = layer.down.back(d_m, kept.g)
         kernels.gelu_backward(kept.slope, d_g, layer.up_bias.gradient)
         d_y = layer.up.back(d_g, kept.y1)
         d_o = self._junction_backward(d, d_y, kept.s1, kept.stats1, layer.output_bias, one, k, 1)
-        d_mixed = layer.output.back(d_o, kept.mixed)
-        d_key_value = self.weights.low(*kept.key_value.shape)
-        bias, nothing = layer.projection_bias.gradient, np.zeros(D, dtype=np.float32)
-        arguments = self._attention(k, kept.query, kept.key_value)
-        if k + 1 < len(self.weights.layers):
-            attention.attend_backward(*arguments, d_mixed, nothing, d_key_value, d_key_value, bias, bias)
-            return d, layer.projection.back(d_key_value, kept.y)
-        d_query = self.weights.low(*kept.query.shape)
-        attention.attend_backward(*arguments, d_mixed, nothing, d_query, d_key_value, bias[:D], bias[D:])
-        d_asking = layer.projection.part(slice(0, D)).back(d_query, kept.asking)
-        d_y = layer.projection.part(slice(D, None)).back(d_key_value, kept.y)
-        kernels.add_rows(d_y, chunk.masked, d_asking)
-        whole = np.zeros((len(chunk.ids), D), dtype=np.float32)
-        whole[chunk.masked] = d
+        d_y = kept.attended.backward(layer.output.back(d_o, kept.attended.mixed))
+        if not self._last(k):
+            return d, d_y
+        whole = np.zeros((len(self.chunk.ids), self.width), dtype=np.float32)
+        whole[self.chunk.masked] = d
         return whole, d_y
 
     def _head_backward(self, d_logits: np.ndarray) -> np.ndarray:

@@ -199,6 +199,33 @@ def add_rows(out, rows, x):  # type: ignore[no-untyped-def]
 
 
 @kernel(**COMPILED)
+def shift_heads(x, shift, factors):  # type: ignore[no-untyped-def]
+    """Add the bias [D], times the factors [M, heads] of a word's heads, to x [M, D], low."""
+    M, D = x.shape
+    width = D // factors.shape[1]
+    for m in range(M):
+        for h in range(factors.shape[1]):
+            factor = factors[m, h]
+            for j in range(h * width, (h + 1) * width):
+                save(x, m, j, load(x, m, j) + factor * shift[j])
+
+
+@kernel(**COMPILED)
+def shift_heads_backward(d, shift, factors, d_shift, d_factors):  # type: ignore[no-untyped-def]
+    """Add to the gradient of the bias, and write that of the factors, given d [M, D], low, that of x."""
+    M, D = d.shape
+    width = D // factors.shape[1]
+    for m in range(M):
+        for h in range(factors.shape[1]):
+            factor, product = factors[m, h], _F0
+            for j in range(h * width, (h + 1) * width):
+                e = load(d, m, j)
+                d_shift[j] += factor * e
+                product += shift[j] * e
+            d_factors[m, h] = product
+
+
+@kernel(**COMPILED)
 def gelu(u, shift, out):  # type: ignore[no-untyped-def]
     """out = gelu(u + shift), low [N, F], and u becomes the slope there.
 

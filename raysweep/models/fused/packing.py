@@ -41,6 +41,11 @@ class Chunk:
         """Words of the longest sentence."""
         return int(np.diff(self.starts).max())
 
+    @cached_property
+    def pairs(self) -> int:
+        """Pairs of a masked word and a word of its sentence."""
+        return int(np.diff(self.asking) @ np.diff(self.starts))
+
 
 def packed(batch: Batch, model: MaskedLM, words: int) -> Iterator[Chunk]:
     """Yield a batch's chunks of about `words` words.

@@ -63,33 +63,41 @@ def empty(rows: int, columns: int, dtype: np.dtype) -> np.ndarray:
 class Product:
     """The map x ↦ x B for a matrix B [I, O] on a processor, of arrays as `array` returns them.
 
+    With several matrices B [G, I, O], x [N, G I] and x B [N, G O] are G parts side by side, each with a
+    matrix of its own.
+
     B is laid out at the first product of at least `MANY` rows; call `forget` between a change of B and the
     next product.  Products of fewer rows, and with a B of more than `LARGEST` numbers, are torch's, and in
     bfloat16 those with an odd I.
     """
 
     def __init__(self, matrix: Tensor) -> None:
-        self.matrix = matrix
-        self.inner, self.columns = matrix.shape
+        self.matrix = matrix if matrix.dim() == 3 else matrix[None]
+        self.parts, self.inner, columns = self.matrix.shape
+        self.columns = self.parts * columns
         served = {torch.float32: WIDE, torch.bfloat16: PAIRS and self.inner % 2 == 0}
         ours = served.get(matrix.dtype, False) and 0 < matrix.numel() <= LARGEST
         self._many = MANY[matrix.dtype] if ours else None
-        self._turned = matrix.T.is_contiguous()
-        self._given = array(matrix.T if self._turned else matrix)
+        self._turned = self.matrix.mT.is_contiguous()
+        self._given = array(self.matrix.mT if self._turned else self.matrix)
         self._panels: np.ndarray | None = None
         self._laid_out = False
 
     def __call__(self, x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """Return x B [N, O], in `out` if given, which is contiguous, of x [N, I]."""
+        """Return x B [N, G O], in `out` if given, which is contiguous, of x [N, G I]."""
         rows = len(x)
         if out is None:
             out = empty(rows, self.columns, self._given.dtype)
-        fits = x.shape[1] == self.inner and out.shape == (rows, self.columns)
+        fits = x.shape[1] == self.parts * self.inner and out.shape == (rows, self.columns)
         if not fits or not x.dtype == out.dtype == self._given.dtype:
             made = f"{list(out.shape)} in {out.dtype}"
             raise ValueError(f"{list(x.shape)} times {list(self.matrix.shape)} in {x.dtype} is not {made}")
         if self._many is None or rows < self._many:
-            torch.mm(tensor(x), self.matrix, out=tensor(out))
+            if self.parts == 1:
+                torch.mm(tensor(x), self.matrix[0], out=tensor(out))
+            else:
+                found = torch.bmm(_apart(x, self.parts), self.matrix)
+                _apart(out, self.parts).copy_(found)
             return out
         product(_terms(np.ascontiguousarray(x)), self._layout(), out)
         return out
@@ -99,14 +107,14 @@ class Product:
         self._laid_out = False
 
     def _layout(self) -> np.ndarray:
-        """Return the columns of the matrix, or its pairs [I / 2, O], in panels [P, I, 32].
+        """Return the columns of each matrix, or its pairs [I / 2, O], in panels [G, P, I, 32].
 
         Zeros are behind the last.
         """
         low = self.matrix.dtype == torch.bfloat16
         terms = self.inner // 2 if low else self.inner
         if self._panels is None:
-            size = -(-self.columns // _COLUMNS), terms, _COLUMNS
+            size = self.parts, -(-self.matrix.shape[2] // _COLUMNS), terms, _COLUMNS
             self._panels = torch.zeros(size, dtype=torch.uint32 if low else torch.float32).numpy()
         if self._laid_out:
             return self._panels
@@ -114,9 +122,7 @@ class Product:
         if self._turned:
             turned(_terms(given), self._panels)
         elif low:
-            pairs = np.empty((terms, self.columns), dtype=np.uint32)
-            paired(given, 0, self.inner, pairs)
-            straight(pairs, self._panels)
+            straight_pairs(given, self._panels)
         else:
             straight(given, self._panels)
         self._laid_out = True
@@ -126,20 +132,33 @@ class Product:
 def add_outer(total: np.ndarray, d: np.ndarray, x: np.ndarray) -> None:
     """Add dᵀ x to `total` [O, I], of d [N, O] and x [N, I]: the gradient of x ↦ x Wᵀ by W, given d.
 
-    It is torch's unless O is a multiple of 8 and I one of 16, and where `total` has more than `LARGEST_SUM`
-    numbers.
+    With x [N, G I], part g of the rows of `total` is that part of d, transposed, times that part of x.
+
+    It is torch's unless O / G is a multiple of 8 and I one of 16, and where `total` has more than
+    `LARGEST_SUM` numbers.
     """
-    whole = d.shape[1] % _OUTPUTS == 0 and x.shape[1] % _LANES == 0
+    outputs, inputs = total.shape
+    parts = x.shape[1] // inputs
+    if len(d) != len(x) or d.shape[1] != outputs or x.shape[1] != parts * inputs or outputs % parts != 0:
+        raise ValueError(f"{list(d.shape)} transposed times {list(x.shape)} is not {list(total.shape)}")
+    whole = outputs // parts % _OUTPUTS == 0 and inputs % _LANES == 0
     fits = whole and total.flags.c_contiguous and total.size <= LARGEST_SUM
     low = x.dtype == np.uint16
     served = PAIRS if low else WIDE and x.dtype == np.float32
     if not (served and fits and d.dtype == x.dtype and total.dtype == np.float32):
-        tensor(total).add_(tensor(d).T @ tensor(x))
+        if parts == 1:
+            tensor(total).add_(tensor(d).T @ tensor(x))
+        else:
+            found = torch.bmm(_apart(d, parts).mT, _apart(x, parts))
+            tensor(total).add_(found.view(outputs, inputs))
         return
-    if len(d) != len(x) or total.shape != (d.shape[1], x.shape[1]):
-        raise ValueError(f"{list(d.shape)} transposed times {list(x.shape)} is not {list(total.shape)}")
     add = outer_pairs if low else outer
     add(np.ascontiguousarray(d), np.ascontiguousarray(x), total)
+
+
+def _apart(found: np.ndarray, parts: int) -> Tensor:
+    """Return the view [parts, N, C / parts] of a matrix [N, C]."""
+    return tensor(found).view(len(found), parts, -1).transpose(0, 1)
 
 
 def _terms(found: np.ndarray) -> np.ndarray:
@@ -166,29 +185,42 @@ def paired(numbers, first, count, out):  # type: ignore[no-untyped-def]
 
 
 @kernel(error_model="numpy")
-def straight(matrix, out):  # type: ignore[no-untyped-def]
-    """Write a matrix [I, O] to panels."""
-    rows, columns = matrix.shape
-    for p in range(len(out)):
-        for k in range(rows):
-            for j in range(min(_COLUMNS, columns - p * _COLUMNS)):
-                out[p, k, j] = matrix[k, p * _COLUMNS + j]
+def straight(matrices, out):  # type: ignore[no-untyped-def]
+    """Write matrices [G, I, O] to panels."""
+    parts, rows, columns = matrices.shape
+    for g in range(parts):
+        for p in range(out.shape[1]):
+            for k in range(rows):
+                for j in range(min(_COLUMNS, columns - p * _COLUMNS)):
+                    out[g, p, k, j] = matrices[g, k, p * _COLUMNS + j]
 
 
 @kernel(error_model="numpy")
-def turned(weight, out):  # type: ignore[no-untyped-def]
-    """Write the transpose of a matrix [O, I] to panels."""
-    columns, rows = weight.shape
-    for j in range(columns):
-        first = (j // _COLUMNS * rows) * _COLUMNS + j % _COLUMNS
-        done = 0
-        if j // _LANES * _LANES + _LANES <= columns:
-            # Blocks of 16 × 16 numbers, with the first row of each.
-            done = rows // _LANES * _LANES
-            for k in range(0, done if j % _LANES == 0 else 0, _LANES):
-                turn(weight, j * rows + k, rows, out, first + k * _COLUMNS, _COLUMNS)
-        for k in range(done, rows):
-            poke(out, first + k * _COLUMNS, peek(weight, j * rows + k))
+def straight_pairs(matrices, out):  # type: ignore[no-untyped-def]
+    """Do what `straight` does with the pairs of matrices uint16, of an even number of rows."""
+    parts, rows, columns = matrices.shape
+    pairs = np.empty((1, rows // 2, columns), dtype=np.uint32)
+    for g in range(parts):
+        paired(matrices[g], 0, rows, pairs[0])
+        straight(pairs, out[g : g + 1])
+
+
+@kernel(error_model="numpy")
+def turned(weights, out):  # type: ignore[no-untyped-def]
+    """Write the transposes of matrices [G, O, I] to panels."""
+    parts, columns, rows = weights.shape
+    for g in range(parts):
+        weight, own = weights[g], out[g]
+        for j in range(columns):
+            first = (j // _COLUMNS * rows) * _COLUMNS + j % _COLUMNS
+            done = 0
+            if j // _LANES * _LANES + _LANES <= columns:
+                # Blocks of 16 × 16 numbers, with the first row of each.
+                done = rows // _LANES * _LANES
+                for k in range(0, done if j % _LANES == 0 else 0, _LANES):
+                    turn(weight, j * rows + k, rows, own, first + k * _COLUMNS, _COLUMNS)
+            for k in range(done, rows):
+                poke(own, first + k * _COLUMNS, peek(weight, j * rows + k))
 
 
 @kernel(**COMPILED)
@@ -214,46 +246,52 @@ def outer_pairs(d, x, total):  # type: ignore[no-untyped-def]
 @kernel(**COMPILED)
 def _outer(d, x, total, n, count):  # type: ignore[no-untyped-def]
     """Add the products of `count` rows from n on to the sums."""
-    outputs, inputs = d.shape[1], x.shape[1]
+    outputs, inputs = total.shape
+    columns = x.shape[1]
+    each = outputs * inputs // columns  # outputs of a part
     for o in range(0, outputs, _OUTPUTS):
-        i, p = 0, n * outputs + o
+        i, p, first = 0, n * outputs + o, n * columns + o // each * inputs
         while i < inputs:
-            at, q, rest = o * inputs + i, n * inputs + i, inputs - i
+            at, q, rest = o * inputs + i, first + i, inputs - i
             if rest == 16:
-                _one(total, at, inputs, 16, d, p, outputs, 1, x, q, inputs, 16, count)
+                _one(total, at, inputs, 16, d, p, outputs, 1, x, q, columns, 16, count)
                 i += 16
             elif rest == 48:
-                _three(total, at, inputs, 16, d, p, outputs, 1, x, q, inputs, 16, count)
+                _three(total, at, inputs, 16, d, p, outputs, 1, x, q, columns, 16, count)
                 i += 48
             else:
-                _two(total, at, inputs, 16, d, p, outputs, 1, x, q, inputs, 16, count)
+                _two(total, at, inputs, 16, d, p, outputs, 1, x, q, columns, 16, count)
                 i += 32
 
 
 @kernel(**COMPILED)
 def product(x, panels, out):  # type: ignore[no-untyped-def]
-    """out [N, O] = x [N, I] B, of a matrix B in `panels`; bfloat16 as pairs x [N, I / 2]."""
-    rows, inner, columns = x.shape[0], x.shape[1], out.shape[1]
+    """out [N, G O] = x [N, G I] B, of matrices B in `panels`; bfloat16 as pairs x [N, G I / 2]."""
+    rows, row, whole = x.shape[0], x.shape[1], out.shape[1]
+    parts, inner = panels.shape[0], panels.shape[2]
+    columns = whole // parts
     spare = np.empty((_ROWS, _COLUMNS), dtype=out.dtype)
     # Rows of x that stay in the cache while they meet all panels.
-    block = max(1, _BLOCK // (_ROWS * inner)) * _ROWS
+    block = max(1, _BLOCK // (_ROWS * row)) * _ROWS
     for first in range(0, rows, block):
         last = min(first + block, rows)
-        for p in range(panels.shape[0]):
-            y, j = p * inner * _COLUMNS, p * _COLUMNS
-            width = min(_COLUMNS, columns - j)
-            for i in range(first, last - _ROWS + 1, _ROWS):
-                c, a = i * columns + j, i * inner
-                if width == _COLUMNS:
-                    _block(out, c, columns, 16, x, a, 1, inner, panels, y, _COLUMNS, 16, inner)
-                elif width == _LANES:
-                    _narrow(out, c, columns, 16, x, a, 1, inner, panels, y, _COLUMNS, 16, inner)
-                else:
-                    _block(spare, 0, _COLUMNS, 16, x, a, 1, inner, panels, y, _COLUMNS, 16, inner)
-                    for r in range(_ROWS):
-                        for k in range(width):
-                            poke(out, c + r * columns + k, peek(spare, r * _COLUMNS + k))
-            for i in range(last - (last - first) % _ROWS, last):
-                _row(spare, 0, _COLUMNS, 16, x, i * inner, 1, inner, panels, y, _COLUMNS, 16, inner)
-                for c in range(width):
-                    poke(out, i * columns + j + c, peek(spare, c))
+        for g in range(parts):
+            for p in range(panels.shape[1]):
+                y, j = (g * panels.shape[1] + p) * inner * _COLUMNS, g * columns + p * _COLUMNS
+                width = min(_COLUMNS, columns - p * _COLUMNS)
+                for i in range(first, last - _ROWS + 1, _ROWS):
+                    c, a = i * whole + j, i * row + g * inner
+                    if width == _COLUMNS:
+                        _block(out, c, whole, 16, x, a, 1, row, panels, y, _COLUMNS, 16, inner)
+                    elif width == _LANES:
+                        _narrow(out, c, whole, 16, x, a, 1, row, panels, y, _COLUMNS, 16, inner)
+                    else:
+                        _block(spare, 0, _COLUMNS, 16, x, a, 1, row, panels, y, _COLUMNS, 16, inner)
+                        for r in range(_ROWS):
+                            for k in range(width):
+                                poke(out, c + r * whole + k, peek(spare, r * _COLUMNS + k))
+                for i in range(last - (last - first) % _ROWS, last):
+                    a = i * row + g * inner
+                    _row(spare, 0, _COLUMNS, 16, x, a, 1, row, panels, y, _COLUMNS, 16, inner)
+                    for c in range(width):
+                        poke(out, i * whole + j + c, peek(spare, c))

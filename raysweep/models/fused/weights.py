@@ -25,19 +25,27 @@ class Matrix:
     It multiplies arrays as `raysweep.models.fused.products.array` returns them: bfloat16's bits are uint16.
     The weight is laid out at its first product of many rows (`Product`); call `forget` between a change of it
     and the next product.
+
+    A matrix of several `heads` H is block-diagonal: each has O / H of its rows, and I columns of its own.  So
+    what is [N, I] below is [N, H I] for it.
     """
 
     low: Tensor
     gradient: np.ndarray
-    parts: dict[tuple[int, int], Matrix] = field(default_factory=dict, compare=False, repr=False)
+    heads: int = 1
+    parts: dict[tuple[int, int, int], Matrix] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
     def _applied(self) -> Product:
-        return Product(self.low.T)
+        return Product(self._by_head.mT)
 
     @cached_property
     def _returned(self) -> Product:
-        return Product(self.low)
+        return Product(self._by_head)
+
+    @property
+    def _by_head(self) -> Tensor:
+        return self.low.view(self.heads, -1, self.low.shape[1])
 
     def apply(self, x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         """Return x [N, I] times the weight [O, I], transposed; in `out` if given, which is contiguous."""
@@ -68,15 +76,15 @@ class Matrix:
         for part in self.parts.values():
             part.forget()
 
-    def part(self, rows: slice) -> Matrix:
-        """Return some of its rows as a matrix of their own, always the same one."""
+    def part(self, rows: slice, heads: int = 1) -> Matrix:
+        """Return some of its rows as a matrix of their own, of so many heads, always the same one."""
         first, last, _ = rows.indices(len(self.low))
-        if (first, last) not in self.parts:
-            self.parts[first, last] = self._part(slice(first, last))
-        return self.parts[first, last]
+        if (first, last, heads) not in self.parts:
+            self.parts[first, last, heads] = self._part(slice(first, last), heads)
+        return self.parts[first, last, heads]
 
-    def _part(self, rows: slice) -> Matrix:
-        return Matrix(self.low[rows], self.gradient[rows])
+    def _part(self, rows: slice, heads: int) -> Matrix:
+        return Matrix(self.low[rows], self.gradient[rows], heads)
 
 
 @dataclass(frozen=True)
