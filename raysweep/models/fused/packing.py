@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NoReturn
 
 import numpy as np
 
+from raysweep.compiled import kernel
 from raysweep.errors import DataError
 from raysweep.models.base import MaskedLM
 from raysweep.models.batch import Batch
@@ -53,53 +55,98 @@ def packed(batch: Batch, model: MaskedLM, words: int) -> Iterator[Chunk]:
     Raises `DataError` for words, positions or targets that the model does not have: compiled code would read
     what lies beside its tables.
     """
-    ids, length, index = batch.ids.numpy(), batch.lengths.numpy(), batch.flat_index.numpy()
-    order = length.argsort(kind="stable")
-    length = length[order]
-    ends = length.cumsum()
-    starts = ends - length
-    # For each word: the number of its sentence in this order, and its position there.
-    sentence = np.repeat(np.arange(len(order)), length)
-    at = np.arange(len(sentence)) - starts[sentence]
-    row = order[sentence]
-    flat = ids[row, at]
-    number = np.arange(batch.rows.start, batch.rows.stop, batch.rows.step)
-    place = number[row] * model.max_length + at
-    rank = np.empty_like(order)
-    rank[order] = np.arange(len(order))
-    masked_row, position = np.divmod(index, ids.shape[1])
-    masked = starts[rank[masked_row]] + position
-    sorting = masked.argsort(kind="stable")
-    masked, wanted = masked[sorting], batch.targets.numpy()[sorting]
-    _check(model, flat, length, wanted)
-    first = 0
-    while first < len(order):
+    ids, length, targets = batch.ids.numpy(), batch.lengths.numpy(), batch.targets.numpy()
+    index = batch.index.numpy()
+    _check(model, ids, length, targets)
+    words_in_all, sentences, predicted = int(length.sum()), len(length), len(index)
+    flat, at, place = (np.empty(words_in_all, dtype=np.int64) for _ in range(3))
+    starts, asked = (np.empty(sentences + 1, dtype=np.int64) for _ in range(2))
+    masked, number = (np.empty(predicted, dtype=np.int64) for _ in range(2))
+    rows = batch.rows
+    found = _sort(
+        ids, length, index, batch.single, rows.start, rows.step, model.max_length,
+        starts, flat, at, place, asked, masked, number,
+    )  # fmt: skip
+    if found != predicted:
+        raise DataError(f"{predicted - found} of {predicted} masked words stand behind a sentence, or twice")
+    wanted, first = targets[number], 0
+    if not 0 <= flat.min() <= flat.max() < model.total_vocabulary:
+        _refuse("word", flat, model)
+    while first < sentences:
         # The chunk has the sentences that begin within `words` words of the first: at least one.
-        last = int(np.searchsorted(starts, starts[first] + words))
-        lo, hi = starts[first], ends[last - 1]
-        bounds = np.append(starts[first:last], hi)
-        asked = np.searchsorted(masked, bounds)
-        mine = slice(asked[0], asked[-1])
+        last = int(np.searchsorted(starts[:-1], starts[first] + words))
+        lo, hi, mine = starts[first], starts[last], slice(asked[first], asked[last])
         yield Chunk(
             ids=flat[lo:hi],
             at=at[lo:hi],
             place=place[lo:hi],
-            starts=bounds - lo,
+            starts=starts[first : last + 1] - lo,
             masked=masked[mine] - lo,
-            asking=asked - asked[0],
+            asking=asked[first : last + 1] - asked[first],
             targets=wanted[mine],
-            number=sorting[mine],
+            number=number[mine],
         )
         first = last
 
 
+@kernel()
+def _sort(  # type: ignore[no-untyped-def]
+    ids, length, index, single, first, step, max_length, starts, flat, at, place, asked, masked, number
+):
+    """Write what the chunks of a batch have, over all chunks; return the number of masked words found.
+
+    Sentences of one length stay in their order.  `starts` and `asked` [S + 1] are `starts` and `asking` of
+    all sentences.
+    """
+    sentences, width = ids.shape
+    begin = np.zeros(width + 2, dtype=np.int64)
+    for s in range(sentences):
+        begin[length[s] + 1] += 1
+    for n in range(width + 1):
+        begin[n + 1] += begin[n]
+    order = np.empty(sentences, dtype=np.int64)
+    for s in range(sentences):
+        order[begin[length[s]]] = s
+        begin[length[s]] += 1
+    n = 0
+    place_of = np.empty(sentences, dtype=np.int64)
+    for k in range(sentences):
+        s = order[k]
+        starts[k] = place_of[s] = n
+        for t in range(length[s]):
+            flat[n], at[n], place[n] = ids[s, t], t, (first + step * s) * max_length + t
+            n += 1
+    starts[sentences] = n
+    masked_at = np.full(n, -1)
+    for m in range(len(index)):
+        s = m if single else index[m] // width
+        t = index[m] if single else index[m] % width
+        if 0 <= s < sentences and 0 <= t < length[s]:
+            masked_at[place_of[s] + t] = m
+    found = 0
+    for k in range(sentences):
+        asked[k] = found
+        for i in range(starts[k], starts[k + 1]):
+            if masked_at[i] >= 0:
+                masked[found], number[found] = i, masked_at[i]
+                found += 1
+    asked[sentences] = found
+    return found
+
+
 def _check(model: MaskedLM, ids: np.ndarray, length: np.ndarray, targets: np.ndarray) -> None:
-    if length[-1] > model.max_length:
+    longest = length.max()
+    if longest > model.max_length:
         raise DataError(
-            f"sentences of {length[-1]} positions, but the model has {model.max_length}; "
+            f"sentences of {longest} positions, but the model has {model.max_length}; "
             "build it for a language with this max_length"
         )
-    for name, found in (("word", ids), ("target", targets)):
-        if found.min() < 0 or found.max() >= model.total_vocabulary:
-            wrong = found.min() if found.min() < 0 else found.max()
-            raise DataError(f"{name} {wrong} is none of the model's {model.total_vocabulary} tokens")
+    if length.min() < 1 or longest > ids.shape[1]:
+        raise DataError(f"sentences of {length.min()} to {longest} words in rows of {ids.shape[1]}")
+    if not 0 <= targets.min() <= targets.max() < model.total_vocabulary:
+        _refuse("target", targets, model)
+
+
+def _refuse(name: str, found: np.ndarray, model: MaskedLM) -> NoReturn:
+    wrong = found.min() if found.min() < 0 else found.max()
+    raise DataError(f"{name} {wrong} is none of the model's {model.total_vocabulary} tokens")
