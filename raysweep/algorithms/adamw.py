@@ -20,6 +20,10 @@ from torch.optim import Optimizer
 from raysweep.algorithms.base import decay_groups
 from raysweep.algorithms.trained import TrainedConfig
 
+#: Most weights of a model that is updated in one pass on a processor.  More are not in the cache, and torch's
+#: threads share them.
+ONE_PASS = 2**22
+
 
 class AdamWBase(TrainedConfig):
     """Base of algorithms with AdamW's update and a gradient of their own."""
@@ -47,7 +51,13 @@ class AdamWBase(TrainedConfig):
         return betas
 
     def build(self, model: nn.Module) -> Optimizer:
-        return torch.optim.AdamW(
+        kind = torch.optim.AdamW
+        parameters = list(model.parameters())
+        on_processor = all(p.device.type == "cpu" for p in parameters)
+        if on_processor and sum(p.numel() for p in parameters) <= ONE_PASS:
+            # Imported here because it imports numba.
+            from raysweep.algorithms.onepass import OnePassAdamW as kind  # noqa: N813
+        return kind(
             decay_groups(model, self.weight_decay), lr=self.lr, betas=self.betas, eps=self.eps, fused=True
         )
 
