@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from llvmlite import ir
 from numba import carray, types
-from torch import Tensor
+from torch import Tensor, nn
 
 from raysweep.compiled import kernel
 from raysweep.compiled.scalars import COMPILED
@@ -79,12 +79,7 @@ class _Places:
         rows = [
             (p, p, s["exp_avg"], s["exp_avg_sq"], s["step"]) for p, s in zip(parameters, states, strict=True)
         ]
-        plain = [
-            t.dtype == torch.float32 and t.device.type == "cpu" and t.is_contiguous()
-            for row in rows
-            for t in row
-        ]
-        if not all(plain):
+        if not all(_plain(tensor) for row in rows for tensor in row):
             return None
         table = np.array([[t.data_ptr() for t in row] for row in rows], dtype=np.int64).reshape(-1, 5)
         sizes = np.array([p.numel() for p in parameters], dtype=np.int64)
@@ -99,7 +94,9 @@ class _Places:
 
 
 def _plain(tensor: Tensor) -> bool:
-    return tensor.dtype == torch.float32 and tensor.device.type == "cpu" and tensor.is_contiguous()
+    # Subclasses, such as the shards of FSDP, have their numbers elsewhere.
+    own = type(tensor) in (Tensor, nn.Parameter)
+    return own and tensor.dtype == torch.float32 and tensor.device.type == "cpu" and tensor.is_contiguous()
 
 
 @intrinsic

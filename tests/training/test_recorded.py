@@ -190,9 +190,11 @@ def test_a_stepper_makes_other_steps_itself(reason: str) -> None:
     replayed = Replayed(None if reason == "rows" else torch.tensor(3.0))
     stepper._recorded = replayed  # type: ignore[assignment]
     stepper.mark = (lambda part: None) if reason == "timed" else None
-    before = [p.detach().clone() for p in stepper.model.parameters()]
+    # The loss does not depend on what all keys have in common.
+    moving = [p for name, p in stepper.model.named_parameters() if not name.endswith("key.bias")]
+    before = [p.detach().clone() for p in moving]
     assert stepper.update(next(draw()), 1) > 4
-    assert all(not torch.equal(p, q) for p, q in zip(stepper.model.parameters(), before, strict=True))
+    assert all(not torch.equal(p, q) for p, q in zip(moving, before, strict=True))
     assert len(replayed.seeds) == (reason == "rows")
 
 
