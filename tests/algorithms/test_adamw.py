@@ -1,5 +1,6 @@
 """AdamW against its equations, and which parameters decay."""
 
+from copy import deepcopy
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,8 +8,10 @@ import pytest
 import torch
 from pydantic import ValidationError
 from torch import nn
+from torch.optim import Optimizer
 
-from raysweep.algorithms import AdamWConfig
+from raysweep.algorithms import AdamWConfig, adamw, onepass
+from raysweep.algorithms.onepass import OnePassAdamW
 from raysweep.models import EncoderConfig
 
 LANGUAGE: Any = SimpleNamespace(vocabulary_size=11, pad_id=11, max_length=7)
@@ -36,6 +39,92 @@ def test_the_update_is_the_equation() -> None:
         optimizer.step()
     for name, p in model.named_parameters():
         torch.testing.assert_close(p.detach(), expected[name], rtol=0, atol=1e-12)
+
+
+def in_both_ways(shape: str = "16/2/1/32") -> tuple[nn.Module, nn.Module, Optimizer, Optimizer]:
+    """Return a model twice, with our optimizer and with torch's own."""
+    models = [EncoderConfig(shape=shape).build(LANGUAGE, seed=0) for _ in range(2)]
+    config = AdamWConfig(lr=0.02, eps=1e-3, weight_decay=0.3)
+    ours = config.build(models[0])
+    names = {id(p): name for name, p in models[0].named_parameters()}
+    other = dict(models[1].named_parameters())
+    groups = [
+        {"params": [other[names[id(p)]] for p in group["params"]], "weight_decay": group["weight_decay"]}
+        for group in ours.param_groups
+    ]
+    theirs = torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps)
+    assert type(ours) is OnePassAdamW
+    return models[0], models[1], ours, theirs
+
+
+def same_step(
+    models: tuple[nn.Module, nn.Module], optimizers: tuple[Optimizer, Optimizer], lacking: int | None = None
+) -> None:
+    """Take a step with the same random gradients; parameter number `lacking` has none."""
+    for k, (p, q) in enumerate(zip(*(model.parameters() for model in models), strict=True)):
+        p.grad = None if k == lacking else torch.randn_like(p)
+        q.grad = None if p.grad is None else p.grad.clone()
+    for optimizer in optimizers:
+        optimizer.step()
+
+
+def assert_same(models: tuple[nn.Module, nn.Module], optimizers: tuple[Optimizer, Optimizer]) -> None:
+    for p, q in zip(*(model.parameters() for model in models), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+        mine, yours = (optimizer.state[x] for optimizer, x in zip(optimizers, (p, q), strict=True))
+        for key in ("exp_avg", "exp_avg_sq", "step"):
+            torch.testing.assert_close(mine[key], yours[key], rtol=1e-5, atol=1e-7)
+
+
+def test_one_pass_is_the_update_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    *two, ours, theirs = in_both_ways()
+    models, optimizers = (two[0], two[1]), (ours, theirs)
+    compiled = []
+    update = onepass._update
+    monkeypatch.setattr(onepass, "_update", lambda *a: (compiled.append(a), update(*a)))
+    for lacking in (None, None, 3, None, None):
+        same_step(models, optimizers, lacking)
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] *= 0.9
+    # The first step makes the states, and torch leaves out the parameter without a gradient.
+    assert len(compiled) == 3 * 2
+    assert_same(models, optimizers)
+
+
+def test_one_pass_finds_states_and_weights_that_are_other_tensors_now() -> None:
+    torch.manual_seed(0)
+    *two, ours, theirs = in_both_ways()
+    models, optimizers = (two[0], two[1]), (ours, theirs)
+    for _ in range(3):
+        same_step(models, optimizers)
+    for optimizer in optimizers:
+        optimizer.load_state_dict(deepcopy(optimizer.state_dict()))
+    for model in models:
+        model.head_dense.weight.data = model.head_dense.weight.data * 0.5  # type: ignore[union-attr]
+    for _ in range(3):
+        same_step(models, optimizers)
+    for state in (optimizer.state for optimizer in optimizers):
+        for own in state.values():
+            own["exp_avg"] = own["exp_avg"] / 2
+    for _ in range(2):
+        same_step(models, optimizers)
+    assert_same(models, optimizers)
+
+
+def test_large_models_and_other_numbers_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Linear(64, 64)
+    assert type(AdamWConfig().build(model)) is OnePassAdamW
+    monkeypatch.setattr(adamw, "ONE_PASS", 64 * 64)
+    assert type(AdamWConfig().build(model)) is torch.optim.AdamW
+    optimizer = AdamWConfig().build(nn.Linear(3, 2).double())
+    monkeypatch.setattr(onepass, "_update", None)
+    for _ in range(3):
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                p.grad = torch.ones_like(p)
+        optimizer.step()
 
 
 def test_matrices_decay_and_vectors_do_not() -> None:

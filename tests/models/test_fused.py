@@ -1,6 +1,7 @@
 """The fused training path of encoders, beside its equations written out sentence by sentence in float64."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from raysweep.models import LSTM, EncoderConfig, LSTMConfig, MaskedLM
 from raysweep.models.batch import Batch
 from raysweep.models.encoder import Encoder
 from raysweep.models.fused import encoder as fused
+from raysweep.models.fused import sublayer
 from raysweep.models.precision import multiplies_bfloat16
 
 PRECISIONS = [torch.float32, torch.bfloat16]
@@ -93,6 +95,37 @@ def test_loss_and_gradients_are_those_of_the_equations(
     low = dtype == torch.bfloat16
     assert loss == pytest.approx(expected, rel=2e-2 if low else 1e-5)
     assert_close(gradients, wanted, 1e-1 if low else 2e-5)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("mask", ["one", 0.4])
+@pytest.mark.parametrize("shape", ["16/2/2/32", "24/1/1/48"])
+def test_keys_and_values_change_nothing(
+    shape: str, mask: Any, dropout: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever way the last layer attends, loss and gradients are the same up to rounding."""
+    model, batch = make(dropout, shape=shape), draw(mask)
+    attend, found = sublayer.Site.attend, []
+    for way in (sublayer.Attention, sublayer.Gathering):
+
+        def last(site: sublayer.Site, y: Any, way: Any = way) -> Any:
+            return way(site, y, y[site.chunk.masked]) if site.some else attend(site, y)
+
+        monkeypatch.setattr(sublayer.Site, "attend", last)
+        found.append(ours(model, batch, 7, torch.float32))
+    (loss, gradients), (other, others) = found
+    assert loss == pytest.approx(other, rel=1e-6)
+    assert_close(gradients, others, 2e-5)
+
+
+@pytest.mark.parametrize(("mask", "way"), [("one", "Gathering"), (0.9, "Attention")])
+def test_few_words_ask_without_keys_and_values(mask: Any, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    used = []
+    for name in ("Attention", "Gathering"):
+        made = getattr(sublayer, name)
+        monkeypatch.setattr(sublayer, name, lambda *a, made=made, name=name: used.append(name) or made(*a))
+    ours(make(shape="16/2/1/32"), draw(mask), 7, torch.float32)
+    assert set(used) == {way}
 
 
 @pytest.mark.parametrize("options", [
@@ -244,6 +277,19 @@ def test_what_is_not_finite_shows_in_the_loss(name: str, value: float, dtype: to
     with torch.no_grad():
         dict(model.named_parameters())[name].view(-1)[:] = value
     assert not math.isfinite(fused.step(model, batch, seed=0, dtype=dtype).differentiable().item())
+
+
+@pytest.mark.parametrize("wrong", ["behind its sentence", "twice", "of no sentence"])
+def test_masked_words_that_are_not_there_are_refused(wrong: str) -> None:
+    batch, model = draw(0.4), make()
+    index = batch.index.clone()
+    index[0] = {
+        "behind its sentence": int(batch.lengths[0]),
+        "twice": int(index[1]),
+        "of no sentence": batch.ids.numel(),
+    }[wrong]
+    with pytest.raises(DataError, match=rf"1 of {len(index)} masked words stand behind a sentence, or twice"):
+        ours(model, replace(batch, index=index), 0, torch.float32)
 
 
 def test_words_and_positions_that_the_model_lacks_are_refused() -> None:

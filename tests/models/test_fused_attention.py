@@ -96,6 +96,52 @@ def test_attention_and_its_gradient(
         np.testing.assert_allclose(shift - 1, expected.sum(axis=0), rtol=1e-4, atol=2e-4)
 
 
+@pytest.mark.parametrize("cut", [0, 6554, 40_000])
+@pytest.mark.parametrize(("heads", "width"), [(2, 16), (1, 5), (4, 10), (3, 12), (17, 2)])
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_words_are_gathered_as_the_equations_say(
+    dtype: torch.dtype, lengths: str, heads: int, width: int, cut: int
+) -> None:
+    sizes, D = np.array(LENGTHS[lengths]), heads * width
+    counts = np.minimum(sizes, np.array([1, 0, 3, 5, 2, 1])[: len(sizes)])
+    starts, asking = (np.concatenate([[0], n.cumsum()]) for n in (sizes, counts))
+    M, longest, random = asking[-1], int(sizes.max()), np.random.default_rng(0)
+    low = [
+        torch.from_numpy(scale * random.standard_normal((rows, D)).astype(np.float32)).to(dtype)
+        for scale, rows in ((0.3, M * heads), (1, starts[-1]), (1, M * heads))
+    ]
+    reach, y, d_mix = (x.double().numpy() for x in low)
+    of_reach, of_y, of_mix = map(array, low)
+    d_sums = random.standard_normal((M, heads)).astype(np.float32)
+    place, nothing = random.permutation(1000)[:M], np.zeros(D, dtype=np.float32)
+    arguments = of_reach, nothing, of_y, starts, asking, longest, heads, place, KEY, cut, STRIDE
+    mix, sums, d_reach, d_y = (np.empty_like(x) for x in (of_reach, d_sums, of_reach, of_y))
+    attention.gather(*arguments, mix, sums)
+    attention.gather_backward(*arguments, of_mix, d_sums, d_reach, d_y)
+
+    kept = masks(place, heads, longest, cut)
+    wanted = [np.zeros(x.shape) for x in (mix, d_reach, d_y)]
+    wanted_sums = np.zeros(sums.shape)
+    for s, words in enumerate(sizes):
+        rows = slice(starts[s], starts[s + 1])
+        for m in range(asking[s], asking[s + 1]):
+            for h in range(heads):
+                row = m * heads + h
+                p = np.exp(y[rows] @ reach[row] / np.sqrt(width))
+                p /= p.sum()
+                factors = kept[m, h, :words]
+                wanted[0][row], wanted_sums[m, h] = (factors * p) @ y[rows], (factors * p).sum()
+                slopes = (y[rows] @ d_mix[row] + d_sums[m, h]) * factors
+                slopes = p * (slopes - slopes @ p) / np.sqrt(width)
+                wanted[1][row] = slopes @ y[rows]
+                wanted[2][rows] += np.outer(slopes, reach[row]) + np.outer(factors * p, d_mix[row])
+    rounding = 1e-4 if dtype == torch.float32 else 2**-8
+    np.testing.assert_allclose(sums, wanted_sums, rtol=1e-5)
+    for found, expected in zip((mix, d_reach, d_y), wanted, strict=True):
+        np.testing.assert_allclose(tensor(found).float().numpy(), expected, rtol=rounding, atol=5e-5)
+
+
 def test_nan_stays_in_its_sentence() -> None:
     starts = np.array([0, 20, 23, 40])
     x = np.random.default_rng(0).standard_normal((40, 48)).astype(np.float32)
@@ -104,6 +150,17 @@ def test_nan_stays_in_its_sentence() -> None:
     attention.attend(x, zero, x, zero, 16, starts, starts, 20, 1, np.arange(40), KEY, 0, STRIDE, out)
     assert np.isnan(out[:20]).all()
     assert np.isfinite(out[20:]).all()
+    reach, mix, sums = (
+        np.ones((3, 48), dtype=np.float32),
+        np.empty((3, 48), dtype=np.float32),
+        np.empty((3, 1)),
+    )
+    arguments = reach, zero, x, starts, np.arange(4), 20, 1, np.arange(3), KEY, 0, STRIDE
+    attention.gather(*arguments, mix, sums.astype(np.float32))
+    d_reach, d_x = np.empty_like(reach), np.empty_like(x)
+    attention.gather_backward(*arguments, reach, np.zeros((3, 1), dtype=np.float32), d_reach, d_x)
+    assert all(np.isnan(found).all() for found in (mix[0], d_reach[0], d_x[:20]))
+    assert all(np.isfinite(found).all() for found in (mix[1:], d_reach[1:], d_x[20:]))
 
 
 def test_weights_of_huge_scores_are_finite() -> None:

@@ -134,6 +134,32 @@ def test_sums_over_rows_are_those_of_torch(monkeypatch, wide, rows, inputs, outp
             assert (total - truth).abs().max() < 1e-5 * rows**0.5
 
 
+@pytest.mark.parametrize("wide", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=needs_pairs)])
+@pytest.mark.parametrize(
+    ("parts", "inner", "columns"), [(2, 16, 64), (4, 8, 48), (3, 24, 16), (2, 6, 41), (5, 1, 3)]
+)
+def test_parts_side_by_side_have_matrices_of_their_own(monkeypatch, wide, dtype, parts, inner, columns):
+    """With the sum of the gradients of all these matrices."""
+    monkeypatch.setattr(products, "WIDE", wide)
+    monkeypatch.setattr(products, "PAIRS", wide and PAIRS)
+    monkeypatch.setattr(products, "MANY", dict.fromkeys(products.MANY, 1))
+    generator, rows = torch.Generator().manual_seed(inner), 270
+    matrices = torch.randn(parts, inner, columns, generator=generator).to(dtype)
+    x, d = (torch.randn(rows, parts * width, generator=generator).to(dtype) for width in (inner, columns))
+    each = x.double().chunk(parts, dim=1), d.double().chunk(parts, dim=1)
+    truth = torch.cat([a @ b for a, b in zip(each[0], matrices.double(), strict=True)], dim=1)
+    near = 2**-8 * truth.abs() if dtype == torch.bfloat16 else 0
+    for given in (matrices, matrices.mT.contiguous().mT):
+        assert ((Product(given)(x) - truth).abs() <= near + 1e-5 * inner**0.5).all()
+    total = torch.ones(parts * inner, columns)
+    add_outer(total, x, d)
+    truth = 1 + torch.cat([a.T @ b for a, b in zip(*each, strict=True)])
+    # torch rounds a sum of bfloat16 products before it is added.
+    loose = dtype == torch.bfloat16 and not (wide and inner % 8 == columns % 16 == 0)
+    assert (total - truth).abs().max() < (2e-2 if loose else 1e-5) * rows**0.5
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rows_are_added_where_they_belong(dtype):
     out, x = torch.randn(2, 5, 20, generator=torch.Generator().manual_seed(0)).to(dtype)
