@@ -16,12 +16,14 @@ from raysweep.training.config import PretrainConfig
 from raysweep.training.data import batches
 
 LANGUAGE = PCFG.random(seed=3)
+#: A language with so few words that most stand in one place many times.
+SMALL = PCFG.random(seed=3, roots=2, layers=3, symbols=2, rules=2, words=2, vocabulary=4)
 WORDS = 2**64 - 1
 
 
-def draw(mask: Any = "one", size: int = 33) -> Batch:
+def draw(mask: Any = "one", size: int = 33, language: PCFG = LANGUAGE) -> Batch:
     config = PretrainConfig(steps=1, batch_size=size, mask=mask)
-    return next(batches(LANGUAGE, config, seed=5, first=1, last=1))
+    return next(batches(language, config, seed=5, first=1, last=1))
 
 
 def levels(key: int, first: int, count: int) -> list[int]:

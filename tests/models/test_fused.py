@@ -11,21 +11,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from helpers import fused_oracle
-from helpers.fused_oracle import LANGUAGE, Oracle, assert_close, distance, draw
+from helpers.fused_oracle import LANGUAGE, SMALL, Oracle, assert_close, distance, draw
 from raysweep.errors import DataError
+from raysweep.languages import PCFG
 from raysweep.models import LSTM, EncoderConfig, LSTMConfig, MaskedLM
 from raysweep.models.batch import Batch
 from raysweep.models.encoder import Encoder
 from raysweep.models.fused import encoder as fused
-from raysweep.models.fused import sublayer
+from raysweep.models.fused import kernels, sublayer
 from raysweep.models.precision import multiplies_bfloat16
 
 PRECISIONS = [torch.float32, torch.bfloat16]
 
 
-def make(dropout: float = 0.0, **options: Any) -> Encoder:
+def make(dropout: float = 0.0, language: PCFG = LANGUAGE, **options: Any) -> Encoder:
     options = {"shape": "32/2/3/48", **options}
-    model = EncoderConfig(dropout=dropout, **options).build(LANGUAGE, seed=0)
+    model = EncoderConfig(dropout=dropout, **options).build(language, seed=0)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         # Weights large enough that attention, GELU and LayerNorm are far from linear, and no bias is zero.
@@ -126,6 +127,26 @@ def test_few_words_ask_without_keys_and_values(mask: Any, way: str, monkeypatch:
         monkeypatch.setattr(sublayer, name, lambda *a, made=made, name=name: used.append(name) or made(*a))
     ours(make(shape="16/2/1/32"), draw(mask), 7, torch.float32)
     assert set(used) == {way}
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS)
+@pytest.mark.parametrize("mask", ["one", 0.4, 0.9])
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("shape", ["16/2/1/32", "20/2/2/32"])
+def test_equal_words_in_equal_places_enter_once(
+    shape: str, norm: str, mask: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, batch = make(language=SMALL, shape=shape, norm=norm), draw(mask, size=120, language=SMALL)
+    words = model.total_vocabulary * int(batch.lengths.max())
+    assert 2 * words <= batch.lengths.sum()
+    embedded, embed = [], kernels.embed
+    monkeypatch.setattr(kernels, "embed", lambda *a: (embedded.append(len(a[0])), embed(*a)))
+    loss, gradients = ours(model, batch, 7, dtype)
+    assert embedded == [words]
+    expected, wanted = EncoderOracle(model, 7).gradients(batch)
+    low = dtype == torch.bfloat16
+    assert loss == pytest.approx(expected, rel=2e-2 if low else 1e-5)
+    assert_close(gradients, wanted, 1e-1 if low else 2e-5)
 
 
 @pytest.mark.parametrize("options", [

@@ -58,7 +58,7 @@ class EncoderNorms(ChunkNorms):
 
     def __init__(self, model: Encoder, weights: TappedEncoder, chunk: Chunk) -> None:
         super().__init__(weights, chunk)
-        self._encoder, self._pass = weights, Pass(model, weights, chunk, None)
+        self._encoder, self._pass = weights, Pass(model, weights, chunk, None, apart=True)
 
     def forward(self) -> tuple[Tensor, Tensor]:
         logits = self._logits(self._pass.forward())

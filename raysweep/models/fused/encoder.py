@@ -164,11 +164,23 @@ class Pass:
     Call `forward` first, then `backward`, which adds the gradients of all parameters behind the embedding to
     the weights' sums.  Dropout is keyed by `seed`, and off where that is None or the model is in evaluation
     mode.  Arrays are as `raysweep.models.fused.products.array` returns them.
+
+    Up to the first attention, equal words in equal places are equal.  Where there are few of these, as with a
+    small vocabulary and without dropout, what is done for each word is done there for each of them, unless
+    `apart` asks for all words.
     """
 
     head: Head
 
-    def __init__(self, model: Encoder, weights: EncoderWeights, chunk: Chunk, seed: int | None) -> None:
+    def __init__(
+        self,
+        model: Encoder,
+        weights: EncoderWeights,
+        chunk: Chunk,
+        seed: int | None,
+        *,
+        apart: bool = False,
+    ) -> None:
         self.weights, self.chunk = weights, chunk
         self.post = model.norm == "post"
         self.heads, self.width = model.shape.heads, model.width
@@ -179,7 +191,12 @@ class Pass:
         self.sites = streams(seed if seed and self.cut else 0, 1 + 3 * len(weights.layers))
         # The numbers of the words for which each layer is computed.
         self._places = [chunk.place] * (len(weights.layers) - 1) + [chunk.place[chunk.masked]]
-        self.embedding_stats, self.entering_stats = _float(len(chunk.ids), 2), _float(len(chunk.ids), 2)
+        self.ids, self.at, self.which = chunk.ids, chunk.at, None
+        words = model.total_vocabulary * chunk.longest
+        if not (apart or self.cut) and 2 * words <= len(chunk.ids):
+            self.which = chunk.ids * chunk.longest + chunk.at
+            self.ids, self.at = np.divmod(np.arange(words), chunk.longest)
+        self.embedding_stats, self.entering_stats = _float(len(self.ids), 2), _float(len(self.ids), 2)
         self._kept: list[Kept] = []
 
     def forward(self) -> np.ndarray:
@@ -207,6 +224,12 @@ class Pass:
         for k in range(len(self.weights.layers) - 1, -1, -1):
             d, d_y = self._layer_backward(k, self._kept.pop(), d, d_y)
         self._kept = kept
+        if self.which is not None:
+            if self._last(0):
+                d = self._summed(d, self.which[self.chunk.masked])
+                d_y = array(tensor(self._summed(d_y, self.which)).to(self.weights.dtype))
+            else:
+                d = self._summed(d, self.which)
         if self.post:
             kernels.add_rows(d, np.arange(len(d)), d_y)
         else:
@@ -228,9 +251,9 @@ class Pass:
 
     def _embed_backward(self, d: np.ndarray) -> None:
         """Add the gradients of the embedding's parameters, given that of the embedded words [N, D]."""
-        chunk, w = self.chunk, self.weights
+        w = self.weights
         kernels.embed_backward(
-            chunk.ids, chunk.at, chunk.place, w.token_values, w.positions.value,
+            self.ids, self.at, self.chunk.place, w.token_values, w.positions.value,
             w.embedding_norm.weight.value, self.sites[0], self.cut, self.embedding_stats,
             d, w.tokens.gradient, w.positions.gradient,
             w.embedding_norm.weight.gradient, w.embedding_norm.bias.gradient,
@@ -238,12 +261,11 @@ class Pass:
 
     def encode(self) -> np.ndarray:
         """Return the encoder's output [M, D] at masked words; keep the arrays of the backward pass."""
-        chunk, w = self.chunk, self.weights
-        N, D = len(chunk.ids), self.width
+        w, N, D = self.weights, len(self.ids), self.width
         r = _float(N, D)
         y = self.weights.low(N, D)
         kernels.embed(
-            chunk.ids, chunk.at, chunk.place, w.token_values, w.positions.value,
+            self.ids, self.at, self.chunk.place, w.token_values, w.positions.value,
             w.embedding_norm.weight.value, w.embedding_norm.bias.value, w.embedding_norm.eps,
             self.sites[0], self.cut, self.embedding_stats, r, y,
         )  # fmt: skip
@@ -261,8 +283,11 @@ class Pass:
         layer = self.weights.layers[k]
         one, two = self.weights.behind(k)
         attended = self._site(k).attend(y)
+        which = self.which if k == 0 else None
         if self._last(k):
-            r = r[self.chunk.masked]
+            r = r.take(self.chunk.masked if which is None else which[self.chunk.masked], axis=0)
+        elif which is not None:
+            r = r.take(which, axis=0)
         o = layer.output.apply(attended.mixed)
         s1, stats1, out1, y1 = self._junction(r, o, layer.output_bias, one, k, 1)
         slope = layer.up.apply(y1)
@@ -297,6 +322,12 @@ class Pass:
         )  # fmt: skip
         return d_o
 
+    def _summed(self, d: np.ndarray, which: np.ndarray) -> np.ndarray:
+        """Return the sums of rows of d [., D] that belong to one of the words that enter, float32 [N, D]."""
+        total = np.zeros((len(self.ids), self.width), dtype=np.float32)
+        kernels.sum_rows(d, which, total)
+        return total
+
     def _last(self, k: int) -> bool:
         return k + 1 == len(self.weights.layers)
 
@@ -305,7 +336,7 @@ class Pass:
         layer = self.weights.layers[k]
         return Site(
             layer.projection, layer.projection_bias, self.chunk, self.heads, self._last(k), self._places[k],
-            self.sites[3 * k + 1], self.cut, self.stride,
+            self.which if k == 0 else None, self.sites[3 * k + 1], self.cut, self.stride,
         )  # fmt: skip
 
     def _layer_backward(
@@ -320,7 +351,7 @@ class Pass:
         d_y = layer.up.back(d_g, kept.y1)
         d_o = self._junction_backward(d, d_y, kept.s1, kept.stats1, layer.output_bias, one, k, 1)
         d_y = kept.attended.backward(layer.output.back(d_o, kept.attended.mixed))
-        if not self._last(k):
+        if not self._last(k) or (k == 0 and self.which is not None):
             return d, d_y
         whole = np.zeros((len(self.chunk.ids), self.width), dtype=np.float32)
         whole[self.chunk.masked] = d

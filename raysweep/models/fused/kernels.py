@@ -13,9 +13,13 @@ import numpy as np
 
 from raysweep.compiled import kernel
 from raysweep.compiled.scalars import COMPILED, INLINE, draw, exponential, load, normal, save
+from raysweep.compiled.simd import fetch, plus, put
 from raysweep.models.dropout import LEVELS
 
 _F0, _F1 = np.float32(0.0), np.float32(1.0)
+
+#: Numbers in a vector.
+_LANES = 16
 
 
 @kernel(**INLINE)
@@ -196,6 +200,18 @@ def add_rows(out, rows, x):  # type: ignore[no-untyped-def]
     for m in range(M):
         for j in range(D):
             save(out, rows[m], j, load(out, rows[m], j) + load(x, m, j))
+
+
+@kernel(**COMPILED)
+def sum_rows(x, rows, out):  # type: ignore[no-untyped-def]
+    """Add x [N, D], low, to rows of `out`, float32; several may go to one."""
+    N, D = x.shape
+    for n in range(N):
+        p, q = n * D, rows[n] * D
+        for j in range(0, D // _LANES * _LANES, _LANES):
+            put(out, q + j, plus(_F1, fetch(x, p + j), fetch(out, q + j)))
+        for j in range(D // _LANES * _LANES, D):
+            out[rows[n], j] += load(x, n, j)
 
 
 @kernel(**COMPILED)

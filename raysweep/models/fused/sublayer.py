@@ -21,7 +21,7 @@ import numpy as np
 
 from raysweep.models.fused import attention, kernels
 from raysweep.models.fused.packing import Chunk
-from raysweep.models.fused.products import empty
+from raysweep.models.fused.products import array, empty, tensor
 from raysweep.models.fused.weights import Matrix, Vector
 
 
@@ -40,6 +40,7 @@ class Site:
     heads: int
     some: bool
     place: np.ndarray
+    which: np.ndarray | None
     key: np.uint64
     cut: int
     stride: int
@@ -58,11 +59,20 @@ class Site:
         """Return the sublayer of words y [N, D], in whichever way takes fewer operations."""
         if not self.some:
             return Attention(self, y, y)
+        y = self.each(y)
         asking = empty(len(self.chunk.masked), y.shape[1], y.dtype)
         y.take(self.chunk.masked, axis=0, out=asking, mode="clip")
         words, pairs = len(y) - len(asking), self.chunk.pairs
         fewer = words * y.shape[1] > pairs * (self.heads - 1)
         return (Gathering if fewer else Attention)(self, y, asking)
+
+    def each(self, x: np.ndarray) -> np.ndarray:
+        """Return the row of x for each word of the chunk."""
+        if self.which is None:
+            return x
+        found = empty(len(self.which), x.shape[1], x.dtype)
+        x.take(self.which, axis=0, out=found, mode="clip")
+        return found
 
 
 class Attended(Protocol):
@@ -72,7 +82,10 @@ class Attended(Protocol):
     mixed: np.ndarray
 
     def backward(self, d_mixed: np.ndarray) -> np.ndarray:
-        """Add the gradients of the parameters; return that of y [N, D], given that of `mixed`."""
+        """Add the gradients of the parameters; return that of y, given that of `mixed`.
+
+        Where only some words ask, it has a row for each word of the chunk.
+        """
 
 
 @dataclass
@@ -90,8 +103,8 @@ class Attention:
             self._query = site.rows(0, 1).apply(self.asking)
             self._key_value = site.rows(1, 3).apply(self.y)
         else:
-            self._query = self._key_value = site.projection.apply(self.y)
-        self.mixed = _like(self.asking)
+            self._query = self._key_value = site.each(site.projection.apply(self.y))
+        self.mixed = empty(len(site.place), self.y.shape[1], self.y.dtype)
         attention.attend(*self._arguments(), self.mixed)
 
     def _arguments(self) -> tuple[object, ...]:
@@ -114,6 +127,10 @@ class Attention:
             attention.attend_backward(
                 *self._arguments(), d_mixed, nothing, d_key_value, d_key_value, bias, bias
             )
+            if site.which is not None:
+                total = np.zeros((len(self.y), d_key_value.shape[1]), dtype=np.float32)
+                kernels.sum_rows(d_key_value, site.which, total)
+                d_key_value = array(tensor(total).to(tensor(self.y).dtype))
             return site.projection.back(d_key_value, self.y)
         d_query = _like(self._query)
         attention.attend_backward(
