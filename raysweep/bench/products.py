@@ -30,13 +30,13 @@ def products(work: Callable[[], object]) -> tuple[float, float]:
     def timed(self: Product, x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         began = time.process_time()
         found = multiply(self, x, out)
-        took(began, x, self.columns)
+        took(began, x, self.columns // self.parts)
         return found
 
     def timed_sum(total: np.ndarray, d: np.ndarray, x: np.ndarray) -> None:
         began = time.process_time()
         add(total, d, x)
-        took(began, d, x.shape[1])
+        took(began, d, total.shape[1])
 
     work()
     Product.__call__, weights.add_outer = timed, timed_sum  # type: ignore[method-assign]

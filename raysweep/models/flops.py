@@ -42,6 +42,9 @@ def _encoder(model: Encoder, lengths: Tensor, masked: Tensor) -> int:
     T (8 D² + 4 D F) + 4 T² D                   in each layer but the last
     T · 4 D² + M (4 D² + 4 D F) + 4 M T D       in the last, whose other outputs nothing depends on
     M (2 D² + 2 D V)                            in the head
+
+    That is the model as it is written.  Where few words are masked, the compiled passes of a processor take
+    fewer in the last layer (`raysweep.models.fused.sublayer`), and where words are equal in the first one.
     """
     D, F, V = model.width, model.shape.intermediate, model.total_vocabulary
     T, M = int(lengths.sum()), int(masked.sum())

@@ -5,10 +5,10 @@ It computes what `raysweep.models.encoder.Encoder` does in training, on packed s
 (.products), and torch's elsewhere; everything between two of them is one compiled pass (.kernels,
 .attention).  The residual stream, LayerNorm, softmax, the loss and sums of gradients are float32.  The last
 layer has queries, and everything behind its attention, for masked words alone, and keys and values only where
-many words are masked (.sublayer).  The gradients of a chunk are
-computed right after its loss, while its activations are in the cache (`step`).
+many words are masked (.sublayer).  The gradients of a chunk are computed right after its loss, while its
+activations are in the cache (`step`).
 
-Cost, with D the width, F the intermediate size, L layers: the products of `training_flops`, and about
+Cost, with D the width, F the intermediate size, L layers: at most the products of `training_flops`, and about
 (20 D + 4 F) L bytes of activations for each word of a chunk in bfloat16.  Weights are laid out twice for
 compiled products.
 """
