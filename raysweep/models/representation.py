@@ -57,7 +57,7 @@ def represent(
     padding = (ids == model.pad_id)[:, None, :, None]
     if representation == "cls":
         read = F.pad(ids, (1, 0), value=model.vocabulary_size + 2)
-        return states(model.with_token(), read, layers)[:, :, 0]
+        return states_at(model.with_token(), read, layers, 0)
     if representation == "masked word":
         found = masked_states(model, ids, layers)
     else:
@@ -101,5 +101,16 @@ def masked_states(model: MaskedLM, ids: Tensor, layers: Layers) -> Tensor:
         masked = ids.clone()
         # Padding stays: its states are meaningless, and a mask there would be a word to the others.
         masked[:, t] = torch.where(ids[:, t] == model.pad_id, ids[:, t], model.vocabulary_size + 1)
-        found.append(states(model, masked, layers)[:, :, t])
+        found.append(states_at(model, masked, layers, t))
     return torch.stack(found, dim=2)
+
+
+def states_at(model: MaskedLM, ids: Tensor, layers: Layers, position: int) -> Tensor:
+    """Return hidden states [B, L, D] at one position, of the last layer or of all, without meaning at padding."""
+    if layers == "last" and model.fused:
+        # The last layer is computed for these words alone.
+        rows = (ids[:, position] != model.pad_id).nonzero()[:, 0]
+        last = torch.zeros(len(ids), model.width)
+        last[rows] = model.read_at(ids, rows * ids.shape[1] + position)
+        return last[:, None]
+    return states(model, ids, layers)[:, :, position]

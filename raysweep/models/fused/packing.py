@@ -141,7 +141,7 @@ def _check(model: MaskedLM, ids: np.ndarray, length: np.ndarray, targets: np.nda
             f"sentences of {longest} positions, but the model has {model.max_length}; "
             "build it for a language with this max_length"
         )
-    if length.min() < 1 or longest > ids.shape[1]:
+    if length.min() < 0 or longest > ids.shape[1]:
         raise DataError(f"sentences of {length.min()} to {longest} words in rows of {ids.shape[1]}")
     if not 0 <= targets.min() <= targets.max() < model.total_vocabulary:
         _refuse("target", targets, model)
