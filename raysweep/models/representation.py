@@ -106,7 +106,7 @@ def masked_states(model: MaskedLM, ids: Tensor, layers: Layers) -> Tensor:
 
 
 def states_at(model: MaskedLM, ids: Tensor, layers: Layers, position: int) -> Tensor:
-    """Return hidden states [B, L, D] at one position, of the last layer or of all, without meaning at padding."""
+    """Return hidden states [B, L, D] at one position, of the last layer or of all; any at padding."""
     if layers == "last" and model.fused:
         # The last layer is computed for these words alone.
         rows = (ids[:, position] != model.pad_id).nonzero()[:, 0]
