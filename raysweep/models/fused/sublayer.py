@@ -24,7 +24,6 @@ from raysweep.models.fused.packing import Chunk
 from raysweep.models.fused.products import array, empty, tensor
 from raysweep.models.fused.weights import Matrix, Vector
 
-
 #: The time of a multiplication between two words by that of one with a matrix, about, as found with bfloat16
 #: on Zen 4; with float32 it is less.
 _PAIR = 12
