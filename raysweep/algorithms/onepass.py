@@ -8,7 +8,7 @@ Importing this module imports numba, so it is imported where it is first used.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -24,35 +24,47 @@ from raysweep.compiled.simd import intrinsic
 
 _F1 = np.float32(1.0)
 
+#: What torch keeps for each parameter.
+_STATE = ("exp_avg", "exp_avg_sq", "step")
+#: Options of torch's with another update, or another way to it.
+_OPTIONS = ("maximize", "amsgrad", "capturable", "differentiable")
+
 
 class OnePassAdamW(torch.optim.AdamW):
     """`torch.optim.AdamW` with a compiled step.
 
     The step is torch's own where a parameter has no gradient, where a tensor is anything but contiguous
-    float32 numbers on a processor, and where there is no state yet.
+    float32 numbers on a processor, where there is no state yet, and with options that change the update.
     """
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        found = [self._places(k, group["params"]) for k, group in enumerate(self.param_groups)]
-        if closure is not None or None in found:
-            return super().step(closure)
+        found = [self._places(k, group) for k, group in enumerate(self.param_groups)]
+        scaled = getattr(self, "grad_scale", None) is not None or getattr(self, "found_inf", None) is not None
+        if closure is not None or scaled or None in found:
+            loss = super().step(closure)
+            _written(p for group in self.param_groups for p in group["params"] if p.grad is not None)
+            return loss
         for group, places in zip(self.param_groups, found, strict=True):
-            if places is not None and len(places.table):
+            if places is not None and places.rows:
                 rates = float(group["lr"]), *group["betas"], group["weight_decay"], group["eps"]
                 _update(places.table, places.sizes, *rates)
+                _written(tensor for row in places.rows for tensor in row)
         return None
 
-    def _places(self, k: int, parameters: Sequence[Tensor]) -> _Places | None:
+    def _places(self, k: int, group: Mapping[str, Any]) -> _Places | None:
         """Return where the tensors of group k are; None where the step is torch's."""
-        # Not set before torch has made the rest of this object.
+        parameters = group["params"]
+        # Made here because a copy of this object does not have it.
         known: dict[int, _Places | None] = vars(self).setdefault("_known", {})
         places = known.get(k)
         if places is None or not places.hold(parameters, self.state):
             places = known[k] = _Places.of(parameters, self.state)
         gradients = [parameter.grad for parameter in parameters]
-        if places is None or not all(g is not None and g.is_contiguous() for g in gradients):
+        plain = not any(group.get(option) for option in _OPTIONS)
+        if places is None or not plain or not all(g is not None and g.is_contiguous() for g in gradients):
             return None
+        # A gradient has the shape, the type and the device of its parameter: torch takes no other.
         places.table[:, 1] = [g.data_ptr() for g in gradients if g is not None]
         return places
 
@@ -61,36 +73,45 @@ class OnePassAdamW(torch.optim.AdamW):
 class _Places:
     """The addresses of a group's tensors.
 
-    `table` [P, 5] has a row for each parameter: its weights, its gradient, both averages, and the number of
-    steps.  `sizes` [P] are the numbers of weights.
+    `rows` are each parameter's weights, both averages, and the number of steps.  `table` [P, 5] are the
+    addresses of the weights, the gradient and the rest, and `sizes` [P] the numbers of weights.
     """
 
+    rows: list[tuple[Tensor, ...]]
     table: np.ndarray
     sizes: np.ndarray
-    weights: list[int]
-    averages: list[tuple[Tensor, Tensor]]
 
     @classmethod
     def of(cls, parameters: Sequence[Tensor], state: Mapping[Tensor, Mapping[str, Any]]) -> Self | None:
         """Return those of parameters and their states; None where the compiled step does not take them."""
-        states = [state.get(parameter, {}) for parameter in parameters]
-        if not all(states):
+        if not all(state.get(parameter) for parameter in parameters):
             return None
-        rows = [
-            (p, p, s["exp_avg"], s["exp_avg_sq"], s["step"]) for p, s in zip(parameters, states, strict=True)
-        ]
-        if not all(_plain(tensor) for row in rows for tensor in row):
+        rows = [(p, *(state[p][name] for name in _STATE)) for p in parameters]
+        same = all(p.shape == first.shape == second.shape for p, first, second, _ in rows)
+        if not same or not all(_plain(tensor) for row in rows for tensor in row):
             return None
-        table = np.array([[t.data_ptr() for t in row] for row in rows], dtype=np.int64).reshape(-1, 5)
-        sizes = np.array([p.numel() for p in parameters], dtype=np.int64)
-        return cls(table, sizes, table[:, 0].tolist(), [row[2:4] for row in rows])
+        table = np.zeros((len(rows), 5), dtype=np.int64)
+        for row, own in zip(table, rows, strict=True):
+            row[[0, 2, 3, 4]] = [tensor.data_ptr() for tensor in own]
+        return cls(rows, table, np.array([p.numel() for p in parameters], dtype=np.int64))
 
     def hold(self, parameters: Sequence[Tensor], state: Mapping[Tensor, Mapping[str, Any]]) -> bool:
-        """Return whether weights and states are where they were; those that are loaded are other tensors."""
-        return [p.data_ptr() for p in parameters] == self.weights and all(
-            (now := state.get(p, {})).get("exp_avg") is first and now.get("exp_avg_sq") is second
-            for p, (first, second) in zip(parameters, self.averages, strict=True)
-        )
+        """Return whether weights and states are the same tensors, in the same places."""
+        if len(parameters) != len(self.rows):
+            return False
+        for parameter, (p, *states) in zip(parameters, self.rows, strict=True):
+            now = state.get(parameter)
+            if parameter is not p or not now or not p.is_contiguous():
+                return False
+            if any(now.get(name) is not tensor for name, tensor in zip(_STATE, states, strict=True)):
+                return False
+        places = [[tensor.data_ptr() for tensor in row] for row in self.rows]
+        return places == self.table[:, [0, 2, 3, 4]].tolist()
+
+
+def _written(tensors: Iterable[Tensor]) -> None:
+    """Tell torch of a change that it did not see: of one by compiled code, or by its own fused step."""
+    torch.autograd.graph.increment_version(list(tensors))
 
 
 def _plain(tensor: Tensor) -> bool:
@@ -112,7 +133,8 @@ def _numbers(context, address):  # type: ignore[no-untyped-def]
 @kernel(**COMPILED)
 def _update(table, sizes, rate, beta1, beta2, decay, eps):  # type: ignore[no-untyped-def]
     """Do a step of AdamW on the parameters of `_Places`."""
-    b1, b2, least = np.float32(beta1), np.float32(beta2), np.float32(eps)
+    b2, least = np.float32(beta2), np.float32(eps)
+    new1, new2 = np.float32(1.0 - beta1), np.float32(1.0 - beta2)
     shrink = np.float32(1.0 - rate * decay)
     for k in range(len(table)):
         n = sizes[k]
@@ -125,7 +147,7 @@ def _update(table, sizes, rate, beta1, beta2, decay, eps):  # type: ignore[no-un
         root = np.float32(1.0 / np.sqrt(1.0 - beta2**done))
         for i in range(n):
             g = gradient[i]
-            m = mean[i] + (_F1 - b1) * (g - mean[i])
-            v = b2 * square[i] + (_F1 - b2) * g * g
+            m = mean[i] + new1 * (g - mean[i])
+            v = b2 * square[i] + new2 * g * g
             mean[i], square[i] = m, v
             weight[i] = weight[i] * shrink - length * m / (np.sqrt(v) * root + least)

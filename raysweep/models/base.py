@@ -222,7 +222,7 @@ class MaskedLM(nn.Module, ABC):
         raise TypeError(f"{type(self).__name__} makes no loss of rows")
 
     def hidden_at(self, words: Batch, *, seed: int, dtype: torch.dtype) -> Tensor:
-        """Return hidden states [M, D] at `words.index`, float32 or wider, to differentiate once.
+        """Return hidden states [M, D] at `words.index`, none twice, float32 or wider, to differentiate once.
 
         It serves losses other than that of masked words, whose `targets` and `count` have no part in it.
         Products and dropout are as in `masked_loss`.
@@ -234,10 +234,10 @@ class MaskedLM(nn.Module, ABC):
             return widened(self.encode(words.ids).flatten(0, 1)[words.flat_index])
 
     def read_at(self, ids: Tensor, index: Tensor) -> Tensor:
-        """Return the hidden states [M, D] of `encode` at `index` [M], row * T + position, for evaluation.
+        """Return the hidden states [M, D] of `encode` at `index` [M], row * T + position, none twice.
 
-        `ids` [B, T] are what the model sees.  Where it is fused, the compiled pass reads them without padding
-        and without gradients.
+        It is for evaluation.  `ids` [B, T] are what the model sees.  Where it is fused, the compiled pass
+        reads them without padding and without gradients.
         """
         if not (self.fused and len(index)):
             return self.encode(ids).flatten(0, 1)[index]

@@ -9,6 +9,7 @@ from raysweep.errors import ConfigError
 from raysweep.evaluation import LookupTable, ModelSubject
 from raysweep.languages.hmm import HMM
 from raysweep.models.encoder import EncoderConfig
+from raysweep.models.fused import encoder as fused_encoder
 from raysweep.models.lstm import LSTMConfig
 
 
@@ -84,6 +85,15 @@ def test_representations_are_those_of_each_sentence_alone(pcfg, sentences, repre
                     expected[:, t] = of_all_layers(masked)[:, t]
             expected = torch.nn.functional.pad(expected, (0, 0, 0, 4 - real.shape[1])).flatten(1)
         torch.testing.assert_close(found[row], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_words_are_masked_and_read_in_any_chunks(pcfg, sentences, monkeypatch):
+    """Where there are few words in a chunk, some chunks have no word at a late position."""
+    ids, _ = sentences
+    subject = ModelSubject(pcfg, EncoderConfig(shape="8/2/2/16").build(pcfg, seed=0))
+    whole = subject.features(ids, "masked word")
+    monkeypatch.setattr(fused_encoder, "CHUNK", 8)
+    torch.testing.assert_close(subject.features(ids, "masked word"), whole, rtol=1e-4, atol=1e-5)
 
 
 def longer(language):

@@ -150,17 +150,13 @@ def test_nan_stays_in_its_sentence() -> None:
     attention.attend(x, zero, x, zero, 16, starts, starts, 20, 1, np.arange(40), KEY, 0, STRIDE, out)
     assert np.isnan(out[:20]).all()
     assert np.isfinite(out[20:]).all()
-    reach, mix, sums = (
-        np.ones((3, 48), dtype=np.float32),
-        np.empty((3, 48), dtype=np.float32),
-        np.empty((3, 1)),
-    )
+    reach, sums = np.ones((3, 48), dtype=np.float32), np.zeros((3, 1), dtype=np.float32)
+    mix, d_reach, d_x = np.empty_like(reach), np.empty_like(reach), np.empty_like(x)
     arguments = reach, zero, x, starts, np.arange(4), 20, 1, np.arange(3), KEY, 0, STRIDE
-    attention.gather(*arguments, mix, sums.astype(np.float32))
-    d_reach, d_x = np.empty_like(reach), np.empty_like(x)
-    attention.gather_backward(*arguments, reach, np.zeros((3, 1), dtype=np.float32), d_reach, d_x)
-    assert all(np.isnan(found).all() for found in (mix[0], d_reach[0], d_x[:20]))
-    assert all(np.isfinite(found).all() for found in (mix[1:], d_reach[1:], d_x[20:]))
+    attention.gather(*arguments, mix, sums)
+    attention.gather_backward(*arguments, reach, np.zeros_like(sums), d_reach, d_x)
+    assert all(np.isnan(found).all() for found in (mix[0], sums[0], d_reach[0], d_x[:20]))
+    assert all(np.isfinite(found).all() for found in (mix[1:], sums[1:], d_reach[1:], d_x[20:]))
 
 
 def test_weights_of_huge_scores_are_finite() -> None:

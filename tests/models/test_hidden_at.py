@@ -10,11 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from helpers.fused_oracle import LANGUAGE, assert_close, draw
+from helpers.fused_oracle import LANGUAGE, SMALL, assert_close, draw
 from raysweep.errors import DataError
+from raysweep.languages import PCFG
 from raysweep.models import EncoderConfig, LSTMConfig, MaskedLM
 from raysweep.models.batch import Batch
 from raysweep.models.fused import encoder as fused_encoder
+from raysweep.models.fused import kernels
 
 CONFIGS: dict[str, tuple[type[Any], dict[str, Any]]] = {
     "pre": (EncoderConfig, {"shape": "32/2/3/48"}),
@@ -23,9 +25,9 @@ CONFIGS: dict[str, tuple[type[Any], dict[str, Any]]] = {
 }
 
 
-def make(kind: str, dropout: float = 0.0) -> MaskedLM:
+def make(kind: str, dropout: float = 0.0, language: PCFG = LANGUAGE) -> MaskedLM:
     cls, fields = CONFIGS[kind]
-    model: MaskedLM = cls(dropout=dropout, **fields).build(LANGUAGE, seed=0)
+    model: MaskedLM = cls(dropout=dropout, **fields).build(language, seed=0)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for p in model.parameters():
@@ -59,6 +61,23 @@ def test_states_and_gradients_are_those_of_the_modules(kind: str, words: Batch) 
     found = model.hidden_at(words, seed=0, dtype=torch.float32)
     assert found.grad_fn is not None
     assert found.grad_fn.name() == "_StatesBackward"
+    wanted = model.encode(words.ids).flatten(0, 1)[words.flat_index]
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    assert_close(gradients(weighted(found), model), gradients(weighted(wanted), model), 2e-5)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("mask", ["one", 0.4])
+@pytest.mark.parametrize("kind", ["pre", "post"])
+def test_few_words_in_few_places_enter_once(
+    kind: str, mask: Any, training: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = draw(mask, 120, language=SMALL)
+    model = make(kind, 0.0 if training else 0.3, language=SMALL).train(training)
+    embedded, embed = [], kernels.embed
+    monkeypatch.setattr(kernels, "embed", lambda *a: (embedded.append(len(a[0])), embed(*a)))
+    found = model.hidden_at(words, seed=0, dtype=torch.float32)
+    assert embedded == [model.total_vocabulary * int(words.lengths.max())]
     wanted = model.encode(words.ids).flatten(0, 1)[words.flat_index]
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
     assert_close(gradients(weighted(found), model), gradients(weighted(wanted), model), 2e-5)

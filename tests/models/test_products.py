@@ -20,8 +20,8 @@ class Product(products.Product):
         return tensor(super().__call__(array(x), None if out is None else array(out)))
 
 
-def add_outer(total, d, x):
-    products.add_outer(array(total), array(d), array(x))
+def add_outer(total, d, x, parts=1):
+    products.add_outer(array(total), array(d), array(x), parts)
 
 
 SHAPES = [
@@ -153,11 +153,25 @@ def test_parts_side_by_side_have_matrices_of_their_own(monkeypatch, wide, dtype,
     for given in (matrices, matrices.mT.contiguous().mT):
         assert ((Product(given)(x) - truth).abs() <= near + 1e-5 * inner**0.5).all()
     total = torch.ones(parts * inner, columns)
-    add_outer(total, x, d)
+    add_outer(total, x, d, parts)
     truth = 1 + torch.cat([a.T @ b for a, b in zip(*each, strict=True)])
     # torch rounds a sum of bfloat16 products before it is added.
     loose = dtype == torch.bfloat16 and not (wide and inner % 8 == columns % 16 == 0)
     assert (total - truth).abs().max() < (2e-2 if loose else 1e-5) * rows**0.5
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_no_rows_are_multiplied_and_added(parts):
+    assert Product(torch.ones(parts, 16, 8))(torch.empty(0, parts * 16)).shape == (0, parts * 8)
+    total = torch.ones(parts * 16, 8)
+    add_outer(total, torch.empty(0, parts * 16), torch.empty(0, parts * 8), parts)
+    assert (total == 1).all()
+
+
+@pytest.mark.parametrize(("width", "parts"), [(32, 1), (16, 2), (48, 2)])
+def test_a_factor_of_another_width_is_refused(width, parts):
+    with pytest.raises(ValueError, match="is not"):
+        add_outer(torch.zeros(16, 16), torch.ones(3, 16), torch.ones(3, width), parts)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

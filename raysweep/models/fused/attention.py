@@ -6,6 +6,9 @@ Sentence s has keys and values in rows `starts[s]` .. `starts[s + 1]` of `keys` 
 What belongs to a sentence is copied into small matrices that stay in the first-level cache, with room up to
 whole vectors; no result depends on what stands in that room.
 Weights have a row for each key and a column for each query, so that the softmax is made of whole vectors.
+
+`gather` takes a masked word at a time with all of its heads, which mix the words themselves in place of
+values (raysweep.models.fused.sublayer).  Weights then have a column for each head.
 """
 
 from __future__ import annotations
@@ -54,7 +57,7 @@ def _product(a, row, column, b, b_row, c, c_row, rows, inner, columns):  # type:
 
 @kernel(**HELPER)
 def _add_product(a, row, b, b_row, c, c_row, rows, inner, columns):  # type: ignore[no-untyped-def]
-    """c += a b, as in `_product` with columns of a beside each other, for few terms; rows up to four more."""
+    """c += a b, as in `_product`, with columns of a beside each other; rows up to a multiple of four."""
     for j in range(0, columns, LANES):
         i = 0
         while i + 1 < rows:
@@ -299,7 +302,7 @@ def gather(reach, nothing, y, starts, asking, longest, heads, place, key, cut, s
     words, asked, mixed = _space(longest, D), _space(heads, D), _space(heads, D)
     weights = _space(longest, heads)
     kept, factors = (_space(longest, heads), _space(heads, longest)) if cut > 0 else (weights, weights)
-    levels, numbers = np.empty((longest + 3) // 4, dtype=np.uint64), np.empty(heads, dtype=np.int64)
+    draws, numbers = np.empty((longest + 3) // 4, dtype=np.uint64), np.empty(heads, dtype=np.int64)
     for s in range(len(starts) - 1):
         T = starts[s + 1] - starts[s]
         _take(y, nothing, starts[s], 0, T, D, words, W)
@@ -310,7 +313,7 @@ def gather(reach, nothing, y, starts, asking, longest, heads, place, key, cut, s
             if cut > 0:
                 for h in range(heads):
                     numbers[h] = place[m] * heads + h
-                _drop(key, numbers, 1, 0, stride, cut, levels, weights, T, heads, L, factors, kept)
+                _drop(key, numbers, 1, 0, stride, cut, draws, weights, T, heads, L, factors, kept)
             for h in range(heads):
                 share = _F0
                 for j in range(T):
@@ -332,7 +335,7 @@ def gather_backward(  # type: ignore[no-untyped-def]
     asked, given, made = _space(heads, D), _space(heads, D), _space(heads, D)
     weights, slopes = _space(longest, heads), _space(longest, heads)
     kept, factors = (_space(longest, heads), _space(heads, longest)) if cut > 0 else (weights, weights)
-    levels, numbers = np.empty((longest + 3) // 4, dtype=np.uint64), np.empty(heads, dtype=np.int64)
+    draws, numbers = np.empty((longest + 3) // 4, dtype=np.uint64), np.empty(heads, dtype=np.int64)
     for s in range(len(starts) - 1):
         T = starts[s + 1] - starts[s]
         _take(y, nothing, starts[s], 0, T, D, words, W)
@@ -346,7 +349,7 @@ def gather_backward(  # type: ignore[no-untyped-def]
             if cut > 0:
                 for h in range(heads):
                     numbers[h] = place[m] * heads + h
-                _drop(key, numbers, 1, 0, stride, cut, levels, weights, T, heads, L, factors, kept)
+                _drop(key, numbers, 1, 0, stride, cut, draws, weights, T, heads, L, factors, kept)
                 # Without dropout sums are one, whatever the weights.
                 for j in range(T):
                     for h in range(heads):

@@ -165,9 +165,9 @@ class Pass:
     the weights' sums.  Dropout is keyed by `seed`, and off where that is None or the model is in evaluation
     mode.  Arrays are as `raysweep.models.fused.products.array` returns them.
 
-    Up to the first attention, equal words in equal places are equal.  Where there are few of these, as with a
-    small vocabulary and without dropout, what is done for each word is done there for each of them, unless
-    `apart` asks for all words.
+    Without dropout, equal words in equal places are equal up to the first attention.  Where all pairs of a
+    word and a place are at most half as many as the chunk's words, what comes before that is computed for
+    these pairs, unless it is to be `apart` for each word.  `ids` and `at` are the words that enter.
     """
 
     head: Head
@@ -211,7 +211,7 @@ class Pass:
         return w.tokens.apply(self.head.inputs)
 
     def backward(self, d_logits: np.ndarray, *, again: bool = False) -> np.ndarray:
-        """Return the gradient [N, D] of the embedded words, given that of the logits [M, V].
+        """Return the gradient of the embedded words, those that enter, given that of the logits [M, V].
 
         The arrays of a layer are freed behind it, unless `again` says that another backward pass follows.
         """
@@ -225,11 +225,11 @@ class Pass:
             d, d_y = self._layer_backward(k, self._kept.pop(), d, d_y)
         self._kept = kept
         if self.which is not None:
+            total = np.zeros((len(self.ids), self.width), dtype=np.float32)
+            kernels.sum_rows(d, self.which[self.chunk.masked] if self._last(0) else self.which, total)
+            d = total
             if self._last(0):
-                d = self._summed(d, self.which[self.chunk.masked])
-                d_y = array(tensor(self._summed(d_y, self.which)).to(self.weights.dtype))
-            else:
-                d = self._summed(d, self.which)
+                d_y = self._site(0).summed(d_y, len(self.ids))
         if self.post:
             kernels.add_rows(d, np.arange(len(d)), d_y)
         else:
@@ -250,7 +250,7 @@ class Pass:
         self._embed_backward(self._body_backward(d_states))
 
     def _embed_backward(self, d: np.ndarray) -> None:
-        """Add the gradients of the embedding's parameters, given that of the embedded words [N, D]."""
+        """Add the gradients of the embedding's parameters, given what `backward` returns."""
         w = self.weights
         kernels.embed_backward(
             self.ids, self.at, self.chunk.place, w.token_values, w.positions.value,
@@ -321,12 +321,6 @@ class Pass:
             norm.weight.value, s, stats, d_o, shift.gradient, norm.weight.gradient, norm.bias.gradient,
         )  # fmt: skip
         return d_o
-
-    def _summed(self, d: np.ndarray, which: np.ndarray) -> np.ndarray:
-        """Return the sums of rows of d [., D] that belong to one of the words that enter, float32 [N, D]."""
-        total = np.zeros((len(self.ids), self.width), dtype=np.float32)
-        kernels.sum_rows(d, which, total)
-        return total
 
     def _last(self, k: int) -> bool:
         return k + 1 == len(self.weights.layers)

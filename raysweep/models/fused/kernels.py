@@ -227,17 +227,27 @@ def shift_heads(x, shift, factors):  # type: ignore[no-untyped-def]
 
 
 @kernel(**COMPILED)
-def shift_heads_backward(d, shift, factors, d_shift, d_factors):  # type: ignore[no-untyped-def]
-    """Add to the gradient of the bias, and write that of the factors, given d [M, D], low, that of x."""
+def shift_heads_backward(d, factors, d_shift):  # type: ignore[no-untyped-def]
+    """Add to the gradient of the bias of `shift_heads`, given d [M, D], low, that of x."""
     M, D = d.shape
     width = D // factors.shape[1]
     for m in range(M):
         for h in range(factors.shape[1]):
-            factor, product = factors[m, h], _F0
+            factor = factors[m, h]
             for j in range(h * width, (h + 1) * width):
-                e = load(d, m, j)
-                d_shift[j] += factor * e
-                product += shift[j] * e
+                d_shift[j] += factor * load(d, m, j)
+
+
+@kernel(**COMPILED)
+def shift_factors_backward(d, shift, d_factors):  # type: ignore[no-untyped-def]
+    """Write the gradient [M, heads] of the factors of `shift_heads`, given d [M, D], low, that of x."""
+    M, D = d.shape
+    width = D // d_factors.shape[1]
+    for m in range(M):
+        for h in range(d_factors.shape[1]):
+            product = _F0
+            for j in range(h * width, (h + 1) * width):
+                product += shift[j] * load(d, m, j)
             d_factors[m, h] = product
 
 

@@ -57,7 +57,7 @@ def packed(batch: Batch, model: MaskedLM, words: int) -> Iterator[Chunk]:
     """
     ids, length, targets = batch.ids.numpy(), batch.lengths.numpy(), batch.targets.numpy()
     index = batch.index.numpy()
-    _check(model, ids, length, targets)
+    _check(model, batch)
     words_in_all, sentences, predicted = int(length.sum()), len(length), len(index)
     flat, at, place = (np.empty(words_in_all, dtype=np.int64) for _ in range(3))
     starts, asked = (np.empty(sentences + 1, dtype=np.int64) for _ in range(2))
@@ -134,15 +134,18 @@ def _sort(  # type: ignore[no-untyped-def]
     return found
 
 
-def _check(model: MaskedLM, ids: np.ndarray, length: np.ndarray, targets: np.ndarray) -> None:
+def _check(model: MaskedLM, batch: Batch) -> None:
+    length, targets, (sentences, width) = batch.lengths.numpy(), batch.targets.numpy(), batch.ids.shape
+    if not len(length) == len(batch.rows) == sentences:
+        raise DataError(f"{len(length)} lengths and {len(batch.rows)} numbers of {sentences} sentences")
     longest = length.max()
     if longest > model.max_length:
         raise DataError(
             f"sentences of {longest} positions, but the model has {model.max_length}; "
             "build it for a language with this max_length"
         )
-    if length.min() < 0 or longest > ids.shape[1]:
-        raise DataError(f"sentences of {length.min()} to {longest} words in rows of {ids.shape[1]}")
+    if length.min() < 0 or longest > width:
+        raise DataError(f"sentences of {length.min()} to {longest} words in rows of {width}")
     if not 0 <= targets.min() <= targets.max() < model.total_vocabulary:
         _refuse("target", targets, model)
 

@@ -129,16 +129,15 @@ class Product:
         return self._panels
 
 
-def add_outer(total: np.ndarray, d: np.ndarray, x: np.ndarray) -> None:
+def add_outer(total: np.ndarray, d: np.ndarray, x: np.ndarray, parts: int = 1) -> None:
     """Add dᵀ x to `total` [O, I], of d [N, O] and x [N, I]: the gradient of x ↦ x Wᵀ by W, given d.
 
-    With x [N, G I], part g of the rows of `total` is that part of d, transposed, times that part of x.
+    With G `parts`, x is [N, G I], and part g of the rows of `total` is for part g of the columns of d and x.
 
     It is torch's unless O / G is a multiple of 8 and I one of 16, and where `total` has more than
     `LARGEST_SUM` numbers.
     """
     outputs, inputs = total.shape
-    parts = x.shape[1] // inputs
     if len(d) != len(x) or d.shape[1] != outputs or x.shape[1] != parts * inputs or outputs % parts != 0:
         raise ValueError(f"{list(d.shape)} transposed times {list(x.shape)} is not {list(total.shape)}")
     whole = outputs // parts % _OUTPUTS == 0 and inputs % _LANES == 0
@@ -158,7 +157,7 @@ def add_outer(total: np.ndarray, d: np.ndarray, x: np.ndarray) -> None:
 
 def _apart(found: np.ndarray, parts: int) -> Tensor:
     """Return the view [parts, N, C / parts] of a matrix [N, C]."""
-    return tensor(found).view(len(found), parts, -1).transpose(0, 1)
+    return tensor(found).view(len(found), parts, found.shape[1] // parts).transpose(0, 1)
 
 
 def _terms(found: np.ndarray) -> np.ndarray:

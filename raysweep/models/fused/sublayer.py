@@ -24,8 +24,8 @@ from raysweep.models.fused.packing import Chunk
 from raysweep.models.fused.products import array, empty, tensor
 from raysweep.models.fused.weights import Matrix, Vector
 
-#: The time of a multiplication between two words by that of one with a matrix, about, as found with bfloat16
-#: on Zen 4; with float32 it is less.
+#: How many times as long a multiplication between two words takes as one with a matrix, about, as found with
+#: bfloat16 on Zen 4; with float32 it is less.
 _PAIR = 12
 
 
@@ -34,8 +34,9 @@ class Site:
     """Where a sublayer stands: its parameters, its chunk, and the stream of its dropout.
 
     `projection` are the matrices of queries, keys and values, one below the other.  `place` are the numbers
-    of the words that ask: all of the chunk, or only the masked ones if `some`.  `key`, `cut` and `stride` are
-    those of `raysweep.models.fused.attention`.
+    of the words that ask: all of the chunk, or only the masked ones if `some`.  `which` says which row of the
+    inputs each of the chunk's N words has, where equal ones enter once; with None each has its own.  `key`,
+    `cut` and `stride` are those of `raysweep.models.fused.attention`.
     """
 
     projection: Matrix
@@ -76,6 +77,14 @@ class Site:
         found = empty(len(self.which), x.shape[1], x.dtype)
         x.take(self.which, axis=0, out=found, mode="clip")
         return found
+
+    def summed(self, d: np.ndarray, rows: int) -> np.ndarray:
+        """Return the gradient of x with so many rows, given d, that of `each(x)`."""
+        if self.which is None:
+            return d
+        total = np.zeros((rows, d.shape[1]), dtype=np.float32)
+        kernels.sum_rows(d, self.which, total)
+        return array(tensor(total).to(tensor(d).dtype))
 
 
 class Attended(Protocol):
@@ -130,11 +139,7 @@ class Attention:
             attention.attend_backward(
                 *self._arguments(), d_mixed, nothing, d_key_value, d_key_value, bias, bias
             )
-            if site.which is not None:
-                total = np.zeros((len(self.y), d_key_value.shape[1]), dtype=np.float32)
-                kernels.sum_rows(d_key_value, site.which, total)
-                d_key_value = array(tensor(total).to(tensor(self.y).dtype))
-            return site.projection.back(d_key_value, self.y)
+            return site.projection.back(site.summed(d_key_value, len(self.y)), self.y)
         d_query = _like(self._query)
         attention.attend_backward(
             *self._arguments(), d_mixed, nothing, d_query, d_key_value,
@@ -182,10 +187,9 @@ class Gathering:
     def backward(self, d_mixed: np.ndarray) -> np.ndarray:
         """See `Attended`."""
         site, value, gradient = self.site, self.site.bias.value, self.site.bias.gradient
-        d_sums, unused = np.empty_like(self._sums), np.empty_like(self._sums)
-        kernels.shift_heads_backward(
-            d_mixed, site.of(value, 2, 3), self._sums, site.of(gradient, 2, 3), d_sums
-        )
+        d_sums = np.empty_like(self._sums)
+        kernels.shift_factors_backward(d_mixed, site.of(value, 2, 3), d_sums)
+        kernels.shift_heads_backward(d_mixed, self._sums, site.of(gradient, 2, 3))
         d_mix = site.rows(2, 3, site.heads).back(d_mixed, self._mix)
         d_reach, d_y = _like(self._reach), _like(self.y)
         attention.gather_backward(
@@ -195,9 +199,7 @@ class Gathering:
         # Of the weight, both sides of the product change places: the queries went through it from behind.
         keys.learn(self._query, d_reach)
         d_query = keys.apply(d_reach)
-        kernels.shift_heads_backward(
-            d_query, site.of(value, 0, 1), self._ones, site.of(gradient, 0, 1), unused
-        )
+        kernels.shift_heads_backward(d_query, self._ones, site.of(gradient, 0, 1))
         kernels.add_rows(d_y, site.chunk.masked, site.rows(0, 1).back(d_query, self.asking))
         return d_y
 

@@ -62,7 +62,7 @@ class Matrix:
         `row` [N] is the row of each word of the chunk in d and x, or −1; without it the words, or the masked
         ones, stand there in their order.
         """
-        add_outer(self.gradient, d, x)
+        add_outer(self.gradient, d, x, self.heads)
 
     def through(self, d: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         """Return d [N, O] times the weight, in `out` if given, which is contiguous."""
