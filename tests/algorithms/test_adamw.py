@@ -147,6 +147,8 @@ def test_what_the_compiled_step_does_not_know_is_left_to_torch(
         for p in model.parameters():
             p.grad = torch.randn_like(p).t() if option == "strided" and p.ndim == 2 else torch.randn_like(p)
         optimizer.step((lambda: 0.0) if option == "closure" and step else None)
+        assert all(state["step"] == step + 1 for state in optimizer.state.values())
+        # From the second step on the compiled one would fail.
         monkeypatch.setattr(onepass, "_update", None)
         for group in optimizer.param_groups:
             if option in group:
