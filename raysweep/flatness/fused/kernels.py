@@ -217,7 +217,7 @@ def matrix(a, d, starts, weight, bias):  # type: ignore[no-untyped-def]
 def heads(a, d, count, weight, bias):  # type: ignore[no-untyped-def]
     """weight[s] = Σ over heads ‖d_h a_hᵀ‖², bias[s] = ‖d‖², of rows s of a [S, count I] and d [S, O].
 
-    Head h has part h of the columns of either, of which there are `count`.
+    There are `count` heads, and head h has part h of the columns of either.
     """
     inputs, width = a.shape[1] // count, d.shape[1] // count
     row = np.zeros(1, dtype=np.int64)

@@ -8,7 +8,7 @@ masked word, p_j its weights and m_j the factors of their dropout,
 
 The keys' bias has the same share in the scores of all words, which a softmax does not see: its gradient is 0.
 
-Cost of the forward pass, with N words of which M ask, P pairs of a word that asks and a word of its sentence,
+Cost of the forward pass, where M of N words ask, with P pairs of a word that asks and a word of its sentence,
 D the width and H heads: 2 (M + 2 N) D² + 4 P D operations with keys and values, 6 M D² + 4 H P D without.
 """
 
@@ -31,7 +31,7 @@ _PAIR = 12
 
 @dataclass(frozen=True)
 class Site:
-    """Where a sublayer stands: its parameters, its chunk, and the stream of its dropout.
+    """The place of a sublayer: its parameters, its chunk, and the stream of its dropout.
 
     `projection` are the matrices of queries, keys and values, one below the other.  `place` are the numbers
     of the words that ask: all of the chunk, or only the masked ones if `some`.  `which` says which row of the
