@@ -88,7 +88,7 @@ def test_representations_are_those_of_each_sentence_alone(pcfg, sentences, repre
 
 
 def test_words_are_masked_and_read_in_any_chunks(pcfg, sentences, monkeypatch):
-    """Where there are few words in a chunk, some chunks have no word at a late position."""
+    """Sentences are read in chunks of a few words, some without a late position."""
     ids, _ = sentences
     subject = ModelSubject(pcfg, EncoderConfig(shape="8/2/2/16").build(pcfg, seed=0))
     whole = subject.features(ids, "masked word")
