@@ -196,7 +196,7 @@ class Gathering:
             *self._arguments(), self._by_head(d_mix), d_sums, self._by_head(d_reach), d_y
         )
         keys = site.rows(1, 2, site.heads)
-        # Of the weight, both sides of the product change places: the queries went through it from behind.
+        # The product was that with the weight itself, so queries stand here where outputs do elsewhere.
         keys.learn(self._query, d_reach)
         d_query = keys.apply(d_reach)
         kernels.shift_heads_backward(d_query, self._ones, site.of(gradient, 0, 1))
