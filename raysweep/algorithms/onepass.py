@@ -8,6 +8,7 @@ Importing this module imports numba, so it is imported where it is first used.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -24,8 +25,6 @@ from raysweep.compiled.simd import intrinsic
 
 _F1 = np.float32(1.0)
 
-#: What torch keeps for each parameter.
-_STATE = ("exp_avg", "exp_avg_sq", "step")
 #: Options of torch's with another update, or another way to it.
 _OPTIONS = ("maximize", "amsgrad", "capturable", "differentiable")
 
@@ -46,10 +45,10 @@ class OnePassAdamW(torch.optim.AdamW):
             _written(p for group in self.param_groups for p in group["params"] if p.grad is not None)
             return loss
         for group, places in zip(self.param_groups, found, strict=True):
-            if places is not None and places.rows:
+            if places is not None and places.tensors:
                 rates = float(group["lr"]), *group["betas"], group["weight_decay"], group["eps"]
                 _update(places.table, places.sizes, *rates)
-                _written(tensor for row in places.rows for tensor in row)
+                _written(places.tensors)
         return None
 
     def _places(self, k: int, group: Mapping[str, Any]) -> _Places | None:
@@ -73,40 +72,50 @@ class OnePassAdamW(torch.optim.AdamW):
 class _Places:
     """The addresses of a group's tensors.
 
-    `rows` are each parameter's weights, both averages, and the number of steps.  `table` [P, 5] are the
-    addresses of the weights, the gradient and the rest, and `sizes` [P] the numbers of weights.
+    `tensors` are each parameter's weights, both averages, and the number of steps, one parameter after the
+    other, and `addresses` theirs.  `table` [P, 5] are the addresses of the weights, the gradient and the
+    rest, and `sizes` [P] the numbers of weights.
     """
 
-    rows: list[tuple[Tensor, ...]]
+    tensors: list[Tensor]
+    addresses: list[int]
     table: np.ndarray
     sizes: np.ndarray
 
     @classmethod
     def of(cls, parameters: Sequence[Tensor], state: Mapping[Tensor, Mapping[str, Any]]) -> Self | None:
         """Return those of parameters and their states; None where the compiled step does not take them."""
-        if not all(state.get(parameter) for parameter in parameters):
+        tensors = _tensors(parameters, state)
+        if tensors is None or not all(map(_plain, tensors)):
             return None
-        rows = [(p, *(state[p][name] for name in _STATE)) for p in parameters]
-        same = all(p.shape == first.shape == second.shape for p, first, second, _ in rows)
-        if not same or not all(_plain(tensor) for row in rows for tensor in row):
+        kinds = (tensors[k::4] for k in range(3))
+        if not all(p.shape == first.shape == second.shape for p, first, second in zip(*kinds, strict=True)):
             return None
-        table = np.zeros((len(rows), 5), dtype=np.int64)
-        for row, own in zip(table, rows, strict=True):
-            row[[0, 2, 3, 4]] = [tensor.data_ptr() for tensor in own]
-        return cls(rows, table, np.array([p.numel() for p in parameters], dtype=np.int64))
+        addresses = _addresses(tensors)
+        table = np.zeros((len(parameters), 5), dtype=np.int64)
+        table[:, [0, 2, 3, 4]] = np.reshape(addresses, (-1, 4))
+        return cls(tensors, addresses, table, np.array([p.numel() for p in parameters], dtype=np.int64))
 
     def hold(self, parameters: Sequence[Tensor], state: Mapping[Tensor, Mapping[str, Any]]) -> bool:
         """Return whether weights and states are the same tensors, in the same places."""
-        if len(parameters) != len(self.rows):
+        now = _tensors(parameters, state)
+        if now is None or len(now) != len(self.tensors) or not all(map(operator.is_, now, self.tensors)):
             return False
-        for parameter, (p, *states) in zip(parameters, self.rows, strict=True):
-            now = state.get(parameter)
-            if parameter is not p or not now or not p.is_contiguous():
-                return False
-            if any(now.get(name) is not tensor for name, tensor in zip(_STATE, states, strict=True)):
-                return False
-        places = [[tensor.data_ptr() for tensor in row] for row in self.rows]
-        return places == self.table[:, [0, 2, 3, 4]].tolist()
+        return all(p.is_contiguous() for p in parameters) and _addresses(now) == self.addresses
+
+
+def _tensors(parameters: Sequence[Tensor], state: Mapping[Tensor, Mapping[str, Any]]) -> list[Tensor] | None:
+    """Return the `tensors` of `_Places`; None where a state lacks one."""
+    owns = [state.get(parameter, {}) for parameter in parameters]
+    try:
+        pairs = zip(parameters, owns, strict=True)
+        return [t for p, own in pairs for t in (p, own["exp_avg"], own["exp_avg_sq"], own["step"])]
+    except KeyError:
+        return None
+
+
+def _addresses(tensors: Sequence[Tensor]) -> list[int]:
+    return [tensor.data_ptr() for tensor in tensors]
 
 
 def _written(tensors: Iterable[Tensor]) -> None:

@@ -102,11 +102,12 @@ def principal_axes(inputs: Inputs) -> tuple[Tensor, Tensor]:
     x, axes, span = inputs.x, None, inputs.span
     if span is None or 4 * span.shape[2] >= 3 * x.shape[2] or x.shape[1] < span.shape[2]:
         span = x.mT
-    if span.shape[2] < x.shape[2]:
+    if 4 * span.shape[2] < 3 * x.shape[2]:
         # Few directions hold all inputs, and are cheaper to look at: those of few sentences or features.
         axes = torch.linalg.qr(span).Q
         x = x @ axes
-    turn = torch.linalg.eigh((x.mT @ x).double()).eigenvectors.flip(2).to(x)
+    # Any orthonormal directions near the axes will do, so float32 suffices.
+    turn = torch.linalg.eigh(x.mT @ x).eigenvectors.flip(2)
     turned = x @ turn
     squares = turned.square().sum(dim=1)
     kept = (squares > 1e-10 * squares.amax(dim=1, keepdim=True)).any(dim=0)

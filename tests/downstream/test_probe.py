@@ -378,8 +378,8 @@ def test_chunks_do_not_matter_beyond_the_first(gaussian):
 def test_standardising_is_affine_invariance(gaussian):
     labels = {"t": scores(gaussian, 3, 5).argmax(1)}
     moved = gaussian * torch.logspace(1, -1, 24) - 3
-    a, b = (run(f, labels, {"t": 3})["t"] for f in (gaussian, moved))
-    torch.testing.assert_close(a.accuracy, b.accuracy, rtol=0, atol=3 / 1024)
+    a, b = (run(f, labels, {"t": 3}, solver=Convex(tolerance=1e-3))["t"] for f in (gaussian, moved))
+    torch.testing.assert_close(a.accuracy, b.accuracy, rtol=0, atol=1.5 / 1024)
     raw = run(gaussian, labels, {"t": 3}, standardize=False)["t"]
     assert raw.accuracy.mean() < a.accuracy.mean() - 0.05
 

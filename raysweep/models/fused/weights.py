@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -108,20 +108,22 @@ class Weights:
         self.dtype = dtype
         self.parameters = list(model.parameters())
         self.sums: dict[int, Tensor] = {}
-        self._memory = [_memory(p) for p in self.parameters]
+        self._memory = _memory(self.parameters)
         self._all = torch.zeros(sum(_padded(p.numel()) for p in self.parameters), dtype=torch.float32)
         self._used = 0
         self._low = array(torch.empty(0, dtype=dtype)).dtype
         self._matrices: list[Matrix] = []
-        #: Where each sum lies in the memory of all.
-        self._parts: dict[int, tuple[torch.Size, tuple[int, ...], int]] = {}
+        #: The parameters whose gradients were given out last, by their ids, and where their sums lie in the
+        #: memory of all; the last number tells of a sum that is no gradient itself.
+        self._asked: list[int] = []
+        self._parts: list[tuple[torch.Size, tuple[int, ...], int, bool]] = []
         #: Memory of this object, and the parameters whose values it has in its own precision or order.
         self._copies: list[tuple[Tensor, Tensor]] = []
 
     def serve(self, parameters: Sequence[Tensor], dtype: torch.dtype) -> bool:
         """Return whether these are the weights of `parameters` in `dtype`, up to their values."""
         same = len(parameters) == len(self.parameters) and all(map(operator.is_, parameters, self.parameters))
-        return same and dtype == self.dtype and self._memory == [_memory(p) for p in parameters]
+        return same and dtype == self.dtype and self._memory == _memory(parameters)
 
     def renew(self) -> None:
         """Take the values of the parameters as they are now, and set all sums to zero."""
@@ -141,19 +143,25 @@ class Weights:
 
         Without `own` they are the sums themselves where they can be.
         """
-        if not self._parts:
-            self._parts = {
-                key: (s.size(), s.stride(), int(s.storage_offset())) for key, s in self.sums.items()
-            }
-        whole, found, given = self._all.clone() if own else self._all, [], set[int]()
-        for parameter in parameters:
-            size, stride, first = self._parts[id(parameter)]
-            part = whole.as_strided(size, stride, first)
-            # Parameters with equal gradients share one sum.
-            again = first in given or not part.is_contiguous()
-            found.append(part.clone(memory_format=torch.contiguous_format) if again else part)
-            given.add(first)
+        asked = list(map(id, parameters))
+        if asked != self._asked:
+            self._asked, self._parts = asked, list(self._places(asked))
+        whole = self._all.clone() if own else self._all
+        found = [whole.as_strided(size, stride, first) for size, stride, first, _ in self._parts]
+        for k, (_, _, _, again) in enumerate(self._parts):
+            if again:
+                found[k] = found[k].clone(memory_format=torch.contiguous_format)
         return found
+
+    def _places(self, asked: Sequence[int]) -> Iterator[tuple[torch.Size, tuple[int, ...], int, bool]]:
+        """Yield the `_parts` of parameters, given by their ids."""
+        given = set[int]()
+        for key in asked:
+            part = self.sums[key]
+            first = int(part.storage_offset())
+            # Parameters with equal gradients share one sum.
+            yield part.size(), part.stride(), first, first in given or not part.is_contiguous()
+            given.add(first)
 
     def add(self, other: Weights) -> None:
         """Add the sums of the same parameters' gradients that were made beside these."""
@@ -215,9 +223,10 @@ class Weights:
         return room
 
 
-def _memory(tensor: Tensor) -> tuple[int, torch.Size, tuple[int, ...]]:
-    """Return where and how a tensor lies in memory."""
-    return tensor.data_ptr(), tensor.shape, tensor.stride()
+def _memory(tensors: Sequence[Tensor]) -> tuple[object, ...]:
+    """Return where and how tensors lie in memory."""
+    shapes = [tensor.shape for tensor in tensors]
+    return [tensor.data_ptr() for tensor in tensors], shapes, [tensor.stride() for tensor in tensors]
 
 
 def _padded(size: int) -> int:
