@@ -44,9 +44,11 @@ ENVIRONMENT = {
 #: Of the Ray that is started here.  Its niceness of 15 starves workers beside anything else on the machine.
 #: The others give all workers one environment, so that all are forked from one template: Ray would start the
 #: first ones before it knows the job, and Tune and Train would set the two variables for some.  Metrics and
-#: events of tasks serve its dashboard, which is not there, and cost each idle process time.
+#: events of tasks serve its dashboard, which is not there, and cost each idle process time.  Processes of
+#: evaluations that are idle between two milestones are kept for them, where Ray would end them after a second.
 EMBEDDED = {
     "RAY_worker_niceness": "0",
+    "RAY_idle_worker_killing_time_threshold_ms": "10000",
     "RAY_prestart_worker_first_driver": "0",
     "PL_DISABLE_FORK": "1",
     "RAY_WARN_BLOCKING_GET_INSIDE_ASYNC": "0",

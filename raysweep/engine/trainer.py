@@ -16,13 +16,12 @@ from typing import Any
 import ray
 import ray.train
 import ray.train.torch
-import torch
 
 from raysweep.engine.board import Board, Line, News
 from raysweep.engine.choice import reserved
 from raysweep.engine.cleaner import CleanerCallback
 from raysweep.engine.outcome import Trouble, in_a_line, is_trouble
-from raysweep.engine.worker import built, check_visible
+from raysweep.engine.worker import built, check_visible, prepare
 from raysweep.errors import RaysweepError
 from raysweep.sweep import Resources, RunLedger, RunSpec
 from raysweep.sweep.logs import BoundedLog
@@ -86,7 +85,7 @@ def train(job: Job, world: World, board: Board, threads: int) -> None:
     again.  Trouble around the run, or an error of another worker, is raised, and the controller decides.
     """
     spec, run = job.spec, job.run
-    torch.set_num_threads(threads)
+    prepare(threads)
     check_visible(run)
     if run.failures():
         return

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from raysweep.engine.turns import long_turns
 from raysweep.errors import StorageError
 from raysweep.languages import Language
 from raysweep.sweep import RunLedger
@@ -30,13 +31,14 @@ def check_visible(run: RunLedger) -> None:
         )
 
 
-def prepare() -> None:
-    """Let torch use one thread and keep freed memory, before a task computes.
+def prepare(threads: int = 1) -> None:
+    """Set torch's threads, keep freed memory and ask for long turns, in the thread that is to compute.
 
     A task has one CPU, and two such processes beat one with two threads.
     """
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
     keep_freed_memory()
+    long_turns()
 
 
 def device() -> str:
