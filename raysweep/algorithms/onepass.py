@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -38,34 +38,63 @@ class OnePassAdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        found = [self._places(k, group) for k, group in enumerate(self.param_groups)]
+        found = self._places(lambda parameter: parameter.grad)
         scaled = getattr(self, "grad_scale", None) is not None or getattr(self, "found_inf", None) is not None
-        if closure is not None or scaled or None in found:
+        if closure is not None or scaled or found is None:
             loss = super().step(closure)
             _written(p for group in self.param_groups for p in group["params"] if p.grad is not None)
             return loss
+        self._apply(found)
+        return None
+
+    def step_from(self, gradients: Mapping[int, Tensor]) -> Callable[[], bool] | None:
+        """Return the step from gradients that stay where they are, by the ids of their parameters.
+
+        None where the step is torch's.  The step returns True; after states have been loaded it does nothing
+        and returns False.  It looks at no tensor anew, so it is for weights and states that nobody moves.
+        """
+        given = dict(gradients)
+        found = self._places(lambda parameter: given.get(id(parameter)))
+        if found is None:
+            return None
+        # `step` may write other gradients to its own tables.
+        own, known = [replace(places, table=places.table.copy()) for places in found], vars(self)["_known"]
+
+        @torch.no_grad()
+        def step() -> bool:
+            there = bool(given) and vars(self).get("_known") is known
+            if there:
+                self._apply(own)
+            return there
+
+        return step
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        vars(self).pop("_known", None)
+
+    def _apply(self, found: Sequence[_Places]) -> None:
         for group, places in zip(self.param_groups, found, strict=True):
-            if places is not None and places.tensors:
+            if places.tensors:
                 rates = float(group["lr"]), *group["betas"], group["weight_decay"], group["eps"]
                 _update(places.table, places.sizes, *rates)
                 _written(places.tensors)
-        return None
 
-    def _places(self, k: int, group: Mapping[str, Any]) -> _Places | None:
-        """Return where the tensors of group k are; None where the step is torch's."""
-        parameters = group["params"]
+    def _places(self, gradient_of: Callable[[Tensor], Tensor | None]) -> list[_Places] | None:
+        """Return where the tensors of all groups are; None where the step is torch's."""
         # Made here because a copy of this object does not have it.
         known: dict[int, _Places | None] = vars(self).setdefault("_known", {})
-        places = known.get(k)
-        if places is None or not places.hold(parameters, self.state):
-            places = known[k] = _Places.of(parameters, self.state)
-        gradients = [parameter.grad for parameter in parameters]
-        plain = not any(group.get(option) for option in _OPTIONS)
-        if places is None or not plain or not all(g is not None and g.is_contiguous() for g in gradients):
-            return None
-        # A gradient has the shape, the type and the device of its parameter: torch takes no other.
-        places.table[:, 1] = [g.data_ptr() for g in gradients if g is not None]
-        return places
+        found = []
+        for k, group in enumerate(self.param_groups):
+            parameters, places = group["params"], known.get(k)
+            if places is None or not places.hold(parameters, self.state):
+                places = known[k] = _Places.of(parameters, self.state)
+            if places is None or any(group.get(option) for option in _OPTIONS):
+                return None
+            if not places.take([gradient_of(parameter) for parameter in parameters]):
+                return None
+            found.append(places)
+        return found
 
 
 @dataclass(eq=False)
@@ -102,6 +131,15 @@ class _Places:
         if now is None or len(now) != len(self.tensors) or not all(map(operator.is_, now, self.tensors)):
             return False
         return all(p.is_contiguous() for p in parameters) and _addresses(now) == self.addresses
+
+    def take(self, gradients: Sequence[Tensor | None]) -> bool:
+        """Take the addresses of the gradients; return False where one is absent or lies in another way."""
+        there = [g for g in gradients if g is not None and g.is_contiguous()]
+        if len(there) < len(gradients):
+            return False
+        # A gradient has the shape, the type and the device of its parameter: torch takes no other.
+        self.table[:, 1] = _addresses(there)
+        return True
 
 
 def _tensors(parameters: Sequence[Tensor], state: Mapping[Tensor, Mapping[str, Any]]) -> list[Tensor] | None:

@@ -106,6 +106,12 @@ class TrainedConfig(AlgorithmConfig):
         done = max(0, step - 1 - warm_up) / max(steps - warm_up, 1)
         return rate * (1 - done if self.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2)
 
+    @property
+    def plain(self) -> bool:
+        own = type(self)
+        as_here = own.gradient is TrainedConfig.gradient and own.before_update is TrainedConfig.before_update
+        return as_here and self.clip_norm is None
+
     def before_update(self, model: nn.Module) -> None:
         if self.clip_norm is not None:
             nn.utils.clip_grad_norm_(model.parameters(), self.clip_norm)

@@ -44,8 +44,8 @@ ENVIRONMENT = {
 #: Of the Ray that is started here.  Its niceness of 15 starves workers beside anything else on the machine.
 #: The others give all workers one environment, so that all are forked from one template: Ray would start the
 #: first ones before it knows the job, and Tune and Train would set the two variables for some.  Metrics and
-#: events of tasks serve its dashboard, which is not there, and cost each idle process time.  Processes of
-#: evaluations that are idle between two milestones are kept for them, where Ray would end them after a second.
+#: events of tasks serve its dashboard, which is not there, and cost each idle process time.  Processes
+#: that evaluate are kept for the next milestone, where Ray would end them after an idle second.
 EMBEDDED = {
     "RAY_worker_niceness": "0",
     "RAY_idle_worker_killing_time_threshold_ms": "10000",

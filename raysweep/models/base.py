@@ -183,9 +183,7 @@ class MaskedLM(nn.Module, ABC):
         `rows`); where it is not, it is drawn from torch's generator.
         """
         if self.fused:
-            # Imported here because it imports numba.
-            step = import_module(str(self.compiled)).step(self, words, seed=seed, dtype=dtype)
-            loss: Tensor = step.differentiable()
+            loss: Tensor = self.compiled_step(words, seed=seed, dtype=dtype).differentiable()
             return loss
         return self.plain_loss(words, dtype=dtype)
 
@@ -195,11 +193,15 @@ class MaskedLM(nn.Module, ABC):
         It does without autograd, whose bookkeeping takes noticeable time for a small model, and so without
         hooks on parameters.  Raises `TypeError` for a model that is not `fused`.
         """
+        loss: Tensor = self.compiled_step(words, seed=seed, dtype=dtype).learn()
+        return loss
+
+    def compiled_step(self, words: Batch, *, seed: int, dtype: torch.dtype) -> Any:
+        """Return the `raysweep.models.fused.step.Step` of `masked_loss`; raises `TypeError` as `learn`."""
         if not self.fused:
             raise TypeError(f"this {type(self).__name__} learns by `masked_loss` and its backward pass")
-        step = import_module(str(self.compiled)).step(self, words, seed=seed, dtype=dtype)
-        loss: Tensor = step.learn()
-        return loss
+        # Imported here because it imports numba.
+        return import_module(str(self.compiled)).step(self, words, seed=seed, dtype=dtype)
 
     def plain_loss(self, words: Batch, *, dtype: torch.dtype) -> Tensor:
         """Return the loss of `masked_loss` by the model's own modules; torch's generator draws dropout."""

@@ -80,8 +80,8 @@ class WithCLS(MaskedLM):
     def masked_loss(self, words: Batch, *, seed: int, dtype: torch.dtype) -> Tensor:
         return self.inner.masked_loss(words.after(self.cls_id), seed=seed, dtype=dtype)
 
-    def learn(self, words: Batch, *, seed: int, dtype: torch.dtype) -> Tensor:
-        return self.inner.learn(words.after(self.cls_id), seed=seed, dtype=dtype)
+    def compiled_step(self, words: Batch, *, seed: int, dtype: torch.dtype) -> Any:
+        return self.inner.compiled_step(words.after(self.cls_id), seed=seed, dtype=dtype)
 
     def rows(self, words: Batch, *, dtype: torch.dtype) -> Rows | None:
         return self.inner.rows(words.after(self.cls_id), dtype=dtype)

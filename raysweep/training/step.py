@@ -38,6 +38,7 @@ from raysweep.models.precision import Precision, multiplies_bfloat16
 from raysweep.models.reproducible import reproducible, settle
 from raysweep.training.config import PretrainConfig
 from raysweep.training.data import World
+from raysweep.training.direct import DirectSteps
 from raysweep.training.recorded import RecordedSteps
 from raysweep.training.seeds import Seeds
 from raysweep.training.sharding import shard
@@ -125,6 +126,11 @@ class Stepper:
             if alone and RecordedSteps.serve(self.optimizer, algorithm, device)
             else None
         )
+        self._direct = (
+            DirectSteps(self.model, self.optimizer, self.dtype)
+            if alone and DirectSteps.serve(self.model, self.optimizer, algorithm)
+            else None
+        )
         #: Called with the name of each part of a step when it is done (`raysweep.training.timing.StepTimes`).
         self.mark: Callable[[str], None] | None = None
 
@@ -169,7 +175,7 @@ class Stepper:
                 group["lr"].fill_(rate)
             else:
                 group["lr"] = rate
-        loss = self._replayed(batch, step)
+        loss = self._at_once(batch, step)
         if loss is None:
             loss = self.algorithm.gradient(self.model, backward)
             self.algorithm.before_update(self.model)
@@ -181,12 +187,17 @@ class Stepper:
             self.mark("optimizer")
         return loss
 
-    def _replayed(self, batch: Batch, step: int) -> Tensor | None:
-        """Make the update by `RecordedSteps`; return None, with nothing done, where they do not serve."""
-        # A recorded step has no parts whose time could be taken.
-        if self._recorded is None or self.mark is not None or self.micro_batch is not None:
+    def _at_once(self, batch: Batch, step: int) -> Tensor | None:
+        """Make the update in one go; return None, with nothing done, where that does not serve."""
+        if self.micro_batch is not None:
             return None
-        return self._recorded.update(batch, seeding.derive(self.seed, "dropout", step))
+        seed, loss = seeding.derive(self.seed, "dropout", step), None
+        # A recorded step has no parts whose time could be taken.
+        if self._recorded is not None and self.mark is None:
+            loss = self._recorded.update(batch, seed)
+        if loss is None and self._direct is not None:
+            loss = self._direct.update(batch, seed, self.mark)
+        return loss
 
     def _backward(self, batch: Batch, step: int, half: int | None) -> Tensor:
         """Add the gradient of a batch, or of a half, to `.grad`; return this rank's part of the loss."""

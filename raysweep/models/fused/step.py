@@ -111,6 +111,11 @@ class Step(Generic[W]):
     def learn(self) -> Tensor:
         """Add the gradients to `.grad` of the parameters, without autograd; return the loss."""
         loss, weights = self.done()
+        self.give(weights)
+        return self.parameters[0].new_tensor(loss)
+
+    def give(self, weights: W) -> None:
+        """Add the gradients to `.grad` of the parameters; `weights` are used up."""
         for parameter, gradient in zip(self.parameters, self.gradients(weights), strict=True):
             if not parameter.requires_grad:
                 continue
@@ -118,7 +123,6 @@ class Step(Generic[W]):
                 parameter.grad = gradient
             else:
                 parameter.grad.add_(gradient)
-        return self.parameters[0].new_tensor(loss)
 
     def done(self) -> tuple[float, W]:
         """Return the loss, and the weights with the sums of gradients."""
@@ -132,13 +136,13 @@ class Step(Generic[W]):
         for more, other in others:
             total += more
             weights.add(other)
-            self._put_by(other)
+            self.put_by(other)
         return total / self.words.count, weights
 
     def gradients(self, weights: W) -> list[Tensor]:
         """Return the gradients in one piece of memory that nothing else writes to; `weights` are used up."""
         found = weights.gradients(self.parameters, own=self._small)
-        self._put_by(weights)
+        self.put_by(weights)
         return found
 
     def _weights(self) -> W:
@@ -151,7 +155,7 @@ class Step(Generic[W]):
                     return weights
         return self._make(self.model, self.dtype)
 
-    def _put_by(self, weights: W) -> None:
+    def put_by(self, weights: W) -> None:
         """Keep weights for the next step, if the model is small."""
         if self._small and weights.rest() and len(self._spare) < self.threads:
             self._spare.append(weights)
