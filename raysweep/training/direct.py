@@ -41,7 +41,7 @@ class DirectSteps:
     def update(self, words: Batch, seed: int, mark: Callable[[str], None] | None) -> Tensor:
         """Update the weights and return the loss, detached; `seed` is that of the step's dropout.
 
-        The learning rate is that of the optimizer's groups.  `mark` is told when the gradients are there.
+        The learning rate is that of the optimizer's groups.  `mark` hears when the gradients are there.
         """
         step = self.model.compiled_step(words, seed=seed, dtype=self.dtype)
         loss, weights = step.done()
