@@ -140,11 +140,9 @@ class AlgorithmConfig(KindConfig):
         """Change the gradient before the optimizer uses it; by default do nothing."""
 
     @property
-    def plain(self) -> bool:
-        """Whether the optimizer gets the gradient of the batch's mean loss as it is."""
-        own = type(self)
-        as_here = own.gradient is AlgorithmConfig.gradient
-        return as_here and own.before_update is AlgorithmConfig.before_update
+    def keeps_gradient(self) -> bool:
+        """Whether `gradient` and `before_update` leave the gradient of the batch's mean loss as it is."""
+        return False
 
     def extra_loss(self, language: Language, *, seed: int, device: torch.device) -> ExtraLoss | None:
         """Return the term that is added to the loss of every step; None for no term."""

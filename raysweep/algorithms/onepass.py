@@ -38,9 +38,8 @@ class OnePassAdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        found = self._places(lambda parameter: parameter.grad)
-        scaled = getattr(self, "grad_scale", None) is not None or getattr(self, "found_inf", None) is not None
-        if closure is not None or scaled or found is None:
+        found = self._places(lambda parameter: parameter.grad) if closure is None and self._plain() else None
+        if found is None:
             loss = super().step(closure)
             _written(p for group in self.param_groups for p in group["params"] if p.grad is not None)
             return loss
@@ -50,28 +49,37 @@ class OnePassAdamW(torch.optim.AdamW):
     def step_from(self, gradients: Mapping[int, Tensor]) -> Callable[[], bool] | None:
         """Return the step from gradients that stay where they are, by the ids of their parameters.
 
-        None where the step is torch's.  The step returns True; after states have been loaded it does nothing
-        and returns False.  It looks at no tensor anew, so it is for weights and states that nobody moves.
+        None where the step is torch's.  The step returns True.  It does nothing and returns False once states
+        have been loaded or groups added, and with options that change the update.  Otherwise it looks at no
+        tensor anew, so it is for weights and states that nobody moves, and it calls no hooks.
         """
-        given = dict(gradients)
-        found = self._places(lambda parameter: given.get(id(parameter)))
+
+        def gradient_of(parameter: Tensor) -> Tensor | None:
+            found = gradients.get(id(parameter))
+            fits = found is not None and found.shape == parameter.shape and _plain(found)
+            return found if fits else None
+
+        found = self._places(gradient_of) if self._plain() else None
         if found is None:
             return None
-        # `step` may write other gradients to its own tables.
-        own, known = [replace(places, table=places.table.copy()) for places in found], vars(self)["_known"]
+        # `step` writes the addresses of other gradients to its own tables.
+        own = [replace(places, table=places.table.copy()) for places in found]
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        states = [self.state[p] for p in parameters]
 
-        @torch.no_grad()
         def step() -> bool:
-            there = bool(given) and vars(self).get("_known") is known
+            there = len(self.param_groups) == len(own) and self._plain()
+            there = there and all(map(operator.is_, map(self.state.get, parameters), states))
             if there:
                 self._apply(own)
             return there
 
         return step
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        vars(self).pop("_known", None)
+    def _plain(self) -> bool:
+        """Return whether no option changes the update."""
+        scaled = getattr(self, "grad_scale", None) is not None or getattr(self, "found_inf", None) is not None
+        return not scaled and not any(group.get(name) for group in self.param_groups for name in _OPTIONS)
 
     def _apply(self, found: Sequence[_Places]) -> None:
         for group, places in zip(self.param_groups, found, strict=True):
@@ -89,9 +97,7 @@ class OnePassAdamW(torch.optim.AdamW):
             parameters, places = group["params"], known.get(k)
             if places is None or not places.hold(parameters, self.state):
                 places = known[k] = _Places.of(parameters, self.state)
-            if places is None or any(group.get(option) for option in _OPTIONS):
-                return None
-            if not places.take([gradient_of(parameter) for parameter in parameters]):
+            if places is None or not places.take([gradient_of(parameter) for parameter in parameters]):
                 return None
             found.append(places)
         return found

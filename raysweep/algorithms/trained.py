@@ -107,7 +107,7 @@ class TrainedConfig(AlgorithmConfig):
         return rate * (1 - done if self.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2)
 
     @property
-    def plain(self) -> bool:
+    def keeps_gradient(self) -> bool:
         own = type(self)
         as_here = own.gradient is TrainedConfig.gradient and own.before_update is TrainedConfig.before_update
         return as_here and self.clip_norm is None

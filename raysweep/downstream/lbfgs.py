@@ -100,13 +100,14 @@ def principal_axes(inputs: Inputs) -> tuple[Tensor, Tensor]:
     out.
     """
     x, axes, span = inputs.x, None, inputs.span
-    if span is None or 4 * span.shape[2] >= 3 * x.shape[2] or x.shape[1] < span.shape[2]:
+    if span is None or x.shape[1] < span.shape[2]:
         span = x.mT
     if 4 * span.shape[2] < 3 * x.shape[2]:
         # Few directions hold all inputs, and are cheaper to look at: those of few sentences or features.
         axes = torch.linalg.qr(span).Q
         x = x @ axes
-    # Any orthonormal directions near the axes will do, so float32 suffices.
+    # Any orthonormal directions near the axes will do, so float32 suffices; directions with less than about
+    # 1e-7 of the variance are mixed with those that have none, and some of these stay.
     turn = torch.linalg.eigh(x.mT @ x).eigenvectors.flip(2)
     turned = x @ turn
     squares = turned.square().sum(dim=1)

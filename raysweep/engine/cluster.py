@@ -48,13 +48,13 @@ ENVIRONMENT = {
 #: that evaluate are kept for the next milestone, where Ray would end them after an idle second.
 EMBEDDED = {
     "RAY_worker_niceness": "0",
-    "RAY_idle_worker_killing_time_threshold_ms": "10000",
     "RAY_prestart_worker_first_driver": "0",
     "PL_DISABLE_FORK": "1",
     "RAY_WARN_BLOCKING_GET_INSIDE_ASYNC": "0",
     "RAY_enable_metrics_collection": "0",
     "RAY_task_events_report_interval_ms": "0",
     "RAY_ray_events_report_interval_ms": "0",
+    "RAY_idle_worker_killing_time_threshold_ms": "10000",
 }
 
 log = logging.getLogger("raysweep.launch")

@@ -107,8 +107,8 @@ class MaskedLM(nn.Module, ABC):
     #: (`raysweep.models.precision.multiplies_pairs`), and where a library makes them; None if they never do.
     wide: ClassVar[tuple[int, int] | None] = None
     #: The module with compiled training for a CPU: `step(model, words, seed=..., dtype=...)`, a
-    #: `raysweep.models.fused.step.Step`, and `hidden_at` of the same arguments.  It holds for this very
-    #: class, not for subclasses.
+    #: `raysweep.models.fused.step.Step`, and `hidden_at` of the same arguments.  Their dropout is keyed by
+    #: `seed`, and not drawn from torch's generator.  It holds for this very class, not for subclasses.
     compiled: ClassVar[str | None] = None
 
     @property

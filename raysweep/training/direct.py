@@ -31,12 +31,15 @@ class DirectSteps:
         self.model, self.optimizer, self.dtype = model, optimizer, dtype
         #: The optimizer's steps from the sums of weights.
         self._steps: WeakKeyDictionary[Any, Callable[[], bool]] = WeakKeyDictionary()
+        #: True once the optimizer has no such step, as where sums of two parameters lie side by side (LSTMs).
+        self._never = False
 
     @staticmethod
     def serve(model: MaskedLM, optimizer: Optimizer, algorithm: AlgorithmConfig) -> bool:
         """Return whether steps of this kind can be direct."""
-        whole = all(parameter.requires_grad for parameter in model.parameters())
-        return whole and model.fused and algorithm.plain and hasattr(optimizer, "step_from")
+        # What holds for a model or an optimizer need not hold for one that learns or steps in its own way.
+        as_known = type(model).learn is MaskedLM.learn and "step_from" in vars(type(optimizer))
+        return as_known and model.fused and algorithm.keeps_gradient
 
     def update(self, words: Batch, seed: int, mark: Callable[[str], None] | None) -> Tensor:
         """Update the weights and return the loss, detached; `seed` is that of the step's dropout.
@@ -47,14 +50,26 @@ class DirectSteps:
         loss, weights = step.done()
         if mark is not None:
             mark("forward+backward")
-        found = self._steps.get(weights)
-        if found is not None and found():
+        if self._apply(weights):
             step.put_by(weights)
         else:
-            found = self.optimizer.step_from(weights.sums)
-            if found is not None:
-                self._steps[weights] = found
             step.give(weights)
             self.optimizer.step()
             self.optimizer.zero_grad()
         return step.parameters[0].new_tensor(loss)
+
+    def _apply(self, weights: Any) -> bool:
+        """Do the optimizer's step from the sums of weights; return False, with nothing done, if it cannot."""
+        known = self._steps.get(weights)
+        if known is not None and known():
+            return True
+        # Without states, the optimizer begins with a step by way of `.grad`.
+        if self._never or not self.optimizer.state:
+            return False
+        found = self.optimizer.step_from(weights.sums)
+        if found is None:
+            self._never = True
+            return False
+        self._steps[weights] = found
+        done: bool = found()
+        return done

@@ -90,7 +90,7 @@ def pretrain(
         raise ConfigError(f"algorithm.kind: '{algorithm.kind}' does no training; evaluate it directly")
     here, where = world or World(), torch.device(device)
     loop = _Loop(language, model, algorithm, pretrain, seed, journal, start, here, where, training)
-    # Each step seeds torch's generator for its dropout; the caller's generator is restored afterwards.
+    # Steps may seed torch's generator for their dropout; the caller's generator is restored afterwards.
     with torch.random.fork_rng(devices=[loop.device] if loop.device.type == "cuda" else []):
         return loop.run(on_progress, stop, timings)
 

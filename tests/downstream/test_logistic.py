@@ -197,7 +197,8 @@ def test_principal_axes_keep_all_that_varies():
     span = torch.randn(2, 40, 6, generator=generator)
     rank = torch.randn(2, 60, 6, generator=generator) @ span.mT
     y = torch.zeros(2, 60, 1, dtype=torch.long)
-    for x, known in ((rank, None), (rank[:, :20], None), (rank, span), (rank[:, :5], span)):
+    given = ((rank, None), (rank[:, :35], None), (rank[:, :20], None), (rank, span), (rank[:, :5], span))
+    for x, known in given:
         axes, turned = principal_axes(Inputs(x=x, y=y, span=known))
         r = min(6, x.shape[1])
         torch.testing.assert_close(turned, x @ axes, rtol=0, atol=1e-4)

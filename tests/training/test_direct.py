@@ -1,14 +1,20 @@
 """Steps that go from the sums of gradients to the weights at once, against those by way of `.grad`."""
 
+from collections.abc import Callable
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from helpers import training_fakes as fakes
+from raysweep.algorithms import AdamWConfig
+from raysweep.algorithms.adamw import ONE_PASS
 from raysweep.models.batch import Batch
-from raysweep.training import World
+from raysweep.models.fused import step as fused_step
+from raysweep.training import World, checkpoint
 from raysweep.training.data import batches
 from raysweep.training.step import Stepper
 
@@ -16,7 +22,7 @@ STEPS = 6
 LSTM, CLS = {"kind": "lstm", "shape": "8/2"}, {"cls": True}
 
 
-def make(**options: Any) -> tuple[Stepper, list[Batch]]:
+def make(world: World = World(), **options: Any) -> tuple[Stepper, list[Batch]]:  # noqa: B008
     """Return a stepper and its batches."""
     given = fakes.arguments(**options)
     stepper = Stepper(
@@ -25,10 +31,19 @@ def make(**options: Any) -> tuple[Stepper, list[Batch]]:
         language=given["language"],
         pretrain=given["pretrain"],
         seed=0,
-        world=World(),
+        world=world,
         device=torch.device("cpu"),
     )
     return stepper, list(batches(given["language"], given["pretrain"], seed=0, first=1, last=STEPS))
+
+
+@pytest.fixture
+def handed_out(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
+    """Return the models of all steps whose gradients are handed out, a list that grows."""
+    found: list[nn.Module] = []
+    give = fused_step.Step.give
+    monkeypatch.setattr(fused_step.Step, "give", lambda self, w: (found.append(self.model), give(self, w))[1])
+    return found
 
 
 def both(**options: Any) -> tuple[Stepper, Stepper, list[Batch]]:
@@ -49,15 +64,12 @@ def same(ours: Stepper, plain: Stepper) -> None:
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize("options", [{}, {"model": LSTM}, {"model": CLS}, {"algorithm": {"ema": 0.9}}])
+@pytest.mark.parametrize("options", [{}, {"model": CLS}, {"model": LSTM}, {"algorithm": {"ema": 0.9}}])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_the_weights_are_bitwise_the_same(
-    precision: str, options: dict[str, Any], threads: int, monkeypatch: pytest.MonkeyPatch
+    precision: str, options: dict[str, Any], threads: int, handed_out: list[nn.Module]
 ) -> None:
     ours, plain, words = both(pretrain={"precision": precision}, **options)
-    given = []
-    give = type(ours.model).learn
-    monkeypatch.setattr(type(ours.model), "learn", lambda *a, **k: (given.append(a[0]), give(*a, **k))[1])
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -66,32 +78,70 @@ def test_the_weights_are_bitwise_the_same(
             same(ours, plain)
     finally:
         torch.set_num_threads(before)
-    assert given == [plain.model] * STEPS
+    # Without states there is no direct step, and the sums of an LSTM's weights lie side by side.
+    inner = ours.model.with_token()
+    assert sum(model is inner for model in handed_out) == (STEPS if options.get("model") is LSTM else 1)
     if ours.average is not None and plain.average is not None:
         for mine, other in zip(ours.average.tensors.values(), plain.average.tensors.values(), strict=True):
             assert torch.equal(mine, other)
 
 
-def test_most_steps_hand_out_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours, words = make()
-    stepped = []
-    step = type(ours.optimizer).step
-    monkeypatch.setattr(type(ours.optimizer), "step", lambda self: (stepped.append(1), step(self))[1])
-    for number, batch in enumerate(words, start=1):
-        ours.update(batch, number)
-    # Without states there is no step from sums yet, and then the first one is made ready.
-    assert len(stepped) == 2
+def test_weights_that_are_not_trained_stay(handed_out: list[nn.Module]) -> None:
+    ours, plain, words = both()
+    for stepper in (ours, plain):
+        next(stepper.model.parameters()).requires_grad_(False)
+        stepper.optimizer = stepper.algorithm.build(stepper.model)
+    assert ours._direct is not None
+    ours._direct.optimizer = ours.optimizer
+    first = next(ours.model.parameters()).clone()
+    for step, batch in enumerate(words, start=1):
+        assert torch.equal(ours.update(batch, step), plain.update(batch, step))
+        for mine, other in zip(ours.model.parameters(), plain.model.parameters(), strict=True):
+            assert torch.equal(mine, other)
+    assert torch.equal(next(ours.model.parameters()), first)
+    assert handed_out.count(ours.model) == 1
 
 
-def test_states_may_be_loaded_in_between() -> None:
+def by_torch(stepper: Stepper, folder: Path) -> None:
+    """Double the averages of squares by `load_state_dict`."""
+    state = deepcopy(stepper.optimizer.state_dict())
+    for own in state["state"].values():
+        own["exp_avg_sq"] *= 2
+    stepper.optimizer.load_state_dict(state)
+
+
+def by_checkpoint(stepper: Stepper, folder: Path) -> None:
+    """Double the averages of squares by way of a checkpoint."""
+    kept = deepcopy(stepper.optimizer.state_dict())
+    for own in stepper.optimizer.state.values():
+        own["exp_avg_sq"] *= 2
+    state = checkpoint.LoopState(
+        step=3, train_seconds=0.0, train_cpu_seconds=0.0, losses=(), precision="float32"
+    )
+    files = checkpoint.write_checkpoint(folder, stepper.model, stepper.optimizer, state, None, World())
+    stepper.optimizer.load_state_dict(kept)
+    place = checkpoint.checkpoint_directory(folder, 3)
+    checkpoint.restore(place, files, stepper.model, stepper.optimizer, None, World())
+
+
+@pytest.mark.parametrize("load", [by_torch, by_checkpoint])
+def test_states_may_be_loaded_in_between(load: Callable[[Stepper, Path], None], tmp_path: Path) -> None:
     ours, plain, words = both()
     for step, batch in enumerate(words, start=1):
         if step == 4:
-            for stepper in (ours, plain):
-                state = deepcopy(stepper.optimizer.state_dict())
-                for own in state["state"].values():
-                    own["exp_avg_sq"] *= 2
-                stepper.optimizer.load_state_dict(state)
+            load(ours, tmp_path / "ours")
+            load(plain, tmp_path / "plain")
+        ours.update(batch, step)
+        plain.update(batch, step)
+        same(ours, plain)
+
+
+def test_options_may_change_in_between() -> None:
+    ours, plain, words = both()
+    for step, batch in enumerate(words, start=1):
+        for stepper in (ours, plain):
+            for group in stepper.optimizer.param_groups:
+                group["maximize"] = step > 3
         ours.update(batch, step)
         plain.update(batch, step)
         same(ours, plain)
@@ -129,13 +179,25 @@ def test_other_algorithms_take_steps_by_way_of_gradients(options: dict[str, Any]
     stepper.update(words[0], 1)
 
 
-def test_a_model_that_is_not_trained_whole_takes_no_direct_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = fakes.arguments()
-    model = given["model"].build(given["language"], seed=0)
-    next(model.parameters()).requires_grad_(False)
-    monkeypatch.setattr(type(given["model"]), "build", lambda *a, **k: model)
-    stepper, _ = make()
+def test_an_algorithm_of_ones_own_keeps_its_say() -> None:
+    class Doubled(AdamWConfig):
+        def before_update(self, model: nn.Module) -> None:
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                parameter.grad *= 2
+
+    assert AdamWConfig().keeps_gradient
+    assert not Doubled().keeps_gradient
+    assert not AdamWConfig(clip_norm=1.0).keeps_gradient
+
+
+def test_several_workers_take_steps_by_way_of_gradients() -> None:
+    stepper, _ = make(World(0, 2))
     assert stepper._direct is None
+
+
+def test_weights_are_kept_for_each_model_that_is_updated_in_one_pass() -> None:
+    assert ONE_PASS <= fused_step._KEPT
 
 
 def test_parts_of_a_batch_take_steps_by_way_of_gradients() -> None:
