@@ -38,7 +38,7 @@ class OnePassAdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        found = self._places(lambda parameter: parameter.grad) if closure is None and self._plain() else None
+        found = self._places(lambda parameter: parameter.grad) if closure is None and self._usual() else None
         if found is None:
             loss = super().step(closure)
             _written(p for group in self.param_groups for p in group["params"] if p.grad is not None)
@@ -51,7 +51,8 @@ class OnePassAdamW(torch.optim.AdamW):
 
         None where the step is torch's.  The step returns True.  It does nothing and returns False once states
         have been loaded or groups added, and with options that change the update.  Otherwise it looks at no
-        tensor anew, so it is for weights and states that nobody moves, and it calls no hooks.
+        tensor anew, so it is for weights and states that nobody moves, and it calls no hooks.  Whoever keeps
+        the step keeps the gradients.
         """
 
         def gradient_of(parameter: Tensor) -> Tensor | None:
@@ -59,7 +60,7 @@ class OnePassAdamW(torch.optim.AdamW):
             fits = found is not None and found.shape == parameter.shape and _plain(found)
             return found if fits else None
 
-        found = self._places(gradient_of) if self._plain() else None
+        found = self._places(gradient_of) if self._usual() else None
         if found is None:
             return None
         # `step` writes the addresses of other gradients to its own tables.
@@ -68,7 +69,7 @@ class OnePassAdamW(torch.optim.AdamW):
         states = [self.state[p] for p in parameters]
 
         def step() -> bool:
-            there = len(self.param_groups) == len(own) and self._plain()
+            there = len(self.param_groups) == len(own) and self._usual()
             there = there and all(map(operator.is_, map(self.state.get, parameters), states))
             if there:
                 self._apply(own)
@@ -76,7 +77,7 @@ class OnePassAdamW(torch.optim.AdamW):
 
         return step
 
-    def _plain(self) -> bool:
+    def _usual(self) -> bool:
         """Return whether no option changes the update."""
         scaled = getattr(self, "grad_scale", None) is not None or getattr(self, "found_inf", None) is not None
         return not scaled and not any(group.get(name) for group in self.param_groups for name in _OPTIONS)

@@ -7,7 +7,8 @@ its share.  Where a model keys dropout by sentence (`MaskedLM.masked_loss`), the
 seed being that of the dropout; kernels of a GPU key it by (seed, s) and the sentences of the part, and other
 models draw it from a generator seeded by (seed, s, rank), or (seed, s, rank, half) for half of the batch.  So
 a step depends on nothing but the state before it.  Steps of one worker with a GPU may be recorded and
-replayed (`raysweep.training.recorded`).
+replayed (`raysweep.training.recorded`), and those of a small model on a processor may do without `.grad`
+(`raysweep.training.direct`).
 
 A batch that is too large for the memory is split into parts whose gradients add up (`micro_batch`).  Where
 dropout is not keyed by sentence, other parts see other masks; a resumed run is then bitwise equal to an
