@@ -114,7 +114,7 @@ class Weights:
         self._low = array(torch.empty(0, dtype=dtype)).dtype
         self._matrices: list[Matrix] = []
         #: The parameters whose gradients were given out last, by their ids, and where their sums lie in the
-        #: memory of all; the last number tells of a sum that is no gradient itself.
+        #: memory of all: size, stride, first number, and whether the sum must be copied to be a gradient.
         self._asked: list[int] = []
         self._parts: list[tuple[torch.Size, tuple[int, ...], int, bool]] = []
         #: Memory of this object, and the parameters whose values it has in its own precision or order.
