@@ -19,9 +19,11 @@ from raysweep.evaluation.notes import method_arrays, method_notes
 from raysweep.evaluation.operations import Operations, gradient
 from raysweep.evaluation.sharding import draw_inputs, shard_count, shard_range
 from raysweep.evaluation.trace import TraceConfig
+from raysweep.evaluation.trace_arrays import statistics_of
 from raysweep.flatness.trace.estimate import doubt, largest_share, ratio
 from raysweep.flatness.trace.fisher import input_traces
 from raysweep.flatness.trace.hessian import residual_traces
+from raysweep.flatness.trace.places import beside
 from raysweep.flatness.trace.regression import adjusted
 from raysweep.languages.base import Language
 from raysweep.models.base import ModelConfig
@@ -69,8 +71,8 @@ class HessianConfig(LabelledEvaluation):
 
     kind: Literal["hessian"] = "hessian"
     needs_parameters: ClassVar[bool] = True
-    #: 4 stores the numbers of masked positions.
-    version: ClassVar[int] = 4
+    #: 5 takes off what the place of the masked word explains.
+    version: ClassVar[int] = 5
 
     inputs: int = Field(default=1024, gt=0)
     draws: int = Field(default=1, gt=0)
@@ -122,13 +124,22 @@ class HessianConfig(LabelledEvaluation):
     def measure(self, subject: Subject, shard: int, reference: np.ndarray | None = None) -> Arrays:
         """Return both parts [n] of the shard's inputs, float64, and the control [n, K] of the first.
 
-        The parts are sums over the `weights` [n] masked positions of each.
+        The parts are sums over the `weights` [n] masked positions of each.  `places` [n, 2] are those of
+        `raysweep.flatness.trace.places`, where one is masked.
         """
         numbers = self.labelled(shard)
         model = model_of(self.kind, subject)
         ids, positions = self.draw(subject.language, numbers)
         pool = self.pool(subject, numbers, reference)
-        traces = input_traces(model, ids, positions, seed=self.seed, start=numbers.start, draws=self.draws)
+        traces = input_traces(
+            model,
+            ids,
+            positions,
+            seed=self.seed,
+            start=numbers.start,
+            draws=self.draws,
+            uniform=self.mask == "one",
+        )
         residual = residual_traces(model, pool, seed=self.seed, start=numbers.start, draws=self.draws)
         arrays = {
             "gauss_newton": traces.values.sum(dim=1).numpy(),
@@ -137,6 +148,8 @@ class HessianConfig(LabelledEvaluation):
         }
         if traces.control is not None:
             arrays["control"] = traces.control.numpy()
+        if traces.places is not None:
+            arrays["places"] = traces.places.numpy()
         return arrays | method_arrays(traces)
 
     def combine(self, shards: Sequence[Mapping[str, np.ndarray]]) -> list[Metric]:
@@ -144,8 +157,7 @@ class HessianConfig(LabelledEvaluation):
             return torch.from_numpy(np.concatenate([shard[name] for shard in shards]))
 
         residual, weights = joined("residual"), joined("weights")
-        control = joined("control") if all("control" in shard for shard in shards) else None
-        gauss_newton = adjusted(joined("gauss_newton"), weights, control)
+        gauss_newton = adjusted(joined("gauss_newton"), weights, beside(*statistics_of(shards)))
         # Of the sums, not of the parts: both parts of an input go together.
         both = gauss_newton + residual
         doubtful = doubt(both, weights)

@@ -51,6 +51,7 @@ from raysweep.flatness.trace.estimate import (
     relative_error,
 )
 from raysweep.flatness.trace.fisher import FIRST_LOOK, input_traces, next_look
+from raysweep.flatness.trace.places import beside
 from raysweep.flatness.trace.regression import adjusted, coefficients, pool_variance
 from raysweep.flatness.vectors import Vectors
 from raysweep.languages.base import Estimate, Language
@@ -129,8 +130,8 @@ class TraceConfig(Evaluation):
 
     kind: Literal["trace"] = "trace"
     needs_parameters: ClassVar[bool] = True
-    #: 3 stores the parts of the trace that any larger shape takes, and its intervals allow for skewness.
-    version: ClassVar[int] = 3
+    #: 4 takes off what the place of the masked word explains.
+    version: ClassVar[int] = 4
 
     preset: Literal["paper"] | None = None
     inputs: int = Field(default=1024, gt=0)
@@ -223,8 +224,8 @@ class TraceConfig(Evaluation):
             return self.shards()
         if not done:
             return min(self.shards(), shard_count(FIRST_LOOK, self.shard_size))
-        plain, weights, control = inputs_of(done)
-        look = _Look.at(adjusted(plain, weights, control), weights)
+        inputs = inputs_of(done)
+        look = _Look.at(adjusted(inputs.plain, inputs.weights, inputs.known), inputs.weights)
         if look.reaches(self.target_rse):
             return len(done)
         upto = next_look(look.whole.n, look.relative_error, self.target_rse, self.inputs)
@@ -234,7 +235,8 @@ class TraceConfig(Evaluation):
         """Return the shard's values [n], float64, of each parameter group, sums over masked positions.
 
         Further arrays are `weights`, the numbers of masked positions; `control` [n, K], statistics of mean
-        zero, where there are some; `spread` [n, 1+K, 1+K], the covariance of value and statistics by test
+        zero, where there are some; `places` [n, 2], those of `raysweep.flatness.trace.places`, where one word
+        is masked; `spread` [n, 1+K, 1+K], the covariance of value and statistics by test
         vectors, where there are draws or repeats; `enlarged/shape` [n, k], the model's shape, and
         `enlarged/powers` [n, 3] and `enlarged/last` [n], the parts that a larger shape takes
         (`raysweep.flatness.trace.enlarged`), where there are larger ones; `repeat/<k>` [n, 1+K], value and
@@ -258,6 +260,7 @@ class TraceConfig(Evaluation):
                     start=numbers.start,
                     vectors=self.vectors,
                     draws=self.draws,
+                    uniform=self.mask == "one",
                 )
                 for k in range(self.repeats)
             ]
@@ -266,6 +269,8 @@ class TraceConfig(Evaluation):
         controls = [t.control for t in found if t.control is not None]
         if controls:
             arrays["control"] = torch.stack(controls).mean(dim=0).numpy()
+        if found[0].places is not None:
+            arrays["places"] = found[0].places.numpy()
         spread = spread_of(found)
         if spread is not None:
             arrays["spread"] = spread.numpy()
@@ -295,11 +300,12 @@ class TraceConfig(Evaluation):
             # Some shards may have notes and others none, and the control is read with the values.
             if not name.startswith(("control", PREFIX))
         }
-        plain, weights, control = inputs_of(shards)
-        whole = adjusted(plain, weights, control)
+        inputs = inputs_of(shards)
+        plain, weights, known = inputs.plain, inputs.weights, inputs.known
+        whole = adjusted(plain, weights, known)
         n, masked = len(whole), float(weights.sum())
         groups = {name: torch.from_numpy(v) for name, v in arrays.items() if not name.startswith(OWN)}
-        parts = adjusted(torch.stack(list(groups.values()), dim=1), weights, control)
+        parts = adjusted(torch.stack(list(groups.values()), dim=1), weights, known)
         look = _Look.at(whole, weights)
         reached = self.target_rse is None or look.reaches(self.target_rse)
         reservations = [NOT_TRUSTED] * (look.doubt is not None) + [NOT_REACHED] * (not reached)
@@ -323,17 +329,18 @@ class TraceConfig(Evaluation):
                     *(self.target_rse, n, look.relative_error),
                 )
         if "spread" in arrays:
-            variance = pool_variance(
-                torch.from_numpy(arrays["spread"]), coefficients(plain, weights, control)
-            )
+            variance = pool_variance(torch.from_numpy(arrays["spread"]), coefficients(plain, weights, known))
             error = math.sqrt(max(0.0, variance)) / masked
             metrics.append(POOL_STANDARD_ERROR.number(error, n=n))
         repeats = [torch.from_numpy(a) for name, a in arrays.items() if name.startswith("repeat/")]
         if repeats:
-            totals = [float(adjusted(r[:, 0], weights, r[:, 1:]).sum()) / masked for r in repeats]
+            totals = [
+                float(adjusted(r[:, 0], weights, beside(r[:, 1:], inputs.places)).sum()) / masked
+                for r in repeats
+            ]
             metrics.append(STD.number(float(np.std(totals, ddof=1)), n=len(repeats)))
         if self.enlarged_to is not None:
-            larger = adjusted(inputs_of(shards, self.enlarged_to).plain, weights, control)
+            larger = adjusted(inputs_of(shards, self.enlarged_to).plain, weights, known)
             seen = _Look.at(larger, weights)
             reservations = [NOT_TRUSTED] * (seen.doubt is not None)
             metrics.append(ENLARGED.estimate(seen.whole, reservations=reservations))

@@ -18,7 +18,7 @@ from raysweep.models.lstm import LSTMShape
 from raysweep.models.shapes import Shape
 
 #: Arrays of a shard that are not parameter groups.
-OWN = ("weights", "control", "spread", "enlarged/", "repeat/", "excluded/", PREFIX)
+OWN = ("weights", "control", "places", "spread", "enlarged/", "repeat/", "excluded/", PREFIX)
 
 
 def group_means(found: Sequence[InputTraces]) -> dict[str, Tensor]:
@@ -66,8 +66,8 @@ def inputs_of(shards: Sequence[Mapping[str, np.ndarray]], enlarged_to: str | Non
 
     With `enlarged_to`, a shape that holds the model, they are those of the model seen as one of that shape.
     Inputs and test vectors are those of every other model, so values in one shape make paired differences
-    too.  There is no control where a shard has none.  Raises `RunFailedError` for values that are not finite,
-    and `ConfigError` for a model that cannot be enlarged.
+    too.  Raises `RunFailedError` for values that are not finite, and `ConfigError` for a model that cannot be
+    enlarged.
     """
     sums = [np.sum([a for name, a in s.items() if not name.startswith(OWN)], axis=0) for s in shards]
     plain, weights = np.concatenate(sums), np.concatenate([shard["weights"] for shard in shards])
@@ -79,10 +79,18 @@ def inputs_of(shards: Sequence[Mapping[str, np.ndarray]], enlarged_to: str | Non
     values = torch.from_numpy(plain)
     if enlarged_to is not None:
         values = _parts_of(shards).enlarged(values, enlarged_to)
-    control = None
-    if all("control" in shard for shard in shards):
-        control = torch.from_numpy(np.concatenate([shard["control"] for shard in shards]))
-    return Measured(values, torch.from_numpy(weights), control)
+    return Measured(values, torch.from_numpy(weights), *statistics_of(shards))
+
+
+def statistics_of(shards: Sequence[Mapping[str, np.ndarray]]) -> tuple[Tensor | None, Tensor | None]:
+    """Return `control` [n, K] and `places` [n, 2] of all inputs, None for one that a shard does not have."""
+    control, places = (
+        torch.from_numpy(np.concatenate([shard[name] for shard in shards]))
+        if all(name in shard for shard in shards)
+        else None
+        for name in ("control", "places")
+    )
+    return control, places
 
 
 def _parts_of(shards: Sequence[Mapping[str, np.ndarray]]) -> Parts:

@@ -169,14 +169,14 @@ def test_what_does_not_go_with_a_target():
 
 
 def test_identities_are_those_of_ledgers():
-    """Stored results keep their identities; `trace` has its third version, `hessian` its fourth."""
+    """Stored results keep their identities; `trace` has its fourth version, `hessian` its fifth."""
     known = {
         "held_out_loss": "d6f1943de68f627afe79aaaa12fd566dc9b558c59bcfba85275e86057fd406b7",
         "excess_loss": "d7ca7eb2bfd41be931673985aef7b58ceb7a33bf415c4631293f4e7e24ab3610",
         "spectrum": "8dc3a3c5ddc354aaa6b3fe7bfd1ed0b860e851884a02d588dee2704fc068ec03",
         "sharpness": "f1bc1cdea6e7b80db910751d701b06b9bb41a97ec0bd5664d5f15d92caa9dd74",
-        "trace": "a76a5db38a1ca033707ce2cf4b52f7cf48e332e9ac119eccb2c7812d2f2952e2",
-        "hessian": "01a32688de98f7448a8471de20cab6b0ccb6e55849bf829716d60195fc06535d",
+        "trace": "49b22cb19dd6cf76cd1aff4483d78a2d3a5aabbfdf056f016db2fd781545bf55",
+        "hessian": "be00f9582cfcba9cc4297617dac47b99334f143cd36e6649a77f1475185e1d7e",
     }
     fields = {"trace": {"inputs": 64}, "hessian": {"inputs": 64}}
     found = {kind: evaluations.decode({"kind": kind, **fields.get(kind, {})}) for kind in known}
@@ -187,6 +187,8 @@ def test_identities_are_those_of_ledgers():
         "46adc8b0a9cc9e576aea2958086eda8eaac0593f9f10388bdb392e8b37cb9f84",
         "7d8b75e1ceff5b336dbb5f377fe06a3661f549ca89df01c9462f9845e463a9af",
         "0391f559c0130fbd58118dc60b865f411460ecb575e996f8b3b308189e6342d0",
+        "a76a5db38a1ca033707ce2cf4b52f7cf48e332e9ac119eccb2c7812d2f2952e2",
+        "01a32688de98f7448a8471de20cab6b0ccb6e55849bf829716d60195fc06535d",
     }
     assert firsts.isdisjoint(known.values())
     assert evaluation_identity(TraceConfig(inputs=64, target_rse=0.02)) != known["trace"]
@@ -204,7 +206,12 @@ def test_repeats_tell_the_error_of_the_pool(hmm, make_subject, run, vectors, inp
     if vectors == "label":
         assert found[0].control is None
     else:
-        controls = np.array([traces.control.numpy() for traces in found])
+        # 300 inputs suffice for six coefficients: that of the mean, four of vectors and one of places.
+        positions = draw_positions(ids, hmm.pad_id, seed=0).numpy()
+        half = np.arange(hmm.max_length) * 2 < hmm.max_length
+        shares = [half[:n].mean() for n in hmm.lengths(ids)]
+        place = np.stack([half[positions] - shares], axis=1)
+        controls = np.array([np.hstack([traces.control.numpy(), place]) for traces in found])
         # The mean of the repeats, less its regression on theirs, is what the trace is the mean of.
         beta = regression(plain.mean(axis=0), controls.mean(axis=0))
         left = plain - (controls * beta).sum(axis=2)

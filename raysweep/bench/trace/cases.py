@@ -24,7 +24,7 @@ from raysweep.flatness.trace.hessian import residual_traces
 FULL = Sizes(
     ours=1024,
     replicates=40,
-    replicate=512,
+    replicate=1024,
     inputs=1024,
     residuals=256,
     batches=(32, 128, 512),

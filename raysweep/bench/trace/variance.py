@@ -38,7 +38,7 @@ def estimated(
     model: MaskedLM, ids: Tensor, positions: Tensor, seed: int = 0, start: int = 0
 ) -> TraceEstimate:
     """Return raysweep's estimate from all inputs; `fisher_trace` would log its doubts each time."""
-    return summarise(input_traces(model, ids, positions, seed=seed, start=start))
+    return summarise(input_traces(model, ids, positions, seed=seed, start=start, uniform=True))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,8 @@
 
 With x_i and y_i the values of input i under two models, as they were computed, and f_i, g_i their control
 statistics of mean zero (raysweep.flatness.trace.control), the difference is the mean of y_i − x_i less its
-regression on f_i and g_i side by side (raysweep.flatness.trace.regression).  Both terms are treated alike:
+regression on f_i, g_i and those of places (raysweep.flatness.trace.places) side by side
+(raysweep.flatness.trace.regression).  Both terms are treated alike:
 two estimates would also differ by the adjustment if only one of them were adjusted.
 """
 
@@ -20,15 +21,34 @@ from torch import Tensor
 from raysweep.errors import DataError
 from raysweep.flatness.trace.estimate import TraceEstimate, doubt, ratio
 from raysweep.flatness.trace.interval import deviate, interval, skewness_of
+from raysweep.flatness.trace.places import beside
 from raysweep.flatness.trace.regression import adjusted
 
 
 class Measured(NamedTuple):
-    """Values `plain` [n] of inputs as computed, their masked words `weights` [n] and `control` [n, K]."""
+    """Values `plain` [n] of inputs as computed, their numbers of masked words `weights` [n], and statistics.
+
+    `control` [n, K] and `places` [n, 2] are those of `raysweep.flatness.trace.estimate.InputTraces`.
+    """
 
     plain: Tensor
     weights: Tensor
     control: Tensor | None
+    places: Tensor | None = None
+
+    def first(self, n: int) -> Measured:
+        """Return the first `n` inputs."""
+        return Measured(
+            self.plain[:n],
+            self.weights[:n],
+            None if self.control is None else self.control[:n],
+            None if self.places is None else self.places[:n],
+        )
+
+    @property
+    def known(self) -> Tensor | None:
+        """All statistics of mean zero [n, K]."""
+        return beside(self.control, self.places)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,19 +95,18 @@ def difference(first: Measured, second: Measured) -> Difference:
 
     Both are of the same inputs in the same order with the same test vectors.  The plain values' difference is
     adjusted by the control statistics of both; by none where either has none, or where the inputs are too
-    few for so many (`raysweep.flatness.trace.regression.adjusted`).
+    few for so many (`raysweep.flatness.trace.regression.adjusted`).  Places are those of both.
     """
     n = min(len(first.plain), len(second.plain))
-    weights = first.weights[:n]
-    sides = [
-        Measured(s.plain[:n], weights, None if s.control is None else s.control[:n]) for s in (first, second)
-    ]
+    sides = [first.first(n), second.first(n)]
+    weights, places = sides[0].weights, sides[0].places
     controls = [side.control for side in sides if side.control is not None]
     control = torch.cat(controls, dim=1) if len(controls) == 2 else None
-    values = adjusted(torch.stack([side.plain.double() for side in sides], dim=1), weights, control)
+    known = beside(control, places if sides[1].places is not None else None)
+    values = adjusted(torch.stack([side.plain.double() for side in sides], dim=1), weights, known)
     apart = values[:, 1] - values[:, 0]
     change = ratio(apart, weights)
-    alone = [ratio(adjusted(side.plain, weights, side.control), weights).standard_error for side in sides]
+    alone = [ratio(adjusted(side.plain, weights, side.known), weights).standard_error for side in sides]
     return Difference(
         difference=change.value,
         standard_error=change.standard_error,
@@ -125,6 +144,6 @@ def compare(estimates: Sequence[TraceEstimate]) -> list[Contrast]:
                 f"{', '.join(b.excluded) or 'none'}), so that their difference means nothing; freeze the "
                 "same ones in both models"
             )
-        sides = [Measured(e.plain, e.weights, e.control) for e in (a, b)]
+        sides = [Measured(e.plain, e.weights, e.control, e.places) for e in (a, b)]
         found.append(Contrast(first=i, second=j, **vars(difference(*sides))))
     return found

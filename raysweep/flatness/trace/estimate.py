@@ -10,8 +10,8 @@ standard error.  It is the *population's*: the spread over inputs and that of th
 *pool's* standard error holds the inputs fixed and comes from their test vectors alone, by the spread of the
 draws at each input:  se² = Σ s_i²/draws / (Σ m_i)².  It takes two draws; exact vectors have 0.
 
-Where inputs have statistics f_i of known mean zero (raysweep.flatness.trace.control), x_i above stands for
-the value less its regression on them (raysweep.flatness.trace.regression).
+Where inputs have statistics f_i of known mean zero (raysweep.flatness.trace.control and .places), x_i above
+stands for the value less its regression on them (raysweep.flatness.trace.regression).
 
 Intervals allow for the skewness G of the inputs' values (raysweep.flatness.trace.interval).  They hold what
 they state where n is large beside G²; n > 12 G² and the share of the largest contribution say where they are
@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from raysweep.flatness.trace.interval import interval, shown, shown_html, skewness_of
+from raysweep.flatness.trace.places import beside
 from raysweep.flatness.trace.regression import adjusted, coefficients, pool_variance
 from raysweep.flatness.vectors import Drawing
 from raysweep.languages.base import Estimate
@@ -133,7 +134,8 @@ class InputTraces:
     as computed, with nothing taken off.  `spread` [n, 1+K, 1+K] are each input's covariances of its value and
     these by random test vectors, None with one vector an input.  `keys` [n] are hashes of the inputs, and
     `drawn` is the drawing of their vectors: where both are equal, so are the random numbers.  `method` says
-    how gradient norms were computed, `reason` why not by ghost norms.
+    how gradient norms were computed, `reason` why not by ghost norms.  `places` [n, 2] are those of masked
+    words that were drawn uniformly (raysweep.flatness.trace.places), None where they were not.
     """
 
     names: tuple[str, ...]
@@ -146,6 +148,7 @@ class InputTraces:
     drawn: Drawing
     method: str
     reason: str | None = None
+    places: Tensor | None = None
 
     def by_group(self) -> dict[str, Tensor]:
         """Return the values [n] of each parameter group, in the model's order."""
@@ -169,6 +172,7 @@ class InputTraces:
             drawn=self.drawn,
             method=self.method,
             reason=self.reason,
+            places=_both(self.places, other.places),
         )
 
 
@@ -181,14 +185,14 @@ class TraceEstimate:
     """A Fisher trace in nats: the mean of `n` independent inputs, and its parts.
 
     `standard_error` is the population's, `pool_standard_error` that of the same inputs with other test
-    vectors (None with one vector an input), `plain_standard_error` the population's of the values
-    as computed (`plain` [n] float64), before their regression on the statistics `control` [n, K] (None where
-    there are none).  `per_input` [n] float64 are the inputs' own values, with that taken off (`adjusted`), so
-    that single ones may be negative; `per_group` and `per_parameter` split the mean; `excluded` names the
-    frozen parameters, which are not part of it.  `weights` [n], `keys` and `drawn` are those of
-    `InputTraces`.  `warning` says why the interval is not to be trusted, None where it is.  `method`
-    says how gradient norms were computed, `reason` why not by ghost norms.  `target_rse` is the relative
-    standard error that was asked for, and `reached` whether the pool was large enough for it.
+    vectors (None with one vector an input), `plain_standard_error` the population's of the values as computed
+    (`plain` [n] float64), before their regression on the statistics `control` [n, K] and those of `places`
+    [n, 2] (each None where there are none).  `per_input` [n] float64 are the inputs' own values, with that
+    taken off (`adjusted`), so that single ones may be negative; `per_group` and `per_parameter` split the
+    mean; `excluded` names the frozen parameters, which are not part of it.  `weights` [n], `keys` and `drawn`
+    are those of `InputTraces`.  `warning` says why the interval is not to be trusted, None where it is.
+    `method` says how gradient norms were computed, `reason` why not by ghost norms.  `target_rse` is the
+    relative standard error that was asked for, and `reached` whether the pool was large enough for it.
     """
 
     value: float
@@ -208,6 +212,7 @@ class TraceEstimate:
     warning: str | None
     method: str
     reason: str | None = None
+    places: Tensor | None = None
     target_rse: float | None = None
     reached: bool | None = None
 
@@ -245,12 +250,13 @@ def summarise(
 ) -> TraceEstimate:
     """Return the mean over masked positions with its standard errors, and its parts."""
     plain, weights = traces.values.sum(dim=1), traces.weights
-    per_input = adjusted(plain, weights, traces.control)
-    values = adjusted(traces.values, weights, traces.control)
-    groups = {name: adjusted(value, weights, traces.control) for name, value in traces.by_group().items()}
+    known = beside(traces.control, traces.places)
+    per_input = adjusted(plain, weights, known)
+    values = adjusted(traces.values, weights, known)
+    groups = {name: adjusted(value, weights, known) for name, value in traces.by_group().items()}
     whole, spread, pool = ratio(per_input, weights), traces.spread, None
     if spread is not None:
-        beta = coefficients(plain, weights, traces.control)
+        beta = coefficients(plain, weights, known)
         pool = math.sqrt(max(0.0, pool_variance(spread, beta))) / weights.sum().item()
     return TraceEstimate(
         value=whole.value,
@@ -270,6 +276,7 @@ def summarise(
         warning=doubt(per_input, weights, positive=True),
         method=traces.method,
         reason=traces.reason,
+        places=traces.places,
         target_rse=target_rse,
         reached=reached,
     )

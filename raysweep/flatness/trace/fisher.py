@@ -14,7 +14,8 @@ all masked positions, and so is the trace:  Tr F = E Σ_{t∈M(x)} E_{y ~ f_t(x)
 Each input gives one unbiased value from one backward pass (raysweep.flatness.vectors) by ghost norms
 (raysweep.flatness.norms.ghost), or slower, and said, for models that these do not know
 (raysweep.flatness.norms.fallback).  Of models whose head is known, what the head alone tells of a test vector
-is taken off the values, by statistics of mean zero (raysweep.flatness.trace.control).  Inputs are
+is taken off the values, by statistics of mean zero (raysweep.flatness.trace.control), and where places are
+drawn here, so is what the place of the masked word tells (raysweep.flatness.trace.places).  Inputs are
 independent, so the mean's standard error is that of their values, which holds both the spread over inputs and
 that of the test vectors (raysweep.flatness.trace.estimate).
 
@@ -58,6 +59,7 @@ from raysweep.flatness.trace.estimate import (
     reaches,
     summarise,
 )
+from raysweep.flatness.trace.places import places_of
 from raysweep.flatness.vectors import Drawing, Vectors, check_vectors
 
 __all__ = [
@@ -87,10 +89,12 @@ def input_traces(
     vectors: Vectors = "rademacher",
     draws: int = 1,
     batch: int | None = None,
+    uniform: bool = False,
 ) -> InputTraces:
     """Return an unbiased value of Tr F at each sentence of `ids` [n, T] with `positions` masked.
 
-    Arguments and errors are those of `fisher_trace`.
+    With `uniform` the positions are one a sentence, drawn uniformly from its words (`draw_positions`); the
+    estimate then takes off what they alone explain.  Other arguments and errors are those of `fisher_trace`.
     """
     check_sentences(ids)
     check_vectors(vectors)
@@ -128,6 +132,8 @@ def input_traces(
         weights=marked.sum(dim=1).double().cpu(),
         spread=None if spread is None else spread.cpu(),
         control=None if control is None else sums.statistics.cpu(),
+        # With labels the estimate is left as published.
+        places=places_of(ids, positions, pad_id) if uniform and vectors != "label" else None,
         keys=keys(masked, positions, pad_id),
         drawn=drawn,
         method=norms.method,
@@ -160,7 +166,8 @@ def fisher_trace(
     """Estimate Tr F of `model` on a pool of sentences `ids` [n, T] with masked positions; dropout is off.
 
     `ids` are right-padded with the model's `pad_id`.  `positions` are one a sentence [n], several [n, m] with
-    −1 for none, or a mask [n, T] of bools; when None, one is drawn uniformly over each sentence's words.
+    −1 for none, or a mask [n, T] of bools; when None, one is drawn uniformly over each sentence's words, and
+    what its place alone explains is taken off.
     `seed` and the inputs' numbers `start .. start+n-1` key positions and test vectors: the same for every
     model.  `draws` random vectors are averaged at each input (more inputs serve better than more draws).
     Parameters with `requires_grad` False are left out and named in `excluded`.  With `enlarged_to` the trace
@@ -185,6 +192,7 @@ def fisher_trace(
     _check_numbers(seed=seed, start=start, draws=draws, batch=batch)
     if target_rse is not None and not 0 < target_rse < 1:
         raise ConfigError(f"target_rse={target_rse}: give a relative standard error in (0, 1), such as 0.01")
+    uniform = positions is None
     if positions is None:
         positions = draw_positions(ids, padding_id(model), seed=seed, start=start)
 
@@ -198,6 +206,7 @@ def fisher_trace(
             vectors=vectors,
             draws=draws,
             batch=batch,
+            uniform=uniform,
         )
         return found if enlarged_to is None else enlarged(found, model, enlarged_to)
 

@@ -45,6 +45,7 @@ from raysweep.flatness.pool import Pool
 from raysweep.flatness.trace.estimate import doubt, ratio
 from raysweep.flatness.trace.fisher import input_traces
 from raysweep.flatness.trace.interval import interval, shown, shown_html, skewness_of
+from raysweep.flatness.trace.places import beside
 from raysweep.flatness.trace.regression import adjusted
 from raysweep.flatness.vectors import Vectors
 from raysweep.languages.base import Estimate
@@ -132,14 +133,23 @@ def hessian_trace(
     for both parts.  Raises `DataError` for inputs that do not fit the model, `ConfigError` for a model
     without trainable parameters.
     """
+    uniform = positions is None
     if positions is None:
         positions = draw_positions(ids, model.pad_id, seed=seed, start=start)
     pool = Pool.of(model, ids, positions, log_probs=log_probs)
     traces = input_traces(
-        model, ids, positions, seed=seed, start=start, vectors=vectors, draws=draws, batch=batch
+        model,
+        ids,
+        positions,
+        seed=seed,
+        start=start,
+        vectors=vectors,
+        draws=draws,
+        batch=batch,
+        uniform=uniform,
     )
     residual = residual_traces(model, pool, seed=seed, start=start, draws=draws, batch=batch)
-    gauss_newton = adjusted(traces.values.sum(dim=1), traces.weights, traces.control)
+    gauss_newton = adjusted(traces.values.sum(dim=1), traces.weights, beside(traces.control, traces.places))
     weights = traces.weights
     parts = ratio(gauss_newton, weights), ratio(residual, weights)
     both = gauss_newton + residual

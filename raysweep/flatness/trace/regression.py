@@ -1,9 +1,10 @@
 """Values of inputs less their regression on statistics of known mean zero: the mean stays, the spread falls.
 
 With x_i the value of input i, m_i its masked positions and f_i its statistics
-(raysweep.flatness.trace.control), the values x_i − β·f_i have the mean of x_i for every β that does not
-depend on f_i, and the smallest variance for β of least squares.  The source is the regression estimator of a
-mean (Cochran, "Sampling techniques", 1977, chapter 7); coefficients from other inputs remove its bias.
+(raysweep.flatness.trace.control and .places), the values x_i − β·f_i have the mean of x_i for every β that
+does not depend on f_i, and the smallest variance for β of least squares.  The source is the regression
+estimator of a mean (Cochran, "Sampling techniques", 1977, chapter 7); coefficients from other inputs remove
+its bias.
 """
 
 from __future__ import annotations
@@ -60,11 +61,14 @@ def adjusted(values: Tensor, weights: Tensor, control: Tensor | None) -> Tensor:
 
 
 def pool_variance(spread: Tensor, beta: Tensor | None) -> float:
-    """Return the variance of Σ x by test vectors alone, from `spread` [n, 1+K, 1+K] of (x, f) by input."""
+    """Return the variance of Σ x by test vectors alone, from `spread` [n, 1+K, 1+K] of (x, f) by input.
+
+    Statistics after the first K of `beta` do not depend on test vectors.
+    """
     if beta is None:
         return float(spread[:, 0, 0].sum())
     total = 0.0
     for k in range(FOLDS):
-        by = torch.cat([torch.ones(1, dtype=torch.float64), -beta[k, :, 0]])
+        by = torch.cat([torch.ones(1, dtype=torch.float64), -beta[k, : spread.shape[1] - 1, 0]])
         total += float(by @ spread[k::FOLDS].sum(dim=0) @ by)
     return total
