@@ -45,7 +45,7 @@ LONGEST = 256
 
 #: Numbers in a chunk's hidden states, and the fewest words of a chunk.  Smaller chunks spend their time on
 #: calls, larger ones on memory.
-NUMBERS, WORDS = 2**19, 2048
+NUMBERS, WORDS = 3 * 2**17, 2048
 
 #: Share of the total by which the norm of a parameter may differ where that norm is close to zero.  Rounding
 #: changes it by 4e-7 at most, as measured in new and in trained models.
