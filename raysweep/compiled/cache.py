@@ -44,6 +44,7 @@ from numba.core.codegen import get_host_cpu_features
 from numba.core.registry import cpu_target
 from numba.core.serialize import dumps
 
+from raysweep.compiled import about_to_compile
 from raysweep.compiled.simd import WIDE
 from raysweep.files import write_atomic
 
@@ -184,6 +185,8 @@ class _Entries:
             data = self._read(key)
             if data is not None:
                 _end_turn(self._path(key))
+        if data is None:
+            about_to_compile()
         return data
 
     def _read(self, key: Any) -> Any:

@@ -13,16 +13,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import ray
 from ray import tune
 
+from raysweep.compiled import when_compiling
 from raysweep.engine.board import Board
 from raysweep.engine.choice import choose_engine, shares
 from raysweep.engine.chronicle import Chronicle
 from raysweep.engine.cluster import Cluster, check_storage, connected, warmed_up
-from raysweep.engine.forks import close_fork_server
+from raysweep.engine.forks import close_fork_server, compile_ahead
 from raysweep.engine.guard import tell_cluster, tell_done
 from raysweep.engine.heed import heeded, wind_down
 from raysweep.engine.interrupt import Interrupts
@@ -139,7 +141,8 @@ def launch(
                 chosen.prepare()
             elif not ray.is_initialized():
                 close_fork_server()  # the program may have begun one early, and no Ray is served by it
-            plan = make_plan(chosen, timed=on_start is not None, launched=launched)
+            with when_compiling(partial(compile_ahead, sweep.directory)):
+                plan = make_plan(chosen, timed=on_start is not None, launched=launched)
             plan = plan if address is None else replace(plan, here=())
         for line in plan.lines(limit=12):
             chronicle.say(line)

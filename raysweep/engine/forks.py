@@ -6,10 +6,12 @@ While Ray is started, a stub stands in the place of Python and asks the server f
 from __future__ import annotations
 
 import fcntl
+import json
 import logging
 import os
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -28,6 +30,8 @@ exec {python} -I -S {client} {socket} {python} "$@"
 
 
 _PREFIX = "raysweep-forks-"
+#: Most processes that compile ahead: a sweep has a few kinds of evaluations.
+_MOST_AHEAD = 4
 #: Seconds for which a folder may be without its lock, because its driver has just made it.
 _NEW = 60.0
 
@@ -80,6 +84,16 @@ class ForkServer:
             yield
         finally:
             sys.executable = self._python
+
+    def fork(self, module: str, *arguments: str) -> None:
+        """Let the server run a module in a fork without Ray, and do not wait for it.
+
+        The module ends with the server at the latest, and is the first to end where memory is short.
+        """
+        request = json.dumps([["-m", module, *arguments], str(Path.cwd()), None, "1000"]).encode()
+        with forkserver.packets() as client, open(os.devnull, "r+b") as nothing:
+            client.connect(str(self._folder / "socket"))
+            socket.send_fds(client, [request], [nothing.fileno()] * 3)
 
     def close(self) -> None:
         """End the server and all that it has forked."""
@@ -146,6 +160,20 @@ def begin_early(arguments: Sequence[str]) -> None:
     given = {argument.partition("=")[0] for argument in arguments}
     if not (given & set(elsewhere) or os.environ.get("RAY_ADDRESS")):
         fork_server()
+
+
+def compile_ahead(directory: Path) -> None:
+    """Let forks compile what the evaluations of a stored sweep need, on processors that idle meanwhile.
+
+    That is where this process has a fork server and is to compile what training needs; see
+    `raysweep.engine.ahead`.
+    """
+    parts = min(len(os.sched_getaffinity(0)) - 1, _MOST_AHEAD) if _SERVERS else 0
+    for part in range(parts):
+        try:
+            _SERVERS[0].fork("raysweep.engine.ahead", str(directory), str(part), str(parts))
+        except OSError as error:
+            log.warning("evaluations compile what they need themselves: %s", error)
 
 
 def close_fork_server() -> None:

@@ -5,10 +5,12 @@ of CPU time and some hundred MB, for each of a dozen workers of a launch.  A for
 shares the memory.
 
     raylet --starts--> stub --asks--> server (torch) --forks--> template (Ray) --forks--> worker
+                     launch --asks--> server (torch) --forks--> what compiles ahead (`raysweep.engine.ahead`)
 
 The stub stands where Ray expects Python.  The server imports all that does not import Ray.  Ray reads the
 environment when it is imported, so each environment has a template of its own, which imports Ray and forks
-the workers with that environment.  A worker that cannot be forked starts as Ray intends.
+the workers with that environment.  A worker that cannot be forked starts as Ray intends.  What needs no Ray
+has no environment of its own, and is forked from the server.
 
 A process that forks must have no threads of its own.  Those that numpy, scipy and pyarrow start survive a
 fork.  CUDA does not, so a server that finds a GPU open serves nobody.
@@ -152,14 +154,23 @@ def _serve(listener: socket.socket) -> list[str] | None:
         if not message:  # the client is dead, or its environment does not fit into a message
             connection.close()
             continue
-        key = json.dumps(json.loads(message)[2], sort_keys=True)
+        environment = json.loads(message)[2]
+        if environment is None:
+            if os.fork() == 0:
+                for end in (listener, connection, *templates.values()):
+                    end.close()
+                return _taken(message, streams)
+            connection.close()
+            _close(streams)
+            continue
+        key = json.dumps(environment, sort_keys=True)
         if key not in templates:
             templates[key], requests = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             if os.fork() == 0:
                 for end in (listener, connection, *templates.values()):
                     end.close()
                 _close(streams)
-                return _fork_workers(requests, json.loads(key))
+                return _fork_workers(requests, environment)
             requests.close()
         try:
             socket.send_fds(templates[key], [message], [*streams, connection.fileno()])
@@ -185,21 +196,27 @@ def _fork_workers(requests: socket.socket, environment: dict[str, str]) -> list[
             return None
         *streams, client = descriptors
         if os.fork() == 0:
-            command, folder, _, oom_score = json.loads(message)
-            for number, stream in enumerate(streams):
-                os.dup2(stream, number)
-            os.chdir(folder)
-            # Ray ends a worker together with its process group, and tells the system to end it first where
-            # memory is short.
-            os.setpgid(0, 0)
-            with suppress(OSError):
-                Path("/proc/self/oom_score_adj").write_text(oom_score)
             requests.close()
-            _close(descriptors)
-            return list(command)
+            os.close(client)
+            return _taken(message, streams)
         with suppress(OSError):  # the client may be dead
             os.write(client, b"+")
         _close(descriptors)
+
+
+def _taken(message: bytes, streams: list[int]) -> list[str]:
+    """Take the standard streams and the folder of a request, in its fork; return its command."""
+    command, folder, _, oom_score = json.loads(message)
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+    _close(streams)
+    os.chdir(folder)
+    # Ray ends a worker together with its process group, and tells the system to end it first where memory is
+    # short.
+    os.setpgid(0, 0)
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(oom_score)
+    return list(command)
 
 
 @contextmanager
@@ -236,11 +253,15 @@ def _close(descriptors: list[int]) -> None:
 
 
 def _run(command: list[str]) -> None:
-    """Run the script of a worker as Python would run it."""
+    """Run the script of a worker, or the module after `-m`, as Python would run it."""
     import numpy  # not above, because the driver imports this module first of all
 
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     numpy.random.seed()  # as in a new process, and not as in the other forks
+    if command[0] == "-m":
+        sys.argv = command[1:]
+        runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+        return
     sys.argv = command
     sys.path.insert(0, str(Path(command[0]).parent))
     runpy.run_path(command[0], run_name="__main__")
