@@ -25,6 +25,9 @@ from raysweep.sweep import RunSpec, Sweep
 from raysweep.sweep.storage import storage_root
 from raysweep.sweep.stored import load_stored
 
+#: Most parameters of a model that is made for this: larger ones take long beside what is compiled.
+MOST = 2**24
+
 
 def main(directory: str, part: str, parts: str) -> None:
     """Measure a part of the examples of a stored sweep; say nothing of those that fail."""
@@ -43,10 +46,19 @@ def examples(sweep: Sweep, files: Path) -> Iterator[tuple[RunSpec, Evaluation]]:
     """Yield a run and a small evaluation for each kind of language, of model and of evaluation.
 
     `files` is a folder for what evaluations read.  What is not trained comes first, because training
-    does not compile the exact conditionals that it needs.
+    does not compile the exact conditionals that it needs.  The model is the largest, because smaller ones may
+    leave out a part of what it computes, but none has more than `MOST` parameters.
     """
+    known = {
+        (spec.language_fingerprint, spec.model.label if spec.trains else spec.algorithm.kind): spec
+        for spec in sweep.runs
+    }
+    sizes = [
+        (spec.model.parameters(sweep.language(spec)) if spec.trains else 0, spec) for spec in known.values()
+    ]
+    small = [(size, spec) for size, spec in sizes if size <= MOST]
     seen = set()
-    for spec in sorted(sweep.runs, key=lambda spec: spec.trains):
+    for _, spec in sorted(small, key=lambda one: (one[1].trains, -one[0])):
         for evaluation in spec.evaluations.values():
             kind = spec.model.kind if spec.trains else spec.algorithm.kind
             key = spec.language.kind, kind, evaluation.kind

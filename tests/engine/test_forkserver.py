@@ -164,6 +164,19 @@ def test_another_command_runs_without_the_server(server: ForkServer, tmp_path: P
     assert output == f"{process.pid} None\n"
 
 
+def test_a_module_runs_in_a_fork_without_ray(server: ForkServer, tmp_path: Path) -> None:
+    """As Python would run it, with its arguments; whoever asks does not wait."""
+    given, made = tmp_path / "given.json", tmp_path / "made.json"
+    given.write_text("[1]")
+    server.fork("json.tool", "--compact", str(given), str(made))
+    deadline = time.monotonic() + 60
+    while not (made.exists() and made.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert made.read_text() == "[1]\n"
+    # The server goes on.
+    assert told(server, script(tmp_path))["loaded"]
+
+
 def test_a_client_that_says_nothing_does_not_disturb(server: ForkServer, tmp_path: Path) -> None:
     with forkserver.packets() as client:
         client.connect(str(server._folder / "socket"))
