@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal
 
 from raysweep.report.format import signed
@@ -145,7 +146,7 @@ class Verdict(Asked):
         """The claim, the verdict and the numbers, as one sentence."""
         return f"{self.about}{self.says}: {self.outcome} ({self.numbers})"
 
-    @property
+    @cached_property
     def numbers(self) -> str:
         """The effect with its interval, the data, and what more would be needed."""
         parts = [effect(self.main, self.unit)] if not math.isnan(self.main.value) else []

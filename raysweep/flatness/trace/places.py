@@ -35,10 +35,10 @@ def place_statistics(places: Tensor, groups: int) -> Tensor:
     """
     place, words = places.long().unbind(dim=1)
     longest = int(words.max())
-    inside = torch.nn.functional.one_hot(torch.arange(longest) * groups // longest, groups).double()
+    inside = torch.nn.functional.one_hot(torch.arange(longest) * groups // longest, groups).double()[:, :-1]
     # Of sentences of 1, 2, ... words.
     shares = inside.cumsum(dim=0) / torch.arange(1, longest + 1)[:, None]
-    return (inside[place] - shares[words - 1])[:, :-1]
+    return inside[place].sub_(shares[words - 1])
 
 
 def beside(control: Tensor | None, places: Tensor | None) -> Tensor | None:
