@@ -153,11 +153,15 @@ def contrast(what: Subject, sizes: Sizes) -> list[Figure]:
 
     Both ways take two estimates from equally many inputs, by the same estimator.  With different inputs and
     vectors, the variance is the sum of the two; with the same ones, it is that of the paired differences.
+    A part of that is how much the two models differ from input to input: exact vectors leave it alone.
     """
     ids, positions, _ = what.inputs(sizes.ours)
-    estimates = [estimated(model, ids, positions) for model in (what.earlier, what.model)]
+    models = what.earlier, what.model
+    estimates = [estimated(model, ids, positions) for model in models]
     [paired] = compare(estimates)
     apart = sum(estimate.standard_error**2 for estimate in estimates)
+    first, last = (input_traces(model, ids, positions, vectors="exact").values.sum(dim=1) for model in models)
+    exact = (last - first).var().item() / len(ids)
     return [
         Figure(
             name="variance of a contrast, 19/20 of training and its end, separate by common random numbers",
@@ -166,6 +170,11 @@ def contrast(what: Subject, sizes: Sizes) -> list[Figure]:
             goal=Goal(sense="at least", value=10),
         ),
         Figure(name="correlation of the two checkpoints' inputs", unit="", value=paired.correlation),
+        Figure(
+            name="variance of the contrast by exact vectors, divided by that by random ones",
+            unit="",
+            value=exact / paired.standard_error**2,
+        ),
     ]
 
 
