@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import median
 
-from raysweep.bench.harness import Case, Contestant
+from raysweep.bench.harness import Case, Contestant, shares
 from raysweep.bench.products import products
 from raysweep.bench.record import Figure, Goal, Peak, Timing
 from raysweep.bench.trace.contestants import Sizes, hutchinson_peers, label_peers
@@ -18,6 +18,7 @@ from raysweep.evaluation import ModelSubject
 from raysweep.evaluation.excess_loss import ExcessLossConfig
 from raysweep.flatness.pool import Pool
 from raysweep.flatness.trace.contrast import compare
+from raysweep.flatness.trace.control import Control
 from raysweep.flatness.trace.fisher import input_traces
 from raysweep.flatness.trace.hessian import residual_traces
 
@@ -135,15 +136,27 @@ def beside_training(what: Subject, inputs: int) -> float:
 
 
 def _shares(what: Subject, inputs: int, peak: Peak) -> list[Figure]:
-    """Return which share of an input's time products of matrices take, and how fast they are."""
+    """Return which shares of an input's time its parts take, and how fast products of matrices are."""
+    from raysweep.flatness.fused.taps import ChunkNorms
+    from raysweep.models.fused import attention
+
     ids, positions, _ = what.inputs(inputs)
-    share, rate = products(partial(input_traces, what.model, ids, positions))
+    work = partial(input_traces, what.model, ids, positions)
+    share, rate = products(work)
     return [
         Figure(name="share of an input in matrix products", unit="", value=share),
         Figure(
             name="rate of these products by the peak in float32",
             unit="",
             value=1e-9 * rate / peak.gemm_float32_gflops,
+        ),
+        *shares(
+            {
+                "share of an input in norms of matrices' gradients": (ChunkNorms, "linear"),
+                "in attention's backward pass": (attention, "attend_backward"),
+                "in control statistics": (Control, "statistics"),
+            },
+            work,
         ),
     ]
 
