@@ -76,7 +76,8 @@ def test_variances_are_those_of_single_draws() -> None:
 
 def test_replicates_tell_the_variance_of_an_input() -> None:
     what = subject("16/1/1/32", "saturated", True)
-    found = Replicates.of(what, inputs=512, seeds=12)
+    # From 1,000 inputs on, each of the 16 places is a group of its own.
+    found = Replicates.of(what, inputs=1024, seeds=12)
     ids, positions, _ = what.inputs(2048)
     one = estimated(what.model, ids, positions)
     assert found.variance == pytest.approx(2048 * one.relative_standard_error**2, rel=0.15)
