@@ -5,8 +5,9 @@ when the first checkpoints are there, on processors that train.  Here each kind 
 example, on a new model of each kind and on what is not trained.  Nothing of that is kept but the machine code
 (`raysweep.compiled.cache`), and nothing waits for it.
 
-`python -m raysweep.engine.ahead DIRECTORY PART PARTS` takes every PARTS-th of these examples, from number
-PART on.  It needs no Ray (`raysweep.engine.forks.compile_ahead`).
+`python -m raysweep.engine.ahead DIRECTORY FILES PART PARTS` takes every PARTS-th of these examples, from
+number PART on, of the sweep in a directory; FILES is a folder for what they read.  It needs no Ray
+(`raysweep.engine.forks.compile_ahead`).
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from operator import itemgetter
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from raysweep.engine.worker import prepare
 from raysweep.evaluation import Evaluation, ModelSubject
@@ -29,17 +30,16 @@ from raysweep.sweep.stored import load_stored
 MOST = 2**24
 
 
-def main(directory: str, part: str, parts: str) -> None:
+def main(directory: str, files: str, part: str, parts: str) -> None:
     """Measure a part of the examples of a stored sweep; say nothing of those that fail."""
     logging.disable()
     prepare()
     folder, _, name = directory.rpartition("/")
     sweep = load_stored(storage_root(folder) / name)
-    with TemporaryDirectory() as files:
-        for spec, evaluation in list(examples(sweep, Path(files)))[int(part) :: int(parts)]:
-            # What is wrong with it will be said by the evaluation itself.
-            with suppress(Exception):
-                measure(sweep, spec, evaluation)
+    for spec, evaluation in list(examples(sweep, Path(files)))[int(part) :: int(parts)]:
+        # What is wrong with it will be said by the evaluation itself.
+        with suppress(Exception):
+            measure(sweep, spec, evaluation)
 
 
 def examples(sweep: Sweep, files: Path) -> Iterator[tuple[RunSpec, Evaluation]]:
@@ -47,18 +47,21 @@ def examples(sweep: Sweep, files: Path) -> Iterator[tuple[RunSpec, Evaluation]]:
 
     `files` is a folder for what evaluations read.  What is not trained comes first, because training
     does not compile the exact conditionals that it needs.  The model is the largest, because smaller ones may
-    leave out a part of what it computes, but none has more than `MOST` parameters.
+    leave out a part of what it computes, but none has more than `MOST` parameters.  Languages that need a
+    large model themselves are left out.
     """
-    known = {
+    different = {
         (spec.language_fingerprint, spec.model.label if spec.trains else spec.algorithm.kind): spec
         for spec in sweep.runs
     }
-    sizes = [
-        (spec.model.parameters(sweep.language(spec)) if spec.trains else 0, spec) for spec in known.values()
-    ]
-    small = [(size, spec) for size, spec in sizes if size <= MOST]
+    sized = []
+    for spec in different.values():
+        language = sweep.language(spec)
+        size = spec.model.parameters(language) if spec.trains else 0
+        if size <= MOST and not language.stores_conditionals:
+            sized.append((spec.trains, -size, spec))
     seen = set()
-    for _, spec in sorted(small, key=lambda one: (one[1].trains, -one[0])):
+    for *_, spec in sorted(sized, key=itemgetter(0, 1)):
         for evaluation in spec.evaluations.values():
             kind = spec.model.kind if spec.trains else spec.algorithm.kind
             key = spec.language.kind, kind, evaluation.kind

@@ -41,12 +41,13 @@ class ForkServer:
 
     def __init__(self) -> None:
         _remove_left()
-        self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        #: It is removed at the end.
+        self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
         # The system drops the lock when this process dies.
-        self._lock = os.open(self._folder, os.O_RDONLY)
+        self._lock = os.open(self.folder, os.O_RDONLY)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        self._python, self._stub = sys.executable, self._folder / "python"
-        address = self._folder / "socket"
+        self._python, self._stub = sys.executable, self.folder / "python"
+        address = self.folder / "socket"
         names = {"python": self._python, "client": forkclient.__file__, "socket": str(address)}
         stub = _STUB.format(**{name: shlex.quote(value) for name, value in names.items()})
         self._stub.write_text(stub, encoding="utf-8")
@@ -58,12 +59,12 @@ class ForkServer:
             "OMP_NUM_THREADS": "1",
             "OPENBLAS_NUM_THREADS": "1",
         }
-        with (self._folder / "log").open("wb") as output, forkserver.packets() as listener:
+        with (self.folder / "log").open("wb") as output, forkserver.packets() as listener:
             # Clients that come before the server is ready wait for it.
             listener.bind(str(address))
             listener.listen(64)
             self._process = subprocess.Popen(
-                (self._python, "-P", "-m", forkserver.__name__, str(listener.fileno()), str(self._folder)),
+                (self._python, "-P", "-m", forkserver.__name__, str(listener.fileno()), str(self.folder)),
                 env=os.environ | variables,
                 stdin=subprocess.PIPE,
                 stdout=output,
@@ -92,7 +93,7 @@ class ForkServer:
         """
         request = json.dumps([["-m", module, *arguments], str(Path.cwd()), None, "1000"]).encode()
         with forkserver.packets() as client, open(os.devnull, "r+b") as nothing:
-            client.connect(str(self._folder / "socket"))
+            client.connect(str(self.folder / "socket"))
             socket.send_fds(client, [request], [nothing.fileno()] * 3)
 
     def close(self) -> None:
@@ -102,9 +103,9 @@ class ForkServer:
         while left := forkserver.members(self._process.pid):
             forkserver.kill(left)
             time.sleep(0.05)
-        if said := (self._folder / "log").read_text(errors="replace").strip():
+        if said := (self.folder / "log").read_text(errors="replace").strip():
             log.warning("the fork server said: %s", said)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
         os.close(self._lock)
 
     @property
@@ -170,8 +171,9 @@ def compile_ahead(directory: Path) -> None:
     """
     parts = min(len(os.sched_getaffinity(0)) - 1, _MOST_AHEAD) if _SERVERS else 0
     for part in range(parts):
+        files = str(_SERVERS[0].folder)
         try:
-            _SERVERS[0].fork("raysweep.engine.ahead", str(directory), str(part), str(parts))
+            _SERVERS[0].fork("raysweep.engine.ahead", str(directory), files, str(part), str(parts))
         except OSError as error:
             log.warning("evaluations compile what they need themselves: %s", error)
 

@@ -58,7 +58,7 @@ def test_a_part_of_the_examples_is_compiled_in_a_process_without_ray(sweep: rs.S
     for part in ("0", "1"):
         kernels = tmp_path / part
         subprocess.run(
-            [sys.executable, "-c", program, str(sweep.directory), part, "2"],
+            [sys.executable, "-c", program, str(sweep.directory), str(tmp_path), part, "2"],
             env=os.environ | {"NUMBA_CACHE_DIR": str(kernels)},
             check=True,
             timeout=300,
@@ -91,6 +91,8 @@ def test_without_a_fork_server_or_a_spare_processor_nothing_is_begun(
     begun: list[tuple[str, ...]] = []
 
     class Server:
+        folder = tmp_path / "files"
+
         def fork(self, *command: str) -> None:
             begun.append(command)
 
@@ -99,7 +101,9 @@ def test_without_a_fork_server_or_a_spare_processor_nothing_is_begun(
     assert not begun
     monkeypatch.setattr(forks, "_SERVERS", [Server()])
     forks.compile_ahead(tmp_path)
-    assert begun == [("raysweep.engine.ahead", str(tmp_path), str(part), "2") for part in range(2)]
+    assert begun == [
+        ("raysweep.engine.ahead", str(tmp_path), str(Server.folder), str(part), "2") for part in range(2)
+    ]
     begun.clear()
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0}, raising=False)
     forks.compile_ahead(tmp_path)

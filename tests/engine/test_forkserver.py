@@ -179,7 +179,7 @@ def test_a_module_runs_in_a_fork_without_ray(server: ForkServer, tmp_path: Path)
 
 def test_a_client_that_says_nothing_does_not_disturb(server: ForkServer, tmp_path: Path) -> None:
     with forkserver.packets() as client:
-        client.connect(str(server._folder / "socket"))
+        client.connect(str(server.folder / "socket"))
     assert told(server, script(tmp_path))["loaded"]
 
 

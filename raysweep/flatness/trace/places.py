@@ -15,11 +15,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from raysweep.errors import DataError
 from raysweep.flatness.trace.regression import CONTROL_INPUTS
 
 
 def places_of(ids: Tensor, positions: Tensor, pad_id: int) -> Tensor:
-    """Return the place of the masked word and the number of words [n, 2] of sentences `ids` [n, T]."""
+    """Return the place of the masked word and the number of words [n, 2] of sentences `ids` [n, T].
+
+    Raises `DataError` unless there is one position a sentence [n].
+    """
+    if positions.dim() != 1:
+        raise DataError(
+            f"positions of shape {list(positions.shape)}: uniform=True is for one a sentence, {[len(ids)]}"
+        )
     return torch.stack([positions, (ids != pad_id).sum(dim=1)], dim=1).int().cpu()
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from raysweep.errors import DataError
 from raysweep.flatness.trace.contrast import compare
 from raysweep.flatness.trace.estimate import summarise
 from raysweep.flatness.trace.fisher import draw_positions, fisher_trace, input_traces
@@ -116,6 +117,8 @@ def test_who_has_none(untrained):
     assert fisher_trace(model, ids, positions).places is None
     assert fisher_trace(model, ids, vectors="label").places is None
     assert fisher_trace(model, ids, vectors="exact").places is not None
+    with pytest.raises(DataError, match="uniform=True is for one a sentence"):
+        input_traces(model, ids, positions[:, None], uniform=True)
 
 
 def test_a_difference_takes_places_where_both_have_them(untrained):
