@@ -43,9 +43,9 @@ log = logging.getLogger("raysweep.flatness")
 #: models much narrower than that.
 LONGEST = 256
 
-#: Numbers in a chunk's hidden states, by model, and the fewest words of a chunk.  Smaller chunks spend their
-#: time on calls, larger ones on memory.
-NUMBERS, WORDS = {Encoder: 3 * 2**17, LSTM: 2**19}, 2048
+#: Numbers in a chunk's hidden states, and the fewest words of a chunk.  Smaller chunks spend their time on
+#: calls, larger ones on memory.
+NUMBERS, WORDS = 2**19, 2048
 
 #: Share of the total by which the norm of a parameter may differ where that norm is close to zero.  Rounding
 #: changes it by 4e-7 at most, as measured in new and in trained models.
@@ -55,9 +55,9 @@ ROUNDING = 1e-6
 _agreed: WeakSet[nn.Module] = WeakSet()
 
 
-def chunk_words(model: Encoder | LSTM) -> int:
-    """Return the number of words in a chunk of a model."""
-    return max(WORDS, NUMBERS[type(model)] // model.width)
+def chunk_words(width: int) -> int:
+    """Return the number of words in a chunk of a model of this width."""
+    return max(WORDS, NUMBERS // width)
 
 
 def fits(model: nn.Module, positions: Tensor, longest: int) -> TypeGuard[Encoder | LSTM]:
@@ -104,7 +104,7 @@ class FusedNorms:
             single=True,
         )
         made = self._maker()
-        for chunk in packed(words, self.model, chunk_words(self.model)):
+        for chunk in packed(words, self.model, chunk_words(self.model.width)):
             norms = made(chunk)
             logits, hidden = norms.forward()
             yield Forward(

@@ -99,7 +99,7 @@ def test_values_are_those_of_hooks(build, make_ids, both, kind, length, vectors)
 
 @pytest.mark.parametrize("kind", ["pre", "6/2"])
 def test_more_words_than_a_chunk_holds(build, make_ids, both, monkeypatch, kind):
-    monkeypatch.setattr(fused, "chunk_words", lambda model: 16)
+    monkeypatch.setattr(fused, "chunk_words", lambda width: 16)
     compiled, hooked = both(build(kind, 6), *make_ids(60, 6))
     torch.testing.assert_close(compiled.values.sum(1), hooked.values.sum(1), rtol=1e-5, atol=0)
 
@@ -208,7 +208,7 @@ def test_several_draws_are_those_of_hooks(build, make_ids, both, kind, vectors):
 
 @pytest.mark.parametrize("kind", ["pre", "6/2"])
 def test_values_do_not_depend_on_the_number_of_threads(build, make_ids, monkeypatch, kind):
-    monkeypatch.setattr(fused, "chunk_words", lambda model: 16)
+    monkeypatch.setattr(fused, "chunk_words", lambda width: 16)
     monkeypatch.setattr(choice, "gradient_norms", None)  # hooks are not called for
     model, given = build(kind, 6), make_ids(60, 6)
     found, seen, add = [], [], Draws.add
