@@ -141,7 +141,7 @@ def launch(
                 chosen.prepare()
             elif not ray.is_initialized():
                 close_fork_server()  # the program may have begun one early, and no Ray is served by it
-            with when_compiling(partial(compile_ahead, sweep.directory)):
+            with when_compiling(partial(compile_ahead, chosen)):
                 plan = make_plan(chosen, timed=on_start is not None, launched=launched)
             plan = plan if address is None else replace(plan, here=())
         for line in plan.lines(limit=12):

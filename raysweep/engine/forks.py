@@ -19,8 +19,12 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from raysweep.engine import forkclient, forkserver
+
+if TYPE_CHECKING:
+    from raysweep.sweep import Sweep
 
 log = logging.getLogger("raysweep.launch")
 
@@ -30,8 +34,6 @@ exec {python} -I -S {client} {socket} {python} "$@"
 
 
 _PREFIX = "raysweep-forks-"
-#: Most processes that compile ahead: a sweep has a few kinds of evaluations.
-_MOST_AHEAD = 4
 #: Seconds for which a folder may be without its lock, because its driver has just made it.
 _NEW = 60.0
 
@@ -41,7 +43,7 @@ class ForkServer:
 
     def __init__(self) -> None:
         _remove_left()
-        #: It is removed at the end.
+        #: The folder of the server's socket and log, and of files of its forks; it is removed at the end.
         self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
         # The system drops the lock when this process dies.
         self._lock = os.open(self.folder, os.O_RDONLY)
@@ -89,7 +91,7 @@ class ForkServer:
     def fork(self, module: str, *arguments: str) -> None:
         """Let the server run a module in a fork without Ray, and do not wait for it.
 
-        The module ends with the server at the latest, and is the first to end where memory is short.
+        `close` ends the fork at the latest, and where memory is short, the system ends it first.
         """
         request = json.dumps([["-m", module, *arguments], str(Path.cwd()), None, "1000"]).encode()
         with forkserver.packets() as client, open(os.devnull, "r+b") as nothing:
@@ -163,19 +165,26 @@ def begin_early(arguments: Sequence[str]) -> None:
         fork_server()
 
 
-def compile_ahead(directory: Path) -> None:
-    """Let forks compile what the evaluations of a stored sweep need, on processors that idle meanwhile.
+def compile_ahead(sweep: Sweep) -> None:
+    """Let forks compile what the evaluations of a stored sweep need, beside a caller that compiles, too.
 
-    That is where this process has a fork server and is to compile what training needs; see
-    `raysweep.engine.ahead`.
+    Nothing is begun without a fork server, or with one processor.
     """
-    parts = min(len(os.sched_getaffinity(0)) - 1, _MOST_AHEAD) if _SERVERS else 0
-    for part in range(parts):
-        files = str(_SERVERS[0].folder)
+    spare = len(os.sched_getaffinity(0)) - 1 if _SERVERS else 0
+    if spare < 1:
+        return
+    # The caller, which trains to take times, has imported torch by then.
+    from raysweep.engine.compiling import examples
+
+    [server], wanted = _SERVERS, examples(sweep)
+    for part in range(min(spare, len(wanted))):
+        files = server.folder / str(part)
         try:
-            _SERVERS[0].fork("raysweep.engine.ahead", str(directory), files, str(part), str(parts))
+            files.mkdir()
+            server.fork("raysweep.engine.compiling", str(sweep.directory), str(files), *wanted[part::spare])
         except OSError as error:
-            log.warning("evaluations compile what they need themselves: %s", error)
+            log.warning("nothing is compiled ahead, because the fork server does not answer: %s", error)
+            return
 
 
 def close_fork_server() -> None:

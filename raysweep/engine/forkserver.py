@@ -5,12 +5,12 @@ of CPU time and some hundred MB, for each of a dozen workers of a launch.  A for
 shares the memory.
 
     raylet --starts--> stub --asks--> server (torch) --forks--> template (Ray) --forks--> worker
-                     launch --asks--> server (torch) --forks--> what compiles ahead (`raysweep.engine.ahead`)
+                     launch --asks--> server (torch) --forks--> what compiles (`raysweep.engine.compiling`)
 
 The stub stands where Ray expects Python.  The server imports all that does not import Ray.  Ray reads the
 environment when it is imported, so each environment has a template of its own, which imports Ray and forks
 the workers with that environment.  A worker that cannot be forked starts as Ray intends.  What needs no Ray
-has no environment of its own, and is forked from the server.
+has no environment of its own, and is forked from the server itself.
 
 A process that forks must have no threads of its own.  Those that numpy, scipy and pyarrow start survive a
 fork.  CUDA does not, so a server that finds a GPU open serves nobody.
@@ -156,10 +156,12 @@ def _serve(listener: socket.socket) -> list[str] | None:
             continue
         environment = json.loads(message)[2]
         if environment is None:
-            if os.fork() == 0:
-                for end in (listener, connection, *templates.values()):
-                    end.close()
-                return _taken(message, streams)
+            # Nobody waits for it, so where the system has no room for it there is none.
+            with suppress(OSError):
+                if os.fork() == 0:
+                    for end in (listener, connection, *templates.values()):
+                        end.close()
+                    return _taken(message, streams)
             connection.close()
             _close(streams)
             continue

@@ -23,7 +23,7 @@ from raysweep.evaluation.trace_arrays import statistics_of
 from raysweep.flatness.trace.estimate import doubt, largest_share, ratio
 from raysweep.flatness.trace.fisher import input_traces
 from raysweep.flatness.trace.hessian import residual_traces
-from raysweep.flatness.trace.places import beside
+from raysweep.flatness.trace.places import all_statistics
 from raysweep.flatness.trace.regression import adjusted
 from raysweep.languages.base import Language
 from raysweep.models.base import ModelConfig
@@ -157,7 +157,9 @@ class HessianConfig(LabelledEvaluation):
             return torch.from_numpy(np.concatenate([shard[name] for shard in shards]))
 
         residual, weights = joined("residual"), joined("weights")
-        gauss_newton = adjusted(joined("gauss_newton"), weights, beside(*statistics_of(shards)))
+        control, places = statistics_of(shards)
+        gauss_newton = adjusted(joined("gauss_newton"), weights, all_statistics(control, places))
+        residual = adjusted(residual, weights, all_statistics(None, places))
         # Of the sums, not of the parts: both parts of an input go together.
         both = gauss_newton + residual
         doubtful = doubt(both, weights)

@@ -51,7 +51,7 @@ from raysweep.flatness.trace.estimate import (
     relative_error,
 )
 from raysweep.flatness.trace.fisher import FIRST_LOOK, input_traces, next_look
-from raysweep.flatness.trace.places import beside
+from raysweep.flatness.trace.places import all_statistics
 from raysweep.flatness.trace.regression import adjusted, coefficients, pool_variance
 from raysweep.flatness.vectors import Vectors
 from raysweep.languages.base import Estimate, Language
@@ -235,9 +235,9 @@ class TraceConfig(Evaluation):
         """Return the shard's values [n], float64, of each parameter group, sums over masked positions.
 
         Further arrays are `weights`, the numbers of masked positions; `control` [n, K], statistics of mean
-        zero, where there are some; `places` [n, 2], those of `raysweep.flatness.trace.places`, where one word
-        is masked; `spread` [n, 1+K, 1+K], the covariance of value and statistics by test
-        vectors, where there are draws or repeats; `enlarged/shape` [n, k], the model's shape, and
+        zero, where there are some; `places` [n, 2] (`raysweep.flatness.trace.places`), where one word is
+        masked and vectors are no labels; `spread` [n, 1+K, 1+K], the covariance of value and statistics by
+        test vectors, where there are draws or repeats; `enlarged/shape` [n, k], the model's shape, and
         `enlarged/powers` [n, 3] and `enlarged/last` [n], the parts that a larger shape takes
         (`raysweep.flatness.trace.enlarged`), where there are larger ones; `repeat/<k>` [n, 1+K], value and
         statistics of a repeat; and the size of each parameter left out.
@@ -297,15 +297,15 @@ class TraceConfig(Evaluation):
         arrays = {
             name: np.concatenate([shard[name] for shard in shards])
             for name in shards[0]
-            # Some shards may have notes and others none, and the control is read with the values.
-            if not name.startswith(("control", PREFIX))
+            # Some shards may have notes and others none, and statistics are read with the values.
+            if not name.startswith(("control", "places", PREFIX))
         }
         inputs = inputs_of(shards)
         plain, weights, known = inputs.plain, inputs.weights, inputs.known
-        whole = adjusted(plain, weights, known)
-        n, masked = len(whole), float(weights.sum())
+        n, masked = len(plain), float(weights.sum())
         groups = {name: torch.from_numpy(v) for name, v in arrays.items() if not name.startswith(OWN)}
-        parts = adjusted(torch.stack(list(groups.values()), dim=1), weights, known)
+        left = adjusted(torch.stack([plain, *groups.values()], dim=1), weights, known)
+        whole, parts = left[:, 0], left[:, 1:]
         look = _Look.at(whole, weights)
         reached = self.target_rse is None or look.reaches(self.target_rse)
         reservations = [NOT_TRUSTED] * (look.doubt is not None) + [NOT_REACHED] * (not reached)
@@ -335,7 +335,7 @@ class TraceConfig(Evaluation):
         repeats = [torch.from_numpy(a) for name, a in arrays.items() if name.startswith("repeat/")]
         if repeats:
             totals = [
-                float(adjusted(r[:, 0], weights, beside(r[:, 1:], inputs.places)).sum()) / masked
+                float(adjusted(r[:, 0], weights, all_statistics(r[:, 1:], inputs.places)).sum()) / masked
                 for r in repeats
             ]
             metrics.append(STD.number(float(np.std(totals, ddof=1)), n=len(repeats)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -35,6 +36,12 @@ print(json.dumps({
     "input": sys.stdin.read(),
 }))
 """
+
+
+#: A statement that tells which modules its process has.
+CODE = (
+    "pathlib.Path({made!r}).write_text(f\"torch: {{'torch' in sys.modules}}, ray: {{'ray' in sys.modules}}\")"
+)
 
 
 @pytest.fixture(scope="module")
@@ -165,14 +172,18 @@ def test_another_command_runs_without_the_server(server: ForkServer, tmp_path: P
 
 
 def test_a_module_runs_in_a_fork_without_ray(server: ForkServer, tmp_path: Path) -> None:
-    """As Python would run it, with its arguments; whoever asks does not wait."""
-    given, made = tmp_path / "given.json", tmp_path / "made.json"
-    given.write_text("[1]")
-    server.fork("json.tool", "--compact", str(given), str(made))
+    """As Python would run it, with its arguments; whoever asks does not wait for the server."""
+    made = tmp_path / "made"
+    os.kill(server._process.pid, signal.SIGSTOP)
+    try:
+        server.fork("timeit", "-n1", "-r1", "-s", "import sys, pathlib", CODE.format(made=str(made)))
+        assert not made.exists()
+    finally:
+        os.kill(server._process.pid, signal.SIGCONT)
     deadline = time.monotonic() + 60
     while not (made.exists() and made.read_text()) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert made.read_text() == "[1]\n"
+    assert made.read_text() == "torch: True, ray: False"
     # The server goes on.
     assert told(server, script(tmp_path))["loaded"]
 

@@ -12,6 +12,7 @@ from raysweep.evaluation.run import run_evaluation, stored_shards
 from raysweep.evaluation.trace import TraceConfig
 from raysweep.flatness import fisher_trace
 from raysweep.flatness.trace.fisher import draw_positions, input_traces
+from raysweep.flatness.trace.places import groups_of
 from raysweep.flatness.trace.regression import FOLDS
 from raysweep.registry import evaluations
 from raysweep.seeding import derive
@@ -208,7 +209,7 @@ def test_repeats_tell_the_error_of_the_pool(hmm, make_subject, run, vectors, inp
     else:
         # 300 inputs suffice for six coefficients: that of the mean, four of vectors and one of places.
         positions = draw_positions(ids, hmm.pad_id, seed=0).numpy()
-        half = np.arange(hmm.max_length) * 2 < hmm.max_length
+        half = groups_of(hmm.lengths(ids), 2).numpy() == 0
         shares = [half[:n].mean() for n in hmm.lengths(ids)]
         place = np.stack([half[positions] - shares], axis=1)
         controls = np.array([np.hstack([traces.control.numpy(), place]) for traces in found])

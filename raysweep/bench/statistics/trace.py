@@ -2,7 +2,8 @@
 
 A case has values of inputs: drawn from a distribution of known skewness, or those of a small model with sharp
 predictions.  Each replicate draws a sample of its own and takes its interval as `fisher_trace` and `compare`
-do, of a fixed number of inputs or at the stop of the sequential rule.
+do of values without statistics of mean zero (raysweep.flatness.trace.regression), of a fixed number of inputs
+or at the stop of the sequential rule.
 
 The coverage is that of intervals without a warning.  Where the tail is so heavy that most samples are warned
 of, the few others are those that lack its largest values, and they cover less: no rule can find in a sample

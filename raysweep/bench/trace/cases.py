@@ -19,6 +19,7 @@ from raysweep.evaluation.excess_loss import ExcessLossConfig
 from raysweep.flatness.pool import Pool
 from raysweep.flatness.trace.contrast import compare
 from raysweep.flatness.trace.control import Control
+from raysweep.flatness.trace.estimate import summarise
 from raysweep.flatness.trace.fisher import input_traces
 from raysweep.flatness.trace.hessian import residual_traces
 
@@ -85,7 +86,7 @@ def _figures(
         ),
         Figure(name="relative variance of an input", unit="", value=replicates.variance),
         Figure(
-            name="the same without control statistics, divided by it",
+            name="the same without statistics of mean zero, divided by it",
             unit="×",
             value=replicates.plain / replicates.variance,
         ),
@@ -166,15 +167,17 @@ def contrast(what: Subject, sizes: Sizes) -> list[Figure]:
 
     Both ways take two estimates from equally many inputs, by the same estimator.  With different inputs and
     vectors, the variance is the sum of the two; with the same ones, it is that of the paired differences.
-    A part of that is how much the two models differ from input to input: exact vectors leave it alone.
+    With exact vectors in place of random ones, that variance is how much the models' difference varies from
+    input to input, which no test vector changes.
     """
     ids, positions, _ = what.inputs(sizes.ours)
     models = what.earlier, what.model
     estimates = [estimated(model, ids, positions) for model in models]
     [paired] = compare(estimates)
     apart = sum(estimate.standard_error**2 for estimate in estimates)
-    first, last = (input_traces(model, ids, positions, vectors="exact").values.sum(dim=1) for model in models)
-    exact = (last - first).var().item() / len(ids)
+    [exact] = compare(
+        [summarise(input_traces(model, ids, positions, vectors="exact", uniform=True)) for model in models]
+    )
     return [
         Figure(
             name="variance of a contrast, 19/20 of training and its end, separate by common random numbers",
@@ -186,7 +189,7 @@ def contrast(what: Subject, sizes: Sizes) -> list[Figure]:
         Figure(
             name="variance of the contrast by exact vectors, divided by that by random ones",
             unit="",
-            value=exact / paired.standard_error**2,
+            value=exact.standard_error**2 / paired.standard_error**2,
         ),
     ]
 

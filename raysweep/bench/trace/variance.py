@@ -45,8 +45,8 @@ def estimated(
 class Replicates:
     """Estimates of one trace, each from other inputs and test vectors.
 
-    `variance` is that of an input, `plain` the same without control statistics, and `honesty` the claimed
-    standard error divided by the spread of the values.
+    `variance` is that of an input, `plain` the same without statistics of mean zero, and `honesty` the
+    claimed standard error divided by the spread of the values.
     """
 
     variance: float

@@ -2,8 +2,8 @@
 
 With x_i and y_i the values of input i under two models, as they were computed, and f_i, g_i their control
 statistics of mean zero (raysweep.flatness.trace.control), the difference is the mean of y_i − x_i less its
-regression on f_i, g_i and those of places (raysweep.flatness.trace.places) side by side
-(raysweep.flatness.trace.regression).  Both terms are treated alike:
+regression on f_i, on g_i, and on the statistics of places that both models share
+(raysweep.flatness.trace.places, .regression).  Both terms are treated alike:
 two estimates would also differ by the adjustment if only one of them were adjusted.
 """
 
@@ -21,7 +21,7 @@ from torch import Tensor
 from raysweep.errors import DataError
 from raysweep.flatness.trace.estimate import TraceEstimate, doubt, ratio
 from raysweep.flatness.trace.interval import deviate, interval, skewness_of
-from raysweep.flatness.trace.places import beside
+from raysweep.flatness.trace.places import all_statistics
 from raysweep.flatness.trace.regression import adjusted
 
 
@@ -48,7 +48,7 @@ class Measured(NamedTuple):
     @property
     def known(self) -> Tensor | None:
         """All statistics of mean zero [n, K]."""
-        return beside(self.control, self.places)
+        return all_statistics(self.control, self.places)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,10 +57,10 @@ class Difference:
 
     `independent` is the standard error that the difference of these would have without pairing: that of two
     traces of as many inputs, each with inputs and vectors of its own.  `correlation` is that of the inputs'
-    values, with the regression on control statistics taken off both: with it nearer to one the difference is
-    surer than its terms; NaN for a single input or values without spread.  `skewness` is that of the inputs'
-    differences, for which the interval allows (raysweep.flatness.trace.interval).  `warning` says why the
-    interval is not to be trusted, None where it is.
+    values, with the regression on statistics of mean zero taken off both: with it nearer to one the
+    difference is surer than its terms; NaN for a single input or values without spread.  `skewness` is that
+    of the inputs' differences, for which the interval allows (raysweep.flatness.trace.interval).  `warning`
+    says why the interval is not to be trusted, None where it is.
     """
 
     difference: float
@@ -94,15 +94,16 @@ def difference(first: Measured, second: Measured) -> Difference:
     """Return the trace of `second` minus that of `first`, over the inputs that both have: the first ones.
 
     Both are of the same inputs in the same order with the same test vectors.  The plain values' difference is
-    adjusted by the control statistics of both; by none where either has none, or where the inputs are too
-    few for so many (`raysweep.flatness.trace.regression.adjusted`).  Places are those of both.
+    adjusted by the control statistics of both, unless either has none, and by those of places, unless either
+    has none.  Where the inputs are too few for so many, nothing is adjusted
+    (`raysweep.flatness.trace.regression.adjusted`).
     """
     n = min(len(first.plain), len(second.plain))
     sides = [first.first(n), second.first(n)]
     weights, places = sides[0].weights, sides[0].places
     controls = [side.control for side in sides if side.control is not None]
     control = torch.cat(controls, dim=1) if len(controls) == 2 else None
-    known = beside(control, places if sides[1].places is not None else None)
+    known = all_statistics(control, places if sides[1].places is not None else None)
     values = adjusted(torch.stack([side.plain.double() for side in sides], dim=1), weights, known)
     apart = values[:, 1] - values[:, 0]
     change = ratio(apart, weights)
@@ -124,7 +125,7 @@ def compare(estimates: Sequence[TraceEstimate]) -> list[Contrast]:
 
     The estimates are of the same inputs with the same test vectors, so that what an input adds to both falls
     out of the difference; where they are of different length, the inputs that both have are compared.  A
-    difference has a regression of its own on both control statistics, so it is not to the last digit that of
+    difference has a regression of its own on the statistics of both, so it is not to the last digit that of
     the two values.  The intervals are single ones, with no correction for their number.  A model seen as a
     larger one may be compared with one that is as large.  Raises `DataError` for estimates of other inputs,
     of other test vectors, or that leave out other parameters.

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from raysweep.flatness.trace.interval import interval, shown, shown_html, skewness_of
-from raysweep.flatness.trace.places import beside
+from raysweep.flatness.trace.places import all_statistics
 from raysweep.flatness.trace.regression import adjusted, coefficients, pool_variance
 from raysweep.flatness.vectors import Drawing
 from raysweep.languages.base import Estimate
@@ -250,10 +250,13 @@ def summarise(
 ) -> TraceEstimate:
     """Return the mean over masked positions with its standard errors, and its parts."""
     plain, weights = traces.values.sum(dim=1), traces.weights
-    known = beside(traces.control, traces.places)
-    per_input = adjusted(plain, weights, known)
-    values = adjusted(traces.values, weights, known)
-    groups = {name: adjusted(value, weights, known) for name, value in traces.by_group().items()}
+    known, groups = all_statistics(traces.control, traces.places), traces.by_group()
+    # One regression for all.
+    columns = torch.cat([plain[:, None], torch.stack(list(groups.values()), dim=1), traces.values], dim=1)
+    per_input, by_group, values = adjusted(columns, weights, known).split(
+        [1, len(groups), len(traces.names)], dim=1
+    )
+    per_input = per_input[:, 0]
     whole, spread, pool = ratio(per_input, weights), traces.spread, None
     if spread is not None:
         beta = coefficients(plain, weights, known)
@@ -263,7 +266,7 @@ def summarise(
         standard_error=whole.standard_error,
         plain_standard_error=ratio(plain, weights).standard_error,
         n=whole.n,
-        per_group={group: ratio(value, weights) for group, value in groups.items()},
+        per_group={group: ratio(by_group[:, k], weights) for k, group in enumerate(groups)},
         per_parameter={name: ratio(values[:, k], weights) for k, name in enumerate(traces.names)},
         per_input=per_input,
         plain=plain,

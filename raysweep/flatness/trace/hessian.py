@@ -17,6 +17,9 @@ With several masked positions in a sentence the loss is the mean over all masked
 (raysweep.flatness.pool), and so are the traces: sums over a sentence's positions, divided by the mean number
 of positions.
 
+Both parts are adjusted by statistics of mean zero: the first as a Fisher trace is, the second by those of
+places (raysweep.flatness.trace.places).
+
 Sources: Schraudolph, "Fast curvature matrix-vector products for second-order gradient descent" (Neural
 Computation 14, 2002) for the split; Hutchinson, "A stochastic estimator of the trace of the influence matrix
 for Laplacian smoothing splines" (Communications in Statistics 19, 1990).
@@ -45,7 +48,7 @@ from raysweep.flatness.pool import Pool
 from raysweep.flatness.trace.estimate import doubt, ratio
 from raysweep.flatness.trace.fisher import input_traces
 from raysweep.flatness.trace.interval import interval, shown, shown_html, skewness_of
-from raysweep.flatness.trace.places import beside
+from raysweep.flatness.trace.places import all_statistics
 from raysweep.flatness.trace.regression import adjusted
 from raysweep.flatness.vectors import Vectors
 from raysweep.languages.base import Estimate
@@ -149,8 +152,9 @@ def hessian_trace(
         uniform=uniform,
     )
     residual = residual_traces(model, pool, seed=seed, start=start, draws=draws, batch=batch)
-    gauss_newton = adjusted(traces.values.sum(dim=1), traces.weights, beside(traces.control, traces.places))
     weights = traces.weights
+    gauss_newton = adjusted(traces.values.sum(dim=1), weights, all_statistics(traces.control, traces.places))
+    residual = adjusted(residual, weights, all_statistics(None, traces.places))
     parts = ratio(gauss_newton, weights), ratio(residual, weights)
     both = gauss_newton + residual
     warning = doubt(both, weights)
