@@ -40,8 +40,8 @@ def places_of(ids: Tensor, positions: Tensor, pad_id: int) -> Tensor:
 def groups_of(words: Tensor, most: int) -> Tensor:
     """Return the number of the group of each place [T], of at most `most` groups of neighbouring places.
 
-    `words` [n] are the lengths of sentences, T at most.  Groups are as equal in their expected number of masked
-    words as places allow, and none has less than n / (2 `most`) of them.
+    `words` [n] are the lengths of sentences, T at most.  Groups are as equal in their expected number of
+    masked words as places allow, and none has less than n / (2 `most`) of them.
 
     >>> groups_of(torch.tensor([4, 4, 4, 4]), 2)
     tensor([0, 0, 1, 1])
