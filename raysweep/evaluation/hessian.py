@@ -71,7 +71,7 @@ class HessianConfig(LabelledEvaluation):
 
     kind: Literal["hessian"] = "hessian"
     needs_parameters: ClassVar[bool] = True
-    #: 5 takes off what the place of the masked word explains.
+    #: 5 takes off what the place of the masked word explains of the Gauss-Newton part.
     version: ClassVar[int] = 5
 
     inputs: int = Field(default=1024, gt=0)
@@ -157,9 +157,7 @@ class HessianConfig(LabelledEvaluation):
             return torch.from_numpy(np.concatenate([shard[name] for shard in shards]))
 
         residual, weights = joined("residual"), joined("weights")
-        control, places = statistics_of(shards)
-        gauss_newton = adjusted(joined("gauss_newton"), weights, all_statistics(control, places))
-        residual = adjusted(residual, weights, all_statistics(None, places))
+        gauss_newton = adjusted(joined("gauss_newton"), weights, all_statistics(*statistics_of(shards)))
         # Of the sums, not of the parts: both parts of an input go together.
         both = gauss_newton + residual
         doubtful = doubt(both, weights)

@@ -17,8 +17,8 @@ With several masked positions in a sentence the loss is the mean over all masked
 (raysweep.flatness.pool), and so are the traces: sums over a sentence's positions, divided by the mean number
 of positions.
 
-Both parts are adjusted by statistics of mean zero: the first as a Fisher trace is, the second by those of
-places (raysweep.flatness.trace.places).
+The first part is adjusted by statistics of mean zero, as a Fisher trace is (raysweep.flatness.trace.control
+and .places).  The second is not: its spread is that of its directions, and a place tells nothing of these.
 
 Sources: Schraudolph, "Fast curvature matrix-vector products for second-order gradient descent" (Neural
 Computation 14, 2002) for the split; Hutchinson, "A stochastic estimator of the trace of the influence matrix
@@ -154,7 +154,6 @@ def hessian_trace(
     residual = residual_traces(model, pool, seed=seed, start=start, draws=draws, batch=batch)
     weights = traces.weights
     gauss_newton = adjusted(traces.values.sum(dim=1), weights, all_statistics(traces.control, traces.places))
-    residual = adjusted(residual, weights, all_statistics(None, traces.places))
     parts = ratio(gauss_newton, weights), ratio(residual, weights)
     both = gauss_newton + residual
     warning = doubt(both, weights)

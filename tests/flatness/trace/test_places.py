@@ -10,6 +10,7 @@ from raysweep.errors import DataError
 from raysweep.flatness.trace.contrast import compare
 from raysweep.flatness.trace.estimate import summarise
 from raysweep.flatness.trace.fisher import draw_positions, fisher_trace, input_traces
+from raysweep.flatness.trace.hessian import hessian_trace
 from raysweep.flatness.trace.places import all_statistics, groups_of, place_statistics, places_of
 from raysweep.flatness.trace.regression import CONTROL_INPUTS, adjusted
 from raysweep.languages.hmm import HMM
@@ -155,6 +156,21 @@ def test_parts_add_up_and_pieces_join(untrained):
     drawn = fisher_trace(model, ids, draws=2)
     bare = fisher_trace(model, ids, positions, draws=2)
     assert drawn.pool_standard_error == pytest.approx(bare.pool_standard_error, rel=0.1)
+
+
+def test_the_fisher_part_of_a_hessian_trace_takes_places(untrained):
+    """And the residual none: against the definition by hand, from the values of both parts."""
+    model, ids = untrained
+    ids = ids[:1000]
+    positions = draw_positions(ids, model.pad_id, seed=0)
+    found, bare = hessian_trace(model, ids), hessian_trace(model, ids, positions)
+    traces = input_traces(model, ids, positions)
+    places = places_of(ids, positions, model.pad_id)
+    values = adjusted(traces.values.sum(dim=1), torch.ones(1000), all_statistics(traces.control, places))
+    assert found.gauss_newton.value == pytest.approx(values.mean().item(), rel=1e-5)
+    assert found.gauss_newton.standard_error == pytest.approx(values.std().item() / 1000**0.5, rel=1e-4)
+    assert found.gauss_newton.standard_error < 0.8 * bare.gauss_newton.standard_error
+    assert found.residual.value == pytest.approx(bare.residual.value, rel=1e-4)
 
 
 def test_who_has_none(untrained):
