@@ -99,6 +99,10 @@ class Checkpoints:
             return Models(self._client)
         return models
 
+    def forget(self, mlflow_id: str) -> None:
+        """Leave the models of a run to the store, to be read back where they are needed again."""
+        self._runs.pop(mlflow_id, None)
+
     def delete(self, mlflow_id: str) -> None:
         """Delete the models of a run that is deleted."""
         if self._known:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -79,9 +80,10 @@ class _Written:
     mlflow_id: str
     digest: str | None
     status: str
-    params: dict[str, str]
     #: The tags of name and note.
     words: dict[str, str]
+    #: The params; None while they have not been read back.
+    params: dict[str, str] | None = None
     #: Names of stored metrics with points that have not been read back.
     unread: set[str] = field(default_factory=set)
     #: (metric, step) -> timestamp in ms, of the points written or read back by this process.
@@ -91,6 +93,11 @@ class _Written:
     def metrics(self) -> set[str]:
         """The names of all stored metrics."""
         return self.unread | {key for key, _ in self.points}
+
+    def forget(self) -> None:
+        """Leave params and points to the store: of thousands of runs they would take the launch's memory."""
+        self.unread = {sys.intern(key) for key in self.metrics}
+        self.params, self.points = None, {}
 
 
 class Store:
@@ -181,9 +188,8 @@ class Store:
                 mlflow_id=run.info.run_id,
                 digest=run.data.tags.get(DIGEST),
                 status=run.info.status,
-                params=dict(run.data.params),
                 words={name: run.data.tags.get(name, "") for name in (_NAME, _NOTE)},
-                unread=set(run.data.metrics),
+                unread={sys.intern(key) for key in run.data.metrics},
             )
             if run.info.status == "RUNNING":
                 # This writer is the only one, so the process that ran it has died.
@@ -208,12 +214,19 @@ class Store:
         return True
 
     def _contradicts(self, known: _Written, view: RunView, params: Mapping[str, str]) -> bool:
-        if any(known.params.get(key, value) != value for key, value in params.items()):
+        stored_params = self._params(known)
+        if any(stored_params.get(key, value) != value for key, value in params.items()):
             return True
         if known.metrics - {p.key for p in view.points}:
             return True
         stored = self._stored(known, view.points)
         return any(stored.get((p.key, p.step), p.time_ms) != p.time_ms for p in view.points)
+
+    def _params(self, known: _Written) -> dict[str, str]:
+        """Return the stored params, read back once and then remembered."""
+        if known.params is None:
+            known.params = dict(self.client.get_run(known.mlflow_id).data.params)
+        return known.params
 
     def _stored(self, known: _Written, points: Iterable[Point]) -> dict[tuple[str, int], int]:
         """Return the stored points of these metrics, read back once and then remembered."""
@@ -231,16 +244,16 @@ class Store:
             self.experiment_id, start_time=view.start_ms or None, tags=tags, run_name=view.name
         )
         self._checkpoints.new(run.info.run_id)
-        return _Written(run.info.run_id, None, run.info.status, {}, {_NAME: view.name, _NOTE: ""})
+        return _Written(run.info.run_id, None, run.info.status, {_NAME: view.name, _NOTE: ""}, {})
 
     def _log(self, known: _Written, view: RunView, params: Mapping[str, str]) -> None:
         from mlflow.entities import Metric, Param
 
-        stored = self._stored(known, view.points)
+        stored, stored_params = self._stored(known, view.points), self._params(known)
         models = self._checkpoints.of(known.mlflow_id, view)
         if known.digest is None:
             self.client.log_dict(known.mlflow_id, dict(view.config), "config.json")
-        fresh = _chunks([item for item in params.items() if item[0] not in known.params], _PARAMS)
+        fresh = _chunks([item for item in params.items() if item[0] not in stored_params], _PARAMS)
         # A kill can fall between a point of a run and that of its model; the store doubles neither.
         lacking = [p for p in view.points if (p.key, p.step) not in stored or models.lacks(p)]
         missing = _chunks(lacking, _METRICS)
@@ -253,7 +266,7 @@ class Store:
                 ],
                 params=[Param(key, value) for key, value in batch],
             )
-            known.params.update(batch)
+            stored_params.update(batch)
             stored.update({(p.key, p.step): p.time_ms for p in points})
             models.note(points)
         models.finalize()
@@ -268,6 +281,10 @@ class Store:
         # This tag comes last, because it says that everything above has arrived.
         self._tag(known.mlflow_id, {DIGEST: view.digest})
         known.words, known.digest = words, view.digest
+        if view.status != "RUNNING":
+            # It is seldom written again.
+            known.forget()
+            self._checkpoints.forget(known.mlflow_id)
 
     def _chart(self, shown: Mapping[str, Kind]) -> None:
         """Keep the charts that `raysweep ui` opens, where there is something new to draw."""

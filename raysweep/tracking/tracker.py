@@ -182,6 +182,9 @@ class Tracker:
             self._writer.submit(view)
             self._status[run_id] = view.status
             self._active = self._active or active
+            if view.status != "RUNNING":
+                # Of thousands of runs they would take the launch's memory; a new record has all read again.
+                del self._records[run_id]
         self._seen[run_id] = look
 
     def _view(self, run: RunLedger, names: Names, spec: RunSpec | None, active: bool) -> RunView | None:

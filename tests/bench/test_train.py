@@ -8,6 +8,7 @@ import sys
 from collections.abc import Generator, Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from raysweep.bench.train import ENTRIES, cases, work
 from raysweep.bench.train.work import Work, by_length
 from raysweep.cli.app import run
 from raysweep.errors import ConfigError
+from raysweep.models.precision import multiplies_bfloat16
 
 #: Packages that a machine with a GPU need not have.
 ABSENT = ("ray", "mlflow", "datasets", "pandas", "pyarrow", "matplotlib", "typer", "rich")
@@ -62,12 +64,25 @@ def test_inputs(small: Work) -> None:
         assert int(inputs.input_ids[row, at]) == small.language.mask_id
 
 
-@pytest.mark.parametrize(
-    "recipe",
-    [Recipe(), Recipe(precision=torch.bfloat16), *cases.ways("cpu")],
-    ids=["float32", "bfloat16", "eager-float32", "sdpa-float32", "eager-bfloat16", "sdpa-bfloat16"],
-)
-def test_losses_are_equal(small: Work, recipe: Recipe) -> None:
+@pytest.mark.parametrize("has_them", [False, True])
+def test_peers_in_bfloat16_take_part_where_the_processor_has_instructions_for_it(
+    has_them: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cases, "multiplies_bfloat16", lambda device: has_them)
+    names = [peer.name for peer in cases.encoder("32/2/2/64", "cpu", quick=True, rounds=1, steps=3).peers]
+    assert names == [
+        "BertForMaskedLM, float32",
+        *(["BertForMaskedLM, bfloat16"] if has_them else []),
+        "the same, sorted by length, fused AdamW",
+    ]
+    tried = [torch.float32, torch.bfloat16] if has_them else [torch.float32]
+    assert {recipe.precision for recipe in cases.ways("cpu")} == set(tried)
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("way", [{}, {"fused": True}, {"fused": True, "attention": "sdpa"}], ids=str)
+def test_losses_are_equal(small: Work, way: dict[str, Any], precision: torch.dtype) -> None:
+    recipe = Recipe(precision=precision, **way)
     given = list(small.batches())
     if recipe.fused:
         given = by_length(given)
@@ -167,7 +182,8 @@ def test_deep_peers_are_compiled_by_layers(
     assert found == compiled
 
 
-def test_goals() -> None:
+def test_goals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cases, "multiplies_bfloat16", lambda device: True)
     by_key = {(entry.key, entry.device): entry.build for entry in ENTRIES}
     goals = [peer.goal for peer in by_key["encoder-128", "cpu"](True).peers]
     assert goals == [5.0, 2.5, 2.0]
@@ -190,7 +206,9 @@ def test_a_quick_run_needs_neither_ray_nor_mlflow(tmp_path: Path) -> None:
     record = load(file)
     [case] = record.cases
     assert (record.suite, record.environment.gpu) == ("train", None)
-    assert [row.status for row in case.comparisons] == ["equal"] * 3
+    assert [row.status for row in case.comparisons] == ["equal"] * (
+        3 if multiplies_bfloat16(torch.device("cpu")) else 2
+    )
     assert all(row.cpu_ratio is not None for row in case.comparisons)
     figures = {figure.name: figure.value for figure in case.figures}
     assert 0 < figures["share of the peak in float32"] < 1

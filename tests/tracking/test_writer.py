@@ -333,6 +333,55 @@ def test_a_store_that_comes_back_is_caught_up_by_the_same_writer(
     assert ["gone away" in messages[0], "again" in messages[1], len(messages)] == [True, True, 2]
 
 
+def test_after_an_outage_runs_that_were_written_before_are_compared_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_one, seen = Store.write, []
+
+    def failing_once(store: Store, one: RunView) -> bool:
+        seen.append(one)
+        if len(seen) == 2:
+            raise ConnectionError("the database has gone away")
+        return write_one(store, one)
+
+    monkeypatch.setattr(Store, "write", failing_once)
+    monkeypatch.setattr("raysweep.tracking.writer._FIRST_PAUSE", 0.05)
+    writer = MLflowWriter(SweepView(name="tiny"), directory=folder)
+    writer.open()
+    first, second = view("a", (100,), "FINISHED"), view("b", (100,), "FINISHED")
+    writer.submit(first)
+    deadline = time.monotonic() + 20
+    while writer._pending and time.monotonic() < deadline:
+        time.sleep(0.02)
+    writer.submit(second)
+    while len(seen) < 4 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert writer.close("FINISHED", timeout=30)
+    assert seen == [first, second, first, second]
+    assert len(rows(folder, "select 1 from metrics")) == 46
+
+
+def test_a_run_that_is_over_leaves_nothing_in_memory_and_can_grow(folder: Path) -> None:
+    store = Store(SweepView(name="tiny"), default_tracking_uri(folder), None)
+    store.write(view("a", (100,), "FINISHED"))
+    [known] = store._runs.values()
+    assert (known.params, known.points, store._checkpoints._runs) == (None, {}, {})
+    written = rows(folder, "select key, step, timestamp, value from metrics")
+    store.write(
+        view("a", (100, 200), "FINISHED", params={"model.shape": "64/1/1/256", "seed": "0", "new": "1"})
+    )
+    assert list(store._runs.values()) == [known]
+    after = rows(folder, "select key, step, timestamp, value from metrics")
+    assert len(after) == len(set(after)) == 46
+    assert set(written) < set(after)
+    assert dict(rows(folder, "select key, value from params"))["new"] == "1"
+    assert rows(folder, "select count(*) from logged_models") == [(2,)]
+    # What contradicts the store is found as well.
+    store.write(view("a", (100, 200), "FINISHED", params={"model.shape": "64/1/1/256", "seed": "1"}))
+    assert list(store._runs.values()) != [known]
+    assert len(children(folder)) == 1
+
+
 @pytest.mark.parametrize(("most", "arrives"), [(60.0, True), (0.5, False)])
 def test_the_end_waits_while_the_store_takes_runs(
     folder: Path, monkeypatch: pytest.MonkeyPatch, most: float, arrives: bool

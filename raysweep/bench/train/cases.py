@@ -20,6 +20,7 @@ from raysweep.bench.train.work import Work, by_length, losses, split, train, wai
 from raysweep.models.batch import Batch
 from raysweep.models.encoder import Encoder
 from raysweep.models.flops import training_flops
+from raysweep.models.precision import multiplies_bfloat16
 
 DROPOUT = 0.1
 
@@ -45,7 +46,11 @@ def encoder(
     float32: float | None = None,
     peak: float | None = None,
 ) -> Case:
-    """Return a case with goals: `bfloat16` and `float32` for ratios, `peak` for the share of the peak."""
+    """Return a case with goals: `bfloat16` and `float32` for ratios, `peak` for the share of the peak.
+
+    Peers in bfloat16 take part where the processor has instructions for it; elsewhere a step of theirs takes
+    up to a hundred times as long.
+    """
     if quick:
         work = Work(shape="32/2/2/64", batch_size=64, steps=3, device=device)
     else:
@@ -58,6 +63,8 @@ def encoder(
     grouped = _peer(
         work, "the same, sorted by length, fused AdamW", *ways(device), grouped=True, goal=2.0, note=sort
     )
+    halves = [_peer(work, "BertForMaskedLM, bfloat16", half, goal=bfloat16, note=drawn)]
+    halves = halves if _has_bfloat16(device) else []
     peers = {
         "cpu": [
             _peer(
@@ -68,11 +75,11 @@ def encoder(
                 note=f"{drawn}; its losses equal those of raysweep in float32, and raysweep is timed in the "
                 "precision that it chooses",
             ),
-            _peer(work, "BertForMaskedLM, bfloat16", half, goal=bfloat16, note=drawn),
+            *halves,
             grouped,
         ],
         "cuda": [
-            _peer(work, "BertForMaskedLM, bfloat16", half, goal=bfloat16, note=drawn),
+            *halves,
             _peer(work, "the same, compiled", replace(half, compiled=True), goal=bfloat16, note=drawn),
             grouped,
         ],
@@ -113,12 +120,17 @@ def ways(device: Device) -> list[Recipe]:
 
     torch.compile is not among them: on a CPU it takes minutes, and its steps take a third longer.
     """
-    precisions = (torch.float32, torch.bfloat16) if device == "cpu" else (torch.bfloat16,)
+    half = (torch.bfloat16,) if _has_bfloat16(device) else ()
+    precisions = (torch.float32, *half) if device == "cpu" else half
     attentions = ("eager", "sdpa")
     return [
         Recipe(precision=precision, attention=attention, fused=True)
         for precision, attention in product(precisions, attentions)
     ]
+
+
+def _has_bfloat16(device: Device) -> bool:
+    return device == "cuda" or multiplies_bfloat16(torch.device("cpu"))
 
 
 def _peer(
