@@ -17,14 +17,17 @@ two of them adds both products in float32.  `out` is float32 then, or uint16: th
 nearest with ties to even.  Such loops are for processors with these instructions (`PAIRS`).
 
 Cost: rows + columns vectors are read for rows × columns operations.  The sums of 5 × 5, with the vectors that
-enter, fill the registers of a processor that has 32.
+enter, fill the registers of a processor that has 32 of 64 bytes.  On another one the loop is several loops,
+one behind the other, for a part of the block each (`parts`).  No number depends on that: each is the sum of
+the same terms in the same order.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
-from itertools import product
-from typing import Any
+from itertools import pairwise, product
+from typing import Any, NamedTuple, TypeVar
 
 from llvmlite import ir
 from numba import types
@@ -32,7 +35,9 @@ from numba.core import cgutils
 from numba.core.codegen import get_host_cpu_features
 
 from raysweep.compiled.cache import config
-from raysweep.compiled.simd import element_at, everywhere, intrinsic, shape_of, vector_at
+from raysweep.compiled.simd import BYTES, element_at, everywhere, intrinsic, shape_of
+
+T = TypeVar("T")
 
 
 def _features() -> set[str]:
@@ -46,6 +51,84 @@ def _features() -> set[str]:
 #: Whether kernels are compiled for a processor that multiplies pairs of bfloat16 numbers in vectors, and has
 #: no faster instructions for products of bfloat16, which libraries use.
 PAIRS = "+avx512bf16" in _features() and "+amx-bf16" not in _features()
+
+
+class Registers(NamedTuple):
+    """A processor's registers for vectors: bytes of each, and their number."""
+
+    size: int
+    count: int
+
+
+def _registers() -> Registers:
+    """Return the registers that kernels are compiled for."""
+    features = _features()
+    if "+avx512f" in features:
+        return Registers(BYTES, 32)
+    return Registers(32, 16) if "+avx2" in features else Registers(16, 32 if "+neon" in features else 16)
+
+
+REGISTERS = _registers()
+
+#: Whether blocks are fast: there are registers of 32 bytes at least, and sums and products in one operation.
+FAST = REGISTERS.size > 16 and "+fma" in _features()
+
+#: Cycles until the result of a sum can be added to, and sums of a cycle.
+_LATENCY, _RATE = 4, 2
+
+
+class Part(NamedTuple):
+    """A part of a block: its rows, its columns, and the pieces of their vectors, one register each.
+
+    A column is the number of its vector and that of the piece.
+    """
+
+    rows: tuple[int, ...]
+    columns: tuple[tuple[int, int], ...]
+
+
+@cache
+def parts(rows: int, columns: int, scalar: bool, registers: Registers) -> tuple[Part, ...]:
+    """Return the parts of a block, each of which has its sums in registers.
+
+    A vector takes as many registers as it needs.  Of all sizes that leave room for what enters, this is the
+    one whose loops take the fewest cycles, and then the one with the fewest loops.  In a cycle, a processor
+    does two operations and reads two vectors, and a sum waits for the last one to it.
+
+    >>> [(part.rows, part.columns) for part in parts(2, 1, True, Registers(32, 16))]
+    [((0, 1), ((0, 0), (0, 1)))]
+    """
+    pieces = BYTES // registers.size
+    # With a vector in place of a number, a piece meets the same piece.
+    sides = [[(c, piece) for c in range(columns)] for piece in range(pieces)]
+    if scalar:
+        sides = [[(c, piece) for c in range(columns) for piece in range(pieces)]]
+    found = []
+    for height, width in product(range(1, rows + 1), range(1, len(sides[0]) + 1)):
+        if height * width + width + 1 > registers.count and (height, width) != (1, 1):
+            continue
+        shares = [
+            Part(tuple(some), tuple(those))
+            for side in sides
+            for some in _even(range(rows), height)
+            for those in _even(side, width)
+        ]
+        found.append((sum(map(_cycles, shares)), len(shares), tuple(shares)))
+    return min(found)[2]
+
+
+def _cycles(part: Part) -> float:
+    """Return the cycles of a turn of a part's loop."""
+    height, width = len(part.rows), len(part.columns)
+    return max(height * width / _RATE, (height + width) / _RATE, _LATENCY)
+
+
+def _even(items: Sequence[T], most: int) -> list[Sequence[T]]:
+    """Return the items in parts of nearly the same length, at most so many in each."""
+    count = -(-len(items) // most)
+    bounds = [len(items) * k // count for k in range(count + 1)]
+    return [items[first:last] for first, last in pairwise(bounds)]
+
 
 _FLOATS = shape_of(types.float32)
 _HALVES = ir.VectorType(ir.IntType(16), _FLOATS.count)
@@ -63,7 +146,8 @@ def tile(rows: int, columns: int, *, scalar: bool = False, add: bool = False) ->
     With `scalar`, x[k, r] is a number that multiplies a whole vector.  With `add`, the sums are added to what
     `out` holds.
     """
-    block = list(product(range(rows), range(columns)))
+    split = parts(rows, columns, scalar, REGISTERS)
+    pieces = BYTES // REGISTERS.size
 
     @intrinsic
     def loop(context, out, o, o_row, o_column, x, p, x_term, x_row, y, q, y_term, y_column, count):  # type: ignore[no-untyped-def]
@@ -71,23 +155,29 @@ def tile(rows: int, columns: int, *, scalar: bool = False, add: bool = False) ->
             out, o, o_row, o_column, x, p, x_term, x_row, y, q, y_term, y_column, count = arguments
             of_out, of_x, of_y = signature.args[0], signature.args[4], signature.args[8]
             pairs, rounded = of_x.dtype == types.uint32, of_out.dtype == types.uint16
-            shape = _FLOATS if pairs else shape_of(of_out.dtype)
+            whole = _FLOATS if pairs else shape_of(of_out.dtype)
+            shape = ir.VectorType(whole.element, whole.count // pieces)
 
             def step(place, distance, number):  # type: ignore[no-untyped-def]
                 if isinstance(number, int):
                     number = distance.type(number)
                 return builder.add(place, builder.mul(distance, number))
 
-            def read(kind, array, place):  # type: ignore[no-untyped-def]
-                found = builder.load(vector_at(context, builder, kind, array, place))
+            def read(kind, array, place, piece):  # type: ignore[no-untyped-def]
+                of = shape_of(kind.dtype)
+                of = ir.VectorType(of.element, of.count // pieces)
+                place = builder.add(place, place.type(piece * of.count))
+                element = element_at(context, builder, kind, array, place)
+                found = builder.load(builder.bitcast(element, of.as_pointer()))
                 found.align = kind.dtype.bitwidth // 8
                 return found
 
-            def factor(place):  # type: ignore[no-untyped-def]
+            def factor(place, piece):  # type: ignore[no-untyped-def]
                 if not scalar:
-                    return read(of_x, x, place)
+                    return read(of_x, x, place, piece)
                 number = builder.load(element_at(context, builder, of_x, x, place))
-                return everywhere(builder, shape_of(of_x.dtype), number)
+                of = shape_of(of_x.dtype)
+                return everywhere(builder, ir.VectorType(of.element, of.count // pieces), number)
 
             def summed(total, one, other):  # type: ignore[no-untyped-def]
                 if pairs:
@@ -96,28 +186,39 @@ def tile(rows: int, columns: int, *, scalar: bool = False, add: bool = False) ->
                 term = builder.fmul(one, other, flags=("contract",))
                 return builder.fadd(term, total, flags=("contract",))
 
-            def write(found, place):  # type: ignore[no-untyped-def]
+            def write(found, place, piece):  # type: ignore[no-untyped-def]
+                place = builder.add(place, place.type(piece * shape.count))
                 target = element_at(context, builder, of_out, out, place)
                 if rounded:
                     found = _call(builder, "llvm.x86.avx512bf16.cvtneps2bf16.512", _HALVES, found)
                 target = builder.bitcast(target, found.type.as_pointer())
                 builder.store(found, target, align=of_out.dtype.bitwidth // 8)
 
-            places = {(r, c): step(step(o, o_row, r), o_column, c) for r, c in block}
-            # LLVM keeps these in registers.
-            sums = {at: cgutils.alloca_once(builder, shape) for at in block}
-            for at in block:
-                none = ir.Constant(shape, [0.0] * shape.count)
-                builder.store(read(of_out, out, places[at]) if add else none, sums[at])
-            with cgutils.for_range(builder, count) as turn:
-                first_x, first_y = step(p, x_term, turn.index), step(q, y_term, turn.index)
-                vectors = [read(of_y, y, step(first_y, y_column, c)) for c in range(columns)]
-                for r in range(rows):
-                    one = factor(step(first_x, x_row, r))
-                    for c in range(columns):
-                        builder.store(summed(builder.load(sums[r, c]), one, vectors[c]), sums[r, c])
-            for at in block:
-                write(builder.load(sums[at]), places[at])
+            for part in split:
+                places = {
+                    (r, c, piece): step(step(o, o_row, r), o_column, c)
+                    for r in part.rows
+                    for c, piece in part.columns
+                }
+                # LLVM keeps these in registers.
+                sums = {at: cgutils.alloca_once(builder, shape) for at in places}
+                for at, place in places.items():
+                    none = ir.Constant(shape, [0.0] * shape.count)
+                    builder.store(read(of_out, out, place, at[2]) if add else none, sums[at])
+                with cgutils.for_range(builder, count) as turn:
+                    first_x, first_y = step(p, x_term, turn.index), step(q, y_term, turn.index)
+                    vectors = {
+                        (c, piece): read(of_y, y, step(first_y, y_column, c), piece)
+                        for c, piece in part.columns
+                    }
+                    for r in part.rows:
+                        # A vector's piece meets the same piece, a number all.
+                        one = factor(step(first_x, x_row, r), part.columns[0][1])
+                        for at, vector in vectors.items():
+                            own = sums[r, *at]
+                            builder.store(summed(builder.load(own), one, vector), own)
+                for at, place in places.items():
+                    write(builder.load(sums[at]), place, at[2])
             return context.get_dummy_value()
 
         three = (types.int64,) * 3

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 
+import numba
 import numpy as np
 import pytest
 import torch
 
-from raysweep.compiled import kernel
-from raysweep.compiled.tiles import PAIRS, tile
+from raysweep.compiled import kernel, tiles
+from raysweep.compiled.tiles import PAIRS, Registers, tile
 
 _VECTORS, _ADDED, _SCALED = tile(3, 2), tile(5, 4, add=True), tile(6, 2, scalar=True)
 
@@ -93,3 +95,49 @@ def test_sums_are_rounded_to_nearest_with_ties_to_even() -> None:
     _rounded(out.view(torch.uint16).numpy(), *pairs, 1)
     wanted = torch.tensor([1.0, 1 + 2.0**-6, 1 + 2.0**-7, 1.0, torch.inf, torch.nan]).bfloat16()
     torch.testing.assert_close(out[:, :6], wanted.expand(4, 6), rtol=0, atol=0, equal_nan=True)
+
+
+#: Registers of AVX-512, AVX2, NEON and SSE.
+_KINDS = [Registers(64, 32), Registers(32, 16), Registers(16, 32), Registers(16, 16)]
+
+
+@pytest.mark.parametrize("scalar", [False, True])
+@pytest.mark.parametrize("registers", _KINDS, ids=str)
+def test_every_piece_of_a_block_is_in_one_part_whose_sums_fit(registers: Registers, scalar: bool) -> None:
+    for rows, columns in product(range(1, 13), range(1, 6)):
+        found = tiles.parts(rows, columns, scalar, registers)
+        pieces = [(r, *at) for part in found for r in part.rows for at in part.columns]
+        every = product(range(rows), range(columns), range(64 // registers.size))
+        assert sorted(pieces) == list(every)
+        for part in found:
+            assert len(part.rows) * len(part.columns) + len(part.columns) + 1 <= registers.count
+            assert scalar or len({piece for _, piece in part.columns}) == 1
+    # The blocks of all kernels were made for the first.
+    whole = [tiles.parts(*block, scalar, Registers(64, 32)) for block in ((5, 5), (4, 4), (12, 2), (8, 3))]
+    assert [len(each) for each in whole] == [1] * 4
+
+
+@pytest.mark.parametrize("add", [False, True])
+@pytest.mark.parametrize("scalar", [False, True])
+def test_no_number_depends_on_the_registers(scalar: bool, add: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, columns, count, lanes = 5, 4, 9, 16
+    generator = np.random.default_rng(1)
+    x, y, before = (
+        generator.standard_normal(shape).astype(np.float32)
+        for shape in ((count, rows, 1 if scalar else lanes), (count, columns, lanes), (rows, columns, lanes))
+    )
+    found = []
+    for registers in _KINDS:
+        monkeypatch.setattr(tiles, "REGISTERS", registers)
+        loop, each = tile.__wrapped__(rows, columns, scalar=scalar, add=add), x.shape[2]
+
+        @numba.njit(error_model="numpy")
+        def run(out, x, y, loop=loop, each=each):  # type: ignore[no-untyped-def]
+            loop(out, 0, 4 * 16, 16, x, 0, 5 * each, each, y, 0, 4 * 16, 16, 9)
+
+        found.append(before.copy())
+        run(found[-1], x, y)
+    exact = np.einsum("krs,kcs->rcs", np.broadcast_to(x, (count, rows, lanes)), y, dtype=np.float64)
+    np.testing.assert_allclose(found[0], exact + (before if add else 0), rtol=0, atol=2e-6)
+    for other in found[1:]:
+        np.testing.assert_array_equal(found[0], other)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from raysweep.compiled import simd
+from raysweep.compiled import tiles
 from raysweep.errors import ConfigError, DataError
 from raysweep.languages import HMM, Language
 from raysweep.languages.hmm import HMMConfig, passes
@@ -198,7 +198,7 @@ def test_results_do_not_depend_on_the_batch(
     rate: float | None, blocks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Results agree bit by bit where a visible word gives the block away: alone, in parts, reordered."""
-    monkeypatch.setattr(simd, "WIDE", True)
+    monkeypatch.setattr(tiles, "FAST", True)
     language = HMM.random(seed=0, blocks=blocks)
     ids = language.sample(300, seed=4)
     generator = torch.Generator().manual_seed(0)
@@ -240,7 +240,7 @@ def scattered() -> HMM:
     ids=["scattered", "random", "large"],
 )
 def test_blocks_are_the_dense_pass(language: HMM, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simd, "WIDE", True)
+    monkeypatch.setattr(tiles, "FAST", True)
     ids = language.sample(500, seed=1)
     blocks = Blocks.find(language.initial, language.transition, language.emission)
     assert blocks is not None
@@ -271,9 +271,9 @@ def test_large_blocks_are_left_to_the_products_where_these_are_faster(
         language = HMM.random(states=states, vocabulary=vocabulary, blocks=blocks, tasks=())
         return Blocks.find(language.initial, language.transition, language.emission) is not None
 
-    monkeypatch.setattr(simd, "WIDE", True)
+    monkeypatch.setattr(tiles, "FAST", True)
     assert found(33, 4097)
-    monkeypatch.setattr(simd, "WIDE", False)
+    monkeypatch.setattr(tiles, "FAST", False)
     assert [found(33, 40), found(32, 40), found(80, 90, blocks=2)] == [False, True, True]
 
 

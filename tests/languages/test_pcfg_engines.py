@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from raysweep.compiled import simd
+from raysweep.compiled import tiles
 from raysweep.errors import ConfigError, DataError
 from raysweep.languages import PCFG
 from raysweep.languages.base import Sample
@@ -240,7 +240,7 @@ def test_sentences_side_by_side_have_the_charts_of_torch(
         words[torch.rand(words.shape, generator=generator) < 0.2] = 6
         answers = []
         for wide in (False, True):
-            monkeypatch.setattr(simd, "WIDE", wide)
+            monkeypatch.setattr(tiles, "FAST", wide)
             if wide:
                 parts = list(engine._passes(words, torch.float64))
                 assert [(part.start, part.stop) for part in parts] == [(0, 32), (32, 64), (64, 81)]
@@ -262,7 +262,7 @@ def test_sentences_side_by_side_have_the_charts_of_torch(
 
 
 def test_sentences_side_by_side_do_not_depend_on_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simd, "WIDE", True)
+    monkeypatch.setattr(tiles, "FAST", True)
     language = PCFG.random(structure="dense", nonterminals=7, vocabulary=6, max_length=9, engine="dense")
     engine, generator = language.engine_on(CPU), torch.Generator().manual_seed(0)
     words, order = torch.randint(6, (64, 9), generator=generator), torch.randperm(64, generator=generator)
@@ -277,7 +277,7 @@ def test_sentences_side_by_side_do_not_depend_on_each_other(monkeypatch: pytest.
 
 
 def test_sentences_are_side_by_side_where_that_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simd, "WIDE", True)
+    monkeypatch.setattr(tiles, "FAST", True)
     language = PCFG.random(structure="dense", nonterminals=7, vocabulary=6, max_length=9, engine="dense")
     engine: Any = language.engine_on(CPU)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from raysweep.languages.checks import floor
 
 #: A block of more states than this, and of most of all states, is left to the products of `passes` where they
-#: are faster: without vectors of 64 bytes.
+#: are faster: without vectors of 32 or 64 bytes.
 MANY_STATES = 32
 
 
@@ -44,7 +44,7 @@ class Blocks:
         from scipy.sparse import coo_array  # readers of results build no language
         from scipy.sparse.csgraph import connected_components
 
-        from raysweep.compiled.simd import WIDE
+        from raysweep.compiled import tiles
 
         S, V = emission.shape
         a, b = np.nonzero(transition)
@@ -53,7 +53,7 @@ class Blocks:
         graph = coo_array((np.ones(len(rows)), (rows, columns)), shape=(S + V, S + V))
         count, label = connected_components(graph, directed=False)
         large = np.bincount(label[:S]).max() > max(MANY_STATES, S // 2)
-        if large and not WIDE:
+        if large and not tiles.FAST:
             return None
         blocks, place = [], np.zeros(V, dtype=np.int64)
         for block in range(count):

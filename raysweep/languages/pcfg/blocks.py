@@ -18,9 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raysweep.compiled import kernel, simd
+from raysweep.compiled import kernel, tiles
 from raysweep.compiled.simd import BYTES, aligned, peek, poke
-from raysweep.compiled.tiles import tile
 from raysweep.languages.pcfg.grammar import Grammar
 
 #: Sentences side by side.
@@ -29,9 +28,9 @@ SIDE = 32
 #: Symbols of a block, and rules' weights that are applied at once to two vectors.
 _BLOCK, _RULES = 5, 10
 
-_pairs = tile(_BLOCK, _BLOCK)
-_rules, _few_rules = tile(_RULES, 2, scalar=True), tile(_BLOCK, 2, scalar=True)
-_one, _two, _three, _four, _five = (tile(_BLOCK, cuts, add=True) for cuts in range(1, _BLOCK + 1))
+_pairs = tiles.tile(_BLOCK, _BLOCK)
+_rules, _few_rules = tiles.tile(_RULES, 2, scalar=True), tiles.tile(_BLOCK, 2, scalar=True)
+_one, _two, _three, _four, _five = (tiles.tile(_BLOCK, cuts, add=True) for cuts in range(1, _BLOCK + 1))
 
 
 @dataclass(frozen=True)
@@ -92,13 +91,13 @@ class Cells:
 
 
 def fits(n: int, symbols: int, words: int, dtype: torch.dtype) -> bool:
-    """Return whether this processor has the vectors, and 32 sentences take at most 128 MiB.
+    """Return whether this processor is fast at it, and 32 sentences take at most 128 MiB.
 
     A sentence of n words takes two charts, the pairs, and two vectors of all `words` for each position.
     """
     most = symbols + _BLOCK
     numbers = SIDE * (2 * n * n * most + most**2 + 2 * n * words)
-    return simd.WIDE and numbers * dtype.itemsize <= 1 << 27
+    return tiles.FAST and numbers * dtype.itemsize <= 1 << 27
 
 
 def inside(words: np.ndarray, tables: Tables) -> Cells:

@@ -1,7 +1,7 @@
 """The dense engine: all symbols over all spans, as matrix products.
 
-On a processor with vectors of 64 bytes, many sentences side by side have compiled charts (`blocks.py`), on
-one thread.  The charts here are torch's, for few sentences, for more than two threads, and for GPUs.
+On a processor with vectors of 32 or 64 bytes, many sentences side by side have compiled charts (`blocks.py`),
+on one thread.  The charts here are torch's, for few sentences, for more than two threads, and for GPUs.
 
 Both charts are kept twice: by start and width, and by end and width downwards,
 

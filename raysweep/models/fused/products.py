@@ -3,7 +3,7 @@
 Libraries change the layout of a matrix in every product, and some do not use the wide vectors of other
 makers' processors.  Here a matrix that many rows are multiplied with is laid out once, and a sum over rows
 needs no layout of float32 numbers, and one pass for bfloat16.  Torch computes where that is slower (see
-`Product` and `add_outer`), in other dtypes, and on processors without the instructions (`WIDE`, `PAIRS`).
+`Product` and `add_outer`), in other dtypes, and on processors without the instructions (`FAST`, `PAIRS`).
 
 Compiled code takes bfloat16 numbers in pairs, as uint32: the terms 2 k and 2 k + 1 of a sum.  A row of a
 matrix holds such pairs side by side; of rows, neighbours are paired first (`paired`).
@@ -18,7 +18,7 @@ from torch import Tensor
 from raysweep.compiled import kernel
 from raysweep.compiled.scalars import COMPILED
 from raysweep.compiled.simd import WIDE, peek, poke, turn
-from raysweep.compiled.tiles import PAIRS, tile
+from raysweep.compiled.tiles import FAST, PAIRS, tile
 
 #: Most numbers of a matrix that is laid out, and of a sum over rows: larger ones do not stay in the cache.
 LARGEST, LARGEST_SUM = 2**20, 2**19
@@ -75,7 +75,7 @@ class Product:
         self.matrix = matrix if matrix.dim() == 3 else matrix[None]
         self.parts, self.inner, columns = self.matrix.shape
         self.columns = self.parts * columns
-        served = {torch.float32: WIDE, torch.bfloat16: PAIRS and self.inner % 2 == 0}
+        served = {torch.float32: FAST, torch.bfloat16: PAIRS and self.inner % 2 == 0}
         ours = served.get(matrix.dtype, False) and 0 < matrix.numel() <= LARGEST
         self._many = MANY[matrix.dtype] if ours else None
         self._turned = self.matrix.mT.is_contiguous()
@@ -135,7 +135,8 @@ def add_outer(total: np.ndarray, d: np.ndarray, x: np.ndarray, parts: int = 1) -
     With G `parts`, x is [N, G I], and part g of the rows of `total` is for part g of the columns of d and x.
 
     It is torch's unless O / G is a multiple of 8 and I one of 16, and where `total` has more than
-    `LARGEST_SUM` numbers.
+    `LARGEST_SUM` numbers.  In float32 it is also torch's without vectors of 64 bytes (`WIDE`): with fewer
+    registers, blocks read the same rows too often.
     """
     outputs, inputs = total.shape
     if len(d) != len(x) or d.shape[1] != outputs or x.shape[1] != parts * inputs or outputs % parts != 0:
