@@ -139,8 +139,8 @@ class HMM(Language):
         """Return exact log-probabilities [B, T, V] of `dtype`, as `Language.conditionals` says.
 
         Memory beside the result: a few MB.  Cost: 2 T S (S + V) multiply-adds a sentence, with S and V those
-        of a block where the blocks are small.  Then, and on processors with vectors of 32 or 64 bytes, results
-        do not depend on the batch.
+        of a block where the blocks are small.  Then, and on processors with vectors of 32 or 64 bytes,
+        results do not depend on the batch.
         """
         check_conditionals(self, ids, mask, dtype)
         shape, T = (*ids.shape, self.vocabulary_size), self.max_length
