@@ -57,7 +57,7 @@ class Registers(NamedTuple):
     """A processor's registers for vectors: bytes of each, and their number."""
 
     size: int
-    count: int
+    number: int
 
 
 def _registers() -> Registers:
@@ -105,7 +105,7 @@ def parts(rows: int, columns: int, scalar: bool, registers: Registers) -> tuple[
         sides = [[(c, piece) for c in range(columns) for piece in range(pieces)]]
     found = []
     for height, width in product(range(1, rows + 1), range(1, len(sides[0]) + 1)):
-        if height * width + width + 1 > registers.count and (height, width) != (1, 1):
+        if height * width + width + 1 > registers.number and (height, width) != (1, 1):
             continue
         shares = [
             Part(tuple(some), tuple(those))
@@ -214,8 +214,8 @@ def tile(rows: int, columns: int, *, scalar: bool = False, add: bool = False) ->
                     for r in part.rows:
                         # A vector's piece meets the same piece, a number all.
                         one = factor(step(first_x, x_row, r), part.columns[0][1])
-                        for at, vector in vectors.items():
-                            own = sums[r, *at]
+                        for (c, piece), vector in vectors.items():
+                            own = sums[r, c, piece]
                             builder.store(summed(builder.load(own), one, vector), own)
                 for at, place in places.items():
                     write(builder.load(sums[at]), place, at[2])

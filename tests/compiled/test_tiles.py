@@ -110,7 +110,7 @@ def test_every_piece_of_a_block_is_in_one_part_whose_sums_fit(registers: Registe
         every = product(range(rows), range(columns), range(64 // registers.size))
         assert sorted(pieces) == list(every)
         for part in found:
-            assert len(part.rows) * len(part.columns) + len(part.columns) + 1 <= registers.count
+            assert len(part.rows) * len(part.columns) + len(part.columns) + 1 <= registers.number
             assert scalar or len({piece for _, piece in part.columns}) == 1
     # The blocks of all kernels were made for the first.
     whole = [tiles.parts(*block, scalar, Registers(64, 32)) for block in ((5, 5), (4, 4), (12, 2), (8, 3))]

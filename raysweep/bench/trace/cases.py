@@ -138,9 +138,19 @@ def beside_training(what: Subject, inputs: int) -> float:
 
 def _shares(what: Subject, inputs: int, peak: Peak) -> list[Figure]:
     """Return which shares of an input's time its parts take, and how fast products of matrices are."""
+    from raysweep.flatness.fused.lstm import LSTMNorms
     from raysweep.flatness.fused.taps import ChunkNorms
-    from raysweep.models.fused import attention
+    from raysweep.models.fused import attention, recurrent
+    from raysweep.models.lstm import LSTM
 
+    norms: tuple[object, str] = ChunkNorms, "linear"
+    parts: dict[str, tuple[object, str]] = {"in attention's backward pass": (attention, "attend_backward")}
+    if isinstance(what.model, LSTM):
+        norms = LSTMNorms, "linear"
+        parts = {
+            "in the passes of the gates, forward": (recurrent, "advance"),
+            "in the passes of the gates, backward": (recurrent, "retreat"),
+        }
     ids, positions, _ = what.inputs(inputs)
     work = partial(input_traces, what.model, ids, positions)
     share, rate = products(work)
@@ -153,8 +163,8 @@ def _shares(what: Subject, inputs: int, peak: Peak) -> list[Figure]:
         ),
         *shares(
             {
-                "share of an input in norms of matrices' gradients": (ChunkNorms, "linear"),
-                "in attention's backward pass": (attention, "attend_backward"),
+                "share of an input in norms of matrices' gradients": norms,
+                **parts,
                 "in control statistics": (Control, "statistics"),
             },
             work,
