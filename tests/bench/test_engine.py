@@ -13,7 +13,7 @@ from raysweep.bench.engine import cases, measure
 from raysweep.bench.engine.bare import run_all
 from raysweep.bench.engine.cases import MANY, Turns, figures, sweep_of
 from raysweep.bench.engine.commands import RUNS
-from raysweep.bench.engine.launches import Alone, Content, Measured, alone, content, moments
+from raysweep.bench.engine.launches import Alone, Content, Kept, Measured, alone, content, kept, moments
 from raysweep.bench.harness import Spent
 from raysweep.bench.launching import engines, with_engine, write_sweep
 from raysweep.bench.record import Figure, Record
@@ -38,6 +38,7 @@ def measured(
         spent=Spent(cpu=cpu * counted, wall=wall * counted),
         slowing=1.05,
         growing=1.2,
+        each=50e3,
         memory=1.1,
         processes=12,
         content=CONTENT,
@@ -143,6 +144,7 @@ def test_a_thousand_runs_are_a_case_of_their_own(record: Record, monkeypatch: py
 
     monkeypatch.setattr(cases, "launch", launch)
     monkeypatch.setattr(cases, "alone", lambda trials: Alone(9.5, 2.0, 20))
+    monkeypatch.setattr(cases, "kept", lambda trials: Kept(1e8, trials * 30.0))
     monkeypatch.setattr(cases, "engines", lambda: ("nested", "lanes"))
     monkeypatch.setattr("raysweep.bench.engine.measure_peak", lambda quick: record.peak)
     asked: list[int] = []
@@ -152,7 +154,11 @@ def test_a_thousand_runs_are_a_case_of_their_own(record: Record, monkeypatch: py
     _, many, records = measure().cases
     assert (records.key, asked) == ("many-records", [RUNS])
     assert (many.key, sizes.count(cases.THOUSAND)) == ("many-runs", 4)
-    assert "engine lanes: driver's memory at the end by the start" in values(list(many.figures))
+    found = values(list(many.figures))
+    assert "engine lanes: driver's memory at the end by the start" in found
+    assert found["engine lanes: driver's memory for a run, after the first hundred"] == 50
+    assert found["Tune alone: driver's memory for a trial"] == 0.03 * cases.THOUSAND
+    assert found["MLflow alone: memory of its client and store"] == 100
 
 
 def test_many_runs_are_left_to_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,3 +213,11 @@ def test_ray_alone_starts_and_is_measured() -> None:
     assert found.memory > 0.5
     # The program, Ray's control store and raylet, and for each trial its actor, a controller and a worker.
     assert found.processes >= 3 + 2 * 3
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_what_tune_and_mlflow_keep_is_measured() -> None:
+    found = kept(110)
+    assert 10e6 < found.client < 1e9
+    assert abs(found.trial) < 10e6

@@ -1,11 +1,17 @@
-"""Ray without raysweep: `python alone.py TRIALS FOLDER`.
+"""Ray without raysweep: `python alone.py TRIALS FOLDER`, or `python alone.py kept TRIALS FOLDER`.
 
 Ray Tune runs the trials at once on an embedded Ray with as many processors.  Each is a Train job of one
 worker.  A worker imports torch and notes the moment as a file in `FOLDER`.  Then it waits for all others and
-two seconds more, in which the memory of all processes can be measured.  This program imports nothing of
-raysweep.
+two seconds more, in which the memory of all processes can be measured.
+
+`kept` writes to `FOLDER/kept`, as JSON, what a process that drives Tune keeps: the bytes of MLflow's client
+with a store of its own, and those of each trial after the first hundred, of so many trials that do nothing.
+
+This program imports nothing of raysweep.
 """
 
+import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -49,5 +55,38 @@ def run(trials: int, folder: Path) -> None:
     ).fit()
 
 
+def kept(trials: int, folder: Path, slots: int = 2, first: int = 100) -> None:
+    """Write what MLflow's client and each trial after the `first` ones take."""
+    sizes = []
+
+    class Look(tune.Callback):
+        def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
+            sizes.append(_resident())
+
+    before = _resident()
+    from mlflow import MlflowClient
+
+    store = MlflowClient(tracking_uri=f"sqlite:///{folder}/mlflow.db")
+    store.create_run(store.create_experiment("alone"))
+    client = _resident() - before
+    ray.init(address="local", num_cpus=slots, include_dashboard=False, log_to_driver=False)
+    tune.Tuner(
+        tune.with_resources(lambda config: None, {"CPU": 0, "memory": 1}),
+        param_space={"trial": tune.grid_search(list(range(trials)))},
+        tune_config=tune.TuneConfig(max_concurrent_trials=slots, reuse_actors=True),
+        run_config=tune.RunConfig(storage_path=str(folder / "tune"), verbose=0, callbacks=[Look()]),
+    ).fit()
+    each = (sizes[-1] - sizes[first - 1]) / (len(sizes) - first)
+    (folder / "kept").write_text(json.dumps({"client": client, "trial": each}))
+
+
+def _resident() -> int:
+    """Return the resident memory of this process in bytes."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 if __name__ == "__main__":
-    run(int(sys.argv[1]), Path(sys.argv[2]))
+    if sys.argv[1] == "kept":
+        kept(int(sys.argv[2]), Path(sys.argv[3]))
+    else:
+        run(int(sys.argv[1]), Path(sys.argv[2]))

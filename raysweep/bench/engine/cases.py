@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from raysweep.bench.engine.launches import Measured, alone, launch
+from raysweep.bench.engine.launches import Measured, alone, kept, launch
 from raysweep.bench.harness import (
     Case,
     Contestant,
@@ -120,8 +120,10 @@ def short_runs(
         # An engine with other results was not launched again.
         timed = [each for each in (ours, *others) if each.launches[1:] and bare.launches[1:]]
         found = [figure for each in timed for figure in figures(each, bare, goals=each is ours)]
+        if quick:
+            return found
         # Ray's own start is the same, however many runs follow.
-        return found if quick or count >= MANY else [*found, *_alone(say)]
+        return [*found, *(_kept(count, say) if count >= MANY else _alone(say))]
 
     return Case(
         unit="run",
@@ -140,6 +142,16 @@ def _alone(say: Say) -> list[Figure]:
         Figure(name="Ray alone: start to first step", unit="s", value=found.first_step),
         Figure(name="Ray alone: memory of all processes at the peak (PSS)", unit="GiB", value=found.memory),
         Figure(name="Ray alone: most processes at once", unit="", value=float(found.processes)),
+    ]
+
+
+def _kept(runs: int, say: Say) -> list[Figure]:
+    """Return what Tune and MLflow keep without raysweep in a process that drives so many trials."""
+    found = kept(runs)
+    say(f"Tune alone: {found.trial / 1e3:.0f} kB a trial; MLflow alone: {found.client / 1e6:.0f} MB")
+    return [
+        Figure(name="Tune alone: driver's memory for a trial", unit="kB", value=found.trial / 1e3),
+        Figure(name="MLflow alone: memory of its client and store", unit="MB", value=found.client / 1e6),
     ]
 
 
@@ -184,6 +196,11 @@ def figures(ours: Turns, bare: Turns, *, goals: bool = False) -> list[Figure]:
         found += [
             figure("second half of the runs by the first, wall", "×", ours.median(lambda m: m.slowing), 1.1),
             figure("driver's memory at the end by the start", "×", ours.median(lambda m: m.growing), 1.1),
+            Figure(
+                name=f"{ours.name}: driver's memory for a run, after the first hundred",
+                unit="kB",
+                value=ours.median(lambda m: m.each) / 1e3,
+            ),
         ]
     return found
 

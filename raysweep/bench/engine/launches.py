@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,10 @@ from raysweep.training.checkpoint import MODEL
 
 #: Seconds that the processes of a launch may take to leave after it.
 _LEAVE = 60.0
+
+
+#: Ray without raysweep; by its path, because its package imports much of raysweep.
+_ALONE = (sys.executable, "-P", str(Path(__file__).with_name("alone.py")))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +63,8 @@ class Measured:
     slowing: float
     #: Resident memory of the launch's own process at the end by that after the first runs.
     growing: float
+    #: Bytes by which that grew for each run after the first hundred, 0 with fewer.
+    each: float
     #: Peak of the proportional set size of all processes (GiB), 0 if not measured; the most processes.
     memory: float
     processes: int
@@ -120,9 +127,7 @@ def alone(trials: int) -> Alone:
     with tempfile.TemporaryDirectory(prefix="raysweep-bench-") as place:
         folder = Path(place)
         began = time.time()
-        # By its path, because its package imports much of raysweep.
-        program = (sys.executable, "-P", str(Path(__file__).with_name("alone.py")), str(trials), place)
-        process = start(program, folder / "log")
+        process = start((*_ALONE, str(trials), place), folder / "log")
         watch = Watch(process.pid, period=1.0, memory=True)
         watch.start()
         try:
@@ -138,6 +143,31 @@ def alone(trials: int) -> Alone:
             memory=max(sample.memory for sample in watch.samples) / 2**30,
             processes=max(sample.processes for sample in watch.samples),
         )
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Bytes that MLflow's client with a store takes, and those of a trial after the first hundred."""
+
+    client: float
+    trial: float
+
+
+def kept(trials: int) -> Kept:
+    """Let Tune do so many trials without raysweep, and measure what its process keeps.
+
+    Raises `RunFailedError` where it fails.
+    """
+    with tempfile.TemporaryDirectory(prefix="raysweep-bench-") as place:
+        log, answer = Path(place) / "log", Path(place) / "kept"
+        process = start((*_ALONE, "kept", str(trials), place), log)
+        try:
+            code = process.wait()
+        finally:
+            process.kill()
+        if code != 0 or not answer.exists():
+            raise RunFailedError(f"bench engine: Tune alone ended with {code}: {last_words(log)}")
+        return Kept(**json.loads(answer.read_text(encoding="utf-8")))
 
 
 def _wait_for_the_last(watch: Watch, process: subprocess.Popen[bytes]) -> float:
@@ -165,10 +195,19 @@ def _measured(sweep: Sweep, watch: Watch, began: float, ended: float, left: floa
         spent=Spent(cpu=watch.cpu_at(last) - watch.cpu_at(first), wall=slots * (last - first)),
         slowing=(last - middle) / (middle - first),
         growing=after[-1] / after[0],
+        each=_growth([(t, size) for t, size in root.items() if size], done),
         memory=max(sample.memory for sample in watch.samples) / 2**30,
         processes=max(sample.processes for sample in watch.samples),
         content=content(sweep),
     )
+
+
+def _growth(sizes: list[tuple[float, int]], done: list[float], first: int = 100) -> float:
+    """Return the growth of a size between the ends of the run after `first` others and the last, a run."""
+    if len(done) <= first:
+        return 0.0
+    between = [size for moment, size in sizes if done[first - 1] <= moment <= done[-1]] or [0]
+    return (between[-1] - between[0]) / (len(done) - first)
 
 
 def moments(sweep: Sweep) -> tuple[float, list[float]]:
