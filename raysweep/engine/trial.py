@@ -2,8 +2,8 @@
 
 The trial itself needs no CPU.  It watches the run's ledger.  For every milestone that appears there, it
 starts a task for each missing evaluation shard.  It reports complete milestones to Tune, in the order of
-their steps.  A trial that was killed and started again reads the ledger and does the rest.  A trial ends its
-training when it ends.
+their steps, where a caller's Tuner or a scheduler reads them.  A trial that was killed and started again
+reads the ledger and does the rest.  A trial ends its training when it ends.
 """
 
 from __future__ import annotations
@@ -82,12 +82,13 @@ def run_trial(config: dict[str, Any], *, sweep: Sweep, services: Services, stric
     The ledger says how a run ended.  With `strict`, an end other than success is also an error of the trial,
     because search algorithms need to know it.  Tune then starts the trial again, mostly in vain.
     """
+    scheduled = sweep.search is not None and sweep.search.scheduler is not None
     spec = resolve(sweep, config)
     run = Ledger(sweep.directory).run(spec)
     with run_log(run, "trial"):
         log.info("trial, pid %d on %s", os.getpid(), socket.gethostname())
         try:
-            _Trial(spec, run, sweep, services).run()
+            _Trial(spec, run, sweep, services, tells=strict or scheduled).run()
         except (RunFailedError, RunUnfinishedError):
             if strict:
                 raise
@@ -99,12 +100,15 @@ def _over(failures: Sequence[FailureRecord]) -> State:
 
 
 class _Trial:
-    """One attempt at one run."""
+    """One attempt at one run; with `tells`, milestones are reported to Tune, which keeps all of them."""
 
-    def __init__(self, spec: RunSpec, run: RunLedger, sweep: Sweep, services: Services) -> None:
+    def __init__(
+        self, spec: RunSpec, run: RunLedger, sweep: Sweep, services: Services, *, tells: bool
+    ) -> None:
         self._spec, self._run, self._sweep, self._services = spec, run, sweep, services
         need = evaluation_need(sweep.resources, services.shared)
         self._evaluations = Evaluations(spec, run, services, need)
+        self._tells = tells
         self._training: _Training | LaneTraining | None = None
         self._reported: set[int] = set()
         #: Steps that other runs start from, and wait for.
@@ -218,8 +222,8 @@ class _Trial:
             self._reported.add(step)
             found = metrics_at(self._run, self._spec, step)
             log.info("step %d is measured: %s", step, ", ".join(f"{m.name} {m.value:.4g}" for m in found))
-            measured = numbers(found)
-            tune.report({"run_id": self._spec.run_id, "step": step, **measured})
+            if self._tells:
+                tune.report({"run_id": self._spec.run_id, "step": step, **numbers(found)})
             if self._keep != "milestones":
                 discard(self._run, standing(self._run, self._spec, self._keep, self._sources))
 
