@@ -189,16 +189,11 @@ def _figures(work: Work, goal: float | None, timing: Timing | None, peak: Peak) 
     stepper = work.stepper(DROPOUT)
     parts = split(work, stepper)
     half = stepper.dtype == torch.bfloat16
-    figures = [
-        Figure(name="share of the peak in float32", unit="", value=gflops / peak.gemm_float32_gflops),
-        Figure(
-            name="share of the peak in bfloat16",
-            unit="",
-            value=gflops / peak.gemm_bfloat16_gflops,
-            goal=wanted,
-        ),
-        *(Figure(name=f"{part}, a step", unit="ms", value=1e3 * taken) for part, taken in parts.items()),
-    ]
+    figures = [Figure(name="share of the peak in float32", unit="", value=gflops / peak.gemm_float32_gflops)]
+    if _has_bfloat16(work.device):
+        share = gflops / peak.gemm_bfloat16_gflops
+        figures.append(Figure(name="share of the peak in bfloat16", unit="", value=share, goal=wanted))
+    figures += [Figure(name=f"{part}, a step", unit="ms", value=1e3 * taken) for part, taken in parts.items()]
     run = partial(train, work, stepper)
     if work.device == "cpu":
         share, rate = products(run)
