@@ -8,18 +8,18 @@ It writes
 
     out[r, c] = sum over k < count of x[k, r] y[k, c]
 
-where x, y and `out` hold vectors, multiplied number by number.  An array's `place` is where its element
-r = c = k = 0 begins, counted as in `raysweep.compiled.simd`; `row`, `column` and `term` are the distances of
-neighbours in r, c and k.
+where x, y and `out` hold vectors, multiplied number by number, and `out` shares no memory with x and y.  An
+array's `place` is where its element r = c = k = 0 begins, counted as in `raysweep.compiled.simd`; `row`,
+`column` and `term` are the distances of neighbours in r, c and k.
 
 Where x and y are uint32, each number is a pair of bfloat16 numbers, of terms 2 k and 2 k + 1, and multiplying
 two of them adds both products in float32.  `out` is float32 then, or uint16: the sums rounded to bfloat16, to
 nearest with ties to even.  Such loops are for processors with these instructions (`PAIRS`).
 
 Cost: rows + columns vectors are read for rows × columns operations.  The sums of 5 × 5, with the vectors that
-enter, fill the registers of a processor that has 32 of 64 bytes.  On another one the loop is several loops,
-one behind the other, for a part of the block each (`parts`).  No number depends on that: each is the sum of
-the same terms in the same order.
+enter, fill the registers of a processor that has 32 of 64 bytes.  On another one the loop may be several
+loops, one behind the other, for a part of the block each (`parts`).  No number depends on that: each is the
+sum of the same terms in the same order.
 """
 
 from __future__ import annotations
@@ -48,11 +48,6 @@ def _features() -> set[str]:
     return set(chosen.split(","))
 
 
-#: Whether kernels are compiled for a processor that multiplies pairs of bfloat16 numbers in vectors, and has
-#: no faster instructions for products of bfloat16, which libraries use.
-PAIRS = "+avx512bf16" in _features() and "+amx-bf16" not in _features()
-
-
 class Registers(NamedTuple):
     """A processor's registers for vectors: bytes of each, and their number."""
 
@@ -69,6 +64,13 @@ def _registers() -> Registers:
 
 
 REGISTERS = _registers()
+
+#: Whether registers hold a whole vector, and there are enough of them for the largest blocks.
+WHOLE = Registers(BYTES, 32) == REGISTERS
+
+#: Whether kernels are compiled for a processor that multiplies pairs of bfloat16 numbers in vectors, and has
+#: no faster instructions for products of bfloat16, which libraries use.
+PAIRS = WHOLE and "+avx512bf16" in _features() and "+amx-bf16" not in _features()
 
 #: Whether blocks are fast: there are registers of 32 bytes at least, and sums and products in one operation.
 FAST = REGISTERS.size > 16 and "+fma" in _features()

@@ -272,6 +272,7 @@ def _attempt(
     if not runs and not sweep.to_choose:
         return {}
     samples = Samples(searching, runs, shared.board) if sweep.to_choose else None
+    look = _Look(shared.board, interrupts)
     built = build(
         sweep,
         shared,
@@ -281,11 +282,11 @@ def _attempt(
         scheduler=halving,
         search_alg=samples,
         num_samples=1 if samples is None else samples.most,
-        callbacks=[_Look(shared.board, interrupts)],
+        callbacks=[look],
     )
     troubles: dict[str, Trouble] = {}
     try:
-        grid = built.fit()
+        built.fit()
     except RuntimeError as error:
         # Tune raises this for an error of Ray that it does not know, such as the word that a trial's process
         # was killed because memory is short.
@@ -293,10 +294,9 @@ def _attempt(
             raise
         log.warning("Tune ended with an error: %s", error)
         return {**dict.fromkeys(runs, Trouble.of(error.__cause__)), **_told(shared.board)}
-    for result in (grid[k] for k in range(len(grid))):
-        if result.error is not None:
-            log.warning("a trial ended with an error: %s", result.error)
-            troubles[(result.config or {})["run"]] = Trouble.of(result.error)
+    for run_id, ended in look.errors.items():
+        log.warning("the trial of %s ended with an error: %s", run_id, ended)
+        troubles[run_id] = Trouble.of(ended)
     return {**troubles, **_told(shared.board)}
 
 
@@ -314,10 +314,13 @@ def _told(board: Board) -> dict[str, Trouble]:
 class _Look(tune.Callback):
     """Ends the launch if the storage is full: all runs would find it so, and none would lose anything.
 
-    It also ends a launch of another thread than the main one on request, which no signal can do.
+    It also ends a launch of another thread than the main one on request, which no signal can do.  At the end
+    it has the errors of trials by run id.  A `Result` of a trial that has reported nothing may have the
+    config of another one, which had the same actor before.
     """
 
     def __init__(self, board: Board, interrupts: Interrupts) -> None:
+        self.errors: dict[str, Exception] = {}
         self._board = board
         self._interrupts = interrupts
         self._next = 0.0
@@ -329,3 +332,8 @@ class _Look(tune.Callback):
                 raise KeyboardInterrupt
             _told(self._board)
             self._next = time.monotonic() + _LOOK
+
+    def on_experiment_end(self, trials: list[Any], **_: Any) -> None:
+        """Note the error of each trial that has ended with one."""
+        found = {trial.config["run"]: trial.get_pickled_error() or trial.get_error() for trial in trials}
+        self.errors = {run_id: error for run_id, error in found.items() if error is not None}

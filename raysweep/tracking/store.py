@@ -26,7 +26,7 @@ from raysweep.evaluation.metric import Kind
 from raysweep.tracking.charts import charts, charts_key
 from raysweep.tracking.models import Checkpoints
 from raysweep.tracking.sqlite import prepare, settle
-from raysweep.tracking.view import Point, RunView, Status, SweepView
+from raysweep.tracking.view import OVER, Point, RunView, Status, SweepView
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -281,7 +281,7 @@ class Store:
         # This tag comes last, because it says that everything above has arrived.
         self._tag(known.mlflow_id, {DIGEST: view.digest})
         known.words, known.digest = words, view.digest
-        if view.status != "RUNNING":
+        if view.status in OVER:
             # It is seldom written again.
             known.forget()
             self._checkpoints.forget(known.mlflow_id)

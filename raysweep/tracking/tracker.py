@@ -21,7 +21,7 @@ from raysweep.sweep.names import axes_label
 from raysweep.sweep.records import EvaluationRecord, FailureRecord, RecordName
 from raysweep.sweep.survey import RunRecords
 from raysweep.tracking.sqlite import settle
-from raysweep.tracking.view import RunView, Status, SweepView, run_view
+from raysweep.tracking.view import OVER, RunView, Status, SweepView, run_view
 from raysweep.tracking.writer import Location, MLflowWriter, default_tracking_uri, own_artifacts
 from raysweep.training import CheckpointRecord
 
@@ -182,8 +182,8 @@ class Tracker:
             self._writer.submit(view)
             self._status[run_id] = view.status
             self._active = self._active or active
-            if view.status != "RUNNING":
-                # Of thousands of runs they would take the launch's memory; a new record has all read again.
+            if view.status in OVER:
+                # Of thousands of runs they would take much memory.  With a new one, all are read again.
                 del self._records[run_id]
         self._seen[run_id] = look
 

@@ -20,6 +20,8 @@ from raysweep.training.checkpoint import CheckpointRecord
 
 #: MLflow's names for the state of a run; KILLED is a run that is neither done, failed nor under way.
 Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
+#: The states of runs with which a launch is done.
+OVER = ("FINISHED", "FAILED")
 
 #: The sections into which MLflow's charts sort metrics, by what comes before a slash: the training curve,
 #: standard errors, and what is neither a loss, nor flatness, nor an accuracy.  All others keep their names.

@@ -74,7 +74,7 @@ class MLflowWriter:
         self._lock = threading.Condition()
         #: The newest view of each run, packed once it is written: a store that was lost gets all of them.
         self._views: dict[str, RunView | bytes] = {}
-        self._pending: dict[str, RunView] = {}
+        self._pending: dict[str, RunView | bytes] = {}
         self._refused: dict[str, str] = {}
         self._closing: Status | None = None
         self._location: Location | None = None
@@ -184,11 +184,12 @@ class MLflowWriter:
             self._connected.set()
             # Connecting has ended all runs that were RUNNING, ours included; unchanged runs cost nothing.
             with self._lock:
-                self._pending = {run_id: _unpacked(view) for run_id, view in self._views.items()}
+                self._pending = dict(self._views)
         store = self._store
         with self._lock:
-            views = list(self._pending.values())
-        for view in views:
+            held = list(self._pending.values())
+        for one in held:
+            view = _unpacked(one)
             try:
                 store.write(view)
             except Exception as error:
@@ -197,11 +198,12 @@ class MLflowWriter:
                 _log.error("MLflow refuses run %s: %s", view.run_id, error)
                 with self._lock:
                     self._refused[view.run_id] = str(error)
+            packed = _packed(one)
             with self._lock:
                 self._taken += 1
-                if self._pending.get(view.run_id) is view:
+                if self._pending.get(view.run_id) is one:
                     del self._pending[view.run_id]
-                    self._views[view.run_id] = _packed(view)
+                    self._views[view.run_id] = packed
         if self._down:
             self._down = False
             _log.warning("MLflow at %s is reachable again", self.tracking_uri)
@@ -218,9 +220,9 @@ class MLflowWriter:
             )
 
 
-def _packed(view: RunView) -> bytes:
+def _packed(view: RunView | bytes) -> bytes:
     """Return a view as a sixth of its bytes: a launch keeps those of thousands of runs."""
-    return zlib.compress(pickle.dumps(view), 1)
+    return view if isinstance(view, bytes) else zlib.compress(pickle.dumps(view), 1)
 
 
 def _unpacked(view: RunView | bytes) -> RunView:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from raysweep.bench.engine import cases, measure
+from raysweep.bench.engine import cases, launches, measure
 from raysweep.bench.engine.bare import run_all
 from raysweep.bench.engine.cases import MANY, Turns, figures, sweep_of
 from raysweep.bench.engine.commands import RUNS
@@ -203,6 +203,15 @@ def test_contestants_take_turns_and_must_be_equal(record: Record, monkeypatch: p
     other[None] = replace(CONTENT, table=b"other")
     [case] = measure(runs=8, rounds=1).cases
     assert [row.status for row in case.comparisons] == ["failed"]
+
+
+def test_the_growth_for_a_run_is_that_after_the_first_hundred() -> None:
+    done = [float(k) for k in range(1, 201)]
+    # It grows by a hundred bytes a run, after a jump at the beginning.
+    sizes = [(k + 0.5, 5000 * (k > 50) + 100 * k) for k in range(300)]
+    assert launches._growth(sizes, done) == pytest.approx(100, rel=0.02)
+    assert launches._growth(sizes, done[:100]) == 0
+    assert launches._growth([], done) == 0
 
 
 @pytest.mark.ray

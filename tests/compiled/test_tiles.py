@@ -117,27 +117,43 @@ def test_every_piece_of_a_block_is_in_one_part_whose_sums_fit(registers: Registe
     assert [len(each) for each in whole] == [1] * 4
 
 
-@pytest.mark.parametrize("add", [False, True])
-@pytest.mark.parametrize("scalar", [False, True])
-def test_no_number_depends_on_the_registers(scalar: bool, add: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows, columns, count, lanes = 5, 4, 9, 16
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    ("rows", "columns", "scalar", "add"),
+    [
+        (5, 5, False, False),
+        (5, 3, False, True),
+        (10, 2, True, False),
+        (12, 2, True, False),
+        (8, 3, True, True),
+    ],
+)
+def test_no_number_depends_on_the_registers(
+    rows: int, columns: int, scalar: bool, add: bool, dtype: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count, lanes = 9, 64 // np.dtype(dtype).itemsize
     generator = np.random.default_rng(1)
     x, y, before = (
-        generator.standard_normal(shape).astype(np.float32)
+        generator.standard_normal(shape).astype(dtype)
         for shape in ((count, rows, 1 if scalar else lanes), (count, columns, lanes), (rows, columns, lanes))
     )
     found = []
     for registers in _KINDS:
         monkeypatch.setattr(tiles, "REGISTERS", registers)
-        loop, each = tile.__wrapped__(rows, columns, scalar=scalar, add=add), x.shape[2]
+        loop, each, wide = (
+            tile.__wrapped__(rows, columns, scalar=scalar, add=add),
+            x.shape[2],
+            columns * lanes,
+        )
 
         @numba.njit(error_model="numpy")
-        def run(out, x, y, loop=loop, each=each):  # type: ignore[no-untyped-def]
-            loop(out, 0, 4 * 16, 16, x, 0, 5 * each, each, y, 0, 4 * 16, 16, 9)
+        def run(out, x, y, loop=loop, each=each, wide=wide):  # type: ignore[no-untyped-def]
+            loop(out, 0, wide, lanes, x, 0, rows * each, each, y, 0, wide, lanes, count)
 
         found.append(before.copy())
         run(found[-1], x, y)
     exact = np.einsum("krs,kcs->rcs", np.broadcast_to(x, (count, rows, lanes)), y, dtype=np.float64)
-    np.testing.assert_allclose(found[0], exact + (before if add else 0), rtol=0, atol=2e-6)
+    atol = 2e-6 if dtype == np.float32 else 1e-14
+    np.testing.assert_allclose(found[0], exact + (before if add else 0), rtol=0, atol=atol)
     for other in found[1:]:
         np.testing.assert_array_equal(found[0], other)

@@ -104,6 +104,27 @@ def test_runs_are_unfinished_where_tune_itself_ends_with_an_error(monkeypatch: p
     assert troubles["b"] == Trouble("memory", "2 workers were killed")
 
 
+def test_an_error_of_a_trial_is_that_of_its_own_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The result of a trial that has reported nothing may have the config of its actor's trial before."""
+    died = ray.exceptions.OutOfMemoryError("a worker was killed")
+
+    def trial(run_id: str, pickled: Exception | None = None, text: Exception | None = None) -> Any:
+        return SimpleNamespace(
+            config={"run": run_id}, get_pickled_error=lambda: pickled, get_error=lambda: text
+        )
+
+    def build(*_: object, callbacks: list[Any], **__: object) -> Any:
+        trials = [trial("a"), trial("b", pickled=died), trial("c", text=RuntimeError("as text alone"))]
+        return SimpleNamespace(fit=lambda: callbacks[0].on_experiment_end(trials=trials))
+
+    monkeypatch.setattr(driver, "build", build)
+    services: Any = SimpleNamespace(board=SimpleNamespace(troubles=dict))
+    troubles = driver._attempt(GRID, ["a", "b", "c"], services, 2, Interrupts())
+    assert troubles.keys() == {"b", "c"}
+    assert troubles["b"] == Trouble("memory", "a worker was killed")
+    assert "as text alone" in troubles["c"].message
+
+
 def test_a_defect_of_a_tuner_is_no_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
     def fit() -> None:
         raise RuntimeError("a defect") from ValueError("no")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,7 +48,7 @@ def test_a_lost_milestone_is_trained_again_with_the_rates_of_the_whole_run(
     # What stands for weights here is none, and a look at the files would tell.
     monkeypatch.setattr(import_module("raysweep.sweep.missing"), "verify", lambda *_: None)
     services: Any = SimpleNamespace(shared=False, parts={})
-    trial._Trial(spec, run, sweep, services)._start_training()
+    trial._Trial(spec, run, sweep, services, tells=False)._start_training()
     [job] = found
     assert job.spec.pretrain.milestones == (50,)
     assert job.spec.pretrain.steps == 100
@@ -82,7 +83,7 @@ def test_a_memory_that_did_not_suffice_halves_what_a_worker_holds(
         lambda self, job: found.append(job) or SimpleNamespace(start=lambda: None),
     )
     services: Any = SimpleNamespace(shared=False, parts={spec.run_id: 2})
-    trial._Trial(spec, sweep.ledger().run(spec), sweep, services)._start_training()
+    trial._Trial(spec, sweep.ledger().run(spec), sweep, services, tells=False)._start_training()
     assert found[0].spec.pretrain.micro_batch == rows
 
 
@@ -105,7 +106,7 @@ def test_training_goes_on_from_its_newest_state_after_a_milestone(
         lambda self, job: found.append(job) or SimpleNamespace(start=lambda: None),
     )
     services: Any = SimpleNamespace(shared=False, parts={})
-    trial._Trial(spec, run, sweep, services)._start_training()
+    trial._Trial(spec, run, sweep, services, tells=False)._start_training()
     [job] = found
     monkeypatch.setattr(ray.train.torch, "get_device", lambda: torch.device("cpu"))
     steps: list[int] = []
@@ -195,7 +196,7 @@ def test_a_cancelled_run_is_left_with_its_training_and_evaluations(
     services: Any = SimpleNamespace(shared=False, parts={}, board=board, scratch=tmp_path / "scratch")
     for _ in range(2):
         with pytest.raises(RunFailedError, match="cancelled from"):
-            trial._Trial(spec, run, sweep, services).run()
+            trial._Trial(spec, run, sweep, services, tells=False).run()
     # The second trial finds it cancelled, and begins nothing.
     assert said == ["dropped", "stop", "cancelled", "dropped", "cancelled"]
     assert [failure.cancelled for failure in run.failures()] == [True]
@@ -243,7 +244,7 @@ def test_a_long_training_is_looked_at_less_often_and_no_milestone_waits_long(
     posted: list[News] = []
     board = SimpleNamespace(post=lambda _, news: posted.append(news))
     services: Any = SimpleNamespace(shared=False, parts={}, board=board)
-    watched = trial._Trial(spec, run, sweep, services)
+    watched = trial._Trial(spec, run, sweep, services, tells=False)
     watched._training = SimpleNamespace(is_alive=lambda: now[0] < 620.0, join=join, error=None)  # type: ignore[assignment]
     watched._follow()
     first, last = submitted.values()
@@ -257,3 +258,54 @@ def test_a_long_training_is_looked_at_less_often_and_no_milestone_waits_long(
     assert 4000.0 <= now[0] <= 4000.5
     # All runs have one board, and it knows already.
     assert posted == [News(state="evaluating")]
+
+
+@pytest.mark.parametrize("tells", [False, True])
+def test_milestones_are_reported_where_someone_reads_them(
+    tells: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tune keeps some kilobytes of every metric of every trial."""
+    (tmp_path / "tiny.yaml").write_text(tiny.HEAD + "evaluate: {excess_loss: {sentences: 64}}\n")
+    sweep = rs.load_sweep(tmp_path / "tiny.yaml", storage=tmp_path / "results")
+    spec = sweep.runs[0]
+    run = sweep.ledger().run(spec)
+    tiny.finish(run, spec)
+    told: list[dict[str, Any]] = []
+    monkeypatch.setattr(trial.tune, "report", told.append)
+    services: Any = SimpleNamespace(shared=False, parts={})
+    one = trial._Trial(spec, run, sweep, services, tells=tells)
+    one._evaluations = SimpleNamespace(complete=lambda step: True)  # type: ignore[assignment]
+    one._report()
+    assert one._reported == set(spec.milestones)
+    assert [(each["run_id"], each["step"]) for each in told] == [
+        (spec.run_id, step) for step in (spec.milestones if tells else ())
+    ]
+    assert all("count" in each for each in told)
+
+
+@pytest.mark.parametrize(
+    ("search", "strict", "tells"),
+    [
+        (None, False, False),
+        (SimpleNamespace(scheduler=None), False, False),
+        (None, True, True),
+        (SimpleNamespace(scheduler="asha"), False, True),
+    ],
+    ids=["launch", "search", "Tuner", "scheduler"],
+)
+def test_a_launch_without_a_scheduler_reports_nothing(
+    search: Any, strict: bool, tells: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tiny.yaml").write_text(tiny.HEAD + "evaluate: {excess_loss: {sentences: 64}}\n")
+    sweep = replace(rs.load_sweep(tmp_path / "tiny.yaml", storage=tmp_path / "results"), search=search)
+    [spec], found = sweep.runs, []
+
+    def made(*_: object, tells: bool) -> Any:
+        found.append(tells)
+        return SimpleNamespace(run=lambda: None)
+
+    monkeypatch.setattr(trial, "resolve", lambda *_: spec)
+    monkeypatch.setattr(trial, "_Trial", made)
+    services: Any = SimpleNamespace()
+    trial.run_trial({"run": spec.run_id}, sweep=sweep, services=services, strict=strict)
+    assert found == [tells]

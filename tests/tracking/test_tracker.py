@@ -96,7 +96,7 @@ def test_records_appear_while_the_sweep_runs(sweep: Sweep, monkeypatch: pytest.M
     assert states(sweep)["tiny"] == "RUNNING"
     record(sweep.ledger().run(one), one, 100)
     wait_for(lambda: states(sweep)[one.run_id] == "FINISHED")
-    assert tracker._records == {}  # of a run that is over they are not kept
+    wait_for(lambda: not tracker._records)  # of a run that is over they are not kept
     run = sweep.ledger().run(two)
     record(run, two, 50)
     run.record_failure("loss is not finite", error="RunFailedError", step=60)

@@ -362,7 +362,7 @@ def test_after_an_outage_runs_that_were_written_before_are_compared_again(
 
 
 def test_a_run_that_is_over_leaves_nothing_in_memory_and_can_grow(folder: Path) -> None:
-    store = Store(SweepView(name="tiny"), default_tracking_uri(folder), None)
+    store = Store(SweepView(name="tiny"), default_tracking_uri(folder), (folder / "artifacts").as_uri())
     store.write(view("a", (100,), "FINISHED"))
     [known] = store._runs.values()
     assert (known.params, known.points, store._checkpoints._runs) == (None, {}, {})
@@ -380,6 +380,23 @@ def test_a_run_that_is_over_leaves_nothing_in_memory_and_can_grow(folder: Path) 
     store.write(view("a", (100, 200), "FINISHED", params={"model.shape": "64/1/1/256", "seed": "1"}))
     assert list(store._runs.values()) != [known]
     assert len(children(folder)) == 1
+
+
+def test_a_run_that_goes_on_after_a_relaunch_is_read_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is first shown as KILLED, as the launch before has left it, and then as RUNNING."""
+    assert write(folder, view("a", (100,)))
+    store = Store(SweepView(name="tiny"), default_tracking_uri(folder), None)
+    read, keys = store.client.get_metric_history, []
+    monkeypatch.setattr(
+        store.client, "get_metric_history", lambda run, key: keys.append(key) or read(run, key)
+    )
+    for status in ("KILLED", "RUNNING", "FINISHED"):
+        store.write(view("a", (100, 200) if status == "FINISHED" else (100,), status))
+    assert keys
+    assert len(keys) == len(set(keys))
+    assert children(folder)["a"][1] == "FINISHED"
 
 
 @pytest.mark.parametrize(("most", "arrives"), [(60.0, True), (0.5, False)])

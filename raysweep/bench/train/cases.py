@@ -63,8 +63,9 @@ def encoder(
     grouped = _peer(
         work, "the same, sorted by length, fused AdamW", *ways(device), grouped=True, goal=2.0, note=sort
     )
-    halves = [_peer(work, "BertForMaskedLM, bfloat16", half, goal=bfloat16, note=drawn)]
-    halves = halves if _has_bfloat16(device) else []
+    halves = []
+    if _has_bfloat16(device):
+        halves.append(_peer(work, "BertForMaskedLM, bfloat16", half, goal=bfloat16, note=drawn))
     peers = {
         "cpu": [
             _peer(
@@ -120,8 +121,8 @@ def ways(device: Device) -> list[Recipe]:
 
     torch.compile is not among them: on a CPU it takes minutes, and its steps take a third longer.
     """
-    half = (torch.bfloat16,) if _has_bfloat16(device) else ()
-    precisions = (torch.float32, *half) if device == "cpu" else half
+    low = (torch.bfloat16,) if _has_bfloat16(device) else ()
+    precisions = (torch.float32, *low) if device == "cpu" else low
     attentions = ("eager", "sdpa")
     return [
         Recipe(precision=precision, attention=attention, fused=True)

@@ -13,7 +13,8 @@ import numpy as np
 
 from raysweep.compiled import kernel
 from raysweep.compiled.scalars import COMPILED, HELPER, INLINE
-from raysweep.compiled.simd import WIDE, fetch, peek, plus, poke, splat, total
+from raysweep.compiled.simd import fetch, peek, plus, poke, splat, total
+from raysweep.compiled.tiles import WHOLE
 
 _F0, _F1, _F2 = np.float32(0.0), np.float32(1.0), np.float32(2.0)
 
@@ -97,8 +98,8 @@ def _folded(x, at, first, words, width, g, row):  # type: ignore[no-untyped-def]
     last = words - 1
     k = first
     end = first + width
-    # Four vectors of sums need all registers of a processor with vectors of 64 bytes.
-    while WIDE and k + 4 * _LANES <= end:
+    # Four vectors of sums for each row need 16 registers that hold a vector.
+    while WHOLE and k + 4 * _LANES <= end:
         for i in range(0, words, 4):
             a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = splat(_F0)
             c0 = c1 = c2 = c3 = d0 = d1 = d2 = d3 = splat(_F0)

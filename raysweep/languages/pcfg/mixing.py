@@ -15,7 +15,8 @@ import numpy as np
 
 from raysweep.compiled import kernel
 from raysweep.compiled.scalars import logarithm, two_logarithms
-from raysweep.compiled.simd import BYTES, WIDE, fetch, peek, plus, poke, put, splat, stream
+from raysweep.compiled.simd import BYTES, fetch, peek, plus, poke, put, splat, stream
+from raysweep.compiled.tiles import WHOLE
 
 #: Sentences among which those that want a position are sought, to be computed four at a time; their results
 #: stay in a core's cache.
@@ -112,40 +113,42 @@ def _mix(outside, mixture, t, some, k, floor, sound, weights, mixed):  # type: i
         poke(weights, N + j, peek(outside, g1 + first + j) * s1)
         poke(weights, 2 * N + j, peek(outside, g2 + first + j) * s2)
         poke(weights, 3 * N + j, peek(outside, g3 + first + j) * s3)
-    # Two vectors of sums for each sentence need more registers than a processor with shorter ones has.
-    for c in range(0, 0 if WIDE else width, step):
-        p0 = p1 = p2 = p3 = splat(kind(0))
-        for j in range(last - first):
-            x = fetch(emission, peek(rows, first + j) + c)
-            p0 = plus(splat(peek(weights, j)), x, p0)
-            p1 = plus(splat(peek(weights, N + j)), x, p1)
-            p2 = plus(splat(peek(weights, 2 * N + j)), x, p2)
-            p3 = plus(splat(peek(weights, 3 * N + j)), x, p3)
-        put(mixed, c, p0)
-        put(mixed, width + c, p1)
-        put(mixed, 2 * width + c, p2)
-        put(mixed, 3 * width + c, p3)
-    for c in range(0, width if WIDE else 0, 2 * step):
-        p0 = p1 = p2 = p3 = q0 = q1 = q2 = q3 = splat(kind(0))
-        for j in range(last - first):
-            at = peek(rows, first + j) + c
-            x, y = fetch(emission, at), fetch(emission, at + step)
-            w = splat(peek(weights, j))
-            p0, q0 = plus(w, x, p0), plus(w, y, q0)
-            w = splat(peek(weights, N + j))
-            p1, q1 = plus(w, x, p1), plus(w, y, q1)
-            w = splat(peek(weights, 2 * N + j))
-            p2, q2 = plus(w, x, p2), plus(w, y, q2)
-            w = splat(peek(weights, 3 * N + j))
-            p3, q3 = plus(w, x, p3), plus(w, y, q3)
-        put(mixed, c, p0)
-        put(mixed, c + step, q0)
-        put(mixed, width + c, p1)
-        put(mixed, width + c + step, q1)
-        put(mixed, 2 * width + c, p2)
-        put(mixed, 2 * width + c + step, q2)
-        put(mixed, 3 * width + c, p3)
-        put(mixed, 3 * width + c + step, q3)
+    if WHOLE:
+        for c in range(0, width, 2 * step):
+            p0 = p1 = p2 = p3 = q0 = q1 = q2 = q3 = splat(kind(0))
+            for j in range(last - first):
+                at = peek(rows, first + j) + c
+                x, y = fetch(emission, at), fetch(emission, at + step)
+                w = splat(peek(weights, j))
+                p0, q0 = plus(w, x, p0), plus(w, y, q0)
+                w = splat(peek(weights, N + j))
+                p1, q1 = plus(w, x, p1), plus(w, y, q1)
+                w = splat(peek(weights, 2 * N + j))
+                p2, q2 = plus(w, x, p2), plus(w, y, q2)
+                w = splat(peek(weights, 3 * N + j))
+                p3, q3 = plus(w, x, p3), plus(w, y, q3)
+            put(mixed, c, p0)
+            put(mixed, c + step, q0)
+            put(mixed, width + c, p1)
+            put(mixed, width + c + step, q1)
+            put(mixed, 2 * width + c, p2)
+            put(mixed, 2 * width + c + step, q2)
+            put(mixed, 3 * width + c, p3)
+            put(mixed, 3 * width + c + step, q3)
+    else:
+        # Two vectors of sums for each sentence would need more registers.
+        for c in range(0, width, step):
+            p0 = p1 = p2 = p3 = splat(kind(0))
+            for j in range(last - first):
+                x = fetch(emission, peek(rows, first + j) + c)
+                p0 = plus(splat(peek(weights, j)), x, p0)
+                p1 = plus(splat(peek(weights, N + j)), x, p1)
+                p2 = plus(splat(peek(weights, 2 * N + j)), x, p2)
+                p3 = plus(splat(peek(weights, 3 * N + j)), x, p3)
+            put(mixed, c, p0)
+            put(mixed, width + c, p1)
+            put(mixed, 2 * width + c, p2)
+            put(mixed, 3 * width + c, p3)
     for j in range(begin, end):
         at, to, v = peek(source, j), peek(word, j), peek(value, j)
         poke(mixed, to, peek(mixed, to) + peek(outside, g0 + at) * s0 * v)
