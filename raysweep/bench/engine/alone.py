@@ -56,7 +56,7 @@ def run(trials: int, folder: Path) -> None:
 
 
 def kept(trials: int, folder: Path, slots: int = 2, first: int = 100) -> None:
-    """Write what MLflow's client takes, and each trial after the `first` ones; `trials` are more than these."""
+    """Write what MLflow's client takes, and each trial after the `first`; `trials` are more than these."""
     sizes = []
 
     class Look(tune.Callback):
