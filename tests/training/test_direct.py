@@ -14,12 +14,17 @@ from raysweep.algorithms import AdamWConfig
 from raysweep.algorithms.adamw import ONE_PASS
 from raysweep.models.batch import Batch
 from raysweep.models.fused import step as fused_step
+from raysweep.models.precision import multiplies_bfloat16
 from raysweep.training import World, checkpoint
 from raysweep.training.data import batches
 from raysweep.training.step import Stepper
 
 STEPS = 6
 LSTM, CLS = {"kind": "lstm", "shape": "8/2"}, {"cls": True}
+
+needs_bfloat16 = pytest.mark.skipif(
+    not multiplies_bfloat16(torch.device("cpu")), reason="this processor has no instructions for bfloat16"
+)
 
 
 def make(world: World = World(), **options: Any) -> tuple[Stepper, list[Batch]]:  # noqa: B008
@@ -63,7 +68,7 @@ def same(ours: Stepper, plain: Stepper) -> None:
             assert torch.equal(ours.optimizer.state[mine][name], state)
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("precision", ["float32", pytest.param("bfloat16", marks=needs_bfloat16)])
 @pytest.mark.parametrize("options", [{}, {"model": CLS}, {"model": LSTM}, {"algorithm": {"ema": 0.9}}])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_the_weights_are_bitwise_the_same(
