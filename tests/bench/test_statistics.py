@@ -191,6 +191,7 @@ def test_a_wrong_reference_is_seen() -> None:
     assert found["beats: coverage, independent, runs alike"].value > 0.98
 
 
+@pytest.mark.slow
 def test_a_wrong_power_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """With half the effect that a pilot names, new sweeps see it far less often than stated."""
     one = powers.power_simulations()[1]

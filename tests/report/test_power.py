@@ -68,7 +68,7 @@ def test_new_data_see_the_effect_that_a_pilot_names(n: int) -> None:
 
 def test_as_many_samples_as_a_pilot_asks_for_see_the_effect() -> None:
     generator, n, effect = np.random.default_rng(2), 10, 0.9
-    errors = generator.standard_normal((150, n)).std(axis=1, ddof=1) / math.sqrt(n)
+    errors = generator.standard_normal((60, n)).std(axis=1, ddof=1) / math.sqrt(n)
     seen = []
     for error in errors:
         count = Pilot(error, Ratio.student(n - 1), n).needed(effect)
