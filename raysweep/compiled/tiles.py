@@ -91,7 +91,7 @@ class Part(NamedTuple):
 
 @cache
 def parts(rows: int, columns: int, scalar: bool, registers: Registers) -> tuple[Part, ...]:
-    """Return the parts of a block, each of which has its sums in registers.
+    """Return the parts of a block, each with its sums in registers.
 
     A vector takes as many registers as it needs.  Of all sizes that leave room for what enters, this is the
     one whose loops take the fewest cycles, and then the one with the fewest loops.  In a cycle, a processor

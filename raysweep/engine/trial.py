@@ -213,7 +213,7 @@ class _Trial:
                 self._training.join(0.25)
 
     def _report(self) -> None:
-        """Note complete milestones, up to the first incomplete one, and report them to Tune if it is told."""
+        """Note complete milestones, up to the first incomplete one, and report them to Tune if it `tells`."""
         for step in self._spec.milestones:
             if step in self._reported:
                 continue
