@@ -315,8 +315,8 @@ class _Look(tune.Callback):
     """Ends the launch if the storage is full: all runs would find it so, and none would lose anything.
 
     It also ends a launch of another thread than the main one on request, which no signal can do.  At the end
-    it has the errors of trials by run id.  A `Result` of a trial that has reported nothing may have the
-    config of another one, which had the same actor before.
+    it has the errors of trials by run id.  Tune's own results do not tell them: where a trial has reported
+    nothing, its result may have the config of the trial that had its actor before.
     """
 
     def __init__(self, board: Board, interrupts: Interrupts) -> None:

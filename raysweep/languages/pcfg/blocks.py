@@ -91,7 +91,7 @@ class Cells:
 
 
 def fits(n: int, symbols: int, words: int, dtype: torch.dtype) -> bool:
-    """Return whether this processor is fast at it, and 32 sentences take at most 128 MiB.
+    """Return whether blocks are fast on this processor, and 32 sentences take at most 128 MiB.
 
     A sentence of n words takes two charts, the pairs, and two vectors of all `words` for each position.
     """
