@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Literal, TypeVar
 
 from raysweep.bench.record import CaseRecord, Check, Clock, Comparison, Figure, Goal, Peak, Spread, Timing
@@ -129,18 +130,17 @@ def seconds(work: Callable[[], object], clock: Callable[[], float] = time.proces
     return clock() - started
 
 
-def share_of_peak(flops: float, timing: Timing | None, peak: Peak, goal: float | None = None) -> Figure:
-    """Return the share of the float32 GEMM peak that a unit of `flops` useful operations reaches."""
-    if timing is None:
-        raise ValueError("a share of the peak needs a timing")
-    rate = 1e-9 * flops / timing.cpu_seconds.median
-    # Both the peak and the rate are operations per CPU second of all threads together.
-    return Figure(
-        name="share of the float32 GEMM peak",
-        unit="",
-        value=rate / peak.gemm_float32_gflops,
-        goal=None if goal is None else Goal(sense="at least", value=goal),
-    )
+def paired_ratio(one: Callable[[], object], other: Callable[[], object], rounds: int = 5) -> float:
+    """Return the median over rounds of the CPU seconds of `one`, divided by those of `other`."""
+    one(), other()
+    ratios = []
+    for _ in range(rounds):
+        marks = [time.process_time()]
+        for work in (one, other):
+            work()
+            marks.append(time.process_time())
+        ratios.append((marks[1] - marks[0]) / (marks[2] - marks[1]))
+    return median(ratios)
 
 
 def shares(parts: Mapping[str, tuple[object, str]], work: Callable[[], object]) -> list[Figure]:

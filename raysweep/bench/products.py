@@ -1,24 +1,81 @@
-"""The share of the time that goes into matrix products with weights, and their speed."""
+"""Shares of the peak of matrix products, and of the time that goes into those with weights."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
+from statistics import median
 
 import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from raysweep.bench.harness import Contestant, paired_ratio
+from raysweep.bench.record import Figure, Goal
 from raysweep.models.fused import weights
 from raysweep.models.fused.products import Product
 
+#: Rows and columns of the matrices whose product has the peak's speed.
+_SIZE = 1536
 
-def products(work: Callable[[], object]) -> tuple[float, float]:
-    """Return the share of the CPU time of `work` in products with weights, and their operations a second.
+#: Times that work and the peak are measured in turns.
+_ROUNDS = 5
+
+
+def peak(dtype: torch.dtype = torch.float32) -> Contestant:
+    """Return torch's product of large matrices; a unit is an operation.
+
+    Its rate is the peak.  Where a processor does other work as well, its speed changes within a minute, so a
+    share of the peak is only known where both rates are measured in turns.
+    """
+    # Constants, because torch's generator belongs to the caller.
+    a, b = (torch.full((_SIZE, _SIZE), 0.5, dtype=dtype) for _ in range(2))
+    return Contestant(units=2.0 * _SIZE**3, work=partial(torch.mm, a, b, out=torch.empty_like(a)))
+
+
+def share_of_peak(
+    flops: float, work: Callable[[], object], dtype: torch.dtype = torch.float32, rounds: int = _ROUNDS
+) -> float:
+    """Return the share of the peak that `work` of `flops` useful operations reaches on a processor."""
+    most = peak(dtype)
+    # Both rates are operations per CPU second of all threads together.
+    return flops / most.units * paired_ratio(most.work, work, rounds)
+
+
+def share_of_gemm(
+    flops: float, work: Callable[[], object], goal: float | None = None, rounds: int = _ROUNDS
+) -> Figure:
+    """Return `share_of_peak` in float32 as a figure."""
+    return Figure(
+        name="share of the float32 GEMM peak",
+        unit="",
+        value=share_of_peak(flops, work, rounds=rounds),
+        goal=None if goal is None else Goal(sense="at least", value=goal),
+    )
+
+
+def products(work: Callable[[], object], dtype: torch.dtype = torch.float32) -> tuple[float, float]:
+    """Return the share of the CPU time of `work` in products with weights, and their rate by the peak's.
 
     They are those of `raysweep.models.fused` and of traces by it, without the small products within attention
-    and within norms.  The work is done twice, on one thread, and measured the second time.
+    and within norms.  The work is done once before it is measured, on one thread.
     """
+    most = peak(dtype)
+    work(), most.work()
+    shares, rates = [], []
+    for _ in range(_ROUNDS):
+        began = time.process_time()
+        most.work()
+        best = most.units / (time.process_time() - began)
+        share, rate = _products(work)
+        shares.append(share)
+        rates.append(rate / best)
+    return median(shares), median(rates)
+
+
+def _products(work: Callable[[], object]) -> tuple[float, float]:
+    """Return the share of the CPU time of one call in products, and their operations a second."""
     seconds, flops = 0.0, 0.0
     multiply, add = Product.__call__, weights.add_outer
 
@@ -38,7 +95,6 @@ def products(work: Callable[[], object]) -> tuple[float, float]:
         add(total, d, x, parts)
         took(began, d, total.shape[1])
 
-    work()
     Product.__call__, weights.add_outer = timed, timed_sum  # type: ignore[method-assign]
     try:
         began = time.process_time()

@@ -74,12 +74,10 @@ def test_shares_are_of_one_call_and_functions_are_put_back(clock: Clock) -> None
     assert module.fast is fast
 
 
-def test_a_share_of_the_peak_may_have_no_goal() -> None:
-    spread = Spread(median=2.0, lower=2.0, upper=2.0)
-    timing = Timing(units=1, repeats=3, cpu_seconds=spread, wall_seconds=spread)
-    assert harness.share_of_peak(50e9, timing, PEAK).value == 0.25
-    assert harness.share_of_peak(50e9, timing, PEAK).goal is None
-    assert harness.share_of_peak(50e9, timing, PEAK, goal=0.5).goal == Goal(sense="at least", value=0.5)
+def test_a_paired_ratio_is_the_median_of_rounds(clock: Clock) -> None:
+    # After a round that warms up, the first takes 3, 4 and 5 seconds.
+    assert harness.paired_ratio(clock.work("one", 2.0, slower=1.0), clock.work("other", 2.0), rounds=3) == 2.0
+    assert clock.calls == ["one", "other"] * 4
 
 
 def test_ratio_is_per_unit_of_work(clock: Clock) -> None:

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from raysweep.bench.downstream.memory import memory
-from raysweep.bench.harness import Case, Contestant, Difference, Peer, Prepared, share_of_peak, shares
+from raysweep.bench.harness import Case, Contestant, Difference, Peer, Prepared, shares
 from raysweep.bench.peers import peer as import_peer
 from raysweep.bench.peers.probing import answers, projected, scikit_learn, standardised, trained
+from raysweep.bench.products import share_of_gemm
 from raysweep.bench.record import Figure, Peak, Timing
 from raysweep.bench.train.work import Work, train
 from raysweep.downstream import probe
@@ -135,10 +136,10 @@ def against_the_loop(name: Literal["lbfgs", "adamw"], quick: bool) -> Case:
 
     def figures(timing: Timing | None, peak: Peak) -> Sequence[Figure]:
         found = list(memory(contestants, timing, peak))
-        if name == "adamw" and timing is not None:
+        if name == "adamw":
             least = "share of the time in the least objective, for the gap"
             found += [
-                share_of_peak(flops_of_steps(data) / heads, timing, peak),
+                share_of_gemm(flops_of_steps(data), ours, rounds=1),
                 *shares({least: (probe, "solve")}, ours),
             ]
         return found

@@ -16,9 +16,10 @@ from raysweep.bench.harness import (
     Peer,
     Prepared,
     cheapest,
+    paired_ratio,
     seconds,
-    share_of_peak,
 )
+from raysweep.bench.products import share_of_gemm
 from raysweep.bench.record import Figure, Peak, Timing
 from raysweep.compiled.simd import BYTES, LANES
 from raysweep.languages import HMM
@@ -80,7 +81,8 @@ def _case(quick: bool, blocks: int) -> Case:
     language = HMM.random(blocks=blocks)
     ids = language.sample(128 if quick else 2048, seed=1)
     some = ids[: 32 if quick else 512]
-    truth = language.conditionals(ids).exp()
+    work = partial(language.conditionals, ids)
+    truth = work().exp()
 
     def hmmlearn(posteriors: bool) -> Prepared:
         from raysweep.bench.peers.hmm import HMMLearn
@@ -116,20 +118,19 @@ def _case(quick: bool, blocks: int) -> Case:
 
     def figures(timing: Timing | None, peak: Peak) -> Sequence[Figure]:
         # With several blocks most of these operations are with zeros, and are left out.
-        if blocks > 1 or timing is None:
+        if blocks > 1:
             return []
-        whole = timing.cpu_seconds.median * len(ids)
         return [
-            share_of_peak(flops(language), timing, peak, goal=0.55),
+            share_of_gemm(len(ids) * flops(language), work, goal=0.55),
             *(
-                Figure(name=f"time of {name} alone, by that of all", unit="", value=seconds(part) / whole)
+                Figure(name=f"time of {name} alone, by that of all", unit="", value=paired_ratio(part, work))
                 for name, part in parts_alone(language, len(ids)).items()
             ),
         ]
 
     return Case(
         unit="sentence",
-        ours=Contestant(units=len(ids), work=partial(language.conditionals, ids)),
+        ours=Contestant(units=len(ids), work=work),
         peers=[
             Peer(
                 name="hmmlearn, scaling",

@@ -12,8 +12,8 @@ from numpy.typing import DTypeLike
 from torch import Tensor
 
 from raysweep.bench.exact.distance import total_variation
-from raysweep.bench.harness import Case, Contestant, Difference, Peer, Prepared, share_of_peak, shares
-from raysweep.bench.record import Figure, Peak, Timing
+from raysweep.bench.harness import Case, Contestant, Difference, Peer, Prepared, shares
+from raysweep.bench.products import share_of_gemm
 from raysweep.languages import PCFG
 from raysweep.languages.pcfg import sparse
 from raysweep.languages.pcfg.grammar import length_probabilities
@@ -149,9 +149,6 @@ def dense(quick: bool) -> Case:
         words = ids[:batch]
         return _prepared(language, words, lambda: list(peer.conditionals(words)), tolerance=1e-4)
 
-    def figures(timing: Timing | None, peak: Peak) -> Sequence[Figure]:
-        return [share_of_peak(dense_flops(N, n, V), timing, peak, goal=0.55)]
-
     return Case(
         unit="sentence",
         ours=Contestant(units=len(ids), work=work),
@@ -176,7 +173,7 @@ def dense(quick: bool) -> Case:
             Peer(name="the same in float32", goal=2, prepare=partial(numpy, np.float32)),
         ],
         rounds=3 if quick else 5,
-        figures=figures,
+        figures=lambda timing, peak: [share_of_gemm(len(ids) * dense_flops(N, n, V), work, goal=0.55)],
     )
 
 

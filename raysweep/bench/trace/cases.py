@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from statistics import median
 
-from raysweep.bench.harness import Case, Contestant, shares
+from raysweep.bench.harness import Case, Contestant, paired_ratio, shares
 from raysweep.bench.products import products
 from raysweep.bench.record import Figure, Goal, Peak, Timing
 from raysweep.bench.trace.contestants import Sizes, hutchinson_peers, label_peers
@@ -103,7 +101,7 @@ def _figures(
             value=beside_training(what, STEP if sizes is FULL else sizes.ours),
             goal=Goal(sense="at most", value=0.8),
         ),
-        *_shares(what, sizes.ours, peak),
+        *_shares(what, sizes.ours),
     ]
     if state != "init":
         figures += contrast(what, sizes)
@@ -136,7 +134,7 @@ def beside_training(what: Subject, inputs: int) -> float:
     return paired_ratio(partial(input_traces, what.model, ids, positions), partial(stepper.update, batch, 1))
 
 
-def _shares(what: Subject, inputs: int, peak: Peak) -> list[Figure]:
+def _shares(what: Subject, inputs: int) -> list[Figure]:
     """Return which shares of an input's time its parts take, and how fast products of matrices are."""
     from raysweep.flatness.fused.lstm import LSTMNorms
     from raysweep.flatness.fused.taps import ChunkNorms
@@ -156,11 +154,7 @@ def _shares(what: Subject, inputs: int, peak: Peak) -> list[Figure]:
     share, rate = products(work)
     return [
         Figure(name="share of an input in matrix products", unit="", value=share),
-        Figure(
-            name="rate of these products by the peak in float32",
-            unit="",
-            value=1e-9 * rate / peak.gemm_float32_gflops,
-        ),
+        Figure(name="rate of these products by the peak in float32", unit="", value=rate),
         *shares(
             {
                 "share of an input in norms of matrices' gradients": norms,
@@ -213,16 +207,3 @@ def residual_gain(what: Subject, inputs: int) -> float:
         for labels in (log_probs, None)
     )
     return hard / soft
-
-
-def paired_ratio(one: Callable[[], object], other: Callable[[], object], rounds: int = 5) -> float:
-    """Return the median over rounds of the CPU seconds of `one`, divided by those of `other`."""
-    one(), other()
-    ratios = []
-    for _ in range(rounds):
-        marks = [time.process_time()]
-        for work in (one, other):
-            work()
-            marks.append(time.process_time())
-        ratios.append((marks[1] - marks[0]) / (marks[2] - marks[1]))
-    return median(ratios)

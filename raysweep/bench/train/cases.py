@@ -14,7 +14,7 @@ import torch
 from raysweep.algorithms.adamw import AdamWConfig
 from raysweep.bench.harness import Case, Contestant, Device, Difference, Peer, Prepared, cheapest, seconds
 from raysweep.bench.peers.bert import Bert, Inputs, Recipe, check_compiler
-from raysweep.bench.products import products, rate_on_gpu
+from raysweep.bench.products import products, rate_on_gpu, share_of_peak
 from raysweep.bench.record import Figure, Goal, Peak, Timing
 from raysweep.bench.train.work import Work, by_length, losses, split, train, wait
 from raysweep.models.batch import Batch
@@ -179,7 +179,10 @@ def _peer(
 
 
 def _figures(work: Work, goal: float | None, timing: Timing | None, peak: Peak) -> list[Figure]:
-    """Return the share of the peak that raysweep reaches, and the times of the parts of its steps."""
+    """Return the share of the peak that raysweep reaches, and the times of the parts of its steps.
+
+    On a processor shares are measured in turns with the peak, on a GPU by the peak of the record.
+    """
     if timing is None or peak.gemm_bfloat16_gflops is None:
         raise ValueError("shares of the peak need a timing and the peak in bfloat16")
     flops = training_flops(work.model(DROPOUT), work.lengths, torch.ones_like(work.lengths))
@@ -190,27 +193,30 @@ def _figures(work: Work, goal: float | None, timing: Timing | None, peak: Peak) 
     stepper = work.stepper(DROPOUT)
     parts = split(work, stepper)
     half = stepper.dtype == torch.bfloat16
-    figures = [Figure(name="share of the peak in float32", unit="", value=gflops / peak.gemm_float32_gflops)]
+    run = partial(train, work, stepper)
+    peaks = {"float32": peak.gemm_float32_gflops, "bfloat16": peak.gemm_bfloat16_gflops}
+
+    def of_peak(name: str) -> float:
+        if work.device == "cpu":
+            return share_of_peak(flops, run, getattr(torch, name))
+        return gflops / peaks[name]
+
+    figures = [Figure(name="share of the peak in float32", unit="", value=of_peak("float32"))]
     if _has_bfloat16(work.device):
-        share = gflops / peak.gemm_bfloat16_gflops
+        share = of_peak("bfloat16")
         figures.append(Figure(name="share of the peak in bfloat16", unit="", value=share, goal=wanted))
     figures += [Figure(name=f"{part}, a step", unit="ms", value=1e3 * taken) for part, taken in parts.items()]
-    run = partial(train, work, stepper)
+    own = "bfloat16" if half else "float32"
     if work.device == "cpu":
-        share, rate = products(run)
+        share, by_peak = products(run, stepper.dtype)
     else:
         # Plain steps: the kernels of a recorded one belong to no operation.
         stepper.mark = lambda part: None
         rate = rate_on_gpu(run)
-        share = 1e9 * gflops / rate
-    most = peak.gemm_bfloat16_gflops if half else peak.gemm_float32_gflops
+        share, by_peak = 1e9 * gflops / rate, 1e-9 * rate / peaks[own]
     figures += [
         Figure(name="share of a step in matrix products", unit="", value=share),
-        Figure(
-            name=f"rate of these products by the peak in {'bfloat16' if half else 'float32'}",
-            unit="",
-            value=1e-9 * rate / most,
-        ),
+        Figure(name=f"rate of these products by the peak in {own}", unit="", value=by_peak),
     ]
     if work.device == "cuda":
         moved = 1e-9 * other_bytes(cast(Encoder, stepper.model), work.tokens, len(work.lengths), work.steps)
