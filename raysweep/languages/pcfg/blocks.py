@@ -37,8 +37,9 @@ _one, _two, _three, _four, _five = (tiles.tile(_BLOCK, cuts, add=True) for cuts 
 class Tables:
     """A grammar's numbers in one dtype: leaves [V+1, N], root [N], and p(A -> B C) twice.
 
-    `up` is [N^2, N], row B N + C.  `down` has the same numbers as [N^2 / 10, N, 10], ten pairs B C for each
-    A, and where five pairs remain, [N, 5] of these behind.
+    `up` is [N / 10, N^2, 10], ten symbols A for each pair B C, and where five symbols remain, [N^2, 5] of
+    these behind.  `down` has the same numbers as [N^2 / 10, N, 10], ten pairs for each A, and where five
+    pairs remain, [N, 5] of these behind.  So a block's rules are read in their order.
     """
 
     symbols: int
@@ -55,19 +56,24 @@ class Tables:
         up = np.zeros((N * N, N))
         np.add.at(up, (grammar.left * N + grammar.right, grammar.parent), grammar.probability)
         up = up.astype(dtype)
-        whole = N * N // _RULES * _RULES
-        tens = up[:whole].reshape(-1, _RULES, N).transpose(0, 2, 1)
+        parents, pairs = N // _RULES * _RULES, N * N // _RULES * _RULES
         return cls(
             symbols=symbols,
             leaves=np.ascontiguousarray(np.pad(leaves, ((0, N - symbols), (0, 0))).T, dtype=dtype),
             root=np.pad(grammar.root, (0, N - symbols)).astype(dtype),
-            up=up,
-            down=np.concatenate([tens.ravel(), up[whole:].T.ravel()]),
+            up=_blocks(up, parents),
+            down=_blocks(up.T, pairs),
         )
 
     def pairs(self) -> np.ndarray:
         """Return room for a number of each pair of symbols and each sentence [N * N * 32]."""
         return aligned(self.root.size**2 * SIDE, self.root.dtype)
+
+
+def _blocks(weights: np.ndarray, whole: int) -> np.ndarray:
+    """Return the first `whole` columns of [R, C] as [whole / 10, R, 10], and the others as [R, .] behind."""
+    tens = weights[:, :whole].reshape(len(weights), -1, _RULES).transpose(1, 0, 2)
+    return np.concatenate([tens.ravel(), weights[:, whole:].ravel()])
 
 
 class Cells:
@@ -146,10 +152,14 @@ def _inside(words, leaves, up, chart, pairs):  # type: ignore[no-untyped-def]
             for v in range(0, SIDE // step, 2):
                 x, y = to + v * part, v * part * N
                 for A in range(0, N - _RULES + 1, _RULES):
-                    _rules(chart, x + A * step, step, part, up, A, N, 1, pairs, y, step, part * N, N * N)
+                    u = A * N * N
+                    _rules(chart, x + A * step, step, part, up, u, _RULES, 1, pairs, y, step, part * N, N * N)
                 if N % _RULES > 0:
                     A = N - _BLOCK
-                    _few_rules(chart, x + A * step, step, part, up, A, N, 1, pairs, y, step, part * N, N * N)
+                    u = A * N * N
+                    _few_rules(
+                        chart, x + A * step, step, part, up, u, _BLOCK, 1, pairs, y, step, part * N, N * N
+                    )
 
 
 @kernel(error_model="numpy")
