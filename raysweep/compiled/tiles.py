@@ -101,28 +101,29 @@ def parts(rows: int, columns: int, scalar: bool, registers: Registers) -> tuple[
     [((0, 1), ((0, 0), (0, 1)))]
     """
     pieces = BYTES // registers.size
-    # With a vector in place of a number, a piece meets the same piece.
-    sides = [[(c, piece) for c in range(columns)] for piece in range(pieces)]
-    if scalar:
-        sides = [[(c, piece) for c in range(columns) for piece in range(pieces)]]
+    side = [(c, piece) for c in range(columns) for piece in range(pieces)]
+    if not scalar:
+        # With a vector in place of a number, a piece meets the same piece: few parts have columns of several.
+        side.sort(key=lambda column: column[1])
     found = []
-    for height, width in product(range(1, rows + 1), range(1, len(sides[0]) + 1)):
+    for height, width in product(range(1, rows + 1), range(1, len(side) + 1)):
         if height * width + width + 1 > registers.number and (height, width) != (1, 1):
             continue
         shares = [
             Part(tuple(some), tuple(those))
-            for side in sides
             for some in _even(range(rows), height)
             for those in _even(side, width)
         ]
-        found.append((sum(map(_cycles, shares)), len(shares), tuple(shares)))
+        cycles = sum(_cycles(part, scalar) for part in shares)
+        found.append((cycles, len(shares), tuple(shares)))
     return min(found)[2]
 
 
-def _cycles(part: Part) -> float:
+def _cycles(part: Part, scalar: bool) -> float:
     """Return the cycles of a turn of a part's loop."""
     height, width = len(part.rows), len(part.columns)
-    return max(height * width / _RATE, (height + width) / _RATE, _LATENCY)
+    factors = height if scalar else height * len({piece for _, piece in part.columns})
+    return max(height * width / _RATE, (factors + width) / _RATE, _LATENCY)
 
 
 def _even(items: Sequence[T], most: int) -> list[Sequence[T]]:
@@ -214,11 +215,14 @@ def tile(rows: int, columns: int, *, scalar: bool = False, add: bool = False) ->
                         for c, piece in part.columns
                     }
                     for r in part.rows:
-                        # A vector's piece meets the same piece, a number all.
-                        one = factor(step(first_x, x_row, r), part.columns[0][1])
+                        place, ones = step(first_x, x_row, r), {}
                         for (c, piece), vector in vectors.items():
+                            # A vector's piece meets the same piece, a number all.
+                            met = 0 if scalar else piece
+                            if met not in ones:
+                                ones[met] = factor(place, met)
                             own = sums[r, c, piece]
-                            builder.store(summed(builder.load(own), one, vector), own)
+                            builder.store(summed(builder.load(own), ones[met], vector), own)
                 for at, place in places.items():
                     write(builder.load(sums[at]), place, at[2])
             return context.get_dummy_value()

@@ -203,8 +203,14 @@ def _shares(cuts, out, o, o_row, o_column, x, p, x_term, x_row, y, q, y_term, y_
     done = 0
     while done < cuts:
         rest = cuts - done
-        # Three and three are faster than five and one, whose last sums would wait for each other.
-        columns = rest - 3 if 5 < rest < 8 else min(rest, 5)
+        if not tiles.WHOLE:
+            # A block's parts have two columns.
+            columns = min(rest, 4)
+        elif 5 < rest < 8:
+            # Three and three are faster than five and one, whose last sums would wait for each other.
+            columns = rest - 3
+        else:
+            columns = min(rest, 5)
         if columns == 5:
             _five(out, o, o_row, o_column, x, p, x_term, x_row, y, q, y_term, y_column, count)
         elif columns == 4:
