@@ -17,8 +17,8 @@ from torch import Tensor
 
 from raysweep.compiled import kernel
 from raysweep.compiled.scalars import COMPILED
-from raysweep.compiled.simd import WIDE, peek, poke, turn
-from raysweep.compiled.tiles import FAST, PAIRS, tile
+from raysweep.compiled.simd import peek, poke, turn
+from raysweep.compiled.tiles import FAST, PAIRS, WHOLE, tile
 
 #: Most numbers of a matrix that is laid out, and of a sum over rows: larger ones do not stay in the cache.
 LARGEST, LARGEST_SUM = 2**20, 2**19
@@ -135,7 +135,7 @@ def add_outer(total: np.ndarray, d: np.ndarray, x: np.ndarray, parts: int = 1) -
     With G `parts`, x is [N, G I], and part g of the rows of `total` is for part g of the columns of d and x.
 
     It is torch's unless O / G is a multiple of 8 and I one of 16, and where `total` has more than
-    `LARGEST_SUM` numbers.  In float32 it is also torch's without vectors of 64 bytes (`WIDE`): with fewer
+    `LARGEST_SUM` numbers.  In float32 it is also torch's where a vector is not whole (`WHOLE`): with fewer
     registers, blocks read the same rows too often.
     """
     outputs, inputs = total.shape
@@ -144,7 +144,7 @@ def add_outer(total: np.ndarray, d: np.ndarray, x: np.ndarray, parts: int = 1) -
     whole = outputs // parts % _OUTPUTS == 0 and inputs % _LANES == 0
     fits = whole and total.flags.c_contiguous and total.size <= LARGEST_SUM
     low = x.dtype == np.uint16
-    served = PAIRS if low else WIDE and x.dtype == np.float32
+    served = PAIRS if low else WHOLE and x.dtype == np.float32
     if not (served and fits and d.dtype == x.dtype and total.dtype == np.float32):
         if parts == 1:
             tensor(total).add_(tensor(d).T @ tensor(x))
