@@ -18,6 +18,9 @@ from raysweep.bench.record import Environment, Peak
 from raysweep.sweep.provenance import provenance
 from raysweep.training.throughput import best_seconds, product_flops
 
+#: Rows and columns of the matrices whose product has the peak's speed on a processor.
+PEAK_SIZE = 1536
+
 PACKAGES = (
     *("raysweep", "torch", "numpy", "numba", "transformers", "ray", "mlflow"),
     *("hmmlearn", "nltk", "torch-struct", "dynamax", "jax"),
@@ -87,7 +90,7 @@ def measure_peak(quick: bool = False, device: Device = "cpu") -> Peak:
 
     A copy of n bytes counts as 2n, for it reads and writes.  Times are CPU times, or wall times on a GPU.
     """
-    full = 1536 if device == "cpu" else 8192
+    full = PEAK_SIZE if device == "cpu" else 8192
     size, repeats = (512, 3) if quick else (full, 7)
     where = torch.device(device)
     clock = time.process_time if device == "cpu" else time.perf_counter

@@ -11,36 +11,42 @@ import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from raysweep.bench.harness import Contestant, paired_ratio
+from raysweep.bench.environment import PEAK_SIZE
 from raysweep.bench.record import Figure, Goal
 from raysweep.models.fused import weights
 from raysweep.models.fused.products import Product
+from raysweep.training.throughput import product_flops
 
-#: Rows and columns of the matrices whose product has the peak's speed.
-_SIZE = 1536
-
-#: Times that work and the peak are measured in turns.
-_ROUNDS = 5
+#: Times that a rate and the peak are measured in turns, and products of which the fastest is the peak's.
+_ROUNDS, _PRODUCTS = 5, 3
 
 
-def peak(dtype: torch.dtype = torch.float32) -> Contestant:
-    """Return torch's product of large matrices; a unit is an operation.
+def by_peak(rate: Callable[[], float], dtype: torch.dtype = torch.float32, rounds: int = _ROUNDS) -> float:
+    """Return the share of a processor's peak that a rate is, the median over rounds.
 
-    Its rate is the peak.  Where a processor does other work as well, its speed changes within a minute, so a
-    share of the peak is only known where both rates are measured in turns.
+    `rate` measures it, in operations a CPU second.  The peak is that of torch's products of large matrices,
+    just before and just after: where a processor has other work too, its speed changes within a minute.
     """
-    # Constants, because torch's generator belongs to the caller.
-    a, b = (torch.full((_SIZE, _SIZE), 0.5, dtype=dtype) for _ in range(2))
-    return Contestant(units=2.0 * _SIZE**3, work=partial(torch.mm, a, b, out=torch.empty_like(a)))
+    peak = partial(product_flops, PEAK_SIZE, dtype, torch.device("cpu"), _PRODUCTS, time.process_time)
+    found, before = [], peak()
+    for _ in range(rounds):
+        own, after = rate(), peak()
+        found.append(2 * own / (before + after))
+        before = after
+    return median(found)
 
 
 def share_of_peak(
     flops: float, work: Callable[[], object], dtype: torch.dtype = torch.float32, rounds: int = _ROUNDS
 ) -> float:
-    """Return the share of the peak that `work` of `flops` useful operations reaches on a processor."""
-    most = peak(dtype)
-    # Both rates are operations per CPU second of all threads together.
-    return flops / most.units * paired_ratio(most.work, work, rounds)
+    """Return the share of the peak that `work` of `flops` useful operations reaches; it was done before."""
+
+    def rate() -> float:
+        began = time.process_time()
+        work()
+        return flops / (time.process_time() - began)
+
+    return by_peak(rate, dtype, rounds)
 
 
 def share_of_gemm(
@@ -61,17 +67,16 @@ def products(work: Callable[[], object], dtype: torch.dtype = torch.float32) -> 
     They are those of `raysweep.models.fused` and of traces by it, without the small products within attention
     and within norms.  The work is done once before it is measured, on one thread.
     """
-    most = peak(dtype)
-    work(), most.work()
-    shares, rates = [], []
-    for _ in range(_ROUNDS):
-        began = time.process_time()
-        most.work()
-        best = most.units / (time.process_time() - began)
-        share, rate = _products(work)
+    shares = []
+
+    def rate() -> float:
+        share, found = _products(work)
         shares.append(share)
-        rates.append(rate / best)
-    return median(shares), median(rates)
+        return found
+
+    work()
+    found = by_peak(rate, dtype)
+    return median(shares), found
 
 
 def _products(work: Callable[[], object]) -> tuple[float, float]:

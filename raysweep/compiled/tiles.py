@@ -103,7 +103,8 @@ def parts(rows: int, columns: int, scalar: bool, registers: Registers) -> tuple[
     pieces = BYTES // registers.size
     side = [(c, piece) for c in range(columns) for piece in range(pieces)]
     if not scalar:
-        # With a vector in place of a number, a piece meets the same piece: few parts have columns of several.
+        # With a vector in place of a number, a piece meets the same piece.  Sorted by these, few parts have
+        # columns of several.
         side.sort(key=lambda column: column[1])
     found = []
     for height, width in product(range(1, rows + 1), range(1, len(side) + 1)):

@@ -204,7 +204,7 @@ def _shares(cuts, out, o, o_row, o_column, x, p, x_term, x_row, y, q, y_term, y_
     while done < cuts:
         rest = cuts - done
         if not tiles.WHOLE:
-            # A block's parts have two columns.
+            # Parts have two columns, and of five columns one part would have pieces of two vectors.
             columns = min(rest, 4)
         elif 5 < rest < 8:
             # Three and three are faster than five and one, whose last sums would wait for each other.

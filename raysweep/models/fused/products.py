@@ -135,8 +135,8 @@ def add_outer(total: np.ndarray, d: np.ndarray, x: np.ndarray, parts: int = 1) -
     With G `parts`, x is [N, G I], and part g of the rows of `total` is for part g of the columns of d and x.
 
     It is torch's unless O / G is a multiple of 8 and I one of 16, and where `total` has more than
-    `LARGEST_SUM` numbers.  In float32 it is also torch's where a vector is not whole (`WHOLE`): with fewer
-    registers, blocks read the same rows too often.
+    `LARGEST_SUM` numbers.  In float32 it is also torch's where no register holds a whole vector
+    (`WHOLE`): with fewer registers, blocks read the same rows too often.
     """
     outputs, inputs = total.shape
     if len(d) != len(x) or d.shape[1] != outputs or x.shape[1] != parts * inputs or outputs % parts != 0:
