@@ -17,7 +17,7 @@ from raysweep.models.fused import weights
 from raysweep.models.fused.products import Product
 from raysweep.training.throughput import product_flops
 
-#: Times that a rate and the peak are measured in turns, and products of which the fastest is the peak's.
+#: Times that a rate and the peak are measured in turns, and products for a peak: the fastest counts.
 _ROUNDS, _PRODUCTS = 5, 3
 
 
