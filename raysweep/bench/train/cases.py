@@ -162,8 +162,9 @@ def _peer(
         if len(recipes) > 1:
             clock = time.process_time if work.device == "cpu" else time.perf_counter
             recipe = cheapest(recipes, lambda recipe: seconds(ready[recipe], clock))
-            precision = str(recipe.precision).removeprefix("torch.")
-            tried = f"the fastest of {len(recipes)} ways: {precision}, attention {recipe.attention}"
+            tried = (
+                f"the fastest of {len(recipes)} ways: {_name(recipe.precision)}, attention {recipe.attention}"
+            )
         run = ready[recipe]
 
         def check() -> Difference:
@@ -192,31 +193,31 @@ def _figures(work: Work, goal: float | None, timing: Timing | None, peak: Peak) 
     wanted = None if goal is None else Goal(sense="at least", value=goal)
     stepper = work.stepper(DROPOUT)
     parts = split(work, stepper)
-    half = stepper.dtype == torch.bfloat16
     run = partial(train, work, stepper)
-    peaks = {"float32": peak.gemm_float32_gflops, "bfloat16": peak.gemm_bfloat16_gflops}
+    peaks = {torch.float32: peak.gemm_float32_gflops, torch.bfloat16: peak.gemm_bfloat16_gflops}
 
-    def of_peak(name: str) -> float:
-        if work.device == "cpu":
-            return share_of_peak(flops, run, getattr(torch, name))
-        return gflops / peaks[name]
+    def of_peak(dtype: torch.dtype) -> Figure:
+        on_cpu = work.device == "cpu"
+        return Figure(
+            name=f"share of the peak in {_name(dtype)}",
+            unit="",
+            value=share_of_peak(flops, run, dtype) if on_cpu else gflops / peaks[dtype],
+            goal=wanted if dtype == torch.bfloat16 else None,
+        )
 
-    figures = [Figure(name="share of the peak in float32", unit="", value=of_peak("float32"))]
-    if _has_bfloat16(work.device):
-        share = of_peak("bfloat16")
-        figures.append(Figure(name="share of the peak in bfloat16", unit="", value=share, goal=wanted))
+    dtypes = list(peaks) if _has_bfloat16(work.device) else [torch.float32]
+    figures = [of_peak(dtype) for dtype in dtypes]
     figures += [Figure(name=f"{part}, a step", unit="ms", value=1e3 * taken) for part, taken in parts.items()]
-    own = "bfloat16" if half else "float32"
     if work.device == "cpu":
         share, by_peak = products(run, stepper.dtype)
     else:
         # Plain steps: the kernels of a recorded one belong to no operation.
         stepper.mark = lambda part: None
-        rate = rate_on_gpu(run)
-        share, by_peak = 1e9 * gflops / rate, 1e-9 * rate / peaks[own]
+        rate = 1e-9 * rate_on_gpu(run)
+        share, by_peak = gflops / rate, rate / peaks[stepper.dtype]
     figures += [
         Figure(name="share of a step in matrix products", unit="", value=share),
-        Figure(name=f"rate of these products by the peak in {own}", unit="", value=by_peak),
+        Figure(name=f"rate of these products by the peak in {_name(stepper.dtype)}", unit="", value=by_peak),
     ]
     if work.device == "cuda":
         moved = 1e-9 * other_bytes(cast(Encoder, stepper.model), work.tokens, len(work.lengths), work.steps)
@@ -228,6 +229,10 @@ def _figures(work: Work, goal: float | None, timing: Timing | None, peak: Peak) 
             )
         )
     return figures
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def other_bytes(model: Encoder, tokens: int, masked: int, steps: int) -> int:
