@@ -18,6 +18,9 @@ _YOUNG = 2_000_000
 def main() -> None:
     """Run the command line; a launch runs in a child of a process that guards it."""
     _open_closed()
+    # numpy is imported later.  The many small products of a report gain next to nothing from threads, which
+    # wait busily; and with one, last digits are the same for any number of processors.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     launches = sys.argv[1:2] == ["launch"] and not {"--help", "-h"} & set(sys.argv)
     if not launches:
         # What a command reads of thousands of runs is no garbage, so it seldom looks for some.

@@ -11,19 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from raysweep.evaluation.run import stored_shards
 from raysweep.evaluation.trace import TraceConfig
 from raysweep.evaluation.trace_arrays import inputs_of
-from raysweep.flatness.trace.contrast import Difference, Measured, difference
+from raysweep.flatness.trace.contrast import Difference, difference
+from raysweep.report.paired import shards_of
 from raysweep.report.statistics import holm, normal_p
-from raysweep.sweep import arrays_identity
 
 if TYPE_CHECKING:
-    from raysweep.sweep import RunLedger, RunSpec, Sweep
+    from raysweep.sweep import RunSpec, Sweep
 
 #: The permitted probability that the report calls any change a fall or a rise that is none.
 LEVEL = 0.05
@@ -54,8 +52,8 @@ def changes(sweep: Sweep, runs: Sequence[RunSpec] | None = None) -> list[Change]
         if not isinstance(evaluation, TraceConfig):
             continue
         run = ledger.open(spec.run_id)
-        steps = [step for step in spec.milestones if run.evaluation(step, evaluation) is not None]
-        measured = {step: values for step in steps if (values := _values(run, step, evaluation)) is not None}
+        stored = {step: shards_of(run, step, "trace", evaluation) for step in spec.milestones}
+        measured = {step: inputs_of(shards) for step, shards in stored.items() if shards}
         pairs = list(pairwise(measured))
         if len(measured) > 2:
             pairs.append((min(measured), max(measured)))
@@ -69,10 +67,3 @@ def _judged(found: Sequence[Change]) -> list[Change]:
     """Return the changes with `significant`; a doubtful one counts as tested and is never significant."""
     p = [1.0 if c.warning is not None else normal_p(c.deviate, 1.0) for c in found]
     return [replace(c, significant=level <= LEVEL) for c, level in zip(found, holm(p), strict=True)]
-
-
-def _values(run: RunLedger, step: int, evaluation: TraceConfig) -> Measured | None:
-    """Return the values of a milestone's inputs; None where they are not all there."""
-    load = partial(run.load_arrays, step, "trace", arrays_identity(evaluation))
-    shards, missing = stored_shards(evaluation, load)
-    return None if missing else inputs_of(shards)

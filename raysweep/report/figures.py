@@ -13,6 +13,7 @@ import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
 from raysweep.evaluation.metric import error_key
@@ -133,16 +134,16 @@ def draw_dots(
     if table.empty:
         return
     colour, marker = series(index), MARKERS[index % len(MARKERS)]
-    axes.errorbar(
-        table[x],
-        table[y],
-        xerr=table[error_key(x)].fillna(0),
-        yerr=table[error_key(y)].fillna(0),
-        fmt="none",
-        ecolor=colour,
-        elinewidth=0.8,
-        alpha=0.5,
-    )
+    places = table[[x, y]].to_numpy(float)
+    errors = table[[error_key(x), error_key(y)]].fillna(0).to_numpy(float)
+    across = np.concatenate([errors * side for side in ((1, 0), (0, 1))])
+    ends = np.tile(places, (2, 1))
+    # The limits are there, so that these bars need not look for them, as those of `errorbar` would.
+    bars = LineCollection(
+        list(np.stack([ends - across, ends + across], axis=1)),
+        colors=colour, linewidths=0.8, alpha=0.5, zorder=2,
+    )  # fmt: skip
+    axes.add_collection(bars, autolim=False)
     for chosen, fill in ((table[filled], colour), (table[~filled], "none")):
         axes.plot(
             chosen[x],

@@ -22,6 +22,7 @@ from raysweep.evaluation.held_out_loss import HELD_OUT_LOSS
 from raysweep.evaluation.metric import Description
 from raysweep.evaluation.probe_metrics import PROBE, of_labels
 from raysweep.evaluation.run import stored_shards
+from raysweep.evaluation.sharding import shard_count
 from raysweep.evaluation.trace import ENLARGED, TRACE, TraceConfig
 from raysweep.evaluation.trace_arrays import inputs_of
 from raysweep.flatness.trace.contrast import difference
@@ -30,8 +31,8 @@ from raysweep.report.regression import Array
 from raysweep.sweep import arrays_identity
 
 if TYPE_CHECKING:
-    from raysweep.evaluation.base import Arrays
-    from raysweep.sweep import Sweep
+    from raysweep.evaluation.base import Arrays, Evaluation
+    from raysweep.sweep import RunLedger, Sweep
 
 #: Evaluations of checkpoints that are kept in memory.
 KEPT = 16
@@ -121,13 +122,23 @@ def _of_ratio(shards: list[Arrays]) -> Array:
 
 def _stored(sweep: Sweep, kind: str, key: Key) -> list[Arrays]:
     """Return the shards of an evaluation at a checkpoint; [] where they are not all there."""
-    spec, run = sweep.run(key[0]), sweep.ledger().open(key[0])
-    evaluation = spec.evaluations.get(kind)
-    if evaluation is None or run.evaluation(key[1], evaluation) is None:
+    evaluation = sweep.run(key[0]).evaluations.get(kind)
+    return [] if evaluation is None else shards_of(sweep.ledger().open(key[0]), key[1], kind, evaluation)
+
+
+def shards_of(run: RunLedger, step: int, kind: str, evaluation: Evaluation) -> list[Arrays]:
+    """Return the shards of a recorded evaluation; [] where there is no record, or not all are there."""
+    record = run.evaluation(step, evaluation)
+    if record is None:
         return []
-    shards, missing = stored_shards(
-        evaluation, partial(run.load_arrays, key[1], kind, arrays_identity(evaluation))
-    )
+    load = partial(run.load_arrays, step, kind, arrays_identity(evaluation))
+    if isinstance(evaluation, TraceConfig):
+        # The record tells how many inputs counted, so the rule that decided it need not be asked again.
+        [inputs] = [metric.n for metric in record.metrics if metric.name == TRACE.name]
+        found = [load(shard) for shard in range(shard_count(inputs, evaluation.shard_size))]
+        there = [arrays for arrays in found if arrays is not None]
+        return there if len(there) == len(found) else []
+    shards, missing = stored_shards(evaluation, load)
     return [] if missing else shards
 
 

@@ -105,23 +105,28 @@ def beyond(edge: float, means: Array, dofs: Array) -> Callable[[Array], Array]:
     """
     t = np.exp(_PLACES)
 
-    def fixed(edges: Array) -> Array:
-        """Return the factors of φ(t) without δ, for quantiles [n]: [n, number of t]."""
-        found = np.ones((len(edges), len(t)), dtype=complex) / np.sqrt(1 - 2j * t)
+    def fixed(edges: Array) -> tuple[Array, Array]:
+        """Return logarithm of the size, and angle, of φ(t) without δ, for quantiles [n]: [n, number of t]."""
+        size, angle = -np.log1p(np.square(2 * t)) / 4, np.arctan(2 * t) / 2
         for mean, dof in zip(means, dofs, strict=True):
-            found *= np.exp(-0.5 * dof * np.log1p(2j * np.square(edges)[:, None] * (mean / dof) * t))
-        return found
+            y = np.square(edges)[:, None] * (2 * mean / dof) * t
+            size = size - dof / 4 * np.log1p(np.square(y))
+            angle = angle - dof / 2 * np.arctan(y)
+        return size, angle
 
     near = fixed(np.array([edge]))
+    # The exponent of φ(t) by δ²/σ²: it is it / (1 − 2it).
+    turning = t / (1 + np.square(2 * t))
+    fading = -2 * t * turning
 
     def power(effect: Array) -> Array:
         size = np.abs(effect)
         far = size > _FAR
-        factors = np.repeat(near, len(size), axis=0)
-        # Only the ratio of effect and quantile counts there.
-        factors[far] = fixed(edge * _FAR / size[far])
-        moved = np.exp(1j * t * np.square(np.minimum(size, _FAR))[:, None] / (1 - 2j * t))
-        waves = (factors * moved).imag.sum(axis=-1)
+        waves = np.empty(len(size))
+        for which, (sizes, angles) in ((~far, near), (far, fixed(edge * _FAR / size[far]))):
+            # Beyond `_FAR`, only the ratio of effect and quantile counts.
+            square = np.square(np.minimum(size[which], _FAR))[:, None]
+            waves[which] = (np.exp(sizes + square * fading) * np.sin(angles + square * turning)).sum(axis=-1)
         return np.asarray(0.5 + waves * (_PLACES[1] - _PLACES[0]) / np.pi)
 
     return power
