@@ -53,16 +53,18 @@ def check_sentences(language: Language, ids: Tensor, mask: Tensor | None = None)
             f"mask must be boolean {list(ids.shape)} like ids, not {mask.dtype} {list(mask.shape)}"
         )
     real = ids != language.pad_id
-    wrong = real & ((ids < 0) | (ids >= language.vocabulary_size))
-    if mask is not None:
-        wrong &= ~mask
-    if wrong.any():
-        row, position = wrong.nonzero()[0].tolist()
-        raise DataError(
-            f"sentence {row}: id {int(ids[row, position])} at position {position} is no word; "
-            f"words are 0 .. {language.vocabulary_size - 1}, padding is {language.pad_id}"
-        )
-    torn = real[:, 1:] & ~real[:, :-1]
+    # Padding is the first id above the words, so the extremes tell whether anything has to be sought.
+    if ids.numel() and (ids.min() < 0 or ids.max() > language.pad_id):
+        wrong = (ids < 0) | (ids > language.pad_id)
+        if mask is not None:
+            wrong &= ~mask
+        if wrong.any():
+            row, position = wrong.nonzero()[0].tolist()
+            raise DataError(
+                f"sentence {row}: id {int(ids[row, position])} at position {position} is no word; "
+                f"words are 0 .. {language.vocabulary_size - 1}, padding is {language.pad_id}"
+            )
+    torn = real[:, 1:] > real[:, :-1]
     if torn.any():
         row, position = torn.nonzero()[0].tolist()
         raise DataError(f"sentence {row}: a word at position {position + 1} behind padding; pad on the right")
@@ -80,9 +82,8 @@ def check_conditionals(
     if dtype not in (torch.float32, torch.float64):
         raise DataError(f"dtype must be torch.float32 or torch.float64, not {dtype}")
     lengths = check_sentences(language, ids, mask)
-    wrong = (lengths != language.max_length).nonzero()
-    if language.fixed_length and len(wrong):
-        row = int(wrong[0, 0])
+    if language.fixed_length and (wrong := lengths != language.max_length).any():
+        row = int(wrong.nonzero()[0, 0])
         raise DataError(
             f"sentence {row}: {int(lengths[row])} words, but all sentences of this language "
             f"have {language.max_length}"

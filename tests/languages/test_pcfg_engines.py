@@ -22,7 +22,7 @@ from raysweep.errors import ConfigError, DataError
 from raysweep.languages import PCFG
 from raysweep.languages.base import Sample
 from raysweep.languages.pcfg import Grammar, blocks
-from raysweep.languages.pcfg.engine import dense_flops
+from raysweep.languages.pcfg.engine import Groups, dense_flops
 from raysweep.languages.pcfg.engines import choose, make_engine
 
 ENGINES = ("sparse", "torch", "dense")
@@ -306,10 +306,10 @@ def test_charts_outside_float32s_range_are_computed_again(
     used = language.engine_on(CPU)
     compute = used.conditionals
 
-    def spy(words: Tensor, place: Tensor, out: Tensor) -> Tensor:
+    def spy(groups: Groups, words: Tensor, place: Tensor, out: Tensor) -> Tensor:
         if out.dtype == torch.float64:
             again.append(words.tolist())
-        return compute(words, place, out)
+        return compute(groups, words, place, out)
 
     monkeypatch.setattr(used, "conditionals", spy)
     expected = torch.tensor([0.3, 0.7]).expand(7, 2)
@@ -361,7 +361,8 @@ def test_mixing_against_plain_sums(V: int, dtype: str) -> None:
     asked = place >= 0
     out, sound = np.full((B * n, V), np.nan, dtype=dtype), np.ones(B, dtype=bool)
     write = log_normalised if dtype == "float32" else normalised
-    write(outside, mixture, place, 1e-30, out, sound)
+    total = np.ones(B)
+    write(outside, mixture, total, place, 1e-30, out, sound)
     assert sound.all()
     assert np.isnan(np.delete(out, place[asked], axis=0)).all()
     found = out[place[asked]].astype(float)
@@ -369,7 +370,7 @@ def test_mixing_against_plain_sums(V: int, dtype: str) -> None:
     # A sentence's answer depends on it alone, bit for bit.
     for b in range(B):
         alone = np.full_like(out, np.nan)
-        write(outside[b : b + 1], mixture, place[b : b + 1], 1e-30, alone, sound)
+        write(outside[b : b + 1], mixture, total[:1], place[b : b + 1], 1e-30, alone, sound[:1])
         mine = place[b][asked[b]]
         np.testing.assert_array_equal(alone[mine], out[mine])
 
@@ -379,10 +380,16 @@ def test_mixing_against_plain_sums(V: int, dtype: str) -> None:
         exact = -np.where(p > 0, p * np.log(np.where(p > 0, p, 1)), 0).sum(axis=-1).mean(axis=-1)
         np.testing.assert_allclose(entropy, exact, atol=1e-6)
         assert sound.all()
-    write(outside[:0], mixture, place[:0], 1e-30, out, sound[:0])
+    write(outside[:0], mixture, total[:0], place[:0], 1e-30, out, sound[:0])
     outside[5], outside[6] = 0, 1e35
-    write(outside, mixture, np.arange(B * n).reshape(B, n), 1e-30, out, sound)
+    everywhere = np.arange(B * n).reshape(B, n)
+    write(outside, mixture, total, everywhere, 1e-30, out, sound)
     assert np.nonzero(~sound)[0].tolist() == [5, 6]
+    # Words that are shown must be possible; a sentence that shows none needs no probability.
+    outside[5:7], everywhere[9, 1], everywhere[10, 0] = 1, -1, -1
+    total[8:11] = 0, 1e-31, 1e31
+    write(outside, mixture, total, everywhere, 1e-30, out, sound)
+    assert np.nonzero(~sound)[0].tolist() == [9, 10]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -394,11 +401,31 @@ def test_rows_of_padding_are_blank_and_no_others(V: int, dtype: str) -> None:
     for shift in range(17):
         space = np.zeros(40 * V + shift + 16, dtype=dtype)
         out = space[shift : shift + 40 * V].reshape(40, V)
-        rows = np.nonzero(rng.random(40) < shift / 16)[0]
+        unknown = rng.random(40) < shift / 16
         wanted = space.copy()
-        wanted[shift : shift + 40 * V].reshape(40, V)[rows] = np.nan
-        blank(out, rows)
+        wanted[shift : shift + 40 * V].reshape(40, V)[unknown] = np.nan
+        blank(out, unknown)
         np.testing.assert_array_equal(space, wanted)
+
+
+def test_groups_of_a_batch_are_written_as_each_alone() -> None:
+    """Also where later batches have lengths that the first did not have, in any order."""
+    language = PCFG.random(seed=0, engine="sparse")
+    ids = language.sample(300, seed=2)
+    lengths, mask = language.lengths(ids), torch.rand(ids.shape) < 0.5
+    alone = torch.full((*ids.shape, language.vocabulary_size), torch.nan)
+    hidden = alone.clone()
+    fresh = PCFG.random(seed=0, engine="sparse")
+    for n in (9, 3, 16, *range(1, 17)):
+        rows = (lengths == n).nonzero()[:, 0]
+        alone[rows] = fresh.conditionals(ids[rows])
+        hidden[rows] = fresh.conditionals(ids[rows], mask[rows])
+    for found, expected in (
+        (language.conditionals(ids), alone),
+        (language.conditionals(ids, mask), hidden),
+        (fresh.conditionals(ids), alone),
+    ):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
 
 
 def test_tables_of_a_grammar_may_be_in_any_order() -> None:

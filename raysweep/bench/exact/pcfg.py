@@ -12,8 +12,9 @@ from numpy.typing import DTypeLike
 from torch import Tensor
 
 from raysweep.bench.exact.distance import total_variation
-from raysweep.bench.harness import Case, Contestant, Difference, Peer, Prepared, shares
+from raysweep.bench.harness import Case, Contestant, Difference, Peer, Prepared, paired_ratio, shares
 from raysweep.bench.products import share_of_gemm
+from raysweep.bench.record import Figure
 from raysweep.languages import PCFG
 from raysweep.languages.pcfg import sparse
 from raysweep.languages.pcfg.grammar import length_probabilities
@@ -111,14 +112,40 @@ def layered(quick: bool) -> Case:
             ),
         ],
         rounds=3 if quick else 5,
-        figures=lambda timing, peak: shares(
-            {
-                "share of the time in charts": (sparse.SparseEngine, "_charts"),
-                "share of the time in mixtures of words and their logarithms": (sparse, "log_normalised"),
-            },
-            all_parts,
-        ),
+        figures=lambda timing, peak: [
+            *shares({"share of the time in compiled code": (sparse, "write_conditionals")}, all_parts),
+            *(
+                Figure(
+                    name=f"time of {name} alone, by that of all", unit="", value=paired_ratio(part, all_parts)
+                )
+                for name, part in parts_alone(language, parts).items()
+            ),
+        ],
     )
+
+
+def parts_alone(language: PCFG, parts: Sequence[Tensor]) -> dict[str, Callable[[], object]]:
+    """Return what the conditionals of some batches take at least: the charts, and memory for the result."""
+    engine, kind = language.engine_on(torch.device("cpu")), np.dtype(np.float32)
+    assert isinstance(engine, sparse.SparseEngine)
+    made = []
+    for ids in parts:
+        for words in by_length(language, ids):
+            program = engine.program(words.shape[1])
+            assert program is not None
+            cells, _ = engine._mixture(program, kind)
+            made.append(partial(engine._charts, program, words.numpy(), kind, outside=cells))
+    result = np.empty((max(map(len, parts)), parts[0].shape[1], language.vocabulary_size), dtype=kind)
+
+    def charts() -> None:
+        for one in made:
+            one()
+
+    def filled() -> None:
+        for ids in parts:
+            result[: len(ids)].fill(0)
+
+    return {"the charts": charts, "filling as much memory": filled}
 
 
 def dense(quick: bool) -> Case:

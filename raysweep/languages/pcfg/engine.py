@@ -4,16 +4,17 @@
 - `torch`: the same plan as torch operations (any device);
 - `dense`: all symbols over all spans as matrix products (any device), for grammars that have most rules.
 
-All work on sentences of one length n, int64 [B, n], where V, one above the last word, is a hidden word.  A
-leaf is divided by the largest entry over all symbols, so that the charts of usual sentences stay within
-float32's range and no logarithms are needed.  An answer whose normaliser leaves [1e-30, 1e30] is marked as
-not sound, and the caller asks again in float64.  Outside [1e-150, 1e150], it asks in logarithms (`logs.py`).
+All work on sentences of one length n, int64 [B, n], or on groups of such sentences, where V, one above the
+last word, is a hidden word.  A leaf is divided by the largest entry over all symbols, so that the charts of
+usual sentences stay within float32's range and no logarithms are needed.  An answer whose normaliser leaves
+[1e-30, 1e30] is marked as not sound, and the caller asks again in float64.  Outside [1e-150, 1e150], it asks
+in logarithms (`logs.py`).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -25,6 +26,9 @@ from raysweep.languages.pcfg.plan import Plan, feasible, make_plan
 
 Name = Literal["sparse", "torch", "dense"]
 
+#: Groups of sentences of one length, one after another: their numbers of sentences and of words.
+Groups = Sequence[tuple[int, int]]
+
 #: Bytes of charts in one pass; about what a core's cache holds, and what fills a GPU.
 _PASS_BYTES = {"cpu": 8 << 20, "cuda": 1 << 30}
 
@@ -32,6 +36,18 @@ _PASS_BYTES = {"cpu": 8 << 20, "cuda": 1 << 30}
 def floor(dtype: torch.dtype) -> float:
     """Return the least normaliser of a sound answer: it leaves room below for words that are as rare."""
     return 1e-150 if dtype == torch.float64 else 1e-30
+
+
+def spans(groups: Groups) -> Iterator[tuple[slice, int]]:
+    """Yield the sentences of each group, and their number of words.
+
+    >>> list(spans([(2, 5), (1, 7)]))
+    [(slice(0, 2, None), 5), (slice(2, 3, None), 7)]
+    """
+    first = 0
+    for sentences, n in groups:
+        yield slice(first, first + sentences), n
+        first += sentences
 
 
 class Engine(ABC):
@@ -62,9 +78,10 @@ class Engine(ABC):
         """Bytes of one sentence's charts."""
 
     @abstractmethod
-    def conditionals(self, words: Tensor, place: Tensor, out: Tensor) -> Tensor:
+    def conditionals(self, groups: Groups, words: Tensor, place: Tensor, out: Tensor) -> Tensor:
         """Write log Pr(x_t = . | visible words but x_t) into row `place[b, t]` of `out` [rows, V], if not -1.
 
+        Sentences [B, T] come in groups of one length each; what stands behind their words does not matter.
         Computes in the dtype of `out` and returns which sentences are sound [B]; rows of other sentences are
         undefined.  With hidden words, exactly the hidden positions must have a place.
         """
@@ -105,12 +122,14 @@ class TorchEngine(Engine):
     def leaf_weights(self, words: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         """Return outside weights of leaves [B, n, A], their symbols [A], and Pr(words) [B], scaled."""
 
-    def conditionals(self, words: Tensor, place: Tensor, out: Tensor) -> Tensor:
+    def conditionals(self, groups: Groups, words: Tensor, place: Tensor, out: Tensor) -> Tensor:
         sound = torch.empty(len(words), dtype=torch.bool, device=words.device)
-        for part in self._passes(words, out.dtype):
-            wanted = place[part] >= 0
-            joint, sound[part] = self._joint(words[part], wanted, out.dtype)
-            out[place[part][wanted]] = joint[wanted].log_()
+        for rows, n in spans(groups):
+            shown, to, good = words[rows, :n], place[rows, :n], sound[rows]
+            for part in self._passes(shown, out.dtype):
+                wanted = to[part] >= 0
+                joint, good[part] = self._joint(shown[part], wanted, out.dtype)
+                out[to[part][wanted]] = joint[wanted].log_()
         return sound
 
     def entropies(self, words: Tensor) -> tuple[Tensor, Tensor]:

@@ -27,7 +27,7 @@ from raysweep.languages.base import Language, Sample, Task, sentence_numbers
 from raysweep.languages.checks import check_conditionals, check_sentences, decoded, impossible
 from raysweep.languages.pcfg import labels, tree
 from raysweep.languages.pcfg.config import LONGEST, PCFGConfig
-from raysweep.languages.pcfg.engine import Engine, Name, empty, floor
+from raysweep.languages.pcfg.engine import Engine, Name, empty, floor, spans
 from raysweep.languages.pcfg.engines import make_engine
 from raysweep.languages.pcfg.grammar import Grammar, length_probabilities
 from raysweep.languages.pcfg.labels import Label
@@ -194,14 +194,13 @@ class PCFG(Language):
             unknown |= ~mask
             place.masked_fill_(~mask, -1)
         out = self._conditionals(ids, mask, lengths, place, ids.numel(), dtype)
-        rows = unknown.flatten().nonzero()[:, 0]
         if out.device.type == "cpu":
             # Imported here because kernels come with the compiler.
             from raysweep.languages.pcfg.mixing import blank
 
-            blank(out.numpy(), rows.numpy())
+            blank(out.numpy(), unknown.flatten().numpy())
         else:
-            out.index_fill_(0, rows, torch.nan)
+            out.masked_fill_(unknown.flatten()[:, None], torch.nan)
         return out.view(*ids.shape, self.vocabulary_size)
 
     def conditionals_at(
@@ -218,29 +217,29 @@ class PCFG(Language):
     ) -> Tensor:
         """Return [rows, V] with the conditionals at (b, t) in row `place[b, t]`, nothing where -1."""
         out = empty((rows, self.vocabulary_size), dtype, ids.device)
-        engine, groups = self.engine_on(ids.device), list(self.groups(lengths))
+        engine, parts = self.engine_on(ids.device), list(self.groups(lengths))
+        groups = [(len(some), n) for some, n in parts]
         # All sentences are put in the order of the groups at once, which saves two copies for each group.
-        order = torch.cat([lengths.new_empty(0), *(some for some, _ in groups)])
-        sizes = [len(some) for some, _ in groups]
-        sorted_words = self._words(ids, mask, order).split(sizes)
-        sorted_place = place[order].split(sizes)
-        for (some, n), words, to in zip(groups, sorted_words, sorted_place, strict=True):
-            words, to = words[:, :n], to[:, :n]
-            if dtype == torch.float64:
-                sound = self._exactly(engine, words, to, out)
-            else:
-                sound = engine.conditionals(words, to, out)
-            if sound.all():
+        order = torch.cat([lengths.new_empty(0), *(some for some, _ in parts)])
+        words, place = self._words(ids, mask, order), place.index_select(0, order)
+        sound = engine.conditionals(groups, words, place, out)
+        if sound.all():
+            return out
+        for some, n in spans(groups):
+            good = sound[some]
+            again = (~good).nonzero()[:, 0]
+            if not len(again):
                 continue
-            if dtype != torch.float64:
-                again = (~sound).nonzero()[:, 0]
-                to = to[again]
+            shown, to = words[some, :n][again], place[some, :n][again]
+            if dtype == torch.float64:
+                good[again] = log_conditionals(self.grammar, engine.plan(n), shown, to, out)
+            else:
                 rank = (torch.cumsum(to.flatten() >= 0, 0) - 1).view(to.shape).masked_fill(to < 0, -1)
                 exact = out.new_empty(int((to >= 0).sum()), self.vocabulary_size, dtype=torch.float64)
-                sound[again] = self._exactly(engine, words[again], rank, exact)
+                good[again] = self._exactly(engine, shown, rank, exact)
                 out[to[to >= 0]] = exact.to(dtype)
-            if not sound.all():
-                raise impossible(int(some[(~sound).nonzero()[0, 0]]))
+            if not good.all():
+                raise impossible(int(order[some][(~good).nonzero()[0, 0]]))
         return out
 
     def sentence_entropy(self, ids: Tensor) -> Tensor:
@@ -262,8 +261,11 @@ class PCFG(Language):
         return out
 
     def _exactly(self, engine: Engine, words: Tensor, place: Tensor, out: Tensor) -> Tensor:
-        """Compute as `Engine.conditionals` in float64, and in logarithms where that does not suffice."""
-        sound = engine.conditionals(words, place, out)
+        """Compute as `Engine.conditionals` in float64, and in logarithms where that does not suffice.
+
+        `words` [B, n] are of one length.
+        """
+        sound = engine.conditionals([(len(words), words.shape[1])], words, place, out)
         if not sound.all():
             again, plan = (~sound).nonzero()[:, 0], engine.plan(words.shape[1])
             sound[again] = log_conditionals(self.grammar, plan, words[again], place[again], out)
@@ -317,7 +319,7 @@ class PCFG(Language):
 
     def _words(self, ids: Tensor, mask: Tensor | None, rows: Tensor) -> Tensor:
         """Return the words of some sentences [rows, T], V where they are hidden."""
-        words = ids[rows]
+        words = ids.index_select(0, rows)
         return words if mask is None else words.masked_fill(mask[rows], self.vocabulary_size)
 
     def groups(self, lengths: Tensor, strict: bool = True) -> Iterator[tuple[Tensor, int]]:
@@ -333,10 +335,9 @@ class PCFG(Language):
                 f"sentence {row}: {int(lengths[row])} words, but sentences of this language have 1 .. "
                 f"{self.max_length}"
             )
-        order = torch.argsort(lengths, stable=True)
-        values, counts = torch.unique_consecutive(lengths[order], return_counts=True)
-        for n, rows in zip(values.tolist(), torch.split(order, counts.tolist()), strict=True):
-            if 1 <= n <= self.max_length:
+        counts = torch.bincount(lengths).tolist()
+        for n, rows in enumerate(torch.argsort(lengths, stable=True).split(counts)):
+            if len(rows) and 1 <= n <= self.max_length:
                 yield rows, n
 
     def engine_on(self, device: torch.device) -> Engine:

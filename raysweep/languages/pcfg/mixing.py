@@ -75,6 +75,23 @@ def _wanted(place, first, t, some):  # type: ignore[no-untyped-def]
     return count
 
 
+@kernel(error_model="numpy")
+def _judge(total, place, floor, sound):  # type: ignore[no-untyped-def]
+    """Fill `sound` boolean [B]: Pr(words) `total` [B] is in [floor, 1 / floor], or every word is wanted.
+
+    A sentence that shows a word shows it in every context, so the words shown must be possible.
+    """
+    B, n = place.shape
+    for b in range(B):
+        z = peek(total, b)
+        good = z >= floor and z * floor <= 1.0
+        if not good:
+            good = True
+            for t in range(n):
+                good &= peek(place, b * n + t) >= 0
+        sound[b] = good
+
+
 # Elements are read by their place over all axes.  A row taken out of an array is a reference to it, and numba
 # counts references by atomic operations, which take longer than the work on the row.
 @kernel(fastmath={"contract"}, error_model="numpy", forceinline=True)
@@ -161,6 +178,7 @@ def _mix(outside, mixture, t, some, k, floor, sound, weights, mixed):  # type: i
 def normalised(
     outside: np.ndarray,
     mixture: Mixture,
+    total: np.ndarray,
     place: np.ndarray,
     floor: float,
     out: np.ndarray,
@@ -168,10 +186,11 @@ def normalised(
 ) -> None:
     """Write Pr(x_t = . | visible words but x_t) of sentence b into row `place[b, t]` of `out` [rows, V].
 
-    `place` int64 [B, n] is -1 where nothing is wanted.  Clears `sound` boolean [B] where a normaliser is
-    outside [floor, 1 / floor].
+    `place` int64 [B, n] is -1 where nothing is wanted.  Fills `sound` boolean [B]: all normalisers are in
+    [floor, 1 / floor], and so is Pr(words) `total` [B], unless all words are wanted.
     """
     V = out.shape[1]
+    _judge(total, place, floor, sound)
     mixed, weights, some = _space(mixture.emission)
     for first in range(0, len(place), _GROUP):
         for t in range(place.shape[1]):
@@ -188,6 +207,7 @@ def normalised(
 def log_normalised(
     outside: np.ndarray,
     mixture: Mixture,
+    total: np.ndarray,
     place: np.ndarray,
     floor: float,
     out: np.ndarray,
@@ -196,6 +216,7 @@ def log_normalised(
     """Write the logarithms of the result of `normalised`; float32."""
     V, step = out.shape[1], BYTES // out.itemsize
     whole = V - V % (2 * step)
+    _judge(total, place, floor, sound)
     mixed, weights, some = _space(mixture.emission)
     width = mixed.shape[1]
     for first in range(0, len(place), _GROUP):
@@ -227,7 +248,7 @@ def entropies(
 ) -> None:
     """Write (1/n) sum_t H(x_t | all other words) into `out` float64 [B]; the rest in float32.
 
-    Clears `sound` as `normalised` does.
+    Clears `sound` boolean [B] where a normaliser is outside [floor, 1 / floor].
     """
     mixed, weights, some = _space(mixture.emission)
     n, B = len(mixture.of) - 1, len(out)
@@ -248,8 +269,8 @@ def entropies(
 
 
 @kernel(error_model="numpy")
-def blank(out: np.ndarray, rows: np.ndarray) -> None:
-    """Write NaN into some rows of `out` [M, V]: `rows` int64 [R] are their numbers, in ascending order.
+def blank(out: np.ndarray, unknown: np.ndarray) -> None:
+    """Write NaN into the rows of `out` [M, V] that `unknown` boolean [M] names.
 
     The numbers go past the cache: it need not hold what nobody reads, nor fetch what is overwritten.  Another
     thread sees them once it has taken a lock, as Python's threads do.
@@ -258,11 +279,14 @@ def blank(out: np.ndarray, rows: np.ndarray) -> None:
     # Elements from address 0 to the first, which tell where lines of the cache begin.
     before = out.ctypes.data // out.itemsize
     k = 0
-    while k < len(rows):
-        begin, k = peek(rows, k) * V, k + 1
-        end = begin + V
-        while k < len(rows) and peek(rows, k) * V == end:
-            end, k = end + V, k + 1
+    while k < len(unknown):
+        if not unknown[k]:
+            k += 1
+            continue
+        begin = k * V
+        while k < len(unknown) and unknown[k]:
+            k += 1
+        end = k * V
         line = min(end, begin + -(before + begin) % step)
         rest = end - (end - line) % step
         for p in range(begin, line):

@@ -9,14 +9,12 @@ import torch
 from torch import Tensor
 
 from raysweep.compiled.simd import BYTES, LANES, aligned
-from raysweep.languages.pcfg.engine import Engine, floor
+from raysweep.languages.pcfg.batch import CHUNK, Library, library, write_conditionals
+from raysweep.languages.pcfg.engine import Engine, Groups, floor, spans
 from raysweep.languages.pcfg.grammar import Grammar
 from raysweep.languages.pcfg.instructions import Code, Instructions, flatten
 from raysweep.languages.pcfg.kernels import charts
-from raysweep.languages.pcfg.mixing import Mixture, entropies, log_normalised, normalised
-
-#: Sentences between two kernels: what the first writes is still in the cache when the second reads it.
-_CHUNK = 8 * LANES
+from raysweep.languages.pcfg.mixing import Mixture, entropies, normalised
 
 _NO_CELLS = np.zeros(0, dtype=np.uint32)
 
@@ -28,7 +26,7 @@ class SparseEngine(Engine):
     """Charts by compiled kernels on one thread of a CPU; safe to call from several.
 
     A sentence's answer does not depend on the batch that it comes in, bit for bit.  Working space: the cells
-    of `nbytes` for `LANES` sentences, and the leaves of `_CHUNK` sentences.
+    of `nbytes` for `LANES` sentences, and the leaves of `CHUNK` sentences.
     """
 
     name = "sparse"
@@ -39,6 +37,9 @@ class SparseEngine(Engine):
         self._codes: dict[tuple[int, np.dtype], Code] = {}
         self._scaled: dict[np.dtype, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
         self._mixtures: dict[tuple[int, np.dtype], tuple[np.ndarray, Mixture]] = {}
+        #: Tables of the programs that float32 conditionals have needed, the number of each by its words, and
+        #: the rows of working space that the largest needs.
+        self._tabled: tuple[Library | None, dict[int, int], int] = (None, {}, 0)
         self._space = threading.local()
 
     def program(self, n: int, everything: bool = False) -> Instructions | None:
@@ -57,27 +58,26 @@ class SparseEngine(Engine):
         program = self.program(n)
         return 0 if program is None else (2 * program.cells + program.pairs) * dtype.itemsize
 
-    def conditionals(self, words: Tensor, place: Tensor, out: Tensor) -> Tensor:
-        shown, where, rows = words.numpy(), np.ascontiguousarray(place.numpy()), out.numpy()
-        sound = np.zeros(len(shown), dtype=bool)
-        program = self.program(shown.shape[1])
-        if program is None:
+    def conditionals(self, groups: Groups, words: Tensor, place: Tensor, out: Tensor) -> Tensor:
+        shown, where, rows = words.numpy(), place.numpy(), out.numpy()
+        dtype, least, sound = rows.dtype, floor(out.dtype), np.zeros(len(shown), dtype=bool)
+        known = [(span, program) for span, n in spans(groups) if (program := self.program(n)) is not None]
+        if known and dtype == np.float32:
+            programs, number, need = self._library([program for _, program in known])
+            leaves, root, _ = self._tables(dtype)
+            [space] = self._scratch((need,), dtype)
+            bounds = np.array([(span.start, span.stop, number[program.n]) for span, program in known])
+            write_conditionals(bounds, shown, where, leaves, root, programs, space, least, rows, sound)
             return torch.from_numpy(sound)
-        cells, mixture = self._mixture(program, rows.dtype)
-        least = floor(out.dtype)
-        write = log_normalised if rows.dtype == np.float32 else normalised
-        for first in range(0, len(shown), _CHUNK):
-            part = slice(first, first + _CHUNK)
-            total, _, outside = self._charts(program, shown[part], rows.dtype, outside=cells)
-            good = (total >= least) & (total * least <= 1)
-            if not good.all():
-                # A sentence that shows a word shows it in every context, so the words shown must be possible.
-                good |= (where[part] >= 0).all(axis=1)
-            sound[part] = good
-            write(outside, mixture, where[part], least, rows, sound[part])
-        if rows.dtype != np.float32:
-            written = place[place >= 0]
-            out[written] = out[written].log_()
+        for span, program in known:
+            cells, mixture = self._mixture(program, dtype)
+            for first in range(span.start, span.stop, CHUNK):
+                part = slice(first, min(first + CHUNK, span.stop))
+                total, _, outside = self._charts(program, shown[part, : program.n], dtype, outside=cells)
+                to = np.ascontiguousarray(where[part, : program.n])
+                normalised(outside, mixture, total, to, least, rows, sound[part])
+                written = torch.from_numpy(to[to >= 0])
+                out[written] = out[written].log_()
         return torch.from_numpy(sound)
 
     def entropies(self, words: Tensor) -> tuple[Tensor, Tensor]:
@@ -87,8 +87,8 @@ class SparseEngine(Engine):
         if program is not None:
             sound[:] = True
             cells, mixture = self._mixture(program, dtype)
-            for first in range(0, len(shown), _CHUNK):
-                part = slice(first, first + _CHUNK)
+            for first in range(0, len(shown), CHUNK):
+                part = slice(first, first + CHUNK)
                 _, _, outside = self._charts(program, shown[part], dtype, outside=cells)
                 entropies(outside, mixture, floor(torch.float32), out[part], sound[part])
         return torch.from_numpy(out), torch.from_numpy(sound)
@@ -166,6 +166,20 @@ class SparseEngine(Engine):
         if key not in self._codes:
             self._codes[key] = program.code.cast(dtype)
         return self._codes[key]
+
+    def _library(self, programs: list[Instructions]) -> tuple[Library, dict[int, int], int]:
+        """Return the tables of these programs in float32, as `_tabled` keeps them."""
+        made, number, need = self._tabled
+        if made is None or any(program.n not in number for program in programs):
+            dtype, all_of = np.dtype(np.float32), {program.n: program for program in programs}
+            all_of |= {n: program for n in number if (program := self.program(n)) is not None}
+            made = library(
+                [(one, self._code(one, dtype), *self._mixture(one, dtype)) for one in all_of.values()]
+            )
+            number = {n: k for k, n in enumerate(all_of)}
+            need = max(2 * one.cells + one.pairs for one in all_of.values())
+            self._tabled = (made, number, need)
+        return made, number, need
 
     def _tables(self, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the scaled leaves [V+1, N], the root [N], and the emissions [N, W] of a `Mixture`."""
