@@ -424,6 +424,7 @@ def test_groups_of_a_batch_are_written_as_each_alone() -> None:
         (language.conditionals(ids), alone),
         (language.conditionals(ids, mask), hidden),
         (fresh.conditionals(ids), alone),
+        (fresh.conditionals(ids.int()), alone),
     ):
         torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
 

@@ -59,7 +59,7 @@ class SparseEngine(Engine):
         return 0 if program is None else (2 * program.cells + program.pairs) * dtype.itemsize
 
     def conditionals(self, groups: Groups, words: Tensor, place: Tensor, out: Tensor) -> Tensor:
-        shown, where, rows = words.numpy(), place.numpy(), out.numpy()
+        shown, where, rows = words.long().numpy(), place.numpy(), out.numpy()
         dtype, least, sound = rows.dtype, floor(out.dtype), np.zeros(len(shown), dtype=bool)
         known = [(span, program) for span, n in spans(groups) if (program := self.program(n)) is not None]
         if known and dtype == np.float32:
@@ -174,7 +174,7 @@ class SparseEngine(Engine):
             dtype, all_of = np.dtype(np.float32), {program.n: program for program in programs}
             all_of |= {n: program for n in number if (program := self.program(n)) is not None}
             made = library(
-                [(one, self._code(one, dtype), *self._mixture(one, dtype)) for one in all_of.values()]
+                [(one, one.code.cast(dtype), *self._mixture(one, dtype)) for one in all_of.values()]
             )
             number = {n: k for k, n in enumerate(all_of)}
             need = max(2 * one.cells + one.pairs for one in all_of.values())
