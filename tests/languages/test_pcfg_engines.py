@@ -346,7 +346,7 @@ def test_mixing_against_plain_sums(V: int, dtype: str) -> None:
     word, value = rng.integers(V, size=3), rng.random(3).astype(dtype)
     mixture = Mixture(
         emission, emission.sum(axis=1, dtype=np.float64)[symbols], np.array(many), symbols * width,
-        np.array(few), 7 + np.arange(3), word, value,
+        np.array(few), 7 + np.arange(3), word, value, np.array([(0, 0), (n, 7)]),
     )  # fmt: skip
     outside = (rng.random((B, 10)) * 10.0 ** rng.uniform(-8, 8, (B, 1))).astype(dtype)
     joint = np.zeros((B, n, V))
@@ -362,7 +362,7 @@ def test_mixing_against_plain_sums(V: int, dtype: str) -> None:
     out, sound = np.full((B * n, V), np.nan, dtype=dtype), np.ones(B, dtype=bool)
     write = log_normalised if dtype == "float32" else normalised
     total = np.ones(B)
-    write(outside, mixture, total, place, 1e-30, out, sound)
+    write(outside, mixture, 0, total, place, 1e-30, out, sound)
     assert sound.all()
     assert np.isnan(np.delete(out, place[asked], axis=0)).all()
     found = out[place[asked]].astype(float)
@@ -370,7 +370,7 @@ def test_mixing_against_plain_sums(V: int, dtype: str) -> None:
     # A sentence's answer depends on it alone, bit for bit.
     for b in range(B):
         alone = np.full_like(out, np.nan)
-        write(outside[b : b + 1], mixture, total[:1], place[b : b + 1], 1e-30, alone, sound[:1])
+        write(outside[b : b + 1], mixture, 0, total[:1], place[b : b + 1], 1e-30, alone, sound[:1])
         mine = place[b][asked[b]]
         np.testing.assert_array_equal(alone[mine], out[mine])
 
@@ -380,15 +380,15 @@ def test_mixing_against_plain_sums(V: int, dtype: str) -> None:
         exact = -np.where(p > 0, p * np.log(np.where(p > 0, p, 1)), 0).sum(axis=-1).mean(axis=-1)
         np.testing.assert_allclose(entropy, exact, atol=1e-6)
         assert sound.all()
-    write(outside[:0], mixture, total[:0], place[:0], 1e-30, out, sound[:0])
+    write(outside[:0], mixture, 0, total[:0], place[:0], 1e-30, out, sound[:0])
     outside[5], outside[6] = 0, 1e35
     everywhere = np.arange(B * n).reshape(B, n)
-    write(outside, mixture, total, everywhere, 1e-30, out, sound)
+    write(outside, mixture, 0, total, everywhere, 1e-30, out, sound)
     assert np.nonzero(~sound)[0].tolist() == [5, 6]
     # Words that are shown must be possible; a sentence that shows none needs no probability.
     outside[5:7], everywhere[9, 1], everywhere[10, 0] = 1, -1, -1
     total[8:11] = 0, 1e-31, 1e31
-    write(outside, mixture, total, everywhere, 1e-30, out, sound)
+    write(outside, mixture, 0, total, everywhere, 1e-30, out, sound)
     assert np.nonzero(~sound)[0].tolist() == [9, 10]
 
 

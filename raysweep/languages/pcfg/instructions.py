@@ -10,6 +10,7 @@ pairs, terms and rules of one start, and a kernel adds the start to every cell n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,7 +22,8 @@ from raysweep.languages.pcfg.plan import Plan, Width
 class Code(NamedTuple):
     """The tables that a kernel reads: blocks K, pairs Q, terms M, parents A, rules R; leaves and tops.
 
-    Arrays `x_of` delimit the runs of x.  All are uint32, save `probability` and `share`.
+    Arrays `x_of` delimit the runs of x.  All are uint32, save `probability`, `share` and `programs`.  Tables
+    of P programs may lie one behind another (`joined`).
     """
 
     #: [K+1] runs of first words of spans.
@@ -50,10 +52,34 @@ class Code(NamedTuple):
     top_cells: np.ndarray
     top_symbols: np.ndarray
     reached: np.ndarray
+    #: int64 [P+1, 4]: where the blocks, positions, tops and reached cells of each program begin; their ends.
+    programs: np.ndarray
 
     def cast(self, dtype: np.dtype) -> Code:
         """Return the code with probabilities of `dtype`."""
         return self._replace(probability=self.probability.astype(dtype), share=self.share.astype(dtype))
+
+
+def joined(codes: Sequence[Code]) -> Code:
+    """Return the tables of some programs, one behind another."""
+    fields = {name: [getattr(code, name) for code in codes] for name in Code._fields}
+    out = {name: np.concatenate(arrays) for name, arrays in fields.items()}
+    for name in (name for name in fields if name.endswith("_of")):
+        out[name] = runs_joined(fields[name])
+    return Code(**{**out, "programs": runs_joined(fields["programs"])})
+
+
+def runs_joined(runs: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the bounds of runs of arrays that lie one behind another, from those [n+1, ...] of each array.
+
+    >>> runs_joined([np.array([0, 2, 3]), np.array([0, 4])])
+    array([0, 2, 3, 7])
+    """
+    found, end = [runs[0][:1]], runs[0][:1]
+    for bounds in runs:
+        found.append(bounds[1:] + end)
+        end = found[-1][-1:]
+    return np.concatenate(found)
 
 
 @dataclass(frozen=True)
@@ -149,7 +175,7 @@ class _Lists:
     """Arrays of a `Code` in the making."""
 
     def __init__(self) -> None:
-        self._parts: dict[str, list[np.ndarray]] = {name: [] for name in Code._fields}
+        self._parts: dict[str, list[np.ndarray]] = {name: [] for name in Code._fields if name != "programs"}
         self._end = {name: 0 for name in Code._fields if name.endswith("_of")}
         self.add(**{name: np.zeros(1, dtype=np.int64) for name in self._end})
 
@@ -167,7 +193,9 @@ class _Lists:
         for name, parts in self._parts.items():
             dtype = np.float64 if name in ("probability", "share") else np.uint32
             out[name] = np.concatenate([np.zeros(0), *parts]).astype(dtype)
-        return Code(**out)
+        ends = [len(out[name]) for name in ("starts_of", "leaves_of", "top_cells", "reached")]
+        ends[0], ends[1] = ends[0] - 1, ends[1] - 1
+        return Code(**out, programs=np.array([[0] * len(ends), ends]))
 
 
 def _reached(plan: Plan) -> np.ndarray:

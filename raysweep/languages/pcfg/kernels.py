@@ -23,6 +23,7 @@ def charts(
     leaves: np.ndarray,
     root: np.ndarray,
     code: Code,
+    p: int,
     read_inside: np.ndarray,
     read_outside: np.ndarray,
     inner: np.ndarray,
@@ -34,11 +35,16 @@ def charts(
 ) -> None:
     """Run the inside pass, and the outside pass where something is read, over sentences of one length.
 
-    `words` int64 [B, n] index the rows of `leaves` [V+1, N]; `inner`, `outer` [cells, LANES] and `products`
-    [pairs, LANES] are working space.  Fills `total` float64 [B], the root-weighted sum over the tops, and
-    `inside` and `outside` [B, cells], the charts at the cells `read_inside` and `read_outside`.
+    `p` is the number of the program for their length.  `words` int64 [B, n] index the rows of `leaves`
+    [V+1, N]; `inner`, `outer` [cells, LANES] and `products` [pairs, LANES] are working space.  Fills `total`
+    float64 [B], the root-weighted sum over the tops, and `inside` and `outside` [B, cells], the charts at the
+    cells `read_inside` and `read_outside`.
     """
     n, N, at = words.shape[1], leaves.shape[1], np.empty(LANES, dtype=np.int64)
+    block, last_block = code.programs[p, 0], code.programs[p + 1, 0]
+    position = code.programs[p, 1]
+    top, last_top = code.programs[p, 2], code.programs[p + 1, 2]
+    cell, last_cell = code.programs[p, 3], code.programs[p + 1, 3]
     step = BYTES // inner.itemsize
     for g in range(0, words.shape[0], LANES):
         lanes = min(LANES, words.shape[0] - g)
@@ -50,11 +56,11 @@ def charts(
             for j in range(wide):
                 # Lanes without a sentence repeat the tile's first.
                 poke(at, j, N * peek(words, (g + (j if j < lanes else 0)) * n + t))
-            for k in range(code.leaves_of[t], code.leaves_of[t + 1]):
+            for k in range(code.leaves_of[position + t], code.leaves_of[position + t + 1]):
                 to, A = np.int64(code.leaf_cells[k]) * LANES, np.int64(code.leaf_symbols[k])
                 for j in range(wide):
                     poke(inner, to + j, peek(leaves, peek(at, j) + A))
-        for b in range(len(code.starts_of) - 1):
+        for b in range(block, last_block):
             for s in range(code.starts_of[b], code.starts_of[b + 1]):
                 i = code.starts[s]
                 for j in range(0, whole, 4 * step):
@@ -63,21 +69,21 @@ def charts(
                     _block_inside(code, b, i, j, 2, inner, products)
         for j in range(lanes):
             z = 0.0
-            for k in range(len(code.top_cells)):
+            for k in range(top, last_top):
                 z += np.float64(inner[code.top_cells[k], j]) * np.float64(root[code.top_symbols[k]])
             total[g + j] = z
         _read(inner, read_inside, g, lanes, inside)
         if len(read_outside) > 0:
-            for k in range(len(code.reached)):
-                cell = outer[code.reached[k]]
+            for k in range(cell, last_cell):
+                row = outer[code.reached[k]]
                 for j in range(wide):
-                    cell[j] = 0
-            for k in range(len(code.top_cells)):
-                cell, p = outer[code.top_cells[k]], root[code.top_symbols[k]]
+                    row[j] = 0
+            for k in range(top, last_top):
+                row, weight = outer[code.top_cells[k]], root[code.top_symbols[k]]
                 for j in range(wide):
-                    cell[j] = p
-            for back in range(len(code.starts_of) - 1):
-                b = len(code.starts_of) - 2 - back
+                    row[j] = weight
+            for back in range(last_block - block):
+                b = last_block - 1 - back
                 for s in range(code.starts_of[b], code.starts_of[b + 1]):
                     i = code.starts[s]
                     for j in range(0, whole, 4 * step):

@@ -9,6 +9,7 @@ sums does not depend on the other sentences.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from raysweep.compiled import kernel
 from raysweep.compiled.scalars import logarithm, two_logarithms
 from raysweep.compiled.simd import BYTES, fetch, peek, plus, poke, put, splat, stream
 from raysweep.compiled.tiles import WHOLE
+from raysweep.languages.pcfg.instructions import runs_joined
 
 #: Sentences among which those that want a position are sought, to be computed four at a time; their results
 #: stay in a core's cache.
@@ -31,6 +33,10 @@ class Mixture(NamedTuple):
     zeros, to an even number of vectors.  Leaves of symbols of few words follow as terms: the weight at
     `source[k]` times `value[k]` goes to `word[k]`, for k in `terms_of[t] : terms_of[t + 1]`.  A position has
     at most N leaves of either kind, for its symbols differ.  All arrays are in C order.
+
+    Those of P programs may lie one behind another (`joined`): `programs` int64 [P+1, 2] tells where the
+    positions of each begin, and its leaves of symbols of many words, with the ends.  `source` then counts the
+    latter of earlier programs, too; the weights of a program's leaves begin with its own.
     """
 
     emission: np.ndarray
@@ -41,6 +47,19 @@ class Mixture(NamedTuple):
     source: np.ndarray
     word: np.ndarray
     value: np.ndarray
+    programs: np.ndarray
+
+
+def joined(mixtures: Sequence[Mixture]) -> Mixture:
+    """Return the mixtures of some programs of one grammar, one behind another."""
+    fields = {name: [getattr(mixture, name) for mixture in mixtures] for name in Mixture._fields}
+    programs = runs_joined(fields["programs"])
+    fields["source"] = [
+        source + first for source, (_, first) in zip(fields["source"], programs, strict=False)
+    ]
+    out = {name: np.concatenate(fields[name]) for name in ("mass", "rows", "source", "word", "value")}
+    out |= {name: runs_joined(fields[name]) for name in ("of", "terms_of")}
+    return Mixture(emission=mixtures[0].emission, programs=programs, **out)
 
 
 @kernel(error_model="numpy")
@@ -95,17 +114,20 @@ def _judge(total, place, floor, sound):  # type: ignore[no-untyped-def]
 # Elements are read by their place over all axes.  A row taken out of an array is a reference to it, and numba
 # counts references by atomic operations, which take longer than the work on the row.
 @kernel(fastmath={"contract"}, error_model="numpy", forceinline=True)
-def _mix(outside, mixture, t, some, k, floor, sound, weights, mixed):  # type: ignore[no-untyped-def]
+def _mix(outside, mixture, p, t, some, k, floor, sound, weights, mixed):  # type: ignore[no-untyped-def]
     """Fill `mixed` [4, W] with Pr(x_t = . | visible words but x_t) of the sentences `some[k : k + 4]`.
+
+    They have as many words as program `p`.
 
     Clears `sound` boolean [B] where a normaliser is outside [floor, 1 / floor].  `weights` [4, N] is working
     space.
     """
-    emission, mass, of, rows, terms_of, source, word, value = mixture
+    emission, mass, of, rows, terms_of, source, word, value, programs = mixture
     N, width, leaves, step = weights.shape[1], mixed.shape[1], outside.shape[1], BYTES // mixed.itemsize
     b0, b1, b2, b3 = peek(some, k), peek(some, k + 1), peek(some, k + 2), peek(some, k + 3)
-    g0, g1, g2, g3 = b0 * leaves, b1 * leaves, b2 * leaves, b3 * leaves
-    first, last, begin, end = peek(of, t), peek(of, t + 1), peek(terms_of, t), peek(terms_of, t + 1)
+    at, base = programs[p, 0] + t, programs[p, 1]
+    g0, g1, g2, g3 = b0 * leaves - base, b1 * leaves - base, b2 * leaves - base, b3 * leaves - base
+    first, last, begin, end = peek(of, at), peek(of, at + 1), peek(terms_of, at), peek(terms_of, at + 1)
     t0 = t1 = t2 = t3 = 0.0
     for j in range(first, last):
         m = peek(mass, j)
@@ -178,6 +200,7 @@ def _mix(outside, mixture, t, some, k, floor, sound, weights, mixed):  # type: i
 def normalised(
     outside: np.ndarray,
     mixture: Mixture,
+    p: int,
     total: np.ndarray,
     place: np.ndarray,
     floor: float,
@@ -186,8 +209,9 @@ def normalised(
 ) -> None:
     """Write Pr(x_t = . | visible words but x_t) of sentence b into row `place[b, t]` of `out` [rows, V].
 
-    `place` int64 [B, n] is -1 where nothing is wanted.  Fills `sound` boolean [B]: all normalisers are in
-    [floor, 1 / floor], and so is Pr(words) `total` [B], unless all words are wanted.
+    `p` is the number of the program for the sentences' length, and `place` int64 [B, n] is -1 where nothing
+    is wanted.  Fills `sound` boolean [B]: all normalisers are in [floor, 1 / floor], and so is Pr(words)
+    `total` [B], unless all words are wanted.
     """
     V = out.shape[1]
     _judge(total, place, floor, sound)
@@ -196,7 +220,7 @@ def normalised(
         for t in range(place.shape[1]):
             count = _wanted(place, first, t, some)
             for k in range(0, count, 4):
-                _mix(outside, mixture, t, some, k, floor, sound, weights, mixed)
+                _mix(outside, mixture, p, t, some, k, floor, sound, weights, mixed)
                 for r in range(min(4, count - k)):
                     row, at = place[some[k + r], t] * V, r * mixed.shape[1]
                     for c in range(V):
@@ -207,6 +231,7 @@ def normalised(
 def log_normalised(
     outside: np.ndarray,
     mixture: Mixture,
+    p: int,
     total: np.ndarray,
     place: np.ndarray,
     floor: float,
@@ -223,7 +248,7 @@ def log_normalised(
         for t in range(place.shape[1]):
             count = _wanted(place, first, t, some)
             for k in range(0, count, 4):
-                _mix(outside, mixture, t, some, k, floor, sound, weights, mixed)
+                _mix(outside, mixture, p, t, some, k, floor, sound, weights, mixed)
                 for r in range(min(4, count - k)):
                     row, at = place[some[k + r], t] * V, r * width
                     for c in range(0, whole, 2 * step):
@@ -257,7 +282,7 @@ def entropies(
         for r in range(4):
             some[r] = min(first + r, B - 1)
         for t in range(n):
-            _mix(outside, mixture, t, some, 0, floor, sound, weights, mixed)
+            _mix(outside, mixture, 0, t, some, 0, floor, sound, weights, mixed)
             for r in range(min(4, B - first)):
                 entropy = np.float32(0)
                 for c in range(mixed.shape[1]):

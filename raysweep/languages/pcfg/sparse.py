@@ -75,7 +75,7 @@ class SparseEngine(Engine):
                 part = slice(first, min(first + CHUNK, span.stop))
                 total, _, outside = self._charts(program, shown[part, : program.n], dtype, outside=cells)
                 to = np.ascontiguousarray(where[part, : program.n])
-                normalised(outside, mixture, total, to, least, rows, sound[part])
+                normalised(outside, mixture, 0, total, to, least, rows, sound[part])
                 written = torch.from_numpy(to[to >= 0])
                 out[written] = out[written].log_()
         return torch.from_numpy(sound)
@@ -141,7 +141,7 @@ class SparseEngine(Engine):
         around = np.empty((len(words), len(outside)), dtype=dtype)
         sizes = (program.cells, program.cells if len(outside) else 0, program.pairs)
         inner, outer, products = self._scratch(sizes, dtype)
-        charts(words, leaves, root, code, inside, outside, inner, outer, products, total, below, around)
+        charts(words, leaves, root, code, 0, inside, outside, inner, outer, products, total, below, around)
         return total, below, around
 
     def _scratch(self, sizes: tuple[int, ...], dtype: np.dtype) -> list[np.ndarray]:
@@ -211,6 +211,7 @@ class SparseEngine(Engine):
                 source=len(many) + term,
                 word=np.ascontiguousarray(word),
                 value=emission[code.leaf_symbols[few][term], word].astype(dtype),
+                programs=np.array([(0, 0), (program.n, len(many))]),
             )
             self._mixtures[key] = (code.leaf_cells[np.concatenate([many, few])], mixture)
         return self._mixtures[key]
