@@ -1,8 +1,8 @@
 """One call of compiled code for the groups of a whole batch, and the tables that it reads.
 
 A call from Python hands over some thirty arrays, and what the last call computed has driven what Python looks
-at out of the caches.  That takes some 0.1 ms, as much as the work on twenty sentences.  So the tables of all
-lengths lie one behind another, and a batch is one call.
+at out of the caches.  That takes as long as the work on a dozen sentences.  So the tables of all lengths lie
+one behind another, and a batch is one call.
 """
 
 from __future__ import annotations
