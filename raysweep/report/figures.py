@@ -138,7 +138,7 @@ def draw_dots(
     errors = table[[error_key(x), error_key(y)]].fillna(0).to_numpy(float)
     across = np.concatenate([errors * side for side in ((1, 0), (0, 1))])
     ends = np.tile(places, (2, 1))
-    # The limits are there, so that these bars need not look for them, as those of `errorbar` would.
+    # The limits of the axes are set elsewhere, so nothing is sought in these bars, as `errorbar` would do.
     bars = LineCollection(
         list(np.stack([ends - across, ends + across], axis=1)),
         colors=colour, linewidths=0.8, alpha=0.5, zorder=2,

@@ -106,7 +106,7 @@ def beyond(edge: float, means: Array, dofs: Array) -> Callable[[Array], Array]:
     t = np.exp(_PLACES)
 
     def fixed(edges: Array) -> tuple[Array, Array]:
-        """Return logarithm of the size, and angle, of φ(t) without δ, for quantiles [n]: [n, number of t]."""
+        """Return log |φ(t)| and the angle of φ(t), with δ = 0, for quantiles [n]: [n, number of t]."""
         size, angle = -np.log1p(np.square(2 * t)) / 4, np.arctan(2 * t) / 2
         for mean, dof in zip(means, dofs, strict=True):
             y = np.square(edges)[:, None] * (2 * mean / dof) * t
@@ -115,7 +115,7 @@ def beyond(edge: float, means: Array, dofs: Array) -> Callable[[Array], Array]:
         return size, angle
 
     near = fixed(np.array([edge]))
-    # The exponent of φ(t) by δ²/σ²: it is it / (1 − 2it).
+    # δ multiplies φ(t) by exp(δ²/σ² · it / (1 − 2it)): the imaginary and the real part of the fraction.
     turning = t / (1 + np.square(2 * t))
     fading = -2 * t * turning
 
