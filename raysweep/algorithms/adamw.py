@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-import torch
 from pydantic import Field, field_validator
 from torch import nn
 from torch.optim import Optimizer
 
 from raysweep.algorithms.base import decay_groups
+from raysweep.algorithms.eager import AdamW
 from raysweep.algorithms.trained import TrainedConfig
 
 #: Most weights of a model that is updated in one pass on a processor.  More are not in the cache, and torch's
@@ -51,7 +51,7 @@ class AdamWBase(TrainedConfig):
         return betas
 
     def build(self, model: nn.Module) -> Optimizer:
-        kind = torch.optim.AdamW
+        kind = AdamW
         parameters = list(model.parameters())
         on_processor = all(p.device.type == "cpu" for p in parameters)
         if on_processor and sum(p.numel() for p in parameters) <= ONE_PASS:

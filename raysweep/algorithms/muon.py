@@ -24,6 +24,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from raysweep.algorithms.adamw import AdamWBase
+from raysweep.algorithms.eager import AdamW, EagerOptimizer, Muon
 
 
 class MuonConfig(AdamWBase):
@@ -45,14 +46,14 @@ class MuonConfig(AdamWBase):
         matrices = [p for p in trained if p.ndim == 2 and id(p) not in embeddings]
         chosen = {id(p) for p in matrices}
         others = [p for p in trained if id(p) not in chosen]
-        muon = torch.optim.Muon(
+        muon = Muon(
             [{"params": matrices}],
             lr=self.lr,
             weight_decay=self.weight_decay,
             momentum=self.momentum,
             adjust_lr_fn="match_rms_adamw",
         )
-        adamw = torch.optim.AdamW(
+        adamw = AdamW(
             [
                 {"params": [p for p in others if p.ndim >= 2], "weight_decay": self.weight_decay},
                 {"params": [p for p in others if p.ndim < 2], "weight_decay": 0.0},
@@ -65,7 +66,7 @@ class MuonConfig(AdamWBase):
         return Joined(muon, adamw)
 
 
-class Joined(Optimizer):
+class Joined(EagerOptimizer):
     """Two optimizers of different parameters as one: their groups side by side, one state."""
 
     def __init__(self, *parts: Optimizer) -> None:

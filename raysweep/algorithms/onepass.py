@@ -19,6 +19,7 @@ from llvmlite import ir
 from numba import carray, types
 from torch import Tensor, nn
 
+from raysweep.algorithms.eager import AdamW
 from raysweep.compiled import kernel
 from raysweep.compiled.scalars import COMPILED
 from raysweep.compiled.simd import intrinsic
@@ -29,7 +30,7 @@ _F1 = np.float32(1.0)
 _OPTIONS = ("maximize", "amsgrad", "capturable", "differentiable")
 
 
-class OnePassAdamW(torch.optim.AdamW):
+class OnePassAdamW(AdamW):
     """`torch.optim.AdamW` with a compiled step.
 
     The step is torch's own where a parameter has no gradient, where a tensor is anything but contiguous

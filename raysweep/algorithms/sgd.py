@@ -13,12 +13,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
-import torch
 from pydantic import Field
 from torch import nn
 from torch.optim import Optimizer
 
 from raysweep.algorithms.base import decay_groups
+from raysweep.algorithms.eager import SGD
 from raysweep.algorithms.trained import TrainedConfig
 
 
@@ -47,7 +47,7 @@ class SGDConfig(TrainedConfig):
         return cls(lr=0.3, warmup_steps=10)
 
     def build(self, model: nn.Module) -> Optimizer:
-        return torch.optim.SGD(
+        return SGD(
             decay_groups(model, self.weight_decay),
             lr=self.lr,
             momentum=self.momentum,

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from raysweep import seeding
+from raysweep.algorithms import eager
 from raysweep.downstream.lbfgs import principal_axes
 from raysweep.downstream.logistic import Columns, Inputs, Problem
 
@@ -63,9 +64,7 @@ def train_heads(inputs: Inputs, classes: Sequence[int], settings: AdamW, *, seed
     problems = [Problem(task=task, classes=count, rows=n) for task, count in enumerate(classes)]
     columns = Columns(problems, inputs.x.device)
     rows = inputs.x.new_zeros(groups, len(columns.places), width)
-    optimizer = torch.optim.AdamW(
-        [rows], lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
-    )
+    optimizer = eager.AdamW([rows], lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True)
     axes, given, batch = None, inputs.x, min(n, settings.batch_size)
     if inputs.span is not None and min(n, inputs.span.shape[2]) * (batch + width) < batch * width:
         axes, given = principal_axes(inputs)

@@ -48,7 +48,6 @@ SCIENCE = (
     "pyarrow.parquet",
     "requests",
     "rich.console",
-    "torch._dynamo",
     "torch.distributed",
     "raysweep.evaluation.run",
     "raysweep.models.subject",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import sqlite3
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -25,7 +26,6 @@ def prepare(path: Path, *, rebuild: bool) -> None:
     `ValueError` for a relative path.
     """
     from mlflow import MlflowClient
-    from mlflow.db import upgrade
 
     uri = f"sqlite:///{path}"
     if not path.is_absolute():
@@ -38,12 +38,55 @@ def prepare(path: Path, *, rebuild: bool) -> None:
             path.with_name(path.name + rest).unlink(missing_ok=True)
         _log.warning("%s is damaged (%s); moved to %s and written anew from the ledger", path, damage, moved)
     if path.exists():
-        # `mlflow db upgrade`, in this process; it does nothing to a store that is up to date.
-        upgrade.main([uri], standalone_mode=False)
+        _upgrade(path)
         return
-    # Creating the tables takes seconds, and an incomplete store could never be opened again.
+    # An incomplete store could never be opened again.
     with replacing(path) as fresh:
+        copied = _copy_the_empty_one(fresh)
+        # It makes what is absent: all, or the first experiment, whose folder depends on the current one.
         MlflowClient(tracking_uri=f"sqlite:///{fresh}").search_experiments(max_results=1)
+        if not copied:
+            _keep_an_empty_one(fresh)
+
+
+def _upgrade(path: Path) -> None:
+    """Do `mlflow db upgrade` in this process; it does nothing to a store that is up to date."""
+    from mlflow.db import upgrade
+
+    upgrade.main([f"sqlite:///{path}"], standalone_mode=False)
+
+
+def _empty_one() -> Path:
+    """Return the place of a store without experiments, where Python keeps this package's compiled modules.
+
+    MLflow makes each store through all migrations of its history, which takes seconds, so one is kept.
+    """
+    import mlflow
+
+    return Path(__file__).with_name("__pycache__") / f"mlflow-{mlflow.__version__}.db"
+
+
+def _copy_the_empty_one(path: Path) -> bool:
+    """Copy the kept store and return True, or return False where there is none or it is damaged."""
+    try:
+        shutil.copyfile(_empty_one(), path)
+    except OSError:
+        return False
+    damage = _damage(path)
+    if damage is not None:
+        _log.warning("%s is damaged (%s) and made anew", _empty_one(), damage)
+        path.unlink()
+        return False
+    _upgrade(path)  # a version of MLflow under development may have new migrations
+    return True
+
+
+def _keep_an_empty_one(path: Path) -> None:
+    """Keep a copy of a new store, if this installation has room for one that can be written."""
+    with suppress(OSError, sqlite3.Error), replacing(_empty_one()) as kept:
+        shutil.copyfile(path, kept)
+        with closing(sqlite3.connect(kept)) as store, store:
+            store.execute("DELETE FROM experiments")
 
 
 def settle(path: Path, experiment: str, artifacts: str) -> None:

@@ -152,11 +152,9 @@ def test_a_port_in_use_is_said_before_anything_starts(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def sweep(tmp_path: Path, make_store: Callable[[Path], None]) -> Sweep:
+def sweep(tmp_path: Path) -> Sweep:
     (tmp_path / "tiny.yaml").write_text(FILE)
-    found = load_sweep(tmp_path / "tiny.yaml", storage=tmp_path / "results")
-    make_store(found.directory)
-    return found
+    return load_sweep(tmp_path / "tiny.yaml", storage=tmp_path / "results")
 
 
 def test_a_sweep_on_a_server_gets_its_link_and_nothing_is_served(

@@ -9,12 +9,12 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from raysweep.tracking import MLflowWriter, Point, RunView, SweepView
+from raysweep.tracking.sqlite import prepare
 from raysweep.tracking.ui import server_command
 
 
@@ -37,11 +37,10 @@ def view(steps: int, status: str) -> RunView:
 @pytest.mark.slow
 def test_a_server_that_comes_up_late_gets_everything_once(
     tmp_path: Path,
-    make_store: Callable[[Path], None],
     caplog: pytest.LogCaptureFixture,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    make_store(tmp_path)
+    prepare(tmp_path / "mlflow.db", rebuild=False)  # the server would take seconds to make it
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

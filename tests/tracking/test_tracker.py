@@ -21,6 +21,7 @@ from raysweep.evaluation.metric import Metric
 from raysweep.sweep import Ledger, RunLedger, RunSpec, Sweep, load_sweep
 from raysweep.tracking import Tracker, comparison_links, keep_files, serve_command
 from raysweep.tracking.charts import charts_key
+from raysweep.tracking.sqlite import prepare
 from raysweep.tracking.store import locate
 from raysweep.tracking.tracker import flatten, tracking_uri
 from raysweep.training import CheckpointRecord, CurvePoint
@@ -36,11 +37,11 @@ axes:
 
 
 @pytest.fixture
-def sweep(tmp_path: Path, make_store: Callable[[Path], None]) -> Sweep:
+def sweep(tmp_path: Path) -> Sweep:
     file = tmp_path / "tiny.yaml"
     file.write_text(FILE)
     sweep = load_sweep(str(file), (), storage=tmp_path / "results")
-    make_store(sweep.directory)
+    prepare(sweep.directory / "mlflow.db", rebuild=False)  # tests read it before the tracker makes it
     return sweep
 
 
@@ -206,12 +207,9 @@ def test_a_run_that_a_search_algorithm_made_is_shown_with_what_it_varies(sweep: 
     assert states(sweep)[spec.run_id] == "KILLED"
 
 
-def test_all_settings_are_params_and_the_look_up_table_has_no_model(
-    tmp_path: Path, make_store: Callable[[Path], None]
-) -> None:
+def test_all_settings_are_params_and_the_look_up_table_has_no_model(tmp_path: Path) -> None:
     (tmp_path / "tiny.yaml").write_text(FILE + "include:\n  - algorithm: {kind: lookup_table}\n")
     sweep = load_sweep(tmp_path / "tiny.yaml", storage=tmp_path / "results")
-    make_store(sweep.directory)
     for spec in sweep.runs:
         (record if spec.trains else measure)(sweep.ledger().run(spec), spec, spec.milestones[0])
     assert Tracker(sweep).close()
@@ -370,10 +368,7 @@ def test_the_link_opens_the_charts_of_the_sweep(sweep: Sweep) -> None:
     assert command[command.index("--backend-store-uri") + 1] == f"sqlite:///{sweep.directory / 'mlflow.db'}"
 
 
-def test_sweeps_of_one_name_in_a_shared_store_stay_apart(
-    tmp_path: Path, make_store: Callable[[Path], None]
-) -> None:
-    make_store(tmp_path / "team")
+def test_sweeps_of_one_name_in_a_shared_store_stay_apart(tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path / 'team' / 'mlflow.db'}"
     (tmp_path / "tiny.yaml").write_text(FILE)
     sweeps = [
