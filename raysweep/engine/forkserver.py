@@ -48,13 +48,27 @@ SCIENCE = (
     "pyarrow.parquet",
     "requests",
     "rich.console",
+    "scipy.linalg",
+    "scipy.special",
     "torch.distributed",
+    "torch.fx.experimental.symbolic_shapes",
+    "raysweep.evaluation.excess_loss",
+    "raysweep.evaluation.probe",
     "raysweep.evaluation.run",
+    "raysweep.evaluation.trace",
+    "raysweep.models.fused.step",
     "raysweep.models.subject",
     "raysweep.sweep",
     "raysweep.training",
 )
-RAY = ("ray.tune", "ray.train.torch", "raysweep.engine.generate", "raysweep.engine.trial")
+RAY = (
+    "pyarrow.json",
+    "pydantic.v1",
+    "ray.train.torch",
+    "ray.tune",
+    "raysweep.engine.generate",
+    "raysweep.engine.trial",
+)
 
 #: Seconds that workers get to end when their driver has.
 GRACE = 10.0

@@ -25,7 +25,7 @@ for kind in sys.argv[2:]:
     for steps in (6, 12):
         arguments = small_run(algorithm, pretrain={"steps": steps, "milestones": [steps]})
         pretrain(journal=FolderJournal(Path(sys.argv[1], kind)), **arguments)
-assert "torch._dynamo" not in sys.modules
+assert "torch._dynamo" not in sys.modules and "sympy" not in sys.modules
 """
 
 

@@ -336,6 +336,6 @@ language = HMM.random(states=4, vocabulary=6, length=4, blocks=2, tasks=[2])
 for config in (EncoderConfig(shape="16/1/1/32"), LSTMConfig(shape="16/1")):
     assert config.parameters(language) > 0
     config.build(language, seed=0)
-assert "torch._dynamo" not in sys.modules
+assert "torch._dynamo" not in sys.modules and "sympy" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
