@@ -155,6 +155,8 @@ def launch(
                     on_start(plan, None)
                 tracker.start()
             else:
+                # Ray takes seconds to start, and Tune imports MLflow before its first trial in any case.
+                tracker.warm_up()
                 with connected(address, patience=reconnect + 60) as cluster:
                     interrupts.install()
                     awaited = reconnect and not cluster.embedded and tell_cluster(cluster.address, reconnect)

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from raysweep.evaluation.metric import Kind
+from raysweep.sweep.tracking_uri import is_server
 from raysweep.tracking.charts import charts, charts_key
 from raysweep.tracking.models import Checkpoints
 from raysweep.tracking.sqlite import prepare, settle
@@ -71,6 +72,15 @@ def quiet() -> None:
     # Failures are raised to us and reported once by the writer; migrations would print a line per table.
     for name in ("alembic", "mlflow.store", "mlflow.tracking", "mlflow.utils"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+def import_mlflow(tracking_uri: str) -> None:
+    """Import what a store at this URI needs, which takes seconds."""
+    quiet()
+    import mlflow  # noqa: F401
+
+    if not is_server(tracking_uri):
+        import mlflow.store.tracking.sqlalchemy_store  # noqa: F401
 
 
 @dataclass

@@ -12,6 +12,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from raysweep.remote import RemotePath, listed, local_place
@@ -21,6 +22,7 @@ from raysweep.sweep.names import axes_label
 from raysweep.sweep.records import EvaluationRecord, FailureRecord, RecordName
 from raysweep.sweep.survey import RunRecords
 from raysweep.tracking.sqlite import settle
+from raysweep.tracking.store import import_mlflow
 from raysweep.tracking.view import OVER, RunView, Status, SweepView, run_view
 from raysweep.tracking.writer import Location, MLflowWriter, default_tracking_uri, own_artifacts
 from raysweep.training import CheckpointRecord
@@ -35,8 +37,8 @@ _REMOTE, _LOOKS = 10.0, 20
 
 #: Seconds between two looks at the ledger.
 PERIOD = 2.0
-#: Seconds after which MLflow is opened though there is nothing new to write.  To import it and to make its
-#: tables takes seconds of CPU time, which the first steps of training would wait for.
+#: Seconds after which MLflow is opened though there is nothing new to write: until then, the first steps of
+#: training would wait for it.
 _LATEST = 20.0
 
 Names = tuple[tuple[str, RecordName], ...]
@@ -102,6 +104,15 @@ class Tracker:
     def location(self) -> Location | None:
         """The place of the sweep in MLflow; None until the store has been reached."""
         return self._writer.location
+
+    def warm_up(self) -> None:
+        """Import MLflow in a thread, for a caller that goes on to wait for something else."""
+
+        def imports() -> None:
+            with suppress(Exception):  # the writer will say what is wrong
+                import_mlflow(self._writer.tracking_uri)
+
+        threading.Thread(target=imports, name="raysweep-imports", daemon=True).start()
 
     def start(self) -> None:
         """Start to follow the ledger; a second call does nothing."""
