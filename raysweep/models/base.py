@@ -156,7 +156,7 @@ class MaskedLM(nn.Module, ABC):
 
     def to_empty(self, *, device: str | torch.device | int | None, recurse: bool = True) -> Self:
         """Move to `device` without values; tied parameters stay tied."""
-        # torch's own imports its symbolic shapes and sympy for a model without values, which takes half a second.
+        # torch's own imports sympy for a model without values, which takes half a second.
         self._apply(
             lambda t: torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device=device), recurse=recurse
         )

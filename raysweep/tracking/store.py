@@ -77,7 +77,7 @@ def quiet() -> None:
 def import_mlflow(tracking_uri: str) -> None:
     """Import what a store at this URI needs, which takes seconds."""
     quiet()
-    import mlflow  # noqa: F401
+    import mlflow
 
     if not is_server(tracking_uri):
         import mlflow.store.tracking.sqlalchemy_store  # noqa: F401
