@@ -1,7 +1,7 @@
 """torch's optimizers without torch's compiler, which takes as long to import as torch itself.
 
 torch's own import it (`torch._dynamo`) at their first use, in order to keep it from tracing their methods.
-Nothing traces those of these classes, so they have the methods as torch wrote them; the numbers are the same.
+The classes here are not traced, so their methods are what torch wrote; the numbers are the same.
 """
 
 from __future__ import annotations
