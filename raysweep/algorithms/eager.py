@@ -1,7 +1,8 @@
 """torch's optimizers without torch's compiler, which takes as long to import as torch itself.
 
-torch's own import it (`torch._dynamo`) at their first use, in order to keep it from tracing their methods.
-The classes here are not traced, so their methods are what torch wrote; the numbers are the same.
+torch's own import it (`torch._dynamo`) at their first use, because decorators keep it from tracing their
+methods.  Here the methods are without these decorators.  The numbers are the same; the option
+`differentiable` has no effect.
 """
 
 from __future__ import annotations

@@ -158,7 +158,10 @@ class MaskedLM(nn.Module, ABC):
         """Move to `device` without values; tied parameters stay tied."""
         # torch's own imports sympy for a model without values, which takes half a second.
         self._apply(
-            lambda t: torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device=device), recurse=recurse
+            lambda t: torch.empty_strided(
+                t.size(), t.stride(), dtype=t.dtype, device=t.device if device is None else device
+            ),
+            recurse=recurse,
         )
         self.tie()
         return self

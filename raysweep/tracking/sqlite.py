@@ -6,6 +6,7 @@ import logging
 import shutil
 import sqlite3
 from contextlib import closing, suppress
+from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -43,7 +44,7 @@ def prepare(path: Path, *, rebuild: bool) -> None:
     # An incomplete store could never be opened again.
     with replacing(path) as fresh:
         copied = _copy_the_empty_one(fresh)
-        # It makes what is absent: all, or the first experiment, whose folder depends on the current one.
+        # MLflow adds what is missing: everything, or its first experiment, which names the working directory.
         MlflowClient(tracking_uri=f"sqlite:///{fresh}").search_experiments(max_results=1)
         if not copied:
             _keep_an_empty_one(fresh)
@@ -57,32 +58,37 @@ def _upgrade(path: Path) -> None:
 
 
 def _empty_one() -> Path:
-    """Return the place of a store without experiments, where Python keeps this package's compiled modules.
+    """Return the place of a store without experiments, beside the compiled modules of this package.
 
-    MLflow makes each store through all migrations of its history, which takes seconds, so one is kept.
+    MLflow makes each store through all migrations of its history, which takes seconds.  So one is kept, where
+    this installation can be written.
     """
     import mlflow
 
-    return Path(__file__).with_name("__pycache__") / f"mlflow-{mlflow.__version__}.db"
+    return Path(cache_from_source(__file__)).with_name(f"mlflow-{mlflow.__version__}.db")
 
 
 def _copy_the_empty_one(path: Path) -> bool:
-    """Copy the kept store and return True, or return False where there is none or it is damaged."""
+    """Copy the kept store and return True; return False where there is none that can be used."""
+    kept = _empty_one()
+    if not kept.exists():
+        return False
     try:
-        shutil.copyfile(_empty_one(), path)
-    except OSError:
-        return False
-    damage = _damage(path)
-    if damage is not None:
-        _log.warning("%s is damaged (%s) and made anew", _empty_one(), damage)
-        path.unlink()
-        return False
-    _upgrade(path)  # a version of MLflow under development may have new migrations
-    return True
+        shutil.copyfile(kept, path)
+        wrong = _damage(path)
+        if wrong is None:
+            _upgrade(path)  # a version of MLflow under development may have new migrations
+            return True
+    # Of the disk, of SQLite or of migrations: the store is made without it.
+    except Exception as error:
+        wrong = str(error)
+    _log.warning("%s cannot be copied (%s); it is made anew", kept, wrong)
+    path.unlink(missing_ok=True)
+    return False
 
 
 def _keep_an_empty_one(path: Path) -> None:
-    """Keep a copy of a new store, if this installation has room for one that can be written."""
+    """Keep a copy of a new store, where this installation can be written."""
     with suppress(OSError, sqlite3.Error), replacing(_empty_one()) as kept:
         shutil.copyfile(path, kept)
         with closing(sqlite3.connect(kept)) as store, store:

@@ -61,8 +61,8 @@ def quiet() -> None:
     The writer retries, so a request should fail within seconds.  Values that the user has set in the
     environment stand.
     """
+    no_telemetry()
     for name, value in {
-        "MLFLOW_DISABLE_TELEMETRY": "true",
         "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
         "MLFLOW_HTTP_REQUEST_TIMEOUT": "15",
@@ -74,9 +74,14 @@ def quiet() -> None:
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
+def no_telemetry() -> None:
+    """Keep MLflow from telling its makers of its use; it decides when it is imported, by whomever."""
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+
+
 def import_mlflow(tracking_uri: str) -> None:
     """Import what a store at this URI needs, which takes seconds."""
-    quiet()
+    no_telemetry()
     import mlflow
 
     if not is_server(tracking_uri):

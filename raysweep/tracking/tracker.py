@@ -22,7 +22,7 @@ from raysweep.sweep.names import axes_label
 from raysweep.sweep.records import EvaluationRecord, FailureRecord, RecordName
 from raysweep.sweep.survey import RunRecords
 from raysweep.tracking.sqlite import settle
-from raysweep.tracking.store import import_mlflow
+from raysweep.tracking.store import import_mlflow, no_telemetry
 from raysweep.tracking.view import OVER, RunView, Status, SweepView, run_view
 from raysweep.tracking.writer import Location, MLflowWriter, default_tracking_uri, own_artifacts
 from raysweep.training import CheckpointRecord
@@ -37,8 +37,8 @@ _REMOTE, _LOOKS = 10.0, 20
 
 #: Seconds between two looks at the ledger.
 PERIOD = 2.0
-#: Seconds after which MLflow is opened though there is nothing new to write: until then, the first steps of
-#: training would wait for it.
+#: Seconds after which MLflow is opened though there is nothing new to write; opened sooner, it would take
+#: processor time from the first steps.
 _LATEST = 20.0
 
 Names = tuple[tuple[str, RecordName], ...]
@@ -72,6 +72,7 @@ class Tracker:
     """
 
     def __init__(self, sweep: Sweep, *, commit: str | None = None) -> None:
+        no_telemetry()  # now, because Tune imports MLflow before the writer does
         self._sweep = sweep
         self._commit = commit
         self._writer = MLflowWriter(

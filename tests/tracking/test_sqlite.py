@@ -3,7 +3,10 @@
 import logging
 import os
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,16 +22,27 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def content(store: Path) -> tuple[list[tuple[str, str, list[str]]], list[tuple[str, str]]]:
-    """Return tables, triggers and indices, the lines of each sorted, and the experiments.
+def content(store: Path) -> tuple[list[tuple[str, str, list[str]]], dict[str, list[tuple[Any, ...]]]]:
+    """Return tables, triggers and indices, the lines of each sorted, and the rows of each table with some.
 
     Two stores that MLflow makes itself may have the constraints of a table in another order.
     """
     with sqlite3.connect(store) as database:
         made = database.execute("select type, name, sql from sqlite_master order by name").fetchall()
-        experiments = database.execute("select name, artifact_location from experiments").fetchall()
+        tables = [name for kind, name, _ in made if kind == "table"]
+        rows = {name: database.execute(f"select * from {name}").fetchall() for name in tables}
     lines = {name: sorted(line.strip("\t ,)") for line in (sql or "").split("\n")) for _, name, sql in made}
-    return [(kind, name, lines[name]) for kind, name, _ in made], experiments
+    return [(kind, name, lines[name]) for kind, name, _ in made], {k: v for k, v in rows.items() if v}
+
+
+def mark(store: Path) -> None:
+    with sqlite3.connect(store) as database:
+        database.execute("pragma user_version = 7")
+
+
+def marked(store: Path) -> bool:
+    with sqlite3.connect(store) as database:
+        return database.execute("pragma user_version").fetchone() == (7,)
 
 
 @pytest.mark.parametrize("damage", [None, b"", b"no database at all" * 100], ids=["whole", "empty", "other"])
@@ -48,14 +62,17 @@ def test_a_copy_is_as_mlflow_makes_it(
         with caplog.at_level(logging.WARNING, logger="raysweep.tracking"):
             prepare(folder / "mlflow.db", rebuild=True)
         made.append(content(folder / "mlflow.db"))
-        if damage is not None and name == "first":
-            kept.write_bytes(damage)
-    assert ("damaged" in caplog.text) == (damage is not None)
-    (schema, experiments), (again, others) = made
+        if name == "first":
+            kept.write_bytes(damage) if damage is not None else mark(kept)
+    assert ("cannot be copied" in caplog.text) == (damage is not None)
+    assert marked(tmp_path / "second" / "mlflow.db") == (damage is None)
+    (schema, rows), (again, others) = made
     assert again == schema
     assert any(kind == "trigger" for kind, *_ in schema)
-    assert [(name, place.replace("/first/", "/second/")) for name, place in experiments] == others
-    assert content(kept) == (schema, [])
+    places = [place for experiments in (rows, others) for _, _, place, *_ in experiments.pop("experiments")]
+    assert places == [f"{tmp_path}/{name}/mlruns/0" for name in ("first", "second")]
+    assert others == rows
+    assert content(kept) == (schema, rows)
 
 
 def test_a_store_is_made_where_none_can_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,5 +80,18 @@ def test_a_store_is_made_where_none_can_be_kept(tmp_path: Path, monkeypatch: pyt
     place.write_text("")
     monkeypatch.setattr(sqlite, "_empty_one", lambda: place / "mlflow.db")
     prepare(tmp_path / "mlflow.db", rebuild=True)
-    assert content(tmp_path / "mlflow.db")[1]
+    assert content(tmp_path / "mlflow.db")[1]["experiments"]
     assert sorted(os.listdir(tmp_path)) == ["a file", "mlflow.db"]
+
+
+def test_what_is_imported_ahead_is_what_a_store_needs() -> None:
+    code = """
+import os, sys
+from raysweep.tracking.store import import_mlflow
+needs = "mlflow.store.tracking.sqlalchemy_store"
+import_mlflow("http://127.0.0.1:1")
+assert "mlflow" in sys.modules and needs not in sys.modules
+import_mlflow("sqlite:////a.db")
+assert needs in sys.modules and os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
