@@ -19,8 +19,8 @@ from raysweep.training import World, checkpoint_directory, pretrain
 PATIENCE = 120.0
 #: Dropout, milestones that are no curve points, and states between them.
 OPTIONS = {"pretrain": {"steps": 120, "milestones": [60, 120], "checkpoint_every": 15}}
-# New processes that need not import torch and torch._dynamo (which several workers need) again: each is forked
-# from a server that has done nothing else.
+# New processes that need not import torch and torch._dynamo, which several workers need, again: each is
+# forked from a server that has done nothing else.
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(["raysweep.training", "torch._dynamo", "torch.distributed.fsdp"])
 
