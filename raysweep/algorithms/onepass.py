@@ -11,6 +11,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from inspect import unwrap
 from typing import Any, Self
 
 import numpy as np
@@ -41,7 +42,8 @@ class OnePassAdamW(AdamW):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         found = self._places(lambda parameter: parameter.grad) if closure is None and self._usual() else None
         if found is None:
-            loss = super().step(closure)
+            # Without the hooks that torch puts around it: they are around this step already.
+            loss = unwrap(AdamW.step)(self, closure)
             _written(p for group in self.param_groups for p in group["params"] if p.grad is not None)
             return loss
         self._apply(found)

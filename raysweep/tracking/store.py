@@ -81,7 +81,6 @@ def no_telemetry() -> None:
 
 def import_mlflow(tracking_uri: str) -> None:
     """Import what a store at this URI needs, which takes seconds."""
-    no_telemetry()
     import mlflow
 
     if not is_server(tracking_uri):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import shutil
 import sqlite3
@@ -107,6 +108,22 @@ def test_records_appear_while_the_sweep_runs(sweep: Sweep, monkeypatch: pytest.M
     notes = rows(sweep, "select value from tags where key = 'mlflow.note.content'")
     assert ("RunFailedError: loss is not finite",) in notes
     assert {value for (value,) in rows(sweep, "select value from params where key = 'seed'")} == {"0", "1"}
+
+
+def test_mlflow_keeps_its_statistics_to_itself_whoever_imports_it(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tune imports it before the writer does, and then it decides."""
+    monkeypatch.delenv("MLFLOW_DISABLE_TELEMETRY")
+    Tracker(sweep)
+    assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
+
+
+def test_what_mlflow_needs_is_imported_ahead(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    imported: list[str] = []
+    monkeypatch.setattr("raysweep.tracking.tracker.import_mlflow", imported.append)
+    Tracker(sweep).warm_up()
+    wait_for(lambda: imported == [tracking_uri(sweep)])
 
 
 @pytest.mark.parametrize(("latest", "opened"), [(0.2, True), (60.0, False)])
