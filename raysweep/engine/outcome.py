@@ -69,8 +69,9 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 def is_trouble(error: BaseException) -> bool:
     """Return whether an error is trouble around the run, so that another attempt may succeed."""
     if isinstance(error, ray.exceptions.RayTaskError):
-        # Raised by our own code in a task; Ray makes it an instance of its cause if it can.
-        return isinstance(error.cause, _AROUND)
+        # Raised in a task: by our own code, or by Ray for an input that was lost before the task began.  Ray
+        # gives a plain `RayError` for an error that it cannot pickle, which may be a defect.
+        return type(error.cause) is not ray.exceptions.RayError and is_trouble(error.cause)
     return isinstance(error, (*_AROUND, RunUnfinishedError, ray.exceptions.RayError))
 
 

@@ -19,6 +19,13 @@ def in_a_task(cause: Exception) -> Exception:
     return ray.exceptions.RayTaskError("measure", "traceback", cause).as_instanceof_cause()
 
 
+class UnpicklableError(Exception):
+    """An error that Ray cannot pass on."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        raise TypeError("not to be pickled")
+
+
 @pytest.mark.parametrize(
     "error",
     [
@@ -31,6 +38,8 @@ def in_a_task(cause: Exception) -> Exception:
         in_a_task(OSError("gone")),
         in_a_task(StorageError("not visible")),
         in_a_task(CheckpointError("step-00000500/state.json: missing")),
+        in_a_task(ray.exceptions.OwnerDiedError("ff" * 28, None, "")),
+        in_a_task(in_a_task(ray.exceptions.ObjectLostError("ff" * 28, None, ""))),
     ],
 )
 def test_trouble(error: Exception) -> None:
@@ -44,6 +53,8 @@ def test_trouble(error: Exception) -> None:
         ValueError("a defect"),
         in_a_task(ValueError("a defect")),
         in_a_task(RunFailedError("not finite")),
+        in_a_task(UnpicklableError()),
+        in_a_task(in_a_task(ValueError("a defect"))),
     ],
 )
 def test_own_failures(error: Exception) -> None:

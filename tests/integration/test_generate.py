@@ -20,6 +20,7 @@ from helpers import local_models
 from raysweep.engine.cluster import connected
 from raysweep.engine.driver import launch
 from raysweep.engine.generate import generate
+from raysweep.engine.outcome import is_trouble
 from raysweep.engine.references import References
 from raysweep.engine.sentences import fill
 from raysweep.evaluation.excess_loss import ExcessLossConfig
@@ -154,6 +155,18 @@ def test_references_of_a_costly_language_are_stored_and_found_again(tmp_path: Pa
     again = {path: path.stat().st_mtime_ns for path in tmp_path.glob("conditionals/*/*.safetensors")}
     assert again.keys() == written.keys()
     assert {path for path in written if again[path] != written[path]} == {gone}
+
+
+def test_conditionals_whose_owner_died_are_trouble_and_are_made_again(tmp_path: Path) -> None:
+    evaluation = ExcessLossConfig(sentences=3000, shard_size=100)
+    store = References(1 << 30, tmp_path)
+    language, need = HMMConfig(states=4, vocabulary=6, length=3, blocks=2, tasks=(1,)), {"CPU": 2}
+    shard = ray.remote(lambda reference: len(reference)).remote(store.get(language, evaluation, need)[-1])
+    ray.kill(store._actor, no_restart=False)
+    with pytest.raises(ray.exceptions.RayTaskError) as lost:
+        ray.get(shard)
+    assert is_trouble(lost.value), lost.value
+    assert len(ray.get(store.get(language, evaluation, need)[-1])) == 100
 
 
 OPT = """\
