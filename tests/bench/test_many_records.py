@@ -36,8 +36,8 @@ def test_made_up_records_are_those_of_done_runs(tmp_path: Path) -> None:
 def test_figures_are_of_each_command(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
-    def run(folder: Path, *command: str) -> tuple[float, str]:
-        asked.append(command[0])
+    def run(folder: Path, *arguments: str) -> tuple[float, str]:
+        asked.append(arguments[2] if arguments[:2] == ("-m", "raysweep.cli") else arguments[-1])
         (folder / "report.html").write_text("page" * 1000)
         return 2.0 + len(asked), json.dumps({"counts": {"done": done}})
 
@@ -46,10 +46,11 @@ def test_figures_are_of_each_command(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     found = {figure.name: figure for figure in measured(4, said.append)}
     # The first status writes the index, and the second one what was too young for it.
-    tried = [command for command in ("plan", "status", "export", "report") for _ in range(3)]
+    tried = [command for command in ("plan", "status", "export", "report", "import torch") for _ in range(3)]
     assert asked == ["status", "status", *tried]
     assert found["CPU time of plan"].value == 6.0, "the median of 5, 6 and 7"
     assert found["page of the report"].value == pytest.approx(0.004)
+    assert found["CPU time of `import torch` alone"].value == 18.0, "the median of 17, 18 and 19"
     assert found["CPU time of a status without an index"].goal is None
     for command, most in MOST.items():
         goal = found[f"CPU time of {command}"].goal
@@ -61,5 +62,5 @@ def test_figures_are_of_each_command(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_command_that_fails_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(RunFailedError, match="raysweep status ended with 2"):
-        commands._cpu_seconds(tmp_path, "status", "nothing", "--storage", str(tmp_path))
+    with pytest.raises(RunFailedError, match=r"raysweep\.cli status nothing .* ended with 2"):
+        commands._cpu_seconds(tmp_path, *commands._CLI, "status", "nothing", "--storage", str(tmp_path))

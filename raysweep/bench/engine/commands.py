@@ -24,6 +24,8 @@ RUNS, QUICK_RUNS = 10_000, 50
 #: Most CPU seconds of each command, and megabytes of the page of a report.
 MOST = {"plan": 5.0, "status": 5.0, "export": 10.0, "report": 20.0}
 MOST_PAGE = 5.0
+#: What comes before a command of raysweep on Python's command line.
+_CLI = ("-m", "raysweep.cli")
 #: Tries of each command, whose median counts: that of one varies by a fifth.
 TRIES = 3
 
@@ -47,10 +49,10 @@ def measured(runs: int, say: Say) -> list[Figure]:
         sweep = load_sweep(file, storage=folder / "results")
         make_up(sweep)
         say(f"made up the records of {len(sweep.runs):,} runs")
-        first, _ = _cpu_seconds(folder, "status", sweep.name, *storage)
+        first, _ = _cpu_seconds(folder, *_CLI, "status", sweep.name, *storage)
         # What was written just before the first command is not in the index yet.
-        _cpu_seconds(folder, "status", sweep.name, *storage)
-        run = partial(_median, folder)
+        _cpu_seconds(folder, *_CLI, "status", sweep.name, *storage)
+        run = partial(_median, folder, *_CLI)
         page, table = folder / "report.html", folder / "table.parquet"
         spent = {
             "plan": run("plan", str(file), *storage, "--json"),
@@ -58,6 +60,7 @@ def measured(runs: int, say: Say) -> list[Figure]:
             "export": run("export", sweep.name, *storage, "-o", str(table)),
             "report": run("report", sweep.name, *storage, "-o", str(page)),
         }
+        bare, _ = _median(folder, "-c", "import torch")
         done = json.loads(spent["plan"][1])["counts"]["done"]
         if done != len(sweep.runs):
             raise RunFailedError(f"bench engine: {done} of {len(sweep.runs)} made-up runs count as done")
@@ -73,27 +76,29 @@ def measured(runs: int, say: Say) -> list[Figure]:
         ),
         Figure(name="page of the report", unit="MB", value=size, goal=Goal(sense="at most", value=MOST_PAGE)),
         Figure(name="CPU time of a status without an index", unit="s", value=first),
+        # All commands that read a sweep import it.
+        Figure(name="CPU time of `import torch` alone", unit="s", value=bare),
     ]
 
 
-def _median(folder: Path, *command: str) -> tuple[float, str]:
-    """Return the median CPU seconds of a command over `TRIES`, and what it printed last."""
-    tries = [_cpu_seconds(folder, *command) for _ in range(TRIES)]
+def _median(folder: Path, *arguments: str) -> tuple[float, str]:
+    """Return the median CPU seconds of a run of Python over `TRIES`, and what it printed last."""
+    tries = [_cpu_seconds(folder, *arguments) for _ in range(TRIES)]
     return statistics.median(seconds for seconds, _ in tries), tries[-1][1]
 
 
-def _cpu_seconds(folder: Path, *command: str) -> tuple[float, str]:
-    """Run a command of raysweep and return the CPU seconds of its processes, and what it printed.
+def _cpu_seconds(folder: Path, *arguments: str) -> tuple[float, str]:
+    """Run Python and return the CPU seconds of its processes, and what it printed.
 
-    Its modules are compiled once, as those of an installed package are, by the first command at the latest.
+    Its modules are compiled once, as those of an installed package are, by the first run at the latest.
     """
     compiled = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    line: Sequence[str] = [sys.executable, "-m", "raysweep.cli", *command]
+    line: Sequence[str] = [sys.executable, *arguments]
     done = subprocess.run(line, cwd=folder, env=compiled, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RunFailedError(
-            f"bench engine: raysweep {command[0]} ended with {done.returncode}: {done.stderr}"
+            f"bench engine: python {' '.join(arguments)} ended with {done.returncode}: {done.stderr}"
         )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, done.stdout
