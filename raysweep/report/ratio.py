@@ -33,6 +33,8 @@ Array = np.ndarray
 #: Points of the integral; its integrand is periodic, so that the midpoint rule is good to some 1e-5 and
 #: better.
 _SQUARES = np.sin((np.arange(64) + 0.5) / 64 * np.pi / 2) ** 2
+#: The least eigenvalue by the largest that is more than rounding, and a change that is no more.
+_RANK, _EXACT = 1e-13, 1e-14
 #: Of Newton's method, in logarithms: most steps, the farthest of one and that of the last one, the distance
 #: that gives a slope, and the least slope.
 _STEPS, _FARTHEST, _NEAR, _APART, _FLAT = 20, 1.5, 1e-5, 1e-4, 1e-3
@@ -104,17 +106,27 @@ class Ratio:
         return Ratio(self.moments[place])
 
     def tail(self, size: Array) -> Array:
-        """Return the probability of a ratio beyond ±`size` [...]."""
-        roots = self._roots
-        own, of_v = roots[..., :, 0], roots[..., :, 1:] @ np.swapaxes(roots[..., :, 1:], -1, -2)
-        form = own[..., :, None] * own[..., None, :] - (size**2)[..., None, None] * of_v
-        values = np.linalg.eigvalsh(form)
+        """Return the probability of a ratio beyond ±`size` [...].
+
+        The eigenvalues λ of the matrix solve 1 = Σ_k u_k² / (λ + d_k), with d_k = c² times those of
+        Σ_g P_g P_gᵀ and u_k the coordinates of w along its eigenvectors.  The positive one gives the product
+        Π_k (1 + b_k / s) = t Σ_k u_k² / ((λ + d_k)(t + d_k)) Π_k (1 + d_k / t), where t = λ s: the
+        determinant of the matrix less t can be written in both ways.  So the moments are decomposed once,
+        and a size takes O(G) operations.
+        """
+        squares, values = self._spectrum
+        d = np.asarray(size)[..., None] ** 2 * values
+        root = _positive_root(squares, d)[..., None]
+        total = np.zeros(root.shape[:-1])
         with np.errstate(invalid="ignore", divide="ignore"):
-            parts = np.maximum(-values[..., :-1] / values[..., -1:], 0.0)
-        total = np.zeros(parts.shape[:-1])
-        for square in _SQUARES:
-            total = total + np.exp(-0.5 * np.log1p(parts / square).sum(axis=-1))
-        return np.asarray(total / len(_SQUARES))
+            shares = squares / (root + d)
+            for square in _SQUARES:
+                t = root * square
+                product = np.log1p(d / t).sum(axis=-1) + np.log((t * shares / (t + d)).sum(axis=-1))
+                total = total + np.exp(-0.5 * product)
+        # Without a positive λ, no error of the estimate is beyond that size.
+        never = np.where((d > 0).any(axis=-1), 0.0, np.nan)
+        return np.where(root[..., 0] > 0, total / len(_SQUARES), never)
 
     def quantile(self, level: float) -> Array:
         """Return the size [...] that a ratio exceeds with probability `level`; nan where nothing varies."""
@@ -131,10 +143,42 @@ class Ratio:
         return means, np.ones(means.shape[-1])
 
     @cached_property
-    def _roots(self) -> Array:
-        """The symmetric root of the moments."""
-        values, vectors = np.linalg.eigh(np.nan_to_num(self.moments))
-        return (vectors * np.sqrt(np.maximum(values, 0.0))[..., None, :]) @ np.swapaxes(vectors, -1, -2)
+    def _spectrum(self) -> tuple[Array, Array]:
+        """The squared coordinates u² of w, and the eigenvalues of Σ_g P_g P_gᵀ in turn, both [..., 1 + G].
+
+        The first coordinate is along what no P_g has a part in, with the eigenvalue 0.
+        """
+        moments = np.nan_to_num(self.moments)
+        values, vectors = np.linalg.eigh(moments[..., 1:, 1:])
+        sure = values > _RANK * values[..., -1:]
+        crossed = (moments[..., :1, 1:] @ vectors)[..., 0, :]
+        along = np.where(sure, crossed**2 / np.where(sure, values, 1.0), 0.0)
+        free = np.maximum(moments[..., 0, 0] - along.sum(axis=-1), 0.0)[..., None]
+        return (
+            np.concatenate([free, along], axis=-1),
+            np.concatenate([0 * free, np.where(sure, values, 0.0)], axis=-1),
+        )
+
+
+def _positive_root(squares: Array, d: Array) -> Array:
+    """Return the positive λ [...] with 1 = Σ_k squares_k / (λ + d_k); 0 where there is none.
+
+    The reciprocal of the sum is a concave function of λ, so Newton's method comes to the root from below.
+    """
+    whole = squares.sum(axis=-1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = np.nan_to_num((squares * d).sum(axis=-1) / whole)
+        # The sum is at least each of its terms, and at least that of all squares at the mean of the d_k.
+        root = np.maximum((squares - d).max(axis=-1), whole - mean)
+        for _ in range(_STEPS):
+            terms = squares / (root[..., None] + d)
+            sums = terms.sum(axis=-1)
+            step = (sums - 1) * sums / (terms / (root[..., None] + d)).sum(axis=-1)
+            step = np.where((root > 0) & np.isfinite(step), step, 0.0)
+            root = root + step
+            if not (np.abs(step) > _EXACT * root).any():
+                break
+    return np.maximum(root, 0.0)
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,31 @@ def test_the_quantile_has_its_tail() -> None:
         assert found.tail(found.quantile(level)) == pytest.approx(np.full(40, level), rel=1e-4)
 
 
+def test_it_is_the_integral_over_the_eigenvalues_of_the_matrix() -> None:
+    """As the module defines it, matrix by matrix and point by point."""
+    generator = np.random.default_rng(3)
+    forms = generator.normal(size=(20, 6, 8)) * generator.lognormal(sigma=1.5, size=(20, 6, 1))
+    forms[:10, 0] += 3 * forms[:10, 1:].sum(axis=1)
+    sizes = np.linspace(0.0, 6.0, 20)
+    found = Ratio(forms @ np.swapaxes(forms, -1, -2)).tail(sizes)
+    squares = np.sin((np.arange(64) + 0.5) / 64 * np.pi / 2) ** 2
+    for k, size in enumerate(sizes):
+        own, parts = forms[k, 0], forms[k, 1:]
+        *others, positive = np.linalg.eigvalsh(np.outer(own, own) - size**2 * parts.T @ parts)
+        b = np.maximum(-np.array(others) / positive, 0.0)
+        points = [np.prod(1 + b / square) ** -0.5 for square in squares]
+        assert found[k] == pytest.approx(np.mean(points), rel=1e-9)
+
+
+def test_an_estimate_that_its_parts_bound_has_no_ratio_beyond() -> None:
+    """The estimate is the sum of the parts, which is at most √2 times the root of their squares."""
+    found = Ratio(np.array([[2.0, 1.0, 1.0], [1.0, 1.0, 0.0], [1.0, 0.0, 1.0]]))
+    tails = found.tail(np.array([1.0, 1.4, 1.5, 100.0]))
+    assert 1 > tails[0] > tails[1] > 0
+    assert tails[2:].tolist() == [0.0, 0.0]
+    assert Ratio(np.diag([0.0, 1.0, 1.0])).tail(np.array(1.0)) == 0.0
+
+
 def test_a_factor_of_all_moments_changes_nothing() -> None:
     forms = np.random.default_rng(2).normal(size=(5, 8))
     moments = forms @ forms.T

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from raysweep.compiled.threads import one_thread
 from raysweep.errors import DataError
 from raysweep.flatness.trace.estimate import TraceEstimate, doubt, ratio
 from raysweep.flatness.trace.interval import deviate, interval, skewness_of
@@ -90,6 +91,7 @@ class Contrast(Difference):
     second: int
 
 
+@one_thread()  # reports take hundreds of these, of matrices for which threads wait longer than they work
 def difference(first: Measured, second: Measured) -> Difference:
     """Return the trace of `second` minus that of `first`, over the inputs that both have: the first ones.
 

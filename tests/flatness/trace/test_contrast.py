@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from raysweep.flatness import compare, fisher_trace
+from raysweep.flatness.trace import contrast, regression
 from raysweep.flatness.trace.contrast import Measured, difference
 from raysweep.flatness.trace.regression import FOLDS
 from raysweep.models.encoder import Encoder
@@ -137,3 +138,26 @@ def test_one_input_has_no_correlation_and_says_nothing_of_it(models, make_ids):
     assert found.n == 1
     assert math.isnan(found.correlation)
     assert math.isnan(found.standard_error)
+
+
+def test_a_difference_has_the_same_bits_for_any_number_of_threads(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    plain, control = (
+        torch.randn(4096, *size, generator=generator, dtype=torch.float64) for size in ((), (9,))
+    )
+    sides = [Measured(plain + k, torch.ones(4096), control + k) for k in range(2)]
+    seen = []
+
+    def adjusted(*arguments):
+        seen.append(torch.get_num_threads())
+        return regression.adjusted(*arguments)
+
+    monkeypatch.setattr(contrast, "adjusted", adjusted)
+    before, found = torch.get_num_threads(), []
+    for threads in (1, 3):
+        torch.set_num_threads(threads)
+        found.append(difference(*sides))
+        assert torch.get_num_threads() == threads
+    torch.set_num_threads(before)
+    assert found[0] == found[1]
+    assert seen == [1] * 6
