@@ -33,8 +33,9 @@ Array = np.ndarray
 #: Points of the integral; its integrand is periodic, so that the midpoint rule is good to some 1e-5 and
 #: better.
 _SQUARES = np.sin((np.arange(64) + 0.5) / 64 * np.pi / 2) ** 2
-#: The least eigenvalue by the largest that is more than rounding, and a change that is no more.
-_RANK, _EXACT = 1e-13, 1e-14
+#: The least eigenvalue by the largest that is more than rounding, a change that is no more, and the most
+#: steps of Newton's method to a root.  Where that is almost a double one, a step only halves the distance.
+_RANK, _EXACT, _HALVINGS = 1e-13, 1e-14, 80
 #: Of Newton's method, in logarithms: most steps, the farthest of one and that of the last one, the distance
 #: that gives a slope, and the least slope.
 _STEPS, _FARTHEST, _NEAR, _APART, _FLAT = 20, 1.5, 1e-5, 1e-4, 1e-3
@@ -110,15 +111,15 @@ class Ratio:
 
         The eigenvalues λ of the matrix solve 1 = Σ_k u_k² / (λ + d_k), with d_k = c² times those of
         Σ_g P_g P_gᵀ and u_k the coordinates of w along its eigenvectors.  The positive one gives the product
-        Π_k (1 + b_k / s) = t Σ_k u_k² / ((λ + d_k)(t + d_k)) Π_k (1 + d_k / t), where t = λ s: the
-        determinant of the matrix less t can be written in both ways.  So the moments are decomposed once,
-        and a size takes O(G) operations.
+        Π_k (1 + b_k / s) = t Σ_k u_k² / ((λ + d_k)(t + d_k)) Π_k (1 + d_k / t), where s = sin² φ and
+        t = λ s: the determinant of the matrix less t can be written in both ways.  So the moments are
+        decomposed once, and a size takes O(G) operations.
         """
         squares, values = self._spectrum
-        d = np.asarray(size)[..., None] ** 2 * values
-        root = _positive_root(squares, d)[..., None]
-        total = np.zeros(root.shape[:-1])
-        with np.errstate(invalid="ignore", divide="ignore"):
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+            d = np.asarray(size)[..., None] ** 2 * values
+            root = _positive_root(squares, d)[..., None]
+            total = np.zeros(root.shape[:-1])
             shares = squares / (root + d)
             for square in _SQUARES:
                 t = root * square
@@ -144,9 +145,9 @@ class Ratio:
 
     @cached_property
     def _spectrum(self) -> tuple[Array, Array]:
-        """The squared coordinates u² of w, and the eigenvalues of Σ_g P_g P_gᵀ in turn, both [..., 1 + G].
+        """The squared coordinates u_k² of w along the eigenvectors of Σ_g P_g P_gᵀ, and the eigenvalues.
 
-        The first coordinate is along what no P_g has a part in, with the eigenvalue 0.
+        Both are [..., 1 + G].  The first is of the part of w that is along none of P_g, with eigenvalue 0.
         """
         moments = np.nan_to_num(self.moments)
         values, vectors = np.linalg.eigh(moments[..., 1:, 1:])
@@ -169,12 +170,12 @@ def _positive_root(squares: Array, d: Array) -> Array:
     with np.errstate(invalid="ignore", divide="ignore"):
         mean = np.nan_to_num((squares * d).sum(axis=-1) / whole)
         # The sum is at least each of its terms, and at least that of all squares at the mean of the d_k.
-        root = np.maximum((squares - d).max(axis=-1), whole - mean)
-        for _ in range(_STEPS):
-            terms = squares / (root[..., None] + d)
-            sums = terms.sum(axis=-1)
-            step = (sums - 1) * sums / (terms / (root[..., None] + d)).sum(axis=-1)
-            step = np.where((root > 0) & np.isfinite(step), step, 0.0)
+        root = np.maximum(np.maximum((squares - d).max(axis=-1), whole - mean), 0.0)
+        for _ in range(_HALVINGS):
+            each = np.where(squares > 0, 1 / (root[..., None] + d), 0.0)
+            sums = (squares * each).sum(axis=-1)
+            step = (sums - 1) * sums / (squares * each**2).sum(axis=-1)
+            step = np.where(np.isfinite(step) & ((root > 0) | (sums > 1)), step, 0.0)
             root = root + step
             if not (np.abs(step) > _EXACT * root).any():
                 break
@@ -220,13 +221,17 @@ class Student:
 def solved(tail: Callable[[Array], Array], start: Array, level: float) -> Array:
     """Return the size [...] at which a tail is `level`, from a `start` on; nan where that is not positive."""
     known = np.isfinite(start) & (start > 0)
-    at = np.log(np.where(known, start, 1.0))
+    at, low = np.log(np.where(known, start, 1.0)), np.full(np.shape(start), -np.inf)
     for _ in range(_STEPS):
         # The logarithm of the tail is a concave function of that of the size: Newton's method goes to it.
-        short, slope = (np.log(tail(np.exp(at + further))) for further in (0.0, _APART))
-        short = short - np.log(level)
-        slope = (slope - np.log(level) - short) / _APART
-        step = np.where(known & (slope < 0), -short / np.minimum(slope, -_FLAT), 0.0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            short, slope = (np.log(tail(np.exp(at + further))) - np.log(level) for further in (0.0, _APART))
+            slope = (slope - short) / _APART
+            step = np.where(known & (slope < 0), -short / np.minimum(slope, -_FLAT), 0.0)
+            # Beyond a bound the tail is zero, and has no slope.
+            beyond = known & (short < 0) & ~np.isfinite(slope)
+            step = np.where(beyond, np.where(np.isfinite(low), (low - at) / 2, -_FARTHEST), step)
+        low = np.where(short > 0, at, low)
         at = at + np.clip(step, -_FARTHEST, _FARTHEST)
         if not (np.abs(step) > _NEAR).any():
             break

@@ -54,6 +54,8 @@ def test_trouble(error: Exception) -> None:
         in_a_task(ValueError("a defect")),
         in_a_task(RunFailedError("not finite")),
         in_a_task(UnpicklableError()),
+        ray.exceptions.UnserializableException("not to be read back"),
+        in_a_task(ray.exceptions.UnserializableException("not to be read back")),
         in_a_task(in_a_task(ValueError("a defect"))),
     ],
 )

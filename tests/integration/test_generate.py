@@ -167,6 +167,7 @@ def test_conditionals_whose_owner_died_are_trouble_and_are_made_again(tmp_path: 
         ray.get(shard)
     assert is_trouble(lost.value), lost.value
     assert len(ray.get(store.get(language, evaluation, need)[-1])) == 100
+    store.close()
 
 
 OPT = """\

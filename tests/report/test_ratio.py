@@ -57,12 +57,23 @@ def test_it_is_the_integral_over_the_eigenvalues_of_the_matrix() -> None:
         assert found[k] == pytest.approx(np.mean(points), rel=1e-9)
 
 
-def test_an_estimate_that_its_parts_bound_has_no_ratio_beyond() -> None:
-    """The estimate is the sum of the parts, which is at most √2 times the root of their squares."""
-    found = Ratio(np.array([[2.0, 1.0, 1.0], [1.0, 1.0, 0.0], [1.0, 0.0, 1.0]]))
-    tails = found.tail(np.array([1.0, 1.4, 1.5, 100.0]))
-    assert 1 > tails[0] > tails[1] > 0
-    assert tails[2:].tolist() == [0.0, 0.0]
+@pytest.mark.parametrize("variances", [(1.0, 1.0), (1.0, 16.0, 256.0), (1.0, 10.0, 100.0)])
+def test_an_estimate_that_its_parts_bound_has_no_ratio_beyond(variances: tuple[float, ...]) -> None:
+    """The estimate is the sum of G parts, which is at most √G times the root of their squares."""
+    forms = np.vstack([np.sqrt(variances), np.diag(np.sqrt(variances))])
+    found, bound = Ratio(forms @ forms.T), len(variances) ** 0.5
+    errors = np.random.default_rng(4).normal(size=(400_000, len(variances)))
+    own, *parts = forms @ errors.T
+    for size in (0.5 * bound, 0.8 * bound, 0.97 * bound):
+        share = (np.abs(own) > size * np.sqrt(np.square(parts).sum(axis=0))).mean()
+        assert found.tail(np.array(size)) == pytest.approx(share, abs=4 * np.sqrt(0.25 / len(errors)))
+    assert found.tail(np.array([1.1, 100.0]) * bound) == pytest.approx(np.zeros(2), abs=1e-6)
+    quantile = found.quantile(0.05)
+    assert quantile < bound
+    assert found.tail(quantile) == pytest.approx(0.05, rel=1e-3)
+
+
+def test_what_does_not_vary_is_never_beyond() -> None:
     assert Ratio(np.diag([0.0, 1.0, 1.0])).tail(np.array(1.0)) == 0.0
 
 

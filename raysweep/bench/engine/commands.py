@@ -40,6 +40,8 @@ def many_records(quick: bool, *, runs: int | None = None, say: Say = lambda line
 def measured(runs: int, say: Say) -> list[Figure]:
     """Return the CPU time of each command on so many runs, and the size of the page of their report.
 
+    The last figure is the CPU time of `import torch`, which is part of each command's.
+
     Raises `RunFailedError` where a plan does not find all runs done.
     """
     with tempfile.TemporaryDirectory(prefix="raysweep-bench-") as name:

@@ -154,10 +154,12 @@ def test_a_difference_has_the_same_bits_for_any_number_of_threads(monkeypatch):
 
     monkeypatch.setattr(contrast, "adjusted", adjusted)
     before, found = torch.get_num_threads(), []
-    for threads in (1, 3):
-        torch.set_num_threads(threads)
-        found.append(difference(*sides))
-        assert torch.get_num_threads() == threads
-    torch.set_num_threads(before)
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            found.append(difference(*sides))
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
     assert found[0] == found[1]
     assert seen == [1] * 6
