@@ -71,19 +71,19 @@ class Evaluations:
             self._seconds[step, kind] = self._cpu_seconds[step, kind] = 0.0
             self._go_on((step, kind))
 
-    def _queue(self, cell: Cell, shards: list[int]) -> None:
+    def _queue(self, cell: Cell, shards: list[int], *, lost: bool = False) -> None:
         self._left[cell] = self._left.get(cell, 0) + len(shards)
         self._asked[cell] = self._asked.get(cell, 0) + len(shards)
         self._wanted += len(shards)
-        references = self._references(cell[1])
+        references = self._references(cell[1], lost=lost)
         for shard in shards:
             self._window.add((*cell, shard), self._task(*cell, shard, references))
 
-    def _references(self, kind: str) -> list[ray.ObjectRef]:
+    def _references(self, kind: str, *, lost: bool) -> list[ray.ObjectRef]:
         evaluation = self._spec.evaluations[kind]
         if not evaluation.needs_reference:
             return []
-        return self._services.references.get(self._spec.language, evaluation, self._resources)
+        return self._services.references.get(self._spec.language, evaluation, self._resources, lost=lost)
 
     def _task(
         self, step: int, kind: str, shard: int, references: list[ray.ObjectRef]
@@ -116,7 +116,7 @@ class Evaluations:
                 self._left[cell] -= 1
                 self._asked[cell] -= 1
                 self._wanted -= 1
-                self._queue(cell, [shard[2]])
+                self._queue(cell, [shard[2]], lost=True)
                 continue
             self._seconds[cell] += seconds
             self._cpu_seconds[cell] += cpu_seconds

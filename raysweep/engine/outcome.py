@@ -27,8 +27,8 @@ _SHORT = ("MemoryError", "OutOfMemoryError")
 #: hung, and was given up for dead, may wake and remove one while its successor reads it.
 _AROUND = (OSError, StorageError, CheckpointError)
 
-#: Ray's errors in place of one that it could not pickle or read back.
-_UNKNOWN = ray.exceptions.UnserializableException
+#: Ray's error in place of one that it could not read back.
+_UNREAD = ray.exceptions.UnserializableException
 
 #: Ray's memory monitor says this of a process that it has killed.
 _LOW_ON_MEMORY = "running low on memory"
@@ -74,7 +74,7 @@ def is_trouble(error: BaseException) -> bool:
     if isinstance(error, ray.exceptions.RayTaskError):
         # Raised in a task: by our own code, or by Ray for an input that was lost before the task began.
         return is_trouble(error.cause)
-    if type(error) is ray.exceptions.RayError or isinstance(error, _UNKNOWN):
+    if type(error) is ray.exceptions.RayError or isinstance(error, _UNREAD):
         return False  # an error of our own code that Ray could not pass on, such as a defect
     return isinstance(error, (*_AROUND, RunUnfinishedError, ray.exceptions.RayError))
 

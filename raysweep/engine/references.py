@@ -76,11 +76,19 @@ class _References:
         self._left = limit
         self._storage = storage
         self._references: dict[tuple[LanguageConfig, Evaluation], list[ray.ObjectRef]] = {}
+        self._kept: dict[tuple[LanguageConfig, Evaluation], int] = {}
 
     def get(
-        self, language: LanguageConfig, evaluation: Evaluation, resources: Mapping[str, float]
+        self,
+        language: LanguageConfig,
+        evaluation: Evaluation,
+        resources: Mapping[str, float],
+        lost: bool = False,
     ) -> list[ray.ObjectRef]:
         key = (language, evaluation)
+        if lost and _incomplete(self._references.get(key, [])):
+            del self._references[key]
+            self._left += self._kept.pop(key, 0)
         if key not in self._references:
             self._references[key] = self._start(language, evaluation, resources)
         return list(self._references[key])
@@ -94,6 +102,7 @@ class _References:
         keep = size <= self._left
         if keep:
             self._left -= size
+            self._kept[language, evaluation] = size
         elif folder is None:
             log.warning("%s: %d bytes of exact conditionals are not shared", evaluation.key, size)
             return []
@@ -109,6 +118,16 @@ class _References:
             after = made[shard - most] if shard >= most else None
             made.append(task.remote(language, evaluation, shard, folder, keep, after))
         return made
+
+
+def _incomplete(references: list[ray.ObjectRef]) -> bool:
+    """Return whether one of some objects has ended as an error: its task failed, or it was lost for good."""
+    ended, _ = ray.wait(references, num_returns=len(references), timeout=0) if references else ([], [])
+    try:
+        ray.get(ended)
+    except ray.exceptions.RayError:
+        return True
+    return False
 
 
 _ACTOR: Any = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(_References)
@@ -129,13 +148,19 @@ class References:
         self._actor = _ACTOR.remote(limit, storage)
 
     def get(
-        self, language: LanguageConfig, evaluation: Evaluation, resources: Mapping[str, float]
+        self,
+        language: LanguageConfig,
+        evaluation: Evaluation,
+        resources: Mapping[str, float],
+        *,
+        lost: bool = False,
     ) -> list[ray.ObjectRef]:
         """Return one object reference for each shard, or [] if the shards compute their own conditionals.
 
-        The object is None if the shard finds its conditionals on disk.
+        The object is None if the shard finds its conditionals on disk.  With `lost`, a caller says that it
+        could not get one of them: if an object has ended as an error, the whole set is made again.
         """
-        found: list[ray.ObjectRef] = ray.get(self._actor.get.remote(language, evaluation, resources))
+        found: list[ray.ObjectRef] = ray.get(self._actor.get.remote(language, evaluation, resources, lost))
         return found
 
     def close(self) -> None:

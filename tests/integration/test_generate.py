@@ -17,6 +17,7 @@ import ray
 import torch
 
 from helpers import local_models
+from raysweep.engine import references
 from raysweep.engine.cluster import connected
 from raysweep.engine.driver import launch
 from raysweep.engine.generate import generate
@@ -168,6 +169,30 @@ def test_conditionals_whose_owner_died_are_trouble_and_are_made_again(tmp_path: 
     assert is_trouble(lost.value), lost.value
     assert len(ray.get(store.get(language, evaluation, need)[-1])) == 100
     store.close()
+
+
+def test_conditionals_whose_task_failed_are_made_again_when_they_are_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The room of the set that is dropped is free again; a set that is whole is kept."""
+
+    @ray.remote(max_retries=0)
+    def dies(*arguments: Any) -> None:
+        os._exit(1)
+
+    language, need = HMMConfig(states=4, vocabulary=6, length=3, blocks=2, tasks=(1,)), {"CPU": 1}
+    evaluation = ExcessLossConfig(sentences=20, shard_size=8)
+    room = evaluation.reference_bytes(language.build())
+    store, task = references._References(room, tmp_path), references.exact_conditionals
+    monkeypatch.setattr(references, "exact_conditionals", dies)
+    broken = store.get(language, evaluation, need)
+    with pytest.raises(ray.exceptions.WorkerCrashedError):
+        ray.get(broken)
+    monkeypatch.setattr(references, "exact_conditionals", task)
+    assert store.get(language, evaluation, need) == broken
+    made = store.get(language, evaluation, need, lost=True)
+    assert [len(one) for one in ray.get(made)] == [8, 8, 4]
+    assert store.get(language, evaluation, need, lost=True) == made
 
 
 OPT = """\
