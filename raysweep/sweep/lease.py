@@ -188,6 +188,9 @@ class Lease:
                 if _newest(self._folder) > self._number:
                     self._followed = True
                     return
+                if self._ended.is_set() or self.lost:
+                    # The answer has taken so long that a beat would speak for a holder who has gone.
+                    return
                 # The time of the request counts from its beginning.
                 began = time.monotonic()
                 claim = replace(self._claim, beat=self._claim.beat + 1, renewed=time.time())

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -17,6 +18,19 @@ from raysweep.remote import RemotePath
 from raysweep.sweep import lease as lease_module
 from raysweep.sweep.lease import Claim, HeldElsewhereError, Lease, claimed
 from raysweep.sweep.lock import SweepLock, held
+
+
+@pytest.fixture(autouse=True)
+def _alone() -> Iterator[None]:
+    """A thread that a test has left would meet the faults of the next one."""
+    yield
+    _wait_for_threads()
+
+
+def _wait_for_threads() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "raysweep-lease":
+            thread.join(120)
 
 
 def _fast(store: ObjectStore, **more: float) -> Lease:
@@ -145,6 +159,22 @@ def test_a_holder_whose_request_hangs_has_lost_the_lock(store: ObjectStore) -> N
     began = time.monotonic()
     _wait_for_loss(lease)
     assert time.monotonic() - began < 8.0  # it does not wait for the answer
+    lease.release()
+
+
+@pytest.mark.parametrize("released", [False, True])
+def test_a_holder_that_has_gone_writes_no_further_beat(store: ObjectStore, released: bool) -> None:
+    """Whether it has lost the lock or released it while the store let it wait for a list."""
+    lease = _fast(store, term=0.5)
+    lease.acquire()
+    store.faults.append(Fault("GET", "list-type=2", hung=3.0))
+    while store.faults[0].times:
+        time.sleep(0.01)
+    if released:
+        lease.release()
+    written = store.requests["PUT"]
+    _wait_for_threads()
+    assert store.requests["PUT"] == written
     lease.release()
 
 
