@@ -37,7 +37,7 @@ def test_figures_are_of_each_command(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     def run(folder: Path, *arguments: str) -> tuple[float, str]:
-        asked.append(arguments[2] if arguments[:2] == ("-m", "raysweep.cli") else arguments[-1])
+        asked.append(arguments[2] if arguments[:2] == ("-m", "raysweep.cli") else arguments[1])
         (folder / "report.html").write_text("page" * 1000)
         return 2.0 + len(asked), json.dumps({"counts": {"done": done}})
 
@@ -46,11 +46,13 @@ def test_figures_are_of_each_command(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     found = {figure.name: figure for figure in measured(4, said.append)}
     # The first status writes the index, and the second one what was too young for it.
-    tried = [command for command in ("plan", "status", "export", "report", "import torch") for _ in range(3)]
+    alone = ("import torch", commands._LIST)
+    tried = [command for command in ("plan", "status", "export", "report", *alone) for _ in range(3)]
     assert asked == ["status", "status", *tried]
     assert found["CPU time of plan"].value == 6.0, "the median of 5, 6 and 7"
     assert found["page of the report"].value == pytest.approx(0.004)
     assert found["CPU time of `import torch` alone"].value == 18.0, "the median of 17, 18 and 19"
+    assert found["CPU time of listing all records alone"].value == 21.0
     assert found["CPU time of a status without an index"].goal is None
     for command, most in MOST.items():
         goal = found[f"CPU time of {command}"].goal
@@ -59,6 +61,15 @@ def test_figures_are_of_each_command(monkeypatch: pytest.MonkeyPatch) -> None:
     done = 3
     with pytest.raises(RunFailedError, match="3 of 4 made-up runs count as done"):
         measured(4, said.append)
+
+
+def test_all_records_are_listed(tmp_path: Path) -> None:
+    (tmp_path / "made-up.yaml").write_text(json.dumps(many(7)))
+    sweep = load_sweep(tmp_path / "made-up.yaml", storage=tmp_path / "results")
+    make_up(sweep)
+    runs = sweep.ledger().runs_directory
+    _, said = commands._cpu_seconds(tmp_path, "-c", commands._LIST, str(runs))
+    assert int(said) == len([*runs.glob("*/*"), *runs.glob("*/records/*")])
 
 
 def test_a_command_that_fails_is_an_error(tmp_path: Path) -> None:

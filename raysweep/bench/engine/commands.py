@@ -26,6 +26,13 @@ MOST = {"plan": 5.0, "status": 5.0, "export": 10.0, "report": 20.0}
 MOST_PAGE = 5.0
 #: What comes before a command of raysweep on Python's command line.
 _CLI = ("-m", "raysweep.cli")
+#: Python that asks the file system for the size and times of every record of a folder's runs, and prints how
+#: many there are.
+_LIST = (
+    "import os, sys; "
+    "print(sum(len([file.stat() for file in (*os.scandir(run), *os.scandir(run.path + '/records'))]) "
+    "for run in os.scandir(sys.argv[1])))"
+)
 #: Tries of each command, whose median counts: that of one varies by a fifth.
 TRIES = 3
 
@@ -40,7 +47,8 @@ def many_records(quick: bool, *, runs: int | None = None, say: Say = lambda line
 def measured(runs: int, say: Say) -> list[Figure]:
     """Return the CPU time of each command on so many runs, and the size of the page of their report.
 
-    The last figure is the CPU time of `import torch`, which is part of each command's.
+    The last figures are those of `import torch`, and of asking for the size and times of all records, which
+    are parts of each command's.
 
     Raises `RunFailedError` where a plan does not find all runs done.
     """
@@ -63,6 +71,7 @@ def measured(runs: int, say: Say) -> list[Figure]:
             "report": run("report", sweep.name, *storage, "-o", str(page)),
         }
         bare, _ = _median(folder, "-c", "import torch")
+        listing, _ = _median(folder, "-c", _LIST, str(sweep.ledger().runs_directory))
         done = json.loads(spent["plan"][1])["counts"]["done"]
         if done != len(sweep.runs):
             raise RunFailedError(f"bench engine: {done} of {len(sweep.runs)} made-up runs count as done")
@@ -78,8 +87,9 @@ def measured(runs: int, say: Say) -> list[Figure]:
         ),
         Figure(name="page of the report", unit="MB", value=size, goal=Goal(sense="at most", value=MOST_PAGE)),
         Figure(name="CPU time of a status without an index", unit="s", value=first),
-        # All commands that read a sweep import it.
+        # All commands that read a sweep do both.
         Figure(name="CPU time of `import torch` alone", unit="s", value=bare),
+        Figure(name="CPU time of listing all records alone", unit="s", value=listing),
     ]
 
 
