@@ -188,15 +188,22 @@ class _Trial:
         evaluations = self._evaluations
         least = _LEAST_REMOTE if isinstance(self._run.directory, RemotePath) else _LEAST
         latest, look, all_known, told = time.monotonic(), 0.0, False, False
+        known: object = None
         while True:
             alive = self._training is not None and self._training.is_alive()
             now = time.monotonic()
-            if now >= look or (not alive and not all_known):
+            last = not alive and not all_known
+            if now >= look or last:
                 with listed(self._run.directory):
-                    if any(failure.cancelled for failure in self._run.failures()):
+                    # What is there stays as it is, so it is read again only where something has come.
+                    found = self._run.record_names(), self._run.steps_on_disk()
+                    changed = last or found != known
+                    if changed and any(failure.cancelled for failure in self._run.failures()):
                         return
-                    lacking = missing_now(self._run, self._spec).checkpoints if self._spec.trains else ()
-                for step in self._spec.milestones:
+                    asks = changed and self._spec.trains
+                    lacking = missing_now(self._run, self._spec).checkpoints if asks else ()
+                known = found
+                for step in self._spec.milestones if changed else ():
                     if step not in evaluations.submitted and step not in lacking:
                         evaluations.submit(step)
                         latest = now

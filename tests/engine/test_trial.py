@@ -20,6 +20,7 @@ from raysweep.engine.board import News
 from raysweep.errors import RunFailedError
 from raysweep.sweep.cancel import cancel_runs
 from raysweep.sweep.keeping import Keep, discard, standing
+from raysweep.sweep.records import RecordName, checkpoint_name, parsed_names
 from raysweep.training import World
 from raysweep.training.journal import survey
 
@@ -202,6 +203,57 @@ def test_a_cancelled_run_is_left_with_its_training_and_evaluations(
     assert [failure.cancelled for failure in run.failures()] == [True]
 
 
+def test_a_lost_checkpoint_that_is_there_again_is_evaluated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its record has stayed, so the names of the records do not change."""
+    (tmp_path / "tiny.yaml").write_text(tiny.HEAD + "evaluate: {excess_loss: {sentences: 64}}\n")
+    sweep = rs.load_sweep(tmp_path / "tiny.yaml", storage=tmp_path / "results")
+    spec = sweep.runs[0]
+    run = sweep.ledger().run(spec)
+    tiny.finish(run, spec)
+    for record in run.record_names():
+        if record[1].type == "evaluation":
+            run.record_path(record[0]).unlink()
+    last = spec.milestones[-1]
+    aside = run.checkpoint_directory(last).rename(tmp_path / "aside")
+    submitted: list[int] = []
+
+    class Evaluations:
+        def __init__(self) -> None:
+            self.submitted = set[int]()
+
+        def __len__(self) -> int:
+            return 0
+
+        def submit(self, step: int) -> None:
+            self.submitted.add(step)
+            submitted.append(step)
+
+        def advance(self, timeout: float) -> None:
+            pass
+
+        def complete(self, step: int) -> bool:
+            return False
+
+    def join(seconds: float) -> None:
+        # Training reaches the milestone some looks later.
+        joined.append(list(submitted))
+        if len(joined) == 8:
+            aside.rename(run.checkpoint_directory(last))
+        now[0] += seconds
+
+    now, joined = [0.0], list[list[int]]()
+    monkeypatch.setattr(trial.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(trial, "Evaluations", lambda *_: Evaluations())
+    services: Any = SimpleNamespace(shared=False, parts={})
+    watched = trial._Trial(spec, run, sweep, services, tells=False)
+    watched._training = SimpleNamespace(is_alive=lambda: len(joined) < 16, join=join, error=None)  # type: ignore[assignment]
+    watched._follow()
+    assert joined[7] == list(spec.milestones[:-1])
+    assert joined[-1] == list(spec.milestones), "before training has ended"
+
+
 def test_a_long_training_is_looked_at_less_often_and_no_milestone_waits_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,11 +264,15 @@ def test_a_long_training_is_looked_at_less_often_and_no_milestone_waits_long(
     sweep = rs.load_sweep(tmp_path / "tiny.yaml", storage=tmp_path / "results")
     [spec] = sweep.runs
     run = sweep.ledger().run(spec)
-    now, looks, submitted = [0.0], list[float](), dict[int, float]()
+    now, looks, reads, submitted = [0.0], list[float](), list[float](), dict[int, float]()
     ready = dict(zip(spec.milestones, (4.0, 600.0), strict=True))
 
-    def missing(*_: Any) -> Any:
+    def names() -> list[tuple[str, RecordName]]:
         looks.append(now[0])
+        return parsed_names(checkpoint_name(step) for step, moment in ready.items() if now[0] >= moment)
+
+    def missing(*_: Any) -> Any:
+        reads.append(now[0])
         return SimpleNamespace(checkpoints=[step for step, moment in ready.items() if now[0] < moment])
 
     class Evaluations:
@@ -240,6 +296,7 @@ def test_a_long_training_is_looked_at_less_often_and_no_milestone_waits_long(
 
     monkeypatch.setattr(trial.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(trial, "missing_now", missing)
+    monkeypatch.setattr(run, "record_names", names)
     monkeypatch.setattr(trial, "Evaluations", lambda *_: Evaluations())
     posted: list[News] = []
     board = SimpleNamespace(post=lambda _, news: posted.append(news))
@@ -251,7 +308,9 @@ def test_a_long_training_is_looked_at_less_often_and_no_milestone_waits_long(
     assert 4.0 <= first <= 4.5
     assert 600.0 <= last <= 605.25
     # As soon as training has ended, all that it has left is known.
-    assert any(620.0 <= moment <= 620.25 for moment in looks)
+    assert any(620.0 <= moment <= 620.25 for moment in reads)
+    # Records are read at first, with each new one, and at the end of training.
+    assert len(reads) == 4
     # Four a second in the first seconds, and one each five seconds later: 16,000 would be four a second.
     assert len([moment for moment in looks if moment <= 4.0]) >= 16
     assert len(looks) < 1200
