@@ -195,14 +195,17 @@ class _Trial:
             last = not alive and not all_known
             if now >= look or last:
                 with listed(self._run.directory):
-                    # What is there stays as it is, so it is read again only where something has come.
-                    found = self._run.record_names(), self._run.steps_on_disk()
+                    # To read many records takes long, and is left out where nothing has come since.
+                    on_disk = self._run.steps_on_disk()
+                    found = self._run.record_names(), on_disk
                     changed = last or found != known
                     if changed and any(failure.cancelled for failure in self._run.failures()):
                         return
                     asks = changed and self._spec.trains
                     lacking = missing_now(self._run, self._spec).checkpoints if asks else ()
-                known = found
+                if changed:
+                    # A checkpoint that is there and does not count may be replaced under the same name.
+                    known = None if on_disk.intersection(lacking) else found
                 for step in self._spec.milestones if changed else ():
                     if step not in evaluations.submitted and step not in lacking:
                         evaluations.submit(step)

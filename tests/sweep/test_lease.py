@@ -31,6 +31,7 @@ def _wait_for_threads() -> None:
     for thread in threading.enumerate():
         if thread.name == "raysweep-lease":
             thread.join(120)
+            assert not thread.is_alive()
 
 
 def _fast(store: ObjectStore, **more: float) -> Lease:
@@ -165,10 +166,12 @@ def test_a_holder_whose_request_hangs_has_lost_the_lock(store: ObjectStore) -> N
 @pytest.mark.parametrize("released", [False, True])
 def test_a_holder_that_has_gone_writes_no_further_beat(store: ObjectStore, released: bool) -> None:
     """Whether it has lost the lock or released it while the store let it wait for a list."""
-    lease = _fast(store, term=0.5)
+    lease = _fast(store)
     lease.acquire()
-    store.faults.append(Fault("GET", "list-type=2", hung=3.0))
+    store.faults.append(Fault("GET", "list-type=2", hung=6.0))
+    deadline = time.monotonic() + 120
     while store.faults[0].times:
+        assert time.monotonic() < deadline
         time.sleep(0.01)
     if released:
         lease.release()

@@ -26,13 +26,19 @@ MOST = {"plan": 5.0, "status": 5.0, "export": 10.0, "report": 20.0}
 MOST_PAGE = 5.0
 #: What comes before a command of raysweep on Python's command line.
 _CLI = ("-m", "raysweep.cli")
-#: Python that asks the file system for the size and times of every record of a folder's runs, and prints how
-#: many there are.
-_LIST = (
-    "import os, sys; "
-    "print(sum(len([file.stat() for file in (*os.scandir(run), *os.scandir(run.path + '/records'))]) "
-    "for run in os.scandir(sys.argv[1])))"
-)
+#: Python that asks the file system for the size and times of each run's identity and records, as commands do,
+#: and prints how many there are.
+_LIST = """
+import os, sys
+count = 0
+for run in os.listdir(sys.argv[1]):
+    os.stat(f"{sys.argv[1]}/{run}/run.json")
+    opened = os.open(f"{sys.argv[1]}/{run}/records", os.O_RDONLY)
+    with os.scandir(opened) as entries:
+        count += 1 + len([entry.stat() for entry in entries])
+    os.close(opened)
+print(count)
+"""
 #: Tries of each command, whose median counts: that of one varies by a fifth.
 TRIES = 3
 
