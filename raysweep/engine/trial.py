@@ -41,8 +41,8 @@ from raysweep.sweep.stored import load_stored
 log = logging.getLogger("raysweep.trial")
 
 #: Seconds between two looks at the ledger, the least and the most, and their share of the time since the
-#: latest milestone.  A look lists folders, and reads small files where something has come, of a storage that a
-#: thousand runs share.
+#: latest milestone.  A look lists folders, and reads small files where something has come.  A thousand runs
+#: share the storage.
 _LEAST, _MOST, _SHARE = 0.25, 5.0, 0.02
 
 #: The least seconds between two looks at a ledger in an object store.
