@@ -207,10 +207,10 @@ class _Trial:
                 if changed:
                     # A checkpoint that is there and does not count may be replaced under the same name.
                     known = None if on_disk.intersection(lacking) else found
-                for step in self._spec.milestones if changed else ():
-                    if step not in evaluations.submitted and step not in lacking:
-                        evaluations.submit(step)
-                        latest = now
+                    for step in self._spec.milestones:
+                        if step not in evaluations.submitted and step not in lacking:
+                            evaluations.submit(step)
+                            latest = now
                 all_known = not alive
                 look = now + min(_MOST, max(least, _SHARE * (now - latest)))
             if not alive and len(evaluations) and not told:

@@ -203,10 +203,11 @@ def test_a_cancelled_run_is_left_with_its_training_and_evaluations(
     assert [failure.cancelled for failure in run.failures()] == [True]
 
 
-def test_a_lost_checkpoint_that_is_there_again_is_evaluated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("there", [False, True], ids=["lost", "replaced"])
+def test_a_checkpoint_that_counts_again_is_evaluated(
+    there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its record has stayed, so the names of the records do not change."""
+    """Its record has stayed, and where it is replaced its folder, too, so no name changes."""
     (tmp_path / "tiny.yaml").write_text(tiny.HEAD + "evaluate: {excess_loss: {sentences: 64}}\n")
     sweep = rs.load_sweep(tmp_path / "tiny.yaml", storage=tmp_path / "results")
     spec = sweep.runs[0]
@@ -217,6 +218,13 @@ def test_a_lost_checkpoint_that_is_there_again_is_evaluated(
             run.record_path(record[0]).unlink()
     last = spec.milestones[-1]
     aside = run.checkpoint_directory(last).rename(tmp_path / "aside")
+    if there:
+        run.checkpoint_directory(last).mkdir()
+        monkeypatch.setattr(
+            trial,
+            "missing_now",
+            lambda *_: SimpleNamespace(checkpoints=[last] if aside.exists() else []),
+        )
     submitted: list[int] = []
 
     class Evaluations:
@@ -240,7 +248,7 @@ def test_a_lost_checkpoint_that_is_there_again_is_evaluated(
         # Training reaches the milestone some looks later.
         joined.append(list(submitted))
         if len(joined) == 8:
-            aside.rename(run.checkpoint_directory(last))
+            aside.replace(run.checkpoint_directory(last))
         now[0] += seconds
 
     now, joined = [0.0], list[list[int]]()
