@@ -39,7 +39,6 @@ SHAPES = [
 @pytest.mark.parametrize("wide", [True, False])
 @pytest.mark.parametrize(("rows", "inner", "columns"), SHAPES)
 def test_products_are_those_of_torch(monkeypatch, wide, rows, inner, columns):
-    monkeypatch.setattr(products, "WHOLE", wide)
     monkeypatch.setattr(products, "FAST", wide)
     monkeypatch.setattr(products, "MANY", dict.fromkeys(products.MANY, 1))
     generator = torch.Generator().manual_seed(rows)
@@ -120,7 +119,6 @@ def test_sums_over_rows_of_bfloat16_are_not_rounded(compiled, rows, inputs, outp
 @pytest.mark.parametrize("inputs", [16, 32, 48, 64, 80, 112, 20])
 @pytest.mark.parametrize("rows", [1, 128, 300])
 def test_sums_over_rows_are_those_of_torch(monkeypatch, wide, rows, inputs, outputs):
-    monkeypatch.setattr(products, "WHOLE", wide)
     monkeypatch.setattr(products, "FAST", wide)
     generator = torch.Generator().manual_seed(rows + inputs)
     d, x = (torch.randn(rows, width, generator=generator) for width in (outputs, inputs))
@@ -136,6 +134,22 @@ def test_sums_over_rows_are_those_of_torch(monkeypatch, wide, rows, inputs, outp
             assert (total - truth).abs().max() < 1e-5 * rows**0.5
 
 
+@pytest.mark.parametrize(("outputs", "parts"), [(8, 1), (24, 1), (32, 1), (40, 1), (16, 2), (72, 3)])
+@pytest.mark.parametrize("inputs", [16, 48, 64])
+@pytest.mark.parametrize("rows", [1, 128, 300])
+def test_sums_over_rows_are_the_same_whatever_registers_there_are(rows, inputs, outputs, parts):
+    generator = torch.Generator().manual_seed(rows + inputs + outputs)
+    d, x = (torch.randn(rows, width, generator=generator).numpy() for width in (outputs, parts * inputs))
+    before = torch.randn(outputs, inputs, generator=generator).numpy()
+    wide, narrow = before.copy(), before.copy()
+    for first in range(0, rows, 128):
+        count = min(128, rows - first)
+        products._outer_wide(d, x, wide, first, count)
+        products._outer_narrow(d, x, narrow, first, count)
+    assert np.array_equal(wide, narrow)
+    assert not np.array_equal(wide, before)
+
+
 @pytest.mark.parametrize("wide", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=needs_pairs)])
 @pytest.mark.parametrize(
@@ -143,7 +157,6 @@ def test_sums_over_rows_are_those_of_torch(monkeypatch, wide, rows, inputs, outp
 )
 def test_parts_side_by_side_have_matrices_of_their_own(monkeypatch, wide, dtype, parts, inner, columns):
     """With the sum of the gradients of all these matrices."""
-    monkeypatch.setattr(products, "WHOLE", wide)
     monkeypatch.setattr(products, "FAST", wide)
     monkeypatch.setattr(products, "PAIRS", wide and PAIRS)
     monkeypatch.setattr(products, "MANY", dict.fromkeys(products.MANY, 1))
@@ -190,7 +203,6 @@ def test_rows_are_added_where_they_belong(dtype):
 def compiled(monkeypatch):
     """Return the names of the compiled loops that have run, on a processor that has the vectors."""
     called = []
-    monkeypatch.setattr(products, "WHOLE", True)
     monkeypatch.setattr(products, "FAST", True)
     for name in ("product", "outer", "outer_pairs"):
         loop = getattr(products, name)
@@ -268,7 +280,6 @@ def test_shapes_that_do_not_fit_are_refused(compiled, rows):
 
 @pytest.mark.parametrize("wide", [True, False])
 def test_what_is_not_finite_stays_so(monkeypatch, wide):
-    monkeypatch.setattr(products, "WHOLE", wide)
     monkeypatch.setattr(products, "FAST", wide)
     monkeypatch.setattr(products, "MANY", dict.fromkeys(products.MANY, 1))
     x = torch.ones(10, 4)

@@ -37,7 +37,7 @@ _OUTPUTS, _BETWEEN = 8, 128
 
 _block, _narrow, _row = tile(_ROWS, 2, scalar=True), tile(_ROWS, 1, scalar=True), tile(1, 2, scalar=True)
 _two, _three = (tile(_OUTPUTS, vectors, scalar=True, add=True) for vectors in (2, 3))
-_one = tile(_OUTPUTS, 1, scalar=True, add=True)
+_four, _one, _twelve = (tile(outputs, 1, scalar=True, add=True) for outputs in (4, _OUTPUTS, 12))
 
 
 _OF_TORCH = {np.dtype(name): getattr(torch, name) for name in ("float32", "float64", "uint16")}
@@ -135,8 +135,7 @@ def add_outer(total: np.ndarray, d: np.ndarray, x: np.ndarray, parts: int = 1) -
     With G `parts`, x is [N, G I], and part g of the rows of `total` is for part g of the columns of d and x.
 
     It is torch's unless O / G is a multiple of 8 and I one of 16, and where `total` has more than
-    `LARGEST_SUM` numbers.  In float32 it is also torch's where no register holds a whole vector
-    (`WHOLE`): with fewer registers, blocks read the same rows too often.
+    `LARGEST_SUM` numbers.
     """
     outputs, inputs = total.shape
     if len(d) != len(x) or d.shape[1] != outputs or x.shape[1] != parts * inputs or outputs % parts != 0:
@@ -144,7 +143,7 @@ def add_outer(total: np.ndarray, d: np.ndarray, x: np.ndarray, parts: int = 1) -
     whole = outputs // parts % _OUTPUTS == 0 and inputs % _LANES == 0
     fits = whole and total.flags.c_contiguous and total.size <= LARGEST_SUM
     low = x.dtype == np.uint16
-    served = PAIRS if low else WHOLE and x.dtype == np.float32
+    served = PAIRS if low else FAST and x.dtype == np.float32
     if not (served and fits and d.dtype == x.dtype and total.dtype == np.float32):
         if parts == 1:
             tensor(total).add_(tensor(d).T @ tensor(x))
@@ -227,7 +226,10 @@ def turned(weights, out):  # type: ignore[no-untyped-def]
 def outer(d, x, total):  # type: ignore[no-untyped-def]
     """Do what `add_outer` does with float32 numbers, for O a multiple of 8 and I of 16."""
     for n in range(0, len(d), _BETWEEN):
-        _outer(d, x, total, n, min(_BETWEEN, len(d) - n))
+        if WHOLE:
+            _outer_wide(d, x, total, n, min(_BETWEEN, len(d) - n))
+        else:
+            _outer_narrow(d, x, total, n, min(_BETWEEN, len(d) - n))
 
 
 @kernel(**COMPILED)
@@ -240,11 +242,11 @@ def outer_pairs(d, x, total):  # type: ignore[no-untyped-def]
         count = min(2 * _BETWEEN, len(d) - n)
         paired(d, n, count, of_d)
         paired(x, n, count, of_x)
-        _outer(of_d, of_x, total, 0, (count + 1) // 2)
+        _outer_wide(of_d, of_x, total, 0, (count + 1) // 2)
 
 
 @kernel(**COMPILED)
-def _outer(d, x, total, n, count):  # type: ignore[no-untyped-def]
+def _outer_wide(d, x, total, n, count):  # type: ignore[no-untyped-def]
     """Add the products of `count` rows from n on to the sums."""
     outputs, inputs = total.shape
     columns = x.shape[1]
@@ -262,6 +264,32 @@ def _outer(d, x, total, n, count):  # type: ignore[no-untyped-def]
             else:
                 _two(total, at, inputs, 16, d, p, outputs, 1, x, q, columns, 16, count)
                 i += 32
+
+
+@kernel(**COMPILED)
+def _outer_narrow(d, x, total, n, count):  # type: ignore[no-untyped-def]
+    """Do what `_outer_wide` does, with the same sums, where registers are few and hold half a vector.
+
+    Twelve outputs by one vector are two loops whose sums fill the registers.  All outputs meet a column of
+    inputs while it is in the cache.
+    """
+    outputs, inputs = total.shape
+    columns = x.shape[1]
+    each = outputs * inputs // columns  # outputs of a part
+    for g in range(outputs // each):
+        for i in range(0, inputs, _LANES):
+            q, o, end = n * columns + g * inputs + i, g * each, (g + 1) * each
+            while o < end:
+                at, p = o * inputs + i, n * outputs + o
+                if end - o >= 12:
+                    _twelve(total, at, inputs, 16, d, p, outputs, 1, x, q, columns, 16, count)
+                    o += 12
+                elif end - o == 8:
+                    _one(total, at, inputs, 16, d, p, outputs, 1, x, q, columns, 16, count)
+                    o += 8
+                else:
+                    _four(total, at, inputs, 16, d, p, outputs, 1, x, q, columns, 16, count)
+                    o += 4
 
 
 @kernel(**COMPILED)
