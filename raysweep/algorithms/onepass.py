@@ -68,12 +68,13 @@ class OnePassAdamW(AdamW):
             return None
         # `step` writes the addresses of other gradients to its own tables.
         own = [replace(places, table=places.table.copy()) for places in found]
-        parameters = [p for group in self.param_groups for p in group["params"]]
-        states = [self.state[p] for p in parameters]
+        states = list(self.state.values())
 
         def step() -> bool:
             there = len(self.param_groups) == len(own) and self._usual()
-            there = there and all(map(operator.is_, map(self.state.get, parameters), states))
+            # Looking states up by their parameters would take longer than the update of a small model.
+            there = there and len(self.state) == len(states)
+            there = there and all(map(operator.is_, self.state.values(), states))
             if there:
                 self._apply(own)
             return there

@@ -116,7 +116,7 @@ def test_memory_of_inference_is_not_kept(model: MaskedLM, options: dict[str, Any
 def test_as_many_weights_are_kept_as_threads_need(model: MaskedLM, options: dict[str, Any]) -> None:
     losses = [model.masked_loss(draw(), **options) for _ in range(5)]
     torch.autograd.backward(losses)
-    assert len(fused._resting[model.with_token()]) == torch.get_num_threads()
+    assert len(fused.known(model.with_token()).spare) == torch.get_num_threads()
 
 
 @pytest.mark.parametrize("way", ["data", "turned", "epsilon", "assign", "precision"])

@@ -97,7 +97,7 @@ class EncoderWeights(Weights):
 
     def __init__(self, model: Encoder, dtype: torch.dtype) -> None:
         super().__init__(model, dtype)
-        self._norms: list[tuple[nn.LayerNorm, Norm]] = []
+        self._norms: list[tuple[nn.LayerNorm, float]] = []
         self.tokens = self._matrix(model.token_embedding.weight)
         self.positions = self._vector(model.position_embedding.weight)
         self.embedding_norm = self._norm(model.embedding_norm)
@@ -118,13 +118,12 @@ class EncoderWeights(Weights):
         return layer.mlp_norm, self.final_norm if last else self.layers[k + 1].attention_norm
 
     def serve(self, parameters: Sequence[Tensor], dtype: torch.dtype) -> bool:
-        same = all(np.float32(module.eps) == norm.eps for module, norm in self._norms)
+        same = all(module.eps == eps for module, eps in self._norms)
         return same and super().serve(parameters, dtype)
 
     def _norm(self, module: nn.LayerNorm) -> Norm:
-        norm = Norm(self._vector(module.weight), self._vector(module.bias), np.float32(module.eps))
-        self._norms.append((module, norm))
-        return norm
+        self._norms.append((module, module.eps))
+        return Norm(self._vector(module.weight), self._vector(module.bias), np.float32(module.eps))
 
     def _layer(self, layer: EncoderLayer) -> Layer:
         three: list[nn.Linear] = [layer.query, layer.key, layer.value]

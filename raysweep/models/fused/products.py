@@ -11,6 +11,8 @@ matrix holds such pairs side by side; of rows, neighbours are paired first (`pai
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -28,6 +30,9 @@ MANY = {torch.float32: 128, torch.bfloat16: 32}
 
 #: Numbers in a vector; columns of a panel, and rows that are computed at once.
 _LANES, _COLUMNS, _ROWS = 16, 32, 12
+
+#: Bytes of memory that small matrices share.
+_SLAB = 2**22
 
 #: Words of four bytes in the rows of a block.
 _BLOCK = 2**15
@@ -55,9 +60,29 @@ def tensor(found: np.ndarray) -> Tensor:
     return made.view(torch.bfloat16) if made.dtype == torch.uint16 else made
 
 
+class _Slab(threading.local):
+    """Memory of which a thread gives out one part after the other; it lasts as long as a part is used."""
+
+    memory: np.ndarray
+    used = _SLAB
+
+
+_slab = _Slab()
+
+
 def empty(rows: int, columns: int, dtype: np.dtype) -> np.ndarray:
-    """Return an empty matrix that begins where a line of the cache does."""
-    return torch.empty(rows, columns, dtype=_OF_TORCH[dtype]).numpy()
+    """Return an empty matrix that begins where a line of the cache does.
+
+    Small ones share a piece of memory, because asking for their own would take longer than to fill them.
+    """
+    size = rows * columns * dtype.itemsize
+    if size > _SLAB // 4:
+        return torch.empty(rows, columns, dtype=_OF_TORCH[dtype]).numpy()
+    first = _slab.used
+    if first + size > _SLAB:
+        _slab.memory, first = torch.empty(_SLAB, dtype=torch.uint8).numpy(), 0
+    _slab.used = first + size + 63 & -64
+    return np.ndarray((rows, columns), dtype, _slab.memory, first)
 
 
 class Product:

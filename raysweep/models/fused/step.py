@@ -6,10 +6,12 @@ whole path is one function of all parameters; training does without autograd.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, Generic, Protocol, TypeVar, cast
+from itertools import chain
+from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -72,11 +74,41 @@ def chunk_size(model: MaskedLM, words: Batch, size: int, threads: int) -> int:
     """
     if model.total_vocabulary > _LARGE:
         size *= 2
-    return min(size, -(-int(words.lengths.sum()) // threads))
+    return min(size, -(-int(words.lengths.numpy().sum()) // threads))
 
 
-#: Weights that no step uses, for the next one of their model: one for each thread.
-_resting: WeakKeyDictionary[MaskedLM, list[Weights]] = WeakKeyDictionary()
+class Known:
+    """What is known of a model from one step to the next: its parameters, and weights that no step uses.
+
+    To walk through a model's modules takes longer than to look whether anything has been replaced in them.
+    """
+
+    def __init__(self, model: MaskedLM) -> None:
+        self.parameters = list(model.parameters())
+        self.small = sum(p.numel() for p in self.parameters) <= _KEPT
+        #: One for each thread, at most.
+        self.spare: list[Any] = []
+        self._tables = [table for m in model.modules() for table in (m._parameters, m._modules)]
+        self._entries = list(self._now())
+
+    def holds(self) -> bool:
+        """Return whether the model has the same modules and parameters as before."""
+        now = list(self._now())
+        return len(now) == len(self._entries) and all(map(operator.is_, now, self._entries))
+
+    def _now(self) -> Iterator[object]:
+        return chain.from_iterable(table.values() for table in self._tables)
+
+
+_known: WeakKeyDictionary[MaskedLM, Known] = WeakKeyDictionary()
+
+
+def known(model: MaskedLM) -> Known:
+    """Return what is known of a model as it is now."""
+    found = _known.get(model)
+    if found is None or not found.holds():
+        found = _known[model] = Known(model)
+    return found
 
 
 class Step(Generic[W]):
@@ -97,11 +129,10 @@ class Step(Generic[W]):
         begin: Callable[[W, Chunk], Training],
     ) -> None:
         self.model, self.words, self.dtype, self._make, self._begin = model, words, dtype, make, begin
-        self.parameters = list(model.parameters())
+        self._known = known(model)
+        self.parameters = self._known.parameters
         self.threads = torch.get_num_threads()
         self.size = chunk_size(model, words, size, self.threads)
-        self._small = sum(p.numel() for p in self.parameters) <= _KEPT
-        self._spare = cast(list[W], _resting.setdefault(model, []))
 
     def differentiable(self) -> Tensor:
         """Return the loss as a differentiable function of the parameters."""
@@ -141,7 +172,7 @@ class Step(Generic[W]):
 
     def gradients(self, weights: W) -> list[Tensor]:
         """Return the gradients in one piece of memory that nothing else writes to; `weights` are used up."""
-        found = weights.gradients(self.parameters, own=self._small)
+        found = weights.gradients(self.parameters, own=self._known.small)
         self.put_by(weights)
         return found
 
@@ -149,7 +180,7 @@ class Step(Generic[W]):
         """Return the weights, with sums of zero."""
         with suppress(IndexError):
             while True:
-                weights = self._spare.pop()
+                weights: W = self._known.spare.pop()
                 if weights.serve(self.parameters, self.dtype):
                     weights.renew()
                     return weights
@@ -157,8 +188,8 @@ class Step(Generic[W]):
 
     def put_by(self, weights: W) -> None:
         """Keep weights for the next step, if the model is small."""
-        if self._small and weights.rest() and len(self._spare) < self.threads:
-            self._spare.append(weights)
+        if self._known.small and weights.rest() and len(self._known.spare) < self.threads:
+            self._known.spare.append(weights)
 
     def _loss(self, weights: W, chunk: Chunk) -> float:
         """Return the sum of a chunk's losses, and add their gradients to the weights' sums."""

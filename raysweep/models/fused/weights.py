@@ -118,7 +118,7 @@ class Weights:
         self._asked: list[int] = []
         self._parts: list[tuple[torch.Size, tuple[int, ...], int, bool]] = []
         #: Memory of this object, and the parameters whose values it has in its own precision or order.
-        self._copies: list[tuple[Tensor, Tensor]] = []
+        self._copies: tuple[list[Tensor], list[Tensor]] = ([], [])
 
     def serve(self, parameters: Sequence[Tensor], dtype: torch.dtype) -> bool:
         """Return whether these are the weights of `parameters` in `dtype`, up to their values."""
@@ -128,8 +128,8 @@ class Weights:
     def renew(self) -> None:
         """Take the values of the parameters as they are now, and set all sums to zero."""
         self._all.zero_()
-        if self._copies:
-            torch._foreach_copy_([own for own, _ in self._copies], [of for _, of in self._copies])
+        if self._copies[0]:
+            torch._foreach_copy_(*self._copies)
 
     def rest(self) -> bool:
         """Make way for other values; return whether these weights may be kept for the next step."""
@@ -216,17 +216,16 @@ class Weights:
 
     def _copy(self, room: Tensor, parameters: Sequence[Tensor], dim: int = 0) -> Tensor:
         """Copy parameters side by side into `room` now and whenever their values change; return it."""
-        parts = room.split([p.shape[dim] for p in parameters], dim)
-        self._copies += [(part, p.detach()) for part, p in zip(parts, parameters, strict=True)]
-        for part, parameter in self._copies[-len(parts) :]:
-            part.copy_(parameter)
+        parts, values = room.split([p.shape[dim] for p in parameters], dim), [p.detach() for p in parameters]
+        torch._foreach_copy_(list(parts), values)
+        for kept, more in zip(self._copies, (parts, values), strict=True):
+            kept.extend(more)
         return room
 
 
 def _memory(tensors: Sequence[Tensor]) -> tuple[object, ...]:
     """Return where and how tensors lie in memory."""
-    shapes = [tensor.shape for tensor in tensors]
-    return [tensor.data_ptr() for tensor in tensors], shapes, [tensor.stride() for tensor in tensors]
+    return tuple(list(map(asked, tensors)) for asked in (Tensor.data_ptr, Tensor.size, Tensor.stride))
 
 
 def _padded(size: int) -> int:
