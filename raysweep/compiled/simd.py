@@ -282,25 +282,65 @@ def turn(context, array, place, row, out, to, gap):  # type: ignore[no-untyped-d
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         kind, target = signature.args[0], signature.args[3]
         array, place, row, out, to, gap = arguments
-        rows = []
-        for k in range(16):
-            at = builder.add(place, builder.mul(row, ir.IntType(64)(k)))
-            rows.append(builder.load(vector_at(context, builder, kind, array, at)))
-            rows[-1].align = 4
-        # Each of four rounds merges row k with row k + 8: the number of a place has its bits rotated by one.
-        words = ir.VectorType(ir.IntType(32), 16)
-        merged = [
-            ir.Constant(words, [number for j in range(8) for number in (j + half, 16 + j + half)])
-            for half in (0, 8)
-        ]
-        for _ in range(4):
-            rows = [builder.shuffle_vector(rows[k], rows[k + 8], order) for k in range(8) for order in merged]
-        for k in range(16):
-            at = builder.add(to, builder.mul(gap, ir.IntType(64)(k)))
-            builder.store(rows[k], vector_at(context, builder, target, out, at), align=4)
+        size, turned = (16, _turned) if WIDE else (8, _turned_in_halves)
+
+        def pointer(kind, array, place, distance, k, column):  # type: ignore[no-untyped-def]
+            step = builder.mul(distance, ir.IntType(64)(k))
+            at = builder.add(builder.add(place, step), ir.IntType(64)(column))
+            shape = ir.VectorType(_ELEMENTS[kind.dtype], size)
+            return builder.bitcast(element_at(context, builder, kind, array, at), shape.as_pointer())
+
+        # All is read before anything is written.
+        blocks = {}
+        for i in range(0, 16, size):
+            for j in range(0, 16, size):
+                block = [builder.load(pointer(kind, array, place, row, i + k, j)) for k in range(size)]
+                for vector in block:
+                    vector.align = 4
+                blocks[j, i] = turned(builder, block)
+        for (i, j), block in blocks.items():
+            for k, vector in enumerate(block):
+                builder.store(vector, pointer(target, out, to, gap, i + k, j), align=4)
         return context.get_dummy_value()
 
     return types.none(array, types.int64, types.int64, out, types.int64, types.int64), generate
+
+
+def _merged(builder, one, other, order):  # type: ignore[no-untyped-def]
+    """Return a vector of numbers of two; `order` counts on in the other one."""
+    return builder.shuffle_vector(one, other, ir.Constant(ir.VectorType(ir.IntType(32), len(order)), order))
+
+
+def _turned(builder, rows):  # type: ignore[no-untyped-def]
+    """Return the columns of a block of 16 rows.
+
+    Each of four rounds merges row k with row k + 8: the number of a place has its bits rotated by one.
+    """
+    merged = [[number for j in range(8) for number in (j + half, 16 + j + half)] for half in (0, 8)]
+    for _ in range(4):
+        rows = [_merged(builder, rows[k], rows[k + 8], order) for k in range(8) for order in merged]
+    return rows
+
+
+def _turned_in_halves(builder, rows):  # type: ignore[no-untyped-def]
+    """Return the columns of a block of 8 rows, where merging within halves of a vector takes less time.
+
+    Blocks of 2 × 2 numbers are turned first, then blocks of 2 × 2 of these, and at last the four quarters.
+    """
+    rounds = (
+        (1, [0, 8, 2, 10, 4, 12, 6, 14], [1, 9, 3, 11, 5, 13, 7, 15]),
+        (2, [0, 1, 8, 9, 4, 5, 12, 13], [2, 3, 10, 11, 6, 7, 14, 15]),
+        (4, [0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7, 12, 13, 14, 15]),
+    )
+    for distance, upper, lower in rounds:
+        found = list(rows)
+        for k in range(8):
+            if k & distance == 0:
+                one, other = rows[k], rows[k + distance]
+                found[k] = _merged(builder, one, other, upper)
+                found[k + distance] = _merged(builder, one, other, lower)
+        rows = found
+    return rows
 
 
 @intrinsic
