@@ -19,7 +19,7 @@ from torch import Tensor
 
 from raysweep.compiled import kernel
 from raysweep.compiled.scalars import COMPILED
-from raysweep.compiled.simd import peek, poke, turn
+from raysweep.compiled.simd import fetch, peek, poke, put, turn
 from raysweep.compiled.tiles import FAST, PAIRS, WHOLE, tile
 
 #: Most numbers of a matrix that is laid out, and of a sum over rows: larger ones do not stay in the cache.
@@ -295,25 +295,28 @@ def _outer_wide(d, x, total, n, count):  # type: ignore[no-untyped-def]
 def _outer_narrow(d, x, total, n, count):  # type: ignore[no-untyped-def]
     """Do what `_outer_wide` does, with the same sums, where registers are few and hold half a vector.
 
-    Twelve outputs by one vector are two loops whose sums fill the registers.  All outputs meet a column of
-    inputs while it is in the cache.
+    Twelve outputs by one vector are two loops whose sums fill the registers.  All outputs meet a vector of
+    inputs, whose rows are copied side by side: some distances of rows leave few places in the cache.
     """
     outputs, inputs = total.shape
     columns = x.shape[1]
     each = outputs * inputs // columns  # outputs of a part
+    of_x = np.empty(_BETWEEN * _LANES, dtype=np.float32)
     for g in range(outputs // each):
         for i in range(0, inputs, _LANES):
-            q, o, end = n * columns + g * inputs + i, g * each, (g + 1) * each
+            for k in range(count):
+                put(of_x, k * _LANES, fetch(x, (n + k) * columns + g * inputs + i))
+            o, end = g * each, (g + 1) * each
             while o < end:
                 at, p = o * inputs + i, n * outputs + o
                 if end - o >= 12:
-                    _twelve(total, at, inputs, 16, d, p, outputs, 1, x, q, columns, 16, count)
+                    _twelve(total, at, inputs, 16, d, p, outputs, 1, of_x, 0, _LANES, 16, count)
                     o += 12
                 elif end - o == 8:
-                    _one(total, at, inputs, 16, d, p, outputs, 1, x, q, columns, 16, count)
+                    _one(total, at, inputs, 16, d, p, outputs, 1, of_x, 0, _LANES, 16, count)
                     o += 8
                 else:
-                    _four(total, at, inputs, 16, d, p, outputs, 1, x, q, columns, 16, count)
+                    _four(total, at, inputs, 16, d, p, outputs, 1, of_x, 0, _LANES, 16, count)
                     o += 4
 
 
