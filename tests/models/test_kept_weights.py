@@ -1,6 +1,8 @@
 """Weights that compiled training keeps from step to step, beside a fresh model's."""
 
 import copy
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -117,6 +119,34 @@ def test_as_many_weights_are_kept_as_threads_need(model: MaskedLM, options: dict
     losses = [model.masked_loss(draw(), **options) for _ in range(5)]
     torch.autograd.backward(losses)
     assert len(fused.known(model.with_token()).spare) == torch.get_num_threads()
+
+
+@pytest.mark.parametrize("way", ["parameter", "module", "more", "less"])
+def test_what_is_known_of_a_model_holds_until_a_part_is_replaced(way: str) -> None:
+    model: Any = CONFIGS["post"].build(LANGUAGE, seed=0)
+    before = fused.known(model)
+    move(model, 0)
+    assert fused.known(model) is before
+    if way == "parameter":
+        model.head_dense.weight = nn.Parameter(model.head_dense.weight.detach() * 1.5)
+    elif way == "module":
+        model.layers[0] = copy.deepcopy(model.layers[1])
+    elif way == "more":
+        model.more = nn.Linear(2, 2)
+    else:
+        del model.layers[1]
+    now = fused.known(model)
+    assert now is not before
+    assert list(map(id, now.parameters)) == list(map(id, model.parameters()))
+
+
+def test_what_is_known_of_a_model_does_not_keep_it(options: dict[str, Any]) -> None:
+    model = CONFIGS["post"].build(LANGUAGE, seed=0).train()
+    gradients(model, model.masked_loss(draw(), **options))
+    alive = weakref.ref(model)
+    del model
+    gc.collect()
+    assert alive() is None
 
 
 @pytest.mark.parametrize("way", ["data", "turned", "epsilon", "assign", "precision"])

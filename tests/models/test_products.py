@@ -1,5 +1,7 @@
 """Products with a matrix and sums over rows, against those of PyTorch in float64."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -18,6 +20,30 @@ class Product(products.Product):
 
     def __call__(self, x, out=None):
         return tensor(super().__call__(array(x), None if out is None else array(out)))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "uint16", "float64"])
+def test_empty_matrices_have_places_of_their_own(monkeypatch, dtype):
+    monkeypatch.setattr(products, "_SLAB", 2**12)
+    monkeypatch.setattr(products, "_slab", products._Slab())
+    dtype = np.dtype(dtype)
+
+    def several(first):
+        made = []
+        for number in range(first, first + 40):
+            made.append(products.empty(number % 7, number % 5 * 16 + 3, dtype))
+            made[-1][:] = number
+        return made
+
+    with ThreadPoolExecutor(2) as pool:
+        made = [one for part in [several(0), *pool.map(several, (40, 80))] for one in part]
+    for number, one in enumerate(made):
+        assert one.shape == (number % 7, number % 5 * 16 + 3)
+        assert one.dtype == dtype
+        assert one.flags.c_contiguous
+        assert one.flags.writeable
+        assert one.ctypes.data % 64 == 0
+        assert (one == number).all()
 
 
 def add_outer(total, d, x, parts=1):

@@ -1,9 +1,10 @@
 """Products of matrices of a small model's sizes, by compiled blocks of sums.
 
 Libraries change the layout of a matrix in every product, and some do not use the wide vectors of other
-makers' processors.  Here a matrix that many rows are multiplied with is laid out once, and a sum over rows
-needs no layout of float32 numbers, and one pass for bfloat16.  Torch computes where that is slower (see
-`Product` and `add_outer`), in other dtypes, and on processors without the instructions (`FAST`, `PAIRS`).
+makers' processors.  Here a matrix that many rows are multiplied with is laid out once.  A sum over rows
+takes float32 numbers as they lie, but for a vector of columns at a time where registers are narrow, and one
+pass for bfloat16.  Torch computes where that is slower (see `Product` and `add_outer`), in other dtypes, and
+on processors without the instructions (`FAST`, `PAIRS`).
 
 Compiled code takes bfloat16 numbers in pairs, as uint32: the terms 2 k and 2 k + 1 of a sum.  A row of a
 matrix holds such pairs side by side; of rows, neighbours are paired first (`paired`).
@@ -64,7 +65,7 @@ class _Slab(threading.local):
     """Memory of which a thread gives out one part after the other; it lasts as long as a part is used."""
 
     memory: np.ndarray
-    used = _SLAB
+    used = _SLAB + 1  # more than any: there is no memory yet
 
 
 _slab = _Slab()
@@ -73,7 +74,8 @@ _slab = _Slab()
 def empty(rows: int, columns: int, dtype: np.dtype) -> np.ndarray:
     """Return an empty matrix that begins where a line of the cache does.
 
-    Small ones share a piece of memory, because asking for their own would take longer than to fill them.
+    Small ones share a piece of memory: to ask for one of their own takes a noticeable part of a small model's
+    step.
     """
     size = rows * columns * dtype.itemsize
     if size > _SLAB // 4:
