@@ -62,7 +62,7 @@ def tensor(found: np.ndarray) -> Tensor:
 
 
 class _Slab(threading.local):
-    """Memory of which a thread gives out one part after the other; it lasts as long as a part is used."""
+    """Memory that a thread gives out part by part; it lasts as long as a part is used."""
 
     memory: np.ndarray
     used = _SLAB + 1  # more than any: there is no memory yet

@@ -78,7 +78,7 @@ def chunk_size(model: MaskedLM, words: Batch, size: int, threads: int) -> int:
 
 
 class Known:
-    """What is known of a model from one step to the next: its parameters, and weights that no step uses.
+    """A model's parameters, and weights that no step uses, known from one step to the next.
 
     To walk through a model's modules takes longer than to look whether anything has been replaced in them.
     """
