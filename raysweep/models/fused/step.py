@@ -85,6 +85,7 @@ class Known:
 
     def __init__(self, model: MaskedLM) -> None:
         self.parameters = list(model.parameters())
+        #: Whether weights are kept for the next step.
         self.small = sum(p.numel() for p in self.parameters) <= _KEPT
         #: One for each thread, at most.
         self.spare: list[Any] = []
