@@ -54,8 +54,8 @@ class OnePassAdamW(AdamW):
 
         None where the step is torch's.  The step returns True.  It does nothing and returns False once states
         have been loaded or groups added, and with options that change the update.  Otherwise it looks at no
-        tensor anew, so it is for weights and states that nobody moves, and it calls no hooks.  Whoever keeps
-        the step keeps the gradients.
+        tensor anew, so it is for weights and states that nobody moves or exchanges, and it calls no hooks.
+        Whoever keeps the step keeps the gradients.
         """
 
         def gradient_of(parameter: Tensor) -> Tensor | None:

@@ -2,9 +2,9 @@
 
 Libraries change the layout of a matrix in every product, and some do not use the wide vectors of other
 makers' processors.  Here a matrix that many rows are multiplied with is laid out once.  A sum over rows
-takes float32 numbers as they lie, but for a vector of columns at a time where registers are narrow, and one
-pass for bfloat16.  Torch computes where that is slower (see `Product` and `add_outer`), in other dtypes, and
-on processors without the instructions (`FAST`, `PAIRS`).
+takes float32 numbers as they lie; where registers are narrow, it copies a vector of columns side by side
+first.  It pairs bfloat16 numbers in one pass.  Torch computes where that is slower (see `Product` and
+`add_outer`), in other dtypes, and on processors without the instructions (`FAST`, `PAIRS`).
 
 Compiled code takes bfloat16 numbers in pairs, as uint32: the terms 2 k and 2 k + 1 of a sum.  A row of a
 matrix holds such pairs side by side; of rows, neighbours are paired first (`paired`).
@@ -38,7 +38,8 @@ _SLAB = 2**22
 #: Words of four bytes in the rows of a block.
 _BLOCK = 2**15
 
-#: Outputs whose gradients are summed at once, and rows after which these sums are written to memory.
+#: Outputs whose gradients are summed at once in wide registers, and rows after which sums are written to memory
+#: in all.
 _OUTPUTS, _BETWEEN = 8, 128
 
 _block, _narrow, _row = tile(_ROWS, 2, scalar=True), tile(_ROWS, 1, scalar=True), tile(1, 2, scalar=True)
@@ -62,7 +63,7 @@ def tensor(found: np.ndarray) -> Tensor:
 
 
 class _Slab(threading.local):
-    """Memory that a thread gives out part by part; it lasts as long as a part is used."""
+    """Memory that a thread gives out part by part; it lasts until no part is used and another has begun."""
 
     memory: np.ndarray
     used = _SLAB + 1  # more than any: there is no memory yet
@@ -298,7 +299,7 @@ def _outer_narrow(d, x, total, n, count):  # type: ignore[no-untyped-def]
     """Do what `_outer_wide` does, with the same sums, where registers are few and hold half a vector.
 
     Twelve outputs by one vector are two loops whose sums fill the registers.  All outputs meet a vector of
-    inputs, whose rows are copied side by side: some distances of rows leave few places in the cache.
+    inputs, whose rows are copied side by side: rows at some distances would share few places of the cache.
     """
     outputs, inputs = total.shape
     columns = x.shape[1]

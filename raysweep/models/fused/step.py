@@ -10,7 +10,6 @@ import operator
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from itertools import chain
 from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -89,16 +88,19 @@ class Known:
         self.small = sum(p.numel() for p in self.parameters) <= _KEPT
         #: One for each thread, at most.
         self.spare: list[Any] = []
-        self._tables = [table for m in model.modules() for table in (m._parameters, m._modules)]
-        self._entries = list(self._now())
+        # Without the model itself, which would not be freed.
+        self._inside = list(model.modules())[1:]
+        self._entries = list(self._now(model))
 
-    def holds(self) -> bool:
+    def holds(self, model: MaskedLM) -> bool:
         """Return whether the model has the same modules and parameters as before."""
-        now = list(self._now())
+        now = list(self._now(model))
         return len(now) == len(self._entries) and all(map(operator.is_, now, self._entries))
 
-    def _now(self) -> Iterator[object]:
-        return chain.from_iterable(table.values() for table in self._tables)
+    def _now(self, model: MaskedLM) -> Iterator[object]:
+        for module in (model, *self._inside):
+            yield from module._parameters.values()
+            yield from module._modules.values()
 
 
 _known: WeakKeyDictionary[MaskedLM, Known] = WeakKeyDictionary()
@@ -107,7 +109,7 @@ _known: WeakKeyDictionary[MaskedLM, Known] = WeakKeyDictionary()
 def known(model: MaskedLM) -> Known:
     """Return what is known of a model as it is now."""
     found = _known.get(model)
-    if found is None or not found.holds():
+    if found is None or not found.holds(model):
         found = _known[model] = Known(model)
     return found
 
