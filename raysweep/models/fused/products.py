@@ -38,8 +38,8 @@ _SLAB = 2**22
 #: Words of four bytes in the rows of a block.
 _BLOCK = 2**15
 
-#: Outputs whose gradients are summed at once in wide registers, and rows after which sums are written to memory
-#: in all.
+#: Outputs whose gradients are summed at once in wide registers.  In all, rows after which sums are written to
+#: memory.
 _OUTPUTS, _BETWEEN = 8, 128
 
 _block, _narrow, _row = tile(_ROWS, 2, scalar=True), tile(_ROWS, 1, scalar=True), tile(1, 2, scalar=True)
