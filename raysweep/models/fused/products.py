@@ -38,9 +38,11 @@ _SLAB = 2**22
 #: Words of four bytes in the rows of a block.
 _BLOCK = 2**15
 
-#: Outputs whose gradients are summed at once in wide registers.  In all, rows after which sums are written to
-#: memory.
-_OUTPUTS, _BETWEEN = 8, 128
+#: Outputs whose gradients are summed at once where registers are wide.
+_OUTPUTS = 8
+
+#: Rows after which sums of gradients are written to memory.
+_BETWEEN = 128
 
 _block, _narrow, _row = tile(_ROWS, 2, scalar=True), tile(_ROWS, 1, scalar=True), tile(1, 2, scalar=True)
 _two, _three = (tile(_OUTPUTS, vectors, scalar=True, add=True) for vectors in (2, 3))

@@ -79,7 +79,7 @@ def chunk_size(model: MaskedLM, words: Batch, size: int, threads: int) -> int:
 class Known:
     """A model's parameters, and weights that no step uses, known from one step to the next.
 
-    To walk through a model's modules takes longer than to look whether anything has been replaced in them.
+    Walking through a model's modules takes longer than looking whether anything in them has been replaced.
     """
 
     def __init__(self, model: MaskedLM) -> None:
