@@ -56,7 +56,9 @@ _PATIENCE = 60.0
 #: What a kernel's options leave out.  numba itself would take all but the first from the kernel in whose
 #: compilation this one is met for the first time, so that the last place of its results would depend on the
 #: order of calls.
-_OWN = {"nogil": True, "fastmath": False, "error_model": "python", "forceinline": False}
+_OWN = {
+    "nogil": True, "fastmath": False, "error_model": "python", "forceinline": False, "no_cfunc_wrapper": True,
+}
 
 #: numba's settings; it makes these names from the environment.
 config: Any = numba_config

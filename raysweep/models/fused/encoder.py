@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import cast
 
 import numpy as np
@@ -29,11 +30,12 @@ from raysweep.models.dropout import cut_of, streams
 from raysweep.models.encoder import Encoder, EncoderLayer
 from raysweep.models.fused import kernels
 from raysweep.models.fused.packing import Chunk
-from raysweep.models.fused.products import array, tensor
+from raysweep.models.fused.products import MANY, array, tensor
 from raysweep.models.fused.states import states
 from raysweep.models.fused.step import Step
 from raysweep.models.fused.sublayer import Attended, Site
 from raysweep.models.fused.weights import Matrix, Vector, Weights
+from raysweep.models.fused.whole import Whole
 
 CHUNK = 2048  # words: with fewer, products are too small to be fast; with more, memory is slower than cache
 
@@ -108,6 +110,21 @@ class EncoderWeights(Weights):
         self.head_norm = self._norm(model.head_norm)
         self.decoder_bias = self._vector(model.decoder.bias)
         self.token_values = array(model.token_embedding.weight)
+        self._heads, self._post = model.shape.heads, model.norm == "post"
+
+    def whole_for(self, chunk: Chunk) -> Whole | None:
+        """Return the passes of chunks in one call each, None where torch computes a product of this one."""
+        return self._whole if len(chunk.ids) >= MANY[torch.float32] else None
+
+    @cached_property
+    def _whole(self) -> Whole | None:
+        return Whole(self, self._heads, post=self._post) if Whole.serves(self, self._heads) else None
+
+    def rest(self) -> bool:
+        made = self.__dict__.get("_whole")
+        if made is not None:
+            made.forget()
+        return super().rest()
 
     def behind(self, k: int) -> tuple[Norm, Norm]:
         """Return the LayerNorms behind the two sublayers of layer k: its own, or the next ones."""
@@ -183,11 +200,7 @@ class Pass:
         self.weights, self.chunk = weights, chunk
         self.post = model.norm == "post"
         self.heads, self.width = model.shape.heads, model.width
-        self.cut = cut_of(model.dropout.p) if model.training and seed is not None else 0
-        self.stride = (model.max_length + 3) // 4
-        # The streams of the sites: the embedding's, and three a layer;
-        # without dropout they are not used, and those of one seed are at hand.
-        self.sites = streams(seed if seed and self.cut else 0, 1 + 3 * len(weights.layers))
+        self.cut, self.stride, self.sites = dropped(model, seed)
         # The numbers of the words for which each layer is computed.
         self._places = [chunk.place] * (len(weights.layers) - 1) + [chunk.place[chunk.masked]]
         self.ids, self.at, self.which = chunk.ids, chunk.at, None
@@ -368,16 +381,40 @@ def _float(rows: int, columns: int) -> np.ndarray:
     return np.empty((rows, columns), dtype=np.float32)
 
 
-def step(model: Encoder, words: Batch, *, seed: int, dtype: torch.dtype) -> Step[EncoderWeights]:
+def dropped(model: Encoder, seed: int | None) -> tuple[int, int, tuple[np.uint64, ...]]:
+    """Return the levels of dropout, the length of a query's stream, and the keys of the streams of its sites.
+
+    These are the embedding's, and three a layer.
+    """
+    cut = cut_of(model.dropout.p) if model.training and seed is not None else 0
+    # Without dropout they are not used, and those of one seed are at hand.
+    sites = streams(seed if seed and cut else 0, 1 + 3 * len(model.layers))
+    return cut, (model.max_length + 3) // 4, sites
+
+
+class EncoderStep(Step[EncoderWeights]):
+    """A step whose chunks are one call of compiled code each, where there is such a call."""
+
+    def __init__(self, model: Encoder, words: Batch, seed: int, dtype: torch.dtype) -> None:
+        def begin(weights: EncoderWeights, chunk: Chunk) -> Pass:
+            return Pass(model, weights, chunk, seed)
+
+        super().__init__(model, words, CHUNK, dtype, EncoderWeights, begin)
+        self._dropped = dropped(model, seed)
+
+    def _loss(self, weights: EncoderWeights, chunk: Chunk) -> float:
+        whole = weights.whole_for(chunk)
+        if whole is None:
+            return super()._loss(weights, chunk)
+        return whole.learn(chunk, np.float32(1 / self.words.count), *self._dropped)
+
+
+def step(model: Encoder, words: Batch, *, seed: int, dtype: torch.dtype) -> EncoderStep:
     """Return the step with `MaskedLM.masked_loss` as its loss; dropout is keyed by (seed, sentences' rows).
 
     Its methods raise `DataError` for words, positions or targets that the model does not have.
     """
-
-    def begin(weights: EncoderWeights, chunk: Chunk) -> Pass:
-        return Pass(model, weights, chunk, seed)
-
-    return Step(model, words, CHUNK, dtype, EncoderWeights, begin)
+    return EncoderStep(model, words, seed, dtype)
 
 
 def hidden_at(model: Encoder, words: Batch, *, seed: int, dtype: torch.dtype) -> Tensor:
@@ -389,4 +426,8 @@ def hidden_at(model: Encoder, words: Batch, *, seed: int, dtype: torch.dtype) ->
     def begin(weights: EncoderWeights, chunk: Chunk) -> Pass:
         return Pass(model, weights, chunk, seed)
 
-    return states(model, words, CHUNK, lambda: EncoderWeights(model, dtype), begin)
+    def read(weights: EncoderWeights, chunk: Chunk) -> np.ndarray | None:
+        whole = weights.whole_for(chunk)
+        return None if whole is None else whole.encode(chunk, *dropped(model, seed))
+
+    return states(model, words, CHUNK, lambda: EncoderWeights(model, dtype), begin, read)

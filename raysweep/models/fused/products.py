@@ -30,7 +30,7 @@ LARGEST, LARGEST_SUM = 2**20, 2**19
 MANY = {torch.float32: 128, torch.bfloat16: 32}
 
 #: Numbers in a vector; columns of a panel, and rows that are computed at once.
-_LANES, _COLUMNS, _ROWS = 16, 32, 12
+_LANES, COLUMNS, _ROWS = 16, 32, 12
 
 #: Bytes of memory that small matrices share.
 _SLAB = 2**22
@@ -90,6 +90,12 @@ def empty(rows: int, columns: int, dtype: np.dtype) -> np.ndarray:
     return np.ndarray((rows, columns), dtype, _slab.memory, first)
 
 
+def serves(matrix: Tensor) -> bool:
+    """Return whether products of many rows with a matrix B [I, O], or several of them [G, I, O], are compiled."""
+    served = {torch.float32: FAST, torch.bfloat16: PAIRS and matrix.shape[-2] % 2 == 0}
+    return served.get(matrix.dtype, False) and 0 < matrix.numel() <= LARGEST
+
+
 class Product:
     """The map x ↦ x B for a matrix B [I, O] on a processor, of arrays as `array` returns them.
 
@@ -105,9 +111,7 @@ class Product:
         self.matrix = matrix if matrix.dim() == 3 else matrix[None]
         self.parts, self.inner, columns = self.matrix.shape
         self.columns = self.parts * columns
-        served = {torch.float32: FAST, torch.bfloat16: PAIRS and self.inner % 2 == 0}
-        ours = served.get(matrix.dtype, False) and 0 < matrix.numel() <= LARGEST
-        self._many = MANY[matrix.dtype] if ours else None
+        self._many = MANY[matrix.dtype] if serves(self.matrix) else None
         self._turned = self.matrix.mT.is_contiguous()
         self._given = array(self.matrix.mT if self._turned else self.matrix)
         self._panels: np.ndarray | None = None
@@ -144,7 +148,7 @@ class Product:
         low = self.matrix.dtype == torch.bfloat16
         terms = self.inner // 2 if low else self.inner
         if self._panels is None:
-            size = self.parts, -(-self.matrix.shape[2] // _COLUMNS), terms, _COLUMNS
+            size = self.parts, -(-self.matrix.shape[2] // COLUMNS), terms, COLUMNS
             self._panels = torch.zeros(size, dtype=torch.uint32 if low else torch.float32).numpy()
         if self._laid_out:
             return self._panels
@@ -170,19 +174,23 @@ def add_outer(total: np.ndarray, d: np.ndarray, x: np.ndarray, parts: int = 1) -
     outputs, inputs = total.shape
     if len(d) != len(x) or d.shape[1] != outputs or x.shape[1] != parts * inputs or outputs % parts != 0:
         raise ValueError(f"{list(d.shape)} transposed times {list(x.shape)} is not {list(total.shape)}")
-    whole = outputs // parts % _OUTPUTS == 0 and inputs % _LANES == 0
-    fits = whole and total.flags.c_contiguous and total.size <= LARGEST_SUM
-    low = x.dtype == np.uint16
-    served = PAIRS if low else FAST and x.dtype == np.float32
-    if not (served and fits and d.dtype == x.dtype and total.dtype == np.float32):
+    fits = serves_sum(outputs, inputs, parts, x.dtype) and total.flags.c_contiguous
+    if not (fits and d.dtype == x.dtype and total.dtype == np.float32):
         if parts == 1:
             tensor(total).add_(tensor(d).T @ tensor(x))
         else:
             found = torch.bmm(_apart(d, parts).mT, _apart(x, parts))
             tensor(total).add_(found.view(outputs, inputs))
         return
-    add = outer_pairs if low else outer
+    add = outer_pairs if x.dtype == np.uint16 else outer
     add(np.ascontiguousarray(d), np.ascontiguousarray(x), total)
+
+
+def serves_sum(outputs: int, inputs: int, parts: int, dtype: np.dtype) -> bool:
+    """Return whether `add_outer` to a total [outputs, inputs] is compiled for factors of this type."""
+    served = PAIRS if dtype == np.uint16 else FAST and dtype == np.float32
+    whole = outputs // parts % _OUTPUTS == 0 and inputs % _LANES == 0
+    return served and whole and outputs * inputs <= LARGEST_SUM
 
 
 def _apart(found: np.ndarray, parts: int) -> Tensor:
@@ -220,8 +228,8 @@ def straight(matrices, out):  # type: ignore[no-untyped-def]
     for g in range(parts):
         for p in range(out.shape[1]):
             for k in range(rows):
-                for j in range(min(_COLUMNS, columns - p * _COLUMNS)):
-                    out[g, p, k, j] = matrices[g, k, p * _COLUMNS + j]
+                for j in range(min(COLUMNS, columns - p * COLUMNS)):
+                    out[g, p, k, j] = matrices[g, k, p * COLUMNS + j]
 
 
 @kernel(error_model="numpy")
@@ -241,15 +249,15 @@ def turned(weights, out):  # type: ignore[no-untyped-def]
     for g in range(parts):
         weight, own = weights[g], out[g]
         for j in range(columns):
-            first = (j // _COLUMNS * rows) * _COLUMNS + j % _COLUMNS
+            first = (j // COLUMNS * rows) * COLUMNS + j % COLUMNS
             done = 0
             if j // _LANES * _LANES + _LANES <= columns:
                 # Blocks of 16 × 16 numbers, with the first row of each.
                 done = rows // _LANES * _LANES
                 for k in range(0, done if j % _LANES == 0 else 0, _LANES):
-                    turn(weight, j * rows + k, rows, own, first + k * _COLUMNS, _COLUMNS)
+                    turn(weight, j * rows + k, rows, own, first + k * COLUMNS, COLUMNS)
             for k in range(done, rows):
-                poke(own, first + k * _COLUMNS, peek(weight, j * rows + k))
+                poke(own, first + k * COLUMNS, peek(weight, j * rows + k))
 
 
 @kernel(**COMPILED)
@@ -331,28 +339,28 @@ def product(x, panels, out):  # type: ignore[no-untyped-def]
     rows, row, whole = x.shape[0], x.shape[1], out.shape[1]
     parts, inner = panels.shape[0], panels.shape[2]
     columns = whole // parts
-    spare = np.empty((_ROWS, _COLUMNS), dtype=out.dtype)
+    spare = np.empty((_ROWS, COLUMNS), dtype=out.dtype)
     # Rows of x that stay in the cache while they meet all panels.
     block = max(1, _BLOCK // (_ROWS * row)) * _ROWS
     for first in range(0, rows, block):
         last = min(first + block, rows)
         for g in range(parts):
             for p in range(panels.shape[1]):
-                y, j = (g * panels.shape[1] + p) * inner * _COLUMNS, g * columns + p * _COLUMNS
-                width = min(_COLUMNS, columns - p * _COLUMNS)
+                y, j = (g * panels.shape[1] + p) * inner * COLUMNS, g * columns + p * COLUMNS
+                width = min(COLUMNS, columns - p * COLUMNS)
                 for i in range(first, last - _ROWS + 1, _ROWS):
                     c, a = i * whole + j, i * row + g * inner
-                    if width == _COLUMNS:
-                        _block(out, c, whole, 16, x, a, 1, row, panels, y, _COLUMNS, 16, inner)
+                    if width == COLUMNS:
+                        _block(out, c, whole, 16, x, a, 1, row, panels, y, COLUMNS, 16, inner)
                     elif width == _LANES:
-                        _narrow(out, c, whole, 16, x, a, 1, row, panels, y, _COLUMNS, 16, inner)
+                        _narrow(out, c, whole, 16, x, a, 1, row, panels, y, COLUMNS, 16, inner)
                     else:
-                        _block(spare, 0, _COLUMNS, 16, x, a, 1, row, panels, y, _COLUMNS, 16, inner)
+                        _block(spare, 0, COLUMNS, 16, x, a, 1, row, panels, y, COLUMNS, 16, inner)
                         for r in range(_ROWS):
                             for k in range(width):
-                                poke(out, c + r * whole + k, peek(spare, r * _COLUMNS + k))
+                                poke(out, c + r * whole + k, peek(spare, r * COLUMNS + k))
                 for i in range(last - (last - first) % _ROWS, last):
                     a = i * row + g * inner
-                    _row(spare, 0, _COLUMNS, 16, x, a, 1, row, panels, y, _COLUMNS, 16, inner)
+                    _row(spare, 0, COLUMNS, 16, x, a, 1, row, panels, y, COLUMNS, 16, inner)
                     for c in range(width):
                         poke(out, i * whole + j + c, peek(spare, c))

@@ -36,12 +36,18 @@ class Reading(Protocol):
 
 
 def states(
-    model: MaskedLM, words: Batch, size: int, make: Callable[[], W], begin: Callable[[W, Chunk], Reading]
+    model: MaskedLM,
+    words: Batch,
+    size: int,
+    make: Callable[[], W],
+    begin: Callable[[W, Chunk], Reading],
+    read: Callable[[W, Chunk], np.ndarray | None] = lambda weights, chunk: None,
 ) -> Tensor:
     """Return hidden states [M, D] at `words.index`, in its order, float32, to differentiate once.
 
     Where gradients are off, as in evaluation, they are plain states.  `size`, `make`, `begin` and threads are
-    as in `raysweep.models.fused.step.Step`.  Parameters that the head alone uses have no part in it.
+    as in `raysweep.models.fused.step.Step`.  `read` returns what `Reading.encode` does for a chunk, where no
+    backward pass follows, or None.  Parameters that the head alone uses have no part in it.
     """
     head = {id(parameter) for parameter in model.head_parameters()}
     body = [parameter for parameter in model.parameters() if id(parameter) not in head]
@@ -49,7 +55,7 @@ def states(
     chunks = list(packed(words, model, chunk_size(model, words, size, threads)))
     out = torch.empty(len(words.index), model.width)
     kept = torch.is_grad_enabled()
-    work = _Work(chunks, threads, make, begin, out, kept=kept)
+    work = _Work(chunks, threads, make, begin, read, out, kept=kept)
     result: Tensor = _States.apply(work, *body) if kept else work.forward()
     return result
 
@@ -63,12 +69,13 @@ class _Work(Generic[W]):
         threads: int,
         make: Callable[[], W],
         begin: Callable[[W, Chunk], Reading],
+        read: Callable[[W, Chunk], np.ndarray | None],
         out: Tensor,
         *,
         kept: bool,
     ) -> None:
         self.chunks, self.threads, self.out, self._kept = chunks, threads, out, kept
-        self._make, self._begin = make, begin
+        self._make, self._begin, self._read = make, begin, read
         self._begun: list[tuple[W, list[Reading]]] = []
 
     def forward(self) -> Tensor:
@@ -77,10 +84,13 @@ class _Work(Generic[W]):
         def work(k: int) -> tuple[W, list[Reading]]:
             weights, passes = self._make(), []
             for chunk in self.chunks[k :: self.threads]:
-                reading = self._begin(weights, chunk)
-                self.out[torch.from_numpy(chunk.number)] = tensor(reading.encode()).float()
-                if self._kept:
-                    passes.append(reading)
+                found = None if self._kept else self._read(weights, chunk)
+                if found is None:
+                    reading = self._begin(weights, chunk)
+                    found = reading.encode()
+                    if self._kept:
+                        passes.append(reading)
+                self.out[torch.from_numpy(chunk.number)] = tensor(found).float()
             return weights, passes
 
         self._begun = on_threads(self.threads, work)

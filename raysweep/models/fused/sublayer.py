@@ -26,7 +26,7 @@ from raysweep.models.fused.weights import Matrix, Vector
 
 #: How many times as long a multiplication between two words takes as one with a matrix, about, as found with
 #: bfloat16 on Zen 4; with float32 it is less.
-_PAIR = 12
+PAIR = 12
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Site:
         asking = empty(len(self.chunk.masked), y.shape[1], y.dtype)
         y.take(self.chunk.masked, axis=0, out=asking, mode="clip")
         spared, added = (len(y) - len(asking)) * y.shape[1], self.chunk.pairs * (self.heads - 1)
-        return (Gathering if spared > _PAIR * added else Attention)(self, y, asking)
+        return (Gathering if spared > PAIR * added else Attention)(self, y, asking)
 
     def each(self, x: np.ndarray) -> np.ndarray:
         """Return the row of x for each word of the chunk."""
