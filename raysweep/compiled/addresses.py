@@ -11,6 +11,8 @@ results have `library.get_pointer_to_function` and `fndesc.llvm_func_name`; and 
 
 from __future__ import annotations
 
+import os
+import random
 from typing import Any
 
 import numpy as np
@@ -54,9 +56,17 @@ class Calls:
         return call
 
     def addresses(self) -> np.ndarray:
-        """Return the addresses int64 [kernels]; kernels that are not yet compiled are compiled first."""
+        """Return the addresses int64 [kernels]; kernels that are not yet compiled are compiled first.
+
+        Of several processes that do so at once, each takes them in an order of its own: where one compiles a
+        kernel, the others would all wait for it.
+        """
         if self._addresses is None:
-            self._addresses = np.array([_address(*each) for each in self._kernels], dtype=np.int64)
+            order = range(len(self._kernels))
+            found = np.zeros(len(order), dtype=np.int64)
+            for k in random.Random(os.getpid()).sample(order, len(order)):  # noqa: S311 -- no secret
+                found[k] = _address(*self._kernels[k])
+            self._addresses = found
         return self._addresses
 
 

@@ -24,7 +24,7 @@ from raysweep.compiled.addresses import Calls, numbers
 from raysweep.compiled.scalars import COMPILED
 from raysweep.models.fused import attention, kernels, products
 from raysweep.models.fused.packing import Chunk
-from raysweep.models.fused.sublayer import PAIR
+from raysweep.models.fused.sublayer import gathers
 from raysweep.models.fused.weights import Matrix, Vector
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ _BEHIND_ATTENTION, _BEHIND_MLP, _0 = np.array([1, 2, 0])
 
 _i, _u, _f, _b = types.int64, types.uint64, types.float32, types.boolean
 _I, _V, _M = types.int64[::1], types.float32[::1], types.float32[:, ::1]
+_MI = types.int64[:, ::1]
 _M3, _M4 = types.float32[:, :, ::1], types.float32[:, :, :, ::1]
 
 #: Options of a part that only kernels call: numba need not compile the ways in from elsewhere.
@@ -107,7 +108,11 @@ class _Tables(NamedTuple):
 
 
 class _Words(NamedTuple):
-    """The arrays of a `Chunk`, and its dropout (`raysweep.models.fused.encoder.dropped`)."""
+    """The arrays of a `Chunk`, and its dropout (`raysweep.models.fused.encoder.dropped`).
+
+    `longest` are the words of the longest sentence.  With `gathering`, masked words attend without keys and
+    values.
+    """
 
     ids: np.ndarray
     at: np.ndarray
@@ -116,6 +121,8 @@ class _Words(NamedTuple):
     masked: np.ndarray
     asking: np.ndarray
     targets: np.ndarray
+    longest: int
+    gathering: bool
     sites: np.ndarray
     cut: int
     stride: int
@@ -180,21 +187,30 @@ class Whole:
         Dropout is given as `raysweep.models.fused.encoder.dropped` returns it.
         """
         nothing = np.empty((0, 0), dtype=np.float32)
-        loss: float = _run(self._tables, _words(chunk, cut, stride, sites), factor, False, nothing)
+        loss: float = _run(self._tables, self._words(chunk, cut, stride, sites), factor, False, nothing)
         return loss
 
     def encode(self, chunk: Chunk, cut: int, stride: int, sites: Sequence[np.uint64]) -> np.ndarray:
         """Return the encoder's output [M, D] at masked words; dropout is given as to `learn`."""
         out = np.empty((len(chunk.masked), self._width), dtype=np.float32)
-        _run(self._tables, _words(chunk, cut, stride, sites), np.float32(0), True, out)
+        _run(self._tables, self._words(chunk, cut, stride, sites), np.float32(0), True, out)
         return out
 
-
-def _words(chunk: Chunk, cut: int, stride: int, sites: Sequence[np.uint64]) -> _Words:
-    return _Words(
-        chunk.ids, chunk.at, chunk.place, chunk.starts, chunk.masked, chunk.asking, chunk.targets,
-        np.array(sites, dtype=np.uint64), cut, stride,
-    )  # fmt: skip
+    def _words(self, chunk: Chunk, cut: int, stride: int, sites: Sequence[np.uint64]) -> _Words:
+        return _Words(
+            ids=chunk.ids,
+            at=chunk.at,
+            place=chunk.place,
+            starts=chunk.starts,
+            masked=chunk.masked,
+            asking=chunk.asking,
+            targets=chunk.targets,
+            longest=chunk.longest,
+            gathering=gathers(chunk, self._width, self._tables.heads),
+            sites=np.array(sites, dtype=np.uint64),
+            cut=cut,
+            stride=stride,
+        )
 
 
 def _matrices(weights: EncoderWeights, heads: int) -> Iterator[Matrix]:
@@ -392,12 +408,7 @@ def _run(t, w, factor, reading, states):  # type: ignore[no-untyped-def]
     """Do what `Whole.learn` does; or with `reading` write what `Whole.encode` returns, to `states` [M, D]."""
     V, D = t.matrices[_TOKENS, _ROWS], t.matrices[_TOKENS, _COLUMNS]
     N, M, last = len(w.ids), len(w.masked), t.layers - 1
-    longest = pairs = 0
-    for s in range(len(w.starts) - 1):
-        words = w.starts[s + 1] - w.starts[s]
-        longest = max(longest, words)
-        pairs += words * (w.asking[s + 1] - w.asking[s])
-    masked, place, cut, sites = w.masked, w.place, w.cut, w.sites
+    masked, place, longest, cut, sites = w.masked, w.place, w.longest, w.cut, w.sites
     asked = _some(place, masked)
 
     # Of equal words in equal places one may enter for all (`Pass`).
@@ -454,9 +465,8 @@ def _run(t, w, factor, reading, states):  # type: ignore[no-untyped-def]
         r = _rows(r, masked)
     asking = _rows(y, masked)
     query = _apply(t, _QUERY, asking)
-    gathering = (N - M) * D > PAIR * pairs * (t.heads - 1)
     ones, sums = np.ones((M, t.heads), dtype=np.float32), _empty(M, t.heads)
-    if gathering:
+    if w.gathering:
         _shift_heads(t.calls, (query, _part(t, biases, 0, 0, D), ones))
         # Those of every head side by side.
         keys = _through(t, _KEY, query)
@@ -500,7 +510,7 @@ def _run(t, w, factor, reading, states):  # type: ignore[no-untyped-def]
     d_y = _back(t, _DENSE, d_y, hidden)
     d = np.zeros((M, D), dtype=np.float32)
     d_mixed = _before_attention(t, w, more, d, d_y, asked, last)
-    if gathering:
+    if w.gathering:
         d_sums = _empty(M, t.heads)
         _shift_factors_backward(t.calls, (d_mixed, _part(t, biases, 0, 2 * D, D), d_sums))
         _shift_heads_backward(t.calls, (d_mixed, sums, _part(t, biases, 1, 2 * D, D)))
@@ -578,3 +588,9 @@ def _summed(t, x, which, rows):  # type: ignore[no-untyped-def]
     out = np.zeros((rows, x.shape[1]), dtype=np.float32)
     _sum_rows(t.calls, (x, which, out))
     return out
+
+
+_T = types.NamedTuple([_I, _MI, _MI, _V, _i, _i, _i, _b], _Tables)
+_W = types.NamedTuple([*[_I] * 7, _i, _b, types.uint64[::1], _i, _i], _Words)
+#: No kernel calls this one.  It is here to be compiled in turn with those that it calls.
+_CALLS.of(_run, _T, _W, _f, _b, _M)

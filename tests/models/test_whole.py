@@ -1,0 +1,172 @@
+"""An encoder's passes in one call of compiled code, beside the same passes call by call: each bit is equal."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from helpers.fused_oracle import LANGUAGE, SMALL, draw
+from raysweep.languages import PCFG
+from raysweep.models import EncoderConfig
+from raysweep.models.batch import Batch
+from raysweep.models.encoder import Encoder
+from raysweep.models.fused import encoder as fused
+from raysweep.models.fused import products
+from raysweep.models.fused.packing import Chunk
+from raysweep.models.fused.products import FAST
+from raysweep.models.fused.whole import Whole
+
+pytestmark = pytest.mark.skipif(not FAST, reason="torch computes all products on this processor")
+
+
+@pytest.fixture(autouse=True)
+def compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let products of few rows be compiled ones as well; in one call they always are."""
+    monkeypatch.setattr(products, "MANY", dict.fromkeys(products.MANY, 1))
+    monkeypatch.setattr(fused, "MANY", products.MANY)
+
+
+def make(dropout: float = 0.0, language: PCFG = LANGUAGE, **options: Any) -> Encoder:
+    model = EncoderConfig(dropout=dropout, **{"shape": "32/2/2/48", **options}).build(language, seed=0)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn(p.shape, generator=generator) * 0.2)
+    return model.train()
+
+
+def stepped(model: Encoder, batch: Batch) -> tuple[float, list[Tensor]]:
+    step = fused.step(model, batch, seed=7, dtype=torch.float32)
+    loss, weights = step.done()
+    return loss, [gradient.clone() for gradient in step.gradients(weights)]
+
+
+def call_by_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused.EncoderWeights, "whole_for", lambda self, chunk: None)
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[Chunk]:
+    """Return a list that takes the chunks of all calls."""
+    found: list[Chunk] = []
+    for name in ("learn", "encode"):
+        own = getattr(Whole, name)
+
+        def noted(self: Whole, chunk: Chunk, *given: Any, own: Any = own) -> Any:
+            found.append(chunk)
+            return own(self, chunk, *given)
+
+        monkeypatch.setattr(Whole, name, noted)
+    return found
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("mask", ["one", 0.4, 0.9])
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("shape", ["32/2/1/48", "32/4/3/64", "48/1/2/80"])
+@pytest.mark.parametrize("language", [LANGUAGE, SMALL], ids=["many words", "few words"])
+def test_loss_and_gradients_are_those_of_the_passes_call_by_call(
+    language: PCFG, shape: str, norm: str, mask: Any, dropout: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make(dropout, language=language, shape=shape, norm=norm)
+    batch = draw(mask, size=120, language=language)
+    chunks = counted(monkeypatch)
+    loss, gradients = stepped(model, batch)
+    assert chunks
+    call_by_call(monkeypatch)
+    other, wanted = stepped(model, batch)
+    assert loss == other
+    assert all(map(torch.equal, gradients, wanted))
+
+
+def test_both_ways_of_attention_and_equal_words_are_among_these(monkeypatch: pytest.MonkeyPatch) -> None:
+    chunks = counted(monkeypatch)
+    ways = set()
+    for language in (LANGUAGE, SMALL):
+        model = make(language=language, shape="32/2/1/48")
+        for mask in ("one", 0.9):
+            chunks.clear()
+            stepped(model, draw(mask, size=120, language=language))
+            [chunk] = chunks
+            few = 2 * model.total_vocabulary * chunk.longest <= len(chunk.ids)
+            ways.add((fused.gathers(chunk, 32, 2), few))
+    assert ways == {(True, False), (False, False), (True, True), (False, True)}
+
+
+def test_chunks_and_threads_add_up_as_they_do_call_by_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch = make(0.2), draw(0.3, size=90)
+    monkeypatch.setattr(fused, "CHUNK", 200)
+    chunks, before = counted(monkeypatch), torch.get_num_threads()
+    found = []
+    for way in (lambda: None, lambda: call_by_call(monkeypatch)):
+        way()
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            try:
+                found.append(stepped(model, batch))
+            finally:
+                torch.set_num_threads(before)
+    assert len(chunks) > 4
+    for (loss, gradients), (other, wanted) in zip(found[:2], found[2:], strict=True):
+        assert loss == other
+        assert all(map(torch.equal, gradients, wanted))
+
+
+def test_sentences_without_a_masked_word_add_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch = make(0.2), draw(0.3)
+    kept = batch.index // batch.ids.shape[1] % 3 == 0
+    some = replace(batch, index=batch.index[kept], targets=batch.targets[kept])
+    found = stepped(model, some)
+    monkeypatch.setattr(fused, "CHUNK", 1)
+    loss, gradients = stepped(model, some)
+    assert loss == pytest.approx(found[0], rel=1e-6)
+    for one, other in zip(gradients, found[1], strict=True):
+        assert torch.allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_states_are_those_of_the_passes_call_by_call(norm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch = make(0.2, norm=norm), draw(0.3)
+    chunks = counted(monkeypatch)
+    with torch.no_grad():
+        for mode in (model.train(), model.eval()):
+            chunks.clear()
+            found = mode.hidden_at(batch, seed=3, dtype=torch.float32)
+            assert chunks
+            with monkeypatch.context() as patched:
+                call_by_call(patched)
+                wanted = mode.hidden_at(batch, seed=3, dtype=torch.float32)
+            assert torch.equal(found, wanted)
+    chunks.clear()
+    mode.hidden_at(batch, seed=3, dtype=torch.float32).sum().backward()
+    assert not chunks  # their backward pass has yet to come
+
+
+@pytest.mark.parametrize(("options", "dtype"), [
+    ({}, torch.bfloat16), ({"shape": "24/2/2/48"}, torch.float32), ({"shape": "32/2/2/40"}, torch.float32),
+])  # fmt: skip
+def test_where_torch_computes_a_product_it_is_call_by_call(
+    options: dict[str, Any], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunks = counted(monkeypatch)
+    fused.step(make(**options), draw(), seed=7, dtype=dtype).done()
+    assert not chunks
+
+
+def test_few_rows_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    chunks, batch = counted(monkeypatch), draw()
+    words = int(batch.lengths.sum())
+    for most, served in ((words, 1), (words + 1, 0)):
+        monkeypatch.setattr(fused, "MANY", {torch.float32: most})
+        chunks.clear()
+        stepped(make(), batch)
+        assert len(chunks) == served
+
+
+def test_what_is_not_finite_shows_in_the_loss() -> None:
+    model = make()
+    with torch.no_grad():
+        model.token_embedding.weight[3] = float("nan")
+    assert np.isnan(stepped(model, draw())[0])
