@@ -1,12 +1,15 @@
-"""Calls of kernels by the addresses of their machine code, and arrays by those of their numbers.
+"""Arrays and kernels by their addresses, in compiled code that calls many kernels one after the other.
 
 A kernel that calls others by name holds a copy of them, which LLVM optimises once more: that takes about as
 long as to compile them again, and their last digits may differ from those of the kernels themselves.  A call
 by address takes little time to compile, and runs the very same code.
 
+An array is a tuple here, its address and its lengths in C order, because numba counts who uses one of its own,
+and compiles such counts around each call.  So whoever asks for memory by `allocated` gives it back by `freed`.
+
 This module relies on these parts of numba (0.62 to 0.68) that are not public: `Dispatcher.overloads`, whose
-results have `library.get_pointer_to_function` and `fndesc.llvm_func_name`; and of a context's `call_conv`,
-`get_function_type`, `call_function` and `return_status_propagate`.
+results have `library.get_pointer_to_function` and `fndesc.llvm_func_name`; of a context, its `call_conv` with
+`get_function_type`, `call_function` and `return_status_propagate`, and `make_array`; and `populate_array`.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.np.arrayobj import populate_array
 
 from raysweep.compiled.simd import element_at, intrinsic
 
@@ -33,19 +37,28 @@ class Calls:
         self._addresses: np.ndarray | None = None
 
     def of(self, kernel: Any, *kinds: Any, result: Any = types.none) -> Any:
-        """Return the call of a kernel: `call(addresses, arguments)` in compiled code, with a tuple."""
-        number, signature = len(self._kernels), result(types.int64[::1], types.Tuple(kinds))
+        """Return the call of a kernel: `call(addresses, arguments)` in compiled code.
+
+        In the tuple of arguments, an array in C order is a tuple itself: its address and its lengths.
+        """
+        number = len(self._kernels)
         self._kernels.append((kernel, kinds))
+        given = [types.UniTuple(types.int64, 1 + k.ndim) if _is_array(k) else k for k in kinds]
+        signature = result(types.int64[::1], types.Tuple(given))
 
         @intrinsic
         def call(context, addresses, arguments):  # type: ignore[no-untyped-def]
             def generate(context, builder, signature, given):  # type: ignore[no-untyped-def]
                 table, packed = given
-                convention = context.call_conv
                 place = element_at(context, builder, signature.args[0], table, ir.IntType(64)(number))
+                convention = context.call_conv
                 kind = convention.get_function_type(result, kinds)
                 code = builder.inttoptr(builder.load(place), kind.as_pointer())
-                values = [builder.extract_value(packed, k) for k in range(len(kinds))]
+                values = [
+                    _array(context, builder, k, value) if _is_array(k) else value
+                    for n, k in enumerate(kinds)
+                    for value in [builder.extract_value(packed, n)]
+                ]
                 status, found = convention.call_function(builder, code, result, kinds, values)
                 with builder.if_then(status.is_error, likely=False):
                     convention.return_status_propagate(builder, status)
@@ -70,6 +83,24 @@ class Calls:
         return self._addresses
 
 
+def _is_array(kind: Any) -> bool:
+    return isinstance(kind, types.Array)
+
+
+def _array(context, builder, kind, given):  # type: ignore[no-untyped-def]
+    """Return numba's array of an address and lengths."""
+    made = context.make_array(kind)(context, builder)
+    place, *shape = (builder.extract_value(given, k) for k in range(1 + kind.ndim))
+    size = context.get_abi_sizeof(context.get_data_type(kind.dtype))
+    strides, step = [], ir.IntType(64)(size)
+    for length in reversed(shape):
+        strides.insert(0, step)
+        step = builder.mul(step, length)
+    data = builder.inttoptr(place, context.get_data_type(kind.dtype).as_pointer())
+    populate_array(made, data=data, shape=shape, strides=strides, itemsize=ir.IntType(64)(size), meminfo=None)
+    return made._getvalue()
+
+
 def _address(kernel: Any, kinds: tuple[Any, ...]) -> int:
     kernel.compile(kinds)
     found = kernel.overloads[kinds]
@@ -77,11 +108,33 @@ def _address(kernel: Any, kinds: tuple[Any, ...]) -> int:
     return place
 
 
+def _float_at(builder, arguments):  # type: ignore[no-untyped-def]
+    place, number = arguments[:2]
+    return builder.gep(builder.inttoptr(place, ir.FloatType().as_pointer()), [number])
+
+
 @intrinsic
-def numbers(context, place):  # type: ignore[no-untyped-def]
-    """Return the pointer to float32 numbers at an address."""
+def read(context, place, number):  # type: ignore[no-untyped-def]
+    """Return one of the float32 numbers at an address."""
 
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        return builder.inttoptr(arguments[0], ir.FloatType().as_pointer())
+        return builder.load(_float_at(builder, arguments))
 
-    return types.CPointer(types.float32)(types.int64), generate
+    return types.float32(types.int64, types.int64), generate
+
+
+@intrinsic
+def write(context, place, number, value):  # type: ignore[no-untyped-def]
+    """Replace one of the float32 numbers at an address."""
+
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        builder.store(arguments[2], _float_at(builder, arguments))
+        return context.get_dummy_value()
+
+    return types.none(types.int64, types.int64, types.float32), generate
+
+
+#: The address of so many bytes (the second number), which is a multiple of the first; 0 where there is no memory.
+allocated = types.ExternalFunction("aligned_alloc", types.int64(types.int64, types.int64))
+#: Give memory back.
+freed = types.ExternalFunction("free", types.void(types.int64))

@@ -203,11 +203,8 @@ class Pass:
         self.cut, self.stride, self.sites = dropped(model, seed)
         # The numbers of the words for which each layer is computed.
         self._places = [chunk.place] * (len(weights.layers) - 1) + [chunk.place[chunk.masked]]
-        self.ids, self.at, self.which = chunk.ids, chunk.at, None
-        words = model.total_vocabulary * chunk.longest
-        if not (apart or self.cut) and 2 * words <= len(chunk.ids):
-            self.which = chunk.ids * chunk.longest + chunk.at
-            self.ids, self.at = np.divmod(np.arange(words), chunk.longest)
+        pairs = None if apart or self.cut else chunk.distinct(model.total_vocabulary)
+        self.ids, self.at, self.which = pairs or (chunk.ids, chunk.at, None)
         self.embedding_stats, self.entering_stats = _float(len(self.ids), 2), _float(len(self.ids), 2)
         self._kept: list[Kept] = []
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NoReturn
 
 import numpy as np
@@ -47,6 +47,22 @@ class Chunk:
     def pairs(self) -> int:
         """Pairs of a masked word and a word of its sentence."""
         return int(np.diff(self.asking) @ np.diff(self.starts))
+
+
+    def distinct(self, vocabulary: int) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+        """Return all pairs of a word and a position, [n] and [n], and which of them each word is [N].
+
+        None where there are more than half as many pairs as words.
+        """
+        if 2 * vocabulary * self.longest > len(self.ids):
+            return None
+        return *_pairs(vocabulary, self.longest), self.ids * self.longest + self.at
+
+
+@lru_cache(maxsize=8)
+def _pairs(vocabulary: int, longest: int) -> tuple[np.ndarray, np.ndarray]:
+    words, places = np.divmod(np.arange(vocabulary * longest), longest)
+    return words, places
 
 
 def packed(batch: Batch, model: MaskedLM, words: int) -> Iterator[Chunk]:

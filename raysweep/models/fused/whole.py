@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
-from numba import carray, types
+from numba import types
 
 from raysweep.compiled import kernel
-from raysweep.compiled.addresses import Calls, numbers
+from raysweep.compiled.addresses import Calls, allocated, freed, read, write
 from raysweep.compiled.scalars import COMPILED
 from raysweep.models.fused import attention, kernels, products
 from raysweep.models.fused.packing import Chunk
@@ -47,8 +47,12 @@ _PROJECTION, _OUTPUT, _UP, _DOWN, _EACH_MATRICES = np.arange(5)
 _POSITIONS, _DECODER_BIAS, _DENSE_BIAS, _EMBEDDING, _HEAD, _ENTERING, _VECTORS = np.array([0, 1, 2, 3, 5, 7, 9])
 _PROJECTION_BIAS, _OUTPUT_BIAS, _UP_BIAS, _DOWN_BIAS, _ONE, _TWO, _EACH_VECTORS = np.array([0, 1, 2, 3, 4, 6, 8])
 
-#: Sites of dropout behind a layer's sublayers, and a constant.
-_BEHIND_ATTENTION, _BEHIND_MLP, _0 = np.array([1, 2, 0])
+#: Sites of dropout behind a layer's sublayers.
+_BEHIND_ATTENTION, _BEHIND_MLP = np.array([1, 2])
+
+#: Numbers for which numba would compile a part anew if they were Python's: bytes in a line of the cache,
+#: columns of LayerNorm's statistics, columns of a panel, and others.
+_LINE, _STATISTICS, _PANEL, _ONE_ROW, _0 = np.array([64, 2, products.COLUMNS, 1, 0])
 
 _i, _u, _f, _b = types.int64, types.uint64, types.float32, types.boolean
 _I, _V, _M = types.int64[::1], types.float32[::1], types.float32[:, ::1]
@@ -110,13 +114,19 @@ class _Tables(NamedTuple):
 class _Words(NamedTuple):
     """The arrays of a `Chunk`, and its dropout (`raysweep.models.fused.encoder.dropped`).
 
+    `ids` and `at` [n] are the words that enter, and `which` [N] says which of them each word of the chunk is;
+    without entries each word enters itself (`raysweep.models.fused.encoder.Pass`).  `asked` [M] are the
+    places of the masked words, and `rows` [M] their rows in the residual stream before the last layer.
     `longest` are the words of the longest sentence.  With `gathering`, masked words attend without keys and
     values.
     """
 
     ids: np.ndarray
     at: np.ndarray
+    which: np.ndarray
     place: np.ndarray
+    asked: np.ndarray
+    rows: np.ndarray
     starts: np.ndarray
     masked: np.ndarray
     asking: np.ndarray
@@ -143,7 +153,7 @@ class Whole:
             vectors += layer.projection_bias, layer.output_bias, layer.up_bias, layer.down_bias
             vectors += _vectors(behind)
         matrices = list(_matrices(weights, heads))
-        self._width = weights.tokens.low.shape[1]
+        self._vocabulary, self._width = weights.tokens.low.shape
         ends = np.cumsum([size for matrix in matrices for size in _sizes(matrix)])
         # Zeros stay behind the last columns.
         self._layouts = torch.zeros(int(ends[-1]), dtype=torch.float32).numpy()
@@ -197,10 +207,16 @@ class Whole:
         return out
 
     def _words(self, chunk: Chunk, cut: int, stride: int, sites: Sequence[np.uint64]) -> _Words:
+        pairs = None if cut else chunk.distinct(self._vocabulary)
+        ids, at, which = pairs or (chunk.ids, chunk.at, np.empty(0, dtype=np.int64))
+        alone = self._tables.layers == 1 and pairs is not None
         return _Words(
-            ids=chunk.ids,
-            at=chunk.at,
+            ids=ids,
+            at=at,
+            which=which,
             place=chunk.place,
+            asked=chunk.place[chunk.masked],
+            rows=which[chunk.masked] if alone else chunk.masked,
             starts=chunk.starts,
             masked=chunk.masked,
             asking=chunk.asking,
@@ -239,358 +255,393 @@ def _sizes(matrix: Matrix) -> tuple[int, int]:
 
 
 @kernel(**_INNER)
-def _empty(rows, columns):  # type: ignore[no-untyped-def]
+def _new(rows, columns):  # type: ignore[no-untyped-def]
     """Return an empty matrix that begins where a line of the cache does."""
-    found = np.empty(rows * columns + 16, dtype=np.float32)
-    first = (np.int64(64) - np.int64(found.ctypes.data) % 64) % 64 // 4
-    return found[first : first + rows * columns].reshape(rows, columns)
+    place = allocated(_LINE, (4 * rows * columns // _LINE + 1) * _LINE)
+    if place == 0:
+        raise MemoryError("no memory for the passes of a chunk")
+    return place, rows, columns
 
 
 @kernel(**_INNER)
-def _matrix(place, rows, columns):  # type: ignore[no-untyped-def]
-    return carray(numbers(place), (rows, columns))
-
-
-@kernel(**_INNER)
-def _vector(place, size):  # type: ignore[no-untyped-def]
-    return carray(numbers(place), size)
+def _filled(rows, columns, value):  # type: ignore[no-untyped-def]
+    found = _new(rows, columns)
+    for n in range(rows * columns):
+        write(found[0], n, value)
+    return found
 
 
 @kernel(**_INNER)
 def _rows(x, rows):  # type: ignore[no-untyped-def]
     """Return the rows of x with these numbers."""
-    out = _empty(len(rows), x.shape[1])
+    out = _new(len(rows), x[2])
     for n in range(len(rows)):
-        m = rows[n]
-        for j in range(x.shape[1]):
-            out[n, j] = x[m, j]
+        to, place = n * x[2], rows[n] * x[2]
+        for j in range(x[2]):
+            write(out[0], to + j, read(x[0], place + j))
     return out
 
 
 @kernel(**_INNER)
-def _some(x, rows):  # type: ignore[no-untyped-def]
-    """Return the entries of an array of int64 with these numbers."""
-    out = np.empty(len(rows), dtype=np.int64)
-    for n in range(len(rows)):
-        out[n] = x[rows[n]]
-    return out
+def _of(numbers):  # type: ignore[no-untyped-def]
+    """Return an array of the chunk as kernels take it; it is the caller's, and lasts."""
+    return np.int64(numbers.ctypes.data), np.int64(len(numbers))
 
 
 @kernel(**_INNER)
 def _apply(t, i, x):  # type: ignore[no-untyped-def]
     """Do what `Matrix.apply` does with the matrix in row i of the table."""
-    row = t.matrices[i]
-    outputs, inputs, heads = row[_ROWS], row[_COLUMNS], row[_HEADS]
-    own = outputs // heads
-    shape = heads, (own + products.COLUMNS - 1) // products.COLUMNS, inputs, products.COLUMNS
-    panels = carray(numbers(row[_APPLIED]), shape)
-    if row[_HAS_APPLIED] == 0:
-        _turned(t.calls, (carray(numbers(row[_VALUE]), (heads, own, inputs)), panels))
-        row[_HAS_APPLIED] = 1
-    out = _empty(len(x), outputs)
+    m, rows, columns, heads = t.matrices, t.matrices[i, _ROWS], t.matrices[i, _COLUMNS], t.matrices[i, _HEADS]
+    own = rows // heads
+    panels = m[i, _APPLIED], heads, (own + products.COLUMNS - 1) // products.COLUMNS, columns, _PANEL
+    if m[i, _HAS_APPLIED] == 0:
+        _turned(t.calls, ((m[i, _VALUE], heads, own, columns), panels))
+        m[i, _HAS_APPLIED] = 1
+    out = _new(x[1], rows)
     _product(t.calls, (x, panels, out))
+    return out
+
+
+@kernel(**_INNER)
+def _back(t, i, d, x):  # type: ignore[no-untyped-def]
+    """Do what `Matrix.back` does, and give back the memory of d and x."""
+    _outer(t.calls, (d, x, (t.matrices[i, _SUM], t.matrices[i, _ROWS], t.matrices[i, _COLUMNS])))
+    freed(x[0])
+    out = _through(t, i, d)
+    freed(d[0])
     return out
 
 
 @kernel(**_INNER)
 def _through(t, i, d):  # type: ignore[no-untyped-def]
     """Do what `Matrix.through` does."""
-    row = t.matrices[i]
-    outputs, inputs, heads = row[_ROWS], row[_COLUMNS], row[_HEADS]
-    own = outputs // heads
-    shape = heads, (inputs + products.COLUMNS - 1) // products.COLUMNS, own, products.COLUMNS
-    panels = carray(numbers(row[_RETURNED]), shape)
-    if row[_HAS_RETURNED] == 0:
-        _straight(t.calls, (carray(numbers(row[_VALUE]), (heads, own, inputs)), panels))
-        row[_HAS_RETURNED] = 1
-    out = _empty(len(d), heads * inputs)
+    m, rows, columns, heads = t.matrices, t.matrices[i, _ROWS], t.matrices[i, _COLUMNS], t.matrices[i, _HEADS]
+    own = rows // heads
+    panels = m[i, _RETURNED], heads, (columns + products.COLUMNS - 1) // products.COLUMNS, own, _PANEL
+    if m[i, _HAS_RETURNED] == 0:
+        _straight(t.calls, ((m[i, _VALUE], heads, own, columns), panels))
+        m[i, _HAS_RETURNED] = 1
+    out = _new(d[1], heads * columns)
     _product(t.calls, (d, panels, out))
     return out
 
 
 @kernel(**_INNER)
-def _add_outer(t, i, d, x):  # type: ignore[no-untyped-def]
-    """Do what `Matrix.learn` does."""
-    row = t.matrices[i]
-    _outer(t.calls, (d, x, _matrix(row[_SUM], row[_ROWS], row[_COLUMNS])))
-
-
-@kernel(**_INNER)
-def _back(t, i, d, x):  # type: ignore[no-untyped-def]
-    """Do what `Matrix.back` does."""
-    _add_outer(t, i, d, x)
-    return _through(t, i, d)
-
-
-@kernel(**_INNER)
-def _value(t, i, size):  # type: ignore[no-untyped-def]
-    """Return the vector in row i of the table."""
-    return _vector(t.vectors[i, 0], size)
-
-
-@kernel(**_INNER)
-def _slope(t, i, size):  # type: ignore[no-untyped-def]
-    """Return the sum of the gradient of the vector in row i of the table."""
-    return _vector(t.vectors[i, 1], size)
-
-
-@kernel(**_INNER)
-def _part(t, i, which, first, size):  # type: ignore[no-untyped-def]
-    """Return `size` numbers from number `first` on of a vector, or with `which` 1 of its gradient's sum."""
-    return _vector(t.vectors[i, which] + 4 * first, size)
+def _summed(t, x, which, rows):  # type: ignore[no-untyped-def]
+    """Return the sums of the rows of x that go to each of so many rows; give back the memory of x."""
+    out = _filled(rows, x[2], _F0)
+    _sum_rows(t.calls, (x, _of(which), out))
+    freed(x[0])
+    return out
 
 
 @kernel(**_INNER)
 def _forward_junction(t, w, r, o, place, k, site):  # type: ignore[no-untyped-def]
-    """Do what `Pass._junction` does; `site` is 1 behind attention and 2 behind the MLP."""
-    D = r.shape[1]
+    """Do what `Pass._junction` does behind attention or the MLP; give back the memory of o."""
+    rows, D = r[1], r[2]
     base = _VECTORS + k * _EACH_VECTORS
     shift, norm = (_OUTPUT_BIAS, _ONE) if site == _BEHIND_ATTENTION else (_DOWN_BIAS, _TWO)
-    s, stats, y = _empty(len(r), D), _empty(len(r), 2), _empty(len(r), D)
-    out = _empty(len(r), D) if t.post else _empty(0, 0)
+    s, stats, y = _new(rows, D), _new(rows, _STATISTICS), _new(rows, D)
+    out = _new(rows, D) if t.post else s
+    none = _0 if not t.post else rows
+    v = t.vectors
     _junction(
         t.calls,
         (
-            r, o, _value(t, base + shift, D), place, w.sites[3 * k + 1 + site], w.cut,
-            _value(t, base + norm, D), _value(t, base + norm + 1, D), t.eps[2 + 2 * k + site],
-            s, stats, out, y,
+            r, o, (v[base + shift, 0], D), place, w.sites[3 * k + 1 + site], w.cut,
+            (v[base + norm, 0], D), (v[base + norm + 1, 0], D), t.eps[2 + 2 * k + site],
+            s, stats, (out[0], none, D), y,
         ),
     )  # fmt: skip
-    return s, stats, out if t.post else s, y
+    freed(o[0])
+    return s, stats, out, y
 
 
 @kernel(**_INNER)
 def _backward_junction(t, w, d, d_y, s, stats, place, k, site):  # type: ignore[no-untyped-def]
-    """Do what `Pass._junction_backward` does."""
-    D = d.shape[1]
+    """Do what `Pass._junction_backward` does; give back the memory of all but d."""
+    D = d[2]
     base = _VECTORS + k * _EACH_VECTORS
     shift, norm = (_OUTPUT_BIAS, _ONE) if site == _BEHIND_ATTENTION else (_DOWN_BIAS, _TWO)
-    d_o = _empty(len(d), D)
+    d_o = _new(d[1], D)
+    v = t.vectors
     _junction_backward(
         t.calls,
         (
-            t.post, d, d_y, place, w.sites[3 * k + 1 + site], w.cut, _value(t, base + norm, D), s, stats, d_o,
-            _slope(t, base + shift, D), _slope(t, base + norm, D), _slope(t, base + norm + 1, D),
+            t.post, d, d_y, place, w.sites[3 * k + 1 + site], w.cut, (v[base + norm, 0], D), s, stats, d_o,
+            (v[base + shift, 1], D), (v[base + norm, 1], D), (v[base + norm + 1, 1], D),
         ),
     )  # fmt: skip
+    freed(d_y[0])
+    freed(s[0])
+    freed(stats[0])
     return d_o
 
 
 @kernel(**_INNER)
-def _behind_attention(t, w, r, mixed, place, k):  # type: ignore[no-untyped-def]
-    """Return the residual stream, the next sublayer's input, and what the backward pass of layer k needs."""
+def _behind_attention(t, w, r, mixed, place, k, mine):  # type: ignore[no-untyped-def]
+    """Return the residual stream, the next sublayer's input, and what the backward pass of layer k needs.
+
+    With `mine`, the memory of r is given back.
+    """
     base = _MATRICES + k * _EACH_MATRICES
-    o = _apply(t, base + _OUTPUT, mixed)
-    s1, stats1, out1, y1 = _forward_junction(t, w, r, o, place, k, _BEHIND_ATTENTION)
+    s1, stats1, out1, y1 = _forward_junction(
+        t, w, r, _apply(t, base + _OUTPUT, mixed), place, k, _BEHIND_ATTENTION
+    )
+    if mine:
+        freed(r[0])
     slope = _apply(t, base + _UP, y1)
-    g = _empty(len(slope), slope.shape[1])
-    _gelu(t.calls, (slope, _value(t, _VECTORS + k * _EACH_VECTORS + _UP_BIAS, g.shape[1]), g))
-    s2, stats2, out2, y2 = _forward_junction(t, w, out1, _apply(t, base + _DOWN, g), place, k, _BEHIND_MLP)
+    g = _new(slope[1], slope[2])
+    _gelu(t.calls, (slope, (t.vectors[_VECTORS + k * _EACH_VECTORS + _UP_BIAS, 0], g[2]), g))
+    o = _apply(t, base + _DOWN, g)
+    s2, stats2, out2, y2 = _forward_junction(t, w, out1, o, place, k, _BEHIND_MLP)
+    if t.post:
+        freed(out1[0])
     return out2, y2, (mixed, s1, stats1, y1, slope, g, s2, stats2)
 
 
 @kernel(**_INNER)
 def _before_attention(t, w, kept, d, d_y, place, k):  # type: ignore[no-untyped-def]
-    """Turn d into the gradient of the stream before layer k; return that of attention's mixtures."""
+    """Turn d into the gradient of the stream before layer k; return that of attention's mixtures.
+
+    Memory of all but d is given back.
+    """
     mixed, s1, stats1, y1, slope, g, s2, stats2 = kept
     base = _MATRICES + k * _EACH_MATRICES
     d_m = _backward_junction(t, w, d, d_y, s2, stats2, place, k, _BEHIND_MLP)
     d_g = _back(t, base + _DOWN, d_m, g)
-    shift = _slope(t, _VECTORS + k * _EACH_VECTORS + _UP_BIAS, g.shape[1])
-    _gelu_backward(t.calls, (slope, d_g, shift))
+    _gelu_backward(t.calls, (slope, d_g, (t.vectors[_VECTORS + k * _EACH_VECTORS + _UP_BIAS, 1], d_g[2])))
+    freed(slope[0])
     d_y = _back(t, base + _UP, d_g, y1)
     d_o = _backward_junction(t, w, d, d_y, s1, stats1, place, k, _BEHIND_ATTENTION)
     return _back(t, base + _OUTPUT, d_o, mixed)
 
 
-@kernel(**COMPILED, no_cfunc_wrapper=True)
+@kernel(**_INNER)
+def _forget(t, kept):  # type: ignore[no-untyped-def]
+    """Give back what only a backward pass needs."""
+    mixed, s1, stats1, y1, slope, g, s2, stats2 = kept
+    for x in (mixed, s1, stats1, y1, slope, g, stats2):
+        freed(x[0])
+    if t.post:
+        freed(s2[0])  # otherwise it is the residual stream
+
+
+@kernel(**COMPILED)
 def _run(t, w, factor, reading, states):  # type: ignore[no-untyped-def]
     """Do what `Whole.learn` does; or with `reading` write what `Whole.encode` returns, to `states` [M, D]."""
-    V, D = t.matrices[_TOKENS, _ROWS], t.matrices[_TOKENS, _COLUMNS]
-    N, M, last = len(w.ids), len(w.masked), t.layers - 1
-    masked, place, longest, cut, sites = w.masked, w.place, w.longest, w.cut, w.sites
-    asked = _some(place, masked)
-
-    # Of equal words in equal places one may enter for all (`Pass`).
-    ids, at, which = w.ids, w.at, w.ids
-    few = cut == 0 and 2 * V * longest <= N
-    if few:
-        ids, at = np.empty(V * longest, dtype=np.int64), np.empty(V * longest, dtype=np.int64)
-        for i in range(V):
-            for j in range(longest):
-                ids[i * longest + j], at[i * longest + j] = i, j
-        which = np.empty(N, dtype=np.int64)
-        for n in range(N):
-            which[n] = w.ids[n] * longest + w.at[n]
+    v, V, D = t.vectors, t.matrices[_TOKENS, _ROWS], t.matrices[_TOKENS, _COLUMNS]
+    # Entering words, words of the chunk, and words that ask.
+    n, N, M, last = np.int64(len(w.ids)), np.int64(len(w.place)), np.int64(len(w.masked)), t.layers - 1
+    few, alone = len(w.which) > 0, len(w.which) > 0 and last == 0
+    ids, at, place, asked = _of(w.ids), _of(w.at), _of(w.place), _of(w.asked)
+    starts, asking, masked = _of(w.starts), _of(w.asking), _of(w.masked)
+    cut, longest, heads, stride = w.cut, w.longest, t.heads, w.stride
 
     # Forward.
-    tokens, positions = _matrix(t.matrices[_TOKENS, _VALUE], V, D), _matrix(t.vectors[_POSITIONS, 0], t.places, D)
-    embedded, y = _empty(len(ids), D), _empty(len(ids), D)
-    embedding_stats, entering_stats = _empty(len(ids), _BEHIND_MLP), _empty(len(ids), _BEHIND_MLP)
-    weight = _value(t, _EMBEDDING, D)
+    tokens, positions = (t.matrices[_TOKENS, _VALUE], V, D), (v[_POSITIONS, 0], t.places, D)
+    embedded, y, embedding_stats, entering_stats = _new(n, D), _new(n, D), _new(n, _STATISTICS), _new(n, _STATISTICS)
     _embed(
         t.calls,
         (
-            ids, at, place, tokens, positions, weight, _value(t, _EMBEDDING + 1, D), t.eps[0],
-            sites[0], cut, embedding_stats, embedded, y,
+            ids, at, place, tokens, positions, (v[_EMBEDDING, 0], D), (v[_EMBEDDING + 1, 0], D), t.eps[0],
+            w.sites[0], cut, embedding_stats, embedded, y,
         ),
     )  # fmt: skip
     if not t.post:
-        weight, bias = _value(t, _ENTERING, D), _value(t, _ENTERING + 1, D)
+        weight, bias = (v[_ENTERING, 0], D), (v[_ENTERING + 1, 0], D)
         _norm(t.calls, (embedded, weight, bias, t.eps[2], entering_stats, y))
-    r = embedded
-    kept = []
+    r, mine = embedded, False
+    kept = np.empty((t.layers, 10), dtype=np.int64)
     for k in range(last):
         entered, own = y, _apply(t, _MATRICES + k * _EACH_MATRICES + _PROJECTION, y)
         if k == 0 and few:
-            own, r = _rows(own, which), _rows(r, which)
-        shift, mixed = _value(t, _VECTORS + k * _EACH_VECTORS + _PROJECTION_BIAS, 3 * D), _empty(N, D)
+            each = _rows(own, w.which)
+            freed(own[0])
+            own, r, mine = each, _rows(r, w.which), True
+        shift, mixed = (v[_VECTORS + k * _EACH_VECTORS + _PROJECTION_BIAS, 0], 3 * D), _new(N, D)
         _attend(
             t.calls,
             (
-                own, shift, own, shift, D, w.starts, w.starts, longest, t.heads, place,
-                sites[3 * k + 1], cut, w.stride, mixed,
+                own, shift, own, shift, D, starts, starts, longest, heads, place,
+                w.sites[3 * k + 1], cut, stride, mixed,
             ),
         )  # fmt: skip
-        r, y, more = _behind_attention(t, w, r, mixed, place, k)
-        kept.append((entered, own, more))
+        r, y, more = _behind_attention(t, w, r, mixed, place, k, mine)
+        mine = t.post or reading
+        if reading:
+            freed(entered[0])
+            freed(own[0])
+            _forget(t, more)
+        else:
+            kept[k, 0], kept[k, 1] = entered[0], own[0]
+            for j in range(8):
+                kept[k, 2 + j] = more[j][0]
 
     # The last layer: masked words ask (`raysweep.models.fused.sublayer`).
-    biases = _VECTORS + last * _EACH_VECTORS + _PROJECTION_BIAS
-    key, nothing = sites[3 * last + 1], np.zeros(D, dtype=np.float32)
-    alone = last == 0 and few
+    biases = v[_VECTORS + last * _EACH_VECTORS + _PROJECTION_BIAS]
+    nothing = _filled(_ONE_ROW, D, _F0)
+    zeros = nothing[0], D
+    before = r
+    r = _rows(r, w.rows)
+    if mine:
+        freed(before[0])
     if alone:
-        y, r = _rows(y, which), _rows(r, _some(which, masked))
-    else:
-        r = _rows(r, masked)
-    asking = _rows(y, masked)
-    query = _apply(t, _QUERY, asking)
-    ones, sums = np.ones((M, t.heads), dtype=np.float32), _empty(M, t.heads)
+        before = y
+        y = _rows(y, w.which)
+        freed(before[0])
+    those = _rows(y, w.masked)
+    query = _apply(t, _QUERY, those)
+    ones, sums = _filled(M, heads, _F1), _new(M, heads)
     if w.gathering:
-        _shift_heads(t.calls, (query, _part(t, biases, 0, 0, D), ones))
+        _shift_heads(t.calls, (query, (biases[0], D), ones))
         # Those of every head side by side.
-        keys = _through(t, _KEY, query)
-        mix = _empty(M, t.heads * D)
+        keys, mix = _through(t, _KEY, query), _new(M, heads * D)
         _gather(
             t.calls,
             (
-                keys.reshape(M * t.heads, D), nothing, y, w.starts, w.asking, longest, t.heads, asked,
-                key, cut, w.stride, mix.reshape(M * t.heads, D), sums,
+                (keys[0], M * heads, D), zeros, y, starts, asking, longest, heads, asked,
+                w.sites[3 * last + 1], cut, stride, (mix[0], M * heads, D), sums,
             ),
         )  # fmt: skip
         mixed = _apply(t, _OF_VALUE, mix)
-        _shift_heads(t.calls, (mixed, _part(t, biases, 0, 2 * D, D), sums))
+        _shift_heads(t.calls, (mixed, (biases[0] + 8 * D, D), sums))
     else:
-        keys, mix, mixed = _apply(t, _KEY_VALUE, y), _empty(0, 0), _empty(M, D)
+        keys, mix, mixed = _apply(t, _KEY_VALUE, y), _new(_0, _0), _new(M, D)
         _attend(
             t.calls,
             (
-                query, _part(t, biases, 0, 0, D), keys, _part(t, biases, 0, D, 2 * D), 0, w.starts, w.asking,
-                longest, t.heads, asked, key, cut, w.stride, mixed,
+                query, (biases[0], D), keys, (biases[0] + 4 * D, 2 * D), _0, starts, asking,
+                longest, heads, asked, w.sites[3 * last + 1], cut, stride, mixed,
             ),
         )  # fmt: skip
-    _, hidden, more = _behind_attention(t, w, r, mixed, asked, last)
-
+    r, hidden, more = _behind_attention(t, w, r, mixed, asked, last, True)
+    if t.post or reading:
+        freed(r[0])
     if reading:
-        states[:] = hidden
+        _forget(t, more)
+        for j in range(M * D):
+            write(np.int64(states.ctypes.data), j, read(hidden[0], j))
+        for x in (
+            embedded, embedding_stats, entering_stats, nothing, y, those, query, ones, sums, keys, mix, hidden
+        ):  # fmt: skip
+            freed(x[0])
         return 0.0
 
     # The head.
-    z, inputs, head_stats = _apply(t, _DENSE, hidden), _empty(M, D), _empty(M, 2)
-    shift, weight, bias = _value(t, _DENSE_BIAS, D), _value(t, _HEAD, D), _value(t, _HEAD + 1, D)
-    _transform(t.calls, (z, shift, weight, bias, t.eps[1], head_stats, inputs))
+    z, inputs, head_stats = _apply(t, _DENSE, hidden), _new(M, D), _new(M, _STATISTICS)
+    shift, weight = (v[_DENSE_BIAS, 0], D), (v[_HEAD, 0], D)
+    _transform(t.calls, (z, shift, weight, (v[_HEAD + 1, 0], D), t.eps[1], head_stats, inputs))
     logits = _apply(t, _TOKENS, inputs)
-    given = logits, _value(t, _DECODER_BIAS, V), w.targets, factor, _slope(t, _DECODER_BIAS, V)
-    loss = _cross_entropy(t.calls, given)
+    slope = v[_DECODER_BIAS, 1], V
+    loss = _cross_entropy(t.calls, (logits, (v[_DECODER_BIAS, 0], V), _of(w.targets), factor, slope))
 
     # Backward.
     d_y = _back(t, _TOKENS, logits, inputs)
-    slopes = _slope(t, _DENSE_BIAS, D), _slope(t, _HEAD, D), _slope(t, _HEAD + 1, D)
+    slopes = (v[_DENSE_BIAS, 1], D), (v[_HEAD, 1], D), (v[_HEAD + 1, 1], D)
     _transform_backward(t.calls, (z, shift, weight, head_stats, d_y, slopes[0], slopes[1], slopes[2]))
+    freed(z[0])
+    freed(head_stats[0])
     d_y = _back(t, _DENSE, d_y, hidden)
-    d = np.zeros((M, D), dtype=np.float32)
+    d = _filled(M, D, _F0)
     d_mixed = _before_attention(t, w, more, d, d_y, asked, last)
     if w.gathering:
-        d_sums = _empty(M, t.heads)
-        _shift_factors_backward(t.calls, (d_mixed, _part(t, biases, 0, 2 * D, D), d_sums))
-        _shift_heads_backward(t.calls, (d_mixed, sums, _part(t, biases, 1, 2 * D, D)))
+        d_sums = _new(M, heads)
+        _shift_factors_backward(t.calls, (d_mixed, (biases[0] + 8 * D, D), d_sums))
+        _shift_heads_backward(t.calls, (d_mixed, sums, (biases[1] + 8 * D, D)))
         d_mix = _back(t, _OF_VALUE, d_mixed, mix)
-        d_keys, d_y = _empty(M, t.heads * D), _empty(N, D)
+        d_keys, d_y = _new(M, heads * D), _new(N, D)
         _gather_backward(
             t.calls,
             (
-                keys.reshape(M * t.heads, D), nothing, y, w.starts, w.asking, longest, t.heads, asked,
-                key, cut, w.stride, d_mix.reshape(M * t.heads, D), d_sums,
-                d_keys.reshape(M * t.heads, D), d_y,
+                (keys[0], M * heads, D), zeros, y, starts, asking, longest, heads, asked,
+                w.sites[3 * last + 1], cut, stride, (d_mix[0], M * heads, D), d_sums,
+                (d_keys[0], M * heads, D), d_y,
             ),
         )  # fmt: skip
-        _add_outer(t, _KEY, query, d_keys)
+        for x in (y, keys, d_mix, d_sums):
+            freed(x[0])
+        # The product was that with the weight itself, so queries stand here where outputs do elsewhere.
+        _outer(t.calls, (query, d_keys, (t.matrices[_KEY, _SUM], D, D)))
+        freed(query[0])
         d_query = _apply(t, _KEY, d_keys)
-        _shift_heads_backward(t.calls, (d_query, ones, _part(t, biases, 1, 0, D)))
-        _add_rows(t.calls, (d_y, masked, _back(t, _QUERY, d_query, asking)))
+        freed(d_keys[0])
+        _shift_heads_backward(t.calls, (d_query, ones, (biases[1], D)))
+        d_those = _back(t, _QUERY, d_query, those)
     else:
-        d_query, d_keys = _empty(M, D), _empty(N, 2 * D)
+        d_query, d_keys = _new(M, D), _new(N, 2 * D)
         _attend_backward(
             t.calls,
             (
-                query, _part(t, biases, 0, 0, D), keys, _part(t, biases, 0, D, 2 * D), 0, w.starts, w.asking,
-                longest, t.heads, asked, key, cut, w.stride, d_mixed, nothing, d_query, d_keys,
-                _part(t, biases, 1, 0, D), _part(t, biases, 1, D, 2 * D),
+                query, (biases[0], D), keys, (biases[0] + 4 * D, 2 * D), _0, starts, asking,
+                longest, heads, asked, w.sites[3 * last + 1], cut, stride, d_mixed, zeros, d_query, d_keys,
+                (biases[1], D), (biases[1] + 4 * D, 2 * D),
             ),
         )  # fmt: skip
-        d_asking = _back(t, _QUERY, d_query, asking)
+        for x in (d_mixed, query, keys, mix):
+            freed(x[0])
+        d_those = _back(t, _QUERY, d_query, those)
         d_y = _back(t, _KEY_VALUE, d_keys, y)
-        _add_rows(t.calls, (d_y, masked, d_asking))
+    _add_rows(t.calls, (d_y, masked, d_those))
+    for x in (d_those, ones, sums):
+        freed(x[0])
     if not alone:
-        whole = np.zeros((N, D), dtype=np.float32)
+        some, d = d, _filled(N, D, _F0)
         for m in range(M):
+            to = w.masked[m] * D
             for j in range(D):
-                whole[masked[m], j] = d[m, j]
-        d = whole
+                write(d[0], to + j, read(some[0], m * D + j))
+        freed(some[0])
     for k in range(last - 1, -1, -1):
-        entered, own, more = kept.pop()
-        d_mixed = _before_attention(t, w, more, d, d_y, place, k)
-        row = _VECTORS + k * _EACH_VECTORS + _PROJECTION_BIAS
-        shift, slope, d_own = _value(t, row, 3 * D), _slope(t, row, 3 * D), _empty(N, 3 * D)
+        F = t.matrices[_MATRICES + k * _EACH_MATRICES + _UP, _ROWS]
+        held = kept[k]
+        entered, own = (held[0], n if k == 0 else N, D), (held[1], N, 3 * D)
+        d_mixed = _before_attention(
+            t, w,
+            (
+                (held[2], N, D), (held[3], N, D), (held[4], N, _STATISTICS), (held[5], N, D),
+                (held[6], N, F), (held[7], N, F), (held[8], N, D), (held[9], N, _STATISTICS),
+            ),
+            d, d_y, place, k,
+        )  # fmt: skip
+        row, d_own = v[_VECTORS + k * _EACH_VECTORS + _PROJECTION_BIAS], _new(N, 3 * D)
+        shift, slope = (row[0], 3 * D), (row[1], 3 * D)
         _attend_backward(
             t.calls,
             (
-                own, shift, own, shift, D, w.starts, w.starts, longest, t.heads, place,
-                sites[3 * k + 1], cut, w.stride, d_mixed, nothing, d_own, d_own, slope, slope,
+                own, shift, own, shift, D, starts, starts, longest, heads, place,
+                w.sites[3 * k + 1], cut, stride, d_mixed, zeros, d_own, d_own, slope, slope,
             ),
         )  # fmt: skip
+        freed(d_mixed[0])
+        freed(own[0])
         if k == 0 and few:
-            d_own = _summed(t, d_own, which, len(ids))
+            d_own = _summed(t, d_own, w.which, n)
         d_y = _back(t, _MATRICES + k * _EACH_MATRICES + _PROJECTION, d_own, entered)
     if few:
-        d = _summed(t, d, _some(which, masked) if alone else which, len(ids))
+        d = _summed(t, d, w.rows if alone else w.which, n)
         if alone:
-            d_y = _summed(t, d_y, which, len(ids))
+            d_y = _summed(t, d_y, w.which, n)
     if t.post:
-        _add_rows(t.calls, (d, np.arange(len(d)), d_y))
+        for j in range(n * D):
+            write(d[0], j, read(d[0], j) + read(d_y[0], j))
     else:
-        weight, slopes_of = _value(t, _ENTERING, D), (_slope(t, _ENTERING, D), _slope(t, _ENTERING + 1, D))
-        _norm_backward(t.calls, (embedded, weight, entering_stats, d_y, d, slopes_of[0], slopes_of[1]))
+        slopes = (v[_ENTERING, 1], D), (v[_ENTERING + 1, 1], D), (v[_ENTERING, 0], D)
+        _norm_backward(t.calls, (embedded, slopes[2], entering_stats, d_y, d, slopes[0], slopes[1]))
     _embed_backward(
         t.calls,
         (
-            ids, at, place, tokens, positions, _value(t, _EMBEDDING, D), sites[0], cut, embedding_stats, d,
-            _matrix(t.matrices[_TOKENS, _SUM], V, D), _matrix(t.vectors[_POSITIONS, 1], t.places, D),
-            _slope(t, _EMBEDDING, D), _slope(t, _EMBEDDING + 1, D),
+            ids, at, place, tokens, positions, (v[_EMBEDDING, 0], D), w.sites[0], cut, embedding_stats, d,
+            (t.matrices[_TOKENS, _SUM], V, D), (v[_POSITIONS, 1], t.places, D),
+            (v[_EMBEDDING, 1], D), (v[_EMBEDDING + 1, 1], D),
         ),
     )  # fmt: skip
+    for x in (d, d_y, embedded, embedding_stats, entering_stats, nothing):
+        freed(x[0])
     return loss
 
 
-@kernel(**_INNER)
-def _summed(t, x, which, rows):  # type: ignore[no-untyped-def]
-    """Return the sums of the rows of x that go to each of so many rows."""
-    out = np.zeros((rows, x.shape[1]), dtype=np.float32)
-    _sum_rows(t.calls, (x, which, out))
-    return out
-
-
 _T = types.NamedTuple([_I, _MI, _MI, _V, _i, _i, _i, _b], _Tables)
-_W = types.NamedTuple([*[_I] * 7, _i, _b, types.uint64[::1], _i, _i], _Words)
+_W = types.NamedTuple([*[_I] * 10, _i, _b, types.uint64[::1], _i, _i], _Words)
 #: No kernel calls this one.  It is here to be compiled in turn with those that it calls.
 _CALLS.of(_run, _T, _W, _f, _b, _M)
