@@ -18,6 +18,9 @@ Izmailov et al., "Averaging weights leads to wider optima and better generalizat
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cached_property
+
 import torch
 from torch import Tensor, nn
 
@@ -30,8 +33,19 @@ class WeightAverage:
         self._parameters: list[Tensor] = list(model.parameters())
         self.tensors: dict[str, Tensor] = {name: p.detach().clone() for name, p in model.named_parameters()}
 
+    @cached_property
+    def _blend(self) -> Callable[[float], bool] | None:
+        """The same in one pass over memory, where there is such a pass."""
+        if any(parameter.device.type != "cpu" for parameter in self._parameters):
+            return None
+        # Imported here because it imports numba.
+        from raysweep.algorithms.onepass import blending
+
+        return blending(list(self.tensors.values()), self._parameters)
+
     @torch.no_grad()
     def update(self, step: int) -> None:
         """Add the weights after step `step`, counted from 1, to the average."""
         share = (1 - self.decay) / (1 - self.decay**step)
-        torch._foreach_lerp_(list(self.tensors.values()), self._parameters, share)
+        if self._blend is None or not self._blend(share):
+            torch._foreach_lerp_(list(self.tensors.values()), self._parameters, share)

@@ -1,7 +1,7 @@
-"""AdamW's update of a small model in one pass over its weights, on a processor.
+"""AdamW's update of a small model and the average of its weights, each in one pass, on a processor.
 
 torch's own step looks at every tensor and its options anew, which for a model of some ten thousand weights
-takes longer than the arithmetic.  The update is the same up to rounding, and so are the states.
+takes longer than the arithmetic.  The update is the same up to rounding, and so are states and averages.
 
 Importing this module imports numba, so it is imported where it is first used.
 """
@@ -25,7 +25,7 @@ from raysweep.compiled import kernel
 from raysweep.compiled.scalars import COMPILED
 from raysweep.compiled.simd import intrinsic
 
-_F1 = np.float32(1.0)
+_F1, _HALF = np.float32(1.0), np.float32(0.5)
 
 #: Options of torch's with another update, or another way to it.
 _OPTIONS = ("maximize", "amsgrad", "capturable", "differentiable")
@@ -153,6 +153,29 @@ class _Places:
         return True
 
 
+def blending(averages: Sequence[Tensor], weights: Sequence[Tensor]) -> Callable[[float], bool] | None:
+    """Return a function of a share that moves averages by this share of their way to the weights.
+
+    It returns True; or False, with nothing done, once a tensor lies elsewhere.  None where a tensor is
+    anything but contiguous float32 numbers on a processor.
+    """
+    tensors = [*averages, *weights]
+    if not all(map(_plain, tensors)):
+        return None
+    addresses = _addresses(tensors)
+    table = np.reshape(np.array(addresses, dtype=np.int64), (2, -1))
+    sizes = np.array([average.numel() for average in averages], dtype=np.int64)
+
+    def blend(share: float) -> bool:
+        there = _addresses(tensors) == addresses
+        if there:
+            _blend(table, sizes, share)
+            _written(averages)
+        return there
+
+    return blend
+
+
 def _tensors(parameters: Sequence[Tensor], state: Mapping[Tensor, Mapping[str, Any]]) -> list[Tensor] | None:
     """Return the `tensors` of `_Places`; None where a state lacks one."""
     owns = [state.get(parameter, {}) for parameter in parameters]
@@ -209,3 +232,19 @@ def _update(table, sizes, rate, beta1, beta2, decay, eps):  # type: ignore[no-un
             v = b2 * square[i] + new2 * g * g
             mean[i], square[i] = m, v
             weight[i] = weight[i] * shrink - length * m / (np.sqrt(v) * root + least)
+
+
+@kernel(**COMPILED)
+def _blend(table, sizes, share):  # type: ignore[no-untyped-def]
+    """Do what `blending` says: `table` [2, P] are the addresses of averages and weights."""
+    to, rest = np.float32(share), np.float32(1.0 - share)
+    for k in range(len(sizes)):
+        n = sizes[k]
+        average, weight = carray(_numbers(table[0, k]), n), carray(_numbers(table[1, k]), n)
+        # As torch has it: with a share of 1, the average is the weight.
+        if to < _HALF:
+            for i in range(n):
+                average[i] += to * (weight[i] - average[i])
+        else:
+            for i in range(n):
+                average[i] = weight[i] - rest * (weight[i] - average[i])

@@ -4,8 +4,9 @@ A kernel that calls others by name holds a copy of them, which LLVM optimises on
 long as to compile them again, and their last digits may differ from those of the kernels themselves.  A call
 by address takes little time to compile, and runs the very same code.
 
-An array is a tuple here, its address and its lengths in C order, because numba counts who uses one of its own,
-and compiles such counts around each call.  So whoever asks for memory by `allocated` gives it back by `freed`.
+An array is a tuple here, its address and its lengths in C order, because numba counts who uses one of its
+own, and compiles such counts around each call.  So whoever asks for memory by `allocated` gives it back by
+`freed`.
 
 This module relies on these parts of numba (0.62 to 0.68) that are not public: `Dispatcher.overloads`, whose
 results have `library.get_pointer_to_function` and `fndesc.llvm_func_name`; of a context, its `call_conv` with
@@ -43,11 +44,13 @@ class Calls:
         """
         number = len(self._kernels)
         self._kernels.append((kernel, kinds))
-        given = [types.UniTuple(types.int64, 1 + k.ndim) if _is_array(k) else k for k in kinds]
-        signature = result(types.int64[::1], types.Tuple(given))
+        wanted = types.Tuple([types.UniTuple(types.int64, 1 + k.ndim) if _is_array(k) else k for k in kinds])
 
         @intrinsic
         def call(context, addresses, arguments):  # type: ignore[no-untyped-def]
+            if not _alike(arguments, wanted):
+                return None  # numba refuses the call
+
             def generate(context, builder, signature, given):  # type: ignore[no-untyped-def]
                 table, packed = given
                 place = element_at(context, builder, signature.args[0], table, ir.IntType(64)(number))
@@ -64,7 +67,7 @@ class Calls:
                     convention.return_status_propagate(builder, status)
                 return context.get_dummy_value() if result == types.none else found
 
-            return signature, generate
+            return result(types.int64[::1], wanted), generate
 
         return call
 
@@ -77,10 +80,17 @@ class Calls:
         if self._addresses is None:
             order = range(len(self._kernels))
             found = np.zeros(len(order), dtype=np.int64)
-            for k in random.Random(os.getpid()).sample(order, len(order)):  # noqa: S311 -- no secret
+            for k in random.Random(os.getpid()).sample(order, len(order)):
                 found[k] = _address(*self._kernels[k])
             self._addresses = found
         return self._addresses
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Return whether two types are tuples of as many parts, which are tuples in the same places."""
+    if not (isinstance(one, types.BaseTuple) and isinstance(other, types.BaseTuple)):
+        return isinstance(one, types.BaseTuple) == isinstance(other, types.BaseTuple)
+    return len(one) == len(other) and all(_alike(*both) for both in zip(one, other, strict=True))
 
 
 def _is_array(kind: Any) -> bool:
@@ -92,7 +102,8 @@ def _array(context, builder, kind, given):  # type: ignore[no-untyped-def]
     made = context.make_array(kind)(context, builder)
     place, *shape = (builder.extract_value(given, k) for k in range(1 + kind.ndim))
     size = context.get_abi_sizeof(context.get_data_type(kind.dtype))
-    strides, step = [], ir.IntType(64)(size)
+    strides: list[Any] = []
+    step = ir.IntType(64)(size)
     for length in reversed(shape):
         strides.insert(0, step)
         step = builder.mul(step, length)
@@ -134,7 +145,8 @@ def write(context, place, number, value):  # type: ignore[no-untyped-def]
     return types.none(types.int64, types.int64, types.float32), generate
 
 
-#: The address of so many bytes (the second number), which is a multiple of the first; 0 where there is no memory.
+#: allocated(multiple, bytes) returns an address that is a multiple of the first number, 0 where there is no
+#: memory; `bytes` are a multiple of it, too.
 allocated = types.ExternalFunction("aligned_alloc", types.int64(types.int64, types.int64))
-#: Give memory back.
+#: freed(address) gives memory back.
 freed = types.ExternalFunction("free", types.void(types.int64))

@@ -57,7 +57,11 @@ _PATIENCE = 60.0
 #: compilation this one is met for the first time, so that the last place of its results would depend on the
 #: order of calls.
 _OWN = {
-    "nogil": True, "fastmath": False, "error_model": "python", "forceinline": False, "no_cfunc_wrapper": True,
+    "nogil": True,
+    "fastmath": False,
+    "error_model": "python",
+    "forceinline": False,
+    "no_cfunc_wrapper": True,
 }
 
 #: numba's settings; it makes these names from the environment.

@@ -1,8 +1,10 @@
 """SGD and Muon against their equations, averaged weights against the sum."""
 
+import copy
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -82,6 +84,31 @@ def test_muon_takes_the_matrices_and_leaves_embeddings_to_adamw() -> None:
     assert found[1] == {"token_embedding.weight", "position_embedding.weight"}
     assert found[0] | found[1] | found[2] == set(names.values())
     assert (embeddings["weight_decay"], vectors["weight_decay"]) == (0.01, 0.0)
+
+
+@pytest.mark.parametrize("decay", [0.3, 0.998])
+def test_the_average_in_one_pass_is_that_of_torch(decay: float) -> None:
+    """Of small numbers in many tensors, wherever they are moved on the way."""
+    generator = torch.Generator().manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 37), nn.Linear(37, 3), nn.LayerNorm(3))
+    average = WeightAverage(model, decay)
+    other = copy.deepcopy(average.tensors)
+    before = [t._version for t in average.tensors.values()]
+    for step in range(1, 8):
+        with torch.no_grad():
+            for p in model.parameters():
+                p.normal_(generator=generator)
+                if step == 5:
+                    p.data = p.data.clone()
+            average.update(step)
+            share = (1 - decay) / (1 - decay**step)
+            torch._foreach_lerp_(list(other.values()), list(model.parameters()), share)
+        for name, wanted in other.items():
+            torch.testing.assert_close(average.tensors[name], wanted.detach(), rtol=1e-6, atol=1e-7)
+        if step == 1:
+            assert all(torch.equal(average.tensors[name], p) for name, p in model.named_parameters())
+    after = [t._version for t in average.tensors.values()]
+    assert all(one < two for one, two in zip(before, after, strict=True))
 
 
 def test_the_average_is_the_sum() -> None:

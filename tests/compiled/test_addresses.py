@@ -8,9 +8,9 @@ from numba import types
 from numba.core.errors import TypingError
 
 from raysweep.compiled import kernel
-from raysweep.compiled.addresses import Calls, numbers
+from raysweep.compiled.addresses import Calls, allocated, freed, read, write
 
-F = types.float32[:, ::1]
+M = types.float32[:, ::1]
 
 
 @kernel
@@ -27,22 +27,25 @@ def share(part, whole):  # type: ignore[no-untyped-def]
 
 def calls() -> tuple[Calls, Any, Any]:
     made = Calls()
-    one = made.of(scaled, F, types.float32, F)
-    return made, one, made.of(share, types.int64, types.int64, result=types.float64)
+    return (
+        made,
+        made.of(scaled, M, types.float32, M),
+        made.of(share, types.int64, types.int64, result=types.float64),
+    )
 
 
 def test_a_call_does_what_the_kernel_does() -> None:
     made, scale, ratio = calls()
 
     @kernel
-    def both(addresses, x, factor, out):  # type: ignore[no-untyped-def]
-        scale(addresses, (x, factor, out))
-        return ratio(addresses, (1, len(x)))
+    def both(addresses, x, factor, out, rows, columns):  # type: ignore[no-untyped-def]
+        scale(addresses, ((x, rows, columns), factor, (out, rows, columns)))
+        return ratio(addresses, (1, rows))
 
     x = np.arange(12, dtype=np.float32).reshape(4, 3)
-    out = np.zeros_like(x)
-    assert both(made.addresses(), x, np.float32(1.5), out) == 0.25
-    assert (out == np.float32(1.5) * x).all()
+    out, factor = np.zeros_like(x), np.float32(1.5)
+    assert both(made.addresses(), x.ctypes.data, factor, out.ctypes.data, 4, 3) == 0.25
+    assert (out == factor * x).all()
 
 
 def test_an_error_comes_back() -> None:
@@ -56,34 +59,38 @@ def test_an_error_comes_back() -> None:
         divide(made.addresses(), 0)
 
 
-def test_arguments_of_other_types_are_converted_or_refused() -> None:
+def test_numbers_of_another_type_are_converted_and_other_arguments_refused() -> None:
     made, scale, ratio = calls()
-
-    @kernel
-    def wide(addresses, x):  # type: ignore[no-untyped-def]
-        scale(addresses, (x, np.float32(2.0), x))
 
     @kernel
     def small(addresses, whole):  # type: ignore[no-untyped-def]
         return ratio(addresses, (np.int32(1), whole))
 
-    assert small(made.addresses(), np.int32(4)) == 0.25
-    with pytest.raises(TypingError):
-        wide(made.addresses(), np.ones((2, 2)))
-    with pytest.raises(TypingError):
-        wide(made.addresses(), np.ones((2, 4), dtype=np.float32)[:, ::2])
-
-
-def test_numbers_are_read_and_written_where_they_lie() -> None:
-    from numba import carray
+    @kernel
+    def flat(addresses, x):  # type: ignore[no-untyped-def]
+        scale(addresses, ((x, 4), np.float32(2), (x, 4)))
 
     @kernel
-    def double(place, rows, columns):  # type: ignore[no-untyped-def]
-        x = carray(numbers(place), (rows, columns))
-        for i in range(rows):
-            for j in range(columns):
-                x[i, j] *= 2
+    def few(addresses, x):  # type: ignore[no-untyped-def]
+        scale(addresses, ((x, 2, 2), np.float32(2)))
 
-    x = np.arange(6, dtype=np.float32).reshape(2, 3)
-    double(x.ctypes.data, 2, 3)
-    assert (x == [[0, 2, 4], [6, 8, 10]]).all()
+    x = np.ones((2, 2), dtype=np.float32)
+    assert small(made.addresses(), np.int32(4)) == 0.25
+    for wrong in (flat, few):
+        with pytest.raises(TypingError):
+            wrong(made.addresses(), x.ctypes.data)
+
+
+def test_memory_is_written_and_read() -> None:
+    @kernel
+    def total(numbers):  # type: ignore[no-untyped-def]
+        place = allocated(64, 256)
+        for k in range(len(numbers)):
+            write(place, k, numbers[k])
+        found = np.float32(place % 64)
+        for k in range(len(numbers)):
+            found += read(place, k)
+        freed(place)
+        return found
+
+    assert total(np.arange(64, dtype=np.float32)) == 63 * 32

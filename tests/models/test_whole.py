@@ -1,5 +1,6 @@
-"""An encoder's passes in one call of compiled code, beside the same passes call by call: each bit is equal."""
+"""An encoder's passes in one call of compiled code, beside the same passes call by call, bit by bit."""
 
+import ctypes
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from raysweep.models.fused import encoder as fused
 from raysweep.models.fused import products
 from raysweep.models.fused.packing import Chunk
 from raysweep.models.fused.products import FAST
+from raysweep.models.fused.sublayer import gathers
 from raysweep.models.fused.whole import Whole
 
 pytestmark = pytest.mark.skipif(not FAST, reason="torch computes all products on this processor")
@@ -91,7 +93,7 @@ def test_both_ways_of_attention_and_equal_words_are_among_these(monkeypatch: pyt
             stepped(model, draw(mask, size=120, language=language))
             [chunk] = chunks
             few = 2 * model.total_vocabulary * chunk.longest <= len(chunk.ids)
-            ways.add((fused.gathers(chunk, 32, 2), few))
+            ways.add((gathers(chunk, 32, 2), few))
     assert ways == {(True, False), (False, False), (True, True), (False, True)}
 
 
@@ -163,6 +165,40 @@ def test_few_rows_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         chunks.clear()
         stepped(make(), batch)
         assert len(chunks) == served
+
+
+class _Used(ctypes.Structure):
+    """What glibc's mallinfo2 returns: its fifth and eighth number are the bytes in use."""
+
+    _fields_ = tuple((f"number{k}", ctypes.c_size_t) for k in range(1, 11))
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("shape", ["32/2/1/48", "32/4/3/64"])
+@pytest.mark.parametrize("language", [LANGUAGE, SMALL], ids=["many words", "few words"])
+def test_all_memory_is_given_back(language: PCFG, shape: str, norm: str) -> None:
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "mallinfo2"):
+        pytest.skip("this C library does not tell how much memory is in use")
+    library.mallinfo2.restype = _Used
+    model = make(language=language, shape=shape, norm=norm)
+
+    def used() -> int:
+        found = library.mallinfo2()
+        return int(found.number5 + found.number8)
+
+    with torch.no_grad():
+        for mask in ("one", 0.9):
+            batch = draw(mask, size=120, language=language)
+            step = fused.step(model, batch, seed=7, dtype=torch.float32)
+            for work in (step.learn, lambda batch=batch: model.hidden_at(batch, seed=3, dtype=torch.float32)):
+                for _ in range(3):
+                    work()
+                before = used()
+                for _ in range(20):
+                    work()
+                # An array of the smallest of these passes has 15 kB.
+                assert abs(used() - before) < 15_000, (mask, work)
 
 
 def test_what_is_not_finite_shows_in_the_loss() -> None:

@@ -204,7 +204,10 @@ class Pass:
         # The numbers of the words for which each layer is computed.
         self._places = [chunk.place] * (len(weights.layers) - 1) + [chunk.place[chunk.masked]]
         pairs = None if apart or self.cut else chunk.distinct(model.total_vocabulary)
-        self.ids, self.at, self.which = pairs or (chunk.ids, chunk.at, None)
+        self.which: np.ndarray | None = None
+        self.ids, self.at = chunk.ids, chunk.at
+        if pairs is not None:
+            self.ids, self.at, self.which = pairs
         self.embedding_stats, self.entering_stats = _float(len(self.ids), 2), _float(len(self.ids), 2)
         self._kept: list[Kept] = []
 

@@ -48,7 +48,6 @@ class Chunk:
         """Pairs of a masked word and a word of its sentence."""
         return int(np.diff(self.asking) @ np.diff(self.starts))
 
-
     def distinct(self, vocabulary: int) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
         """Return all pairs of a word and a position, [n] and [n], and which of them each word is [N].
 

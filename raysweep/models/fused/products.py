@@ -91,7 +91,7 @@ def empty(rows: int, columns: int, dtype: np.dtype) -> np.ndarray:
 
 
 def serves(matrix: Tensor) -> bool:
-    """Return whether products of many rows with a matrix B [I, O], or several of them [G, I, O], are compiled."""
+    """Return whether products of many rows with a matrix B [I, O], or several [G, I, O], are compiled."""
     served = {torch.float32: FAST, torch.bfloat16: PAIRS and matrix.shape[-2] % 2 == 0}
     return served.get(matrix.dtype, False) and 0 < matrix.numel() <= LARGEST
 
@@ -174,8 +174,7 @@ def add_outer(total: np.ndarray, d: np.ndarray, x: np.ndarray, parts: int = 1) -
     outputs, inputs = total.shape
     if len(d) != len(x) or d.shape[1] != outputs or x.shape[1] != parts * inputs or outputs % parts != 0:
         raise ValueError(f"{list(d.shape)} transposed times {list(x.shape)} is not {list(total.shape)}")
-    fits = serves_sum(outputs, inputs, parts, x.dtype) and total.flags.c_contiguous
-    if not (fits and d.dtype == x.dtype and total.dtype == np.float32):
+    if not (d.dtype == x.dtype and serves_sum(total, parts, x.dtype)):
         if parts == 1:
             tensor(total).add_(tensor(d).T @ tensor(x))
         else:
@@ -186,11 +185,13 @@ def add_outer(total: np.ndarray, d: np.ndarray, x: np.ndarray, parts: int = 1) -
     add(np.ascontiguousarray(d), np.ascontiguousarray(x), total)
 
 
-def serves_sum(outputs: int, inputs: int, parts: int, dtype: np.dtype) -> bool:
-    """Return whether `add_outer` to a total [outputs, inputs] is compiled for factors of this type."""
+def serves_sum(total: np.ndarray, parts: int, dtype: np.dtype) -> bool:
+    """Return whether `add_outer` to a total [O, I] is compiled for factors of this type."""
     served = PAIRS if dtype == np.uint16 else FAST and dtype == np.float32
+    outputs, inputs = total.shape
     whole = outputs // parts % _OUTPUTS == 0 and inputs % _LANES == 0
-    return served and whole and outputs * inputs <= LARGEST_SUM
+    fits = whole and total.flags.c_contiguous and total.size <= LARGEST_SUM
+    return served and fits and total.dtype == np.float32
 
 
 def _apart(found: np.ndarray, parts: int) -> Tensor:

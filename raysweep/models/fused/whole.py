@@ -32,27 +32,31 @@ if TYPE_CHECKING:
 
 _F0, _F1 = np.float32(0.0), np.float32(1.0)
 
-#: Columns of the table of matrices: addresses of the matrix [O, I] and of its gradient's sum, O, I, heads, the
-#: addresses of both layouts (`raysweep.models.fused.products.Product`), and whether each is made.
-_VALUE, _SUM, _ROWS, _COLUMNS, _HEADS, _APPLIED, _RETURNED, _HAS_APPLIED, _HAS_RETURNED = np.arange(9)
+# Numbers below are numpy's: numba compiles a kernel anew for each of Python's that another one hands to it.
+
+#: Columns of the table of matrices: addresses of the matrix [O, I] and of its gradient's sum, O, I, heads,
+#: the addresses of both layouts (`raysweep.models.fused.products.Product`), and whether each is made.
+_LOW, _SUM, _ROWS, _COLUMNS, _HEADS, _APPLIED, _RETURNED, _HAS_APPLIED, _HAS_RETURNED = np.arange(9)
 
 #: Rows of the table of matrices.  Query, key, value, and key and value are parts of the last layer's
 #: projection.  Each layer has rows of its own, from the last number of the first line on.
-_TOKENS, _DENSE, _QUERY, _KEY, _OF_VALUE, _KEY_VALUE, _MATRICES = np.arange(7)
+_TOKENS, _DENSE, _QUERY, _KEY, _VALUE, _KEY_VALUE, _MATRICES = np.arange(7)
 _PROJECTION, _OUTPUT, _UP, _DOWN, _EACH_MATRICES = np.arange(5)
 
 #: Rows of the table of vectors, whose columns are the addresses of values and of the gradient's sum.  A
 #: LayerNorm has a row for its weight and one for its bias; `_ENTERING` is that before the first layer of a
 #: pre-norm encoder, and `_ONE` and `_TWO` are those behind a layer's sublayers.
-_POSITIONS, _DECODER_BIAS, _DENSE_BIAS, _EMBEDDING, _HEAD, _ENTERING, _VECTORS = np.array([0, 1, 2, 3, 5, 7, 9])
-_PROJECTION_BIAS, _OUTPUT_BIAS, _UP_BIAS, _DOWN_BIAS, _ONE, _TWO, _EACH_VECTORS = np.array([0, 1, 2, 3, 4, 6, 8])
+_POSITIONS, _DECODER_BIAS, _DENSE_BIAS = np.arange(3)
+_EMBEDDING, _HEAD, _ENTERING, _VECTORS = np.arange(3, 11, 2)
+_PROJECTION_BIAS, _OUTPUT_BIAS, _UP_BIAS, _DOWN_BIAS = np.arange(4)
+_ONE, _TWO, _EACH_VECTORS = np.arange(4, 10, 2)
 
 #: Sites of dropout behind a layer's sublayers.
 _BEHIND_ATTENTION, _BEHIND_MLP = np.array([1, 2])
 
-#: Numbers for which numba would compile a part anew if they were Python's: bytes in a line of the cache,
-#: columns of LayerNorm's statistics, columns of a panel, and others.
-_LINE, _STATISTICS, _PANEL, _ONE_ROW, _0 = np.array([64, 2, products.COLUMNS, 1, 0])
+#: Bytes in a line of the cache, columns of LayerNorm's statistics, and columns of a panel.
+_LINE, _STATISTICS, _PANEL = np.array([64, 2, products.COLUMNS])
+_0, _1 = np.arange(2)
 
 _i, _u, _f, _b = types.int64, types.uint64, types.float32, types.boolean
 _I, _V, _M = types.int64[::1], types.float32[::1], types.float32[:, ::1]
@@ -177,11 +181,12 @@ class Whole:
 
     @staticmethod
     def serves(weights: EncoderWeights, heads: int) -> bool:
-        """Return whether all products and sums over rows are compiled ones."""
+        """Return whether all products and sums over rows are compiled ones, of arrays in C order."""
         # The residual stream is float32, and here it is what products take.
         return weights.dtype == torch.float32 and all(
-            products.serves(matrix.low)
-            and products.serves_sum(*matrix.low.shape, matrix.heads, matrix.gradient.dtype)
+            matrix.low.is_contiguous()
+            and products.serves(matrix.low)
+            and products.serves_sum(matrix.gradient, matrix.heads, matrix.gradient.dtype)
             for matrix in _matrices(weights, heads)
         )
 
@@ -295,7 +300,7 @@ def _apply(t, i, x):  # type: ignore[no-untyped-def]
     own = rows // heads
     panels = m[i, _APPLIED], heads, (own + products.COLUMNS - 1) // products.COLUMNS, columns, _PANEL
     if m[i, _HAS_APPLIED] == 0:
-        _turned(t.calls, ((m[i, _VALUE], heads, own, columns), panels))
+        _turned(t.calls, ((m[i, _LOW], heads, own, columns), panels))
         m[i, _HAS_APPLIED] = 1
     out = _new(x[1], rows)
     _product(t.calls, (x, panels, out))
@@ -319,7 +324,7 @@ def _through(t, i, d):  # type: ignore[no-untyped-def]
     own = rows // heads
     panels = m[i, _RETURNED], heads, (columns + products.COLUMNS - 1) // products.COLUMNS, own, _PANEL
     if m[i, _HAS_RETURNED] == 0:
-        _straight(t.calls, ((m[i, _VALUE], heads, own, columns), panels))
+        _straight(t.calls, ((m[i, _LOW], heads, own, columns), panels))
         m[i, _HAS_RETURNED] = 1
     out = _new(d[1], heads * columns)
     _product(t.calls, (d, panels, out))
@@ -342,15 +347,14 @@ def _forward_junction(t, w, r, o, place, k, site):  # type: ignore[no-untyped-de
     base = _VECTORS + k * _EACH_VECTORS
     shift, norm = (_OUTPUT_BIAS, _ONE) if site == _BEHIND_ATTENTION else (_DOWN_BIAS, _TWO)
     s, stats, y = _new(rows, D), _new(rows, _STATISTICS), _new(rows, D)
-    out = _new(rows, D) if t.post else s
-    none = _0 if not t.post else rows
-    v = t.vectors
+    # The residual stream behind is s itself without a LayerNorm in it, and the kernel writes no other.
+    out, written, v = (_new(rows, D), rows, t.vectors) if t.post else (s, _0, t.vectors)
     _junction(
         t.calls,
         (
             r, o, (v[base + shift, 0], D), place, w.sites[3 * k + 1 + site], w.cut,
             (v[base + norm, 0], D), (v[base + norm + 1, 0], D), t.eps[2 + 2 * k + site],
-            s, stats, (out[0], none, D), y,
+            s, stats, (out[0], written, D), y,
         ),
     )  # fmt: skip
     freed(o[0])
@@ -439,8 +443,10 @@ def _run(t, w, factor, reading, states):  # type: ignore[no-untyped-def]
     cut, longest, heads, stride = w.cut, w.longest, t.heads, w.stride
 
     # Forward.
-    tokens, positions = (t.matrices[_TOKENS, _VALUE], V, D), (v[_POSITIONS, 0], t.places, D)
-    embedded, y, embedding_stats, entering_stats = _new(n, D), _new(n, D), _new(n, _STATISTICS), _new(n, _STATISTICS)
+    tokens, positions = (t.matrices[_TOKENS, _LOW], V, D), (v[_POSITIONS, 0], t.places, D)
+    embedded, embedding_stats, y, entering_stats = (
+        _new(n, D), _new(n, _STATISTICS), _new(n, D), _new(n, _STATISTICS)
+    )  # fmt: skip
     _embed(
         t.calls,
         (
@@ -480,7 +486,7 @@ def _run(t, w, factor, reading, states):  # type: ignore[no-untyped-def]
 
     # The last layer: masked words ask (`raysweep.models.fused.sublayer`).
     biases = v[_VECTORS + last * _EACH_VECTORS + _PROJECTION_BIAS]
-    nothing = _filled(_ONE_ROW, D, _F0)
+    nothing = _filled(_1, D, _F0)
     zeros = nothing[0], D
     before = r
     r = _rows(r, w.rows)
@@ -504,7 +510,7 @@ def _run(t, w, factor, reading, states):  # type: ignore[no-untyped-def]
                 w.sites[3 * last + 1], cut, stride, (mix[0], M * heads, D), sums,
             ),
         )  # fmt: skip
-        mixed = _apply(t, _OF_VALUE, mix)
+        mixed = _apply(t, _VALUE, mix)
         _shift_heads(t.calls, (mixed, (biases[0] + 8 * D, D), sums))
     else:
         keys, mix, mixed = _apply(t, _KEY_VALUE, y), _new(_0, _0), _new(M, D)
@@ -549,7 +555,7 @@ def _run(t, w, factor, reading, states):  # type: ignore[no-untyped-def]
         d_sums = _new(M, heads)
         _shift_factors_backward(t.calls, (d_mixed, (biases[0] + 8 * D, D), d_sums))
         _shift_heads_backward(t.calls, (d_mixed, sums, (biases[1] + 8 * D, D)))
-        d_mix = _back(t, _OF_VALUE, d_mixed, mix)
+        d_mix = _back(t, _VALUE, d_mixed, mix)
         d_keys, d_y = _new(M, heads * D), _new(N, D)
         _gather_backward(
             t.calls,
