@@ -14,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 from raysweep.bench.environment import PEAK_SIZE
 from raysweep.bench.record import Figure, Goal
 from raysweep.models.fused import weights
+from raysweep.models.fused.encoder import EncoderWeights
 from raysweep.models.fused.products import Product
 from raysweep.training.throughput import product_flops
 
@@ -65,7 +66,8 @@ def products(work: Callable[[], object], dtype: torch.dtype = torch.float32) -> 
     """Return the share of the CPU time of `work` in products with weights, and their rate by the peak's.
 
     They are those of `raysweep.models.fused` and of traces by it, without the small products within attention
-    and within norms.  The work is done once before it is measured, on one thread.
+    and within norms.  Where an encoder's passes are one call of compiled code, the products are timed in the
+    same passes call by call, and the work in one call.  It is done once before, on one thread.
     """
     shares = []
 
@@ -81,8 +83,11 @@ def products(work: Callable[[], object], dtype: torch.dtype = torch.float32) -> 
 
 def _products(work: Callable[[], object]) -> tuple[float, float]:
     """Return the share of the CPU time of one call in products, and their operations a second."""
+    began = time.process_time()
+    work()
+    whole = time.process_time() - began
     seconds, flops = 0.0, 0.0
-    multiply, add = Product.__call__, weights.add_outer
+    multiply, add, at_once = Product.__call__, weights.add_outer, EncoderWeights.whole_for
 
     def took(began: float, factors: np.ndarray, columns: int) -> None:
         nonlocal seconds, flops
@@ -101,12 +106,12 @@ def _products(work: Callable[[], object]) -> tuple[float, float]:
         took(began, d, total.shape[1])
 
     Product.__call__, weights.add_outer = timed, timed_sum  # type: ignore[method-assign]
+    EncoderWeights.whole_for = lambda self, chunk: None  # type: ignore[method-assign]
     try:
-        began = time.process_time()
         work()
-        whole = time.process_time() - began
     finally:
         Product.__call__, weights.add_outer = multiply, add  # type: ignore[method-assign]
+        EncoderWeights.whole_for = at_once  # type: ignore[method-assign]
     return seconds / whole, flops / seconds
 
 

@@ -88,8 +88,9 @@ class Calls:
 
 def _alike(one: Any, other: Any) -> bool:
     """Return whether two types are tuples of as many parts, which are tuples in the same places."""
-    if not (isinstance(one, types.BaseTuple) and isinstance(other, types.BaseTuple)):
-        return isinstance(one, types.BaseTuple) == isinstance(other, types.BaseTuple)
+    tuples = [isinstance(kind, types.BaseTuple) for kind in (one, other)]
+    if not all(tuples):
+        return not any(tuples)
     return len(one) == len(other) and all(_alike(*both) for both in zip(one, other, strict=True))
 
 

@@ -27,10 +27,11 @@ def test_products_are_timed_and_counted(monkeypatch: pytest.MonkeyPatch) -> None
             matrix.learn(of_d, of_x)
 
         share, by_peak = products.products(work, dtype)
-        # Eight looks at the clock, two of them around each of three products.
-        assert (share, by_peak) == (3 / 7, (3 * 2 * 5 * 3 * 2 / 3) / 2000)
-        # One call before five that are measured.
-        assert matrix.gradient.tolist() == [[30.0] * 3] * 2
+        # Each look at the clock is a second later: one passes in the work, which does not look, and one in
+        # each of its three products where these are timed.
+        assert (share, by_peak) == (3 / 1, (3 * 2 * 5 * 3 * 2 / 3) / 2000)
+        # One call before five that are measured as they are, and five whose products are timed.
+        assert matrix.gradient.tolist() == [[55.0] * 3] * 2
         ticks = iter(range(100))
         work()
         assert next(ticks) == 0, "nothing is timed any more"

@@ -168,7 +168,7 @@ def test_few_rows_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class _Used(ctypes.Structure):
-    """What glibc's mallinfo2 returns: its fifth and eighth number are the bytes in use."""
+    """The result of glibc's mallinfo2: its fifth and eighth number are the bytes in use."""
 
     _fields_ = tuple((f"number{k}", ctypes.c_size_t) for k in range(1, 11))
 

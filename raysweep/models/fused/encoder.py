@@ -6,7 +6,8 @@ It computes what `raysweep.models.encoder.Encoder` does in training, on packed s
 .attention).  The residual stream, LayerNorm, softmax, the loss and sums of gradients are float32.  The last
 layer has queries, and everything behind its attention, for masked words alone, and keys and values only where
 many words are masked (.sublayer).  The gradients of a chunk are computed right after its loss, while its
-activations are in the cache (`step`).
+activations are in the cache (`step`).  In float32, where all products are compiled ones, a chunk is one call
+(.whole).
 
 Cost, with D the width, F the intermediate size, L layers: at most the products of `training_flops`, and about
 (20 D + 4 F) L bytes of activations for each word of a chunk in bfloat16.  Weights are laid out twice for
@@ -34,6 +35,7 @@ from raysweep.models.fused.products import MANY, array, tensor
 from raysweep.models.fused.states import states
 from raysweep.models.fused.step import Step
 from raysweep.models.fused.sublayer import Attended, Site
+from raysweep.models.fused.tables import serves
 from raysweep.models.fused.weights import Matrix, Vector, Weights
 from raysweep.models.fused.whole import Whole
 
@@ -110,7 +112,7 @@ class EncoderWeights(Weights):
         self.head_norm = self._norm(model.head_norm)
         self.decoder_bias = self._vector(model.decoder.bias)
         self.token_values = array(model.token_embedding.weight)
-        self._heads, self._post = model.shape.heads, model.norm == "post"
+        self.heads = model.shape.heads
 
     def whole_for(self, chunk: Chunk) -> Whole | None:
         """Return the passes of chunks in one call each, None where torch computes a product of this one."""
@@ -118,7 +120,7 @@ class EncoderWeights(Weights):
 
     @cached_property
     def _whole(self) -> Whole | None:
-        return Whole(self, self._heads, post=self._post) if Whole.serves(self, self._heads) else None
+        return Whole(self) if serves(self) else None
 
     def rest(self) -> bool:
         made = self.__dict__.get("_whole")

@@ -1,0 +1,262 @@
+"""Parts of an encoder's compiled passes, which call kernels by their addresses (`.whole`).
+
+A matrix is its address and two lengths here, a vector its address and its length
+(`raysweep.compiled.addresses`).  `t` are `Tables`, and `w` are `Words`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import types
+
+from raysweep.compiled import kernel
+from raysweep.compiled.addresses import Calls, allocated, freed, read, write
+from raysweep.compiled.scalars import COMPILED
+from raysweep.models.fused import attention, kernels, products
+from raysweep.models.fused.tables import (
+    APPLIED,
+    DOWN,
+    DOWN_BIAS,
+    EACH_MATRICES,
+    EACH_VECTORS,
+    HAS_APPLIED,
+    HAS_RETURNED,
+    HEADS,
+    INPUTS,
+    LOW,
+    MATRICES,
+    ONE,
+    OUTPUT,
+    OUTPUT_BIAS,
+    OUTPUTS,
+    RETURNED,
+    SUM,
+    TWO,
+    UP,
+    UP_BIAS,
+    VECTORS,
+)
+
+F0, F1 = np.float32(0.0), np.float32(1.0)
+
+#: Sites of dropout behind a layer's sublayers.
+_BEHIND_ATTENTION, _BEHIND_MLP = np.array([1, 2])
+
+#: Bytes in a line of the cache, columns of LayerNorm's statistics, and columns of a panel.
+_LINE, STATISTICS, _PANEL = np.array([64, 2, products.COLUMNS])
+ZERO, UNIT = np.arange(2)
+
+_i, _u, _f, _b = types.int64, types.uint64, types.float32, types.boolean
+_I, _V, _M = types.int64[::1], types.float32[::1], types.float32[:, ::1]
+_MI = types.int64[:, ::1]
+_M3, _M4 = types.float32[:, :, ::1], types.float32[:, :, :, ::1]
+
+#: Options of a part that only kernels call: numba need not compile the ways in from elsewhere.
+INNER = {**COMPILED, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+
+CALLS = Calls()
+turned = CALLS.of(products.turned, _M3, _M4)
+straight = CALLS.of(products.straight, _M3, _M4)
+product = CALLS.of(products.product, _M, _M4, _M)
+outer = CALLS.of(products.outer, _M, _M, _M)
+embed = CALLS.of(kernels.embed, _I, _I, _I, _M, _M, _V, _V, _f, _u, _i, _M, _M, _M)
+norm = CALLS.of(kernels.norm, _M, _V, _V, _f, _M, _M)
+junction = CALLS.of(kernels.junction, _M, _M, _V, _I, _u, _i, _V, _V, _f, _M, _M, _M, _M)
+gelu = CALLS.of(kernels.gelu, _M, _V, _M)
+transform = CALLS.of(kernels.transform, _M, _V, _V, _V, _f, _M, _M)
+cross_entropy = CALLS.of(kernels.cross_entropy, _M, _V, _I, _f, _V, result=types.float64)
+add_rows = CALLS.of(kernels.add_rows, _M, _I, _M)
+sum_rows = CALLS.of(kernels.sum_rows, _M, _I, _M)
+shift_heads = CALLS.of(kernels.shift_heads, _M, _V, _M)
+attend = CALLS.of(attention.attend, _M, _V, _M, _V, _i, _I, _I, _i, _i, _I, _u, _i, _i, _M)
+gather = CALLS.of(attention.gather, _M, _V, _M, _I, _I, _i, _i, _I, _u, _i, _i, _M, _M)
+embed_backward = CALLS.of(
+    kernels.embed_backward, _I, _I, _I, _M, _M, _V, _u, _i, _M, _M, _M, _M, _V, _V
+)  # fmt: skip
+norm_backward = CALLS.of(kernels.norm_backward, _M, _V, _M, _M, _M, _V, _V)
+junction_backward = CALLS.of(
+    kernels.junction_backward, _b, _M, _M, _I, _u, _i, _V, _M, _M, _M, _V, _V, _V
+)  # fmt: skip
+gelu_backward = CALLS.of(kernels.gelu_backward, _M, _M, _V)
+transform_backward = CALLS.of(kernels.transform_backward, _M, _V, _V, _M, _M, _V, _V, _V)
+shift_heads_backward = CALLS.of(kernels.shift_heads_backward, _M, _M, _V)
+shift_factors_backward = CALLS.of(kernels.shift_factors_backward, _M, _V, _M)
+attend_backward = CALLS.of(
+    attention.attend_backward,
+    _M, _V, _M, _V, _i, _I, _I, _i, _i, _I, _u, _i, _i, _M, _V, _M, _M, _V, _V,
+)  # fmt: skip
+gather_backward = CALLS.of(
+    attention.gather_backward, _M, _V, _M, _I, _I, _i, _i, _I, _u, _i, _i, _M, _M, _M, _M
+)
+
+
+@kernel(**INNER)
+def new(rows, columns):  # type: ignore[no-untyped-def]
+    """Return an empty matrix that begins where a line of the cache does."""
+    place = allocated(_LINE, (4 * rows * columns // _LINE + 1) * _LINE)
+    if place == 0:
+        raise MemoryError("no memory for the passes of a chunk")
+    return place, rows, columns
+
+
+@kernel(**INNER)
+def filled(rows, columns, value):  # type: ignore[no-untyped-def]
+    found = new(rows, columns)
+    for n in range(rows * columns):
+        write(found[0], n, value)
+    return found
+
+
+@kernel(**INNER)
+def rows_of(x, rows):  # type: ignore[no-untyped-def]
+    """Return the rows of x with these numbers."""
+    out = new(len(rows), x[2])
+    for n in range(len(rows)):
+        to, place = n * x[2], rows[n] * x[2]
+        for j in range(x[2]):
+            write(out[0], to + j, read(x[0], place + j))
+    return out
+
+
+@kernel(**INNER)
+def array_of(numbers):  # type: ignore[no-untyped-def]
+    """Return an array of the chunk as kernels take it; it is the caller's, and lasts."""
+    return np.int64(numbers.ctypes.data), np.int64(len(numbers))
+
+
+@kernel(**INNER)
+def apply(t, i, x):  # type: ignore[no-untyped-def]
+    """Do what `Matrix.apply` does with the matrix in row i of the table."""
+    m, rows, columns, heads = t.matrices, t.matrices[i, OUTPUTS], t.matrices[i, INPUTS], t.matrices[i, HEADS]
+    own = rows // heads
+    panels = m[i, APPLIED], heads, (own + products.COLUMNS - 1) // products.COLUMNS, columns, _PANEL
+    if m[i, HAS_APPLIED] == 0:
+        turned(t.calls, ((m[i, LOW], heads, own, columns), panels))
+        m[i, HAS_APPLIED] = 1
+    out = new(x[1], rows)
+    product(t.calls, (x, panels, out))
+    return out
+
+
+@kernel(**INNER)
+def back(t, i, d, x):  # type: ignore[no-untyped-def]
+    """Do what `Matrix.back` does, and give back the memory of d and x."""
+    outer(t.calls, (d, x, (t.matrices[i, SUM], t.matrices[i, OUTPUTS], t.matrices[i, INPUTS])))
+    freed(x[0])
+    out = through(t, i, d)
+    freed(d[0])
+    return out
+
+
+@kernel(**INNER)
+def through(t, i, d):  # type: ignore[no-untyped-def]
+    """Do what `Matrix.through` does."""
+    m, rows, columns, heads = t.matrices, t.matrices[i, OUTPUTS], t.matrices[i, INPUTS], t.matrices[i, HEADS]
+    own = rows // heads
+    panels = m[i, RETURNED], heads, (columns + products.COLUMNS - 1) // products.COLUMNS, own, _PANEL
+    if m[i, HAS_RETURNED] == 0:
+        straight(t.calls, ((m[i, LOW], heads, own, columns), panels))
+        m[i, HAS_RETURNED] = 1
+    out = new(d[1], heads * columns)
+    product(t.calls, (d, panels, out))
+    return out
+
+
+@kernel(**INNER)
+def summed(t, x, which, rows):  # type: ignore[no-untyped-def]
+    """Return the sums of the rows of x that go to each of so many rows; give back the memory of x."""
+    out = filled(rows, x[2], F0)
+    sum_rows(t.calls, (x, array_of(which), out))
+    freed(x[0])
+    return out
+
+
+@kernel(**INNER)
+def _forward_junction(t, w, r, o, place, k, site):  # type: ignore[no-untyped-def]
+    """Do what `Pass._junction` does behind attention or the MLP; give back the memory of o."""
+    rows, D = r[1], r[2]
+    base = VECTORS + k * EACH_VECTORS
+    shift, norm = (OUTPUT_BIAS, ONE) if site == _BEHIND_ATTENTION else (DOWN_BIAS, TWO)
+    s, stats, y = new(rows, D), new(rows, STATISTICS), new(rows, D)
+    # The residual stream behind is s itself without a LayerNorm in it, and the kernel writes no other.
+    out, written, v = (new(rows, D), rows, t.vectors) if t.post else (s, ZERO, t.vectors)
+    junction(
+        t.calls,
+        (
+            r, o, (v[base + shift, 0], D), place, w.sites[3 * k + 1 + site], w.cut,
+            (v[base + norm, 0], D), (v[base + norm + 1, 0], D), t.eps[2 + 2 * k + site],
+            s, stats, (out[0], written, D), y,
+        ),
+    )  # fmt: skip
+    freed(o[0])
+    return s, stats, out, y
+
+
+@kernel(**INNER)
+def _backward_junction(t, w, d, d_y, s, stats, place, k, site):  # type: ignore[no-untyped-def]
+    """Do what `Pass._junction_backward` does; give back the memory of all but d."""
+    D = d[2]
+    base = VECTORS + k * EACH_VECTORS
+    shift, norm = (OUTPUT_BIAS, ONE) if site == _BEHIND_ATTENTION else (DOWN_BIAS, TWO)
+    d_o = new(d[1], D)
+    v = t.vectors
+    junction_backward(
+        t.calls,
+        (
+            t.post, d, d_y, place, w.sites[3 * k + 1 + site], w.cut, (v[base + norm, 0], D), s, stats, d_o,
+            (v[base + shift, 1], D), (v[base + norm, 1], D), (v[base + norm + 1, 1], D),
+        ),
+    )  # fmt: skip
+    freed(d_y[0])
+    freed(s[0])
+    freed(stats[0])
+    return d_o
+
+
+@kernel(**INNER)
+def behind_attention(t, w, r, mixed, place, k, mine):  # type: ignore[no-untyped-def]
+    """Return the residual stream, the next sublayer's input, and what the backward pass of layer k needs.
+
+    With `mine`, the memory of r is given back.
+    """
+    base = MATRICES + k * EACH_MATRICES
+    s1, stats1, out1, y1 = _forward_junction(
+        t, w, r, apply(t, base + OUTPUT, mixed), place, k, _BEHIND_ATTENTION
+    )
+    if mine:
+        freed(r[0])
+    slope = apply(t, base + UP, y1)
+    g = new(slope[1], slope[2])
+    gelu(t.calls, (slope, (t.vectors[VECTORS + k * EACH_VECTORS + UP_BIAS, 0], g[2]), g))
+    o = apply(t, base + DOWN, g)
+    s2, stats2, out2, y2 = _forward_junction(t, w, out1, o, place, k, _BEHIND_MLP)
+    if t.post:
+        freed(out1[0])
+    return out2, y2, (mixed, s1, stats1, y1, slope, g, s2, stats2)
+
+
+@kernel(**INNER)
+def before_attention(t, w, kept, d, d_y, place, k):  # type: ignore[no-untyped-def]
+    """Turn d into the gradient of the stream before layer k; return that of attention's mixtures.
+
+    Memory of all but d is given back.
+    """
+    mixed, s1, stats1, y1, slope, g, s2, stats2 = kept
+    base = MATRICES + k * EACH_MATRICES
+    d_m = _backward_junction(t, w, d, d_y, s2, stats2, place, k, _BEHIND_MLP)
+    d_g = back(t, base + DOWN, d_m, g)
+    gelu_backward(t.calls, (slope, d_g, (t.vectors[VECTORS + k * EACH_VECTORS + UP_BIAS, 1], d_g[2])))
+    freed(slope[0])
+    d_y = back(t, base + UP, d_g, y1)
+    d_o = _backward_junction(t, w, d, d_y, s1, stats1, place, k, _BEHIND_ATTENTION)
+    return back(t, base + OUTPUT, d_o, mixed)
+
+
+@kernel(**INNER)
+def forget(t, kept):  # type: ignore[no-untyped-def]
+    """Give back what only a backward pass needs."""
+    mixed, s1, stats1, y1, slope, g, s2, stats2 = kept
+    for x in (mixed, s1, stats1, y1, slope, g, stats2):
+        freed(x[0])
+    if t.post:
+        freed(s2[0])  # otherwise it is the residual stream

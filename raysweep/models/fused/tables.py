@@ -1,0 +1,176 @@
+"""Tables of an encoder's weights, and the arrays of a chunk, as its compiled passes take them (`.whole`).
+
+Parameters, sums of gradients and layouts of matrices are known by their addresses, which are valid as long as
+the weights are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+
+from raysweep.models.fused import products
+from raysweep.models.fused.packing import Chunk
+from raysweep.models.fused.sublayer import gathers
+from raysweep.models.fused.weights import Matrix, Vector
+
+if TYPE_CHECKING:
+    from raysweep.models.fused.encoder import EncoderWeights, Norm
+
+# Numbers below are numpy's: numba compiles a kernel anew for each of Python's that another one hands to it.
+
+#: Columns of the table of matrices: addresses of the matrix [O, I] and of its gradient's sum, O, I, heads,
+#: the addresses of both layouts (`raysweep.models.fused.products.Product`), and whether each is made.
+LOW, SUM, OUTPUTS, INPUTS, HEADS, APPLIED, RETURNED, HAS_APPLIED, HAS_RETURNED = np.arange(9)
+
+#: Rows of the table of matrices.  Query, key, value, and key and value are parts of the last layer's
+#: projection.  Each layer has rows of its own, from the last number of the first line on.
+TOKENS, DENSE, QUERY, KEY, VALUE, KEY_VALUE, MATRICES = np.arange(7)
+PROJECTION, OUTPUT, UP, DOWN, EACH_MATRICES = np.arange(5)
+
+#: Rows of the table of vectors, whose columns are the addresses of values and of the gradient's sum.  A
+#: LayerNorm has a row for its weight and one for its bias; `ENTERING` is that before the first layer of a
+#: pre-norm encoder, and `ONE` and `TWO` are those behind a layer's sublayers.
+POSITIONS, DECODER_BIAS, DENSE_BIAS = np.arange(3)
+EMBEDDING, HEAD, ENTERING, VECTORS = np.arange(3, 11, 2)
+PROJECTION_BIAS, OUTPUT_BIAS, UP_BIAS, DOWN_BIAS = np.arange(4)
+ONE, TWO, EACH_VECTORS = np.arange(4, 10, 2)
+
+
+class Tables(NamedTuple):
+    """An encoder's matrices, vectors and sizes; `eps` are those of the LayerNorms, in the same order."""
+
+    calls: np.ndarray
+    matrices: np.ndarray
+    vectors: np.ndarray
+    eps: np.ndarray
+    layers: int
+    heads: int
+    places: int
+    post: bool
+
+
+class Words(NamedTuple):
+    """The arrays of a `Chunk`, and its dropout (`raysweep.models.fused.encoder.dropped`).
+
+    `ids` and `at` [n] are the words that enter, and `which` [N] says which of them each word of the chunk is;
+    without entries each word enters itself (`raysweep.models.fused.encoder.Pass`).  `asked` [M] are the
+    places of the masked words, and `rows` [M] their rows in the residual stream before the last layer.
+    `longest` are the words of the longest sentence.  With `gathering`, masked words attend without keys and
+    values.
+    """
+
+    ids: np.ndarray
+    at: np.ndarray
+    which: np.ndarray
+    place: np.ndarray
+    asked: np.ndarray
+    rows: np.ndarray
+    starts: np.ndarray
+    masked: np.ndarray
+    asking: np.ndarray
+    targets: np.ndarray
+    longest: int
+    gathering: bool
+    sites: np.ndarray
+    cut: int
+    stride: int
+
+
+def serves(weights: EncoderWeights) -> bool:
+    """Return whether all products with weights and all sums over rows are compiled ones, in C order."""
+    # The residual stream is float32, and in these passes products take it as it is.
+    return weights.dtype == torch.float32 and all(
+        matrix.low.is_contiguous()
+        and products.serves(matrix.low)
+        and products.serves_sum(matrix.gradient, matrix.heads, matrix.gradient.dtype)
+        for matrix in _matrices(weights)
+    )
+
+
+def tables(weights: EncoderWeights, calls: np.ndarray) -> tuple[Tables, np.ndarray]:
+    """Return the tables of weights, and the memory of the layouts, which is to last as long as these.
+
+    No layout is made yet.  `calls` are the addresses of kernels.
+    """
+    norms = [weights.embedding_norm, weights.head_norm, weights.layers[0].attention_norm]
+    vectors = [weights.positions, weights.decoder_bias, weights.dense_bias, *_vectors(norms)]
+    for k, layer in enumerate(weights.layers):
+        behind = weights.behind(k)
+        norms += behind
+        vectors += layer.projection_bias, layer.output_bias, layer.up_bias, layer.down_bias
+        vectors += _vectors(behind)
+    matrices = list(_matrices(weights))
+    ends = np.cumsum([size for matrix in matrices for size in _sizes(matrix)])
+    # Zeros stay behind the last columns.
+    layouts = torch.zeros(int(ends[-1]), dtype=torch.float32).numpy()
+    places = layouts.ctypes.data + 4 * np.concatenate([[0], ends[:-1]])
+    rows = zip(matrices, places[::2], places[1::2], strict=True)
+    made = Tables(
+        calls=calls,
+        matrices=np.array(
+            [
+                [m.low.data_ptr(), m.gradient.ctypes.data, *m.low.shape, m.heads, one, two, 0, 0]
+                for m, one, two in rows
+            ]
+        ),
+        vectors=np.array([[v.value.ctypes.data, v.gradient.ctypes.data] for v in vectors]),
+        eps=np.array([norm.eps for norm in norms]),
+        layers=len(weights.layers),
+        heads=weights.heads,
+        places=len(weights.positions.value),
+        post=weights.final_norm is None,
+    )
+    return made, layouts
+
+
+def words(t: Tables, chunk: Chunk, cut: int, stride: int, sites: Sequence[np.uint64]) -> Words:
+    """Return what the passes take of a chunk."""
+    vocabulary, width = t.matrices[TOKENS, [OUTPUTS, INPUTS]].tolist()
+    pairs = None if cut else chunk.distinct(vocabulary)
+    ids, at, which = pairs or (chunk.ids, chunk.at, np.empty(0, dtype=np.int64))
+    return Words(
+        ids=ids,
+        at=at,
+        which=which,
+        place=chunk.place,
+        asked=chunk.place[chunk.masked],
+        rows=which[chunk.masked] if pairs is not None and t.layers == 1 else chunk.masked,
+        starts=chunk.starts,
+        masked=chunk.masked,
+        asking=chunk.asking,
+        targets=chunk.targets,
+        longest=chunk.longest,
+        gathering=gathers(chunk, width, t.heads),
+        sites=np.array(sites, dtype=np.uint64),
+        cut=cut,
+        stride=stride,
+    )
+
+
+def _matrices(weights: EncoderWeights) -> Iterator[Matrix]:
+    """Yield what is in the rows of the table of matrices."""
+    last, heads = weights.layers[-1].projection, weights.heads
+    width = last.low.shape[1]
+    yield from (weights.tokens, weights.dense, last.part(slice(width)))
+    yield last.part(slice(width, 2 * width), heads)
+    yield last.part(slice(2 * width, 3 * width), heads)
+    yield last.part(slice(width, 3 * width))
+    for layer in weights.layers:
+        yield from (layer.projection, layer.output, layer.up, layer.down)
+
+
+def _vectors(norms: Sequence[Norm]) -> Iterator[Vector]:
+    for norm in norms:
+        yield from (norm.weight, norm.bias)
+
+
+def _sizes(matrix: Matrix) -> tuple[int, int]:
+    """Return the numbers of both layouts of a matrix."""
+    rows, columns = matrix.low.shape
+    wide = products.COLUMNS
+    own = rows // matrix.heads
+    return matrix.heads * -(-own // wide) * columns * wide, matrix.heads * -(-columns // wide) * own * wide
