@@ -18,11 +18,14 @@ Izmailov et al., "Averaging weights leads to wider optima and better generalizat
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from raysweep.algorithms.onepass import Blending
 
 
 class WeightAverage:
@@ -34,18 +37,18 @@ class WeightAverage:
         self.tensors: dict[str, Tensor] = {name: p.detach().clone() for name, p in model.named_parameters()}
 
     @cached_property
-    def _blend(self) -> Callable[[float], bool] | None:
-        """The same in one pass over memory, where there is such a pass."""
+    def _blending(self) -> Blending | None:
+        """The same in one pass over memory; None where weights are not on a processor."""
         if any(parameter.device.type != "cpu" for parameter in self._parameters):
             return None
         # Imported here because it imports numba.
-        from raysweep.algorithms.onepass import blending
+        from raysweep.algorithms.onepass import Blending
 
-        return blending(list(self.tensors.values()), self._parameters)
+        return Blending(list(self.tensors.values()), self._parameters)
 
     @torch.no_grad()
     def update(self, step: int) -> None:
         """Add the weights after step `step`, counted from 1, to the average."""
         share = (1 - self.decay) / (1 - self.decay**step)
-        if self._blend is None or not self._blend(share):
+        if self._blending is None or not self._blending.move(share):
             torch._foreach_lerp_(list(self.tensors.values()), self._parameters, share)

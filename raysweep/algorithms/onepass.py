@@ -153,27 +153,27 @@ class _Places:
         return True
 
 
-def blending(averages: Sequence[Tensor], weights: Sequence[Tensor]) -> Callable[[float], bool] | None:
-    """Return a function of a share that moves averages by this share of their way to the weights.
+class Blending:
+    """Moves averages by a share of their way to the weights, in one pass over both."""
 
-    It returns True; or False, with nothing done, once a tensor lies elsewhere.  None where a tensor is
-    anything but contiguous float32 numbers on a processor.
-    """
-    tensors = [*averages, *weights]
-    if not all(map(_plain, tensors)):
-        return None
-    addresses = _addresses(tensors)
-    table = np.reshape(np.array(addresses, dtype=np.int64), (2, -1))
-    sizes = np.array([average.numel() for average in averages], dtype=np.int64)
+    def __init__(self, averages: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
+        tensors = [*averages, *weights]
+        #: None of them where one is of another kind: it may have no address.
+        self._tensors = tensors if all(map(_plain, tensors)) else []
+        self._averages, self._known = averages, _addresses(self._tensors)
+        self._table = np.reshape(np.array(self._known, dtype=np.int64), (2, -1))
+        self._sizes = np.array([average.numel() for average in averages], dtype=np.int64)
 
-    def blend(share: float) -> bool:
-        there = _addresses(tensors) == addresses
-        if there:
-            _blend(table, sizes, share)
-            _written(averages)
-        return there
+    def move(self, share: float) -> bool:
+        """Do so and return True; or return False, with nothing done, where that does not serve.
 
-    return blend
+        It serves contiguous float32 numbers on a processor, which still lie where they first did.
+        """
+        serves = bool(self._tensors) and _addresses(self._tensors) == self._known
+        if serves:
+            _blend(self._table, self._sizes, share)
+            _written(self._averages)
+        return serves
 
 
 def _tensors(parameters: Sequence[Tensor], state: Mapping[Tensor, Mapping[str, Any]]) -> list[Tensor] | None:
@@ -236,7 +236,7 @@ def _update(table, sizes, rate, beta1, beta2, decay, eps):  # type: ignore[no-un
 
 @kernel(**COMPILED)
 def _blend(table, sizes, share):  # type: ignore[no-untyped-def]
-    """Do what `blending` says: `table` [2, P] are the addresses of averages and weights."""
+    """Move averages as `Blending` says; `table` [2, P] are the addresses of averages and weights."""
     to, rest = np.float32(share), np.float32(1.0 - share)
     for k in range(len(sizes)):
         n = sizes[k]

@@ -53,15 +53,15 @@ log = logging.getLogger(__name__)
 #: Seconds that a process waits at most for machine code that another one makes.
 _PATIENCE = 60.0
 
-#: What a kernel's options leave out.  numba itself would take all but the first from the kernel in whose
+#: What a kernel's options leave out.  numba itself would take all but the first two from the kernel in whose
 #: compilation this one is met for the first time, so that the last place of its results would depend on the
-#: order of calls.
+#: order of calls.  Nobody needs the function for callers in C that it compiles as well.
 _OWN = {
     "nogil": True,
+    "no_cfunc_wrapper": True,
     "fastmath": False,
     "error_model": "python",
     "forceinline": False,
-    "no_cfunc_wrapper": True,
 }
 
 #: numba's settings; it makes these names from the environment.
