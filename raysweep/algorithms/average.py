@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from raysweep.algorithms.adamw import ONE_PASS
+
 if TYPE_CHECKING:
     from raysweep.algorithms.onepass import Blending
 
@@ -38,8 +40,9 @@ class WeightAverage:
 
     @cached_property
     def _blending(self) -> Blending | None:
-        """The same in one pass over memory; None where weights are not on a processor."""
-        if any(parameter.device.type != "cpu" for parameter in self._parameters):
+        """The same in one pass over memory; None for many weights, or where they are not on a processor."""
+        on_processor = all(p.device.type == "cpu" for p in self._parameters)
+        if not on_processor or sum(p.numel() for p in self._parameters) > ONE_PASS:
             return None
         # Imported here because it imports numba.
         from raysweep.algorithms.onepass import Blending

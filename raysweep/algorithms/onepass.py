@@ -157,23 +157,28 @@ class Blending:
     """Moves averages by a share of their way to the weights, in one pass over both."""
 
     def __init__(self, averages: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
-        tensors = [*averages, *weights]
-        #: None of them where one is of another kind: it may have no address.
-        self._tensors = tensors if all(map(_plain, tensors)) else []
-        self._averages, self._known = averages, _addresses(self._tensors)
-        self._table = np.reshape(np.array(self._known, dtype=np.int64), (2, -1))
+        self._averages, self._tensors = averages, [*averages, *weights]
         self._sizes = np.array([average.numel() for average in averages], dtype=np.int64)
+        self._look()
 
     def move(self, share: float) -> bool:
         """Do so and return True; or return False, with nothing done, where that does not serve.
 
-        It serves contiguous float32 numbers on a processor, which still lie where they first did.
+        It serves contiguous float32 numbers on a processor.
         """
-        serves = bool(self._tensors) and _addresses(self._tensors) == self._known
-        if serves:
+        if self._plain and _addresses(self._tensors) != self._known:
+            self._look()
+        if self._plain:
             _blend(self._table, self._sizes, share)
             _written(self._averages)
-        return serves
+        return self._plain
+
+    def _look(self) -> None:
+        """Find out where the tensors are."""
+        # A tensor of another kind may have no address.
+        self._plain = all(map(_plain, self._tensors))
+        self._known = _addresses(self._tensors) if self._plain else []
+        self._table = np.reshape(np.array(self._known, dtype=np.int64), (2, -1))
 
 
 def _tensors(parameters: Sequence[Tensor], state: Mapping[Tensor, Mapping[str, Any]]) -> list[Tensor] | None:

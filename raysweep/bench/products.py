@@ -67,7 +67,7 @@ def products(work: Callable[[], object], dtype: torch.dtype = torch.float32) -> 
 
     They are those of `raysweep.models.fused` and of traces by it, without the small products within attention
     and within norms.  Where an encoder's passes are one call of compiled code, the products are timed in the
-    same passes call by call, and the work in one call.  It is done once before, on one thread.
+    same passes call by call, and the whole work as it is.  It is done once before, on one thread.
     """
     shares = []
 
@@ -82,7 +82,7 @@ def products(work: Callable[[], object], dtype: torch.dtype = torch.float32) -> 
 
 
 def _products(work: Callable[[], object]) -> tuple[float, float]:
-    """Return the share of the CPU time of one call in products, and their operations a second."""
+    """Return the time of products by that of the whole work, and their operations a second."""
     began = time.process_time()
     work()
     whole = time.process_time() - began

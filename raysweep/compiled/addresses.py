@@ -34,7 +34,7 @@ class Calls:
     """
 
     def __init__(self) -> None:
-        self._kernels: list[tuple[Any, tuple[Any, ...]]] = []
+        self._kernels: list[tuple[Any, tuple[Any, ...], Any]] = []
         self._addresses: np.ndarray | None = None
 
     def of(self, kernel: Any, *kinds: Any, result: Any = types.none) -> Any:
@@ -43,7 +43,7 @@ class Calls:
         In the tuple of arguments, an array in C order is a tuple itself: its address and its lengths.
         """
         number = len(self._kernels)
-        self._kernels.append((kernel, kinds))
+        self._kernels.append((kernel, kinds, result))
         wanted = types.Tuple([types.UniTuple(types.int64, 1 + k.ndim) if _is_array(k) else k for k in kinds])
 
         @intrinsic
@@ -113,10 +113,12 @@ def _array(context, builder, kind, given):  # type: ignore[no-untyped-def]
     return made._getvalue()
 
 
-def _address(kernel: Any, kinds: tuple[Any, ...]) -> int:
+def _address(kernel: Any, kinds: tuple[Any, ...], result: Any) -> int:
     kernel.compile(kinds)
     found = kernel.overloads[kinds]
     place: int = found.library.get_pointer_to_function(found.fndesc.llvm_func_name)
+    if place == 0 or found.signature.return_type != result:
+        raise TypeError(f"{kernel.__name__} is no kernel of {kinds} that returns {result}")
     return place
 
 

@@ -2,6 +2,7 @@
 
 import ctypes
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from raysweep.models.batch import Batch
 from raysweep.models.encoder import Encoder
 from raysweep.models.fused import encoder as fused
 from raysweep.models.fused import products
-from raysweep.models.fused.packing import Chunk
+from raysweep.models.fused.packing import Chunk, packed
 from raysweep.models.fused.products import FAST
 from raysweep.models.fused.sublayer import gathers
 from raysweep.models.fused.whole import Whole
@@ -157,6 +158,39 @@ def test_where_torch_computes_a_product_it_is_call_by_call(
     assert not chunks
 
 
+@pytest.mark.parametrize("way", ["other order", "float64"])
+def test_weights_of_another_kind_are_left_to_the_passes_call_by_call(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunks, model = counted(monkeypatch), make()
+    bias = model.head_norm.bias
+    bias.data = bias.data.double() if way == "float64" else torch.stack([bias.data, bias.data], 1)[:, 0]
+    fused.step(model, draw(), seed=7, dtype=torch.float32).done()
+    assert not chunks
+
+
+def test_targets_of_another_type_are_taken() -> None:
+    model, batch = make(), draw()
+    loss, gradients = stepped(model, batch)
+    other, wanted = stepped(model, replace(batch, targets=batch.targets.int()))
+    assert loss == other
+    assert all(map(torch.equal, gradients, wanted))
+
+
+def test_few_rows_are_multiplied_by_torch_or_here_up_to_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Masked words may be few where words are many."""
+    model, batch = make(0.2), draw()
+    for module in (products, fused):
+        monkeypatch.setattr(module, "MANY", {torch.float32: 128, torch.bfloat16: 32})
+    assert len(batch.index) < 128 <= batch.lengths.sum()
+    loss, gradients = stepped(model, batch)
+    call_by_call(monkeypatch)
+    other, wanted = stepped(model, batch)
+    assert loss == pytest.approx(other, rel=1e-6)
+    for one, two in zip(gradients, wanted, strict=True):
+        assert torch.allclose(one, two, rtol=1e-4, atol=1e-6)
+
+
 def test_few_rows_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     chunks, batch = counted(monkeypatch), draw()
     words = int(batch.lengths.sum())
@@ -175,30 +209,42 @@ class _Used(ctypes.Structure):
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize("shape", ["32/2/1/48", "32/4/3/64"])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("language", [LANGUAGE, SMALL], ids=["many words", "few words"])
-def test_all_memory_is_given_back(language: PCFG, shape: str, norm: str) -> None:
+def test_all_memory_is_given_back(language: PCFG, dropout: float, shape: str, norm: str) -> None:
     library = ctypes.CDLL(None)
     if not hasattr(library, "mallinfo2"):
         pytest.skip("this C library does not tell how much memory is in use")
     library.mallinfo2.restype = _Used
-    model = make(language=language, shape=shape, norm=norm)
+    model = make(dropout, language=language, shape=shape, norm=norm)
 
     def used() -> int:
         found = library.mallinfo2()
         return int(found.number5 + found.number8)
 
     with torch.no_grad():
-        for mask in ("one", 0.9):
-            batch = draw(mask, size=120, language=language)
-            step = fused.step(model, batch, seed=7, dtype=torch.float32)
-            for work in (step.learn, lambda batch=batch: model.hidden_at(batch, seed=3, dtype=torch.float32)):
+        for mask in ("one", 0.9, "none"):
+            batch = draw(0.9 if mask == "none" else mask, size=60, language=language)
+            if mask == "none":
+                first = batch.index < batch.ids.shape[1]
+                batch = replace(batch, index=batch.index[first], targets=batch.targets[first])
+            # In one of the chunks of one sentence each, no word is masked.
+            chunks = packed(batch, model, 1 if mask == "none" else 10_000)
+            chunk = next(c for c in chunks if mask != "none" or len(c.masked) == 0)
+            weights = fused.EncoderWeights(model, torch.float32)
+            whole, given = weights.whole_for(chunk), fused.dropped(model, 7)
+            assert whole is not None
+            for work in (
+                partial(whole.learn, chunk, np.float32(1), *given),
+                partial(whole.encode, chunk, *given),
+            ):
                 for _ in range(3):
                     work()
                 before = used()
-                for _ in range(20):
+                for _ in range(200):
                     work()
-                # An array of the smallest of these passes has 15 kB.
-                assert abs(used() - before) < 15_000, (mask, work)
+                # The smallest arrays have a line of the cache, 64 bytes.
+                assert abs(used() - before) < 10_000, (mask, work)
 
 
 def test_what_is_not_finite_shows_in_the_loss() -> None:

@@ -34,6 +34,10 @@ class TappedEncoder(EncoderWeights):
         if self.final_norm is not None:
             self.final_norm = self._tap_norm(self.final_norm, "final_norm")
 
+    def whole_for(self, chunk: Chunk) -> None:
+        """Return None: what is tapped is taken between two kernels."""
+        return
+
     def _tap(self, matrix: Matrix, *names: str) -> TappedMatrix:
         return TappedMatrix.of(matrix, self.sinks, *names)
 

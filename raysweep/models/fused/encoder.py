@@ -115,7 +115,7 @@ class EncoderWeights(Weights):
         self.heads = model.shape.heads
 
     def whole_for(self, chunk: Chunk) -> Whole | None:
-        """Return the passes of chunks in one call each, None where torch computes a product of this one."""
+        """Return the passes of chunks in one call each; None for few words, or where that does not serve."""
         return self._whole if len(chunk.ids) >= MANY[torch.float32] else None
 
     @cached_property
@@ -402,13 +402,13 @@ class EncoderStep(Step[EncoderWeights]):
             return Pass(model, weights, chunk, seed)
 
         super().__init__(model, words, CHUNK, dtype, EncoderWeights, begin)
-        self._dropped = dropped(model, seed)
+        self._encoder, self._seed = model, seed
 
     def _loss(self, weights: EncoderWeights, chunk: Chunk) -> float:
         whole = weights.whole_for(chunk)
         if whole is None:
             return super()._loss(weights, chunk)
-        return whole.learn(chunk, np.float32(1 / self.words.count), *self._dropped)
+        return whole.learn(chunk, np.float32(1 / self.words.count), *dropped(self._encoder, self._seed))
 
 
 def step(model: Encoder, words: Batch, *, seed: int, dtype: torch.dtype) -> EncoderStep:

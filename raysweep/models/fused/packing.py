@@ -84,7 +84,7 @@ def packed(batch: Batch, model: MaskedLM, words: int) -> Iterator[Chunk]:
     )  # fmt: skip
     if found != predicted:
         raise DataError(f"{predicted - found} of {predicted} masked words stand behind a sentence, or twice")
-    wanted, first = targets[number], 0
+    wanted, first = targets[number].astype(np.int64, copy=False), 0
     if not 0 <= flat.min() <= flat.max() < model.total_vocabulary:
         _refuse("word", flat, model)
     while first < sentences:

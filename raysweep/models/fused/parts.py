@@ -120,7 +120,7 @@ def rows_of(x, rows):  # type: ignore[no-untyped-def]
 
 @kernel(**INNER)
 def array_of(numbers):  # type: ignore[no-untyped-def]
-    """Return an array of the chunk as kernels take it; it is the caller's, and lasts."""
+    """Return the address and the length of a chunk's array, which outlives the call."""
     return np.int64(numbers.ctypes.data), np.int64(len(numbers))
 
 
@@ -179,7 +179,8 @@ def _forward_junction(t, w, r, o, place, k, site):  # type: ignore[no-untyped-de
     shift, norm = (OUTPUT_BIAS, ONE) if site == _BEHIND_ATTENTION else (DOWN_BIAS, TWO)
     s, stats, y = new(rows, D), new(rows, STATISTICS), new(rows, D)
     # The residual stream behind is s itself without a LayerNorm in it, and the kernel writes no other.
-    out, written, v = (new(rows, D), rows, t.vectors) if t.post else (s, ZERO, t.vectors)
+    out, written = (new(rows, D), rows) if t.post else (s, ZERO)
+    v = t.vectors
     junction(
         t.calls,
         (
@@ -253,8 +254,8 @@ def before_attention(t, w, kept, d, d_y, place, k):  # type: ignore[no-untyped-d
 
 
 @kernel(**INNER)
-def forget(t, kept):  # type: ignore[no-untyped-def]
-    """Give back what only a backward pass needs."""
+def give_back(t, kept):  # type: ignore[no-untyped-def]
+    """Give back the memory of what only a backward pass needs."""
     mixed, s1, stats1, y1, slope, g, s2, stats2 = kept
     for x in (mixed, s1, stats1, y1, slope, g, stats2):
         freed(x[0])

@@ -40,8 +40,15 @@ PROJECTION_BIAS, OUTPUT_BIAS, UP_BIAS, DOWN_BIAS = np.arange(4)
 ONE, TWO, EACH_VECTORS = np.arange(4, 10, 2)
 
 
+#: Numbers in a line of the cache.
+_LINE = 16
+
+
 class Tables(NamedTuple):
-    """An encoder's matrices, vectors and sizes; `eps` are those of the LayerNorms, in the same order."""
+    """An encoder's matrices, vectors and sizes.
+
+    `eps` are those of the LayerNorms: the embedding's, the head's, the one of `ENTERING`, and two a layer.
+    """
 
     calls: np.ndarray
     matrices: np.ndarray
@@ -81,10 +88,10 @@ class Words(NamedTuple):
 
 
 def serves(weights: EncoderWeights) -> bool:
-    """Return whether all products with weights and all sums over rows are compiled ones, in C order."""
-    # The residual stream is float32, and in these passes products take it as it is.
-    return weights.dtype == torch.float32 and all(
-        matrix.low.is_contiguous()
+    """Return whether all is float32 in C order, and products with weights and sums are compiled ones."""
+    plain = all(p.dtype == torch.float32 and p.is_contiguous() for p in weights.parameters)
+    return plain and all(
+        matrix.low.dtype == torch.float32
         and products.serves(matrix.low)
         and products.serves_sum(matrix.gradient, matrix.heads, matrix.gradient.dtype)
         for matrix in _matrices(weights)
@@ -105,9 +112,10 @@ def tables(weights: EncoderWeights, calls: np.ndarray) -> tuple[Tables, np.ndarr
         vectors += _vectors(behind)
     matrices = list(_matrices(weights))
     ends = np.cumsum([size for matrix in matrices for size in _sizes(matrix)])
-    # Zeros stay behind the last columns.
-    layouts = torch.zeros(int(ends[-1]), dtype=torch.float32).numpy()
-    places = layouts.ctypes.data + 4 * np.concatenate([[0], ends[:-1]])
+    # Zeros stay behind the last columns; what is not laid out takes no memory.
+    layouts = np.zeros(int(ends[-1]) + _LINE, dtype=np.float32)
+    first = layouts.ctypes.data + -layouts.ctypes.data % (4 * _LINE)
+    places = first + 4 * np.concatenate([[0], ends[:-1]])
     rows = zip(matrices, places[::2], places[1::2], strict=True)
     made = Tables(
         calls=calls,

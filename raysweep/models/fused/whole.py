@@ -1,12 +1,13 @@
 """Both passes of an encoder's chunk in one call of compiled code.
 
-It does what `raysweep.models.fused.encoder.Pass` does, in float32, by the same kernels in the same order, so
-each number is the same.  `Pass` calls them from Python, some twenty for each layer.  Each such call looks at
-its arguments anew, which takes 2 to 20 µs by what is in the cache: for small models about as long as the
-arithmetic.  `Pass` serves where something else is wanted between two kernels, and where torch computes a
-product.
+It does what `raysweep.models.fused.encoder.Pass` does, in float32, by the same kernels in the same order.
+Each number is the same, unless torch computes a product of few rows for `Pass`: here all are compiled ones.
+`Pass` calls kernels from Python, some twenty for each layer.  Each such call looks at its arguments anew,
+which takes 2 to 20 µs by what is in the cache: for small models about as long as the arithmetic.  `Pass`
+serves where something else is wanted between two kernels, and where torch computes a product of many rows.
 
-Cost: the operations and the memory of `Pass`.  A chunk's arrays are given back as soon as nothing needs them.
+Cost: the operations of `Pass`.  A chunk's arrays are given back as soon as nothing needs them.  They are not
+where memory runs out.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ from raysweep.models.fused.parts import (
     embed,
     embed_backward,
     filled,
-    forget,
     gather,
     gather_backward,
+    give_back,
     new,
     norm,
     norm_backward,
@@ -97,6 +98,8 @@ class Whole:
 
     def __init__(self, weights: EncoderWeights) -> None:
         self._tables, self._layouts = tables.tables(weights, CALLS.addresses())
+        # Arrays of other types would be read as what they are not.
+        _run.disable_compile()
 
     def forget(self) -> None:
         """Lay matrices out anew at their next products."""
@@ -133,7 +136,9 @@ def _ask(t, w, y):  # type: ignore[no-untyped-def]
     nothing = filled(UNIT, D, F0)
     those = rows_of(y, w.masked)
     query = apply(t, QUERY, those)
-    ones, sums = filled(M, heads, F1), new(M, heads)
+    # Without keys and values, the factors of biases.
+    factors = M if w.gathering else ZERO
+    ones, sums = filled(factors, heads, F1), new(factors, heads)
     if w.gathering:
         shift_heads(t.calls, (query, (biases[0], D), ones))
         # Those of every head side by side.
@@ -255,7 +260,7 @@ def _run(t, w, factor, reading, states):  # type: ignore[no-untyped-def]
         if reading:
             freed(entered[0])
             freed(own[0])
-            forget(t, more)
+            give_back(t, more)
         else:
             kept[k, 0], kept[k, 1] = entered[0], own[0]
             for j in range(8):
@@ -275,9 +280,10 @@ def _run(t, w, factor, reading, states):  # type: ignore[no-untyped-def]
     if t.post or reading:
         freed(r[0])
     if reading:
-        forget(t, more)
-        for j in range(M * D):
-            write(np.int64(states.ctypes.data), j, read(hidden[0], j))
+        give_back(t, more)
+        for m in range(M):
+            for j in range(D):
+                states[m, j] = read(hidden[0], m * D + j)
         for x in (embedded, embedding_stats, entering_stats, y, hidden, *asking):
             freed(x[0])
         return 0.0
@@ -339,6 +345,7 @@ def _run(t, w, factor, reading, states):  # type: ignore[no-untyped-def]
         if alone:
             d_y = summed(t, d_y, w.which, n)
     if t.post:
+        # The kernel of `Pass` adds rows by their numbers.
         for j in range(n * D):
             write(d[0], j, read(d[0], j) + read(d_y[0], j))
     else:
@@ -369,4 +376,5 @@ CALLS.of(
     types.float32,
     types.boolean,
     types.float32[:, ::1],
+    result=types.float64,
 )
