@@ -73,7 +73,7 @@ def chunk_size(model: MaskedLM, words: Batch, size: int, threads: int) -> int:
     """
     if model.total_vocabulary > _LARGE:
         size *= 2
-    return min(size, -(-int(words.lengths.numpy().sum()) // threads))
+    return size if threads == 1 else min(size, -(-int(words.lengths.numpy().sum()) // threads))
 
 
 class Known:

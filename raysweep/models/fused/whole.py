@@ -240,6 +240,7 @@ def _run(t, w, factor, reading, states):  # type: ignore[no-untyped-def]
         weight, bias = (v[ENTERING, 0], D), (v[ENTERING + 1, 0], D)
         norm(t.calls, (embedded, weight, bias, t.eps[2], entering_stats, y))
     r, mine = embedded, False
+    # Addresses of what layers keep for the backward pass, in the order in which it takes them up again.
     kept = np.empty((t.layers, 10), dtype=np.int64)
     for k in range(last):
         entered, own = y, apply(t, MATRICES + k * EACH_MATRICES + PROJECTION, y)
