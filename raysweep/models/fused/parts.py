@@ -127,7 +127,8 @@ def array_of(numbers):  # type: ignore[no-untyped-def]
 @kernel(**INNER)
 def apply(t, i, x):  # type: ignore[no-untyped-def]
     """Do what `Matrix.apply` does with the matrix in row i of the table."""
-    m, rows, columns, heads = t.matrices, t.matrices[i, OUTPUTS], t.matrices[i, INPUTS], t.matrices[i, HEADS]
+    m = t.matrices
+    rows, columns, heads = m[i, OUTPUTS], m[i, INPUTS], m[i, HEADS]
     own = rows // heads
     panels = m[i, APPLIED], heads, (own + products.COLUMNS - 1) // products.COLUMNS, columns, _PANEL
     if m[i, HAS_APPLIED] == 0:
@@ -151,7 +152,8 @@ def back(t, i, d, x):  # type: ignore[no-untyped-def]
 @kernel(**INNER)
 def through(t, i, d):  # type: ignore[no-untyped-def]
     """Do what `Matrix.through` does."""
-    m, rows, columns, heads = t.matrices, t.matrices[i, OUTPUTS], t.matrices[i, INPUTS], t.matrices[i, HEADS]
+    m = t.matrices
+    rows, columns, heads = m[i, OUTPUTS], m[i, INPUTS], m[i, HEADS]
     own = rows // heads
     panels = m[i, RETURNED], heads, (columns + products.COLUMNS - 1) // products.COLUMNS, own, _PANEL
     if m[i, HAS_RETURNED] == 0:
