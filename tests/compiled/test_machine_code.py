@@ -72,6 +72,7 @@ HMM = '{"kind": "hmm", "states": 30, "vocabulary": 100, "length": 12, "blocks": 
 LAYERED = """{"kind": "pcfg", "structure": "layered", "seed": 0, "roots": 8, "layers": 3, "symbols": 4,
               "rules": 2, "stop": 0, "words": 8, "vocabulary": 24}"""
 ENCODER = '{"kind": "encoder", "shape": "60/3/2/200", "dropout": 0.1}'
+WHOLE = '{"kind": "encoder", "shape": "64/4/2/256", "dropout": 0.1}'
 LSTM = '{"kind": "lstm", "shape": "48/2", "dropout": 0.1}'
 
 
@@ -88,6 +89,7 @@ def marked(program: str, config: str, kernel: str, name: str) -> object:
         marked(LANGUAGE, '{"kind": "pcfg"}', "kernels.charts", "pcfg"),
         marked(LANGUAGE, LAYERED, "derive.derivations", "layered"),
         marked(TRAINING, ENCODER, "attention.attend", "encoder"),
+        marked(TRAINING, WHOLE, "whole._run", "encoder in one call"),
         marked(TRAINING, LSTM, "recurrent.advance", "lstm"),
     ],
 )
