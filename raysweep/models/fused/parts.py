@@ -101,6 +101,7 @@ def new(rows, columns):  # type: ignore[no-untyped-def]
 
 @kernel(**INNER)
 def filled(rows, columns, value):  # type: ignore[no-untyped-def]
+    """Return a matrix that holds one number everywhere."""
     found = new(rows, columns)
     for n in range(rows * columns):
         write(found[0], n, value)

@@ -3,11 +3,11 @@
 It does what `raysweep.models.fused.encoder.Pass` does, in float32, by the same kernels in the same order.
 Each number is the same, unless torch computes a product of few rows for `Pass`: here all are compiled ones.
 `Pass` calls kernels from Python, some twenty for each layer.  Each such call looks at its arguments anew,
-which takes 2 to 20 µs by what is in the cache: for small models about as long as the arithmetic.  `Pass`
-serves where something else is wanted between two kernels, and where torch computes a product of many rows.
+which for small models takes about as long as the arithmetic.  `Pass` serves where something else is wanted
+between two kernels, and where torch computes a product of many rows.
 
-Cost: the operations of `Pass`.  A chunk's arrays are given back as soon as nothing needs them.  They are not
-where memory runs out.
+Cost: the operations of `Pass`.  A chunk's arrays are given back as soon as nothing needs them.  After an
+error, such as a lack of memory, they are lost.
 """
 
 from __future__ import annotations
