@@ -22,16 +22,13 @@ from raysweep.compiled import kernel
 from raysweep.compiled.addresses import freed, read, write
 from raysweep.compiled.scalars import COMPILED
 from raysweep.models.fused import tables
+from raysweep.models.fused.asking import ask, ask_backward
 from raysweep.models.fused.packing import Chunk
 from raysweep.models.fused.parts import (
     CALLS,
     F0,
-    F1,
-    INNER,
     STATISTICS,
     UNIT,
-    ZERO,
-    add_rows,
     apply,
     array_of,
     attend,
@@ -43,19 +40,12 @@ from raysweep.models.fused.parts import (
     embed,
     embed_backward,
     filled,
-    gather,
-    gather_backward,
     give_back,
     new,
     norm,
     norm_backward,
-    outer,
     rows_of,
-    shift_factors_backward,
-    shift_heads,
-    shift_heads_backward,
     summed,
-    through,
     transform,
     transform_backward,
 )
@@ -70,19 +60,15 @@ from raysweep.models.fused.tables import (
     HAS_APPLIED,
     HEAD,
     INPUTS,
-    KEY,
-    KEY_VALUE,
     LOW,
     MATRICES,
     OUTPUTS,
     POSITIONS,
     PROJECTION,
     PROJECTION_BIAS,
-    QUERY,
     SUM,
     TOKENS,
     UP,
-    VALUE,
     VECTORS,
 )
 
@@ -122,95 +108,6 @@ class Whole:
         out = np.empty((len(chunk.masked), self._tables.matrices[TOKENS, INPUTS]), dtype=np.float32)
         _run(self._tables, words, np.float32(0), True, out)
         return out
-
-
-@kernel(**INNER)
-def _ask(t, w, y):  # type: ignore[no-untyped-def]
-    """Return the mixtures of the last layer's attention of y [N, D], and what else its backward pass needs.
-
-    Masked words ask, in either way of `raysweep.models.fused.sublayer`.
-    """
-    D, M, heads, last = y[2], np.int64(len(w.masked)), t.heads, t.layers - 1
-    biases, key = t.vectors[VECTORS + last * EACH_VECTORS + PROJECTION_BIAS], w.sites[3 * last + 1]
-    starts, asking, asked = array_of(w.starts), array_of(w.asking), array_of(w.asked)
-    nothing = filled(UNIT, D, F0)
-    those = rows_of(y, w.masked)
-    query = apply(t, QUERY, those)
-    # Without keys and values, the factors of biases.
-    factors = M if w.gathering else ZERO
-    ones, sums = filled(factors, heads, F1), new(factors, heads)
-    if w.gathering:
-        shift_heads(t.calls, (query, (biases[0], D), ones))
-        # Those of every head side by side.
-        keys, mix = through(t, KEY, query), new(M, heads * D)
-        gather(
-            t.calls,
-            (
-                (keys[0], M * heads, D), (nothing[0], D), y, starts, asking, w.longest, heads, asked,
-                key, w.cut, w.stride, (mix[0], M * heads, D), sums,
-            ),
-        )  # fmt: skip
-        mixed = apply(t, VALUE, mix)
-        shift_heads(t.calls, (mixed, (biases[0] + 8 * D, D), sums))
-    else:
-        keys, mix, mixed = apply(t, KEY_VALUE, y), new(ZERO, ZERO), new(M, D)
-        attend(
-            t.calls,
-            (
-                query, (biases[0], D), keys, (biases[0] + 4 * D, 2 * D), ZERO, starts, asking,
-                w.longest, heads, asked, key, w.cut, w.stride, mixed,
-            ),
-        )  # fmt: skip
-    return mixed, (nothing, those, query, ones, sums, keys, mix)
-
-
-@kernel(**INNER)
-def _ask_backward(t, w, d_mixed, y, kept):  # type: ignore[no-untyped-def]
-    """Return the gradient of words y, given that of the mixtures; give back the memory of all else."""
-    nothing, those, query, ones, sums, keys, mix = kept
-    D, M, N, heads, last = y[2], np.int64(len(w.masked)), y[1], t.heads, t.layers - 1
-    biases, key = t.vectors[VECTORS + last * EACH_VECTORS + PROJECTION_BIAS], w.sites[3 * last + 1]
-    starts, asking, asked = array_of(w.starts), array_of(w.asking), array_of(w.asked)
-    if w.gathering:
-        d_sums = new(M, heads)
-        shift_factors_backward(t.calls, (d_mixed, (biases[0] + 8 * D, D), d_sums))
-        shift_heads_backward(t.calls, (d_mixed, sums, (biases[1] + 8 * D, D)))
-        d_mix = back(t, VALUE, d_mixed, mix)
-        d_keys, d_y = new(M, heads * D), new(N, D)
-        gather_backward(
-            t.calls,
-            (
-                (keys[0], M * heads, D), (nothing[0], D), y, starts, asking, w.longest, heads, asked,
-                key, w.cut, w.stride, (d_mix[0], M * heads, D), d_sums, (d_keys[0], M * heads, D), d_y,
-            ),
-        )  # fmt: skip
-        for x in (y, keys, d_mix, d_sums):
-            freed(x[0])
-        # The product was that with the weight itself, so queries stand here where outputs do elsewhere.
-        outer(t.calls, (query, d_keys, (t.matrices[KEY, SUM], D, D)))
-        freed(query[0])
-        d_query = apply(t, KEY, d_keys)
-        freed(d_keys[0])
-        shift_heads_backward(t.calls, (d_query, ones, (biases[1], D)))
-        d_those = back(t, QUERY, d_query, those)
-    else:
-        d_query, d_keys = new(M, D), new(N, 2 * D)
-        attend_backward(
-            t.calls,
-            (
-                query, (biases[0], D), keys, (biases[0] + 4 * D, 2 * D), ZERO, starts, asking,
-                w.longest, heads, asked, key, w.cut, w.stride, d_mixed, (nothing[0], D), d_query, d_keys,
-                (biases[1], D), (biases[1] + 4 * D, 2 * D),
-            ),
-        )  # fmt: skip
-        for x in (d_mixed, query, keys, mix):
-            freed(x[0])
-        d_those = back(t, QUERY, d_query, those)
-        d_y = back(t, KEY_VALUE, d_keys, y)
-    add_rows(t.calls, (d_y, array_of(w.masked), d_those))
-    for x in (d_those, ones, sums, nothing):
-        freed(x[0])
-    return d_y
 
 
 @kernel(**COMPILED)
@@ -276,7 +173,7 @@ def _run(t, w, factor, reading, states):  # type: ignore[no-untyped-def]
         before = y
         y = rows_of(y, w.which)
         freed(before[0])
-    mixed, asking = _ask(t, w, y)
+    mixed, asking = ask(t, w, y)
     r, hidden, more = behind_attention(t, w, r, mixed, asked, last, True)
     if t.post or reading:
         freed(r[0])
@@ -306,7 +203,7 @@ def _run(t, w, factor, reading, states):  # type: ignore[no-untyped-def]
     d_y = back(t, DENSE, d_y, hidden)
     d = filled(M, D, F0)
     d_mixed = before_attention(t, w, more, d, d_y, asked, last)
-    d_y = _ask_backward(t, w, d_mixed, y, asking)
+    d_y = ask_backward(t, w, d_mixed, y, asking)
     if not alone:
         some, d = d, filled(N, D, F0)
         for m in range(M):
