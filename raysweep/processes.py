@@ -19,6 +19,7 @@ from pathlib import Path
 PROC = Path("/proc")
 #: Ticks a second of the times in /proc.
 _TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +58,7 @@ def parse(line: str) -> Process:
         parent=int(fields[1]),
         seconds=(int(fields[11]) + int(fields[12])) / _TICKS,
         started=int(fields[19]),
-        resident=int(fields[21]) * os.sysconf("SC_PAGE_SIZE"),
+        resident=int(fields[21]) * _PAGE,
     )
 
 
@@ -73,13 +74,12 @@ def age() -> float | None:
 def snapshot(proc: Path = PROC) -> dict[int, Process]:
     """Return all processes of this machine that have not ended, by number."""
     found = {}
-    for entry in os.scandir(proc):
-        if entry.name.isdecimal():
-            # A process may end at any moment.
-            with suppress(OSError):
-                process = parse(Path(entry.path, "stat").read_text())
-                if process.state not in "ZX":
-                    found[process.pid] = process
+    for name in filter(str.isdecimal, os.listdir(proc)):
+        # A process may end at any moment.
+        with suppress(OSError), open(f"{proc}/{name}/stat", "rb", buffering=0) as file:
+            process = parse(file.read().decode(errors="replace"))
+            if process.state not in "ZX":
+                found[process.pid] = process
     return found
 
 

@@ -28,7 +28,7 @@ INLINE: dict[str, Any] = {**COMPILED, "inline": "always"}
 #: Those of a part that several kernels call.  Without this, a process that has compiled the part would call
 #: that, one that has loaded a kernel from the disk would call the kernel's own copy, and the two may round
 #: differently, because sums may be regrouped.
-HELPER: dict[str, Any] = {**COMPILED, "forceinline": True}
+HELPER: dict[str, Any] = {**COMPILED, "forceinline": True, "no_cpython_wrapper": True}
 
 _INT, _FLOAT = ir.IntType(32), ir.FloatType()
 _HALF, _ROUND, _ONE = np.uint32(16), np.uint32(0x7FFF), np.uint32(1)

@@ -1,4 +1,4 @@
-"""Checks of the input of all languages: well-formed batches and well-formed configurations."""
+"""Checks of the input of all languages, batches and configurations, and room for results."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import reprlib
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from pydantic import ValidationError
 from torch import Tensor
@@ -99,3 +100,13 @@ def impossible(row: int) -> DataError:
 def floor(dtype: torch.dtype) -> float:
     """Return the least normaliser without lost digits; below it, float32 results are redone in float64."""
     return 1e-300 if dtype == torch.float64 else 1e-30
+
+
+def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return an uninitialised tensor; on a CPU one of numpy's, which asks for huge pages where it is large.
+
+    Filling fresh pages of 4 kB takes longer than computing what they are filled with.
+    """
+    if device.type != "cpu":
+        return torch.empty(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.empty(shape, dtype=np.float32 if dtype == torch.float32 else np.float64))

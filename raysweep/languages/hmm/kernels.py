@@ -10,13 +10,15 @@ import numpy as np
 from raysweep.compiled import kernel, tiles
 from raysweep.compiled.philox import TILE, fill
 from raysweep.compiled.scalars import two_logarithms
-from raysweep.compiled.simd import BYTES, LANES, load, peek, plus, poke, put, store, times
+from raysweep.compiled.simd import BYTES, LANES, fetch, load, peek, plus, poke, put, store, times, turn
 from raysweep.languages.guide import pick
 
 #: Most states of a small block.  Its products add four terms at a time; larger ones keep sums in registers.
 NARROW = 32
-#: Words of a part of the vocabulary, whose numbers stay in the nearest cache from the product to the result.
+#: Words of a part of the vocabulary, whose numbers stay in the nearest cache up to their logarithms.
 WORDS = 32
+#: Words whose logarithms are handed to the result together: each sentence gets some lines of the cache.
+_HANDED = 8 * WORDS
 
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 _TINY, _LOWEST = np.float32(np.finfo(np.float32).tiny), np.float32(np.finfo(np.float32).min)
@@ -152,6 +154,30 @@ def normalise(x, total, least):  # type: ignore[no-untyped-def]
             x[i, lane] *= inverse[lane]
 
 
+@kernel(error_model="numpy")
+def _hand(logs, words, rows, t, out):  # type: ignore[no-untyped-def]
+    """Write `logs` [c, LANES] of some words at position t of the sentences `rows` [LANES] of `out` [B, T, V].
+
+    `words` [c] ascend; a lane whose row is -1 is left out.  Words beside each other, which are all those of a
+    single block, take whole vectors.
+    """
+    T, V, c = out.shape[1], out.shape[2], len(words)
+    whole = c - c % 16 if words[c - 1] - words[0] == c - 1 else 0
+    block = np.empty((16, 16), dtype=np.float32)
+    for lane in range(0, LANES, 16):
+        some = rows[lane : lane + 16]
+        for j in range(0, whole, 16):
+            turn(logs, j * LANES + lane, LANES, block, 0, 16)
+            for k in range(16):
+                if some[k] >= 0:
+                    put(out, (some[k] * T + t) * V + words[j], fetch(block, 16 * k))
+        for k in range(16):
+            if some[k] >= 0:
+                at = (some[k] * T + t) * V
+                for j in range(whole, c):
+                    poke(out, at + words[j], peek(logs, j * LANES + lane + k))
+
+
 @kernel(error_model="numpy", fastmath={"contract"})
 def conditionals(  # type: ignore[no-untyped-def]
     ids, hidden, rows, initial, transition, leaves, words, place, out, entropy, least_total, sound
@@ -171,18 +197,26 @@ def conditionals(  # type: ignore[no-untyped-def]
     V, back = out.shape[2], np.ascontiguousarray(transition.T)
     leaf, ahead = _rows(T * s).reshape(T, s, LANES), _rows(T * s).reshape(T, s, LANES)
     joint, behind, p = _rows(s), _rows(s), _rows(WORDS)
-    logs = np.empty((WORDS, LANES), dtype=np.float32)
+    logs = np.empty((min(_HANDED, w + WORDS), LANES), dtype=np.float32)
     total, least = _rows(1)[0], np.empty(LANES, dtype=np.float32)
     surprise, mean = np.empty(LANES, dtype=np.float32), np.empty(LANES, dtype=np.float64)
-    at = np.empty(LANES, dtype=np.int64)
+    block = np.empty((16, 16), dtype=np.float32)
+    at, asking = np.empty(LANES, dtype=np.int64), np.full(LANES, -1)
     for tile in range(0, len(rows), LANES):
         size = min(LANES, len(rows) - tile)
+        asking[size:] = -1
         for t in range(T):
             for lane in range(LANES):
                 # Lanes without a sentence repeat the tile's first.
                 row = rows[tile + lane] if lane < size else rows[tile]
                 at[lane] = s * (w if masked and hidden[row, t] else place[ids[row, t]])
-            for i in range(s):
+            whole = s - s % 16
+            for lane in range(0, LANES, 16):
+                for i in range(0, whole, 16):
+                    for k in range(16):
+                        put(block, 16 * k, fetch(leaves, at[lane + k] + i))
+                    turn(block, 0, 16, leaf, (t * s + i) * LANES + lane, LANES)
+            for i in range(whole, s):
                 for lane in range(LANES):
                     poke(leaf, (t * s + i) * LANES + lane, peek(leaves, at[lane] + i))
         least[:], mean[:] = _ONE, 0.0
@@ -198,34 +232,34 @@ def conditionals(  # type: ignore[no-untyped-def]
         for t in range(T - 1, -1, -1):
             multiply(ahead[t], behind, joint, total)
             normalise(joint, total, least)
-            asked = not masked
+            asked = False
             for lane in range(size):
-                asked |= masked and hidden[rows[tile + lane], t]
+                row = rows[tile + lane]
+                asking[lane] = row if not masked or hidden[row, t] else -1
+                asked |= asking[lane] >= 0
             if asked:
-                if w < V:
-                    for lane in range(size if write else 0):
-                        row = rows[tile + lane]
-                        if not masked or hidden[row, t]:
+                if write and w < V:
+                    for row in asking[:size]:
+                        if row >= 0:
                             out[row, t] = _NONE
                 surprise[:] = _ZERO
                 for first in range(0, w, WORDS):
                     some = min(WORDS, w - first)
                     product(leaves[first:], joint, p[:some])
-                    logarithms(p[:some].reshape(-1), logs[:some].reshape(-1))
+                    done = first % _HANDED
+                    own = logs[done : done + some]
+                    logarithms(p[:some].reshape(-1), own.reshape(-1))
                     if measure:
                         for c in range(some):
                             for lane in range(LANES):
-                                surprise[lane] -= p[c, lane] * max(logs[c, lane], _LOWEST)
+                                surprise[lane] -= p[c, lane] * max(own[c, lane], _LOWEST)
                         if wide:
                             for lane in range(LANES):
                                 mean[lane] += surprise[lane]
                             surprise[:] = _ZERO
-                    for lane in range(size if write else 0):
-                        row = rows[tile + lane]
-                        if not masked or hidden[row, t]:
-                            at_word = (row * out.shape[1] + t) * V
-                            for c in range(some):
-                                poke(out, at_word + words[first + c], peek(logs, c * LANES + lane))
+                    done += some
+                    if write and (done == _HANDED or first + some == w):
+                        _hand(logs[:done], words[first + some - done : first + some], asking, t, out)
                 if measure and not wide:
                     for lane in range(LANES):
                         mean[lane] += surprise[lane]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from raysweep.errors import ConfigError, DataError
 from raysweep.languages.base import Language, Sample, Task, certain_length, sentence_numbers
-from raysweep.languages.checks import check_conditionals, check_sentences, decoded, impossible
+from raysweep.languages.checks import check_conditionals, check_sentences, decoded, empty, impossible
 from raysweep.languages.hmm import passes
 from raysweep.languages.hmm.blocks import Blocks
 from raysweep.languages.hmm.config import HMMConfig
@@ -145,7 +145,7 @@ class HMM(Language):
         check_conditionals(self, ids, mask, dtype)
         shape, T = (*ids.shape, self.vocabulary_size), self.max_length
         if mask is None and ids.shape[1] == T:
-            out = torch.empty(shape, dtype=dtype, device=ids.device)
+            out = empty(shape, dtype, ids.device)
         else:
             out = torch.full(shape, torch.nan, dtype=dtype, device=ids.device)
         words, hidden = _cut(ids, T), None if mask is None else _cut(mask, T)

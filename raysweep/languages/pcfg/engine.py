@@ -164,16 +164,6 @@ class TorchEngine(Engine):
         return joint.div_(norm), sound.all(dim=1) & (whole | wanted.all(dim=1))
 
 
-def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return an uninitialised tensor; on a CPU one of numpy's, which asks for huge pages where it is large.
-
-    Filling fresh pages of 4 kB takes longer than computing what they are filled with.
-    """
-    if device.type != "cpu":
-        return torch.empty(shape, dtype=dtype, device=device)
-    return torch.from_numpy(np.empty(shape, dtype=np.float32 if dtype == torch.float32 else np.float64))
-
-
 def scaled_leaves(grammar: Grammar) -> tuple[np.ndarray, np.ndarray]:
     """Return each word's largest emission [V+1] and the leaves divided by it [N, V+1], V a hidden word."""
     leaves = np.concatenate([grammar.emission, grammar.emission.sum(axis=1, keepdims=True)], axis=1)

@@ -24,10 +24,10 @@ from torch import Tensor
 
 from raysweep.errors import ConfigError, DataError
 from raysweep.languages.base import Language, Sample, Task, sentence_numbers
-from raysweep.languages.checks import check_conditionals, check_sentences, decoded, impossible
+from raysweep.languages.checks import check_conditionals, check_sentences, decoded, empty, impossible
 from raysweep.languages.pcfg import labels, tree
 from raysweep.languages.pcfg.config import LONGEST, PCFGConfig
-from raysweep.languages.pcfg.engine import Engine, Name, empty, floor, spans
+from raysweep.languages.pcfg.engine import Engine, Name, floor, spans
 from raysweep.languages.pcfg.engines import make_engine
 from raysweep.languages.pcfg.grammar import Grammar, length_probabilities
 from raysweep.languages.pcfg.labels import Label
