@@ -236,8 +236,10 @@ def scattered() -> HMM:
         (scattered(), 4),
         (HMM.random(seed=3, blocks=5), 5),
         (HMM.random(seed=3, states=70, vocabulary=90, blocks=1), 1),
+        # More words than are handed over together, in parts that fill no vector.
+        (HMM.random(seed=3, states=70, vocabulary=1204, blocks=2), 2),
     ],
-    ids=["scattered", "random", "large"],
+    ids=["scattered", "random", "large", "many words"],
 )
 def test_blocks_are_the_dense_pass(language: HMM, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiles, "FAST", True)
