@@ -144,10 +144,9 @@ class HMM(Language):
         """
         check_conditionals(self, ids, mask, dtype)
         shape, T = (*ids.shape, self.vocabulary_size), self.max_length
-        if mask is None and ids.shape[1] == T:
-            out = empty(shape, dtype, ids.device)
-        else:
-            out = torch.full(shape, torch.nan, dtype=dtype, device=ids.device)
+        out = empty(shape, dtype, ids.device)
+        if mask is not None or ids.shape[1] != T:
+            out.fill_(torch.nan)
         words, hidden = _cut(ids, T), None if mask is None else _cut(mask, T)
         for rows in self._passes(words, hidden, dtype, out=out):
             joint = self._joint(words, hidden, rows, dtype)
