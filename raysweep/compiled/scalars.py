@@ -27,7 +27,7 @@ COMPILED: dict[str, Any] = {
 INLINE: dict[str, Any] = {**COMPILED, "inline": "always"}
 #: Those of a part that several kernels call.  Without this, a process that has compiled the part would call
 #: that, one that has loaded a kernel from the disk would call the kernel's own copy, and the two may round
-#: differently, because sums may be regrouped.  Python does not call them, so they are not wrapped for it.
+#: differently, because sums may be regrouped.  Python must not call them: nothing wraps them for it.
 HELPER: dict[str, Any] = {**COMPILED, "forceinline": True, "no_cpython_wrapper": True}
 
 _INT, _FLOAT = ir.IntType(32), ir.FloatType()

@@ -1,4 +1,4 @@
-"""Checks of the input of all languages, batches and configurations, and room for results."""
+"""Checks of the input of all languages, both batches and configurations; and room for their results."""
 
 from __future__ import annotations
 

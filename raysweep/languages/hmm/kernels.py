@@ -166,6 +166,8 @@ def _hand(logs, words, rows, t, out):  # type: ignore[no-untyped-def]
     block = np.empty((16, 16), dtype=np.float32)
     for lane in range(0, LANES, 16):
         some = rows[lane : lane + 16]
+        if some.max() < 0:
+            continue
         for j in range(0, whole, 16):
             turn(logs, j * LANES + lane, LANES, block, 0, 16)
             for k in range(16):
@@ -190,6 +192,7 @@ def conditionals(  # type: ignore[no-untyped-def]
     """
     T = ids.shape[1]
     w, s = len(leaves) - 1, leaves.shape[1]
+    whole = s - s % 16
     masked, write, measure = len(hidden) > 0, len(out) > 0, len(entropy) > 0
     # The terms of an entropy are added in float32, and part by part in a large block.  A small one keeps the
     # order that its results were made with.
@@ -210,7 +213,6 @@ def conditionals(  # type: ignore[no-untyped-def]
                 # Lanes without a sentence repeat the tile's first.
                 row = rows[tile + lane] if lane < size else rows[tile]
                 at[lane] = s * (w if masked and hidden[row, t] else place[ids[row, t]])
-            whole = s - s % 16
             for lane in range(0, LANES, 16):
                 for i in range(0, whole, 16):
                     for k in range(16):
