@@ -15,7 +15,8 @@ from numba import types
 from numba.extending import overload
 
 from raysweep.compiled import kernel
-from raysweep.compiled.simd import Vector, fetch, intrinsic, peek, poke, positive, splat
+from raysweep.compiled.simd import Vector, element_at, intrinsic, peek, poke
+from raysweep.compiled.tiles import WHOLE
 
 #: Options of most kernels: sums may be regrouped, but infinities and NaN are kept.  A loop that writes to
 #: memory adds up no number of its own: where arrays lie close together, such a loop is done entry by entry
@@ -108,61 +109,97 @@ def exponential(x):  # type: ignore[no-untyped-def]
     return _F0 if none else e
 
 
-_TINY, _UP, _UPPED = np.float32(2.0**-126), np.float32(2.0**24), np.int32(24)
+_UP, _UPPED = np.float32(2.0**24), np.int32(24 << 23)
 _ROOT_HALF = np.float32(np.sqrt(0.5)).view(np.int32)
 # (log(1 + r) - r + r² / 2) / r³ interpolated at Chebyshev points of [√½ - 1, √2 - 1].
 _C0, _C1, _C2 = np.float32(0.33333331346), np.float32(-0.24999997020), np.float32(0.20000715554)
 _C3, _C4, _C5 = np.float32(-0.16667802632), np.float32(0.14249058068), np.float32(-0.12425687164)
 _C6, _C7, _C8 = np.float32(0.11685419828), np.float32(-0.11479733884), np.float32(0.06971611828)
+_NONE = np.float32(-np.inf)
+
+#: Numbers whose logarithms are computed side by side, because each operation waits for the one before: as
+#: many vectors of the processor's own as its registers hold, with what is computed of them.
+_TOGETHER = 32 if WHOLE else 24
+
+
+def _ln(builder, given, none):  # type: ignore[no-untyped-def]
+    """Return ln x of a value, and `none` for 0; None leaves a finite number there."""
+    kind, whole, contract = given.type, _INT, ("contract",)
+    if isinstance(kind, ir.VectorType):
+        whole = ir.VectorType(_INT, kind.count)
+
+    def full(number, kind=kind):  # type: ignore[no-untyped-def]
+        one = number.item()
+        return ir.Constant(kind, [one] * kind.count if isinstance(kind, ir.VectorType) else one)
+
+    def mul(x, y):  # type: ignore[no-untyped-def]
+        return builder.fmul(x, y, flags=contract)
+
+    def add(x, y):  # type: ignore[no-untyped-def]
+        return builder.fadd(x, y, flags=contract)
+
+    # The least numbers have no exponent of their own before they are made larger.
+    bits = builder.sub(builder.bitcast(mul(given, full(_UP)), whole), full(_UPPED, whole))
+    exponent = builder.ashr(builder.sub(bits, full(_ROOT_HALF, whole)), full(_MANTISSA, whole))
+    mantissa = builder.sub(bits, builder.shl(exponent, full(_MANTISSA, whole)))
+    r = add(builder.bitcast(mantissa, kind), full(-_F1))
+    e = builder.sitofp(exponent, kind)
+    p = full(_C8)
+    for c in (_C7, _C6, _C5, _C4, _C3, _C2, _C1, _C0):
+        p = add(mul(p, r), full(c))
+    low = add(mul(mul(r, r), add(mul(p, r), full(-_F05))), mul(e, full(_LN2_LOW)))
+    out = add(mul(e, full(_LN2_HIGH)), add(r, low))
+    if none is None:
+        return out
+    return builder.select(builder.fcmp_ordered(">", given, full(_F0)), out, full(none))
 
 
 @intrinsic
 def logarithm(context, x):  # type: ignore[no-untyped-def]
-    """Return ln x of a float32 x ≥ 0, or of each number of a vector, to 2 units in its last place.
+    """Return ln x of a float32 x, or of each number of a vector, to 2 units in its last place.
 
-    That of 0 is a finite number.
+    x is from 0 to 2^100; the logarithm of 0 is a finite number.
     """
-
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        add, sub, mul = builder.fadd, builder.fsub, builder.fmul
-        kind, whole = arguments[0].type, _INT
-        if isinstance(kind, ir.VectorType):
-            whole = ir.VectorType(_INT, kind.count)
-
-        def full(number, kind=kind):  # type: ignore[no-untyped-def]
-            one = number.item()
-            return ir.Constant(kind, [one] * kind.count if isinstance(kind, ir.VectorType) else one)
-
-        (given,) = arguments
-        small = builder.fcmp_ordered("<", given, full(_TINY))
-        bits = builder.bitcast(builder.select(small, mul(given, full(_UP)), given), whole)
-        exponent = builder.ashr(builder.sub(bits, full(_ROOT_HALF, whole)), full(_MANTISSA, whole))
-        mantissa = builder.sub(bits, builder.shl(exponent, full(_MANTISSA, whole)))
-        r = sub(builder.bitcast(mantissa, kind), full(_F1))
-        shift = builder.select(small, full(_UPPED, whole), full(np.int32(0), whole))
-        e = builder.sitofp(builder.sub(exponent, shift), kind)
-        p = full(_C8)
-        for c in (_C7, _C6, _C5, _C4, _C3, _C2, _C1, _C0):
-            p = add(mul(p, r), full(c))
-        low = add(mul(mul(r, r), sub(mul(p, r), full(_F05))), mul(e, full(_LN2_LOW)))
-        return add(mul(e, full(_LN2_HIGH)), add(r, low))
-
     if x not in (types.float32, Vector(types.float32)):
         return None
-    return x(x), generate
+    return x(x), lambda _, builder, signature, args: _ln(builder, args[0], None)
 
 
-_NONE = np.float32(-np.inf)
+@intrinsic
+def _logarithms_at(context, array, place, out, to):  # type: ignore[no-untyped-def]
+    """Write ln x, -inf for 0, of `_TOGETHER` numbers from element `place` of `array` on to `out`."""
+
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        shape = ir.VectorType(_FLOAT, _TOGETHER).as_pointer()
+        array, place, out, to = arguments
+        given = element_at(context, builder, signature.args[0], array, place)
+        found = _ln(builder, builder.load(builder.bitcast(given, shape), align=4), _NONE)
+        target = element_at(context, builder, signature.args[2], out, to)
+        builder.store(found, builder.bitcast(target, shape), align=4)
+        return context.get_dummy_value()
+
+    if not array.dtype == out.dtype == types.float32:
+        return None
+    return types.none(array, types.int64, out, types.int64), generate
 
 
 @kernel(error_model="numpy", fastmath={"contract"}, forceinline=True)
-def two_logarithms(array, place):  # type: ignore[no-untyped-def]
-    """Return ln x, -inf for 0, of the two vectors from element `place` of a float32 array on.
+def logarithms(array, place, count, out, to):  # type: ignore[no-untyped-def]
+    """Write ln x, -inf for 0, of `count` numbers from element `place` of `array` on to `out` from `to` on.
 
-    A processor computes two side by side in little more time than one.
+    Both are float32 and share no memory.  x and the error are those of `logarithm`.  A number's does not
+    depend on its place.
     """
-    x, y, none = fetch(array, place), fetch(array, place + 16), splat(_NONE)
-    return positive(x, logarithm(x), none), positive(y, logarithm(y), none)
+    if count < _TOGETHER:
+        for k in range(count):
+            x = peek(array, place + k)
+            poke(out, to + k, logarithm(x) if x > _F0 else _NONE)
+        return
+    for k in range(0, count - _TOGETHER, _TOGETHER):
+        _logarithms_at(array, place + k, out, to + k)
+    # The last ones, some of them once more.
+    rest = count - _TOGETHER
+    _logarithms_at(array, place + rest, out, to + rest)
 
 
 # Abramowitz and Stegun, "Handbook of mathematical functions" (1964), 7.1.26, with erf(u / √2) in mind.

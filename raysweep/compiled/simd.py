@@ -15,7 +15,6 @@
     times(x, y), plus(x, y, z)          x y and x y + z, contracted into one operation where there is one, of
                                         one vector or several as one; a number as x multiplies all of y
     larger(x, y)                        number by number x where x > y, else y, also where either is NaN
-    positive(x, y, z)                   number by number y where x > 0, else z
     inverse(x)                          1 / x
     total(x)                            the sum of a vector's numbers
     turn(array, place, row, out, to, gap)   write the transpose of a block of 16 × 16 numbers of four bytes,
@@ -256,16 +255,6 @@ def larger(context, x, y):  # type: ignore[no-untyped-def]
         return builder.select(builder.fcmp_ordered(">", *arguments), *arguments)
 
     return x(x, y), generate
-
-
-@intrinsic
-def positive(context, x, y, z):  # type: ignore[no-untyped-def]
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        shape = arguments[0].type
-        above = builder.fcmp_ordered(">", arguments[0], ir.Constant(shape, [0.0] * shape.count))
-        return builder.select(above, *arguments[1:])
-
-    return y(x, y, z), generate
 
 
 @intrinsic

@@ -11,7 +11,7 @@ from numba.core.errors import LoweringError, TypingError
 from scipy import stats
 
 from raysweep.compiled import kernel
-from raysweep.compiled.scalars import COMPILED, exponential, logarithm, normal, two_logarithms
+from raysweep.compiled.scalars import COMPILED, exponential, logarithm, logarithms, normal
 from raysweep.compiled.simd import BYTES, LANES, aligned, fetch, load, plus, put, store, times
 
 
@@ -41,11 +41,9 @@ def _doubled(x, out, two):  # type: ignore[no-untyped-def]
     store(out, 2, 0, times(load(x, 0, 0, 4), load(x, 1, 0, 4)))
 
 
-@kernel(**COMPILED)
-def _two(x, out):  # type: ignore[no-untyped-def]
-    first, second = two_logarithms(x, 0)
-    put(out, 0, first)
-    put(out, 16, second)
+@kernel(error_model="numpy")
+def _several(x, place, count, out, to):  # type: ignore[no-untyped-def]
+    logarithms(x, place, count, out, to)
 
 
 @kernel(**COMPILED)
@@ -139,13 +137,23 @@ def test_the_logarithm_is_within_two_units_from_the_least_number_on(logarithms: 
     assert (np.abs(out[1:] - exact) <= 2 * np.spacing(np.abs(exact).astype(np.float32))).all()
 
 
-def test_two_vectors_of_logarithms_are_minus_infinity_at_zero() -> None:
-    x = np.linspace(0, 1, 32, dtype=np.float32)
-    x[20], out = np.nan, np.empty(32, dtype=np.float32)
-    _two(x, out)
-    assert out[0] == -np.inf
-    with np.errstate(divide="ignore"):
-        np.testing.assert_allclose(np.delete(out, 20), np.log(np.delete(x, 20)), rtol=2e-7)
+@pytest.mark.parametrize("count", [0, 1, 23, 24, 25, 31, 32, 33, 64, 200])
+def test_logarithms_of_any_number_are_those_of_each_and_minus_infinity_at_zero(count: int) -> None:
+    x = np.random.default_rng(count).random(count + 10, dtype=np.float32)
+    x[3::7], x[4::11] = 0, 1e-42
+    each, out = np.empty_like(x), np.full(count + 20, 7, dtype=np.float32)
+    _logarithms(x, each)
+    each[x == 0] = -np.inf
+    _several(x, 4, count, out, 9)
+    np.testing.assert_array_equal(out[9 : 9 + count], each[4 : 4 + count])
+    assert (out[:9] == 7).all()
+    assert (out[9 + count :] == 7).all()
+
+
+def test_numbers_of_another_kind_have_no_logarithms_side_by_side() -> None:
+    x = np.ones(64)
+    with pytest.raises(TypingError):
+        _several(x, 0, 64, x.astype(np.float32), 0)
 
 
 def test_a_kernel_takes_places_of_arrays_in_c_order_alone() -> None:

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from raysweep.compiled import kernel, tiles
+from raysweep.compiled import kernel, scalars, tiles
 from raysweep.compiled.philox import TILE, fill
-from raysweep.compiled.scalars import two_logarithms
 from raysweep.compiled.simd import BYTES, LANES, fetch, load, peek, plus, poke, put, store, times, turn
 from raysweep.languages.guide import pick
 
@@ -61,20 +60,7 @@ def paths(first, step, word, vocabulary, key, numbers, ids, states):  # type: ig
 @kernel(error_model="numpy")
 def logarithms(p, out):  # type: ignore[no-untyped-def]
     """Write ln p of float32 [n] into `out`, -inf for 0; an element's does not depend on its place."""
-    whole = len(p) - len(p) % 32
-    for k in range(0, whole, 32):
-        x, y = two_logarithms(p, k)
-        put(out, k, x)
-        put(out, k + 16, y)
-    if whole < len(p):
-        rest = np.ones(32, dtype=np.float32)
-        for k in range(whole, len(p)):
-            rest[k - whole] = p[k]
-        x, y = two_logarithms(rest, 0)
-        put(rest, 0, x)
-        put(rest, 16, y)
-        for k in range(whole, len(p)):
-            out[k] = rest[k - whole]
+    scalars.logarithms(p, 0, len(p), out, 0)
 
 
 @kernel(error_model="numpy", fastmath={"contract"})

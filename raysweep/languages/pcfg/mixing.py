@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from raysweep.compiled import kernel
-from raysweep.compiled.scalars import logarithm, two_logarithms
+from raysweep.compiled.scalars import logarithm, logarithms
 from raysweep.compiled.simd import BYTES, fetch, peek, plus, poke, put, splat, stream
 from raysweep.compiled.tiles import WHOLE
 from raysweep.languages.pcfg.instructions import runs_joined
@@ -239,8 +239,7 @@ def log_normalised(
     sound: np.ndarray,
 ) -> None:
     """Write the logarithms of the result of `normalised`; float32."""
-    V, step = out.shape[1], BYTES // out.itemsize
-    whole = V - V % (2 * step)
+    V = out.shape[1]
     _judge(total, place, floor, sound)
     mixed, weights, some = _space(mixture.emission)
     width = mixed.shape[1]
@@ -250,17 +249,7 @@ def log_normalised(
             for k in range(0, count, 4):
                 _mix(outside, mixture, p, t, some, k, floor, sound, weights, mixed)
                 for r in range(min(4, count - k)):
-                    row, at = place[some[k + r], t] * V, r * width
-                    for c in range(0, whole, 2 * step):
-                        x, y = two_logarithms(mixed, at + c)
-                        put(out, row + c, x)
-                        put(out, row + c + step, y)
-                    if whole < V:
-                        x, y = two_logarithms(mixed, at + whole)
-                        put(mixed, at + whole, x)
-                        put(mixed, at + whole + step, y)
-                        for c in range(whole, V):
-                            poke(out, row + c, peek(mixed, at + c))
+                    logarithms(mixed, r * width, V, out, place[some[k + r], t] * V)
 
 
 @kernel(fastmath={"contract", "reassoc", "nsz"}, error_model="numpy")
