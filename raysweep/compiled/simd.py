@@ -8,6 +8,7 @@
                                         nearest with ties to even
     stream(array, place, vector)        put past the cache, not for uint16, to a place that must be aligned to
                                         64 bytes
+    itemsize(array)                     the bytes of an element, a constant where the kernel is compiled
     peek(array, place)                  the element at `place`, counted over all axes, and
     poke(array, place, number)          its store, both without numba's test for negative indices, which
                                         prevents vector loops
@@ -129,6 +130,12 @@ def vector_at(context, builder, kind, array, place):  # type: ignore[no-untyped-
     """Return the pointer to the vector from an element on."""
     element = element_at(context, builder, kind, array, place)
     return builder.bitcast(element, shape_of(kind.dtype).as_pointer())
+
+
+@intrinsic
+def itemsize(context, array):  # type: ignore[no-untyped-def]
+    size = ir.IntType(64)(array.dtype.bitwidth // 8)
+    return types.int64(array), lambda *_: size
 
 
 @intrinsic

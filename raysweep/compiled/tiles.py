@@ -1,6 +1,6 @@
 """Loops that keep a block of sums in registers, for products of many small matrices.
 
-`tile(rows, columns)` makes the loop of a block of rows × columns vectors of 64 bytes, for compiled code:
+`tile(rows, columns)` makes the loop of a block of rows × columns vectors, for compiled code:
 
     loop(out, place, row, column, x, place, term, row, y, place, term, column, count)
 
@@ -8,9 +8,9 @@ It writes
 
     out[r, c] = sum over k < count of x[k, r] y[k, c]
 
-where x, y and `out` hold vectors, multiplied number by number, and `out` shares no memory with x and y.  An
-array's `place` is where its element r = c = k = 0 begins, counted as in `raysweep.compiled.simd`; `row`,
-`column` and `term` are the distances of neighbours in r, c and k.
+where x, y and `out` hold vectors of 64 bytes, or of `size`, multiplied number by number, and `out` shares no
+memory with x and y.  An array's `place` is where its element r = c = k = 0 begins, counted as in
+`raysweep.compiled.simd`; `row`, `column` and `term` are the distances of neighbours in r, c and k.
 
 Where x and y are uint32, each number is a pair of bfloat16 numbers, of terms 2 k and 2 k + 1, and multiplying
 two of them adds both products in float32.  `out` is float32 then, or uint16: the sums rounded to bfloat16, to
@@ -19,7 +19,8 @@ nearest with ties to even.  Such loops are for processors with these instruction
 Cost: rows + columns vectors are read for rows × columns operations.  The sums of 5 × 5, with the vectors that
 enter, fill the registers of a processor that has 32 of 64 bytes.  On another one the loop may be several
 loops, one behind the other, for a part of the block each (`parts`).  No number depends on that: each is the
-sum of the same terms in the same order.
+sum of the same terms in the same order.  Distances that are constants where the loop is compiled take no
+registers, and no operations in each turn.
 """
 
 from __future__ import annotations
@@ -90,8 +91,8 @@ class Part(NamedTuple):
 
 
 @cache
-def parts(rows: int, columns: int, scalar: bool, registers: Registers) -> tuple[Part, ...]:
-    """Return the parts of a block, each with its sums in registers.
+def parts(rows: int, columns: int, scalar: bool, registers: Registers, size: int = BYTES) -> tuple[Part, ...]:
+    """Return the parts of a block of vectors of `size` bytes, each with its sums in registers.
 
     A vector takes as many registers as it needs.  Of all sizes that leave room for what enters, this is the
     one whose loops take the fewest cycles, and then the one with the fewest loops.  In a cycle, a processor
@@ -100,7 +101,7 @@ def parts(rows: int, columns: int, scalar: bool, registers: Registers) -> tuple[
     >>> [(part.rows, part.columns) for part in parts(2, 1, True, Registers(32, 16))]
     [((0, 1), ((0, 0), (0, 1)))]
     """
-    pieces = BYTES // registers.size
+    pieces = size // registers.size
     side = [(c, piece) for c in range(columns) for piece in range(pieces)]
     if not scalar:
         # With a vector in place of a number, a piece meets the same piece.  Sorted by these, few parts have
@@ -144,13 +145,14 @@ def _call(builder, name, result, *arguments):  # type: ignore[no-untyped-def]
 
 
 @cache
-def tile(rows: int, columns: int, *, scalar: bool = False, add: bool = False) -> Any:
+def tile(rows: int, columns: int, *, scalar: bool = False, add: bool = False, size: int = BYTES) -> Any:
     """Return the loop of a block; see the module's text.
 
     With `scalar`, x[k, r] is a number that multiplies a whole vector.  With `add`, the sums are added to what
-    `out` holds.
+    `out` holds.  `size` is at least that of a register.
     """
-    split = parts(rows, columns, scalar, REGISTERS)
+    split = parts(rows, columns, scalar, REGISTERS, size)
+    # Registers of 64 bytes.
     pieces = BYTES // REGISTERS.size
 
     @intrinsic

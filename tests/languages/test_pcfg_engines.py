@@ -233,22 +233,23 @@ def test_sentences_side_by_side_have_the_charts_of_torch(
         structure="dense", nonterminals=symbols, vocabulary=6, max_length=17, engine="dense"
     )
     engine: Any = language.engine_on(CPU)
-    generator = torch.Generator().manual_seed(symbols)
+    generator, side = torch.Generator().manual_seed(symbols), blocks.SIDE
     for n in (1, 2, 6, 17):
-        # Two passes of 32 sentences, and one that is in part empty.
-        words = torch.randint(6, (81, n), generator=generator)
+        # Two passes that are full, and one that is in part empty.
+        words = torch.randint(6, (2 * side + side // 2 + 1, n), generator=generator)
         words[torch.rand(words.shape, generator=generator) < 0.2] = 6
         answers = []
         for wide in (False, True):
             monkeypatch.setattr(tiles, "FAST", wide)
             if wide:
                 parts = list(engine._passes(words, torch.float64))
-                assert [(part.start, part.stop) for part in parts] == [(0, 32), (32, 64), (64, 81)]
+                bounds = [(part.start, part.stop) for part in parts]
+                assert bounds == [(0, side), (side, 2 * side), (2 * side, len(words))]
             answers.append(
                 [
-                    *engine.leaf_weights(words[:32], torch.float64),
-                    # Behind one pass of 32, a rest that is too small for another.
-                    engine.tops(words[:40]),
+                    *engine.leaf_weights(words[:side], torch.float64),
+                    # Behind a pass that is full, a rest that is too small for another.
+                    engine.tops(words[: side + side // 4]),
                     engine.tops(words),
                     engine.tops(words, everything=True),
                     *(found for w in range(1, n + 1) for found in engine.prefixes(words, w)),
@@ -257,7 +258,9 @@ def test_sentences_side_by_side_have_the_charts_of_torch(
         for one, other in zip(*answers, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-12, atol=0)
         for dtype, rtol in ((torch.float64, 1e-13), (torch.float32, 1e-5)):
-            for one, other in zip(engine.leaf_weights(words[:17], dtype), answers[0][:3], strict=True):
+            for one, other in zip(
+                engine.leaf_weights(words[: side // 2 + 1], dtype), answers[0][:3], strict=True
+            ):
                 torch.testing.assert_close(one.to(other.dtype), other[: len(one)], rtol=rtol, atol=0)
 
 
@@ -265,13 +268,15 @@ def test_sentences_side_by_side_do_not_depend_on_each_other(monkeypatch: pytest.
     monkeypatch.setattr(tiles, "FAST", True)
     language = PCFG.random(structure="dense", nonterminals=7, vocabulary=6, max_length=9, engine="dense")
     engine, generator = language.engine_on(CPU), torch.Generator().manual_seed(0)
-    words, order = torch.randint(6, (64, 9), generator=generator), torch.randperm(64, generator=generator)
+    side = blocks.SIDE
+    words = torch.randint(6, (2 * side, 9), generator=generator)
+    order = torch.randperm(2 * side, generator=generator)
 
     def answers(rows: Tensor) -> list[Tensor]:
         return [engine.tops(words[rows], everything=True), engine.prefixes(words[rows], 4)[0]]
 
-    whole = answers(torch.arange(64))
-    for rows in (order, order[:17], torch.arange(5, 60)):
+    whole = answers(torch.arange(2 * side))
+    for rows in (order, order[: side // 2 + 1], torch.arange(5, 2 * side - 2)):
         for one, all_of_them in zip(answers(rows), whole, strict=True):
             assert torch.equal(one, all_of_them[rows])
 
@@ -286,11 +291,16 @@ def test_sentences_are_side_by_side_where_that_is_faster(monkeypatch: pytest.Mon
         found: bool = engine._side_by_side(torch.zeros(batch, 9, dtype=torch.int64), torch.float32)
         return found
 
-    assert [compiled(batch) for batch in (16, 17, 32, 33)] == [False, True, True, False]
-    assert [compiled(32, threads) for threads in (2, 3)] == [True, False]
-    # 32 · (2 n² · 12 + 12² + 2 n V) numbers of 4 bytes in 128 MiB.
-    assert [blocks.fits(128, 7, words, torch.float32) for words in (2559, 2560)] == [True, False]
-    assert not blocks.fits(128, 7, 2559, torch.float64)
+    side = blocks.SIDE
+    batches = side // 2, side // 2 + 1, side, side + 1
+    assert [compiled(batch) for batch in batches] == [False, True, True, False]
+    assert [compiled(side, threads) for threads in (2, 3)] == [True, False]
+    # Two charts of 128 rows, which take n cells of 12 vectors and up to 4096 bytes more, pairs, and words.
+    least, most = (side * 4 * (2 * 128 * 128 * 12 + 12**2) + more * 4 * 128 * 4096 for more in (0, 1))
+    words = [(2**27 - taken) // (side * 4 * 2 * 128) for taken in (least, most)]
+    assert not blocks.fits(128, 7, words[0] + 1, torch.float32)
+    assert blocks.fits(128, 7, words[1], torch.float32)
+    assert not blocks.fits(128, 7, words[1], torch.float64)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
