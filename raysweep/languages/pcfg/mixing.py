@@ -16,7 +16,7 @@ import numpy as np
 
 from raysweep.compiled import kernel
 from raysweep.compiled.scalars import logarithm, logarithms
-from raysweep.compiled.simd import BYTES, fetch, peek, plus, poke, put, splat, stream
+from raysweep.compiled.simd import BYTES, fetch, itemsize, peek, plus, poke, put, splat, stream
 from raysweep.compiled.tiles import WHOLE
 from raysweep.languages.pcfg.instructions import runs_joined
 
@@ -123,7 +123,7 @@ def _mix(outside, mixture, p, t, some, k, floor, sound, weights, mixed):  # type
     space.
     """
     emission, mass, of, rows, terms_of, source, word, value, programs = mixture
-    N, width, leaves, step = weights.shape[1], mixed.shape[1], outside.shape[1], BYTES // mixed.itemsize
+    N, width, leaves, step = weights.shape[1], mixed.shape[1], outside.shape[1], BYTES // itemsize(mixed)
     b0, b1, b2, b3 = peek(some, k), peek(some, k + 1), peek(some, k + 2), peek(some, k + 3)
     at, base = programs[p, 0] + t, programs[p, 1]
     g0, g1, g2, g3 = b0 * leaves - base, b1 * leaves - base, b2 * leaves - base, b3 * leaves - base
@@ -289,7 +289,7 @@ def blank(out: np.ndarray, unknown: np.ndarray) -> None:
     The numbers go past the cache: it need not hold what nobody reads, nor fetch what is overwritten.  Another
     thread sees them once it has taken a lock, as Python's threads do.
     """
-    V, step, none = out.shape[1], BYTES // out.itemsize, out.dtype.type(np.nan)
+    V, step, none = out.shape[1], BYTES // itemsize(out), out.dtype.type(np.nan)
     # Elements from address 0 to the first, which tell where lines of the cache begin.
     before = out.ctypes.data // out.itemsize
     k = 0
