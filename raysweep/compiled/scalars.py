@@ -183,7 +183,8 @@ def _logarithms_at(context, array, place, out, to):  # type: ignore[no-untyped-d
     return types.none(array, types.int64, out, types.int64), generate
 
 
-@kernel(error_model="numpy", fastmath={"contract"}, forceinline=True)
+# Not inlined: within a longer kernel, the loop has fewer registers for its constants.
+@kernel(error_model="numpy", fastmath={"contract"}, no_cpython_wrapper=True)
 def logarithms(array, place, count, out, to):  # type: ignore[no-untyped-def]
     """Write ln x, -inf for 0, of `count` numbers from element `place` of `array` on to `out` from `to` on.
 
