@@ -21,6 +21,7 @@ from raysweep.bench.harness import (
 )
 from raysweep.bench.products import share_of_gemm
 from raysweep.bench.record import Figure, Peak, Timing
+from raysweep.compiled import kernel
 from raysweep.compiled.simd import BYTES, LANES
 from raysweep.languages import HMM
 from raysweep.languages.hmm import kernels
@@ -46,7 +47,7 @@ def parts_alone(language: HMM, sentences: int) -> dict[str, Callable[[], object]
     """Return calls of the parts of the work on sentences of one block that no program can leave out.
 
     These are the products with transitions and emissions, the logarithms, and the result written once.  Words
-    are taken so many at a time as the kernel does.
+    are taken so many at a time as the kernel does, and each part is one call, as the work is.
     """
     S, T, V = language.states, language.max_length, language.vocabulary_size
     tiles = -(-sentences // LANES)
@@ -60,21 +61,39 @@ def parts_alone(language: HMM, sentences: int) -> dict[str, Callable[[], object]
     step, word = np.full((S, S), 1 / S, dtype=np.float32), np.full((V, S), 1 / V, dtype=np.float32)
     result = torch.empty(sentences, T, V)
 
-    def products() -> None:
-        for _ in range(tiles):
-            for _ in range(2 * (T - 1)):
-                kernels.product(step, x, out)
-            for _ in range(T):
-                for c in range(0, V, kernels.WORDS):
-                    kernels.product(word[c:], x, p[c : c + kernels.WORDS])
+    return {
+        "matrix products": partial(_products, tiles, T, step, word, x, out, p),
+        "logarithms": partial(_logarithms, tiles * T, p, logs),
+        "writing the result": result.zero_,
+    }
 
-    def logarithms() -> None:
-        for _ in range(tiles * T):
-            for c in range(0, V, kernels.WORDS):
-                some = slice(c, c + kernels.WORDS)
-                kernels.logarithms(p[some].reshape(-1), logs[some].reshape(-1))
 
-    return {"matrix products": products, "logarithms": logarithms, "writing the result": result.zero_}
+@kernel(error_model="numpy")
+def _products(tiles, T, step, word, x, out, p):  # type: ignore[no-untyped-def]
+    """Do the products of tiles of sentences, and return how many numbers they made."""
+    made = 0
+    for _ in range(tiles):
+        for _ in range(2 * (T - 1)):
+            kernels.product(step, x, out)
+            made += out.size
+        for _ in range(T):
+            for c in range(0, len(p), kernels.WORDS):
+                some = p[c : c + kernels.WORDS]
+                kernels.product(word[c:], x, some)
+                made += some.size
+    return made
+
+
+@kernel(error_model="numpy")
+def _logarithms(times, p, out):  # type: ignore[no-untyped-def]
+    """Compute the logarithms of p [V, LANES] some times, and return how many numbers that made."""
+    made = 0
+    for _ in range(times):
+        for c in range(0, len(p), kernels.WORDS):
+            some = p[c : c + kernels.WORDS].reshape(-1)
+            kernels.logarithms(some, out[c : c + kernels.WORDS].reshape(-1))
+            made += some.size
+    return made
 
 
 def _case(quick: bool, blocks: int) -> Case:
