@@ -1,8 +1,8 @@
 """Building blocks of the kernels: stored bfloat16, exp, log, the normal distribution, and dropout's levels.
 
 Arrays of low precision are uint16 holding the upper halves of float32 numbers (bfloat16), or plain float32:
-`load` and `save` take either, so every kernel is written once.  Nothing branches, so that the compiler can
-make vector loops.
+`load` and `save` take either, so every kernel is written once.  What is computed of a number does not branch,
+so that the compiler can make vector loops.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ _C3, _C4, _C5 = np.float32(-0.16667802632), np.float32(0.14249058068), np.float3
 _C6, _C7, _C8 = np.float32(0.11685419828), np.float32(-0.11479733884), np.float32(0.06971611828)
 _NONE = np.float32(-np.inf)
 
-#: Numbers whose logarithms are computed side by side, because each operation waits for the one before: as
-#: many vectors of the processor's own as its registers hold, with what is computed of them.
+#: Numbers whose logarithms are computed side by side, because each operation waits for the one before: two
+#: vectors of 64 bytes, or three of 32.  Registers do not hold what is computed of more.
 _TOGETHER = 32 if WHOLE else 24
 
 
@@ -183,7 +183,7 @@ def _logarithms_at(context, array, place, out, to):  # type: ignore[no-untyped-d
     return types.none(array, types.int64, out, types.int64), generate
 
 
-# Not inlined: within a longer kernel, the loop has fewer registers for its constants.
+# Inlining is not forced: within a longer kernel, the loop has fewer registers for its constants.
 @kernel(error_model="numpy", fastmath={"contract"}, no_cpython_wrapper=True)
 def logarithms(array, place, count, out, to):  # type: ignore[no-untyped-def]
     """Write ln x, -inf for 0, of `count` numbers from element `place` of `array` on to `out` from `to` on.

@@ -152,7 +152,7 @@ def tile(rows: int, columns: int, *, scalar: bool = False, add: bool = False, si
     `out` holds.  `size` is at least that of a register.
     """
     split = parts(rows, columns, scalar, REGISTERS, size)
-    # Registers of 64 bytes.
+    # Registers that 64 bytes take, whatever the size of the block's vectors.
     pieces = BYTES // REGISTERS.size
 
     @intrinsic

@@ -101,50 +101,58 @@ def test_sums_are_rounded_to_nearest_with_ties_to_even() -> None:
 _KINDS = [Registers(64, 32), Registers(32, 16), Registers(16, 32), Registers(16, 16)]
 
 
+#: These with the sizes of vectors that they hold a whole number of times.
+_SIZES = [(registers, size) for registers in _KINDS for size in (64, 32) if size >= registers.size]
+
+
 @pytest.mark.parametrize("scalar", [False, True])
-@pytest.mark.parametrize("registers", _KINDS, ids=str)
-def test_every_piece_of_a_block_is_in_one_part_whose_sums_fit(registers: Registers, scalar: bool) -> None:
-    for rows, columns in product(range(1, 13), range(1, 6)):
-        found = tiles.parts(rows, columns, scalar, registers)
+@pytest.mark.parametrize(("registers", "size"), _SIZES, ids=str)
+def test_every_piece_of_a_block_is_in_one_part_whose_sums_fit(
+    registers: Registers, size: int, scalar: bool
+) -> None:
+    for rows, columns in product(range(1, 13), (*range(1, 6), 10)):
+        found = tiles.parts(rows, columns, scalar, registers, size)
         pieces = [(r, *at) for part in found for r in part.rows for at in part.columns]
-        every = product(range(rows), range(columns), range(64 // registers.size))
+        every = product(range(rows), range(columns), range(size // registers.size))
         assert sorted(pieces) == list(every)
         for part in found:
             assert len(part.rows) * len(part.columns) + len(part.columns) + 1 <= registers.number
         # A part whose columns are of two pieces reads two pieces of each row's vector.
         bands = len({part.rows for part in found})
         mixed = [part for part in found if len({piece for _, piece in part.columns}) > 1]
-        assert scalar or len(mixed) <= bands * (64 // registers.size - 1)
+        assert scalar or len(mixed) <= bands * (size // registers.size - 1)
     # The blocks of all kernels were made for the first.
     whole = [tiles.parts(*block, scalar, Registers(64, 32)) for block in ((5, 5), (4, 4), (12, 2), (8, 3))]
     assert [len(each) for each in whole] == [1] * 4
 
 
+@pytest.mark.parametrize("size", [64, 32])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize(
     ("rows", "columns", "scalar", "add"),
     [
         (5, 5, False, False),
         (5, 3, False, True),
+        (5, 10, False, False),
         (10, 2, True, False),
         (12, 2, True, False),
         (8, 3, True, True),
     ],
 )
 def test_no_number_depends_on_the_registers(
-    rows: int, columns: int, scalar: bool, add: bool, dtype: type, monkeypatch: pytest.MonkeyPatch
+    rows: int, columns: int, scalar: bool, add: bool, dtype: type, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    count, lanes = 9, 64 // np.dtype(dtype).itemsize
+    count, lanes = 9, size // np.dtype(dtype).itemsize
     generator = np.random.default_rng(1)
     x, y, before = (
         generator.standard_normal(shape).astype(dtype)
         for shape in ((count, rows, 1 if scalar else lanes), (count, columns, lanes), (rows, columns, lanes))
     )
     found = []
-    for registers in _KINDS:
+    for registers in (registers for registers in _KINDS if registers.size <= size):
         monkeypatch.setattr(tiles, "REGISTERS", registers)
         loop, each, wide = (
-            tile.__wrapped__(rows, columns, scalar=scalar, add=add),
+            tile.__wrapped__(rows, columns, scalar=scalar, add=add, size=size),
             x.shape[2],
             columns * lanes,
         )

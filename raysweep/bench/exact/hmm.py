@@ -70,30 +70,22 @@ def parts_alone(language: HMM, sentences: int) -> dict[str, Callable[[], object]
 
 @kernel(error_model="numpy")
 def _products(tiles, T, step, word, x, out, p):  # type: ignore[no-untyped-def]
-    """Do the products of tiles of sentences, and return how many numbers they made."""
-    made = 0
+    """Do the products of tiles of sentences."""
     for _ in range(tiles):
         for _ in range(2 * (T - 1)):
             kernels.product(step, x, out)
-            made += out.size
         for _ in range(T):
             for c in range(0, len(p), kernels.WORDS):
-                some = p[c : c + kernels.WORDS]
-                kernels.product(word[c:], x, some)
-                made += some.size
-    return made
+                kernels.product(word[c:], x, p[c : c + kernels.WORDS])
 
 
 @kernel(error_model="numpy")
 def _logarithms(times, p, out):  # type: ignore[no-untyped-def]
-    """Compute the logarithms of p [V, LANES] some times, and return how many numbers that made."""
-    made = 0
+    """Compute the logarithms of p [V, LANES] some times."""
     for _ in range(times):
         for c in range(0, len(p), kernels.WORDS):
-            some = p[c : c + kernels.WORDS].reshape(-1)
-            kernels.logarithms(some, out[c : c + kernels.WORDS].reshape(-1))
-            made += some.size
-    return made
+            some = slice(c, c + kernels.WORDS)
+            kernels.logarithms(p[some].reshape(-1), out[some].reshape(-1))
 
 
 def _case(quick: bool, blocks: int) -> Case:

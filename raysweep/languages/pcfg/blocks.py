@@ -6,8 +6,8 @@ the words from i to before j stands in row i and column j - 1 of a square, and h
 begin together lie a cell apart, those that end together a row.  N is the number of symbols, with zeros up to
 a multiple of 5.
 
-A sentence's numbers do not depend on the others.  Working space: n^2 cells a chart, where half are used, and
-N^2 numbers for each sentence.
+A sentence's numbers do not depend on the others.  Working space: n^2 cells a chart, where half are used, up
+to 4 KiB more for each row, and N^2 numbers for each sentence.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from raysweep.compiled.simd import aligned, itemsize, peek, poke
 from raysweep.compiled.tiles import WHOLE, tile
 from raysweep.languages.pcfg.grammar import Grammar
 
-#: Bytes of a vector: what a register holds, so that a loop uses all of each line of the cache that it reads.
+#: Bytes of a vector: what a register holds on the processors that these charts are for (`fits`).  So a loop
+#: uses all of each line of the cache that it reads.
 VECTOR = 64 if WHOLE else 32
 
 #: Sentences side by side: two vectors of float32, to which a rule's weight is applied at once.  Pairs of
@@ -32,7 +33,7 @@ SIDE = 2 * VECTOR // 4
 
 #: Symbols of a block, and rules' weights that are applied at once to two vectors.
 _BLOCK, _RULES = 5, 10
-#: Symbols that five meet at once in products.
+#: Columns of a block of products P[B, C].  With vectors of 32 bytes, ten are five loops of 5 × 2 sums.
 _ACROSS = 5 if WHOLE else 10
 
 #: Bytes after which addresses share a place in the nearest cache.
@@ -113,7 +114,7 @@ class Cells:
 def _row(n: int, symbols: int, itemsize: int) -> int:
     """Return the numbers of a row: those of n cells, and some more.
 
-    Cells that are a row apart follow each other in the places of the nearest cache, and do not share them.
+    Cells that are a row apart follow each other in the places of the nearest cache, so that they share few.
     """
     cell = symbols * VECTOR
     return (-(-(n - 1) * cell // _CACHE) * _CACHE + cell) // itemsize

@@ -118,9 +118,10 @@ class DenseEngine(TorchEngine):
             yield slice(first + part.start, first + part.stop)
 
     def _side_by_side(self, words: Tensor, dtype: torch.dtype) -> bool:
-        """Return whether these sentences have compiled charts, which take as long for one as for 32.
+        """Return whether these sentences have compiled charts.
 
-        Torch uses all its threads, so it is faster with many.
+        These take as long for one sentence as for `blocks.SIDE`.  Torch uses all its threads, so it is faster
+        with many.
         """
         batch, n = words.shape
         if self.device.type != "cpu" or torch.get_num_threads() > 2:
