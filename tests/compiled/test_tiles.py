@@ -101,7 +101,7 @@ def test_sums_are_rounded_to_nearest_with_ties_to_even() -> None:
 _KINDS = [Registers(64, 32), Registers(32, 16), Registers(16, 32), Registers(16, 16)]
 
 
-#: These with the sizes of vectors that they hold a whole number of times.
+#: Each with the sizes of vectors that take one or more of them.
 _SIZES = [(registers, size) for registers in _KINDS for size in (64, 32) if size >= registers.size]
 
 

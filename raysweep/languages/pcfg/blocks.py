@@ -111,13 +111,13 @@ class Cells:
     sum = get
 
 
-def _row(n: int, symbols: int, itemsize: int) -> int:
-    """Return the numbers of a row: those of n cells, and some more.
+def _row(n: int, symbols: int, size: int) -> int:
+    """Return how many numbers, of `size` bytes, a row holds: those of n cells, and some more.
 
     Cells that are a row apart follow each other in the places of the nearest cache, so that they share few.
     """
     cell = symbols * VECTOR
-    return (-(-(n - 1) * cell // _CACHE) * _CACHE + cell) // itemsize
+    return (-(-(n - 1) * cell // _CACHE) * _CACHE + cell) // size
 
 
 def fits(n: int, symbols: int, words: int, dtype: torch.dtype) -> bool:
