@@ -70,7 +70,7 @@ def environment(threads: int, device: Device = "cpu", company: Company | None = 
     return Environment(
         date=time.strftime("%Y-%m-%d", time.gmtime(facts["time"])),
         cpu=facts["processor"],
-        cpu_capability=torch.backends.cpu.get_cpu_capability(),
+        cpu_capability=_capability(),
         cores=os.cpu_count() or 1,
         memory_gib=round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         threads=threads,
@@ -108,6 +108,12 @@ def measure_peak(quick: bool = False, device: Device = "cpu") -> Peak:
         gemm_bfloat16_gflops=gflops(torch.bfloat16),
         copy_gbytes=2e-9 * source.numel() * source.itemsize / seconds,
     )
+
+
+def _capability() -> str:
+    """Return the instruction sets that count: torch's own word, and AMX, which some hosts hide."""
+    vectors = torch.backends.cpu.get_cpu_capability()
+    return f"{vectors} AMX" if torch.cpu._is_amx_tile_supported() else vectors
 
 
 def _version(package: str) -> str | None:

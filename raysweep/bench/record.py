@@ -191,10 +191,10 @@ class Environment(Config):
         """Return a name for files, by what counts: vendor, family, model and instruction sets, or the GPU.
 
         >>> place = Environment.model_construct(
-        ...     cpu="Intel(R) Xeon(R) Processor (family 6, model 207)", cpu_capability="AVX512", gpu=None
+        ...     cpu="Intel(R) Xeon(R) Processor (family 6, model 207)", cpu_capability="AVX512 AMX", gpu=None
         ... )
         >>> place.processor
-        'intel-6-207-avx512'
+        'intel-6-207-avx512-amx'
         """
         if self.gpu is not None:
             return _for_files(self.gpu)

@@ -39,7 +39,7 @@ from numba.extending import models, register_model
 
 #: Typed Any, because numba types it with the context argument, which callers leave out.
 intrinsic: Any = _intrinsic
-_of_literals: Any = _intrinsic(prefer_literal=True)
+of_literals: Any = _intrinsic(prefer_literal=True)
 
 #: Numbers in a row of an array; in float32, four vectors.
 LANES = 64
@@ -92,7 +92,7 @@ def _pointer(context, builder, kind, array, row, column, shape):  # type: ignore
     return builder.bitcast(builder.gep(data, [place]), shape.as_pointer())
 
 
-@_of_literals
+@of_literals
 def load(context, array, row, column, vectors):  # type: ignore[no-untyped-def]
     if not isinstance(vectors, types.IntegerLiteral):
         return None

@@ -49,6 +49,11 @@ def _features() -> set[str]:
     return set(chosen.split(","))
 
 
+def has(feature: str) -> bool:
+    """Return whether numba compiles for a processor with these instructions, named as LLVM names them."""
+    return f"+{feature}" in _features()
+
+
 class Registers(NamedTuple):
     """A processor's registers for vectors: bytes of each, and their number."""
 
@@ -58,10 +63,9 @@ class Registers(NamedTuple):
 
 def _registers() -> Registers:
     """Return the registers that kernels are compiled for."""
-    features = _features()
-    if "+avx512f" in features:
+    if has("avx512f"):
         return Registers(BYTES, 32)
-    return Registers(32, 16) if "+avx2" in features else Registers(16, 32 if "+neon" in features else 16)
+    return Registers(32, 16) if has("avx2") else Registers(16, 32 if has("neon") else 16)
 
 
 REGISTERS = _registers()
@@ -69,12 +73,11 @@ REGISTERS = _registers()
 #: Whether registers hold a whole vector, and there are enough of them for the largest blocks.
 WHOLE = Registers(BYTES, 32) == REGISTERS
 
-#: Whether kernels are compiled for a processor that multiplies pairs of bfloat16 numbers in vectors, and has
-#: no faster instructions for products of bfloat16, which libraries use.
-PAIRS = WHOLE and "+avx512bf16" in _features() and "+amx-bf16" not in _features()
+#: Whether kernels are compiled for a processor that multiplies pairs of bfloat16 numbers in vectors.
+PAIRS = WHOLE and has("avx512bf16")
 
 #: Whether blocks are fast: there are registers of 32 bytes at least, and sums and products in one operation.
-FAST = REGISTERS.size > 16 and "+fma" in _features()
+FAST = REGISTERS.size > 16 and has("fma")
 
 #: Cycles until the result of a sum can be added to, and sums of a cycle.
 _LATENCY, _RATE = 4, 2
@@ -136,10 +139,11 @@ def _even(items: Sequence[T], most: int) -> list[Sequence[T]]:
 
 
 _FLOATS = shape_of(types.float32)
-_HALVES = ir.VectorType(ir.IntType(16), _FLOATS.count)
+HALVES = ir.VectorType(ir.IntType(16), _FLOATS.count)
 
 
-def _call(builder, name, result, *arguments):  # type: ignore[no-untyped-def]
+def call(builder, name, result, *arguments):  # type: ignore[no-untyped-def]
+    """Return what LLVM's function `name` returns, a value of type `result`."""
     kind = ir.FunctionType(result, [argument.type for argument in arguments])
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
 
@@ -188,7 +192,7 @@ def tile(rows: int, columns: int, *, scalar: bool = False, add: bool = False, si
             def summed(total, one, other):  # type: ignore[no-untyped-def]
                 if pairs:
                     # LLVM also takes the older form of this instruction, whose pairs are of type i32.
-                    return _call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", shape, total, one, other)
+                    return call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", shape, total, one, other)
                 term = builder.fmul(one, other, flags=("contract",))
                 return builder.fadd(term, total, flags=("contract",))
 
@@ -196,7 +200,7 @@ def tile(rows: int, columns: int, *, scalar: bool = False, add: bool = False, si
                 place = builder.add(place, place.type(piece * shape.count))
                 target = element_at(context, builder, of_out, out, place)
                 if rounded:
-                    found = _call(builder, "llvm.x86.avx512bf16.cvtneps2bf16.512", _HALVES, found)
+                    found = call(builder, "llvm.x86.avx512bf16.cvtneps2bf16.512", HALVES, found)
                 target = builder.bitcast(target, found.type.as_pointer())
                 builder.store(found, target, align=of_out.dtype.bitwidth // 8)
 

@@ -103,8 +103,8 @@ class MaskedLM(nn.Module, ABC):
     #: passes, which read all of them, do not serve such a model.
     sharded: bool = False
 
-    #: The widths from which bfloat16 products make training on a CPU faster: where they are compiled
-    #: (`raysweep.models.precision.multiplies_pairs`), and where a library makes them; None if they never do.
+    #: The widths from which bfloat16 products make training on a CPU faster: where they are made in vectors
+    #: (`raysweep.models.precision.multiplies_pairs`), and elsewhere; None if they never do.
     wide: ClassVar[tuple[int, int] | None] = None
     #: The module with compiled training for a CPU: `step(model, words, seed=..., dtype=...)`, a
     #: `raysweep.models.fused.step.Step`, and `hidden_at` of the same arguments.  Their dropout is keyed by

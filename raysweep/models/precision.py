@@ -27,9 +27,9 @@ def multiplies_bfloat16(device: torch.device) -> bool:
 
 
 def multiplies_pairs() -> bool:
-    """Return whether this processor's products of bfloat16 matrices are compiled (`raysweep.compiled.tiles`).
+    """Return whether this processor multiplies bfloat16 numbers in vectors, and has no tiles for them.
 
-    It has vector instructions for them, and none for whole blocks, with which libraries are faster.
+    Products are compiled then (`raysweep.compiled.tiles`), as they are with tiles (`raysweep.compiled.amx`).
     """
-    # What `PAIRS` is there, without the import of numba.
+    # Without the import of numba.
     return bool(torch.cpu._is_avx512_bf16_supported() and not torch.cpu._is_amx_tile_supported())

@@ -114,6 +114,15 @@ def test_the_environment_names_no_machine() -> None:
     assert f'"{getpass.getuser()}"' not in text
 
 
+@pytest.mark.parametrize(("tiles", "name"), [(True, "avx512-amx"), (False, "avx512")])
+def test_a_processor_with_tiles_has_a_name_of_its_own(
+    tiles: bool, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cpu._is_amx_tile_supported", lambda: tiles)
+    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "AVX512")
+    assert environments.environment(1).processor.endswith(f"-{name}")
+
+
 def test_peak_is_positive() -> None:
     peak = environments.measure_peak(quick=True)
     assert min(peak.gemm_float32_gflops, peak.gemm_float64_gflops, peak.copy_gbytes) > 0

@@ -13,6 +13,19 @@ from raysweep.models.fused.products import array, tensor
 needs_pairs = pytest.mark.skipif(
     not PAIRS, reason="this processor has no instructions for pairs of bfloat16 numbers"
 )
+needs_tiles = pytest.mark.skipif(not products.TILES, reason="this processor has no tiles")
+
+
+@pytest.fixture(
+    params=[
+        pytest.param("vectors", marks=needs_pairs),
+        pytest.param("tiles", marks=[needs_pairs, needs_tiles]),
+    ]
+)
+def blocks(request, monkeypatch):
+    """Return what blocks of bfloat16 sums are made of."""
+    monkeypatch.setattr(products, "TILES", request.param == "tiles")
+    return request.param
 
 
 class Product(products.Product):
@@ -86,9 +99,12 @@ def test_products_are_those_of_torch(monkeypatch, wide, rows, inner, columns):
         assert around[-1].isinf().all()
 
 
-@needs_pairs
-@pytest.mark.parametrize(("rows", "inner", "columns"), [*SHAPES, (300, 64, 48), (25, 26, 208)])
-def test_products_of_bfloat16_are_exact_ones_rounded(compiled, monkeypatch, rows, inner, columns):
+#: For blocks of 32 rows and columns, and of 16 pairs: parts of blocks in each direction, and none.
+LARGE = [(300, 64, 48), (25, 26, 208), (32, 2, 1), (33, 30, 32), (65, 32, 33), (64, 98, 16), (47, 66, 75)]
+
+
+@pytest.mark.parametrize(("rows", "inner", "columns"), [*SHAPES, *LARGE])
+def test_products_of_bfloat16_are_exact_ones_rounded(blocks, compiled, monkeypatch, rows, inner, columns):
     monkeypatch.setattr(products, "MANY", dict.fromkeys(products.MANY, 1))
     generator = torch.Generator().manual_seed(rows)
     x = torch.randn(rows, inner, generator=generator).bfloat16()
@@ -104,39 +120,38 @@ def test_products_of_bfloat16_are_exact_ones_rounded(compiled, monkeypatch, rows
             assert ((found - truth).abs() <= 2**-8 * truth.abs() + 1e-5 * inner**0.5).all()
         assert around[0].isinf().all()
         assert around[-1].isinf().all()
-        assert set(compiled) == (set() if inner % 2 else {"product"})
+        name = {"vectors": "product", "tiles": "product_by_tiles"}[blocks]
+        assert set(compiled) == (set() if inner % 2 or (blocks == "tiles" and rows < 32) else {name})
 
 
-@needs_pairs
-def test_products_of_bfloat16_take_any_memory_and_keep_what_is_not_finite(compiled, monkeypatch):
+def test_products_of_bfloat16_take_any_memory_and_keep_what_is_not_finite(blocks, compiled, monkeypatch):
     monkeypatch.setattr(products, "MANY", dict.fromkeys(products.MANY, 1))
-    x, matrix = torch.randn(2, 1025, generator=torch.Generator().manual_seed(0)).bfloat16()
+    x, matrix = torch.randn(2, 1281, generator=torch.Generator().manual_seed(0)).bfloat16()
     # Memory that begins between two pairs, a single column, and no column at all.
-    x, matrix = x[1:641].view(20, 32), matrix[:1024].view(32, 32)
+    x, matrix = x[1:].view(40, 32), matrix[:1024].view(32, 32)
     x[3, 2], x[19, 31] = torch.nan, torch.inf
-    rest = [*range(3), *range(4, 19)]
+    rest = [*range(3), *range(4, 19), *range(20, 40)]
     for given in (matrix, matrix.T, matrix[:, :1], matrix[:1].T, matrix[:, :0]):
         found = Product(given)(x)
         truth = x.double() @ given.double()
         assert ((found - truth)[rest].abs() <= 2**-8 * truth[rest].abs() + 1e-4).all()
         assert found[3].isnan().all()
         assert found[19].isinf().all()
-    assert compiled == ["product"] * 4
+    assert compiled == [{"vectors": "product", "tiles": "product_by_tiles"}[blocks]] * 4
 
 
-@needs_pairs
-@pytest.mark.parametrize("outputs", [8, 24, 30])
+@pytest.mark.parametrize("outputs", [8, 24, 30, 72])
 @pytest.mark.parametrize("inputs", [16, 48, 64, 80, 20])
-@pytest.mark.parametrize("rows", [1, 2, 255, 300])
-def test_sums_over_rows_of_bfloat16_are_not_rounded(compiled, rows, inputs, outputs):
+@pytest.mark.parametrize("rows", [1, 2, 255, 300, 1057])
+def test_sums_over_rows_of_bfloat16_are_not_rounded(blocks, compiled, rows, inputs, outputs):
     generator = torch.Generator().manual_seed(rows + inputs)
     d, x = (torch.randn(rows, width, generator=generator).bfloat16() for width in (outputs, inputs))
     before = torch.randn(outputs, inputs, generator=generator)
     truth = before.double() + d.double().T @ x.double()
     total = before.clone()
     add_outer(total, torch.cat([d, d], dim=1)[:, :outputs], x)
-    ours = inputs % 16 == outputs % 8 == 0
-    assert compiled == (["outer_pairs"] if ours else [])
+    ours = inputs % 16 == 0 and (blocks == "tiles" or outputs % 8 == 0)
+    assert compiled == ([{"vectors": "outer_pairs", "tiles": "outer_by_tiles"}[blocks]] if ours else [])
     assert (total - truth).abs().max() < (1e-5 if ours else 2e-2) * rows**0.5
 
 
@@ -176,15 +191,19 @@ def test_sums_over_rows_are_the_same_whatever_registers_there_are(rows, inputs, 
     assert not np.array_equal(wide, before)
 
 
+@pytest.mark.parametrize("tiles", [pytest.param(True, marks=needs_tiles), False])
 @pytest.mark.parametrize("wide", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=needs_pairs)])
 @pytest.mark.parametrize(
-    ("parts", "inner", "columns"), [(2, 16, 64), (4, 8, 48), (3, 24, 16), (2, 6, 41), (5, 1, 3)]
+    ("parts", "inner", "columns"), [(2, 16, 64), (4, 8, 48), (3, 24, 16), (2, 6, 41), (5, 1, 3), (2, 34, 80)]
 )
-def test_parts_side_by_side_have_matrices_of_their_own(monkeypatch, wide, dtype, parts, inner, columns):
+def test_parts_side_by_side_have_matrices_of_their_own(
+    monkeypatch, tiles, wide, dtype, parts, inner, columns
+):
     """With the sum of the gradients of all these matrices."""
     monkeypatch.setattr(products, "FAST", wide)
     monkeypatch.setattr(products, "PAIRS", wide and PAIRS)
+    monkeypatch.setattr(products, "TILES", tiles)
     monkeypatch.setattr(products, "MANY", dict.fromkeys(products.MANY, 1))
     generator, rows = torch.Generator().manual_seed(inner), 270
     matrices = torch.randn(parts, inner, columns, generator=generator).to(dtype)
@@ -198,7 +217,8 @@ def test_parts_side_by_side_have_matrices_of_their_own(monkeypatch, wide, dtype,
     add_outer(total, x, d, parts)
     truth = 1 + torch.cat([a.T @ b for a, b in zip(*each, strict=True)])
     # torch rounds a sum of bfloat16 products before it is added.
-    loose = dtype == torch.bfloat16 and not (wide and inner % 8 == columns % 16 == 0)
+    ours = wide and columns % 16 == 0 and (tiles or inner % 8 == 0)
+    loose = dtype == torch.bfloat16 and not ours
     assert (total - truth).abs().max() < (2e-2 if loose else 1e-5) * rows**0.5
 
 
@@ -230,7 +250,7 @@ def compiled(monkeypatch):
     """Return the names of the compiled loops that have run, on a processor that has the vectors."""
     called = []
     monkeypatch.setattr(products, "FAST", True)
-    for name in ("product", "outer", "outer_pairs"):
+    for name in ("product", "product_by_tiles", "outer", "outer_pairs", "outer_by_tiles"):
         loop = getattr(products, name)
         monkeypatch.setattr(products, name, lambda *a, name=name, loop=loop: (called.append(name), loop(*a)))
     return called
@@ -273,7 +293,7 @@ def test_sums_over_rows_are_compiled_where_vectors_fit(compiled, monkeypatch):
 def test_a_changed_matrix_is_laid_out_anew(monkeypatch, dtype, way):
     monkeypatch.setattr(products, "MANY", dict.fromkeys(products.MANY, 1))
     generator = torch.Generator().manual_seed(0)
-    x, whole = (torch.randn(*shape, generator=generator).to(dtype) for shape in ((20, 32), (64, 80)))
+    x, whole = (torch.randn(*shape, generator=generator).to(dtype) for shape in ((40, 32), (64, 80)))
     matrix = {
         "straight": whole[:32], "turned": whole[:, :32].T, "columns": whole[:32, :50], "rows": whole[::2]
     }[way]  # fmt: skip

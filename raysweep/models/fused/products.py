@@ -7,7 +7,9 @@ first.  It pairs bfloat16 numbers in one pass.  Torch computes where that is slo
 `add_outer`), in other dtypes, and on processors without the instructions (`FAST`, `PAIRS`).
 
 Compiled code takes bfloat16 numbers in pairs, as uint32: the terms 2 k and 2 k + 1 of a sum.  A row of a
-matrix holds such pairs side by side; of rows, neighbours are paired first (`paired`).
+matrix holds such pairs side by side; of rows, neighbours are paired first (`paired`).  Blocks of sums are
+tiles where the processor has them (`TILES`): the same factors then take a fraction of the time, and sums are
+of the same terms in another order.
 """
 
 from __future__ import annotations
@@ -18,10 +20,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raysweep.compiled import kernel
-from raysweep.compiled.scalars import COMPILED
-from raysweep.compiled.simd import fetch, peek, poke, put, turn
+from raysweep.compiled import amx, kernel
+from raysweep.compiled.amx import add_product, clear, put_low, read_tile, write_tile
+from raysweep.compiled.scalars import COMPILED, HELPER
+from raysweep.compiled.simd import fetch, peek, plus, poke, put, turn
 from raysweep.compiled.tiles import FAST, PAIRS, WHOLE, tile
+
+#: Whether products of bfloat16 matrices are those of tiles, and not of vectors.
+TILES = amx.usable()
 
 #: Most numbers of a matrix that is laid out, and of a sum over rows: larger ones do not stay in the cache.
 LARGEST, LARGEST_SUM = 2**20, 2**19
@@ -41,8 +47,13 @@ _BLOCK = 2**15
 #: Outputs whose gradients are summed at once where registers are wide.
 _OUTPUTS = 8
 
-#: Rows after which sums of gradients are written to memory.
-_BETWEEN = 128
+#: Rows after which sums of gradients are written to memory; of tiles, where these are many.
+_BETWEEN, _BETWEEN_TILES = 128, 512
+
+#: Numbers in a row of a tile, and of sums in a row of a block of tiles.
+_PAIRS, _SIDE = 16, 32
+
+_ONE_TIME = np.float32(1.0)
 
 _block, _narrow, _row = tile(_ROWS, 2, scalar=True), tile(_ROWS, 1, scalar=True), tile(1, 2, scalar=True)
 _two, _three = (tile(_OUTPUTS, vectors, scalar=True, add=True) for vectors in (2, 3))
@@ -111,7 +122,9 @@ class Product:
         self.matrix = matrix if matrix.dim() == 3 else matrix[None]
         self.parts, self.inner, columns = self.matrix.shape
         self.columns = self.parts * columns
-        self._many = MANY[matrix.dtype] if serves(self.matrix) else None
+        self._tiles = TILES and matrix.dtype == torch.bfloat16
+        few = _SIDE if self._tiles else 1
+        self._many = max(few, MANY[matrix.dtype]) if serves(self.matrix) else None
         self._turned = self.matrix.mT.is_contiguous()
         self._given = array(self.matrix.mT if self._turned else self.matrix)
         self._panels: np.ndarray | None = None
@@ -133,7 +146,8 @@ class Product:
                 found = torch.bmm(_apart(x, self.parts), self.matrix)
                 _apart(out, self.parts).copy_(found)
             return out
-        product(_terms(np.ascontiguousarray(x)), self._layout(), out)
+        multiply = product_by_tiles if self._tiles else product
+        multiply(_terms(np.ascontiguousarray(x)), self._layout(), out)
         return out
 
     def forget(self) -> None:
@@ -143,10 +157,12 @@ class Product:
     def _layout(self) -> np.ndarray:
         """Return the columns of each matrix, or its pairs [I / 2, O], in panels [G, P, I, 32].
 
-        Zeros are behind the last.
+        Zeros are behind the last, and behind the last terms of a tile.
         """
         low = self.matrix.dtype == torch.bfloat16
         terms = self.inner // 2 if low else self.inner
+        if self._tiles:
+            terms = -(-terms // _PAIRS) * _PAIRS
         if self._panels is None:
             size = self.parts, -(-self.matrix.shape[2] // COLUMNS), terms, COLUMNS
             self._panels = torch.zeros(size, dtype=torch.uint32 if low else torch.float32).numpy()
@@ -168,8 +184,8 @@ def add_outer(total: np.ndarray, d: np.ndarray, x: np.ndarray, parts: int = 1) -
 
     With G `parts`, x is [N, G I], and part g of the rows of `total` is for part g of the columns of d and x.
 
-    It is torch's unless O / G is a multiple of 8 and I one of 16, and where `total` has more than
-    `LARGEST_SUM` numbers.
+    It is torch's unless I is a multiple of 16, and without tiles O / G one of 8, and where `total` has more
+    than `LARGEST_SUM` numbers.
     """
     outputs, inputs = total.shape
     if len(d) != len(x) or d.shape[1] != outputs or x.shape[1] != parts * inputs or outputs % parts != 0:
@@ -181,7 +197,8 @@ def add_outer(total: np.ndarray, d: np.ndarray, x: np.ndarray, parts: int = 1) -
             found = torch.bmm(_apart(d, parts).mT, _apart(x, parts))
             tensor(total).add_(found.view(outputs, inputs))
         return
-    add = outer_pairs if x.dtype == np.uint16 else outer
+    low = outer_by_tiles if TILES else outer_pairs
+    add = low if x.dtype == np.uint16 else outer
     add(np.ascontiguousarray(d), np.ascontiguousarray(x), total)
 
 
@@ -189,7 +206,8 @@ def serves_sum(total: np.ndarray, parts: int, dtype: np.dtype) -> bool:
     """Return whether `add_outer` to a total [O, I] is compiled for factors of this type."""
     served = PAIRS if dtype == np.uint16 else FAST and dtype == np.float32
     outputs, inputs = total.shape
-    whole = outputs // parts % _OUTPUTS == 0 and inputs % _LANES == 0
+    any_outputs = TILES and dtype == np.uint16
+    whole = inputs % _LANES == 0 and (any_outputs or outputs // parts % _OUTPUTS == 0)
     fits = whole and total.flags.c_contiguous and total.size <= LARGEST_SUM
     return served and fits and total.dtype == np.float32
 
@@ -250,7 +268,7 @@ def turned(weights, out):  # type: ignore[no-untyped-def]
     for g in range(parts):
         weight, own = weights[g], out[g]
         for j in range(columns):
-            first = (j // COLUMNS * rows) * COLUMNS + j % COLUMNS
+            first = (j // COLUMNS * out.shape[2]) * COLUMNS + j % COLUMNS
             done = 0
             if j // _LANES * _LANES + _LANES <= columns:
                 # Blocks of 16 × 16 numbers, with the first row of each.
@@ -365,3 +383,142 @@ def product(x, panels, out):  # type: ignore[no-untyped-def]
                     _row(spare, 0, COLUMNS, 16, x, a, 1, row, panels, y, COLUMNS, 16, inner)
                     for c in range(width):
                         poke(out, i * whole + j + c, peek(spare, c))
+
+
+@kernel(**HELPER)
+def _add_tiles(x, place, row, far, y, q, term, down, count):  # type: ignore[no-untyped-def]
+    """Add the products of `count` tiles of terms to a block of 32 × 32 sums, tiles 0 to 3.
+
+    Rows of x are `row` apart, and its tiles `far`; rows of y, one for each pair of terms, are `term` apart,
+    and its tiles `down`.
+    """
+    below = place + _PAIRS * row
+    for _ in range(count):
+        read_tile(4, x, place, row)
+        read_tile(6, y, q, term)
+        read_tile(7, y, q + _PAIRS, term)
+        read_tile(5, x, below, row)
+        add_product(0, 4, 6)
+        add_product(1, 4, 7)
+        add_product(2, 5, 6)
+        add_product(3, 5, 7)
+        place += far
+        below += far
+        q += down
+
+
+@kernel(**HELPER)
+def _clear_block():  # type: ignore[no-untyped-def]
+    clear(0)
+    clear(1)
+    clear(2)
+    clear(3)
+
+
+@kernel(**HELPER)
+def _write_block(sums, place):  # type: ignore[no-untyped-def]
+    """Write tiles 0 to 3 as 32 rows of 32 numbers."""
+    write_tile(0, sums, place, _SIDE)
+    write_tile(1, sums, place + _PAIRS, _SIDE)
+    write_tile(2, sums, place + _PAIRS * _SIDE, _SIDE)
+    write_tile(3, sums, place + _PAIRS * _SIDE + _PAIRS, _SIDE)
+
+
+@kernel(**HELPER)
+def _round_block(sums, place, spare, out, c, whole, width):  # type: ignore[no-untyped-def]
+    """Write the first `width` columns of a block, rounded, to rows of `out` that are `whole` apart."""
+    for r in range(_SIDE):
+        at, to = place + r * _SIDE, c + r * whole
+        if width == _SIDE:
+            put_low(sums, at, out, to)
+        else:
+            put_low(sums, at, spare, 0)
+            for k in range(width):
+                poke(out, to + k, peek(spare, k))
+
+
+@kernel(**COMPILED)
+def product_by_tiles(x, panels, out):  # type: ignore[no-untyped-def]
+    """Do what `product` does with pairs of bfloat16 numbers, of at least 32 rows.
+
+    A block is rounded while the next one is computed.  The last rows are computed again where they are fewer.
+    """
+    rows, row, whole = x.shape[0], x.shape[1], out.shape[1]
+    parts, terms = panels.shape[0], panels.shape[2]
+    inner, columns = row // parts, whole // parts
+    count, rest = inner // _PAIRS, inner % _PAIRS
+    size = _SIDE * _SIDE
+    sums, spare = np.empty(2 * size, dtype=np.float32), np.empty(_SIDE, dtype=np.uint16)
+    # Pairs behind the last whole tile, and zeros.
+    few = np.zeros(_SIDE * _PAIRS, dtype=np.uint32)
+    at, before, wide = 0, -1, 0
+    amx.begin()
+    for first in range(0, rows, _SIDE):
+        i = min(first, rows - _SIDE)
+        for g in range(parts):
+            place = i * row + g * inner
+            for r in range(_SIDE):
+                for k in range(rest):
+                    poke(few, r * _PAIRS + k, peek(x, place + r * row + count * _PAIRS + k))
+            for p in range(panels.shape[1]):
+                y, j = (g * panels.shape[1] + p) * terms * COLUMNS, g * columns + p * COLUMNS
+                _clear_block()
+                _add_tiles(x, place, row, _PAIRS, panels, y, COLUMNS, _PAIRS * COLUMNS, count)
+                if rest > 0:
+                    y += count * _PAIRS * COLUMNS
+                    _add_tiles(few, 0, _PAIRS, 0, panels, y, COLUMNS, 0, 1)
+                if before >= 0:
+                    _round_block(sums, size - at, spare, out, before, whole, wide)
+                _write_block(sums, at)
+                before, wide, at = i * whole + j, min(COLUMNS, columns - p * COLUMNS), size - at
+    _round_block(sums, size - at, spare, out, before, whole, wide)
+    amx.end()
+
+
+@kernel(**COMPILED)
+def outer_by_tiles(d, x, total):  # type: ignore[no-untyped-def]
+    """Do what `outer_pairs` does."""
+    outputs, inputs = total.shape
+    columns = x.shape[1]
+    parts = columns // inputs
+    each = outputs // parts
+    blocks, most = (each + _SIDE - 1) // _SIDE, _BETWEEN_TILES // (2 * _PAIRS)
+    # Whole tiles are read where columns end within one.
+    of_d = np.empty(_BETWEEN_TILES // 2 * outputs + _SIDE, dtype=np.uint32)
+    of_x = np.empty(_BETWEEN_TILES // 2 * columns + _SIDE, dtype=np.uint32)
+    tile = _PAIRS * _PAIRS
+    turned_d = np.empty(parts * blocks * most * 2 * tile, dtype=np.uint32)
+    sums = np.empty(_SIDE * _SIDE, dtype=np.float32)
+    amx.begin()
+    for n in range(0, len(d), _BETWEEN_TILES):
+        count = min(_BETWEEN_TILES, len(d) - n)
+        pairs = (count + 1) // 2
+        steps = (pairs + _PAIRS - 1) // _PAIRS
+        paired(d, n, count, of_d)
+        paired(x, n, count, of_x)
+        of_d[pairs * outputs : steps * _PAIRS * outputs] = 0
+        of_x[pairs * columns : steps * _PAIRS * columns] = 0
+        for g in range(parts):
+            for b in range(blocks):
+                place = g * each + b * _SIDE
+                to = (g * blocks + b) * most * 2 * tile
+                for k in range(steps):
+                    for half in range(0, _SIDE, _PAIRS):
+                        turn(of_d, place + k * _PAIRS * outputs + half, outputs, turned_d, to, _PAIRS)
+                        to += tile
+        for g in range(parts):
+            for b in range(blocks):
+                place, o = (g * blocks + b) * most * 2 * tile, g * each + b * _SIDE
+                for i in range(0, inputs, _SIDE):
+                    _clear_block()
+                    _add_tiles(
+                        turned_d, place, _PAIRS, 2 * tile,
+                        of_x, g * inputs + i, columns, _PAIRS * columns, steps,
+                    )  # fmt: skip
+                    _write_block(sums, 0)
+                    for r in range(min(_SIDE, each - b * _SIDE)):
+                        for k in range(0, min(_SIDE, inputs - i), _LANES):
+                            c = (o + r) * inputs + i + k
+                            found = plus(_ONE_TIME, fetch(sums, r * _SIDE + k), fetch(total, c))
+                            put(total, c, found)
+    amx.end()
