@@ -9,7 +9,20 @@ import numpy as np
 
 from raysweep.compiled import kernel, scalars, tiles
 from raysweep.compiled.philox import TILE, fill
-from raysweep.compiled.simd import BYTES, LANES, fetch, load, peek, plus, poke, put, store, times, turn
+from raysweep.compiled.simd import (
+    BYTES,
+    LANES,
+    fetch,
+    load,
+    peek,
+    plus,
+    poke,
+    put,
+    store,
+    stream,
+    times,
+    turn,
+)
 from raysweep.languages.guide import pick
 
 #: Most states of a small block.  Its products add four terms at a time; larger ones keep sums in registers.
@@ -18,6 +31,8 @@ NARROW = 32
 WORDS = 32
 #: Words whose logarithms are handed to the result together: each sentence gets some lines of the cache.
 _HANDED = 8 * WORDS
+#: Words beside each other from which on a sentence gets them in lines of the cache that are written whole.
+_LONG = 64
 
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 _TINY, _LOWEST = np.float32(np.finfo(np.float32).tiny), np.float32(np.finfo(np.float32).min)
@@ -148,7 +163,11 @@ def _hand(logs, words, rows, t, out):  # type: ignore[no-untyped-def]
     single block, take whole vectors.
     """
     T, V, c = out.shape[1], out.shape[2], len(words)
-    whole = c - c % 16 if words[c - 1] - words[0] == c - 1 else 0
+    beside = words[c - 1] - words[0] == c - 1
+    if tiles.WHOLE and beside and c >= _LONG:
+        _hand_lines(logs, words[0], rows, t, out)
+        return
+    whole = c - c % 16 if beside else 0
     block = np.empty((16, 16), dtype=np.float32)
     for lane in range(0, LANES, 16):
         some = rows[lane : lane + 16]
@@ -164,6 +183,39 @@ def _hand(logs, words, rows, t, out):  # type: ignore[no-untyped-def]
                 at = (some[k] * T + t) * V
                 for j in range(whole, c):
                     poke(out, at + words[j], peek(logs, j * LANES + lane + k))
+
+
+@kernel(error_model="numpy")
+def _hand_lines(logs, word, rows, t, out):  # type: ignore[no-untyped-def]
+    """Do what `_hand` does with the words from `word` on, past the cache.
+
+    A line that is written whole at once need not be read first, so a sentence gets its numbers one behind the
+    other.  The first and the last few may share a line with others.
+    """
+    T, V, c = out.shape[1], out.shape[2], len(logs)
+    whole, gap = c - c % 16, c + 16
+    block = np.empty(16 * gap, dtype=np.float32)
+    for lane in range(0, LANES, 16):
+        some = rows[lane : lane + 16]
+        if some.max() < 0:
+            continue
+        for j in range(0, whole, 16):
+            turn(logs, j * LANES + lane, LANES, block, j, gap)
+        for j in range(whole, c):
+            for k in range(16):
+                poke(block, k * gap + j, peek(logs, j * LANES + lane + k))
+        for k in range(16):
+            if some[k] < 0:
+                continue
+            at, place = (some[k] * T + t) * V + word, k * gap
+            first = -(np.int64(out.ctypes.data) // 4 + at) % 16
+            end = first + (c - first) // 16 * 16
+            for j in range(first):
+                poke(out, at + j, peek(block, place + j))
+            for j in range(first, end, 16):
+                stream(out, at + j, fetch(block, place + j))
+            for j in range(end, c):
+                poke(out, at + j, peek(block, place + j))
 
 
 @kernel(error_model="numpy", fastmath={"contract"})
