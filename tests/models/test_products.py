@@ -155,6 +155,16 @@ def test_sums_over_rows_of_bfloat16_are_not_rounded(blocks, compiled, rows, inpu
     assert (total - truth).abs().max() < (1e-5 if ours else 2e-2) * rows**0.5
 
 
+@needs_tiles
+def test_sums_of_many_outputs_by_tiles_take_few_rows_at_once():
+    """More than the pairs of 512 rows may be."""
+    generator = torch.Generator().manual_seed(0)
+    d, x = (torch.randn(200, width, generator=generator).bfloat16() for width in (16_381, 32))
+    total = torch.zeros(16_381, 32)
+    add_outer(total, d, x)
+    assert (total - d.double().T @ x.double()).abs().max() < 1e-5 * 200**0.5
+
+
 @pytest.mark.parametrize("wide", [True, False])
 @pytest.mark.parametrize("outputs", [8, 24, 30])
 @pytest.mark.parametrize("inputs", [16, 32, 48, 64, 80, 112, 20])

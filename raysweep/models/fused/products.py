@@ -47,8 +47,11 @@ _BLOCK = 2**15
 #: Outputs whose gradients are summed at once where registers are wide.
 _OUTPUTS = 8
 
-#: Rows after which sums of gradients are written to memory; of tiles, where these are many.
+#: Rows after which sums of gradients are written to memory, and the most for sums by tiles.
 _BETWEEN, _BETWEEN_TILES = 128, 512
+
+#: Pairs of both factors that sums by tiles take from so many rows, at most; they are copied twice.
+_MOST_PAIRS = 2**20
 
 #: Numbers in a row of a tile, and of sums in a row of a block of tiles.
 _PAIRS, _SIDE = 16, 32
@@ -477,21 +480,24 @@ def product_by_tiles(x, panels, out):  # type: ignore[no-untyped-def]
 
 @kernel(**COMPILED)
 def outer_by_tiles(d, x, total):  # type: ignore[no-untyped-def]
-    """Do what `outer_pairs` does."""
+    """Do what `outer_pairs` does, for any O."""
     outputs, inputs = total.shape
     columns = x.shape[1]
     parts = columns // inputs
     each = outputs // parts
-    blocks, most = (each + _SIDE - 1) // _SIDE, _BETWEEN_TILES // (2 * _PAIRS)
+    blocks = (each + _SIDE - 1) // _SIDE
+    # Tiles of pairs that are taken at once.
+    most = max(1, min(_BETWEEN_TILES // 2, _MOST_PAIRS // (outputs + columns)) // _PAIRS)
+    between = most * 2 * _PAIRS
     # Whole tiles are read where columns end within one.
-    of_d = np.empty(_BETWEEN_TILES // 2 * outputs + _SIDE, dtype=np.uint32)
-    of_x = np.empty(_BETWEEN_TILES // 2 * columns + _SIDE, dtype=np.uint32)
+    of_d = np.empty(between // 2 * outputs + _SIDE, dtype=np.uint32)
+    of_x = np.empty(between // 2 * columns + _SIDE, dtype=np.uint32)
     tile = _PAIRS * _PAIRS
     turned_d = np.empty(parts * blocks * most * 2 * tile, dtype=np.uint32)
     sums = np.empty(_SIDE * _SIDE, dtype=np.float32)
     amx.begin()
-    for n in range(0, len(d), _BETWEEN_TILES):
-        count = min(_BETWEEN_TILES, len(d) - n)
+    for n in range(0, len(d), between):
+        count = min(between, len(d) - n)
         pairs = (count + 1) // 2
         steps = (pairs + _PAIRS - 1) // _PAIRS
         paired(d, n, count, of_d)
