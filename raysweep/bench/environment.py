@@ -15,6 +15,7 @@ import torch
 
 from raysweep.bench.harness import Device
 from raysweep.bench.record import Environment, Peak
+from raysweep.compiled import amx
 from raysweep.sweep.provenance import provenance
 from raysweep.training.throughput import best_seconds, product_flops
 
@@ -111,9 +112,9 @@ def measure_peak(quick: bool = False, device: Device = "cpu") -> Peak:
 
 
 def _capability() -> str:
-    """Return the instruction sets that count: torch's own word, and AMX, which some hosts hide."""
+    """Return the instruction sets that count: torch's own word, and AMX, which some hosts hide or forbid."""
     vectors = torch.backends.cpu.get_cpu_capability()
-    return f"{vectors} AMX" if torch.cpu._is_amx_tile_supported() else vectors
+    return f"{vectors} AMX" if amx.usable() else vectors
 
 
 def _version(package: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Parts that compiled kernels share: the decorator, vectors, blocks of sums, scalars and Philox's rounds.
+"""Parts that kernels share: the decorator, vectors, blocks of sums, tiles, scalars and Philox's rounds.
 
 The decorator imports numba, which takes a third of a second, so it is imported where it is first used.
 """

@@ -1,15 +1,17 @@
 """Tiles of a processor with AMX, which multiplies whole matrices of bfloat16 numbers, for compiled code.
 
-A tile holds 16 rows of 64 bytes.  A processor has eight, with numbers from 0, which are literal here.
+A tile holds 16 rows of 64 bytes.  A processor has eight, and their numbers, 0 to 7, must be literal.
 
-    begin(), end()                      before the first and behind the last use of tiles in a kernel
+    begin(), end()                      before the first and behind the last use of tiles in a kernel; between
+                                        them nothing may raise or call a library
     clear(tile)                         sets a tile to zero
     read_tile(tile, array, place, row)  fills a tile from the element `place` on, counted over all axes of an
                                         array in C order; its rows are `row` elements apart
     write_tile(tile, array, place, row) writes a tile
     add_product(out, x, y)              out[r, c] += Σ over k < 16 of x[r, k] y[k, c], where numbers of x and
                                         y are pairs of bfloat16 numbers, multiplied pair by pair, and those of
-                                        `out` are float32; all three are tiles
+                                        `out` are float32; all three are tiles, and numbers too small for
+                                        float32's exponent count as 0
     put_low(array, place, out, to)      writes 32 float32 numbers from `place` on to `out`, uint16: rounded to
                                         bfloat16, to nearest with ties to even
 
@@ -18,6 +20,7 @@ A process must ask the system for the tiles before it uses any (`usable`).
 
 from __future__ import annotations
 
+import logging
 from functools import cache
 
 import torch
@@ -25,8 +28,10 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from raysweep.compiled.simd import element_at, intrinsic, of_literals, shape_of
-from raysweep.compiled.tiles import HALVES, call, has
+from raysweep.compiled.simd import HALVES, element_at, intrinsic, of_literals, shape_of
+from raysweep.compiled.tiles import call, has
+
+log = logging.getLogger("raysweep.compiled")
 
 _VOID, _BYTE, _INT = ir.VoidType(), ir.IntType(8), ir.IntType(64)
 _POINTER = _BYTE.as_pointer()
@@ -38,8 +43,16 @@ _LAYOUT = bytes([1, *[0] * 15, *[64, 0] * 8, *[0] * 16, *[16] * 8, *[0] * 8])
 
 @cache
 def usable() -> bool:
-    """Return whether kernels may use tiles: the processor has them, and the system grants them here."""
-    return has("amx-bf16") and has("avx512bf16") and bool(torch.cpu._init_amx())
+    """Ask the system for the tiles, and return whether kernels may use them in this process and its forks."""
+    if not (has("amx-bf16") and has("avx512bf16")):
+        return False
+    granted = bool(torch.cpu._init_amx())
+    if not granted:
+        log.warning(
+            "the system does not let this process use the processor's tiles (AMX); training in bfloat16 "
+            "takes longer, and last digits differ from those of processes that use them"
+        )
+    return granted
 
 
 def _do(builder, name, *arguments):  # type: ignore[no-untyped-def]
@@ -116,6 +129,9 @@ def add_product(context, out, x, y):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def put_low(context, array, place, out, to):  # type: ignore[no-untyped-def]
+    if array.dtype != types.float32 or out.dtype != types.uint16:
+        return None
+
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         array, place, out, to = arguments
         shape, halves = shape_of(types.float32), []

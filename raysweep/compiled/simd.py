@@ -58,7 +58,7 @@ def aligned(size: int, dtype: np.dtype) -> np.ndarray:
 
 
 _ELEMENTS = {types.float32: ir.FloatType(), types.float64: ir.DoubleType(), types.uint32: ir.IntType(32)}
-_WORDS, _HALVES = (ir.VectorType(ir.IntType(bits), BYTES // 4) for bits in (32, 16))
+_WORDS, HALVES = (ir.VectorType(ir.IntType(bits), BYTES // 4) for bits in (32, 16))
 
 
 class Vector(types.Type):
@@ -163,7 +163,7 @@ def fetch(context, array, place):  # type: ignore[no-untyped-def]
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         element = element_at(context, builder, signature.args[0], *arguments)
         shape = shape_of(kind.dtype)
-        out = builder.load(builder.bitcast(element, (_HALVES if low else shape).as_pointer()))
+        out = builder.load(builder.bitcast(element, (HALVES if low else shape).as_pointer()))
         out.align = array.dtype.bitwidth // 8
         if not low:
             return out
@@ -183,7 +183,7 @@ def put(context, array, place, vector):  # type: ignore[no-untyped-def]
             bits = builder.bitcast(found, _WORDS)
             odd = builder.and_(builder.lshr(bits, _constant(16)), _constant(1))
             bits = builder.add(bits, builder.add(odd, _constant(0x7FFF)))
-            found = builder.trunc(builder.lshr(bits, _constant(16)), _HALVES)
+            found = builder.trunc(builder.lshr(bits, _constant(16)), HALVES)
         target = builder.bitcast(element, found.type.as_pointer())
         builder.store(found, target, align=array.dtype.bitwidth // 8)
         return context.get_dummy_value()

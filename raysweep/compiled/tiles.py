@@ -36,7 +36,7 @@ from numba.core import cgutils
 from numba.core.codegen import get_host_cpu_features
 
 from raysweep.compiled.cache import config
-from raysweep.compiled.simd import BYTES, element_at, everywhere, intrinsic, shape_of
+from raysweep.compiled.simd import BYTES, HALVES, element_at, everywhere, intrinsic, shape_of
 
 T = TypeVar("T")
 
@@ -139,7 +139,6 @@ def _even(items: Sequence[T], most: int) -> list[Sequence[T]]:
 
 
 _FLOATS = shape_of(types.float32)
-HALVES = ir.VectorType(ir.IntType(16), _FLOATS.count)
 
 
 def call(builder, name, result, *arguments):  # type: ignore[no-untyped-def]

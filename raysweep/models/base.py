@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from raysweep import seeding
 from raysweep.languages.base import Language
 from raysweep.models.batch import Batch
-from raysweep.models.precision import multiplies_bfloat16, multiplies_pairs
+from raysweep.models.precision import multiplies_bfloat16, multiplies_in_vectors
 from raysweep.registry import KindConfig
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class MaskedLM(nn.Module, ABC):
     sharded: bool = False
 
     #: The widths from which bfloat16 products make training on a CPU faster: where they are made in vectors
-    #: (`raysweep.models.precision.multiplies_pairs`), and elsewhere; None if they never do.
+    #: (`raysweep.models.precision.multiplies_in_vectors`), and elsewhere; None if they never do.
     wide: ClassVar[tuple[int, int] | None] = None
     #: The module with compiled training for a CPU: `step(model, words, seed=..., dtype=...)`, a
     #: `raysweep.models.fused.step.Step`, and `hidden_at` of the same arguments.  Their dropout is keyed by
@@ -177,7 +177,7 @@ class MaskedLM(nn.Module, ABC):
     def precision(self, device: torch.device) -> torch.dtype:
         """Return the working precision in which the model trains fastest on `device`."""
         if device.type == "cpu":
-            pays = self.wide is not None and self.width >= self.wide[0 if multiplies_pairs() else 1]
+            pays = self.wide is not None and self.width >= self.wide[0 if multiplies_in_vectors() else 1]
         else:
             pays = device.type == "cuda"
         return torch.bfloat16 if pays and multiplies_bfloat16(device) else torch.float32

@@ -118,7 +118,7 @@ def test_the_environment_names_no_machine() -> None:
 def test_a_processor_with_tiles_has_a_name_of_its_own(
     tiles: bool, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torch.cpu._is_amx_tile_supported", lambda: tiles)
+    monkeypatch.setattr("raysweep.compiled.amx.usable", lambda: tiles)
     monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "AVX512")
     assert environments.environment(1).processor.endswith(f"-{name}")
 

@@ -9,7 +9,7 @@ import torch
 from raysweep.compiled import amx, kernel
 from raysweep.compiled.amx import add_product, clear, put_low, read_tile, write_tile
 
-pytestmark = pytest.mark.skipif(
+needs_tiles = pytest.mark.skipif(
     not amx.usable(), reason="this processor has no tiles, or the system none for us"
 )
 
@@ -27,6 +27,7 @@ def _summed(x, y, out, count):  # type: ignore[no-untyped-def]
     amx.end()
 
 
+@needs_tiles
 @pytest.mark.parametrize("count", [1, 5])
 def test_a_tile_is_a_sum_of_products_of_pairs(count: int) -> None:
     generator = torch.Generator().manual_seed(count)
@@ -53,6 +54,7 @@ def _cleared(out):  # type: ignore[no-untyped-def]
     amx.end()
 
 
+@needs_tiles
 def test_a_tile_is_cleared() -> None:
     out = np.ones((16, 16), dtype=np.float32)
     _cleared(out)
@@ -64,6 +66,7 @@ def _rounded(numbers, out):  # type: ignore[no-untyped-def]
     put_low(numbers, 1, out, 2)
 
 
+@needs_tiles
 def test_numbers_are_rounded_to_nearest_with_ties_to_even() -> None:
     numbers = torch.randn(33, generator=torch.Generator().manual_seed(0))
     # Halfway between two numbers of bfloat16, and what is not finite.
@@ -72,3 +75,16 @@ def test_numbers_are_rounded_to_nearest_with_ties_to_even() -> None:
     _rounded(numbers.numpy(), out.view(torch.uint16).numpy())
     torch.testing.assert_close(out[2:34], numbers[1:].bfloat16(), rtol=0, atol=0, equal_nan=True)
     assert (out[[0, 1, 34, 35]] == 7).all()
+
+
+def test_a_process_that_gets_no_tiles_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(amx, "has", lambda feature: True)
+    monkeypatch.setattr("torch.cpu._init_amx", lambda: False)
+    assert not amx.usable.__wrapped__()
+    assert "the system does not let this process use the processor's tiles (AMX)" in caplog.text
+    caplog.clear()
+    monkeypatch.setattr(amx, "has", lambda feature: False)
+    assert not amx.usable.__wrapped__()
+    assert caplog.text == ""

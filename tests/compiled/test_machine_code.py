@@ -137,7 +137,7 @@ def summed(node: ast.AST) -> bool:
 
 def summing_stores(source: str) -> Iterator[str]:
     """Yield the kernels, each with a line of it, whose innermost loop both adds up a number and writes."""
-    stores = {"poke", "save", "put", "store"}
+    stores = {"poke", "save", "put", "put_low", "store", "stream", "write_tile"}
     for function in ast.walk(ast.parse(source)):
         if not isinstance(function, ast.FunctionDef):
             continue

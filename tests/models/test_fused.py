@@ -356,7 +356,7 @@ def test_words_and_positions_that_the_model_lacks_are_refused() -> None:
 @pytest.mark.parametrize("pairs", [True, False])
 def test_bfloat16_is_chosen_where_it_pays(pairs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     device = torch.device("cpu")
-    monkeypatch.setattr("raysweep.models.base.multiplies_pairs", lambda: pairs)
+    monkeypatch.setattr("raysweep.models.base.multiplies_in_vectors", lambda: pairs)
     half = torch.bfloat16 if multiplies_bfloat16(device) else torch.float32
     assert make(shape="64/2/1/128").precision(device) == half
     assert make(shape="32/2/1/128").precision(device) == (half if pairs else torch.float32)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from raysweep.compiled.tiles import PAIRS
-from raysweep.models.fused import kernels, products
+from raysweep.models.fused import by_tiles, kernels, products
 from raysweep.models.fused.products import array, tensor
 
 needs_pairs = pytest.mark.skipif(
@@ -155,9 +155,17 @@ def test_sums_over_rows_of_bfloat16_are_not_rounded(blocks, compiled, rows, inpu
     assert (total - truth).abs().max() < (1e-5 if ours else 2e-2) * rows**0.5
 
 
+@pytest.mark.parametrize(
+    ("rows", "columns", "at_once"), [(4600, 640, 16), (200, 640, 7), (1, 640, 1), (4600, 4096, 16),
+    (4600, 16_413, 3), (4600, 2**17, 1)]
+)  # fmt: skip
+def test_factors_of_sums_by_tiles_take_little_memory(rows, columns, at_once):
+    assert by_tiles._tiles_at_once.py_func(rows, columns) == at_once
+    assert at_once == 1 or at_once * 16 * columns <= 2**20
+
+
 @needs_tiles
-def test_sums_of_many_outputs_by_tiles_take_few_rows_at_once():
-    """More than the pairs of 512 rows may be."""
+def test_sums_of_many_outputs_by_tiles_are_right():
     generator = torch.Generator().manual_seed(0)
     d, x = (torch.randn(200, width, generator=generator).bfloat16() for width in (16_381, 32))
     total = torch.zeros(16_381, 32)
@@ -233,10 +241,12 @@ def test_parts_side_by_side_have_matrices_of_their_own(
 
 
 @pytest.mark.parametrize("parts", [1, 2])
-def test_no_rows_are_multiplied_and_added(parts):
-    assert Product(torch.ones(parts, 16, 8))(torch.empty(0, parts * 16)).shape == (0, parts * 8)
-    total = torch.ones(parts * 16, 8)
-    add_outer(total, torch.empty(0, parts * 16), torch.empty(0, parts * 8), parts)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_no_rows_are_multiplied_and_added(parts, dtype):
+    matrix, empty = torch.ones(parts, 16, 16, dtype=dtype), torch.empty(0, parts * 16, dtype=dtype)
+    assert Product(matrix)(empty).shape == (0, parts * 16)
+    total = torch.ones(parts * 16, 16)
+    add_outer(total, empty, empty, parts)
     assert (total == 1).all()
 
 

@@ -31,7 +31,7 @@ NARROW = 32
 WORDS = 32
 #: Words whose logarithms are handed to the result together: each sentence gets some lines of the cache.
 _HANDED = 8 * WORDS
-#: Words beside each other from which on a sentence gets them in lines of the cache that are written whole.
+#: Fewest words beside each other that are written in whole lines of the cache.
 _LONG = 64
 
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
@@ -160,7 +160,7 @@ def _hand(logs, words, rows, t, out):  # type: ignore[no-untyped-def]
     """Write `logs` [c, LANES] of some words at position t of the sentences `rows` [LANES] of `out` [B, T, V].
 
     `words` [c] ascend; a lane whose row is -1 is left out.  Words beside each other, which are all those of a
-    single block, take whole vectors.
+    single block, take whole vectors, and many of them whole lines of the cache.
     """
     T, V, c = out.shape[1], out.shape[2], len(words)
     beside = words[c - 1] - words[0] == c - 1
@@ -187,10 +187,11 @@ def _hand(logs, words, rows, t, out):  # type: ignore[no-untyped-def]
 
 @kernel(error_model="numpy")
 def _hand_lines(logs, word, rows, t, out):  # type: ignore[no-untyped-def]
-    """Do what `_hand` does with the words from `word` on, past the cache.
+    """Do what `_hand` does with 16 words or more, from `word` on, past the cache.
 
     A line that is written whole at once need not be read first, so a sentence gets its numbers one behind the
-    other.  The first and the last few may share a line with others.
+    other.  The first and the last few may share a line with others.  Another thread sees the lines once it
+    has taken a lock, as Python's threads do.
     """
     T, V, c = out.shape[1], out.shape[2], len(logs)
     whole, gap = c - c % 16, c + 16

@@ -7,9 +7,8 @@ first.  It pairs bfloat16 numbers in one pass.  Torch computes where that is slo
 `add_outer`), in other dtypes, and on processors without the instructions (`FAST`, `PAIRS`).
 
 Compiled code takes bfloat16 numbers in pairs, as uint32: the terms 2 k and 2 k + 1 of a sum.  A row of a
-matrix holds such pairs side by side; of rows, neighbours are paired first (`paired`).  Blocks of sums are
-tiles where the processor has them (`TILES`): the same factors then take a fraction of the time, and sums are
-of the same terms in another order.
+matrix holds such pairs side by side; of rows, neighbours are paired first (`paired`).  Where a processor has
+tiles, blocks of their sums are made of these (`TILES`, .by_tiles).
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ import torch
 from torch import Tensor
 
 from raysweep.compiled import amx, kernel
-from raysweep.compiled.amx import add_product, clear, put_low, read_tile, write_tile
-from raysweep.compiled.scalars import COMPILED, HELPER
-from raysweep.compiled.simd import fetch, peek, plus, poke, put, turn
+from raysweep.compiled.scalars import COMPILED
+from raysweep.compiled.simd import fetch, peek, poke, put, turn
 from raysweep.compiled.tiles import FAST, PAIRS, WHOLE, tile
+from raysweep.models.fused.by_tiles import DEPTH, SIDE, outer_by_tiles, paired, product_by_tiles
 
 #: Whether products of bfloat16 matrices are those of tiles, and not of vectors.
 TILES = amx.usable()
@@ -36,7 +35,7 @@ LARGEST, LARGEST_SUM = 2**20, 2**19
 MANY = {torch.float32: 128, torch.bfloat16: 32}
 
 #: Numbers in a vector; columns of a panel, and rows that are computed at once.
-_LANES, COLUMNS, _ROWS = 16, 32, 12
+_LANES, COLUMNS, _ROWS = 16, SIDE, 12
 
 #: Bytes of memory that small matrices share.
 _SLAB = 2**22
@@ -47,16 +46,8 @@ _BLOCK = 2**15
 #: Outputs whose gradients are summed at once where registers are wide.
 _OUTPUTS = 8
 
-#: Rows after which sums of gradients are written to memory, and the most for sums by tiles.
-_BETWEEN, _BETWEEN_TILES = 128, 512
-
-#: Pairs of both factors that sums by tiles take from so many rows, at most; they are copied twice.
-_MOST_PAIRS = 2**20
-
-#: Numbers in a row of a tile, and of sums in a row of a block of tiles.
-_PAIRS, _SIDE = 16, 32
-
-_ONE_TIME = np.float32(1.0)
+#: Rows after which sums of gradients are written to memory.
+_BETWEEN = 128
 
 _block, _narrow, _row = tile(_ROWS, 2, scalar=True), tile(_ROWS, 1, scalar=True), tile(1, 2, scalar=True)
 _two, _three = (tile(_OUTPUTS, vectors, scalar=True, add=True) for vectors in (2, 3))
@@ -126,7 +117,7 @@ class Product:
         self.parts, self.inner, columns = self.matrix.shape
         self.columns = self.parts * columns
         self._tiles = TILES and matrix.dtype == torch.bfloat16
-        few = _SIDE if self._tiles else 1
+        few = SIDE if self._tiles else 1
         self._many = max(few, MANY[matrix.dtype]) if serves(self.matrix) else None
         self._turned = self.matrix.mT.is_contiguous()
         self._given = array(self.matrix.mT if self._turned else self.matrix)
@@ -160,12 +151,12 @@ class Product:
     def _layout(self) -> np.ndarray:
         """Return the columns of each matrix, or its pairs [I / 2, O], in panels [G, P, I, 32].
 
-        Zeros are behind the last, and behind the last terms of a tile.
+        Zeros are behind the last column, and behind the last pair up to a whole tile of pairs.
         """
         low = self.matrix.dtype == torch.bfloat16
         terms = self.inner // 2 if low else self.inner
         if self._tiles:
-            terms = -(-terms // _PAIRS) * _PAIRS
+            terms = -(-terms // DEPTH) * DEPTH
         if self._panels is None:
             size = self.parts, -(-self.matrix.shape[2] // COLUMNS), terms, COLUMNS
             self._panels = torch.zeros(size, dtype=torch.uint32 if low else torch.float32).numpy()
@@ -187,8 +178,8 @@ def add_outer(total: np.ndarray, d: np.ndarray, x: np.ndarray, parts: int = 1) -
 
     With G `parts`, x is [N, G I], and part g of the rows of `total` is for part g of the columns of d and x.
 
-    It is torch's unless I is a multiple of 16, and without tiles O / G one of 8, and where `total` has more
-    than `LARGEST_SUM` numbers.
+    It is compiled where I is a multiple of 16, O / G one of 8, which sums of bfloat16 by tiles do not need,
+    and where `total` has at most `LARGEST_SUM` numbers.  Elsewhere it is torch's.
     """
     outputs, inputs = total.shape
     if len(d) != len(x) or d.shape[1] != outputs or x.shape[1] != parts * inputs or outputs % parts != 0:
@@ -223,24 +214,6 @@ def _apart(found: np.ndarray, parts: int) -> Tensor:
 def _terms(found: np.ndarray) -> np.ndarray:
     """Return the terms of a contiguous matrix's rows: its numbers, or pairs of them [N, I / 2]."""
     return found.view(np.uint32) if found.dtype == np.uint16 else found
-
-
-@kernel(error_model="numpy")
-def paired(numbers, first, count, out):  # type: ignore[no-untyped-def]
-    """Write the pairs of `count` rows of a matrix uint16 [N, I], from row `first` on, to `out` [., I].
-
-    The partner of a last row without one is 0.
-    """
-    columns = numbers.shape[1]
-    for n in range(count // 2):
-        upper, lower = (first + 2 * n + 1) * columns, (first + 2 * n) * columns
-        for j in range(columns):
-            high = np.uint32(peek(numbers, upper + j)) << np.uint32(16)
-            poke(out, n * columns + j, high | np.uint32(peek(numbers, lower + j)))
-    if count % 2 == 1:
-        for j in range(columns):
-            last = np.uint32(peek(numbers, (first + count - 1) * columns + j))
-            poke(out, count // 2 * columns + j, last)
 
 
 @kernel(error_model="numpy")
@@ -386,145 +359,3 @@ def product(x, panels, out):  # type: ignore[no-untyped-def]
                     _row(spare, 0, COLUMNS, 16, x, a, 1, row, panels, y, COLUMNS, 16, inner)
                     for c in range(width):
                         poke(out, i * whole + j + c, peek(spare, c))
-
-
-@kernel(**HELPER)
-def _add_tiles(x, place, row, far, y, q, term, down, count):  # type: ignore[no-untyped-def]
-    """Add the products of `count` tiles of terms to a block of 32 × 32 sums, tiles 0 to 3.
-
-    Rows of x are `row` apart, and its tiles `far`; rows of y, one for each pair of terms, are `term` apart,
-    and its tiles `down`.
-    """
-    below = place + _PAIRS * row
-    for _ in range(count):
-        read_tile(4, x, place, row)
-        read_tile(6, y, q, term)
-        read_tile(7, y, q + _PAIRS, term)
-        read_tile(5, x, below, row)
-        add_product(0, 4, 6)
-        add_product(1, 4, 7)
-        add_product(2, 5, 6)
-        add_product(3, 5, 7)
-        place += far
-        below += far
-        q += down
-
-
-@kernel(**HELPER)
-def _clear_block():  # type: ignore[no-untyped-def]
-    clear(0)
-    clear(1)
-    clear(2)
-    clear(3)
-
-
-@kernel(**HELPER)
-def _write_block(sums, place):  # type: ignore[no-untyped-def]
-    """Write tiles 0 to 3 as 32 rows of 32 numbers."""
-    write_tile(0, sums, place, _SIDE)
-    write_tile(1, sums, place + _PAIRS, _SIDE)
-    write_tile(2, sums, place + _PAIRS * _SIDE, _SIDE)
-    write_tile(3, sums, place + _PAIRS * _SIDE + _PAIRS, _SIDE)
-
-
-@kernel(**HELPER)
-def _round_block(sums, place, spare, out, c, whole, width):  # type: ignore[no-untyped-def]
-    """Write the first `width` columns of a block, rounded, to rows of `out` that are `whole` apart."""
-    for r in range(_SIDE):
-        at, to = place + r * _SIDE, c + r * whole
-        if width == _SIDE:
-            put_low(sums, at, out, to)
-        else:
-            put_low(sums, at, spare, 0)
-            for k in range(width):
-                poke(out, to + k, peek(spare, k))
-
-
-@kernel(**COMPILED)
-def product_by_tiles(x, panels, out):  # type: ignore[no-untyped-def]
-    """Do what `product` does with pairs of bfloat16 numbers, of at least 32 rows.
-
-    A block is rounded while the next one is computed.  The last rows are computed again where they are fewer.
-    """
-    rows, row, whole = x.shape[0], x.shape[1], out.shape[1]
-    parts, terms = panels.shape[0], panels.shape[2]
-    inner, columns = row // parts, whole // parts
-    count, rest = inner // _PAIRS, inner % _PAIRS
-    size = _SIDE * _SIDE
-    sums, spare = np.empty(2 * size, dtype=np.float32), np.empty(_SIDE, dtype=np.uint16)
-    # Pairs behind the last whole tile, and zeros.
-    few = np.zeros(_SIDE * _PAIRS, dtype=np.uint32)
-    at, before, wide = 0, -1, 0
-    amx.begin()
-    for first in range(0, rows, _SIDE):
-        i = min(first, rows - _SIDE)
-        for g in range(parts):
-            place = i * row + g * inner
-            for r in range(_SIDE):
-                for k in range(rest):
-                    poke(few, r * _PAIRS + k, peek(x, place + r * row + count * _PAIRS + k))
-            for p in range(panels.shape[1]):
-                y, j = (g * panels.shape[1] + p) * terms * COLUMNS, g * columns + p * COLUMNS
-                _clear_block()
-                _add_tiles(x, place, row, _PAIRS, panels, y, COLUMNS, _PAIRS * COLUMNS, count)
-                if rest > 0:
-                    y += count * _PAIRS * COLUMNS
-                    _add_tiles(few, 0, _PAIRS, 0, panels, y, COLUMNS, 0, 1)
-                if before >= 0:
-                    _round_block(sums, size - at, spare, out, before, whole, wide)
-                _write_block(sums, at)
-                before, wide, at = i * whole + j, min(COLUMNS, columns - p * COLUMNS), size - at
-    _round_block(sums, size - at, spare, out, before, whole, wide)
-    amx.end()
-
-
-@kernel(**COMPILED)
-def outer_by_tiles(d, x, total):  # type: ignore[no-untyped-def]
-    """Do what `outer_pairs` does, for any O."""
-    outputs, inputs = total.shape
-    columns = x.shape[1]
-    parts = columns // inputs
-    each = outputs // parts
-    blocks = (each + _SIDE - 1) // _SIDE
-    # Tiles of pairs that are taken at once.
-    most = max(1, min(_BETWEEN_TILES // 2, _MOST_PAIRS // (outputs + columns)) // _PAIRS)
-    between = most * 2 * _PAIRS
-    # Whole tiles are read where columns end within one.
-    of_d = np.empty(between // 2 * outputs + _SIDE, dtype=np.uint32)
-    of_x = np.empty(between // 2 * columns + _SIDE, dtype=np.uint32)
-    tile = _PAIRS * _PAIRS
-    turned_d = np.empty(parts * blocks * most * 2 * tile, dtype=np.uint32)
-    sums = np.empty(_SIDE * _SIDE, dtype=np.float32)
-    amx.begin()
-    for n in range(0, len(d), between):
-        count = min(between, len(d) - n)
-        pairs = (count + 1) // 2
-        steps = (pairs + _PAIRS - 1) // _PAIRS
-        paired(d, n, count, of_d)
-        paired(x, n, count, of_x)
-        of_d[pairs * outputs : steps * _PAIRS * outputs] = 0
-        of_x[pairs * columns : steps * _PAIRS * columns] = 0
-        for g in range(parts):
-            for b in range(blocks):
-                place = g * each + b * _SIDE
-                to = (g * blocks + b) * most * 2 * tile
-                for k in range(steps):
-                    for half in range(0, _SIDE, _PAIRS):
-                        turn(of_d, place + k * _PAIRS * outputs + half, outputs, turned_d, to, _PAIRS)
-                        to += tile
-        for g in range(parts):
-            for b in range(blocks):
-                place, o = (g * blocks + b) * most * 2 * tile, g * each + b * _SIDE
-                for i in range(0, inputs, _SIDE):
-                    _clear_block()
-                    _add_tiles(
-                        turned_d, place, _PAIRS, 2 * tile,
-                        of_x, g * inputs + i, columns, _PAIRS * columns, steps,
-                    )  # fmt: skip
-                    _write_block(sums, 0)
-                    for r in range(min(_SIDE, each - b * _SIDE)):
-                        for k in range(0, min(_SIDE, inputs - i), _LANES):
-                            c = (o + r) * inputs + i + k
-                            found = plus(_ONE_TIME, fetch(sums, r * _SIDE + k), fetch(total, c))
-                            put(total, c, found)
-    amx.end()
