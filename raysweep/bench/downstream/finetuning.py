@@ -203,7 +203,10 @@ def accuracies(work: Work) -> list[Figure]:
         own = replace(work, recipe=recipe, seed=seed)
         tuned = own.fine_tune(own.model(dropout=0.1)).classifier
         other = SequenceClassifier(own.classifier(dropout=0.1), recipe, torch.float32)
-        other.train(own.batches())
+        # Its dropout is drawn from torch's generator.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            other.train(own.batches())
         for found, answers in zip(
             right, (tuned.scores(test).argmax(dim=1), other.answers(test)), strict=True
         ):
