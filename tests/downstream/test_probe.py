@@ -321,8 +321,11 @@ def test_the_penalty_is_chosen_on_sentences_that_the_head_does_not_see(gaussian)
 
 
 def test_the_gap_is_that_of_the_candidates_too(gaussian):
-    """A penalty so small that the rounding of gradients is above the tolerance, and which is not chosen."""
-    labels = {"t": (torch.rand(3072, generator=torch.Generator().manual_seed(3)) < 0.3).long()}
+    """A penalty so small that the rounding of gradients is above the tolerance, and which is not chosen.
+
+    On the 24 sentences that choose, these labels cost 0.8 nats with the other one, and 1.3 with this.
+    """
+    labels = {"t": (torch.rand(3072, generator=torch.Generator().manual_seed(10)) < 0.3).long()}
     chooses = torch.rand(3072, generator=torch.Generator().manual_seed(1)) < 0.2
     result = run(
         gaussian, labels, {"t": 2}, chooses=chooses, train=128, seeds=1, solver=Convex(l2=(1e-15, 10.0))
