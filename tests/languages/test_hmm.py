@@ -238,8 +238,11 @@ def scattered() -> HMM:
         (HMM.random(seed=3, states=70, vocabulary=90, blocks=1), 1),
         # More words than are handed over together, in parts that fill no vector.
         (HMM.random(seed=3, states=70, vocabulary=1204, blocks=2), 2),
+        # The last part is written in whole lines of the cache, or is too short for that.
+        (HMM.random(seed=3, states=40, vocabulary=601, blocks=1), 1),
+        (HMM.random(seed=3, states=40, vocabulary=300, blocks=1), 1),
     ],
-    ids=["scattered", "random", "large", "many words"],
+    ids=["scattered", "random", "large", "many words", "one block", "short end"],
 )
 def test_blocks_are_the_dense_pass(language: HMM, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiles, "FAST", True)

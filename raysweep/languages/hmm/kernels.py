@@ -31,7 +31,7 @@ NARROW = 32
 WORDS = 32
 #: Words whose logarithms are handed to the result together: each sentence gets some lines of the cache.
 _HANDED = 8 * WORDS
-#: Fewest words beside each other that are written in whole lines of the cache.
+#: Fewest words of a single block that are written in whole lines of the cache.
 _LONG = 64
 
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
@@ -160,14 +160,10 @@ def _hand(logs, words, rows, t, out):  # type: ignore[no-untyped-def]
     """Write `logs` [c, LANES] of some words at position t of the sentences `rows` [LANES] of `out` [B, T, V].
 
     `words` [c] ascend; a lane whose row is -1 is left out.  Words beside each other, which are all those of a
-    single block, take whole vectors, and many of them whole lines of the cache.
+    single block, take whole vectors.
     """
     T, V, c = out.shape[1], out.shape[2], len(words)
-    beside = words[c - 1] - words[0] == c - 1
-    if tiles.WHOLE and beside and c >= _LONG:
-        _hand_lines(logs, words[0], rows, t, out)
-        return
-    whole = c - c % 16 if beside else 0
+    whole = c - c % 16 if words[c - 1] - words[0] == c - 1 else 0
     block = np.empty((16, 16), dtype=np.float32)
     for lane in range(0, LANES, 16):
         some = rows[lane : lane + 16]
@@ -187,7 +183,7 @@ def _hand(logs, words, rows, t, out):  # type: ignore[no-untyped-def]
 
 @kernel(error_model="numpy")
 def _hand_lines(logs, word, rows, t, out):  # type: ignore[no-untyped-def]
-    """Do what `_hand` does with 16 words or more, from `word` on, past the cache.
+    """Do what `_hand` does with 16 words of a single block or more, from `word` on, past the cache.
 
     A line that is written whole at once need not be read first, so a sentence gets its numbers one behind the
     other.  The first and the last few may share a line with others.  Another thread sees the lines once it
@@ -300,7 +296,12 @@ def conditionals(  # type: ignore[no-untyped-def]
                             surprise[:] = _ZERO
                     done += some
                     if write and (done == _HANDED or first + some == w):
-                        _hand(logs[:done], words[first + some - done : first + some], asking, t, out)
+                        begin = first + some - done
+                        # With other blocks, the lines are in the cache: they have just been filled with -inf.
+                        if tiles.WHOLE and w == V and done >= _LONG:
+                            _hand_lines(logs[:done], begin, asking, t, out)
+                        else:
+                            _hand(logs[:done], words[begin : first + some], asking, t, out)
                 if measure and not wide:
                     for lane in range(LANES):
                         mean[lane] += surprise[lane]
