@@ -16,11 +16,16 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Literal, TypeVar
 
+import numpy as np
+
 from raysweep.bench.record import CaseRecord, Check, Clock, Comparison, Figure, Goal, Peak, Spread, Timing
 
 Say = Callable[[str], None]
 
 W = TypeVar("W")
+
+#: Bytes of a block that is large to glibc, whichever its settings.
+_LARGE_BLOCK = 2**20
 
 #: The devices that suites run on.
 Device = Literal["cpu", "cuda"]
@@ -248,11 +253,10 @@ def _rounds(
     wall: dict[str, list[float]] = {name: [] for name in contestants}
     names = list(contestants)
     for k in range(rounds):
-        # Garbage of one round is collected outside the times of the next.
-        gc.collect()
         # The order rotates, so that no contestant always follows the same other one.
         for name in names[k % len(names) :] + names[: k % len(names)]:
             contestant = contestants[name]
+            _settle()
             began, started = time.perf_counter(), time.process_time()
             done = contestant.work()
             spent = Spent(cpu=time.process_time() - started, wall=time.perf_counter() - began)
@@ -260,6 +264,16 @@ def _rounds(
             cpu[name].append(spent.cpu / contestant.units)
             wall[name].append(spent.wall / contestant.units)
     return cpu, wall
+
+
+def _settle() -> None:
+    """Clean up behind the contestant before, outside the time of the next one.
+
+    glibc gives freed memory beyond what it keeps back to the system when the next large block is freed.  After
+    a contestant with gigabytes, that takes a tenth of a second.
+    """
+    gc.collect()
+    np.empty(_LARGE_BLOCK, dtype=np.uint8)
 
 
 def _timing(units: float, cpu: list[float], wall: list[float], clock: Clock) -> Timing:

@@ -69,7 +69,8 @@ class EncoderNorms(ChunkNorms):
         return logits, tensor(self._pass.head.hidden)
 
     def _backward(self, v: np.ndarray, *, again: bool) -> tuple[np.ndarray, np.ndarray]:
-        chunk, w, stats = self.chunk, self._encoder, self._pass.embedding_stats
+        chunk, w = self.chunk, self._encoder
+        stats = self._pass.entered(self._pass.embedding_stats)
         d = self._pass.backward(v, again=again)
         for name, found in self._found.items():
             if name.endswith("key.bias"):

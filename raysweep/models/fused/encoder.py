@@ -185,7 +185,8 @@ class Pass:
 
     Without dropout, equal words in equal places are equal up to the first attention.  Where all pairs of a
     word and a place are at most half as many as the chunk's words, what comes before that is computed for
-    these pairs, unless it is to be `apart` for each word.  `ids` and `at` are the words that enter.
+    these pairs, and so are its gradients, unless they are to be `apart` for each word.  `ids` and `at` are
+    the words that enter.
     """
 
     head: Head
@@ -205,11 +206,12 @@ class Pass:
         self.cut, self.stride, self.sites = dropped(model, seed)
         # The numbers of the words for which each layer is computed.
         self._places = [chunk.place] * (len(weights.layers) - 1) + [chunk.place[chunk.masked]]
-        pairs = None if apart or self.cut else chunk.distinct(model.total_vocabulary)
+        pairs = None if self.cut else chunk.distinct(model.total_vocabulary)
         self.which: np.ndarray | None = None
         self.ids, self.at = chunk.ids, chunk.at
         if pairs is not None:
             self.ids, self.at, self.which = pairs
+        self._into = None if apart else self.which
         self.embedding_stats, self.entering_stats = _float(len(self.ids), 2), _float(len(self.ids), 2)
         self._kept: list[Kept] = []
 
@@ -225,8 +227,9 @@ class Pass:
         return w.tokens.apply(self.head.inputs)
 
     def backward(self, d_logits: np.ndarray, *, again: bool = False) -> np.ndarray:
-        """Return the gradient of the embedded words, those that enter, given that of the logits [M, V].
+        """Return the gradient of the embedded words, given that of the logits [M, V].
 
+        It has a row for each word that enters, or for each word of the chunk if gradients are `apart`.
         The arrays of a layer are freed behind it, unless `again` says that another backward pass follows.
         """
         return self._body_backward(self._head_backward(d_logits), again=again)
@@ -238,9 +241,9 @@ class Pass:
         for k in range(len(self.weights.layers) - 1, -1, -1):
             d, d_y = self._layer_backward(k, self._kept.pop(), d, d_y)
         self._kept = kept
-        if self.which is not None:
+        if self._into is not None:
             total = np.zeros((len(self.ids), self.width), dtype=np.float32)
-            kernels.sum_rows(d, self.which[self.chunk.masked] if self._last(0) else self.which, total)
+            kernels.sum_rows(d, self._into[self.chunk.masked] if self._last(0) else self._into, total)
             d = total
             if self._last(0):
                 d_y = self._site(0).summed(d_y, len(self.ids))
@@ -248,12 +251,16 @@ class Pass:
             kernels.add_rows(d, np.arange(len(d)), d_y)
         else:
             first = self.weights.layers[0].attention_norm
-            first.observe(d_y, lambda: self.embedded, self.entering_stats)
+            embedded, stats = self.entered(self.embedded), self.entered(self.entering_stats)
+            first.observe(d_y, lambda: embedded, stats)
             kernels.norm_backward(
-                self.embedded, first.weight.value, self.entering_stats, d_y, d,
-                first.weight.gradient, first.bias.gradient,
-            )  # fmt: skip
+                embedded, first.weight.value, stats, d_y, d, first.weight.gradient, first.bias.gradient
+            )
         return d
+
+    def entered(self, x: np.ndarray) -> np.ndarray:
+        """Return the row of x for each row of what `backward` returns; x has one for each word that enters."""
+        return x if self.which is self._into else x.take(self.which, axis=0)
 
     def learn(self, d_logits: np.ndarray) -> None:
         """Do the backward pass, and add the gradients of the embedding to the weights' sums as well."""
@@ -344,7 +351,8 @@ class Pass:
         layer = self.weights.layers[k]
         return Site(
             layer.projection, layer.projection_bias, self.chunk, self.heads, self._last(k), self._places[k],
-            self.which if k == 0 else None, self.sites[3 * k + 1], self.cut, self.stride,
+            self.which if k == 0 else None, self._into if k == 0 else None,
+            self.sites[3 * k + 1], self.cut, self.stride,
         )  # fmt: skip
 
     def _layer_backward(
@@ -359,7 +367,7 @@ class Pass:
         d_y = layer.up.back(d_g, kept.y1)
         d_o = self._junction_backward(d, d_y, kept.s1, kept.stats1, layer.output_bias, one, k, 1)
         d_y = kept.attended.backward(layer.output.back(d_o, kept.attended.mixed))
-        if not self._last(k) or (k == 0 and self.which is not None):
+        if not self._last(k) or (k == 0 and self._into is not None):
             return d, d_y
         whole = np.zeros((len(self.chunk.ids), self.width), dtype=np.float32)
         whole[self.chunk.masked] = d

@@ -41,8 +41,9 @@ class Site:
 
     `projection` are the matrices of queries, keys and values, one below the other.  `place` are the numbers
     of the words that ask: all of the chunk, or only the masked ones if `some`.  `which` says which row of the
-    inputs each of the chunk's N words has, where equal ones enter once; with None each has its own.  `key`,
-    `cut` and `stride` are those of `raysweep.models.fused.attention`.
+    inputs each of the chunk's N words has, where equal ones enter once; with None each has its own.  `into`
+    says the same of the rows of their gradient.  `key`, `cut` and `stride` are those of
+    `raysweep.models.fused.attention`.
     """
 
     projection: Matrix
@@ -52,6 +53,7 @@ class Site:
     some: bool
     place: np.ndarray
     which: np.ndarray | None
+    into: np.ndarray | None
     key: np.uint64
     cut: int
     stride: int
@@ -85,11 +87,11 @@ class Site:
         return found
 
     def summed(self, d: np.ndarray, rows: int) -> np.ndarray:
-        """Return the gradient of x with so many rows, given d, that of `each(x)`."""
-        if self.which is None:
+        """Return the gradient of x with so many rows, given d, that of `each(x)`; d, where rows stay apart."""
+        if self.into is None:
             return d
         total = np.zeros((rows, d.shape[1]), dtype=np.float32)
-        kernels.sum_rows(d, self.which, total)
+        kernels.sum_rows(d, self.into, total)
         return array(tensor(total).to(tensor(d).dtype))
 
 
@@ -145,7 +147,8 @@ class Attention:
             attention.attend_backward(
                 *self._arguments(), d_mixed, nothing, d_key_value, d_key_value, bias, bias
             )
-            return site.projection.back(site.summed(d_key_value, len(self.y)), self.y)
+            y = self.y if site.which is site.into else site.each(self.y)
+            return site.projection.back(site.summed(d_key_value, len(self.y)), y)
         d_query = _like(self._query)
         attention.attend_backward(
             *self._arguments(), d_mixed, nothing, d_query, d_key_value,
