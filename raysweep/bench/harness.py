@@ -269,8 +269,8 @@ def _rounds(
 def _settle() -> None:
     """Clean up behind the contestant before, outside the time of the next one.
 
-    glibc gives freed memory beyond what it keeps back to the system when the next large block is freed.  After
-    a contestant with gigabytes, that takes a tenth of a second.
+    glibc gives freed memory beyond what it keeps back to the system when the next large block is freed.
+    After a contestant with gigabytes, that takes a tenth of a second.
     """
     gc.collect()
     np.empty(_LARGE_BLOCK, dtype=np.uint8)

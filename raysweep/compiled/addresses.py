@@ -8,6 +8,10 @@ An array is a tuple here, its address and its lengths in C order, because numba 
 own, and compiles such counts around each call.  So whoever asks for memory by `allocated` gives it back by
 `freed`.
 
+Kernels that take arrays in low precision (`raysweep.compiled.scalars`) are compiled once for each, and `Low`
+stands for the types of such arrays.  Which precision a call is for is known where it is compiled: beside the
+table of addresses is an array without entries, whose type tells.
+
 This module relies on these parts of numba (0.62 to 0.68) that are not public: `Dispatcher.overloads`, whose
 results have `library.get_pointer_to_function` and `fndesc.llvm_func_name`; of a context, its `call_conv` with
 `get_function_type`, `call_function` and `return_status_propagate`, and `make_array`; and `populate_array`.
@@ -17,73 +21,92 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import types
+from numba import from_dtype, types
 from numba.np.arrayobj import populate_array
 
 from raysweep.compiled.simd import element_at, intrinsic
 
 
+class Low(types.Type):
+    """The type of an array in low precision with so many axes: of float32, or of bfloat16's bits as uint16.
+
+    With `terms` it holds terms of sums: numbers of float32, or pairs of bfloat16 as uint32.
+    """
+
+    def __init__(self, axes: int, *, terms: bool = False) -> None:
+        self.axes, self.terms = axes, terms
+        super().__init__(name=f"Low({axes}, {terms})")
+
+
 class Calls:
     """Kernels that another kernel calls by their addresses, each for arguments of certain types.
 
-    The other kernel takes `addresses()` as an argument, and hands it to the calls that `of` returned.
+    The other kernel takes what `addresses` returns as an argument, and hands it to the calls that `of`
+    returned.
     """
 
     def __init__(self) -> None:
-        self._kernels: list[tuple[Any, tuple[Any, ...], Any]] = []
-        self._addresses: np.ndarray | None = None
+        self._kernels: list[tuple[Mapping[Any, Any], tuple[Any, ...], Any]] = []
+        self._addresses: dict[np.dtype, np.ndarray] = {}
 
-    def of(self, kernel: Any, *kinds: Any, result: Any = types.none) -> Any:
+    def of(self, kernel: Any, *kinds: Any, result: Any = types.none, of_pairs: Any = None) -> Any:
         """Return the call of a kernel: `call(addresses, arguments)` in compiled code.
 
-        In the tuple of arguments, an array in C order is a tuple itself: its address and its lengths.
+        In the tuple of arguments, an array in C order is a tuple itself: its address and its lengths.  Where
+        low arrays are bfloat16, `of_pairs` is called in place of `kernel`, if given.
         """
         number = len(self._kernels)
-        self._kernels.append((kernel, kinds, result))
-        wanted = types.Tuple([types.UniTuple(types.int64, 1 + k.ndim) if _is_array(k) else k for k in kinds])
+        chosen = {types.float32: kernel, types.uint16: kernel if of_pairs is None else of_pairs}
+        self._kernels.append((chosen, kinds, result))
+        wanted = types.Tuple([types.UniTuple(types.int64, 1 + _axes(k)) if _axes(k) else k for k in kinds])
 
         @intrinsic
         def call(context, addresses, arguments):  # type: ignore[no-untyped-def]
-            if not _alike(arguments, wanted):
+            if not isinstance(addresses, types.BaseTuple) or not _alike(arguments, wanted):
                 return None  # numba refuses the call
+            own = [_kind(k, addresses[1].dtype) for k in kinds]
 
             def generate(context, builder, signature, given):  # type: ignore[no-untyped-def]
-                table, packed = given
-                place = element_at(context, builder, signature.args[0], table, ir.IntType(64)(number))
+                pair, packed = given
+                table = builder.extract_value(pair, 0)
+                place = element_at(context, builder, signature.args[0][0], table, ir.IntType(64)(number))
                 convention = context.call_conv
-                kind = convention.get_function_type(result, kinds)
+                kind = convention.get_function_type(result, own)
                 code = builder.inttoptr(builder.load(place), kind.as_pointer())
                 values = [
-                    _array(context, builder, k, value) if _is_array(k) else value
-                    for n, k in enumerate(kinds)
+                    _array(context, builder, k, value) if _axes(k) else value
+                    for n, k in enumerate(own)
                     for value in [builder.extract_value(packed, n)]
                 ]
-                status, found = convention.call_function(builder, code, result, kinds, values)
+                status, found = convention.call_function(builder, code, result, own, values)
                 with builder.if_then(status.is_error, likely=False):
                     convention.return_status_propagate(builder, status)
                 return context.get_dummy_value() if result == types.none else found
 
-            return result(types.int64[::1], wanted), generate
+            return result(addresses, wanted), generate
 
         return call
 
-    def addresses(self) -> np.ndarray:
-        """Return the addresses int64 [kernels]; kernels that are not yet compiled are compiled first.
+    def addresses(self, low: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+        """Return the addresses int64 [kernels], and an array without entries of type `low`.
 
-        Of several processes that do so at once, each takes them in an order of its own: where one compiles a
-        kernel, the others would all wait for it.
+        That is float32 or uint16.  Kernels that are not yet compiled for it are compiled first.  Of several
+        processes that do so at once, each takes them in an order of its own: where one compiles a kernel, the
+        others would all wait for it.
         """
-        if self._addresses is None:
-            order = range(len(self._kernels))
+        if low not in self._addresses:
+            order, kind = range(len(self._kernels)), from_dtype(low)
             found = np.zeros(len(order), dtype=np.int64)
             for k in random.Random(os.getpid()).sample(order, len(order)):
-                found[k] = _address(*self._kernels[k])
-            self._addresses = found
-        return self._addresses
+                chosen, kinds, result = self._kernels[k]
+                found[k] = _address(chosen[kind], tuple(_kind(each, kind) for each in kinds), result)
+            self._addresses[low] = found
+        return self._addresses[low], np.empty(0, dtype=low)
 
 
 def _alike(one: Any, other: Any) -> bool:
@@ -94,8 +117,23 @@ def _alike(one: Any, other: Any) -> bool:
     return len(one) == len(other) and all(_alike(*both) for both in zip(one, other, strict=True))
 
 
-def _is_array(kind: Any) -> bool:
-    return isinstance(kind, types.Array)
+def _axes(kind: Any) -> int:
+    """Return the number of axes of an array's type, 0 for another type."""
+    if isinstance(kind, Low):
+        return kind.axes
+    return kind.ndim if isinstance(kind, types.Array) else 0
+
+
+def _kind(kind: Any, low: Any) -> Any:
+    """Return a type with those of low arrays as they are where their numbers are of type `low`."""
+    if isinstance(kind, types.NamedTuple):
+        return types.NamedTuple([_kind(part, low) for part in kind.types], kind.instance_class)
+    if isinstance(kind, types.BaseTuple):
+        return types.Tuple([_kind(part, low) for part in kind.types])
+    if not isinstance(kind, Low):
+        return kind
+    pairs = kind.terms and low == types.uint16
+    return types.Array(types.uint32 if pairs else low, kind.axes, "C")
 
 
 def _array(context, builder, kind, given):  # type: ignore[no-untyped-def]

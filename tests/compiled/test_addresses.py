@@ -4,13 +4,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numba import types
 from numba.core.errors import TypingError
 
 from raysweep.compiled import kernel
-from raysweep.compiled.addresses import Calls, allocated, freed, read, write
+from raysweep.compiled.addresses import Calls, Low, allocated, freed, read, write
+from raysweep.compiled.scalars import load, save
+from raysweep.models.fused.products import array, tensor
 
 M = types.float32[:, ::1]
+FLOAT, HALF = np.dtype(np.float32), np.dtype(np.uint16)
 
 
 @kernel
@@ -44,7 +48,7 @@ def test_a_call_does_what_the_kernel_does() -> None:
 
     x = np.arange(12, dtype=np.float32).reshape(4, 3)
     out, factor = np.zeros_like(x), np.float32(1.5)
-    assert both(made.addresses(), x.ctypes.data, factor, out.ctypes.data, 4, 3) == 0.25
+    assert both(made.addresses(FLOAT), x.ctypes.data, factor, out.ctypes.data, 4, 3) == 0.25
     assert (out == factor * x).all()
 
 
@@ -56,7 +60,7 @@ def test_an_error_comes_back() -> None:
         return ratio(addresses, (1, whole))
 
     with pytest.raises(ZeroDivisionError):
-        divide(made.addresses(), 0)
+        divide(made.addresses(FLOAT), 0)
 
 
 def test_numbers_of_another_type_are_converted_and_other_arguments_refused() -> None:
@@ -75,10 +79,47 @@ def test_numbers_of_another_type_are_converted_and_other_arguments_refused() -> 
         scale(addresses, ((x, 2, 2), np.float32(2)))
 
     x = np.ones((2, 2), dtype=np.float32)
-    assert small(made.addresses(), np.int32(4)) == 0.25
+    assert small(made.addresses(FLOAT), np.int32(4)) == 0.25
     for wrong in (flat, few):
         with pytest.raises(TypingError):
-            wrong(made.addresses(), x.ctypes.data)
+            wrong(made.addresses(FLOAT), x.ctypes.data)
+
+
+@kernel
+def doubled(x, out):  # type: ignore[no-untyped-def]
+    for i in range(x.shape[0]):
+        for j in range(x.shape[1]):
+            save(out, i, j, np.float32(2) * load(x, i, j))
+
+
+@kernel
+def halves(terms):  # type: ignore[no-untyped-def]
+    return np.float64(terms[0] >> np.uint32(16))
+
+
+@kernel
+def single(terms):  # type: ignore[no-untyped-def]
+    return np.float64(terms[0])
+
+
+@pytest.mark.parametrize("low", [FLOAT, HALF])
+def test_a_call_is_for_the_precision_that_stands_beside_the_addresses(low: np.dtype) -> None:
+    made = Calls()
+    double = made.of(doubled, Low(2), Low(2))
+    first = made.of(single, Low(1, terms=True), result=types.float64, of_pairs=halves)
+
+    @kernel
+    def both(addresses, x, out):  # type: ignore[no-untyped-def]
+        double(addresses, ((x, 2, 2), (out, 2, 2)))
+        return first(addresses, ((out, 2),))
+
+    numbers = torch.tensor([[1.0, 2.0], [3.0, -0.5]])
+    given = array(numbers if low == FLOAT else numbers.bfloat16())
+    out = np.zeros_like(given)
+    found = both(made.addresses(low), given.ctypes.data, out.ctypes.data)
+    assert (tensor(out).float() == 2 * numbers).all()
+    # The first number, or the bits of the second of the first pair.
+    assert found == (2 if low == FLOAT else out[0, 1])
 
 
 def test_memory_is_written_and_read() -> None:

@@ -18,7 +18,7 @@ from raysweep.models.encoder import Encoder
 from raysweep.models.fused import encoder as fused
 from raysweep.models.fused import products
 from raysweep.models.fused.packing import Chunk, packed
-from raysweep.models.fused.products import FAST
+from raysweep.models.fused.products import FAST, PAIRS, TILES
 from raysweep.models.fused.sublayer import gathers
 from raysweep.models.fused.whole import Whole
 
@@ -41,8 +41,12 @@ def make(dropout: float = 0.0, language: PCFG = LANGUAGE, **options: Any) -> Enc
     return model.train()
 
 
-def stepped(model: Encoder, batch: Batch) -> tuple[float, list[Tensor]]:
-    step = fused.step(model, batch, seed=7, dtype=torch.float32)
+#: The precisions whose products are compiled ones.
+DTYPES = [torch.float32, torch.bfloat16] if PAIRS and not TILES else [torch.float32]
+
+
+def stepped(model: Encoder, batch: Batch, dtype: torch.dtype = torch.float32) -> tuple[float, list[Tensor]]:
+    step = fused.step(model, batch, seed=7, dtype=dtype)
     loss, weights = step.done()
     return loss, [gradient.clone() for gradient in step.gradients(weights)]
 
@@ -70,16 +74,23 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[Chunk]:
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize("shape", ["32/2/1/48", "32/4/3/64", "48/1/2/80"])
 @pytest.mark.parametrize("language", [LANGUAGE, SMALL], ids=["many words", "few words"])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_loss_and_gradients_are_those_of_the_passes_call_by_call(
-    language: PCFG, shape: str, norm: str, mask: Any, dropout: float, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype,
+    language: PCFG,
+    shape: str,
+    norm: str,
+    mask: Any,
+    dropout: float,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = make(dropout, language=language, shape=shape, norm=norm)
     batch = draw(mask, size=120, language=language)
     chunks = counted(monkeypatch)
-    loss, gradients = stepped(model, batch)
+    loss, gradients = stepped(model, batch, dtype)
     assert chunks
     call_by_call(monkeypatch)
-    other, wanted = stepped(model, batch)
+    other, wanted = stepped(model, batch, dtype)
     assert loss == other
     assert all(map(torch.equal, gradients, wanted))
 
@@ -130,25 +141,29 @@ def test_sentences_without_a_masked_word_add_nothing(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
-def test_states_are_those_of_the_passes_call_by_call(norm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_states_are_those_of_the_passes_call_by_call(
+    dtype: torch.dtype, norm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, batch = make(0.2, norm=norm), draw(0.3)
     chunks = counted(monkeypatch)
     with torch.no_grad():
         for mode in (model.train(), model.eval()):
             chunks.clear()
-            found = mode.hidden_at(batch, seed=3, dtype=torch.float32)
+            found = mode.hidden_at(batch, seed=3, dtype=dtype)
             assert chunks
             with monkeypatch.context() as patched:
                 call_by_call(patched)
-                wanted = mode.hidden_at(batch, seed=3, dtype=torch.float32)
+                wanted = mode.hidden_at(batch, seed=3, dtype=dtype)
             assert torch.equal(found, wanted)
     chunks.clear()
-    mode.hidden_at(batch, seed=3, dtype=torch.float32).sum().backward()
+    mode.hidden_at(batch, seed=3, dtype=dtype).sum().backward()
     assert not chunks  # their backward pass has yet to come
 
 
 @pytest.mark.parametrize(("options", "dtype"), [
-    ({}, torch.bfloat16), ({"shape": "24/2/2/48"}, torch.float32), ({"shape": "32/2/2/40"}, torch.float32),
+    ({"shape": "24/2/2/48"}, torch.bfloat16), ({"shape": "24/2/2/48"}, torch.float32),
+    ({"shape": "32/2/2/40"}, torch.float32),
 ])  # fmt: skip
 def test_where_torch_computes_a_product_it_is_call_by_call(
     options: dict[str, Any], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
@@ -156,6 +171,22 @@ def test_where_torch_computes_a_product_it_is_call_by_call(
     chunks = counted(monkeypatch)
     fused.step(make(**options), draw(), seed=7, dtype=dtype).done()
     assert not chunks
+
+
+@pytest.mark.skipif(not TILES, reason="this processor has no tiles")
+def test_products_by_tiles_are_call_by_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    chunks = counted(monkeypatch)
+    fused.step(make(), draw(), seed=7, dtype=torch.bfloat16).done()
+    assert not chunks
+
+
+def test_both_precisions_are_taken_in_turns() -> None:
+    model, batch = make(), draw()
+    found = [stepped(model, batch, dtype) for dtype in DTYPES * 2]
+    for (loss, gradients), (other, wanted) in zip(found, found[len(DTYPES) :], strict=False):
+        assert loss == other
+        assert all(map(torch.equal, gradients, wanted))
+    assert found[0][0] == pytest.approx(found[len(DTYPES) - 1][0], rel=0.02)
 
 
 @pytest.mark.parametrize("way", ["other order", "float64"])
@@ -211,7 +242,10 @@ class _Used(ctypes.Structure):
 @pytest.mark.parametrize("shape", ["32/2/1/48", "32/4/3/64"])
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("language", [LANGUAGE, SMALL], ids=["many words", "few words"])
-def test_all_memory_is_given_back(language: PCFG, dropout: float, shape: str, norm: str) -> None:
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_all_memory_is_given_back(
+    dtype: torch.dtype, language: PCFG, dropout: float, shape: str, norm: str
+) -> None:
     library = ctypes.CDLL(None)
     if not hasattr(library, "mallinfo2"):
         pytest.skip("this C library does not tell how much memory is in use")
@@ -231,7 +265,7 @@ def test_all_memory_is_given_back(language: PCFG, dropout: float, shape: str, no
             # In one of the chunks of one sentence each, no word is masked.
             chunks = packed(batch, model, 1 if mask == "none" else 10_000)
             chunk = next(c for c in chunks if mask != "none" or len(c.masked) == 0)
-            weights = fused.EncoderWeights(model, torch.float32)
+            weights = fused.EncoderWeights(model, dtype)
             whole, given = weights.whole_for(chunk), fused.dropped(model, 7)
             assert whole is not None
             for work in (

@@ -24,9 +24,10 @@ from raysweep.models.fused.parts import (
     filled,
     gather,
     gather_backward,
+    low,
+    low_rows_of,
     new,
     outer,
-    rows_of,
     shift_factors_backward,
     shift_heads,
     shift_heads_backward,
@@ -54,7 +55,7 @@ def ask(t, w, y):  # type: ignore[no-untyped-def]
     biases, key = t.vectors[VECTORS + last * EACH_VECTORS + PROJECTION_BIAS], w.sites[3 * last + 1]
     starts, asking, asked = array_of(w.starts), array_of(w.asking), array_of(w.asked)
     nothing = filled(UNIT, D, F0)
-    those = rows_of(y, w.masked)
+    those = low_rows_of(t, y, w.masked)
     query = apply(t, QUERY, those)
     # Without keys and values, the factors of biases.
     factors = M if w.gathering else ZERO
@@ -62,7 +63,7 @@ def ask(t, w, y):  # type: ignore[no-untyped-def]
     if w.gathering:
         shift_heads(t.calls, (query, (biases[0], D), ones))
         # Those of every head side by side.
-        keys, mix = through(t, KEY, query), new(M, heads * D)
+        keys, mix = through(t, KEY, query), low(t, M, heads * D)
         gather(
             t.calls,
             (
@@ -73,7 +74,7 @@ def ask(t, w, y):  # type: ignore[no-untyped-def]
         mixed = apply(t, VALUE, mix)
         shift_heads(t.calls, (mixed, (biases[0] + 8 * D, D), sums))
     else:
-        keys, mix, mixed = apply(t, KEY_VALUE, y), new(ZERO, ZERO), new(M, D)
+        keys, mix, mixed = apply(t, KEY_VALUE, y), low(t, ZERO, ZERO), low(t, M, D)
         attend(
             t.calls,
             (
@@ -96,7 +97,7 @@ def ask_backward(t, w, d_mixed, y, kept):  # type: ignore[no-untyped-def]
         shift_factors_backward(t.calls, (d_mixed, (biases[0] + 8 * D, D), d_sums))
         shift_heads_backward(t.calls, (d_mixed, sums, (biases[1] + 8 * D, D)))
         d_mix = back(t, VALUE, d_mixed, mix)
-        d_keys, d_y = new(M, heads * D), new(N, D)
+        d_keys, d_y = low(t, M, heads * D), low(t, N, D)
         gather_backward(
             t.calls,
             (
@@ -114,7 +115,7 @@ def ask_backward(t, w, d_mixed, y, kept):  # type: ignore[no-untyped-def]
         shift_heads_backward(t.calls, (d_query, ones, (biases[1], D)))
         d_those = back(t, QUERY, d_query, those)
     else:
-        d_query, d_keys = new(M, D), new(N, 2 * D)
+        d_query, d_keys = low(t, M, D), low(t, N, 2 * D)
         attend_backward(
             t.calls,
             (

@@ -6,8 +6,7 @@ It computes what `raysweep.models.encoder.Encoder` does in training, on packed s
 .attention).  The residual stream, LayerNorm, softmax, the loss and sums of gradients are float32.  The last
 layer has queries, and everything behind its attention, for masked words alone, and keys and values only where
 many words are masked (.sublayer).  The gradients of a chunk are computed right after its loss, while its
-activations are in the cache (`step`).  In float32, where all products are compiled ones, a chunk is one call
-(.whole).
+activations are in the cache (`step`).  Where all products are compiled ones, a chunk is one call (.whole).
 
 Cost, with D the width, F the intermediate size, L layers: at most the products of `training_flops`, and about
 (20 D + 4 F) L bytes of activations for each word of a chunk in bfloat16.  Weights are laid out twice for
@@ -116,7 +115,7 @@ class EncoderWeights(Weights):
 
     def whole_for(self, chunk: Chunk) -> Whole | None:
         """Return the passes of chunks in one call each; None for few words, or where that does not serve."""
-        return self._whole if len(chunk.ids) >= MANY[torch.float32] else None
+        return self._whole if len(chunk.ids) >= MANY[self.dtype] else None
 
     @cached_property
     def _whole(self) -> Whole | None:
@@ -248,7 +247,7 @@ class Pass:
             if self._last(0):
                 d_y = self._site(0).summed(d_y, len(self.ids))
         if self.post:
-            kernels.add_rows(d, np.arange(len(d)), d_y)
+            kernels.add(d_y, d)
         else:
             first = self.weights.layers[0].attention_norm
             embedded, stats = self.entered(self.embedded), self.entered(self.entering_stats)
@@ -259,7 +258,7 @@ class Pass:
         return d
 
     def entered(self, x: np.ndarray) -> np.ndarray:
-        """Return the row of x for each row of what `backward` returns; x has one for each word that enters."""
+        """Return a row of x, which has one for each word that enters, for each row of `backward`'s result."""
         return x if self.which is self._into else x.take(self.which, axis=0)
 
     def learn(self, d_logits: np.ndarray) -> None:

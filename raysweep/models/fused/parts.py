@@ -1,7 +1,8 @@
 """Parts of an encoder's compiled passes, which call kernels by their addresses (`.whole`).
 
 A matrix is its address and two lengths here, a vector its address and its length
-(`raysweep.compiled.addresses`).  `t` are `Tables`, and `w` are `Words`.
+(`raysweep.compiled.addresses`).  Those that `low` made are in the precision of the weights, all others are
+float32.  `t` are `Tables`, and `w` are `Words`.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import numpy as np
 from numba import types
 
 from raysweep.compiled import kernel
-from raysweep.compiled.addresses import Calls, allocated, freed, read, write
+from raysweep.compiled.addresses import Calls, Low, allocated, freed, write
 from raysweep.compiled.scalars import COMPILED
+from raysweep.compiled.simd import itemsize
 from raysweep.models.fused import attention, kernels, products
 from raysweep.models.fused.tables import (
     APPLIED,
@@ -42,61 +44,85 @@ F0, F1 = np.float32(0.0), np.float32(1.0)
 #: Sites of dropout behind a layer's sublayers.
 _BEHIND_ATTENTION, _BEHIND_MLP = np.array([1, 2])
 
-#: Bytes in a line of the cache, columns of LayerNorm's statistics, and columns of a panel.
-_LINE, STATISTICS, _PANEL = np.array([64, 2, products.COLUMNS])
+#: Bytes in a line of the cache, columns of LayerNorm's statistics and of a panel, and bytes of a float32.
+_LINE, STATISTICS, _PANEL, _FLOAT = np.array([64, 2, products.COLUMNS, 4])
 ZERO, UNIT = np.arange(2)
 
 _i, _u, _f, _b = types.int64, types.uint64, types.float32, types.boolean
 _I, _V, _M = types.int64[::1], types.float32[::1], types.float32[:, ::1]
-_MI = types.int64[:, ::1]
-_M3, _M4 = types.float32[:, :, ::1], types.float32[:, :, :, ::1]
+#: Matrices in low precision, and terms of sums.
+_L, _L3 = Low(2), Low(3)
+_T, _T3, _T4 = Low(2, terms=True), Low(3, terms=True), Low(4, terms=True)
 
 #: Options of a part that only kernels call: numba need not compile the ways in from elsewhere.
 INNER = {**COMPILED, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 CALLS = Calls()
-turned = CALLS.of(products.turned, _M3, _M4)
-straight = CALLS.of(products.straight, _M3, _M4)
-product = CALLS.of(products.product, _M, _M4, _M)
-outer = CALLS.of(products.outer, _M, _M, _M)
-embed = CALLS.of(kernels.embed, _I, _I, _I, _M, _M, _V, _V, _f, _u, _i, _M, _M, _M)
-norm = CALLS.of(kernels.norm, _M, _V, _V, _f, _M, _M)
-junction = CALLS.of(kernels.junction, _M, _M, _V, _I, _u, _i, _V, _V, _f, _M, _M, _M, _M)
-gelu = CALLS.of(kernels.gelu, _M, _V, _M)
-transform = CALLS.of(kernels.transform, _M, _V, _V, _V, _f, _M, _M)
-cross_entropy = CALLS.of(kernels.cross_entropy, _M, _V, _I, _f, _V, result=types.float64)
-add_rows = CALLS.of(kernels.add_rows, _M, _I, _M)
+turned = CALLS.of(products.turned, _T3, _T4)
+straight = CALLS.of(products.straight, _L3, _T4, of_pairs=products.straight_pairs)
+product = CALLS.of(products.product, _T, _T4, _L)
+outer = CALLS.of(products.outer, _L, _L, _M, of_pairs=products.outer_pairs)
+embed = CALLS.of(kernels.embed, _I, _I, _I, _M, _M, _V, _V, _f, _u, _i, _M, _M, _L)
+norm = CALLS.of(kernels.norm, _M, _V, _V, _f, _M, _L)
+junction = CALLS.of(kernels.junction, _M, _L, _V, _I, _u, _i, _V, _V, _f, _M, _M, _M, _L)
+gelu = CALLS.of(kernels.gelu, _L, _V, _L)
+transform = CALLS.of(kernels.transform, _L, _V, _V, _V, _f, _M, _L)
+cross_entropy = CALLS.of(kernels.cross_entropy, _L, _V, _I, _f, _V, result=types.float64)
+take_rows = CALLS.of(kernels.take_rows, _M, _I, _M)
+take_low = CALLS.of(kernels.take_rows, _L, _I, _L)
+rounded = CALLS.of(kernels.rounded, _M, _L)
+add_rows = CALLS.of(kernels.add_rows, _L, _I, _L)
+add = CALLS.of(kernels.add, _L, _M)
 sum_rows = CALLS.of(kernels.sum_rows, _M, _I, _M)
-shift_heads = CALLS.of(kernels.shift_heads, _M, _V, _M)
-attend = CALLS.of(attention.attend, _M, _V, _M, _V, _i, _I, _I, _i, _i, _I, _u, _i, _i, _M)
-gather = CALLS.of(attention.gather, _M, _V, _M, _I, _I, _i, _i, _I, _u, _i, _i, _M, _M)
+sum_low = CALLS.of(kernels.sum_rows, _L, _I, _M)
+shift_heads = CALLS.of(kernels.shift_heads, _L, _V, _M)
+attend = CALLS.of(attention.attend, _L, _V, _L, _V, _i, _I, _I, _i, _i, _I, _u, _i, _i, _L)
+gather = CALLS.of(attention.gather, _L, _V, _L, _I, _I, _i, _i, _I, _u, _i, _i, _L, _M)
 embed_backward = CALLS.of(
     kernels.embed_backward, _I, _I, _I, _M, _M, _V, _u, _i, _M, _M, _M, _M, _V, _V
 )  # fmt: skip
-norm_backward = CALLS.of(kernels.norm_backward, _M, _V, _M, _M, _M, _V, _V)
+norm_backward = CALLS.of(kernels.norm_backward, _M, _V, _M, _L, _M, _V, _V)
 junction_backward = CALLS.of(
-    kernels.junction_backward, _b, _M, _M, _I, _u, _i, _V, _M, _M, _M, _V, _V, _V
+    kernels.junction_backward, _b, _M, _L, _I, _u, _i, _V, _M, _M, _L, _V, _V, _V
 )  # fmt: skip
-gelu_backward = CALLS.of(kernels.gelu_backward, _M, _M, _V)
-transform_backward = CALLS.of(kernels.transform_backward, _M, _V, _V, _M, _M, _V, _V, _V)
-shift_heads_backward = CALLS.of(kernels.shift_heads_backward, _M, _M, _V)
-shift_factors_backward = CALLS.of(kernels.shift_factors_backward, _M, _V, _M)
+gelu_backward = CALLS.of(kernels.gelu_backward, _L, _L, _V)
+transform_backward = CALLS.of(kernels.transform_backward, _L, _V, _V, _M, _L, _V, _V, _V)
+shift_heads_backward = CALLS.of(kernels.shift_heads_backward, _L, _M, _V)
+shift_factors_backward = CALLS.of(kernels.shift_factors_backward, _L, _V, _M)
 attend_backward = CALLS.of(
     attention.attend_backward,
-    _M, _V, _M, _V, _i, _I, _I, _i, _i, _I, _u, _i, _i, _M, _V, _M, _M, _V, _V,
+    _L, _V, _L, _V, _i, _I, _I, _i, _i, _I, _u, _i, _i, _L, _V, _L, _L, _V, _V,
 )  # fmt: skip
 gather_backward = CALLS.of(
-    attention.gather_backward, _M, _V, _M, _I, _I, _i, _i, _I, _u, _i, _i, _M, _M, _M, _M
+    attention.gather_backward, _L, _V, _L, _I, _I, _i, _i, _I, _u, _i, _i, _L, _M, _L, _L
 )
 
 
 @kernel(**INNER)
-def new(rows, columns):  # type: ignore[no-untyped-def]
-    """Return an empty matrix that begins where a line of the cache does."""
-    place = allocated(_LINE, (4 * rows * columns // _LINE + 1) * _LINE)
+def _matrix(rows, columns, size):  # type: ignore[no-untyped-def]
+    """Return an empty matrix of numbers of so many bytes, which begins where a line of the cache does."""
+    place = allocated(_LINE, (size * rows * columns // _LINE + 1) * _LINE)
     if place == 0:
         raise MemoryError("no memory for the passes of a chunk")
     return place, rows, columns
+
+
+@kernel(**INNER)
+def new(rows, columns):  # type: ignore[no-untyped-def]
+    """Return an empty matrix."""
+    return _matrix(rows, columns, _FLOAT)
+
+
+@kernel(**INNER)
+def low(t, rows, columns):  # type: ignore[no-untyped-def]
+    """Return an empty matrix in the precision of the weights."""
+    return _matrix(rows, columns, itemsize(t.calls[1]))
+
+
+@kernel(**INNER)
+def _terms(t, numbers):  # type: ignore[no-untyped-def]
+    """Return how many terms of sums so many low numbers are."""
+    return numbers * itemsize(t.calls[1]) // _FLOAT
 
 
 @kernel(**INNER)
@@ -109,13 +135,18 @@ def filled(rows, columns, value):  # type: ignore[no-untyped-def]
 
 
 @kernel(**INNER)
-def rows_of(x, rows):  # type: ignore[no-untyped-def]
-    """Return the rows of x with these numbers."""
-    out = new(len(rows), x[2])
-    for n in range(len(rows)):
-        to, place = n * x[2], rows[n] * x[2]
-        for j in range(x[2]):
-            write(out[0], to + j, read(x[0], place + j))
+def rows_of(t, x, rows):  # type: ignore[no-untyped-def]
+    """Return the rows of x, float32, with these numbers."""
+    out = new(np.int64(len(rows)), x[2])
+    take_rows(t.calls, (x, array_of(rows), out))
+    return out
+
+
+@kernel(**INNER)
+def low_rows_of(t, x, rows):  # type: ignore[no-untyped-def]
+    """Return the rows of x, low, with these numbers."""
+    out = low(t, np.int64(len(rows)), x[2])
+    take_low(t.calls, (x, array_of(rows), out))
     return out
 
 
@@ -129,14 +160,14 @@ def array_of(numbers):  # type: ignore[no-untyped-def]
 def apply(t, i, x):  # type: ignore[no-untyped-def]
     """Do what `Matrix.apply` does with the matrix in row i of the table."""
     m = t.matrices
-    rows, columns, heads = m[i, OUTPUTS], m[i, INPUTS], m[i, HEADS]
+    rows, heads, terms = m[i, OUTPUTS], m[i, HEADS], _terms(t, m[i, INPUTS])
     own = rows // heads
-    panels = m[i, APPLIED], heads, (own + products.COLUMNS - 1) // products.COLUMNS, columns, _PANEL
+    panels = m[i, APPLIED], heads, (own + products.COLUMNS - 1) // products.COLUMNS, terms, _PANEL
     if m[i, HAS_APPLIED] == 0:
-        turned(t.calls, ((m[i, LOW], heads, own, columns), panels))
+        turned(t.calls, ((m[i, LOW], heads, own, terms), panels))
         m[i, HAS_APPLIED] = 1
-    out = new(x[1], rows)
-    product(t.calls, (x, panels, out))
+    out = low(t, x[1], rows)
+    product(t.calls, ((x[0], x[1], _terms(t, x[2])), panels, out))
     return out
 
 
@@ -156,12 +187,13 @@ def through(t, i, d):  # type: ignore[no-untyped-def]
     m = t.matrices
     rows, columns, heads = m[i, OUTPUTS], m[i, INPUTS], m[i, HEADS]
     own = rows // heads
-    panels = m[i, RETURNED], heads, (columns + products.COLUMNS - 1) // products.COLUMNS, own, _PANEL
+    count = (columns + products.COLUMNS - 1) // products.COLUMNS
+    panels = m[i, RETURNED], heads, count, _terms(t, own), _PANEL
     if m[i, HAS_RETURNED] == 0:
         straight(t.calls, ((m[i, LOW], heads, own, columns), panels))
         m[i, HAS_RETURNED] = 1
-    out = new(d[1], heads * columns)
-    product(t.calls, (d, panels, out))
+    out = low(t, d[1], heads * columns)
+    product(t.calls, ((d[0], d[1], _terms(t, d[2])), panels, out))
     return out
 
 
@@ -175,12 +207,24 @@ def summed(t, x, which, rows):  # type: ignore[no-untyped-def]
 
 
 @kernel(**INNER)
+def low_summed(t, x, which, rows):  # type: ignore[no-untyped-def]
+    """Do what `summed` does with low x: sums are float32, and low when they are done."""
+    total = filled(rows, x[2], F0)
+    sum_low(t.calls, (x, array_of(which), total))
+    freed(x[0])
+    out = low(t, rows, x[2])
+    rounded(t.calls, (total, out))
+    freed(total[0])
+    return out
+
+
+@kernel(**INNER)
 def _forward_junction(t, w, r, o, place, k, site):  # type: ignore[no-untyped-def]
     """Do what `Pass._junction` does behind attention or the MLP; give back the memory of o."""
     rows, D = r[1], r[2]
     base = VECTORS + k * EACH_VECTORS
     shift, norm = (OUTPUT_BIAS, ONE) if site == _BEHIND_ATTENTION else (DOWN_BIAS, TWO)
-    s, stats, y = new(rows, D), new(rows, STATISTICS), new(rows, D)
+    s, stats, y = new(rows, D), new(rows, STATISTICS), low(t, rows, D)
     # The residual stream behind is s itself without a LayerNorm in it, and the kernel writes no other.
     out, written = (new(rows, D), rows) if t.post else (s, ZERO)
     v = t.vectors
@@ -202,7 +246,7 @@ def _backward_junction(t, w, d, d_y, s, stats, place, k, site):  # type: ignore[
     D = d[2]
     base = VECTORS + k * EACH_VECTORS
     shift, norm = (OUTPUT_BIAS, ONE) if site == _BEHIND_ATTENTION else (DOWN_BIAS, TWO)
-    d_o = new(d[1], D)
+    d_o = low(t, d[1], D)
     v = t.vectors
     junction_backward(
         t.calls,
@@ -230,7 +274,7 @@ def behind_attention(t, w, r, mixed, place, k, mine):  # type: ignore[no-untyped
     if mine:
         freed(r[0])
     slope = apply(t, base + UP, y1)
-    g = new(slope[1], slope[2])
+    g = low(t, slope[1], slope[2])
     gelu(t.calls, (slope, (t.vectors[VECTORS + k * EACH_VECTORS + UP_BIAS, 0], g[2]), g))
     o = apply(t, base + DOWN, g)
     s2, stats2, out2, y2 = _forward_junction(t, w, out1, o, place, k, _BEHIND_MLP)

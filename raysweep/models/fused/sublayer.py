@@ -87,7 +87,7 @@ class Site:
         return found
 
     def summed(self, d: np.ndarray, rows: int) -> np.ndarray:
-        """Return the gradient of x with so many rows, given d, that of `each(x)`; d, where rows stay apart."""
+        """Return the gradient of x with so many rows, given d, that of `each(x)`; d where rows stay apart."""
         if self.into is None:
             return d
         total = np.zeros((rows, d.shape[1]), dtype=np.float32)

@@ -14,6 +14,7 @@ import torch
 
 from raysweep.models.fused import products
 from raysweep.models.fused.packing import Chunk
+from raysweep.models.fused.products import array
 from raysweep.models.fused.sublayer import gathers
 from raysweep.models.fused.weights import Matrix, Vector
 
@@ -31,11 +32,12 @@ LOW, SUM, OUTPUTS, INPUTS, HEADS, APPLIED, RETURNED, HAS_APPLIED, HAS_RETURNED =
 TOKENS, DENSE, QUERY, KEY, VALUE, KEY_VALUE, MATRICES = np.arange(7)
 PROJECTION, OUTPUT, UP, DOWN, EACH_MATRICES = np.arange(5)
 
-#: Rows of the table of vectors, whose columns are the addresses of values and of the gradient's sum.  A
-#: LayerNorm has a row for its weight and one for its bias; `ENTERING` is that before the first layer of a
-#: pre-norm encoder, and `ONE` and `TWO` are those behind a layer's sublayers.
-POSITIONS, DECODER_BIAS, DENSE_BIAS = np.arange(3)
-EMBEDDING, HEAD, ENTERING, VECTORS = np.arange(3, 11, 2)
+#: Rows of the table of vectors, whose columns are the addresses of values and of the gradient's sum; `WORDS`
+#: and `POSITIONS` are those of the tables of embeddings.  A LayerNorm has a row for its weight and one for
+#: its bias; `ENTERING` is that before the first layer of a pre-norm encoder, and `ONE` and `TWO` are those
+#: behind a layer's sublayers.
+WORDS, POSITIONS, DECODER_BIAS, DENSE_BIAS = np.arange(4)
+EMBEDDING, HEAD, ENTERING, VECTORS = np.arange(4, 12, 2)
 PROJECTION_BIAS, OUTPUT_BIAS, UP_BIAS, DOWN_BIAS = np.arange(4)
 ONE, TWO, EACH_VECTORS = np.arange(4, 10, 2)
 
@@ -45,12 +47,12 @@ _LINE = 16
 
 
 class Tables(NamedTuple):
-    """An encoder's matrices, vectors and sizes.
+    """An encoder's matrices, vectors and sizes; `calls` are those of `raysweep.compiled.addresses`.
 
     `eps` are those of the LayerNorms: the embedding's, the head's, the one of `ENTERING`, and two a layer.
     """
 
-    calls: np.ndarray
+    calls: tuple[np.ndarray, np.ndarray]
     matrices: np.ndarray
     vectors: np.ndarray
     eps: np.ndarray
@@ -88,23 +90,29 @@ class Words(NamedTuple):
 
 
 def serves(weights: EncoderWeights) -> bool:
-    """Return whether all is float32 in C order, and products with weights and sums are compiled ones."""
+    """Return whether parameters are float32 in C order, and all products and their sums are compiled ones.
+
+    Products by tiles are left to `Pass`: they need more rows than there may be masked words.
+    """
+    if products.TILES and weights.dtype == torch.bfloat16:
+        return False
     plain = all(p.dtype == torch.float32 and p.is_contiguous() for p in weights.parameters)
     return plain and all(
-        matrix.low.dtype == torch.float32
+        matrix.low.dtype == weights.dtype
         and products.serves(matrix.low)
-        and products.serves_sum(matrix.gradient, matrix.heads, matrix.gradient.dtype)
+        and products.serves_sum(matrix.gradient, matrix.heads, array(matrix.low).dtype)
         for matrix in _matrices(weights)
     )
 
 
-def tables(weights: EncoderWeights, calls: np.ndarray) -> tuple[Tables, np.ndarray]:
+def tables(weights: EncoderWeights, calls: tuple[np.ndarray, np.ndarray]) -> tuple[Tables, np.ndarray]:
     """Return the tables of weights, and the memory of the layouts, which is to last as long as these.
 
-    No layout is made yet.  `calls` are the addresses of kernels.
+    No layout is made yet.  `calls` are the addresses of kernels for the weights' precision.
     """
     norms = [weights.embedding_norm, weights.head_norm, weights.layers[0].attention_norm]
-    vectors = [weights.positions, weights.decoder_bias, weights.dense_bias, *_vectors(norms)]
+    embedding = Vector(weights.token_values, weights.tokens.gradient)
+    vectors = [embedding, weights.positions, weights.decoder_bias, weights.dense_bias, *_vectors(norms)]
     for k, layer in enumerate(weights.layers):
         behind = weights.behind(k)
         norms += behind
@@ -177,8 +185,11 @@ def _vectors(norms: Sequence[Norm]) -> Iterator[Vector]:
 
 
 def _sizes(matrix: Matrix) -> tuple[int, int]:
-    """Return the numbers of both layouts of a matrix."""
+    """Return the terms of both layouts of a matrix: numbers of float32, or pairs of bfloat16."""
     rows, columns = matrix.low.shape
-    wide = products.COLUMNS
+    wide, pair = products.COLUMNS, 4 // matrix.low.itemsize
     own = rows // matrix.heads
-    return matrix.heads * -(-own // wide) * columns * wide, matrix.heads * -(-columns // wide) * own * wide
+    return (
+        matrix.heads * -(-own // wide) * (columns // pair) * wide,
+        matrix.heads * -(-columns // wide) * (own // pair) * wide,
+    )

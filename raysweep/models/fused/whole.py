@@ -1,6 +1,6 @@
 """Both passes of an encoder's chunk in one call of compiled code.
 
-It does what `raysweep.models.fused.encoder.Pass` does, in float32, by the same kernels in the same order.
+It does what `raysweep.models.fused.encoder.Pass` does, by the same kernels in the same order.
 Each number is the same, unless torch computes a product of few rows for `Pass`: here all are compiled ones.
 `Pass` calls kernels from Python, some twenty for each layer.  Each such call looks at its arguments anew,
 which for small models takes about as long as the arithmetic.  `Pass` serves where something else is wanted
@@ -13,13 +13,14 @@ error, such as a lack of memory, they are lost.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from threading import Lock
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numba import types
 
 from raysweep.compiled import kernel
-from raysweep.compiled.addresses import freed, read, write
+from raysweep.compiled.addresses import Low, freed, read, write
 from raysweep.compiled.scalars import COMPILED
 from raysweep.models.fused import tables
 from raysweep.models.fused.asking import ask, ask_backward
@@ -29,6 +30,7 @@ from raysweep.models.fused.parts import (
     F0,
     STATISTICS,
     UNIT,
+    add,
     apply,
     array_of,
     attend,
@@ -41,6 +43,9 @@ from raysweep.models.fused.parts import (
     embed_backward,
     filled,
     give_back,
+    low,
+    low_rows_of,
+    low_summed,
     new,
     norm,
     norm_backward,
@@ -49,6 +54,7 @@ from raysweep.models.fused.parts import (
     transform,
     transform_backward,
 )
+from raysweep.models.fused.products import array
 from raysweep.models.fused.tables import (
     DECODER_BIAS,
     DENSE,
@@ -60,20 +66,23 @@ from raysweep.models.fused.tables import (
     HAS_APPLIED,
     HEAD,
     INPUTS,
-    LOW,
     MATRICES,
     OUTPUTS,
     POSITIONS,
     PROJECTION,
     PROJECTION_BIAS,
-    SUM,
     TOKENS,
     UP,
     VECTORS,
+    WORDS,
 )
 
 if TYPE_CHECKING:
     from raysweep.models.fused.encoder import EncoderWeights
+
+
+#: Held by the thread that may compile `_run`.
+_compiling = Lock()
 
 
 class Whole:
@@ -83,9 +92,12 @@ class Whole:
     """
 
     def __init__(self, weights: EncoderWeights) -> None:
-        self._tables, self._layouts = tables.tables(weights, CALLS.addresses())
-        # Arrays of other types would be read as what they are not.
-        _run.disable_compile()
+        with _compiling:
+            _run.disable_compile(False)
+            calls = CALLS.addresses(array(weights.tokens.low).dtype)
+            # Arrays of other types would be read as what they are not.
+            _run.disable_compile()
+        self._tables, self._layouts = tables.tables(weights, calls)
 
     def forget(self) -> None:
         """Lay matrices out anew at their next products."""
@@ -103,16 +115,16 @@ class Whole:
         return loss
 
     def encode(self, chunk: Chunk, cut: int, stride: int, sites: Sequence[np.uint64]) -> np.ndarray:
-        """Return the encoder's output [M, D] at masked words; dropout is given as to `learn`."""
+        """Return the encoder's output [M, D] at masked words, float32; dropout is given as to `learn`."""
         words = tables.words(self._tables, chunk, cut, stride, sites)
-        out = np.empty((len(chunk.masked), self._tables.matrices[TOKENS, INPUTS]), dtype=np.float32)
+        out = np.zeros((len(chunk.masked), self._tables.matrices[TOKENS, INPUTS]), dtype=np.float32)
         _run(self._tables, words, np.float32(0), True, out)
         return out
 
 
 @kernel(**COMPILED)
 def _run(t, w, factor, reading, states):  # type: ignore[no-untyped-def]
-    """Do what `Whole.learn` does; or with `reading` write what `Whole.encode` returns, to `states` [M, D]."""
+    """Do what `Whole.learn` does; or with `reading` add what `Whole.encode` returns to `states` [M, D]."""
     v, V, D = t.vectors, t.matrices[TOKENS, OUTPUTS], t.matrices[TOKENS, INPUTS]
     # Entering words, words of the chunk, and words that ask.
     n, N, M, last = np.int64(len(w.ids)), np.int64(len(w.place)), np.int64(len(w.masked)), t.layers - 1
@@ -122,9 +134,9 @@ def _run(t, w, factor, reading, states):  # type: ignore[no-untyped-def]
     cut, longest, heads, stride = w.cut, w.longest, t.heads, w.stride
 
     # Forward.
-    tokens, positions = (t.matrices[TOKENS, LOW], V, D), (v[POSITIONS, 0], t.places, D)
+    tokens, positions = (v[WORDS, 0], V, D), (v[POSITIONS, 0], t.places, D)
     embedded, embedding_stats, y, entering_stats = (
-        new(n, D), new(n, STATISTICS), new(n, D), new(n, STATISTICS)
+        new(n, D), new(n, STATISTICS), low(t, n, D), new(n, STATISTICS)
     )  # fmt: skip
     embed(
         t.calls,
@@ -142,10 +154,10 @@ def _run(t, w, factor, reading, states):  # type: ignore[no-untyped-def]
     for k in range(last):
         entered, own = y, apply(t, MATRICES + k * EACH_MATRICES + PROJECTION, y)
         if k == 0 and few:
-            each = rows_of(own, w.which)
+            each = low_rows_of(t, own, w.which)
             freed(own[0])
-            own, r, mine = each, rows_of(r, w.which), True
-        shift, mixed = (v[VECTORS + k * EACH_VECTORS + PROJECTION_BIAS, 0], 3 * D), new(N, D)
+            own, r, mine = each, rows_of(t, r, w.which), True
+        shift, mixed = (v[VECTORS + k * EACH_VECTORS + PROJECTION_BIAS, 0], 3 * D), low(t, N, D)
         attend(
             t.calls,
             (
@@ -166,12 +178,12 @@ def _run(t, w, factor, reading, states):  # type: ignore[no-untyped-def]
 
     # The last layer: masked words ask.
     before = r
-    r = rows_of(r, w.rows)
+    r = rows_of(t, r, w.rows)
     if mine:
         freed(before[0])
     if alone:
         before = y
-        y = rows_of(y, w.which)
+        y = low_rows_of(t, y, w.which)
         freed(before[0])
     mixed, asking = ask(t, w, y)
     r, hidden, more = behind_attention(t, w, r, mixed, asked, last, True)
@@ -179,15 +191,13 @@ def _run(t, w, factor, reading, states):  # type: ignore[no-untyped-def]
         freed(r[0])
     if reading:
         give_back(t, more)
-        for m in range(M):
-            for j in range(D):
-                states[m, j] = read(hidden[0], m * D + j)
+        add(t.calls, (hidden, (np.int64(states.ctypes.data), M, D)))
         for x in (embedded, embedding_stats, entering_stats, y, hidden, *asking):
             freed(x[0])
         return 0.0
 
     # The head.
-    z, inputs, head_stats = apply(t, DENSE, hidden), new(M, D), new(M, STATISTICS)
+    z, inputs, head_stats = apply(t, DENSE, hidden), low(t, M, D), new(M, STATISTICS)
     shift, weight = (v[DENSE_BIAS, 0], D), (v[HEAD, 0], D)
     transform(t.calls, (z, shift, weight, (v[HEAD + 1, 0], D), t.eps[1], head_stats, inputs))
     logits = apply(t, TOKENS, inputs)
@@ -224,7 +234,7 @@ def _run(t, w, factor, reading, states):  # type: ignore[no-untyped-def]
             ),
             d, d_y, place, k,
         )  # fmt: skip
-        row, d_own = v[VECTORS + k * EACH_VECTORS + PROJECTION_BIAS], new(N, 3 * D)
+        row, d_own = v[VECTORS + k * EACH_VECTORS + PROJECTION_BIAS], low(t, N, 3 * D)
         shift, slope = (row[0], 3 * D), (row[1], 3 * D)
         attend_backward(
             t.calls,
@@ -236,16 +246,14 @@ def _run(t, w, factor, reading, states):  # type: ignore[no-untyped-def]
         freed(d_mixed[0])
         freed(own[0])
         if k == 0 and few:
-            d_own = summed(t, d_own, w.which, n)
+            d_own = low_summed(t, d_own, w.which, n)
         d_y = back(t, MATRICES + k * EACH_MATRICES + PROJECTION, d_own, entered)
     if few:
         d = summed(t, d, w.rows if alone else w.which, n)
         if alone:
-            d_y = summed(t, d_y, w.which, n)
+            d_y = low_summed(t, d_y, w.which, n)
     if t.post:
-        # The kernel of `Pass` adds rows by their numbers.
-        for j in range(n * D):
-            write(d[0], j, read(d[0], j) + read(d_y[0], j))
+        add(t.calls, (d_y, d))
     else:
         slopes = (v[ENTERING, 1], D), (v[ENTERING + 1, 1], D), (v[ENTERING, 0], D)
         norm_backward(t.calls, (embedded, slopes[2], entering_stats, d_y, d, slopes[0], slopes[1]))
@@ -253,7 +261,7 @@ def _run(t, w, factor, reading, states):  # type: ignore[no-untyped-def]
         t.calls,
         (
             ids, at, place, tokens, positions, (v[EMBEDDING, 0], D), w.sites[0], cut, embedding_stats, d,
-            (t.matrices[TOKENS, SUM], V, D), (v[POSITIONS, 1], t.places, D),
+            (v[WORDS, 1], V, D), (v[POSITIONS, 1], t.places, D),
             (v[EMBEDDING, 1], D), (v[EMBEDDING + 1, 1], D),
         ),
     )  # fmt: skip
@@ -267,7 +275,10 @@ _COUNT = types.int64
 #: No kernel calls this one.  It is here to be compiled in turn with those that it calls.
 CALLS.of(
     _run,
-    types.NamedTuple([_VECTOR, _TABLE, _TABLE, _NUMBERS, *[_COUNT] * 3, types.boolean], tables.Tables),
+    types.NamedTuple(
+        [types.Tuple([_VECTOR, Low(1)]), _TABLE, _TABLE, _NUMBERS, *[_COUNT] * 3, types.boolean],
+        tables.Tables,
+    ),
     types.NamedTuple(
         [*[_VECTOR] * 10, _COUNT, types.boolean, types.uint64[::1], _COUNT, _COUNT], tables.Words
     ),
