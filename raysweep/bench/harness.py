@@ -148,10 +148,11 @@ def paired_ratio(one: Callable[[], object], other: Callable[[], object], rounds:
     return median(ratios)
 
 
-def shares(parts: Mapping[str, tuple[object, str]], work: Callable[[], object]) -> list[Figure]:
-    """Return the share of the CPU time of one call of `work` that each function takes, as figures by name.
+def shares(parts: Mapping[str, tuple[object, Sequence[str]]], work: Callable[[], object]) -> list[Figure]:
+    """Return the share of the CPU time of one call of `work` that each part takes, as figures by name.
 
-    A function is given as its owner, a module or a class, and its name there.  None may call another of them.
+    A part is some functions, given as their owner, a module or a class, and their names there.  None may call
+    another one.
     """
     spent = dict.fromkeys(parts, 0.0)
 
@@ -165,16 +166,17 @@ def shares(parts: Mapping[str, tuple[object, str]], work: Callable[[], object]) 
 
         return call
 
-    originals = {part: getattr(owner, name) for part, (owner, name) in parts.items()}
+    functions = [(part, owner, name) for part, (owner, names) in parts.items() for name in names]
+    originals = [getattr(owner, name) for _, owner, name in functions]
     try:
-        for part, (owner, name) in parts.items():
-            setattr(owner, name, timed(part, originals[part]))
+        for (part, owner, name), original in zip(functions, originals, strict=True):
+            setattr(owner, name, timed(part, original))
         began = time.process_time()
         work()
         whole = time.process_time() - began
     finally:
-        for part, (owner, name) in parts.items():
-            setattr(owner, name, originals[part])
+        for (_, owner, name), original in zip(functions, originals, strict=True):
+            setattr(owner, name, original)
     return [Figure(name=part, unit="", value=taken / whole) for part, taken in spent.items()]
 
 

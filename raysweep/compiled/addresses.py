@@ -69,7 +69,8 @@ class Calls:
         def call(context, addresses, arguments):  # type: ignore[no-untyped-def]
             if not isinstance(addresses, types.BaseTuple) or not _alike(arguments, wanted):
                 return None  # numba refuses the call
-            own = [_kind(k, addresses[1].dtype) for k in kinds]
+            _, like = addresses
+            own = [_kind(k, like.dtype) for k in kinds]
 
             def generate(context, builder, signature, given):  # type: ignore[no-untyped-def]
                 pair, packed = given
@@ -129,7 +130,7 @@ def _kind(kind: Any, low: Any) -> Any:
     if isinstance(kind, types.NamedTuple):
         return types.NamedTuple([_kind(part, low) for part in kind.types], kind.instance_class)
     if isinstance(kind, types.BaseTuple):
-        return types.Tuple([_kind(part, low) for part in kind.types])
+        return types.Tuple([_kind(part, low) for part in kind])
     if not isinstance(kind, Low):
         return kind
     pairs = kind.terms and low == types.uint16

@@ -66,11 +66,13 @@ def test_shares_are_of_one_call_and_functions_are_put_back(clock: Clock) -> None
         module.slow()
         clock.now += 4.0
 
-    found = harness.shares({"of fast": (module, "fast"), "of slow": (module, "slow")}, work)
+    found = harness.shares({"of fast": (module, ["fast"]), "of slow": (module, ["slow"])}, work)
     assert [(figure.name, figure.value) for figure in found] == [("of fast", 1 / 8), ("of slow", 3 / 8)]
     assert (module.fast, module.slow) == (fast, slow)
+    [both] = harness.shares({"of both": (module, ["fast", "slow"])}, work)
+    assert both.value == 4 / 8
     with pytest.raises(ZeroDivisionError):
-        harness.shares({"of fast": (module, "fast")}, lambda: 1 / 0)
+        harness.shares({"of fast": (module, ["fast"])}, lambda: 1 / 0)
     assert module.fast is fast
 
 

@@ -140,7 +140,7 @@ def against_the_loop(name: Literal["lbfgs", "adamw"], quick: bool) -> Case:
             least = "share of the time in the least objective, for the gap"
             found += [
                 share_of_gemm(flops_of_steps(data), ours, rounds=1),
-                *shares({least: (probe, "solve")}, ours),
+                *shares({least: (probe, ["solve"])}, ours),
             ]
         return found
 

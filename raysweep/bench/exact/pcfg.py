@@ -113,7 +113,7 @@ def layered(quick: bool) -> Case:
         ],
         rounds=3 if quick else 5,
         figures=lambda timing, peak: [
-            *shares({"share of the time in compiled code": (sparse, "write_conditionals")}, all_parts),
+            *shares({"share of the time in compiled code": (sparse, ["write_conditionals"])}, all_parts),
             *(
                 Figure(
                     name=f"time of {name} alone, by that of all", unit="", value=paired_ratio(part, all_parts)

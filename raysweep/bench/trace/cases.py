@@ -138,16 +138,20 @@ def _shares(what: Subject, inputs: int) -> list[Figure]:
     """Return which shares of an input's time its parts take, and how fast products of matrices are."""
     from raysweep.flatness.fused.lstm import LSTMNorms
     from raysweep.flatness.fused.taps import ChunkNorms
-    from raysweep.models.fused import attention, recurrent
+    from raysweep.models.fused import attention, kernels, recurrent
     from raysweep.models.lstm import LSTM
 
-    norms: tuple[object, str] = ChunkNorms, "linear"
-    parts: dict[str, tuple[object, str]] = {"in attention's backward pass": (attention, "attend_backward")}
+    norms: type = ChunkNorms
+    parts: dict[str, tuple[object, Sequence[str]]] = {
+        "in attention": (attention, ["attend", "attend_backward", "gather", "gather_backward"]),
+        "in activations": (kernels, ["gelu", "gelu_backward", "transform", "transform_backward"]),
+        "in LayerNorms": (kernels, ["embed", "norm", "norm_backward", "junction", "junction_backward"]),
+    }
     if isinstance(what.model, LSTM):
-        norms = LSTMNorms, "linear"
+        norms = LSTMNorms
         parts = {
-            "in the passes of the gates, forward": (recurrent, "advance"),
-            "in the passes of the gates, backward": (recurrent, "retreat"),
+            "in the passes of the gates, forward": (recurrent, ["advance"]),
+            "in the passes of the gates, backward": (recurrent, ["retreat"]),
         }
     ids, positions, _ = what.inputs(inputs)
     work = partial(input_traces, what.model, ids, positions)
@@ -157,9 +161,10 @@ def _shares(what: Subject, inputs: int) -> list[Figure]:
         Figure(name="rate of these products by the peak in float32", unit="", value=rate),
         *shares(
             {
-                "share of an input in norms of matrices' gradients": norms,
+                "share of an input in norms of matrices' gradients": (norms, ["linear"]),
+                "in norms of other gradients": (ChunkNorms, ["scale", "_tables"]),
                 **parts,
-                "in control statistics": (Control, "statistics"),
+                "in control statistics": (Control, ["statistics"]),
             },
             work,
         ),

@@ -259,7 +259,7 @@ class Pass:
 
     def entered(self, x: np.ndarray) -> np.ndarray:
         """Return a row of x, which has one for each word that enters, for each row of `backward`'s result."""
-        return x if self.which is self._into else x.take(self.which, axis=0)
+        return x if self.which is None or self._into is not None else x.take(self.which, axis=0)
 
     def learn(self, d_logits: np.ndarray) -> None:
         """Do the backward pass, and add the gradients of the embedding to the weights' sums as well."""

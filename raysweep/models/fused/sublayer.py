@@ -147,7 +147,7 @@ class Attention:
             attention.attend_backward(
                 *self._arguments(), d_mixed, nothing, d_key_value, d_key_value, bias, bias
             )
-            y = self.y if site.which is site.into else site.each(self.y)
+            y = site.each(self.y) if site.into is None else self.y
             return site.projection.back(site.summed(d_key_value, len(self.y)), y)
         d_query = _like(self._query)
         attention.attend_backward(
