@@ -24,8 +24,8 @@ Say = Callable[[str], None]
 
 W = TypeVar("W")
 
-#: Bytes of a block that is large to glibc, whichever its settings.
-_LARGE_BLOCK = 2**20
+#: Bytes of a block at whose end glibc looks for memory to give back, and which has no pages of its own.
+_LARGE_BLOCK = 3 * 2**15
 
 #: The devices that suites run on.
 Device = Literal["cpu", "cuda"]
@@ -140,19 +140,21 @@ def paired_ratio(one: Callable[[], object], other: Callable[[], object], rounds:
     one(), other()
     ratios = []
     for _ in range(rounds):
-        marks = [time.process_time()]
+        spent = []
         for work in (one, other):
+            _settle()
+            began = time.process_time()
             work()
-            marks.append(time.process_time())
-        ratios.append((marks[1] - marks[0]) / (marks[2] - marks[1]))
+            spent.append(time.process_time() - began)
+        ratios.append(spent[0] / spent[1])
     return median(ratios)
 
 
 def shares(parts: Mapping[str, tuple[object, Sequence[str]]], work: Callable[[], object]) -> list[Figure]:
     """Return the share of the CPU time of one call of `work` that each part takes, as figures by name.
 
-    A part is some functions, given as their owner, a module or a class, and their names there.  None may call
-    another one.
+    A part is some functions, given as their owner, a module or a class, and their names there.  No function
+    given may call another one given.
     """
     spent = dict.fromkeys(parts, 0.0)
 

@@ -61,16 +61,15 @@ class Calls:
         low arrays are bfloat16, `of_pairs` is called in place of `kernel`, if given.
         """
         number = len(self._kernels)
-        chosen = {types.float32: kernel, types.uint16: kernel if of_pairs is None else of_pairs}
+        chosen = {types.float32: kernel, types.uint16: of_pairs or kernel}
         self._kernels.append((chosen, kinds, result))
         wanted = types.Tuple([types.UniTuple(types.int64, 1 + _axes(k)) if _axes(k) else k for k in kinds])
 
         @intrinsic
         def call(context, addresses, arguments):  # type: ignore[no-untyped-def]
-            if not isinstance(addresses, types.BaseTuple) or not _alike(arguments, wanted):
+            if not isinstance(addresses, types.Tuple) or not _alike(arguments, wanted):
                 return None  # numba refuses the call
-            _, like = addresses
-            own = [_kind(k, like.dtype) for k in kinds]
+            own = [_kind(k, addresses.types[1].dtype) for k in kinds]
 
             def generate(context, builder, signature, given):  # type: ignore[no-untyped-def]
                 pair, packed = given
@@ -94,9 +93,9 @@ class Calls:
         return call
 
     def addresses(self, low: np.dtype) -> tuple[np.ndarray, np.ndarray]:
-        """Return the addresses int64 [kernels], and an array without entries of type `low`.
+        """Return the addresses int64 [kernels] for low arrays of type `low`, and an empty array of that type.
 
-        That is float32 or uint16.  Kernels that are not yet compiled for it are compiled first.  Of several
+        `low` is float32 or uint16.  Kernels that are not yet compiled for it are compiled first.  Of several
         processes that do so at once, each takes them in an order of its own: where one compiles a kernel, the
         others would all wait for it.
         """
@@ -126,11 +125,11 @@ def _axes(kind: Any) -> int:
 
 
 def _kind(kind: Any, low: Any) -> Any:
-    """Return a type with those of low arrays as they are where their numbers are of type `low`."""
+    """Return a type with each `Low` in it replaced by the array's own type, where low numbers are `low`."""
     if isinstance(kind, types.NamedTuple):
         return types.NamedTuple([_kind(part, low) for part in kind.types], kind.instance_class)
-    if isinstance(kind, types.BaseTuple):
-        return types.Tuple([_kind(part, low) for part in kind])
+    if isinstance(kind, types.Tuple):
+        return types.Tuple([_kind(part, low) for part in kind.types])
     if not isinstance(kind, Low):
         return kind
     pairs = kind.terms and low == types.uint16

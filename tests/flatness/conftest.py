@@ -17,10 +17,14 @@ def make_model() -> Callable[..., Encoder]:
     """Return a maker of encoders whose weights, biases and LayerNorms are all random."""
 
     def make(
-        norm: str = "pre", dtype: torch.dtype = torch.float64, length: int = 4, noise: float = 0.4
+        norm: str = "pre",
+        dtype: torch.dtype = torch.float64,
+        length: int = 4,
+        noise: float = 0.4,
+        shape: str = "8/2/2/12",
     ) -> Encoder:
         language = SimpleNamespace(vocabulary_size=VOCABULARY, pad_id=VOCABULARY, max_length=length)
-        model = EncoderConfig(shape="8/2/2/12", norm=norm).build(language, seed=3).to(dtype)
+        model = EncoderConfig(shape=shape, norm=norm).build(language, seed=3).to(dtype)
         generator = torch.Generator().manual_seed(1)
         with torch.no_grad():
             for parameter in model.parameters():

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from raysweep.compiled.tiles import PAIRS
-from raysweep.models.fused import by_tiles, kernels, products
+from raysweep.models.fused import by_tiles, products
 from raysweep.models.fused.products import array, tensor
+from raysweep.models.fused.rows import add, add_rows, round_rows, take_rows
 
 needs_pairs = pytest.mark.skipif(
     not PAIRS, reason="this processor has no instructions for pairs of bfloat16 numbers"
@@ -261,8 +262,24 @@ def test_rows_are_added_where_they_belong(dtype):
     out, x = torch.randn(2, 5, 20, generator=torch.Generator().manual_seed(0)).to(dtype)
     wanted = out.clone()
     wanted[[4, 1]] += x[:2]
-    kernels.add_rows(array(out), np.array([4, 1]), array(x[:2]))
+    add_rows(array(out), np.array([4, 1]), array(x[:2]))
     assert torch.equal(out, wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_are_taken_added_up_and_rounded(dtype):
+    x = torch.randn(5, 20, generator=torch.Generator().manual_seed(0))
+    x[0, :3] = torch.tensor(
+        [1 + 2**-8, 1 + 3 * 2**-8, -(2.0**-130)]
+    )  # ties, and a number below the normal ones
+    low, rows = torch.empty(5, 20, dtype=dtype), np.array([3, 0, 3])
+    round_rows(array(x), array(low))
+    assert torch.equal(low, x.to(dtype))
+    taken, total = torch.empty(3, 20, dtype=dtype), x.clone()
+    take_rows(array(low), rows, array(taken))
+    assert torch.equal(taken, low[rows])
+    add(array(low), array(total))
+    assert torch.equal(total, x + low)
 
 
 @pytest.fixture

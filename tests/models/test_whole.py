@@ -72,7 +72,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[Chunk]:
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("mask", ["one", 0.4, 0.9])
 @pytest.mark.parametrize("norm", ["pre", "post"])
-@pytest.mark.parametrize("shape", ["32/2/1/48", "32/4/3/64", "48/1/2/80"])
+@pytest.mark.parametrize("shape", ["32/2/1/48", "32/4/3/64", "48/1/2/80", "16/2/2/32"])
 @pytest.mark.parametrize("language", [LANGUAGE, SMALL], ids=["many words", "few words"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_loss_and_gradients_are_those_of_the_passes_call_by_call(
@@ -109,7 +109,10 @@ def test_both_ways_of_attention_and_equal_words_are_among_these(monkeypatch: pyt
     assert ways == {(True, False), (False, False), (True, True), (False, True)}
 
 
-def test_chunks_and_threads_add_up_as_they_do_call_by_call(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_chunks_and_threads_add_up_as_they_do_call_by_call(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, batch = make(0.2), draw(0.3, size=90)
     monkeypatch.setattr(fused, "CHUNK", 200)
     chunks, before = counted(monkeypatch), torch.get_num_threads()
@@ -119,7 +122,7 @@ def test_chunks_and_threads_add_up_as_they_do_call_by_call(monkeypatch: pytest.M
         for threads in (1, 2):
             torch.set_num_threads(threads)
             try:
-                found.append(stepped(model, batch))
+                found.append(stepped(model, batch, dtype))
             finally:
                 torch.set_num_threads(before)
     assert len(chunks) > 4
@@ -141,11 +144,20 @@ def test_sentences_without_a_masked_word_add_nothing(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("mask", ["one", 0.9])
+@pytest.mark.parametrize("shape", ["32/2/1/48", "32/4/3/64"])
+@pytest.mark.parametrize("language", [LANGUAGE, SMALL], ids=["many words", "few words"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_states_are_those_of_the_passes_call_by_call(
-    dtype: torch.dtype, norm: str, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype,
+    language: PCFG,
+    shape: str,
+    mask: Any,
+    norm: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model, batch = make(0.2, norm=norm), draw(0.3)
+    model = make(0.2, language=language, shape=shape, norm=norm)
+    batch = draw(mask, size=120, language=language)
     chunks = counted(monkeypatch)
     with torch.no_grad():
         for mode in (model.train(), model.eval()):
@@ -163,7 +175,7 @@ def test_states_are_those_of_the_passes_call_by_call(
 
 @pytest.mark.parametrize(("options", "dtype"), [
     ({"shape": "24/2/2/48"}, torch.bfloat16), ({"shape": "24/2/2/48"}, torch.float32),
-    ({"shape": "32/2/2/40"}, torch.float32),
+    ({"shape": "32/2/2/40"}, torch.float32), ({"shape": "48/4/2/64"}, torch.bfloat16),
 ])  # fmt: skip
 def test_where_torch_computes_a_product_it_is_call_by_call(
     options: dict[str, Any], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
@@ -222,13 +234,14 @@ def test_few_rows_are_multiplied_by_torch_or_here_up_to_rounding(monkeypatch: py
         assert torch.allclose(one, two, rtol=1e-4, atol=1e-6)
 
 
-def test_few_rows_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_few_rows_are_left_to_torch(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     chunks, batch = counted(monkeypatch), draw()
     words = int(batch.lengths.sum())
     for most, served in ((words, 1), (words + 1, 0)):
-        monkeypatch.setattr(fused, "MANY", {torch.float32: most})
+        monkeypatch.setattr(fused, "MANY", {dtype: most})
         chunks.clear()
-        stepped(make(), batch)
+        stepped(make(), batch, dtype)
         assert len(chunks) == served
 
 

@@ -144,8 +144,19 @@ def _shares(what: Subject, inputs: int) -> list[Figure]:
     norms: type = ChunkNorms
     parts: dict[str, tuple[object, Sequence[str]]] = {
         "in attention": (attention, ["attend", "attend_backward", "gather", "gather_backward"]),
-        "in activations": (kernels, ["gelu", "gelu_backward", "transform", "transform_backward"]),
-        "in LayerNorms": (kernels, ["embed", "norm", "norm_backward", "junction", "junction_backward"]),
+        "in activations": (kernels, ["gelu", "gelu_backward"]),
+        "in LayerNorms": (
+            kernels,
+            [
+                "embed",
+                "norm",
+                "norm_backward",
+                "junction",
+                "junction_backward",
+                "transform",
+                "transform_backward",
+            ],
+        ),
     }
     if isinstance(what.model, LSTM):
         norms = LSTMNorms

@@ -6,7 +6,8 @@ It computes what `raysweep.models.encoder.Encoder` does in training, on packed s
 .attention).  The residual stream, LayerNorm, softmax, the loss and sums of gradients are float32.  The last
 layer has queries, and everything behind its attention, for masked words alone, and keys and values only where
 many words are masked (.sublayer).  The gradients of a chunk are computed right after its loss, while its
-activations are in the cache (`step`).  Where all products are compiled ones, a chunk is one call (.whole).
+activations are in the cache (`step`).  Where all products are compiled ones in vectors, a chunk is one call
+(.whole).
 
 Cost, with D the width, F the intermediate size, L layers: at most the products of `training_flops`, and about
 (20 D + 4 F) L bytes of activations for each word of a chunk in bfloat16.  Weights are laid out twice for
@@ -31,6 +32,7 @@ from raysweep.models.encoder import Encoder, EncoderLayer
 from raysweep.models.fused import kernels
 from raysweep.models.fused.packing import Chunk
 from raysweep.models.fused.products import MANY, array, tensor
+from raysweep.models.fused.rows import add, sum_rows
 from raysweep.models.fused.states import states
 from raysweep.models.fused.step import Step
 from raysweep.models.fused.sublayer import Attended, Site
@@ -184,8 +186,8 @@ class Pass:
 
     Without dropout, equal words in equal places are equal up to the first attention.  Where all pairs of a
     word and a place are at most half as many as the chunk's words, what comes before that is computed for
-    these pairs, and so are its gradients, unless they are to be `apart` for each word.  `ids` and `at` are
-    the words that enter.
+    these pairs.  Their gradients are summed, unless these are to be `apart` for each word of the chunk.
+    `ids` and `at` are the words that enter.
     """
 
     head: Head
@@ -210,7 +212,7 @@ class Pass:
         self.ids, self.at = chunk.ids, chunk.at
         if pairs is not None:
             self.ids, self.at, self.which = pairs
-        self._into = None if apart else self.which
+        self._apart = apart
         self.embedding_stats, self.entering_stats = _float(len(self.ids), 2), _float(len(self.ids), 2)
         self._kept: list[Kept] = []
 
@@ -240,14 +242,14 @@ class Pass:
         for k in range(len(self.weights.layers) - 1, -1, -1):
             d, d_y = self._layer_backward(k, self._kept.pop(), d, d_y)
         self._kept = kept
-        if self._into is not None:
+        if self.which is not None and not self._apart:
             total = np.zeros((len(self.ids), self.width), dtype=np.float32)
-            kernels.sum_rows(d, self._into[self.chunk.masked] if self._last(0) else self._into, total)
+            sum_rows(d, self.which[self.chunk.masked] if self._last(0) else self.which, total)
             d = total
             if self._last(0):
                 d_y = self._site(0).summed(d_y, len(self.ids))
         if self.post:
-            kernels.add(d_y, d)
+            add(d_y, d)
         else:
             first = self.weights.layers[0].attention_norm
             embedded, stats = self.entered(self.embedded), self.entered(self.entering_stats)
@@ -258,8 +260,8 @@ class Pass:
         return d
 
     def entered(self, x: np.ndarray) -> np.ndarray:
-        """Return a row of x, which has one for each word that enters, for each row of `backward`'s result."""
-        return x if self.which is None or self._into is not None else x.take(self.which, axis=0)
+        """Return x, which has a row for each word that enters, with the rows of what `backward` returns."""
+        return x.take(self.which, axis=0) if self.which is not None and self._apart else x
 
     def learn(self, d_logits: np.ndarray) -> None:
         """Do the backward pass, and add the gradients of the embedding to the weights' sums as well."""
@@ -271,10 +273,12 @@ class Pass:
 
     def _embed_backward(self, d: np.ndarray) -> None:
         """Add the gradients of the embedding's parameters, given what `backward` returns."""
-        w = self.weights
+        w, (ids, at) = self.weights, (self.ids, self.at)
+        if self._apart:
+            ids, at = self.chunk.ids, self.chunk.at
         kernels.embed_backward(
-            self.ids, self.at, self.chunk.place, w.token_values, w.positions.value,
-            w.embedding_norm.weight.value, self.sites[0], self.cut, self.embedding_stats,
+            ids, at, self.chunk.place, w.token_values, w.positions.value,
+            w.embedding_norm.weight.value, self.sites[0], self.cut, self.entered(self.embedding_stats),
             d, w.tokens.gradient, w.positions.gradient,
             w.embedding_norm.weight.gradient, w.embedding_norm.bias.gradient,
         )  # fmt: skip
@@ -350,8 +354,7 @@ class Pass:
         layer = self.weights.layers[k]
         return Site(
             layer.projection, layer.projection_bias, self.chunk, self.heads, self._last(k), self._places[k],
-            self.which if k == 0 else None, self._into if k == 0 else None,
-            self.sites[3 * k + 1], self.cut, self.stride,
+            self.which if k == 0 else None, self._apart, self.sites[3 * k + 1], self.cut, self.stride,
         )  # fmt: skip
 
     def _layer_backward(
@@ -366,7 +369,7 @@ class Pass:
         d_y = layer.up.back(d_g, kept.y1)
         d_o = self._junction_backward(d, d_y, kept.s1, kept.stats1, layer.output_bias, one, k, 1)
         d_y = kept.attended.backward(layer.output.back(d_o, kept.attended.mixed))
-        if not self._last(k) or (k == 0 and self._into is not None):
+        if not self._last(k) or (k == 0 and self.which is not None and not self._apart):
             return d, d_y
         whole = np.zeros((len(self.chunk.ids), self.width), dtype=np.float32)
         whole[self.chunk.masked] = d

@@ -14,7 +14,7 @@ from raysweep.compiled import kernel
 from raysweep.compiled.addresses import Calls, Low, allocated, freed, write
 from raysweep.compiled.scalars import COMPILED
 from raysweep.compiled.simd import itemsize
-from raysweep.models.fused import attention, kernels, products
+from raysweep.models.fused import attention, kernels, products, rows
 from raysweep.models.fused.tables import (
     APPLIED,
     DOWN,
@@ -68,13 +68,13 @@ junction = CALLS.of(kernels.junction, _M, _L, _V, _I, _u, _i, _V, _V, _f, _M, _M
 gelu = CALLS.of(kernels.gelu, _L, _V, _L)
 transform = CALLS.of(kernels.transform, _L, _V, _V, _V, _f, _M, _L)
 cross_entropy = CALLS.of(kernels.cross_entropy, _L, _V, _I, _f, _V, result=types.float64)
-take_rows = CALLS.of(kernels.take_rows, _M, _I, _M)
-take_low = CALLS.of(kernels.take_rows, _L, _I, _L)
-rounded = CALLS.of(kernels.rounded, _M, _L)
-add_rows = CALLS.of(kernels.add_rows, _L, _I, _L)
-add = CALLS.of(kernels.add, _L, _M)
-sum_rows = CALLS.of(kernels.sum_rows, _M, _I, _M)
-sum_low = CALLS.of(kernels.sum_rows, _L, _I, _M)
+take_rows = CALLS.of(rows.take_rows, _M, _I, _M)
+take_low = CALLS.of(rows.take_rows, _L, _I, _L)
+round_rows = CALLS.of(rows.round_rows, _M, _L)
+add_rows = CALLS.of(rows.add_rows, _L, _I, _L)
+add = CALLS.of(rows.add, _L, _M)
+sum_rows = CALLS.of(rows.sum_rows, _M, _I, _M)
+sum_low = CALLS.of(rows.sum_rows, _L, _I, _M)
 shift_heads = CALLS.of(kernels.shift_heads, _L, _V, _M)
 attend = CALLS.of(attention.attend, _L, _V, _L, _V, _i, _I, _I, _i, _i, _I, _u, _i, _i, _L)
 gather = CALLS.of(attention.gather, _L, _V, _L, _I, _I, _i, _i, _I, _u, _i, _i, _L, _M)
@@ -212,8 +212,10 @@ def low_summed(t, x, which, rows):  # type: ignore[no-untyped-def]
     total = filled(rows, x[2], F0)
     sum_low(t.calls, (x, array_of(which), total))
     freed(x[0])
+    if itemsize(t.calls[1]) == _FLOAT:
+        return total
     out = low(t, rows, x[2])
-    rounded(t.calls, (total, out))
+    round_rows(t.calls, (total, out))
     freed(total[0])
     return out
 

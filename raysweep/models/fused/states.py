@@ -46,8 +46,9 @@ def states(
     """Return hidden states [M, D] at `words.index`, in its order, float32, to differentiate once.
 
     Where gradients are off, as in evaluation, they are plain states.  `size`, `make`, `begin` and threads are
-    as in `raysweep.models.fused.step.Step`.  `read` returns what `Reading.encode` does for a chunk, where no
-    backward pass follows, or None.  Parameters that the head alone uses have no part in it.
+    as in `raysweep.models.fused.step.Step`.  `read` returns what `Reading.encode` does for a chunk, or the
+    same in float32, where no backward pass follows, or None.  Parameters that the head alone uses have no
+    part in it.
     """
     head = {id(parameter) for parameter in model.head_parameters()}
     body = [parameter for parameter in model.parameters() if id(parameter) not in head]

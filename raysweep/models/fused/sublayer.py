@@ -22,6 +22,7 @@ import numpy as np
 from raysweep.models.fused import attention, kernels
 from raysweep.models.fused.packing import Chunk
 from raysweep.models.fused.products import array, empty, tensor
+from raysweep.models.fused.rows import add_rows, sum_rows
 from raysweep.models.fused.weights import Matrix, Vector
 
 #: How many times as long a multiplication between two words takes as one with a matrix, about, as found with
@@ -41,8 +42,8 @@ class Site:
 
     `projection` are the matrices of queries, keys and values, one below the other.  `place` are the numbers
     of the words that ask: all of the chunk, or only the masked ones if `some`.  `which` says which row of the
-    inputs each of the chunk's N words has, where equal ones enter once; with None each has its own.  `into`
-    says the same of the rows of their gradient.  `key`, `cut` and `stride` are those of
+    inputs each of the chunk's N words has, where equal ones enter once; with None each has its own.  With
+    `apart` the inputs' gradient has a row for each word all the same.  `key`, `cut` and `stride` are those of
     `raysweep.models.fused.attention`.
     """
 
@@ -53,7 +54,7 @@ class Site:
     some: bool
     place: np.ndarray
     which: np.ndarray | None
-    into: np.ndarray | None
+    apart: bool
     key: np.uint64
     cut: int
     stride: int
@@ -87,11 +88,11 @@ class Site:
         return found
 
     def summed(self, d: np.ndarray, rows: int) -> np.ndarray:
-        """Return the gradient of x with so many rows, given d, that of `each(x)`; d where rows stay apart."""
-        if self.into is None:
+        """Return the gradient of x with so many rows, given d, that of `each(x)`; d where rows are apart."""
+        if self.which is None or self.apart:
             return d
         total = np.zeros((rows, d.shape[1]), dtype=np.float32)
-        kernels.sum_rows(d, self.into, total)
+        sum_rows(d, self.which, total)
         return array(tensor(total).to(tensor(d).dtype))
 
 
@@ -104,7 +105,7 @@ class Attended(Protocol):
     def backward(self, d_mixed: np.ndarray) -> np.ndarray:
         """Add the gradients of the parameters; return that of y, given that of `mixed`.
 
-        Where only some words ask, it has a row for each word of the chunk.
+        It has a row for each word of the chunk where only some ask, and where rows are apart.
         """
 
 
@@ -147,7 +148,7 @@ class Attention:
             attention.attend_backward(
                 *self._arguments(), d_mixed, nothing, d_key_value, d_key_value, bias, bias
             )
-            y = site.each(self.y) if site.into is None else self.y
+            y = site.each(self.y) if site.apart else self.y
             return site.projection.back(site.summed(d_key_value, len(self.y)), y)
         d_query = _like(self._query)
         attention.attend_backward(
@@ -156,7 +157,7 @@ class Attention:
         )  # fmt: skip
         d_asking = site.rows(0, 1).back(d_query, self.asking)
         d_y = site.rows(1, 3).back(d_key_value, self.y)
-        kernels.add_rows(d_y, site.chunk.masked, d_asking)
+        add_rows(d_y, site.chunk.masked, d_asking)
         return d_y
 
 
@@ -209,7 +210,7 @@ class Gathering:
         keys.learn(self._query, d_reach)
         d_query = keys.apply(d_reach)
         kernels.shift_heads_backward(d_query, self._ones, site.of(gradient, 0, 1))
-        kernels.add_rows(d_y, site.chunk.masked, site.rows(0, 1).back(d_query, self.asking))
+        add_rows(d_y, site.chunk.masked, site.rows(0, 1).back(d_query, self.asking))
         return d_y
 
 

@@ -47,7 +47,7 @@ _LINE = 16
 
 
 class Tables(NamedTuple):
-    """An encoder's matrices, vectors and sizes; `calls` are those of `raysweep.compiled.addresses`.
+    """An encoder's matrices, vectors and sizes; `calls` is what `Calls.addresses` returns.
 
     `eps` are those of the LayerNorms: the embedding's, the head's, the one of `ENTERING`, and two a layer.
     """

@@ -4,7 +4,7 @@ It does what `raysweep.models.fused.encoder.Pass` does, by the same kernels in t
 Each number is the same, unless torch computes a product of few rows for `Pass`: here all are compiled ones.
 `Pass` calls kernels from Python, some twenty for each layer.  Each such call looks at its arguments anew,
 which for small models takes about as long as the arithmetic.  `Pass` serves where something else is wanted
-between two kernels, and where torch computes a product of many rows.
+between two kernels, where torch computes a product of many rows, and where products are made by tiles.
 
 Cost: the operations of `Pass`.  A chunk's arrays are given back as soon as nothing needs them.  After an
 error, such as a lack of memory, they are lost.
@@ -94,9 +94,11 @@ class Whole:
     def __init__(self, weights: EncoderWeights) -> None:
         with _compiling:
             _run.disable_compile(False)
-            calls = CALLS.addresses(array(weights.tokens.low).dtype)
-            # Arrays of other types would be read as what they are not.
-            _run.disable_compile()
+            try:
+                calls = CALLS.addresses(array(weights.tokens.low).dtype)
+            finally:
+                # Arrays of other types would be read as what they are not.
+                _run.disable_compile(len(_run.signatures) > 0)
         self._tables, self._layouts = tables.tables(weights, calls)
 
     def forget(self) -> None:

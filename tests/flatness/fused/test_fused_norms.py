@@ -16,6 +16,7 @@ from raysweep.flatness.norms.ghost import some_signs
 from raysweep.flatness.trace.draws import Draws
 from raysweep.flatness.trace.fisher import input_traces
 from raysweep.flatness.vectors import cotangents
+from raysweep.models.fused import kernels
 from raysweep.models.lstm import LSTMConfig
 
 
@@ -62,7 +63,7 @@ KINDS = ["pre", "post", "6/1", "6/3", "40/2"]
 @pytest.mark.parametrize("length", [1, 6])
 def test_values_are_those_of_dense_jacobians(build, make_ids, dense_jacobians, kind, length):
     model = build(kind, length).eval()
-    ids, positions = make_ids(3 * length, length)
+    ids, positions = make_ids(5 * length, length)
     # Words are repeated, also in the place of the decoder's row of the word that is hidden.
     v = torch.randn(len(ids), model.total_vocabulary, generator=torch.Generator().manual_seed(4))
     work = fused.FusedNorms(model)
@@ -95,6 +96,28 @@ def test_values_are_those_of_hooks(build, make_ids, both, kind, length, vectors)
     assert ((compiled.values - hooked.values).abs() / total).max() < 1e-5
     assert torch.equal(compiled.keys, hooked.keys)
     assert compiled.method == hooked.method == "ghost norms"
+
+
+@pytest.mark.parametrize(("n", "pairs"), [(10, False), (60, True)])
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("shape", ["8/2/2/12", "8/2/1/12", "32/1/1/48", "32/1/3/48"])
+def test_equal_words_in_equal_places_enter_once(make_model, make_ids, both, counted, shape, norm, n, pairs):
+    """Where they enter apart, and where masked words attend in either way, of one layer or several."""
+    # Steeper models of several layers differ by rounding.
+    model = make_model(norm, torch.float32, 5, noise=0.1, shape=shape)
+    compiled, hooked = both(model, *make_ids(n, 5), seed=3, draws=2)
+    assert (compiled.values.sum(1) / hooked.values.sum(1) - 1).abs().max() < 1e-5
+    assert ((compiled.values - hooked.values).abs() / hooked.values.sum(1, keepdim=True)).max() < 1e-5
+    # Before the first of a model's inputs, two of them are compared with autograd.
+    assert max(counted) == (8 * 5 if pairs else 3 * n)
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """Return a list that takes the number of words that enter each pass of an encoder."""
+    found, embed = [], kernels.embed
+    monkeypatch.setattr(kernels, "embed", lambda ids, *rest: (found.append(len(ids)), embed(ids, *rest)))
+    return found
 
 
 @pytest.mark.parametrize("kind", ["pre", "6/2"])
