@@ -6,8 +6,7 @@ It computes what `raysweep.models.encoder.Encoder` does in training, on packed s
 .attention).  The residual stream, LayerNorm, softmax, the loss and sums of gradients are float32.  The last
 layer has queries, and everything behind its attention, for masked words alone, and keys and values only where
 many words are masked (.sublayer).  The gradients of a chunk are computed right after its loss, while its
-activations are in the cache (`step`).  Where all products are compiled ones in vectors, a chunk is one call
-(.whole).
+activations are in the cache (`step`).  Where all products are compiled ones, a chunk is one call (.whole).
 
 Cost, with D the width, F the intermediate size, L layers: at most the products of `training_flops`, and about
 (20 D + 4 F) L bytes of activations for each word of a chunk in bfloat16.  Weights are laid out twice for

@@ -11,7 +11,7 @@ import numpy as np
 from numba import types
 
 from raysweep.compiled import kernel
-from raysweep.compiled.addresses import Calls, Low, allocated, freed, write
+from raysweep.compiled.addresses import Calls, Low, allocated, freed, read, write
 from raysweep.compiled.scalars import COMPILED
 from raysweep.compiled.simd import itemsize
 from raysweep.models.fused import attention, kernels, products, rows
@@ -60,8 +60,12 @@ INNER = {**COMPILED, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 CALLS = Calls()
 turned = CALLS.of(products.turned, _T3, _T4)
 straight = CALLS.of(products.straight, _L3, _T4, of_pairs=products.straight_pairs)
-product = CALLS.of(products.product, _T, _T4, _L)
-outer = CALLS.of(products.outer, _L, _L, _M, of_pairs=products.outer_pairs)
+product = CALLS.of(
+    products.product, _T, _T4, _L, of_pairs=products.product_by_tiles if products.TILES else None
+)
+outer = CALLS.of(
+    products.outer, _L, _L, _M, of_pairs=products.outer_by_tiles if products.TILES else products.outer_pairs
+)
 embed = CALLS.of(kernels.embed, _I, _I, _I, _M, _M, _V, _V, _f, _u, _i, _M, _M, _L)
 norm = CALLS.of(kernels.norm, _M, _V, _V, _f, _M, _L)
 junction = CALLS.of(kernels.junction, _M, _L, _V, _I, _u, _i, _V, _V, _f, _M, _M, _M, _L)
@@ -126,6 +130,32 @@ def _terms(t, numbers):  # type: ignore[no-untyped-def]
 
 
 @kernel(**INNER)
+def _panels(t, place, heads, columns, numbers):  # type: ignore[no-untyped-def]
+    """Return the layout of matrices [heads, numbers, columns] (`raysweep.models.fused.products.Product`)."""
+    count = (columns + products.COLUMNS - 1) // products.COLUMNS
+    return place, heads, count, (_terms(t, numbers) + t.depth - 1) // t.depth * t.depth, _PANEL
+
+
+@kernel(**INNER)
+def _multiplied(t, x, panels, columns):  # type: ignore[no-untyped-def]
+    """Return x times the matrices in panels, which have so many columns in all.
+
+    Where x has fewer rows than a product takes at least, rows of zeros are added meanwhile.
+    """
+    few, rows, terms = x[1] < t.fewest, max(x[1], t.fewest), _terms(t, x[2])
+    given = x[0], rows, terms
+    if few:
+        given = new(rows, terms)
+        for n in range(rows * terms):
+            write(given[0], n, read(x[0], n) if n < x[1] * terms else F0)
+    out = low(t, rows, columns)
+    product(t.calls, (given, panels, out))
+    if few:
+        freed(given[0])
+    return out[0], x[1], columns
+
+
+@kernel(**INNER)
 def filled(rows, columns, value):  # type: ignore[no-untyped-def]
     """Return a matrix that holds one number everywhere."""
     found = new(rows, columns)
@@ -160,15 +190,13 @@ def array_of(numbers):  # type: ignore[no-untyped-def]
 def apply(t, i, x):  # type: ignore[no-untyped-def]
     """Do what `Matrix.apply` does with the matrix in row i of the table."""
     m = t.matrices
-    rows, heads, terms = m[i, OUTPUTS], m[i, HEADS], _terms(t, m[i, INPUTS])
+    rows, columns, heads = m[i, OUTPUTS], m[i, INPUTS], m[i, HEADS]
     own = rows // heads
-    panels = m[i, APPLIED], heads, (own + products.COLUMNS - 1) // products.COLUMNS, terms, _PANEL
+    panels = _panels(t, m[i, APPLIED], heads, own, columns)
     if m[i, HAS_APPLIED] == 0:
-        turned(t.calls, ((m[i, LOW], heads, own, terms), panels))
+        turned(t.calls, ((m[i, LOW], heads, own, _terms(t, columns)), panels))
         m[i, HAS_APPLIED] = 1
-    out = low(t, x[1], rows)
-    product(t.calls, ((x[0], x[1], _terms(t, x[2])), panels, out))
-    return out
+    return _multiplied(t, x, panels, rows)
 
 
 @kernel(**INNER)
@@ -187,14 +215,11 @@ def through(t, i, d):  # type: ignore[no-untyped-def]
     m = t.matrices
     rows, columns, heads = m[i, OUTPUTS], m[i, INPUTS], m[i, HEADS]
     own = rows // heads
-    count = (columns + products.COLUMNS - 1) // products.COLUMNS
-    panels = m[i, RETURNED], heads, count, _terms(t, own), _PANEL
+    panels = _panels(t, m[i, RETURNED], heads, columns, own)
     if m[i, HAS_RETURNED] == 0:
         straight(t.calls, ((m[i, LOW], heads, own, columns), panels))
         m[i, HAS_RETURNED] = 1
-    out = low(t, d[1], heads * columns)
-    product(t.calls, ((d[0], d[1], _terms(t, d[2])), panels, out))
-    return out
+    return _multiplied(t, d, panels, heads * columns)
 
 
 @kernel(**INNER)

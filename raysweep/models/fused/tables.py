@@ -49,7 +49,8 @@ _LINE = 16
 class Tables(NamedTuple):
     """An encoder's matrices, vectors and sizes; `calls` is what `Calls.addresses` returns.
 
-    `eps` are those of the LayerNorms: the embedding's, the head's, the one of `ENTERING`, and two a layer.
+    `eps` are those of the LayerNorms: the embedding's, the head's, the one of `ENTERING`, and two a layer.  A
+    product takes at least the `fewest` rows, and multiples of `depth` terms in a layout.
     """
 
     calls: tuple[np.ndarray, np.ndarray]
@@ -59,6 +60,8 @@ class Tables(NamedTuple):
     layers: int
     heads: int
     places: int
+    fewest: int
+    depth: int
     post: bool
 
 
@@ -90,16 +93,11 @@ class Words(NamedTuple):
 
 
 def serves(weights: EncoderWeights) -> bool:
-    """Return whether parameters are float32 in C order, and all products and their sums are compiled ones.
-
-    Products by tiles are left to `Pass`: they need more rows than there may be masked words.
-    """
-    if products.TILES and weights.dtype == torch.bfloat16:
-        return False
+    """Return whether parameters are float32 in C order, and all products and their sums are compiled ones."""
     plain = all(p.dtype == torch.float32 and p.is_contiguous() for p in weights.parameters)
     return plain and all(
         matrix.low.dtype == weights.dtype
-        and products.serves(matrix.low)
+        and all(map(products.serves, (matrix.by_head, matrix.by_head.mT)))
         and products.serves_sum(matrix.gradient, matrix.heads, array(matrix.low).dtype)
         for matrix in _matrices(weights)
     )
@@ -119,7 +117,8 @@ def tables(weights: EncoderWeights, calls: tuple[np.ndarray, np.ndarray]) -> tup
         vectors += layer.projection_bias, layer.output_bias, layer.up_bias, layer.down_bias
         vectors += _vectors(behind)
     matrices = list(_matrices(weights))
-    ends = np.cumsum([size for matrix in matrices for size in _sizes(matrix)])
+    tiles = products.TILES and weights.dtype == torch.bfloat16
+    ends = np.cumsum([size for matrix in matrices for size in _sizes(matrix, products.DEPTH if tiles else 1)])
     # Zeros stay behind the last columns; what is not laid out takes no memory.
     layouts = np.zeros(int(ends[-1]) + _LINE, dtype=np.float32)
     first = layouts.ctypes.data + -layouts.ctypes.data % (4 * _LINE)
@@ -138,6 +137,8 @@ def tables(weights: EncoderWeights, calls: tuple[np.ndarray, np.ndarray]) -> tup
         layers=len(weights.layers),
         heads=weights.heads,
         places=len(weights.positions.value),
+        fewest=products.SIDE if tiles else 0,
+        depth=products.DEPTH if tiles else 1,
         post=weights.final_norm is None,
     )
     return made, layouts
@@ -184,12 +185,12 @@ def _vectors(norms: Sequence[Norm]) -> Iterator[Vector]:
         yield from (norm.weight, norm.bias)
 
 
-def _sizes(matrix: Matrix) -> tuple[int, int]:
+def _sizes(matrix: Matrix, depth: int) -> tuple[int, int]:
     """Return the terms of both layouts of a matrix: numbers of float32, or pairs of bfloat16."""
     rows, columns = matrix.low.shape
     wide, pair = products.COLUMNS, 4 // matrix.low.itemsize
     own = rows // matrix.heads
     return (
-        matrix.heads * -(-own // wide) * (columns // pair) * wide,
-        matrix.heads * -(-columns // wide) * (own // pair) * wide,
+        matrix.heads * -(-own // wide) * -(-columns // pair // depth) * depth * wide,
+        matrix.heads * -(-columns // wide) * -(-own // pair // depth) * depth * wide,
     )

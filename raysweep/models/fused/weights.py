@@ -37,14 +37,15 @@ class Matrix:
 
     @cached_property
     def _applied(self) -> Product:
-        return Product(self._by_head.mT)
+        return Product(self.by_head.mT)
 
     @cached_property
     def _returned(self) -> Product:
-        return Product(self._by_head)
+        return Product(self.by_head)
 
     @property
-    def _by_head(self) -> Tensor:
+    def by_head(self) -> Tensor:
+        """The weight of each head [H, O / H, I]."""
         return self.low.view(self.heads, -1, self.low.shape[1])
 
     def apply(self, x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:

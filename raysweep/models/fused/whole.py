@@ -4,7 +4,7 @@ It does what `raysweep.models.fused.encoder.Pass` does, by the same kernels in t
 Each number is the same, unless torch computes a product of few rows for `Pass`: here all are compiled ones.
 `Pass` calls kernels from Python, some twenty for each layer.  Each such call looks at its arguments anew,
 which for small models takes about as long as the arithmetic.  `Pass` serves where something else is wanted
-between two kernels, where torch computes a product of many rows, and where products are made by tiles.
+between two kernels, and where torch computes a product of many rows.
 
 Cost: the operations of `Pass`.  A chunk's arrays are given back as soon as nothing needs them.  After an
 error, such as a lack of memory, they are lost.
@@ -278,7 +278,7 @@ _COUNT = types.int64
 CALLS.of(
     _run,
     types.NamedTuple(
-        [types.Tuple([_VECTOR, Low(1)]), _TABLE, _TABLE, _NUMBERS, *[_COUNT] * 3, types.boolean],
+        [types.Tuple([_VECTOR, Low(1)]), _TABLE, _TABLE, _NUMBERS, *[_COUNT] * 5, types.boolean],
         tables.Tables,
     ),
     types.NamedTuple(

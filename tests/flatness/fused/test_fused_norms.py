@@ -102,7 +102,7 @@ def test_values_are_those_of_hooks(build, make_ids, both, kind, length, vectors)
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize("shape", ["8/2/2/12", "8/2/1/12", "32/1/1/48", "32/1/3/48"])
 def test_equal_words_in_equal_places_enter_once(make_model, make_ids, both, counted, shape, norm, n, pairs):
-    """Where they enter apart, and where masked words attend in either way, of one layer or several."""
+    """It holds with few words too, which enter apart, and for both ways of the last layer's attention."""
     # Steeper models of several layers differ by rounding.
     model = make_model(norm, torch.float32, 5, noise=0.1, shape=shape)
     compiled, hooked = both(model, *make_ids(n, 5), seed=3, draws=2)
