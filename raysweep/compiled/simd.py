@@ -8,6 +8,7 @@
                                         nearest with ties to even
     stream(array, place, vector)        put past the cache, not for uint16, to a place that must be aligned to
                                         64 bytes
+    ahead(array, place)                 asks for the line of the cache with an element, which is read soon
     itemsize(array)                     the bytes of an element, a constant where the kernel is compiled
     peek(array, place)                  the element at `place`, counted over all axes, and
     poke(array, place, number)          its store, both without numba's test for negative indices, which
@@ -204,6 +205,20 @@ def stream(context, array, place, vector):  # type: ignore[no-untyped-def]
         return context.get_dummy_value()
 
     return types.none(array, types.int64, vector), generate
+
+
+@intrinsic
+def ahead(context, array, place):  # type: ignore[no-untyped-def]
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        element = element_at(context, builder, signature.args[0], *arguments)
+        pointer, number = builder.bitcast(element, ir.IntType(8).as_pointer()), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), (pointer.type, *(number,) * 3))
+        ask = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        # To be read, to the second-level cache, as data.
+        builder.call(ask, (pointer, number(0), number(2), number(1)))
+        return context.get_dummy_value()
+
+    return types.none(array, types.int64), generate
 
 
 def _constant(number):  # type: ignore[no-untyped-def]

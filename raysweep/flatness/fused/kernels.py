@@ -5,6 +5,9 @@ Sentence s has rows `starts[s]` .. `starts[s + 1]` of arrays [N, ...]; results a
 A weight's norm is ‖Σ_i d_i a_iᵀ‖² = Σ_i b_i·(Σ_j g_ij b_j) with g the Gram matrix of either a or d and b the
 other: of these two, the narrower has its inner products taken (`_gram`), and the wider stays in whole vectors
 up to the last sum (`_folded`).  Every pair of words is taken once, and counted twice in g.
+
+A chunk's arrays are larger than the caches that are fast, and the words of a sentence are far apart.  So
+while a sentence is computed, the next one is asked for, row by row.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import numpy as np
 
 from raysweep.compiled import kernel
 from raysweep.compiled.scalars import COMPILED, HELPER, INLINE
-from raysweep.compiled.simd import fetch, peek, plus, poke, splat, total
+from raysweep.compiled.simd import ahead, fetch, peek, plus, poke, splat, total
 from raysweep.compiled.tiles import WHOLE
 
 _F0, _F1, _F2 = np.float32(0.0), np.float32(1.0), np.float32(2.0)
@@ -31,16 +34,22 @@ def _dot(x, y):  # type: ignore[no-untyped-def]
 
 
 @kernel(**HELPER)
-def _gram(x, at, first, words, width, g, row):  # type: ignore[no-untyped-def]
+def _gram(x, at, first, words, width, g, row, behind):  # type: ignore[no-untyped-def]
     """Write inner products of rows of x into g, in rows `row` apart; row i of x begins at `at[i] + first`.
 
     On the diagonal once, above it twice and below it 0; up to a multiple of four rows and columns, more 0.
+    Rows that are read next are `behind` these.
     """
     whole = width // _LANES * _LANES
     last = words - 1
     for i in range(0, words, 4):
         r0, r1 = at[i], at[min(i + 1, last)]
         r2, r3 = at[min(i + 2, last)], at[min(i + 3, last)]
+        for k in range(first + behind, first + behind + whole, _LANES):
+            ahead(x, r0 + k)
+            ahead(x, r1 + k)
+            ahead(x, r2 + k)
+            ahead(x, r3 + k)
         for j in range(i, words, 4):
             s0, s1 = at[j], at[min(j + 1, last)]
             s2, s3 = at[min(j + 2, last)], at[min(j + 3, last)]
@@ -92,8 +101,8 @@ def _gram(x, at, first, words, width, g, row):  # type: ignore[no-untyped-def]
 
 
 @kernel(**HELPER)
-def _folded(x, at, first, words, width, g, row):  # type: ignore[no-untyped-def]
-    """Return Σ g_ij x_i·x_j over rows of x, which begin as in `_gram`; g is by `_gram`."""
+def _folded(x, at, first, words, width, g, row, behind):  # type: ignore[no-untyped-def]
+    """Return Σ g_ij x_i·x_j over rows of x, which are as in `_gram`; g is by `_gram`."""
     t0 = t1 = t2 = t3 = splat(_F0)
     last = words - 1
     k = first
@@ -101,6 +110,12 @@ def _folded(x, at, first, words, width, g, row):  # type: ignore[no-untyped-def]
     # Four vectors of sums for each row need 16 registers that hold a vector.
     while WHOLE and k + 4 * _LANES <= end:
         for i in range(0, words, 4):
+            for j in range(i, min(i + 4, words)):
+                q = at[j] + k + behind
+                ahead(x, q)
+                ahead(x, q + _LANES)
+                ahead(x, q + 2 * _LANES)
+                ahead(x, q + 3 * _LANES)
             a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = splat(_F0)
             c0 = c1 = c2 = c3 = d0 = d1 = d2 = d3 = splat(_F0)
             for j in range(i, words):
@@ -203,6 +218,8 @@ def matrix(a, d, starts, weight, bias):  # type: ignore[no-untyped-def]
             narrow_at[i] = (starts[s] + i) * narrow.shape[1]
             wide_at[i] = (starts[s] + i) * wide.shape[1]
         d_at = wide_at if inner else narrow_at
+        # The next sentence begins so many rows behind this one, if it has as many.
+        next_words = words if starts[s] + 2 * words <= len(a) else 0
         for c in range(parts):
             bias[c, s] = _summed(d, d_at, c * width, words, width)
             if words == 1:
@@ -211,8 +228,9 @@ def matrix(a, d, starts, weight, bias):  # type: ignore[no-untyped-def]
                 weight[c, s] = alone * bias[c, s]
                 continue
             if c == 0 or not inner:
-                _gram(narrow, narrow_at, 0 if inner else c * width, words, size, g, row)
-            weight[c, s] = _folded(wide, wide_at, c * step, words, length, g, row)
+                first = 0 if inner else c * width
+                _gram(narrow, narrow_at, first, words, size, g, row, next_words * narrow.shape[1])
+            weight[c, s] = _folded(wide, wide_at, c * step, words, length, g, row, next_words * wide.shape[1])
 
 
 @kernel(**COMPILED)
@@ -241,16 +259,19 @@ def recurrence(z, d, rows, starts, inputs, norms):  # type: ignore[no-untyped-de
     g = np.empty(row * row, dtype=np.float32)
     z_at, d_at = np.empty(row, dtype=np.int64), np.empty(row, dtype=np.int64)
     for s in range(len(starts) - 1):
-        words = 0
+        words, furthest = 0, -1
         for n in range(starts[s], starts[s + 1]):
             if rows[n] >= 0:
                 z_at[words], d_at[words] = rows[n] * whole, rows[n] * width
+                furthest = max(furthest, rows[n])
                 words += 1
         if words > 0:
-            _gram(d, d_at, 0, words, width, g, row)
+            # The words of the next sentence have the next rows, mostly.
+            more = 1 if furthest + 1 < len(d) else 0
+            _gram(d, d_at, 0, words, width, g, row, more * width)
             for part in range(2):
                 first, size = (0, inputs) if part == 0 else (inputs, whole - inputs)
-                norms[part, s] = _folded(z, z_at, first, words, size, g, row)
+                norms[part, s] = _folded(z, z_at, first, words, size, g, row, more * whole)
             norms[2, s] = _summed(d, d_at, 0, words, width)
 
 
