@@ -20,6 +20,7 @@ from raysweep.compiled.scalars import COMPILED, HELPER, INLINE, draw, exponentia
 from raysweep.compiled.simd import fetch, inverse, larger, peek, plus, poke, put, splat, times, total, turn
 from raysweep.compiled.tiles import tile
 from raysweep.models.dropout import LEVELS
+from raysweep.models.fused.rows import ask_for
 
 _F0, _F1 = np.float32(0.0), np.float32(1.0)
 
@@ -227,6 +228,8 @@ def attend(  # type: ignore[no-untyped-def]
         first, T = starts[s], starts[s + 1] - starts[s]
         asked, Q = asking[s], asking[s + 1] - asking[s]
         L = _wide(Q)
+        if s + 2 < len(starts):
+            ask_for(keys, starts[s + 1], starts[s + 2])
         for h in range(heads):
             column = h * width
             _take(queries, q_shift, asked, column, Q, width, q, W)
@@ -264,6 +267,9 @@ def attend_backward(  # type: ignore[no-untyped-def]
         first, T = starts[s], starts[s + 1] - starts[s]
         asked, Q = asking[s], asking[s + 1] - asking[s]
         L = _wide(Q)
+        if s + 2 < len(starts):
+            ask_for(keys, starts[s + 1], starts[s + 2])
+            ask_for(d_out, asking[s + 1], asking[s + 2])
         for h in range(heads):
             column = h * width
             _take(queries, q_shift, asked, column, Q, width, q, W)

@@ -24,6 +24,7 @@ from raysweep.compiled.scalars import COMPILED
 from raysweep.compiled.simd import fetch, peek, poke, put, turn
 from raysweep.compiled.tiles import FAST, PAIRS, WHOLE, tile
 from raysweep.models.fused.by_tiles import DEPTH, SIDE, outer_by_tiles, paired, product_by_tiles
+from raysweep.models.fused.rows import ask_for
 
 #: Whether products of bfloat16 matrices are those of tiles, and not of vectors.
 TILES = amx.usable()
@@ -339,6 +340,7 @@ def product(x, panels, out):  # type: ignore[no-untyped-def]
     block = max(1, _BLOCK // (_ROWS * row)) * _ROWS
     for first in range(0, rows, block):
         last = min(first + block, rows)
+        ask_for(x, last, min(last + block, rows))
         for g in range(parts):
             for p in range(panels.shape[1]):
                 y, j = (g * panels.shape[1] + p) * inner * COLUMNS, g * columns + p * COLUMNS

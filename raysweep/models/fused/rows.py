@@ -1,17 +1,24 @@
-"""Kernels that move, add and round the rows of matrices; "low" is as in `.kernels`."""
+"""Kernels that ask for, move, add and round the rows of matrices; "low" is as in `.kernels`."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from raysweep.compiled import kernel
-from raysweep.compiled.scalars import COMPILED, load, save
-from raysweep.compiled.simd import fetch, peek, plus, poke, put
+from raysweep.compiled.scalars import COMPILED, HELPER, load, save
+from raysweep.compiled.simd import BYTES, ahead, fetch, itemsize, peek, plus, poke, put
 
 _F1 = np.float32(1.0)
 
 #: Numbers in a vector.
 _LANES = 16
+
+
+@kernel(**HELPER)
+def ask_for(x, first, last):  # type: ignore[no-untyped-def]
+    """Ask for rows of x from `first` up to `last`: they are read soon, and nothing waits for them then."""
+    for k in range(first * x.shape[1], last * x.shape[1], BYTES // itemsize(x)):
+        ahead(x, k)
 
 
 @kernel(**COMPILED)
