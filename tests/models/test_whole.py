@@ -16,7 +16,7 @@ from raysweep.models import EncoderConfig
 from raysweep.models.batch import Batch
 from raysweep.models.encoder import Encoder
 from raysweep.models.fused import encoder as fused
-from raysweep.models.fused import products
+from raysweep.models.fused import products, tables
 from raysweep.models.fused.packing import Chunk, packed
 from raysweep.models.fused.products import FAST, PAIRS, TILES
 from raysweep.models.fused.sublayer import gathers
@@ -126,8 +126,9 @@ def test_both_ways_of_attention_and_equal_words_are_among_these(monkeypatch: pyt
 def test_chunks_and_threads_add_up_as_they_do_call_by_call(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, batch = make(0.2), draw(0.3, size=90)
-    monkeypatch.setattr(fused, "CHUNK", 200)
+    # Where there are tiles, torch computes products of fewer than 32 rows call by call.
+    model, batch = make(0.2), draw(0.9, size=300)
+    monkeypatch.setattr(fused, "CHUNK", 400)
     chunks, before = counted(monkeypatch), torch.get_num_threads()
     found = []
     for way in (lambda: None, lambda: call_by_call(monkeypatch)):
@@ -139,6 +140,7 @@ def test_chunks_and_threads_add_up_as_they_do_call_by_call(
             finally:
                 torch.set_num_threads(before)
     assert len(chunks) > 4
+    assert min(len(chunk.masked) for chunk in chunks) >= 32
     for (loss, gradients), (other, wanted) in zip(found[:2], found[2:], strict=True):
         assert loss == other
         assert all(map(torch.equal, gradients, wanted))
@@ -225,6 +227,25 @@ def test_targets_of_another_type_are_taken() -> None:
     model, batch = make(), draw()
     loss, gradients = stepped(model, batch)
     other, wanted = stepped(model, replace(batch, targets=batch.targets.int()))
+    assert loss == other
+    assert all(map(torch.equal, gradients, wanted))
+
+
+@pytest.mark.parametrize("mask", ["one", 0.9])
+@pytest.mark.parametrize("shape", ["32/2/1/48", "32/4/3/64"])
+def test_rows_that_are_filled_up_change_nothing(
+    shape: str, mask: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, batch = make(0.2, shape=shape), draw(mask, size=60)
+    loss, gradients = stepped(model, batch)
+    own = tables.tables
+
+    def filled(*given: Any) -> tuple[tables.Tables, np.ndarray]:
+        made, layouts = own(*given)
+        return made._replace(fewest=int(batch.lengths.sum()) + 7), layouts
+
+    monkeypatch.setattr(tables, "tables", filled)
+    other, wanted = stepped(make(0.2, shape=shape), batch)
     assert loss == other
     assert all(map(torch.equal, gradients, wanted))
 

@@ -145,6 +145,8 @@ def _folded(x, at, first, words, width, g, row, behind):  # type: ignore[no-unty
         k += 4 * _LANES
     while k + _LANES <= end:
         for i in range(0, words, 4):
+            for j in range(i, min(i + 4, words)):
+                ahead(x, at[j] + k + behind)
             a0 = b0 = c0 = d0 = splat(_F0)
             for j in range(i, words):
                 p = i * row + j
@@ -218,7 +220,7 @@ def matrix(a, d, starts, weight, bias):  # type: ignore[no-untyped-def]
             narrow_at[i] = (starts[s] + i) * narrow.shape[1]
             wide_at[i] = (starts[s] + i) * wide.shape[1]
         d_at = wide_at if inner else narrow_at
-        # The next sentence begins so many rows behind this one, if it has as many.
+        # Row by row, the next sentence's are so many behind this one's, where there are as many.
         next_words = words if starts[s] + 2 * words <= len(a) else 0
         for c in range(parts):
             bias[c, s] = _summed(d, d_at, c * width, words, width)

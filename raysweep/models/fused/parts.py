@@ -14,7 +14,8 @@ from raysweep.compiled import kernel
 from raysweep.compiled.addresses import Calls, Low, allocated, freed, read, write
 from raysweep.compiled.scalars import COMPILED
 from raysweep.compiled.simd import itemsize
-from raysweep.models.fused import attention, kernels, products, rows
+from raysweep.models.fused import attention, kernels, products
+from raysweep.models.fused import rows as of_rows
 from raysweep.models.fused.tables import (
     APPLIED,
     DOWN,
@@ -72,13 +73,13 @@ junction = CALLS.of(kernels.junction, _M, _L, _V, _I, _u, _i, _V, _V, _f, _M, _M
 gelu = CALLS.of(kernels.gelu, _L, _V, _L)
 transform = CALLS.of(kernels.transform, _L, _V, _V, _V, _f, _M, _L)
 cross_entropy = CALLS.of(kernels.cross_entropy, _L, _V, _I, _f, _V, result=types.float64)
-take_rows = CALLS.of(rows.take_rows, _M, _I, _M)
-take_low = CALLS.of(rows.take_rows, _L, _I, _L)
-round_rows = CALLS.of(rows.round_rows, _M, _L)
-add_rows = CALLS.of(rows.add_rows, _L, _I, _L)
-add = CALLS.of(rows.add, _L, _M)
-sum_rows = CALLS.of(rows.sum_rows, _M, _I, _M)
-sum_low = CALLS.of(rows.sum_rows, _L, _I, _M)
+take_rows = CALLS.of(of_rows.take_rows, _M, _I, _M)
+take_low = CALLS.of(of_rows.take_rows, _L, _I, _L)
+round_rows = CALLS.of(of_rows.round_rows, _M, _L)
+add_rows = CALLS.of(of_rows.add_rows, _L, _I, _L)
+add = CALLS.of(of_rows.add, _L, _M)
+sum_rows = CALLS.of(of_rows.sum_rows, _M, _I, _M)
+sum_low = CALLS.of(of_rows.sum_rows, _L, _I, _M)
 shift_heads = CALLS.of(kernels.shift_heads, _L, _V, _M)
 attend = CALLS.of(attention.attend, _L, _V, _L, _V, _i, _I, _I, _i, _i, _I, _u, _i, _i, _L)
 gather = CALLS.of(attention.gather, _L, _V, _L, _I, _I, _i, _i, _I, _u, _i, _i, _L, _M)
@@ -130,7 +131,7 @@ def _terms(t, numbers):  # type: ignore[no-untyped-def]
 
 
 @kernel(**INNER)
-def _panels(t, place, heads, columns, numbers):  # type: ignore[no-untyped-def]
+def _panels(t, place, heads, numbers, columns):  # type: ignore[no-untyped-def]
     """Return the layout of matrices [heads, numbers, columns] (`raysweep.models.fused.products.Product`)."""
     count = (columns + products.COLUMNS - 1) // products.COLUMNS
     return place, heads, count, (_terms(t, numbers) + t.depth - 1) // t.depth * t.depth, _PANEL
@@ -140,7 +141,7 @@ def _panels(t, place, heads, columns, numbers):  # type: ignore[no-untyped-def]
 def _multiplied(t, x, panels, columns):  # type: ignore[no-untyped-def]
     """Return x times the matrices in panels, which have so many columns in all.
 
-    Where x has fewer rows than a product takes at least, rows of zeros are added meanwhile.
+    Where x has fewer rows than a product takes at least, it is copied, with rows of zeros below.
     """
     few, rows, terms = x[1] < t.fewest, max(x[1], t.fewest), _terms(t, x[2])
     given = x[0], rows, terms
@@ -192,7 +193,7 @@ def apply(t, i, x):  # type: ignore[no-untyped-def]
     m = t.matrices
     rows, columns, heads = m[i, OUTPUTS], m[i, INPUTS], m[i, HEADS]
     own = rows // heads
-    panels = _panels(t, m[i, APPLIED], heads, own, columns)
+    panels = _panels(t, m[i, APPLIED], heads, columns, own)
     if m[i, HAS_APPLIED] == 0:
         turned(t.calls, ((m[i, LOW], heads, own, _terms(t, columns)), panels))
         m[i, HAS_APPLIED] = 1
@@ -215,7 +216,7 @@ def through(t, i, d):  # type: ignore[no-untyped-def]
     m = t.matrices
     rows, columns, heads = m[i, OUTPUTS], m[i, INPUTS], m[i, HEADS]
     own = rows // heads
-    panels = _panels(t, m[i, RETURNED], heads, columns, own)
+    panels = _panels(t, m[i, RETURNED], heads, own, columns)
     if m[i, HAS_RETURNED] == 0:
         straight(t.calls, ((m[i, LOW], heads, own, columns), panels))
         m[i, HAS_RETURNED] = 1
