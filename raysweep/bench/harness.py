@@ -24,7 +24,7 @@ Say = Callable[[str], None]
 
 W = TypeVar("W")
 
-#: Bytes of a block at whose end glibc looks for memory to give back, and which has no pages of its own.
+#: Bytes of a block that glibc takes from its heap, and after which it looks for memory to give back.
 _LARGE_BLOCK = 3 * 2**15
 
 #: The devices that suites run on.
