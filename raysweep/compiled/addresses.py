@@ -21,7 +21,9 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from threading import Lock
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -52,7 +54,10 @@ class Calls:
 
     def __init__(self) -> None:
         self._kernels: list[tuple[Mapping[Any, Any], tuple[Any, ...], Any]] = []
-        self._addresses: dict[np.dtype, np.ndarray] = {}
+        #: The calls of `later`, by their numbers.
+        self._later: dict[int, Any] = {}
+        self._addresses: dict[tuple[Any, ...], np.ndarray] = {}
+        self._lock = Lock()
 
     def of(self, kernel: Any, *kinds: Any, result: Any = types.none, of_pairs: Any = None) -> Any:
         """Return the call of a kernel: `call(addresses, arguments)` in compiled code.
@@ -63,6 +68,17 @@ class Calls:
         number = len(self._kernels)
         chosen = {types.float32: kernel, types.uint16: of_pairs or kernel}
         self._kernels.append((chosen, kinds, result))
+        return self._call(number, kinds, result)
+
+    def later(self, *kinds: Any) -> Any:
+        """Return the call of a kernel that `addresses` is given, and that returns nothing; see `of`."""
+        number = len(self._kernels)
+        self._kernels.append(({}, kinds, types.none))
+        self._later[number] = self._call(number, kinds, types.none)
+        return self._later[number]
+
+    def _call(self, number: int, kinds: tuple[Any, ...], result: Any) -> Any:
+        """Return the call of the kernel that is in row `number` of the table."""
         wanted = types.Tuple([types.UniTuple(types.int64, 1 + _axes(k)) if _axes(k) else k for k in kinds])
 
         @intrinsic
@@ -92,21 +108,49 @@ class Calls:
 
         return call
 
-    def addresses(self, low: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+    def addresses(
+        self,
+        low: np.dtype,
+        callers: Mapping[Any, Sequence[Any]] = MappingProxyType({}),
+        given: Mapping[Any, Any] = MappingProxyType({}),
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Return the addresses int64 [kernels] for low arrays of type `low`, and an empty array of that type.
 
-        `low` is float32 or uint16.  Kernels that are not yet compiled for it are compiled first.  Of several
-        processes that do so at once, each takes them in an order of its own: where one compiles a kernel, the
-        others would all wait for it.
+        `low` is float32 or uint16.  `callers` are the kernels that make the calls, each with the types of its
+        arguments and of its result.  `given` has the kernels of the calls of `later`; without them, these
+        calls must not be reached.
+
+        All that is not yet compiled for `low` is compiled first.  Of several processes that do so at once,
+        each takes kernels in an order of its own: where one compiles a kernel, the others would all wait for
+        it.  Callers take no other types: they would read arrays as what these are not.
         """
-        if low not in self._addresses:
-            order, kind = range(len(self._kernels)), from_dtype(low)
-            found = np.zeros(len(order), dtype=np.int64)
-            for k in random.Random(os.getpid()).sample(order, len(order)):
-                chosen, kinds, result = self._kernels[k]
-                found[k] = _address(chosen[kind], tuple(_kind(each, kind) for each in kinds), result)
-            self._addresses[low] = found
-        return self._addresses[low], np.empty(0, dtype=low)
+        key = low, *callers, *given.values()
+        with self._lock:
+            if key not in self._addresses:
+                for caller in callers:
+                    caller.disable_compile(False)
+                try:
+                    self._addresses[key] = self._made(low, callers, given)
+                finally:
+                    for caller in callers:
+                        caller.disable_compile(len(caller.signatures) > 0)
+            return self._addresses[key], np.empty(0, dtype=low)
+
+    def _made(
+        self, low: np.dtype, callers: Mapping[Any, Sequence[Any]], given: Mapping[Any, Any]
+    ) -> np.ndarray:
+        """Return the table of `addresses`."""
+        kind = from_dtype(low)
+        kernels = [
+            (given.get(self._later[k]) if k in self._later else chosen[kind], *kinds, result)
+            for k, (chosen, kinds, result) in enumerate(self._kernels)
+        ] + [(caller, *kinds) for caller, kinds in callers.items()]
+        order = [k for k, (kernel, *_) in enumerate(kernels) if kernel is not None]
+        found = np.zeros(len(kernels), dtype=np.int64)
+        for k in random.Random(os.getpid()).sample(order, len(order)):
+            kernel, *kinds, result = kernels[k]
+            found[k] = _address(kernel, tuple(_kind(each, kind) for each in kinds), result)
+        return found
 
 
 def _alike(one: Any, other: Any) -> bool:

@@ -52,6 +52,50 @@ def test_a_call_does_what_the_kernel_does() -> None:
     assert (out == factor * x).all()
 
 
+def test_kernels_may_be_given_later() -> None:
+    made = Calls()
+    first = made.of(share, types.int64, types.int64, result=types.float64)
+    later = made.later(M, types.float32, M)
+
+    @kernel
+    def own(addresses, x, out, rows):  # type: ignore[no-untyped-def]
+        if rows > 0:
+            later(addresses, ((x, rows, 2), np.float32(2), (out, rows, 2)))
+        return first(addresses, (1, 4))
+
+    @kernel
+    def tripled(x, factor, out):  # type: ignore[no-untyped-def]
+        for i in range(x.shape[0]):
+            for j in range(x.shape[1]):
+                out[i, j] = (factor + 1) * x[i, j]
+
+    x = np.ones((3, 2), dtype=np.float32)
+    for given, wanted in ((scaled, 2), (tripled, 3), (scaled, 2)):
+        out = np.zeros_like(x)
+        table = made.addresses(FLOAT, given={later: given})
+        assert own(table, x.ctypes.data, out.ctypes.data, 3) == 0.25
+        assert (out == wanted).all()
+    # Without it, all else can be called.
+    assert own(made.addresses(FLOAT), x.ctypes.data, out.ctypes.data, 0) == 0.25
+
+
+@pytest.mark.parametrize("low", [FLOAT, HALF])
+def test_callers_take_no_other_arrays_than_theirs(low: np.dtype) -> None:
+    made = Calls()
+    double = made.of(doubled, Low(2), Low(2))
+
+    @kernel
+    def caller(addresses, x, out):  # type: ignore[no-untyped-def]
+        double(addresses, ((x.ctypes.data, 1, len(x)), (out.ctypes.data, 1, len(x))))
+
+    pair = types.Tuple([types.int64[::1], Low(1)])
+    table = made.addresses(low, {caller: [pair, Low(1), Low(1), types.none]})
+    assert len(caller.signatures) == 1
+    other = np.zeros(2, dtype=HALF if low == FLOAT else FLOAT)
+    with pytest.raises(TypeError):
+        caller(table, other, other)
+
+
 def test_an_error_comes_back() -> None:
     made, _, ratio = calls()
 

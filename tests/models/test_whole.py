@@ -1,6 +1,5 @@
 """An encoder's passes in one call of compiled code, beside the same passes call by call, bit by bit."""
 
-import ctypes
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from helpers.fused_oracle import LANGUAGE, SMALL, draw
+from helpers.memory import assert_gives_back
 from raysweep.languages import PCFG
 from raysweep.models import EncoderConfig
 from raysweep.models.batch import Batch
@@ -266,12 +266,6 @@ def test_few_rows_are_left_to_torch(dtype: torch.dtype, monkeypatch: pytest.Monk
         assert len(chunks) == served
 
 
-class _Used(ctypes.Structure):
-    """The result of glibc's mallinfo2: its fifth and eighth number are the bytes in use."""
-
-    _fields_ = tuple((f"number{k}", ctypes.c_size_t) for k in range(1, 11))
-
-
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize("shape", ["32/2/1/48", "32/4/3/64"])
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
@@ -280,16 +274,7 @@ class _Used(ctypes.Structure):
 def test_all_memory_is_given_back(
     dtype: torch.dtype, language: PCFG, dropout: float, shape: str, norm: str
 ) -> None:
-    library = ctypes.CDLL(None)
-    if not hasattr(library, "mallinfo2"):
-        pytest.skip("this C library does not tell how much memory is in use")
-    library.mallinfo2.restype = _Used
     model = make(dropout, language=language, shape=shape, norm=norm)
-
-    def used() -> int:
-        found = library.mallinfo2()
-        return int(found.number5 + found.number8)
-
     with torch.no_grad():
         for mask in ("one", 0.9, "none"):
             batch = draw(0.9 if mask == "none" else mask, size=60, language=language)
@@ -306,13 +291,7 @@ def test_all_memory_is_given_back(
                 partial(whole.learn, chunk, np.float32(1), *given),
                 partial(whole.encode, chunk, *given),
             ):
-                for _ in range(3):
-                    work()
-                before = used()
-                for _ in range(200):
-                    work()
-                # The smallest arrays have a line of the cache, 64 bytes.
-                assert abs(used() - before) < 10_000, (mask, work)
+                assert_gives_back(work)
 
 
 def test_what_is_not_finite_shows_in_the_loss() -> None:

@@ -149,11 +149,12 @@ class FusedNorms:
 
     def _maker(self) -> Callable[[Chunk], ChunkNorms]:
         """Return a maker of the norms of a chunk, with the model's weights as they are now."""
-        from raysweep.flatness.fused import encoder, lstm
+        from raysweep.flatness.fused import encoder, lstm, whole
 
         if isinstance(self.model, LSTM):
             return partial(lstm.LSTMNorms, self.model, lstm.TappedLSTM(self.model))
-        return partial(encoder.EncoderNorms, self.model, encoder.TappedEncoder(self.model))
+        at_once = whole.maker(self.model)
+        return at_once or partial(encoder.EncoderNorms, self.model, encoder.TappedEncoder(self.model))
 
     def _norms(self, norms: ChunkNorms, v: Tensor, last: bool) -> Tensor:
         """Return ‖Jᵀv‖² [b, P], float64, of a chunk's test vectors v [b, V]."""

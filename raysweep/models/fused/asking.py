@@ -24,10 +24,11 @@ from raysweep.models.fused.parts import (
     filled,
     gather,
     gather_backward,
+    learn,
+    let_go,
     low,
     low_rows_of,
     new,
-    outer,
     shift_factors_backward,
     shift_heads,
     shift_heads_backward,
@@ -39,7 +40,6 @@ from raysweep.models.fused.tables import (
     KEY_VALUE,
     PROJECTION_BIAS,
     QUERY,
-    SUM,
     VALUE,
     VECTORS,
 )
@@ -87,7 +87,10 @@ def ask(t, w, y):  # type: ignore[no-untyped-def]
 
 @kernel(**INNER)
 def ask_backward(t, w, d_mixed, y, kept):  # type: ignore[no-untyped-def]
-    """Return the gradient of words y, given that of the mixtures; give back the memory of all else."""
+    """Return the gradient of words y, given that of the mixtures.
+
+    The memory of `d_mixed` is given back, and y and `kept` are let go.
+    """
     nothing, those, query, ones, sums, keys, mix = kept
     D, M, N, heads, last = y[2], np.int64(len(w.masked)), y[1], t.heads, t.layers - 1
     biases, key = t.vectors[VECTORS + last * EACH_VECTORS + PROJECTION_BIAS], w.sites[3 * last + 1]
@@ -96,7 +99,7 @@ def ask_backward(t, w, d_mixed, y, kept):  # type: ignore[no-untyped-def]
         d_sums = new(M, heads)
         shift_factors_backward(t.calls, (d_mixed, (biases[0] + 8 * D, D), d_sums))
         shift_heads_backward(t.calls, (d_mixed, sums, (biases[1] + 8 * D, D)))
-        d_mix = back(t, VALUE, d_mixed, mix)
+        d_mix = back(t, w, VALUE, d_mixed, mix)
         d_keys, d_y = low(t, M, heads * D), low(t, N, D)
         gather_backward(
             t.calls,
@@ -105,15 +108,17 @@ def ask_backward(t, w, d_mixed, y, kept):  # type: ignore[no-untyped-def]
                 key, w.cut, w.stride, (d_mix[0], M * heads, D), d_sums, (d_keys[0], M * heads, D), d_y,
             ),
         )  # fmt: skip
-        for x in (y, keys, d_mix, d_sums):
+        for x in (d_mix, d_sums):
             freed(x[0])
+        for x in (y, keys):
+            let_go(w, x)
         # The product was that with the weight itself, so queries stand here where outputs do elsewhere.
-        outer(t.calls, (query, d_keys, (t.matrices[KEY, SUM], D, D)))
-        freed(query[0])
+        learn(t, w, KEY, query, d_keys)
+        let_go(w, query)
         d_query = apply(t, KEY, d_keys)
         freed(d_keys[0])
         shift_heads_backward(t.calls, (d_query, ones, (biases[1], D)))
-        d_those = back(t, QUERY, d_query, those)
+        d_those = back(t, w, QUERY, d_query, those)
     else:
         d_query, d_keys = low(t, M, D), low(t, N, 2 * D)
         attend_backward(
@@ -124,11 +129,13 @@ def ask_backward(t, w, d_mixed, y, kept):  # type: ignore[no-untyped-def]
                 (biases[1], D), (biases[1] + 4 * D, 2 * D),
             ),
         )  # fmt: skip
-        for x in (d_mixed, query, keys, mix):
-            freed(x[0])
-        d_those = back(t, QUERY, d_query, those)
-        d_y = back(t, KEY_VALUE, d_keys, y)
+        freed(d_mixed[0])
+        for x in (query, keys, mix):
+            let_go(w, x)
+        d_those = back(t, w, QUERY, d_query, those)
+        d_y = back(t, w, KEY_VALUE, d_keys, y)
     add_rows(t.calls, (d_y, array_of(w.masked), d_those))
-    for x in (d_those, ones, sums, nothing):
-        freed(x[0])
+    freed(d_those[0])
+    for x in (ones, sums, nothing):
+        let_go(w, x)
     return d_y

@@ -22,7 +22,6 @@ from typing import cast
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from raysweep.models.batch import Batch
@@ -30,7 +29,7 @@ from raysweep.models.dropout import cut_of, streams
 from raysweep.models.encoder import Encoder, EncoderLayer
 from raysweep.models.fused import kernels
 from raysweep.models.fused.packing import Chunk
-from raysweep.models.fused.products import MANY, array, tensor
+from raysweep.models.fused.products import MANY, array
 from raysweep.models.fused.rows import add, sum_rows
 from raysweep.models.fused.states import states
 from raysweep.models.fused.step import Step
@@ -378,14 +377,19 @@ class Pass:
         """Return the gradient of the encoder's output [M, D], given that of the logits."""
         w, head, bias = self.weights, self.head, self.weights.dense_bias
         d = w.tokens.back(d_logits, head.inputs)
-        w.head_norm.observe(
-            d, lambda: array(F.gelu(tensor(head.z) + torch.from_numpy(bias.value))), head.stats
-        )
+        w.head_norm.observe(d, lambda: _gelu(head.z, bias.value), head.stats)
         kernels.transform_backward(
             head.z, bias.value, w.head_norm.weight.value, head.stats, d,
             bias.gradient, w.head_norm.weight.gradient, w.head_norm.bias.gradient,
         )  # fmt: skip
         return w.dense.back(d, head.hidden)
+
+
+def _gelu(z: np.ndarray, shift: np.ndarray) -> np.ndarray:
+    """Return gelu(z + shift), float32, of z [M, D] in float32."""
+    slope, found = z.copy(), np.empty_like(z)
+    kernels.gelu(slope, shift, found)
+    return found
 
 
 def _float(rows: int, columns: int) -> np.ndarray:

@@ -21,13 +21,18 @@ from raysweep.models.fused.tables import (
     DOWN,
     DOWN_BIAS,
     EACH_MATRICES,
+    EACH_MODULES,
     EACH_VECTORS,
+    FIRST,
     HAS_APPLIED,
     HAS_RETURNED,
     HEADS,
     INPUTS,
+    LAYER_MODULES,
     LOW,
     MATRICES,
+    MODULES,
+    OF_ENTERING,
     ONE,
     OUTPUT,
     OUTPUT_BIAS,
@@ -45,12 +50,14 @@ F0, F1 = np.float32(0.0), np.float32(1.0)
 #: Sites of dropout behind a layer's sublayers.
 _BEHIND_ATTENTION, _BEHIND_MLP = np.array([1, 2])
 
-#: Bytes in a line of the cache, columns of LayerNorm's statistics and of a panel, and bytes of a float32.
-_LINE, STATISTICS, _PANEL, _FLOAT = np.array([64, 2, products.COLUMNS, 4])
+#: Bytes in a line of the cache, columns of LayerNorm's statistics and of a panel, and bytes of a float32 and
+#: of a float64.
+_LINE, STATISTICS, _PANEL, _FLOAT, _DOUBLE = np.array([64, 2, products.COLUMNS, 4, 8])
 ZERO, UNIT = np.arange(2)
 
 _i, _u, _f, _b = types.int64, types.uint64, types.float32, types.boolean
 _I, _V, _M = types.int64[::1], types.float32[::1], types.float32[:, ::1]
+_N, _NS = types.float64[::1], types.float64[:, ::1]
 #: Matrices in low precision, and terms of sums.
 _L, _L3 = Low(2), Low(3)
 _T, _T3, _T4 = Low(2, terms=True), Low(3, terms=True), Low(4, terms=True)
@@ -101,6 +108,12 @@ attend_backward = CALLS.of(
 gather_backward = CALLS.of(
     attention.gather_backward, _L, _V, _L, _I, _I, _i, _i, _I, _u, _i, _i, _L, _M, _L, _L
 )
+#: Those of `raysweep.flatness.fused.kernels`: squared norms of gradients of matrices, of matrices by head, of
+#: LayerNorms and of embeddings.
+matrix_norms = CALLS.later(_M, _M, _I, _NS, _NS)
+norms_by_head = CALLS.later(_M, _M, _i, _N, _N)
+scale_norms = CALLS.later(_M, _M, _M, _M, _b, _I, _N, _N)
+table_norms = CALLS.later(_I, _M, _I, _M, _M, _I, _N, _N)
 
 
 @kernel(**INNER)
@@ -201,10 +214,54 @@ def apply(t, i, x):  # type: ignore[no-untyped-def]
 
 
 @kernel(**INNER)
-def back(t, i, d, x):  # type: ignore[no-untyped-def]
-    """Do what `Matrix.back` does, and give back the memory of d and x."""
-    outer(t.calls, (d, x, (t.matrices[i, SUM], t.matrices[i, OUTPUTS], t.matrices[i, INPUTS])))
-    freed(x[0])
+def let_go(w, x):  # type: ignore[no-untyped-def]
+    """Give back the memory of what the forward pass kept, unless another backward pass follows."""
+    if not w.again:
+        freed(x[0])
+
+
+@kernel(**INNER)
+def norms_at(w, module):  # type: ignore[no-untyped-def]
+    """Return where the norms of a module's weight and bias are: vectors [S]."""
+    sentences = np.int64(len(w.starts)) - 1
+    place = w.norms.ctypes.data + _DOUBLE * module * sentences
+    return (place, sentences), (place + _DOUBLE * w.norms.shape[1] * sentences, sentences)
+
+
+@kernel(**INNER)
+def learn(t, w, i, d, x):  # type: ignore[no-untyped-def]
+    """Do what `Matrix.learn` does, or take the norms of each sentence."""
+    m = t.matrices
+    if not w.apart:
+        outer(t.calls, (d, x, (m[i, SUM], m[i, OUTPUTS], m[i, INPUTS])))
+        return
+    weight, bias = norms_at(w, m[i, FIRST])
+    if m[i, HEADS] > 1:
+        norms_by_head(t.calls, (x, d, m[i, HEADS], weight, bias))
+    else:
+        bounds = array_of(w.starts) if d[1] == len(w.place) else array_of(w.asking)
+        parts = m[i, MODULES]
+        those = (weight[0], parts, weight[1]), (bias[0], parts, bias[1])
+        matrix_norms(t.calls, (x, d, bounds, those[0], those[1]))
+
+
+@kernel(**INNER)
+def observe(t, w, number, d, d_y, x, stats, through):  # type: ignore[no-untyped-def]
+    """Take the norms of each sentence of a LayerNorm with inputs x, which has this number in `Tables.eps`.
+
+    The gradient of its outputs is d_y, and d more where `through`.
+    """
+    if w.apart:
+        bounds = array_of(w.starts) if x[1] == len(w.place) else array_of(w.asking)
+        weight, bias = norms_at(w, LAYER_MODULES + EACH_MODULES * t.layers + number)
+        scale_norms(t.calls, (d, d_y, x, stats, through, bounds, weight, bias))
+
+
+@kernel(**INNER)
+def back(t, w, i, d, x):  # type: ignore[no-untyped-def]
+    """Do what `Matrix.back` does; give back the memory of d, and let go of x."""
+    learn(t, w, i, d, x)
+    let_go(w, x)
     out = through(t, i, d)
     freed(d[0])
     return out
@@ -260,7 +317,7 @@ def _forward_junction(t, w, r, o, place, k, site):  # type: ignore[no-untyped-de
         t.calls,
         (
             r, o, (v[base + shift, 0], D), place, w.sites[3 * k + 1 + site], w.cut,
-            (v[base + norm, 0], D), (v[base + norm + 1, 0], D), t.eps[2 + 2 * k + site],
+            (v[base + norm, 0], D), (v[base + norm + 1, 0], D), t.eps[OF_ENTERING + 2 * k + site],
             s, stats, (out[0], written, D), y,
         ),
     )  # fmt: skip
@@ -270,8 +327,9 @@ def _forward_junction(t, w, r, o, place, k, site):  # type: ignore[no-untyped-de
 
 @kernel(**INNER)
 def _backward_junction(t, w, d, d_y, s, stats, place, k, site):  # type: ignore[no-untyped-def]
-    """Do what `Pass._junction_backward` does; give back the memory of all but d."""
+    """Do what `Pass._junction_backward` does; give back the memory of d_y, and let go of s and stats."""
     D = d[2]
+    observe(t, w, OF_ENTERING + 2 * k + site, d, d_y, s, stats, t.post)
     base = VECTORS + k * EACH_VECTORS
     shift, norm = (OUTPUT_BIAS, ONE) if site == _BEHIND_ATTENTION else (DOWN_BIAS, TWO)
     d_o = low(t, d[1], D)
@@ -284,8 +342,8 @@ def _backward_junction(t, w, d, d_y, s, stats, place, k, site):  # type: ignore[
         ),
     )  # fmt: skip
     freed(d_y[0])
-    freed(s[0])
-    freed(stats[0])
+    let_go(w, s)
+    let_go(w, stats)
     return d_o
 
 
@@ -315,17 +373,17 @@ def behind_attention(t, w, r, mixed, place, k, mine):  # type: ignore[no-untyped
 def before_attention(t, w, kept, d, d_y, place, k):  # type: ignore[no-untyped-def]
     """Turn d into the gradient of the stream before layer k; return that of attention's mixtures.
 
-    Memory of all but d is given back.
+    The memory of d_y is given back, and `kept` is let go.
     """
     mixed, s1, stats1, y1, slope, g, s2, stats2 = kept
     base = MATRICES + k * EACH_MATRICES
     d_m = _backward_junction(t, w, d, d_y, s2, stats2, place, k, _BEHIND_MLP)
-    d_g = back(t, base + DOWN, d_m, g)
+    d_g = back(t, w, base + DOWN, d_m, g)
     gelu_backward(t.calls, (slope, d_g, (t.vectors[VECTORS + k * EACH_VECTORS + UP_BIAS, 1], d_g[2])))
-    freed(slope[0])
-    d_y = back(t, base + UP, d_g, y1)
+    let_go(w, slope)
+    d_y = back(t, w, base + UP, d_g, y1)
     d_o = _backward_junction(t, w, d, d_y, s1, stats1, place, k, _BEHIND_ATTENTION)
-    return back(t, base + OUTPUT, d_o, mixed)
+    return back(t, w, base + OUTPUT, d_o, mixed)
 
 
 @kernel(**INNER)

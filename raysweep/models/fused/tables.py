@@ -24,13 +24,19 @@ if TYPE_CHECKING:
 # Numbers below are numpy's: numba compiles a kernel anew for each of Python's that another one hands to it.
 
 #: Columns of the table of matrices: addresses of the matrix [O, I] and of its gradient's sum, O, I, heads,
-#: the addresses of both layouts (`raysweep.models.fused.products.Product`), and whether each is made.
-LOW, SUM, OUTPUTS, INPUTS, HEADS, APPLIED, RETURNED, HAS_APPLIED, HAS_RETURNED = np.arange(9)
+#: the number of its first linear module and how many modules it has, the addresses of both layouts
+#: (`raysweep.models.fused.products.Product`), and whether each is made.
+LOW, SUM, OUTPUTS, INPUTS, HEADS, FIRST, MODULES, APPLIED, RETURNED, HAS_APPLIED, HAS_RETURNED = np.arange(11)
 
 #: Rows of the table of matrices.  Query, key, value, and key and value are parts of the last layer's
 #: projection.  Each layer has rows of its own, from the last number of the first line on.
 TOKENS, DENSE, QUERY, KEY, VALUE, KEY_VALUE, MATRICES = np.arange(7)
 PROJECTION, OUTPUT, UP, DOWN, EACH_MATRICES = np.arange(5)
+
+#: Numbers of linear modules: those of the first five rows, and of each layer query, key, value, output, up
+#: and down.  LayerNorms have the numbers behind them, in the order of `Tables.eps`, and tables of embeddings
+#: the last.
+LAYER_MODULES, EACH_MODULES = np.array([5, 6])
 
 #: Rows of the table of vectors, whose columns are the addresses of values and of the gradient's sum; `WORDS`
 #: and `POSITIONS` are those of the tables of embeddings.  A LayerNorm has a row for its weight and one for
@@ -41,6 +47,8 @@ EMBEDDING, HEAD, ENTERING, VECTORS = np.arange(4, 12, 2)
 PROJECTION_BIAS, OUTPUT_BIAS, UP_BIAS, DOWN_BIAS = np.arange(4)
 ONE, TWO, EACH_VECTORS = np.arange(4, 10, 2)
 
+#: Numbers of LayerNorms in `Tables.eps`; behind them are two for each layer.
+OF_EMBEDDING, OF_HEAD, OF_ENTERING = np.arange(3)
 
 #: Numbers in a line of the cache.
 _LINE = 16
@@ -49,8 +57,8 @@ _LINE = 16
 class Tables(NamedTuple):
     """An encoder's matrices, vectors and sizes; `calls` is what `Calls.addresses` returns.
 
-    `eps` are those of the LayerNorms: the embedding's, the head's, the one of `ENTERING`, and two a layer.  A
-    product takes at least the `fewest` rows, and multiples of `depth` terms in a layout.
+    `eps` are those of the LayerNorms.  A product takes at least the `fewest` rows, and multiples of `depth`
+    terms in a layout.
     """
 
     calls: tuple[np.ndarray, np.ndarray]
@@ -73,6 +81,10 @@ class Words(NamedTuple):
     places of the masked words, and `rows` [M] their rows in the residual stream before the last layer.
     `longest` are the words of the longest sentence.  With `gathering`, masked words attend without keys and
     values.
+
+    With `apart`, gradients of weights are not summed: their squared norms by sentence are written to `norms`
+    [2, modules, S], those of weights and of biases, which are zeros before.  With `again`, another backward
+    pass follows.
     """
 
     ids: np.ndarray
@@ -90,15 +102,21 @@ class Words(NamedTuple):
     sites: np.ndarray
     cut: int
     stride: int
+    apart: bool
+    again: bool
+    norms: np.ndarray
 
 
-def serves(weights: EncoderWeights) -> bool:
-    """Return whether parameters are float32 in C order, and all products and their sums are compiled ones."""
+def serves(weights: EncoderWeights, *, apart: bool = False) -> bool:
+    """Return whether parameters are float32 in C order, and all products are compiled ones.
+
+    So are their sums, unless gradients are to be `apart`.
+    """
     plain = all(p.dtype == torch.float32 and p.is_contiguous() for p in weights.parameters)
     return plain and all(
         matrix.low.dtype == weights.dtype
         and all(map(products.serves, (matrix.by_head, matrix.by_head.mT)))
-        and products.serves_sum(matrix.gradient, matrix.heads, array(matrix.low).dtype)
+        and (apart or products.serves_sum(matrix.gradient, matrix.heads, array(matrix.low).dtype))
         for matrix in _matrices(weights)
     )
 
@@ -123,13 +141,13 @@ def tables(weights: EncoderWeights, calls: tuple[np.ndarray, np.ndarray]) -> tup
     layouts = np.zeros(int(ends[-1]) + _LINE, dtype=np.float32)
     first = layouts.ctypes.data + -layouts.ctypes.data % (4 * _LINE)
     places = first + 4 * np.concatenate([[0], ends[:-1]])
-    rows = zip(matrices, places[::2], places[1::2], strict=True)
+    rows = zip(matrices, _modules(len(weights.layers)), places[::2], places[1::2], strict=True)
     made = Tables(
         calls=calls,
         matrices=np.array(
             [
-                [m.low.data_ptr(), m.gradient.ctypes.data, *m.low.shape, m.heads, one, two, 0, 0]
-                for m, one, two in rows
+                [m.low.data_ptr(), m.gradient.ctypes.data, *m.low.shape, m.heads, *modules, one, two, 0, 0]
+                for m, modules, one, two in rows
             ]
         ),
         vectors=np.array([[v.value.ctypes.data, v.gradient.ctypes.data] for v in vectors]),
@@ -144,8 +162,10 @@ def tables(weights: EncoderWeights, calls: tuple[np.ndarray, np.ndarray]) -> tup
     return made, layouts
 
 
-def words(t: Tables, chunk: Chunk, cut: int, stride: int, sites: Sequence[np.uint64]) -> Words:
-    """Return what the passes take of a chunk."""
+def words(
+    t: Tables, chunk: Chunk, cut: int, stride: int, sites: Sequence[np.uint64], *, apart: bool = False
+) -> Words:
+    """Return what the passes take of a chunk; with `apart`, `norms` are to be replaced by zeros."""
     vocabulary, width = t.matrices[TOKENS, [OUTPUTS, INPUTS]].tolist()
     pairs = None if cut else chunk.distinct(vocabulary)
     ids, at, which = pairs or (chunk.ids, chunk.at, np.empty(0, dtype=np.int64))
@@ -165,7 +185,19 @@ def words(t: Tables, chunk: Chunk, cut: int, stride: int, sites: Sequence[np.uin
         sites=np.array(sites, dtype=np.uint64),
         cut=cut,
         stride=stride,
+        apart=apart,
+        again=False,
+        norms=np.empty((2, 0, 0)),
     )
+
+
+def _modules(layers: int) -> Iterator[tuple[int, int]]:
+    """Yield the number of the first module, and how many modules, of the rows of the table of matrices."""
+    yield from ((number, 1) for number in range(LAYER_MODULES))
+    yield int(KEY), 2
+    for first in range(LAYER_MODULES, LAYER_MODULES + EACH_MODULES * layers, EACH_MODULES):
+        yield first, 3
+        yield from ((number, 1) for number in range(first + 3, first + EACH_MODULES))
 
 
 def _matrices(weights: EncoderWeights) -> Iterator[Matrix]:

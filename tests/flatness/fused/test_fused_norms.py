@@ -11,12 +11,13 @@ import torch
 from raysweep.errors import RunFailedError
 from raysweep.flatness import choice
 from raysweep.flatness.fused import norms as fused
+from raysweep.flatness.fused import whole
 from raysweep.flatness.fused.vectors import sign_vectors
 from raysweep.flatness.norms.ghost import some_signs
 from raysweep.flatness.trace.draws import Draws
 from raysweep.flatness.trace.fisher import input_traces
 from raysweep.flatness.vectors import cotangents
-from raysweep.models.fused import kernels
+from raysweep.models.fused import kernels, tables
 from raysweep.models.lstm import LSTMConfig
 
 
@@ -112,11 +113,20 @@ def test_equal_words_in_equal_places_enter_once(make_model, make_ids, both, coun
     assert max(counted) == (8 * 5 if pairs else 3 * n)
 
 
-@pytest.fixture
-def counted(monkeypatch):
+@pytest.fixture(params=[True, False], ids=["at once", "call by call"])
+def counted(monkeypatch, request):
     """Return a list that takes the number of words that enter each pass of an encoder."""
-    found, embed = [], kernels.embed
+    found, embed, words = [], kernels.embed, tables.words
+
+    def counted_words(*given, **options):
+        made = words(*given, **options)
+        found.append(len(made.ids))
+        return made
+
     monkeypatch.setattr(kernels, "embed", lambda ids, *rest: (found.append(len(ids)), embed(ids, *rest)))
+    monkeypatch.setattr(tables, "words", counted_words)
+    if not request.param:
+        monkeypatch.setattr(whole, "maker", lambda model: None)
     return found
 
 

@@ -1,0 +1,231 @@
+"""The norms of an encoder's chunk in two calls of compiled code, with test vectors made between them.
+
+It does what `raysweep.flatness.fused.encoder` does, by the same kernels in the same order, where all matrix
+products are compiled ones (`raysweep.models.fused.whole`).  Each number is the same, unless torch computes a
+product of few rows there.
+
+Importing this module imports numba, so it is imported where it is first used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+import torch
+from numba import types
+from torch import Tensor
+
+from raysweep.compiled import kernel
+from raysweep.compiled.addresses import freed, read, write
+from raysweep.compiled.scalars import COMPILED
+from raysweep.flatness.fused import kernels
+from raysweep.models.encoder import Encoder
+from raysweep.models.fused import parts, tables
+from raysweep.models.fused.encoder import EncoderWeights, dropped
+from raysweep.models.fused.packing import Chunk
+from raysweep.models.fused.parts import (
+    F0,
+    add,
+    array_of,
+    filled,
+    learn,
+    let_go,
+    new,
+    norm_backward,
+    norms_at,
+    observe,
+    table_norms,
+    through,
+)
+from raysweep.models.fused.products import array
+from raysweep.models.fused.tables import (
+    EACH_MODULES,
+    EMBEDDING,
+    INPUTS,
+    LAYER_MODULES,
+    OF_EMBEDDING,
+    OUTPUTS,
+    POSITIONS,
+    TOKENS,
+    WORDS,
+)
+from raysweep.models.fused.whole import (
+    EACH,
+    EMBEDDED,
+    EMBEDDING_STATS,
+    ENTERING_STATS,
+    ENTERS_DECODER,
+    PLACES,
+    SHELF,
+    TABLES,
+    WORDS_OF,
+    backward,
+    entered_of,
+    forward,
+    head,
+    head_backward,
+    on,
+)
+
+_VECTOR, _MATRIX = types.int64[::1], types.float32[:, ::1]
+
+
+class Apart:
+    """The passes of an encoder's chunks with certain weights, float32, without sums of gradients.
+
+    The weights are those for which `tables.serves` is true.  `rows` says which norms a parameter has: 0 for
+    a weight and 1 for a bias, and the number of its module.
+    """
+
+    def __init__(self, weights: EncoderWeights) -> None:
+        calls = parts.CALLS.addresses(
+            np.dtype(np.float32),
+            {
+                _enter: [TABLES, WORDS_OF, SHELF, _MATRIX, _MATRIX, types.none],
+                _leave: [TABLES, WORDS_OF, SHELF, _MATRIX, _VECTOR, _VECTOR, types.none],
+                _clear: [SHELF, types.none],
+            },
+            {
+                parts.matrix_norms: kernels.matrix,
+                parts.norms_by_head: kernels.heads,
+                parts.scale_norms: kernels.scale,
+                parts.table_norms: kernels.tables,
+            },
+        )
+        # The tables know parameters and sums by their addresses.
+        self._weights, self.decoder_bias = weights, weights.decoder_bias.value
+        self.tables, self._layouts = tables.tables(weights, calls)
+        self.modules = int(LAYER_MODULES + EACH_MODULES * self.tables.layers) + len(self.tables.eps) + 1
+        self.rows = {
+            f"{module}.{name}": (part, number)
+            for module, number in _modules(weights)
+            for part, name in enumerate(("weight", "bias"))
+        }
+        # The decoder's weight is that of the tokens' table, whose norms hold its share.
+        self.rows["token_embedding.weight"] = self.rows.pop("decoder.weight")
+        self.rows["position_embedding.weight"] = 0, self.modules - 1
+
+
+class WholeNorms:
+    """The norms of the sentences of one chunk; see `raysweep.flatness.fused.taps.ChunkNorms`."""
+
+    def __init__(self, model: Encoder, made: Apart, chunk: Chunk) -> None:
+        self._shelf = np.zeros((EACH * made.tables.layers + PLACES, 3), dtype=np.int64)
+        self._chunk, self._made = chunk, made
+        self._words = tables.words(made.tables, chunk, *dropped(model, None), apart=True)
+
+    def forward(self) -> tuple[Tensor, Tensor]:
+        """Return the logits [S, V] at the masked words, and the hidden states [S, D] that the head takes."""
+        t, count = self._made.tables, len(self._chunk.masked)
+        logits, hidden = (
+            np.zeros((count, t.matrices[TOKENS, size]), dtype=np.float32) for size in (OUTPUTS, INPUTS)
+        )
+        _enter(t, self._words, self._shelf, logits, hidden)
+        logits += self._made.decoder_bias
+        return torch.from_numpy(logits), torch.from_numpy(hidden)
+
+    def norms(self, v: Tensor, *, last: bool = True) -> dict[str, Tensor]:
+        """Return ‖Jᵀv‖² [S], float64, of test vectors v [S, V] by the parameters' names.
+
+        There is no second backward pass unless `last` is False.
+        """
+        found = np.zeros((2, self._made.modules, len(self._chunk.starts) - 1))
+        words = self._words._replace(again=not last, norms=found)
+        chunk = self._chunk
+        _leave(self._made.tables, words, self._shelf, array(v.contiguous()), chunk.ids, chunk.at)
+        if last:
+            self._shelf[:] = 0
+        for name, (part, number) in self._made.rows.items():
+            if name.endswith("key.bias"):
+                # A softmax does not see what all keys have in common: anything else is rounding.
+                found[part, number] = 0
+        norms = torch.from_numpy(found)
+        return {name: norms[place] for name, place in self._made.rows.items()}
+
+    def __del__(self) -> None:
+        # No backward pass may have been the last one.
+        _clear(self._shelf)
+
+
+def maker(model: Encoder) -> Callable[[Chunk], WholeNorms] | None:
+    """Return a maker of the norms of a chunk, with the weights as they are now.
+
+    None where torch computes products of many rows.
+    """
+    weights = EncoderWeights(model, torch.float32)
+    return partial(WholeNorms, model, Apart(weights)) if tables.serves(weights, apart=True) else None
+
+
+def _modules(weights: EncoderWeights) -> Iterator[tuple[str, int]]:
+    """Yield the names of modules, each with its number."""
+    layers, first = len(weights.layers), 0
+    last = f"layers.{layers - 1}"
+    yield from ((name, number) for number, name in enumerate(("decoder", "head_dense")))
+    yield from ((f"{last}.{name}", number) for number, name in enumerate(("query", "key", "value"), 2))
+    for k in range(layers):
+        first = int(LAYER_MODULES + EACH_MODULES * k)
+        for number, name in enumerate(("query", "key", "value", "output", "up", "down"), first):
+            if number >= first + 3 or k + 1 < layers:
+                yield f"layers.{k}.{name}", number
+    first = int(LAYER_MODULES + EACH_MODULES * layers)
+    yield from (("embedding_norm", first), ("head_norm", first + 1))
+    norms = [f"layers.{k}.{name}_norm" for k in range(layers) for name in ("attention", "mlp")]
+    if weights.final_norm is None:
+        first += 3
+    else:
+        first, norms = first + 2, [*norms, "final_norm"]
+    yield from ((name, number) for number, name in enumerate(norms, first))
+
+
+@kernel(**COMPILED)
+def _enter(t, w, shelf, logits, hidden):  # type: ignore[no-untyped-def]
+    """Do the forward pass; add the logits without the decoder's bias, and the hidden states, to zeros."""
+    M, D = np.int64(len(hidden)), np.int64(hidden.shape[1])
+    states = forward(t, w, shelf, False)
+    found = head(t, shelf, states)
+    add(t.calls, (states, (np.int64(hidden.ctypes.data), M, D)))
+    add(t.calls, (found, (np.int64(logits.ctypes.data), M, np.int64(logits.shape[1]))))
+    freed(found[0])
+
+
+@kernel(**COMPILED)
+def _leave(t, w, shelf, v, ids, at):  # type: ignore[no-untyped-def]
+    """Do the backward pass from v [M, V], which takes all norms; `ids` and `at` [N] are the chunk's."""
+    D, N, base = t.matrices[TOKENS, INPUTS], np.int64(len(w.place)), EACH * t.layers
+    given = np.int64(v.ctypes.data), np.int64(len(v)), np.int64(v.shape[1])
+    inputs, vectors = on(shelf, base + ENTERS_DECODER), t.vectors
+    learn(t, w, TOKENS, given, inputs)
+    d = backward(t, w, shelf, head_backward(t, w, shelf, through(t, TOKENS, given)))
+    # The embedding's own norms: words and places are added anew.
+    x, d_x = new(N, D), filled(N, D, F0)
+    tokens, positions = vectors[WORDS, 0], vectors[POSITIONS, 0]
+    for n in range(N):
+        for j in range(D):
+            write(x[0], n * D + j, read(tokens, ids[n] * D + j) + read(positions, at[n] * D + j))
+    stats = entered_of(t, w, shelf, EMBEDDING_STATS)
+    observe(t, w, OF_EMBEDDING, d, d, x, stats, False)
+    weight, slopes = (vectors[EMBEDDING, 0], D), (vectors[EMBEDDING : EMBEDDING + 2, 1])
+    norm_backward(t.calls, (x, weight, stats, d, d_x, (slopes[0], D), (slopes[1], D)))
+    of_tokens, of_places = norms_at(w, TOKENS)[0], norms_at(w, np.int64(w.norms.shape[1]) - 1)[0]
+    table_norms(
+        t.calls,
+        (array_of(ids), d_x, array_of(w.starts), inputs, given, array_of(w.asking), of_tokens, of_places),
+    )
+    for y in (d, x, d_x):
+        freed(y[0])
+    if len(w.which) > 0:
+        freed(stats[0])
+    let_go(w, inputs)
+    for i in (EMBEDDED, EMBEDDING_STATS, ENTERING_STATS):
+        let_go(w, on(shelf, base + i))
+
+
+@kernel(**COMPILED)
+def _clear(shelf):  # type: ignore[no-untyped-def]
+    """Give back the memory of what is on a shelf."""
+    for i in range(len(shelf)):
+        if shelf[i, 0] != 0:
+            freed(shelf[i, 0])
+            shelf[i] = 0

@@ -1,0 +1,89 @@
+"""Norms of an encoder's chunks in two calls of compiled code, beside the same call by call, bit by bit."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from helpers.memory import assert_gives_back
+from raysweep.flatness.fused import norms as fused
+from raysweep.flatness.fused import whole
+from raysweep.flatness.trace.fisher import input_traces
+from raysweep.models.fused import products, tables
+from raysweep.models.fused.encoder import EncoderWeights
+from raysweep.models.fused.products import FAST
+
+pytestmark = pytest.mark.skipif(not FAST, reason="torch computes all products on this processor")
+
+
+@pytest.fixture(autouse=True)
+def compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let products of few rows be compiled ones as well; in one call they always are."""
+    monkeypatch.setattr(products, "MANY", dict.fromkeys(products.MANY, 1))
+    torch.set_num_threads(1)
+
+
+#: Encoders with one layer and several, and with attention in either way; widths fill vectors or do not.
+#: Gradients of the narrow ones could not be summed by compiled code.
+SHAPES = ["8/2/2/12", "8/2/1/12", "32/1/1/48", "32/1/3/48", "48/4/2/40"]
+
+
+@pytest.mark.parametrize("n", [10, 60], ids=["words apart", "equal words at once"])
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("options", [{}, {"draws": 2}, {"vectors": "label"}, {"vectors": "exact"}], ids=str)
+def test_norms_are_the_same(
+    make_model: Any,
+    make_ids: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    shape: str,
+    norm: str,
+    n: int,
+    options: dict[str, Any],
+) -> None:
+    model, given = make_model(norm, torch.float32, 5, shape=shape), make_ids(n, 5)
+    assert whole.maker(model) is not None
+    found = input_traces(model, *given, seed=3, **options)
+    monkeypatch.setattr(whole, "maker", lambda model: None)
+    wanted = input_traces(model, *given, seed=3, **options)
+    assert torch.equal(found.values, wanted.values)
+    for name in ("spread", "control"):
+        one, other = getattr(found, name), getattr(wanted, name)
+        assert one is other is None or torch.equal(one, other)
+
+
+def test_where_torch_computes_products_passes_are_call_by_call(
+    make_model: Any, make_ids: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, given = make_model("pre", torch.float32, 5), make_ids(10, 5)
+    found = input_traces(model, *given)
+    monkeypatch.setattr(products, "FAST", False)
+    assert whole.maker(model) is None
+    torch.testing.assert_close(input_traces(model, *given).values, found.values, rtol=1e-4, atol=1e-7)
+
+
+def test_sums_need_not_be_compiled(make_model: Any) -> None:
+    weights = EncoderWeights(make_model("pre", torch.float32), torch.float32)
+    assert not tables.serves(weights)
+    assert tables.serves(weights, apart=True)
+
+
+@pytest.mark.parametrize("n", [10, 60])
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("passes", [[], [False], [True], [False, False, True]], ids=str)
+def test_all_memory_is_given_back(
+    make_model: Any, make_ids: Any, shape: str, norm: str, n: int, passes: list[bool]
+) -> None:
+    """It is so even where no backward pass was the last one, or where there was none."""
+    model = make_model(norm, torch.float32, 5, shape=shape)
+    work, given = fused.FusedNorms(model), make_ids(n, 5)
+    [v] = [torch.ones(n, model.total_vocabulary)]
+
+    def measure() -> list[Tensor]:
+        [forward] = work.batches(*given)
+        return [forward.norms(v, last) for last in passes]
+
+    with torch.no_grad():
+        assert_gives_back(measure)

@@ -1,0 +1,32 @@
+"""How much memory of the C library is in use."""
+
+import ctypes
+from collections.abc import Callable
+
+import pytest
+
+
+class _Used(ctypes.Structure):
+    """The result of glibc's mallinfo2: its fifth and eighth number are the bytes in use."""
+
+    _fields_ = tuple((f"number{k}", ctypes.c_size_t) for k in range(1, 11))
+
+
+def assert_gives_back(work: Callable[[], object]) -> None:
+    """Assert that 200 calls leave no more memory in use than a few; skip where nobody can tell."""
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "mallinfo2"):
+        pytest.skip("this C library does not tell how much memory is in use")
+    library.mallinfo2.restype = _Used
+
+    def used() -> int:
+        found = library.mallinfo2()
+        return int(found.number5 + found.number8)
+
+    for _ in range(3):
+        work()
+    before = used()
+    for _ in range(200):
+        work()
+    # The smallest arrays have a line of the cache, 64 bytes.
+    assert abs(used() - before) < 10_000
