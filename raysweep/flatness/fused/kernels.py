@@ -100,10 +100,32 @@ def _gram(x, at, first, words, width, g, row, behind):  # type: ignore[no-untype
             poke(g, i * row + j, factor * peek(g, i * row + j))
 
 
+@kernel(**INLINE)
+def _four(x, q):  # type: ignore[no-untyped-def]
+    """Return four vectors from place q on."""
+    return fetch(x, q), fetch(x, q + _LANES), fetch(x, q + 2 * _LANES), fetch(x, q + 3 * _LANES)
+
+
+@kernel(**INLINE)
+def _times(u, v, sums):  # type: ignore[no-untyped-def]
+    """Return four sums with the products of u and v added."""
+    return (
+        plus(u[0], v[0], sums[0]), plus(u[1], v[1], sums[1]),
+        plus(u[2], v[2], sums[2]), plus(u[3], v[3], sums[3]),
+    )  # fmt: skip
+
+
+@kernel(**INLINE)
+def _with(g, p, u, sums):  # type: ignore[no-untyped-def]
+    """Return four sums with u, times the number at place p, added."""
+    v = splat(peek(g, p))
+    return _times((v, v, v, v), u, sums)
+
+
 @kernel(**HELPER)
 def _folded(x, at, first, words, width, g, row, behind):  # type: ignore[no-untyped-def]
     """Return Σ g_ij x_i·x_j over rows of x, which are as in `_gram`; g is by `_gram`."""
-    t0 = t1 = t2 = t3 = splat(_F0)
+    t = (splat(_F0), splat(_F0), splat(_F0), splat(_F0))
     last = words - 1
     k = first
     end = first + width
@@ -116,33 +138,26 @@ def _folded(x, at, first, words, width, g, row, behind):  # type: ignore[no-unty
                 ahead(x, q + _LANES)
                 ahead(x, q + 2 * _LANES)
                 ahead(x, q + 3 * _LANES)
-            a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = splat(_F0)
-            c0 = c1 = c2 = c3 = d0 = d1 = d2 = d3 = splat(_F0)
-            for j in range(i, words):
-                p, q = i * row + j, at[j] + k
-                u0, u1 = fetch(x, q), fetch(x, q + _LANES)
-                u2, u3 = fetch(x, q + 2 * _LANES), fetch(x, q + 3 * _LANES)
-                v = splat(peek(g, p))
-                a0, a1, a2, a3 = plus(v, u0, a0), plus(v, u1, a1), plus(v, u2, a2), plus(v, u3, a3)
-                v = splat(peek(g, p + row))
-                b0, b1, b2, b3 = plus(v, u0, b0), plus(v, u1, b1), plus(v, u2, b2), plus(v, u3, b3)
-                v = splat(peek(g, p + 2 * row))
-                c0, c1, c2, c3 = plus(v, u0, c0), plus(v, u1, c1), plus(v, u2, c2), plus(v, u3, c3)
-                v = splat(peek(g, p + 3 * row))
-                d0, d1, d2, d3 = plus(v, u0, d0), plus(v, u1, d1), plus(v, u2, d2), plus(v, u3, d3)
-            q = at[i] + k
-            t0, t1 = plus(a0, fetch(x, q), t0), plus(a1, fetch(x, q + _LANES), t1)
-            t2, t3 = plus(a2, fetch(x, q + 2 * _LANES), t2), plus(a3, fetch(x, q + 3 * _LANES), t3)
-            q = at[min(i + 1, last)] + k
-            t0, t1 = plus(b0, fetch(x, q), t0), plus(b1, fetch(x, q + _LANES), t1)
-            t2, t3 = plus(b2, fetch(x, q + 2 * _LANES), t2), plus(b3, fetch(x, q + 3 * _LANES), t3)
-            q = at[min(i + 2, last)] + k
-            t0, t1 = plus(c0, fetch(x, q), t0), plus(c1, fetch(x, q + _LANES), t1)
-            t2, t3 = plus(c2, fetch(x, q + 2 * _LANES), t2), plus(c3, fetch(x, q + 3 * _LANES), t3)
-            q = at[min(i + 3, last)] + k
-            t0, t1 = plus(d0, fetch(x, q), t0), plus(d1, fetch(x, q + _LANES), t1)
-            t2, t3 = plus(d2, fetch(x, q + 2 * _LANES), t2), plus(d3, fetch(x, q + 3 * _LANES), t3)
+            second, third, fourth = at[min(i + 1, last)] + k, at[min(i + 2, last)] + k, at[min(i + 3, last)] + k
+            none = splat(_F0)
+            # Above the diagonal, the first three words are taken with some of the four rows alone.
+            p, u = i * row + i, _four(x, at[i] + k)
+            a = _with(g, p, u, (none, none, none, none))
+            u = _four(x, second)
+            a, b = _with(g, p + 1, u, a), _with(g, p + 1 + row, u, (none, none, none, none))
+            u = _four(x, third)
+            a, b = _with(g, p + 2, u, a), _with(g, p + 2 + row, u, b)
+            c, d = _with(g, p + 2 + 2 * row, u, (none, none, none, none)), (none, none, none, none)
+            for j in range(i + 3, words):
+                p, u = i * row + j, _four(x, at[j] + k)
+                a, b = _with(g, p, u, a), _with(g, p + row, u, b)
+                c, d = _with(g, p + 2 * row, u, c), _with(g, p + 3 * row, u, d)
+            t = _times(a, _four(x, at[i] + k), t)
+            t = _times(b, _four(x, second), t)
+            t = _times(c, _four(x, third), t)
+            t = _times(d, _four(x, fourth), t)
         k += 4 * _LANES
+    t0, t1, t2, t3 = t
     while k + _LANES <= end:
         for i in range(0, words, 4):
             for j in range(i, min(i + 4, words)):
