@@ -13,7 +13,7 @@ class _Used(ctypes.Structure):
 
 
 def assert_gives_back(work: Callable[[], object]) -> None:
-    """Assert that 200 calls leave no more memory in use than a few; skip where nobody can tell."""
+    """Assert that calls leave no memory in use; skip where nobody can tell."""
     library = ctypes.CDLL(None)
     if not hasattr(library, "mallinfo2"):
         pytest.skip("this C library does not tell how much memory is in use")
@@ -25,8 +25,12 @@ def assert_gives_back(work: Callable[[], object]) -> None:
 
     for _ in range(3):
         work()
-    before = used()
-    for _ in range(200):
-        work()
+    left = []
+    # Python itself keeps some memory at times; what is not given back shows each time.
+    while len(left) < 3 and (not left or left[-1] >= 10_000):
+        before = used()
+        for _ in range(200):
+            work()
+        left.append(abs(used() - before))
     # The smallest arrays have a line of the cache, 64 bytes.
-    assert abs(used() - before) < 10_000
+    assert left[-1] < 10_000, left

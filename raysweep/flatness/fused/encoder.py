@@ -13,7 +13,6 @@ from torch import Tensor
 
 from raysweep.flatness.fused.taps import ChunkNorms, Sink, TappedMatrix, TappedNorm
 from raysweep.models.encoder import Encoder
-from raysweep.models.fused import kernels
 from raysweep.models.fused.encoder import EncoderWeights, Layer, Norm, Pass
 from raysweep.models.fused.packing import Chunk
 from raysweep.models.fused.products import tensor
@@ -77,8 +76,6 @@ class EncoderNorms(ChunkNorms):
                 # A softmax does not see what all keys have in common: anything else is rounding.
                 found[:] = 0
         x = w.token_values[chunk.ids] + w.positions.value[chunk.at]
-        norm = w.embedding_norm
-        norm.observe(d, lambda: x, stats)
         d_x = np.zeros_like(d)
-        kernels.norm_backward(x, norm.weight.value, stats, d, d_x, norm.weight.gradient, norm.bias.gradient)
+        w.embedding_norm.backward(x, stats, d, d_x)
         return self._pass.head.inputs, d_x

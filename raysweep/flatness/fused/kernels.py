@@ -18,6 +18,7 @@ from raysweep.compiled import kernel
 from raysweep.compiled.scalars import COMPILED, HELPER, INLINE
 from raysweep.compiled.simd import ahead, fetch, peek, plus, poke, splat, total
 from raysweep.compiled.tiles import WHOLE
+from raysweep.models.fused.kernels import junction_row, norm_row
 
 _F0, _F1, _F2 = np.float32(0.0), np.float32(1.0), np.float32(2.0)
 
@@ -138,7 +139,7 @@ def _folded(x, at, first, words, width, g, row, behind):  # type: ignore[no-unty
                 ahead(x, q + _LANES)
                 ahead(x, q + 2 * _LANES)
                 ahead(x, q + 3 * _LANES)
-            second, third, fourth = at[min(i + 1, last)] + k, at[min(i + 2, last)] + k, at[min(i + 3, last)] + k
+            second, third = at[min(i + 1, last)] + k, at[min(i + 2, last)] + k
             none = splat(_F0)
             # Above the diagonal, the first three words are taken with some of the four rows alone.
             p, u = i * row + i, _four(x, at[i] + k)
@@ -155,7 +156,7 @@ def _folded(x, at, first, words, width, g, row, behind):  # type: ignore[no-unty
             t = _times(a, _four(x, at[i] + k), t)
             t = _times(b, _four(x, second), t)
             t = _times(c, _four(x, third), t)
-            t = _times(d, _four(x, fourth), t)
+            t = _times(d, _four(x, at[min(i + 3, last)] + k), t)
         k += 4 * _LANES
     t0, t1, t2, t3 = t
     while k + _LANES <= end:
@@ -293,29 +294,49 @@ def recurrence(z, d, rows, starts, inputs, norms):  # type: ignore[no-untyped-de
 
 
 @kernel(**COMPILED)
-def scale(d, d_y, s, stats, through, starts, weight, bias):  # type: ignore[no-untyped-def]
-    """weight[i] = ‖Σ x ⊙ e‖², bias[i] = ‖Σ e‖², of a LayerNorm with inputs s, x being s normalised.
-
-    Cotangents of its outputs are e = d_y, and d more where `through`.
-    """
+def scale(d_y, x, stats, starts, weight, bias):  # type: ignore[no-untyped-def]
+    """weight[s] = ‖Σ z ⊙ d_y‖², bias[s] = ‖Σ d_y‖², of a LayerNorm with inputs x, z being x normalised."""
     width = d_y.shape[1]
     one, two = np.empty(width, dtype=np.float32), np.empty(width, dtype=np.float32)
-    more = np.float32(1.0) if through else _F0
     for sentence in range(len(starts) - 1):
         one[:] = _F0
         two[:] = _F0
         for i in range(starts[sentence], starts[sentence + 1]):
             mean, turn = stats[i, 0], stats[i, 1]
             for k in range(width):
-                e = d_y[i, k] + more * d[i, k]
-                one[k] += (s[i, k] - mean) * turn * e
-                two[k] += e
-        first = second = _F0
-        for k in range(width):
-            first += one[k] * one[k]
-            second += two[k] * two[k]
-        weight[sentence] = first
-        bias[sentence] = second
+                one[k] += (x[i, k] - mean) * turn * d_y[i, k]
+                two[k] += d_y[i, k]
+        weight[sentence], bias[sentence] = _dot(one, one), _dot(two, two)
+
+
+@kernel(**COMPILED)
+def norm(x, weight, stats, d_y, d, starts, of_weight, of_bias):  # type: ignore[no-untyped-def]
+    """Add the gradient of x to d, given d_y [N, D], that of LN(x); take the norms that `scale` takes."""
+    width = d.shape[1]
+    one, two = np.empty(width, dtype=np.float32), np.empty(width, dtype=np.float32)
+    for sentence in range(len(starts) - 1):
+        one[:] = _F0
+        two[:] = _F0
+        for n in range(starts[sentence], starts[sentence + 1]):
+            norm_row(n, x, weight, stats, d_y, d, one, two)
+        of_weight[sentence], of_bias[sentence] = _dot(one, one), _dot(two, two)
+
+
+@kernel(**COMPILED)
+def junction(post, d, d_y, weight, s, stats, d_o, starts, of_weight, of_bias):  # type: ignore[no-untyped-def]
+    """Do what `raysweep.models.fused.kernels.junction_backward` does; take the norms that `scale` takes.
+
+    There is no dropout.
+    """
+    width = d.shape[1]
+    one, two = np.empty(width, dtype=np.float32), np.empty(width, dtype=np.float32)
+    keep, unused = np.ones(width, dtype=np.float32), np.zeros(width, dtype=np.float32)
+    for sentence in range(len(starts) - 1):
+        one[:] = _F0
+        two[:] = _F0
+        for n in range(starts[sentence], starts[sentence + 1]):
+            junction_row(n, post, d, d_y, keep, weight, s, stats, d_o, unused, one, two)
+        of_weight[sentence], of_bias[sentence] = _dot(one, one), _dot(two, two)
 
 
 @kernel(**COMPILED)

@@ -34,10 +34,19 @@ class Sink(Protocol):
         `row` is that of `Matrix.learn`, and `heads` that of `Matrix`.
         """
 
-    def scale(
-        self, name: str, d_y: np.ndarray, x: np.ndarray, stats: np.ndarray, beside: np.ndarray | None
-    ) -> None:
+    def scale(self, name: str, d_y: np.ndarray, x: np.ndarray, stats: np.ndarray) -> None:
         """Take the arguments of `Norm.observe` of the LayerNorm `name`."""
+
+    def norm(
+        self, name: str, x: np.ndarray, weight: np.ndarray, stats: np.ndarray, d_y: np.ndarray, d: np.ndarray
+    ) -> None:
+        """Do what `Norm.backward` does; weights are given."""
+
+    def junction(
+        self, name: str, post: bool, d: np.ndarray, d_y: np.ndarray, weight: np.ndarray, s: np.ndarray,
+        stats: np.ndarray, d_o: np.ndarray,
+    ) -> None:  # fmt: skip
+        """Do what `Norm.junction_backward` does without dropout; weights are given."""
 
 
 @dataclass(frozen=True)
@@ -76,14 +85,17 @@ class TappedNorm(Norm):
         """Return a LayerNorm that is tapped."""
         return cls(norm.weight, norm.bias, norm.eps, name, sinks)
 
-    def observe(
-        self,
-        d_y: np.ndarray,
-        x: Callable[[], np.ndarray],
-        stats: np.ndarray,
-        beside: np.ndarray | None = None,
-    ) -> None:
-        self.sinks[-1].scale(self.name, d_y, x(), stats, beside)
+    def observe(self, d_y: np.ndarray, x: Callable[[], np.ndarray], stats: np.ndarray) -> None:
+        self.sinks[-1].scale(self.name, d_y, x(), stats)
+
+    def backward(self, x: np.ndarray, stats: np.ndarray, d_y: np.ndarray, d: np.ndarray) -> None:
+        self.sinks[-1].norm(self.name, x, self.weight.value, stats, d_y, d)
+
+    def junction_backward(
+        self, post: bool, d: np.ndarray, d_y: np.ndarray, place: np.ndarray, key: np.uint64, cut: int,
+        s: np.ndarray, stats: np.ndarray, d_o: np.ndarray, d_shift: np.ndarray,
+    ) -> None:  # fmt: skip
+        self.sinks[-1].junction(self.name, post, d, d_y, self.weight.value, s, stats, d_o)
 
 
 class TappedWeights(Protocol):
@@ -138,15 +150,29 @@ class ChunkNorms(ABC):
             self._found[f"{name}.weight"] = weight[c]
             self._found[f"{name}.bias"] = bias[c]
 
-    def scale(
-        self, name: str, d_y: np.ndarray, x: np.ndarray, stats: np.ndarray, beside: np.ndarray | None
-    ) -> None:
+    def scale(self, name: str, d_y: np.ndarray, x: np.ndarray, stats: np.ndarray) -> None:
         """Take the norms of a LayerNorm; see `Sink`."""
-        bounds = self._bounds(len(x))
-        weight, bias = np.zeros(len(bounds) - 1), np.zeros(len(bounds) - 1)
-        through = beside is not None
-        kernels.scale(d_y if beside is None else beside, d_y, x, stats, through, bounds, weight, bias)
-        self._found[f"{name}.weight"], self._found[f"{name}.bias"] = weight, bias
+        kernels.scale(d_y, x, stats, self._bounds(len(x)), *self._vectors(name, len(x)))
+
+    def norm(
+        self, name: str, x: np.ndarray, weight: np.ndarray, stats: np.ndarray, d_y: np.ndarray, d: np.ndarray
+    ) -> None:
+        """Take the norms of a LayerNorm and its backward pass; see `Sink`."""
+        kernels.norm(x, weight, stats, d_y, d, self._bounds(len(x)), *self._vectors(name, len(x)))
+
+    def junction(
+        self, name: str, post: bool, d: np.ndarray, d_y: np.ndarray, weight: np.ndarray, s: np.ndarray,
+        stats: np.ndarray, d_o: np.ndarray,
+    ) -> None:  # fmt: skip
+        """Take the norms of a junction's LayerNorm and its backward pass; see `Sink`."""
+        bounds = self._bounds(len(s))
+        kernels.junction(post, d, d_y, weight, s, stats, d_o, bounds, *self._vectors(name, len(s)))
+
+    def _vectors(self, name: str, rows: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the places of the norms of a module's weight and bias, which has so many rows."""
+        count = len(self._bounds(rows)) - 1
+        weight, bias = self._found[f"{name}.weight"], self._found[f"{name}.bias"] = np.zeros((2, count))
+        return weight, bias
 
     @abstractmethod
     def _backward(self, v: np.ndarray, *, again: bool) -> tuple[np.ndarray, np.ndarray]:

@@ -33,11 +33,10 @@ from raysweep.models.fused.parts import (
     learn,
     let_go,
     new,
-    norm_backward,
     norms_at,
-    observe,
     table_norms,
     through,
+    through_norm,
 )
 from raysweep.models.fused.products import array
 from raysweep.models.fused.tables import (
@@ -91,6 +90,8 @@ class Apart:
                 parts.matrix_norms: kernels.matrix,
                 parts.norms_by_head: kernels.heads,
                 parts.scale_norms: kernels.scale,
+                parts.norm_norms: kernels.norm,
+                parts.junction_norms: kernels.junction,
                 parts.table_norms: kernels.tables,
             },
         )
@@ -205,9 +206,7 @@ def _leave(t, w, shelf, v, ids, at):  # type: ignore[no-untyped-def]
         for j in range(D):
             write(x[0], n * D + j, read(tokens, ids[n] * D + j) + read(positions, at[n] * D + j))
     stats = entered_of(t, w, shelf, EMBEDDING_STATS)
-    observe(t, w, OF_EMBEDDING, d, d, x, stats, False)
-    weight, slopes = (vectors[EMBEDDING, 0], D), (vectors[EMBEDDING : EMBEDDING + 2, 1])
-    norm_backward(t.calls, (x, weight, stats, d, d_x, (slopes[0], D), (slopes[1], D)))
+    through_norm(t, w, OF_EMBEDDING, EMBEDDING, x, stats, d, d_x)
     of_tokens, of_places = norms_at(w, TOKENS)[0], norms_at(w, np.int64(w.norms.shape[1]) - 1)[0]
     table_norms(
         t.calls,

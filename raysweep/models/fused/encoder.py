@@ -51,18 +51,26 @@ class Norm:
     bias: Vector
     eps: np.float32
 
-    def observe(
-        self,
-        d_y: np.ndarray,
-        x: Callable[[], np.ndarray],
-        stats: np.ndarray,
-        beside: np.ndarray | None = None,
-    ) -> None:
-        """Do nothing with the gradient of LN(x) [N, D]: kernels add up the parameters' gradients themselves.
+    def observe(self, d_y: np.ndarray, x: Callable[[], np.ndarray], stats: np.ndarray) -> None:
+        """Do nothing with d_y [M, D], the gradient of LN(x) in the head, whose kernel adds to the sums.
 
-        The gradient is d_y, plus `beside` where given.  `x` returns the inputs [N, D], whose statistics are
-        `stats`.  A subclass takes from these what it wants to know of single sentences.
+        `x` returns the inputs [M, D], whose statistics are `stats`.  A subclass takes from these, here and
+        below, what it wants to know of single sentences.
         """
+
+    def backward(self, x: np.ndarray, stats: np.ndarray, d_y: np.ndarray, d: np.ndarray) -> None:
+        """Add the gradient of x [N, D] to d, given d_y, that of LN(x); add to the parameters' gradients."""
+        kernels.norm_backward(x, self.weight.value, stats, d_y, d, self.weight.gradient, self.bias.gradient)
+
+    def junction_backward(
+        self, post: bool, d: np.ndarray, d_y: np.ndarray, place: np.ndarray, key: np.uint64, cut: int,
+        s: np.ndarray, stats: np.ndarray, d_o: np.ndarray, d_shift: np.ndarray,
+    ) -> None:  # fmt: skip
+        """Do what `kernels.junction_backward` does with this LayerNorm."""
+        kernels.junction_backward(
+            post, d, d_y, place, key, cut, self.weight.value, s, stats, d_o,
+            d_shift, self.weight.gradient, self.bias.gradient,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -250,11 +258,7 @@ class Pass:
             add(d_y, d)
         else:
             first = self.weights.layers[0].attention_norm
-            embedded, stats = self.entered(self.embedded), self.entered(self.entering_stats)
-            first.observe(d_y, lambda: embedded, stats)
-            kernels.norm_backward(
-                embedded, first.weight.value, stats, d_y, d, first.weight.gradient, first.bias.gradient
-            )
+            first.backward(self.entered(self.embedded), self.entered(self.entering_stats), d_y, d)
         return d
 
     def entered(self, x: np.ndarray) -> np.ndarray:
@@ -336,11 +340,10 @@ class Pass:
         k: int, site: int,
     ) -> np.ndarray:  # fmt: skip
         """Turn d into the gradient of the residual stream before; return that of the sublayer's output."""
-        norm.observe(d_y, lambda: s, stats, d if self.post else None)
         d_o = self.weights.low(*d.shape)
-        kernels.junction_backward(
+        norm.junction_backward(
             self.post, d, d_y, self._places[k], self.sites[3 * k + 1 + site], self.cut,
-            norm.weight.value, s, stats, d_o, shift.gradient, norm.weight.gradient, norm.bias.gradient,
+            s, stats, d_o, shift.gradient,
         )  # fmt: skip
         return d_o
 

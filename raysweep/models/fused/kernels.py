@@ -114,23 +114,29 @@ def norm(x, weight, bias, eps, stats, low):  # type: ignore[no-untyped-def]
             save(low, n, j, (x[n, j] - mean) * scale * weight[j] + bias[j])
 
 
+@kernel(**INLINE)
+def norm_row(n, x, weight, stats, d_low, d, d_weight, d_bias):  # type: ignore[no-untyped-def]
+    """Do what `norm_backward` does with row n."""
+    D = x.shape[1]
+    mean, scale = stats[n, 0], stats[n, 1]
+    first = second = _F0
+    for j in range(D):
+        e = load(d_low, n, j) * weight[j]
+        first += e
+        second += e * ((x[n, j] - mean) * scale)
+    first /= np.float32(D)
+    second /= np.float32(D)
+    for j in range(D):
+        z = (x[n, j] - mean) * scale
+        e = load(d_low, n, j)
+        d[n, j] += _entry(j, z, e, weight, scale, first, second, d_weight, d_bias)
+
+
 @kernel(**COMPILED)
 def norm_backward(x, weight, stats, d_low, d, d_weight, d_bias):  # type: ignore[no-untyped-def]
     """Add the gradient of x to d, given `d_low` [N, D], that of LN(x); add to the parameters' gradients."""
-    N, D = x.shape
-    for n in range(N):
-        mean, scale = stats[n, 0], stats[n, 1]
-        first = second = _F0
-        for j in range(D):
-            e = load(d_low, n, j) * weight[j]
-            first += e
-            second += e * ((x[n, j] - mean) * scale)
-        first /= np.float32(D)
-        second /= np.float32(D)
-        for j in range(D):
-            z = (x[n, j] - mean) * scale
-            e = load(d_low, n, j)
-            d[n, j] += _entry(j, z, e, weight, scale, first, second, d_weight, d_bias)
+    for n in range(len(x)):
+        norm_row(n, x, weight, stats, d_low, d, d_weight, d_bias)
 
 
 @kernel(**COMPILED)
@@ -154,6 +160,30 @@ def junction(r, o, shift, place, key, cut, weight, bias, eps, s, stats, out, low
                 out[n, j] = (s[n, j] - mean) * scale * weight[j] + bias[j]
 
 
+@kernel(**INLINE)
+def junction_row(n, post, d, d_low, keep, weight, s, stats, d_o, d_shift, d_weight, d_bias):  # type: ignore[no-untyped-def]
+    """Do what `junction_backward` does with row n, whose factors of dropout are `keep` [D]."""
+    D = d.shape[1]
+    through = _F1 if post else _F0
+    beside = _F1 - through
+    mean, scale = stats[n, 0], stats[n, 1]
+    first = second = _F0
+    for j in range(D):
+        e = (load(d_low, n, j) + through * d[n, j]) * weight[j]
+        first += e
+        second += e * ((s[n, j] - mean) * scale)
+    first /= np.float32(D)
+    second /= np.float32(D)
+    for j in range(D):
+        z = (s[n, j] - mean) * scale
+        e = load(d_low, n, j) + through * d[n, j]
+        e = _entry(j, z, e, weight, scale, first, second, d_weight, d_bias) + beside * d[n, j]
+        d[n, j] = e
+        e *= keep[j]
+        d_shift[j] += e
+        save(d_o, n, j, e)
+
+
 @kernel(**COMPILED)
 def junction_backward(  # type: ignore[no-untyped-def]
     post, d, d_low, place, key, cut, weight, s, stats, d_o, d_shift, d_weight, d_bias
@@ -166,27 +196,10 @@ def junction_backward(  # type: ignore[no-untyped-def]
     N, D = d.shape
     words = np.empty((D + 3) // 4, dtype=np.uint64)
     keep = np.ones(D, dtype=np.float32)
-    through = _F1 if post else _F0
-    beside = _F1 - through
     for n in range(N):
-        mean, scale = stats[n, 0], stats[n, 1]
         if cut > 0:
             masks(key, place[n], cut, words, keep)
-        first = second = _F0
-        for j in range(D):
-            e = (load(d_low, n, j) + through * d[n, j]) * weight[j]
-            first += e
-            second += e * ((s[n, j] - mean) * scale)
-        first /= np.float32(D)
-        second /= np.float32(D)
-        for j in range(D):
-            z = (s[n, j] - mean) * scale
-            e = load(d_low, n, j) + through * d[n, j]
-            e = _entry(j, z, e, weight, scale, first, second, d_weight, d_bias) + beside * d[n, j]
-            d[n, j] = e
-            e *= keep[j]
-            d_shift[j] += e
-            save(d_o, n, j, e)
+        junction_row(n, post, d, d_low, keep, weight, s, stats, d_o, d_shift, d_weight, d_bias)
 
 
 @kernel(**COMPILED)

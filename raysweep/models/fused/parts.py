@@ -108,11 +108,13 @@ attend_backward = CALLS.of(
 gather_backward = CALLS.of(
     attention.gather_backward, _L, _V, _L, _I, _I, _i, _i, _I, _u, _i, _i, _L, _M, _L, _L
 )
-#: Those of `raysweep.flatness.fused.kernels`: squared norms of gradients of matrices, of matrices by head, of
-#: LayerNorms and of embeddings.
+#: Kernels of `raysweep.flatness.fused.kernels` that take squared norms of gradients: of matrices, of these by
+#: head, of LayerNorms without and with their backward pass, of junctions, and of embeddings.
 matrix_norms = CALLS.later(_M, _M, _I, _NS, _NS)
 norms_by_head = CALLS.later(_M, _M, _i, _N, _N)
-scale_norms = CALLS.later(_M, _M, _M, _M, _b, _I, _N, _N)
+scale_norms = CALLS.later(_M, _M, _M, _I, _N, _N)
+norm_norms = CALLS.later(_M, _V, _M, _M, _M, _I, _N, _N)
+junction_norms = CALLS.later(_b, _M, _M, _V, _M, _M, _M, _I, _N, _N)
 table_norms = CALLS.later(_I, _M, _I, _M, _M, _I, _N, _N)
 
 
@@ -239,22 +241,36 @@ def learn(t, w, i, d, x):  # type: ignore[no-untyped-def]
     if m[i, HEADS] > 1:
         norms_by_head(t.calls, (x, d, m[i, HEADS], weight, bias))
     else:
-        bounds = array_of(w.starts) if d[1] == len(w.place) else array_of(w.asking)
         parts = m[i, MODULES]
         those = (weight[0], parts, weight[1]), (bias[0], parts, bias[1])
-        matrix_norms(t.calls, (x, d, bounds, those[0], those[1]))
+        matrix_norms(t.calls, (x, d, bounds_of(w, d[1]), those[0], those[1]))
 
 
 @kernel(**INNER)
-def observe(t, w, number, d, d_y, x, stats, through):  # type: ignore[no-untyped-def]
-    """Take the norms of each sentence of a LayerNorm with inputs x, which has this number in `Tables.eps`.
+def bounds_of(w, rows):  # type: ignore[no-untyped-def]
+    """Return where sentences begin among so many words: all of the chunk, or the masked ones."""
+    return array_of(w.starts) if rows == len(w.place) else array_of(w.asking)
 
-    The gradient of its outputs is d_y, and d more where `through`.
+
+@kernel(**INNER)
+def norms_of(t, w, number):  # type: ignore[no-untyped-def]
+    """Return where the norms of the LayerNorm are that has this number in `Tables.eps`."""
+    return norms_at(w, LAYER_MODULES + EACH_MODULES * t.layers + number)
+
+
+@kernel(**INNER)
+def through_norm(t, w, number, row, x, stats, d_y, d):  # type: ignore[no-untyped-def]
+    """Add the gradient of x to d, given d_y, that of LN(x); add to the parameters' sums, or take the norms.
+
+    The LayerNorm has this row in the table of vectors, and this number in `Tables.eps`.
     """
+    D, v = d[2], t.vectors
+    weight = v[row, 0], D
     if w.apart:
-        bounds = array_of(w.starts) if x[1] == len(w.place) else array_of(w.asking)
-        weight, bias = norms_at(w, LAYER_MODULES + EACH_MODULES * t.layers + number)
-        scale_norms(t.calls, (d, d_y, x, stats, through, bounds, weight, bias))
+        of_weight, of_bias = norms_of(t, w, number)
+        norm_norms(t.calls, (x, weight, stats, d_y, d, bounds_of(w, x[1]), of_weight, of_bias))
+    else:
+        norm_backward(t.calls, (x, weight, stats, d_y, d, (v[row, 1], D), (v[row + 1, 1], D)))
 
 
 @kernel(**INNER)
@@ -328,19 +344,22 @@ def _forward_junction(t, w, r, o, place, k, site):  # type: ignore[no-untyped-de
 @kernel(**INNER)
 def _backward_junction(t, w, d, d_y, s, stats, place, k, site):  # type: ignore[no-untyped-def]
     """Do what `Pass._junction_backward` does; give back the memory of d_y, and let go of s and stats."""
-    D = d[2]
-    observe(t, w, OF_ENTERING + 2 * k + site, d, d_y, s, stats, t.post)
+    D, v = d[2], t.vectors
     base = VECTORS + k * EACH_VECTORS
     shift, norm = (OUTPUT_BIAS, ONE) if site == _BEHIND_ATTENTION else (DOWN_BIAS, TWO)
-    d_o = low(t, d[1], D)
-    v = t.vectors
-    junction_backward(
-        t.calls,
-        (
-            t.post, d, d_y, place, w.sites[3 * k + 1 + site], w.cut, (v[base + norm, 0], D), s, stats, d_o,
-            (v[base + shift, 1], D), (v[base + norm, 1], D), (v[base + norm + 1, 1], D),
-        ),
-    )  # fmt: skip
+    d_o, weight = low(t, d[1], D), (v[base + norm, 0], D)
+    if w.apart:
+        of_weight, of_bias = norms_of(t, w, OF_ENTERING + 2 * k + site)
+        bounds = bounds_of(w, d[1])
+        junction_norms(t.calls, (t.post, d, d_y, weight, s, stats, d_o, bounds, of_weight, of_bias))
+    else:
+        junction_backward(
+            t.calls,
+            (
+                t.post, d, d_y, place, w.sites[3 * k + 1 + site], w.cut, weight, s, stats, d_o,
+                (v[base + shift, 1], D), (v[base + norm, 1], D), (v[base + norm + 1, 1], D),
+            ),
+        )  # fmt: skip
     freed(d_y[0])
     let_go(w, s)
     let_go(w, stats)

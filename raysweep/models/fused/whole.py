@@ -51,11 +51,12 @@ from raysweep.models.fused.parts import (
     low_summed,
     new,
     norm,
-    norm_backward,
-    observe,
+    norms_of,
     rows_of,
+    scale_norms,
     summed,
     through,
+    through_norm,
     transform,
     transform_backward,
 )
@@ -262,7 +263,8 @@ def head_backward(t, w, shelf, d):  # type: ignore[no-untyped-def]
         for k in range(M * D):
             write(slope[0], k, read(z[0], k))
         gelu(t.calls, (slope, shift, x))
-        observe(t, w, OF_HEAD, d, d, x, stats, False)
+        of_weight, of_bias = norms_of(t, w, OF_HEAD)
+        scale_norms(t.calls, (d, x, stats, array_of(w.asking), of_weight, of_bias))
         freed(x[0])
         freed(slope[0])
     slopes = (v[DENSE_BIAS, 1], D), (v[HEAD, 1], D), (v[HEAD + 1, 1], D)
@@ -334,9 +336,7 @@ def backward(t, w, shelf, d_y):  # type: ignore[no-untyped-def]
         add(t.calls, (d_y, d))
     else:
         x, stats = entered_of(t, w, shelf, EMBEDDED), entered_of(t, w, shelf, ENTERING_STATS)
-        observe(t, w, OF_ENTERING, d_y, d_y, x, stats, False)
-        slopes = (v[ENTERING, 1], D), (v[ENTERING + 1, 1], D), (v[ENTERING, 0], D)
-        norm_backward(t.calls, (x, slopes[2], stats, d_y, d, slopes[0], slopes[1]))
+        through_norm(t, w, OF_ENTERING, ENTERING, x, stats, d_y, d)
         if few and w.apart:
             freed(x[0])
             freed(stats[0])
