@@ -16,7 +16,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     Recurrent networks do not use cuDNN meanwhile: its backward pass refuses this mode.
     """
     modes = [(module, module.training) for module in model.modules()]
-    model.eval()
+    if any(training for _, training in modes):
+        model.eval()
     try:
         with twice_differentiable(model):
             yield

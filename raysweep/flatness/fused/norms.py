@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, TypeGuard
 from weakref import WeakSet
@@ -35,6 +36,7 @@ from raysweep.models.lstm import LSTM
 
 if TYPE_CHECKING:
     from raysweep.flatness.fused.taps import ChunkNorms
+    from raysweep.flatness.fused.whole import WholeNorms
     from raysweep.models.fused.packing import Chunk
 
 log = logging.getLogger("raysweep.flatness")
@@ -66,8 +68,7 @@ def fits(model: nn.Module, positions: Tensor, longest: int) -> TypeGuard[Encoder
         return False
     if positions.dim() != 1 or longest > LONGEST:
         return False
-    parameters = list(model.parameters())
-    plain = all(p.dtype == torch.float32 and p.device.type == "cpu" for p in parameters)
+    plain = all(p.dtype == torch.float32 and p.device.type == "cpu" for p in model.parameters())
     hooked = any(m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m) for m in model.modules())
     tied = model.decoder.weight is model.token_embedding.weight
     return plain and tied and not hooked
@@ -103,17 +104,17 @@ class FusedNorms:
             rows=range(len(masked)),
             single=True,
         )
-        made = self._maker()
-        for chunk in packed(words, self.model, chunk_words(self.model.width)):
-            norms = made(chunk)
-            logits, hidden = norms.forward()
-            yield Forward(
-                rows=torch.from_numpy(chunk.place[chunk.starts[:-1]] // self.model.max_length),
-                logits=logits,
-                real=None,
-                hidden=hidden,
-                norms=partial(self._norms, norms),
-            )
+        with self._maker() as made:
+            for chunk in packed(words, self.model, chunk_words(self.model.width)):
+                norms = made(chunk)
+                logits, hidden = norms.forward()
+                yield Forward(
+                    rows=torch.from_numpy(chunk.place[chunk.starts[:-1]] // self.model.max_length),
+                    logits=logits,
+                    real=None,
+                    hidden=hidden,
+                    norms=partial(self._norms, norms),
+                )
 
     def vectors(self, drawing: Drawing, forward: Forward, index: Tensor) -> Iterator[tuple[Tensor, float]]:
         """Yield the test vectors of a chunk, each with its weight; random signs are made by compiled code."""
@@ -147,16 +148,18 @@ class FusedNorms:
                     return False
         return True
 
-    def _maker(self) -> Callable[[Chunk], ChunkNorms]:
-        """Return a maker of the norms of a chunk, with the model's weights as they are now."""
+    @contextmanager
+    def _maker(self) -> Iterator[Callable[[Chunk], ChunkNorms | WholeNorms]]:
+        """Give a maker of the norms of a chunk, with the model's weights as they are now."""
         from raysweep.flatness.fused import encoder, lstm, whole
 
         if isinstance(self.model, LSTM):
-            return partial(lstm.LSTMNorms, self.model, lstm.TappedLSTM(self.model))
-        at_once = whole.maker(self.model)
-        return at_once or partial(encoder.EncoderNorms, self.model, encoder.TappedEncoder(self.model))
+            yield partial(lstm.LSTMNorms, self.model, lstm.TappedLSTM(self.model))
+            return
+        with whole.maker(self.model) as at_once:
+            yield at_once or partial(encoder.EncoderNorms, self.model, encoder.TappedEncoder(self.model))
 
-    def _norms(self, norms: ChunkNorms, v: Tensor, last: bool) -> Tensor:
+    def _norms(self, norms: ChunkNorms | WholeNorms, v: Tensor, last: bool) -> Tensor:
         """Return ‖Jᵀv‖² [b, P], float64, of a chunk's test vectors v [b, V]."""
         found = norms.norms(v, last=last)
         return torch.stack([found[name] for name in self.names], dim=1)

@@ -10,7 +10,9 @@ Importing this module imports numba, so it is imported where it is first used.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -39,6 +41,7 @@ from raysweep.models.fused.parts import (
     through_norm,
 )
 from raysweep.models.fused.products import array
+from raysweep.models.fused.step import known
 from raysweep.models.fused.tables import (
     EACH_MODULES,
     EMBEDDING,
@@ -49,6 +52,7 @@ from raysweep.models.fused.tables import (
     POSITIONS,
     TOKENS,
     WORDS,
+    forget,
 )
 from raysweep.models.fused.whole import (
     EACH,
@@ -96,7 +100,7 @@ class Apart:
             },
         )
         # The tables know parameters and sums by their addresses.
-        self._weights, self.decoder_bias = weights, weights.decoder_bias.value
+        self.weights = weights
         self.tables, self._layouts = tables.tables(weights, calls)
         self.modules = int(LAYER_MODULES + EACH_MODULES * self.tables.layers) + len(self.tables.eps) + 1
         self.rows = {
@@ -107,6 +111,11 @@ class Apart:
         # The decoder's weight is that of the tokens' table, whose norms hold its share.
         self.rows["token_embedding.weight"] = self.rows.pop("decoder.weight")
         self.rows["position_embedding.weight"] = 0, self.modules - 1
+
+    def rest(self) -> bool:
+        """Make way for other values of the weights; return whether these passes may be kept."""
+        forget(self.tables)
+        return self.weights.rest()
 
 
 class WholeNorms:
@@ -124,7 +133,7 @@ class WholeNorms:
             np.zeros((count, t.matrices[TOKENS, size]), dtype=np.float32) for size in (OUTPUTS, INPUTS)
         )
         _enter(t, self._words, self._shelf, logits, hidden)
-        logits += self._made.decoder_bias
+        logits += self._made.weights.decoder_bias.value
         return torch.from_numpy(logits), torch.from_numpy(hidden)
 
     def norms(self, v: Tensor, *, last: bool = True) -> dict[str, Tensor]:
@@ -150,13 +159,26 @@ class WholeNorms:
         _clear(self._shelf)
 
 
-def maker(model: Encoder) -> Callable[[Chunk], WholeNorms] | None:
-    """Return a maker of the norms of a chunk, with the weights as they are now.
+#: Passes that nobody uses, known from one measurement of a small model to the next: to make them takes
+#: noticeable time.
+_spare: WeakKeyDictionary[Encoder, Apart] = WeakKeyDictionary()
+
+
+@contextmanager
+def maker(model: Encoder) -> Iterator[Callable[[Chunk], WholeNorms] | None]:
+    """Give a maker of the norms of a chunk, with the weights as they are now and stay meanwhile.
 
     None where torch computes products of many rows.
     """
-    weights = EncoderWeights(model, torch.float32)
-    return partial(WholeNorms, model, Apart(weights)) if tables.serves(weights, apart=True) else None
+    now, made = known(model), _spare.pop(model, None)
+    if made is not None and made.weights.serve(now.parameters, torch.float32):
+        made.weights.renew()
+    else:
+        weights = EncoderWeights(model, torch.float32)
+        made = Apart(weights) if tables.serves(weights, apart=True) else None
+    yield None if made is None else partial(WholeNorms, model, made)
+    if made is not None and now.small and made.rest():
+        _spare[model] = made
 
 
 def _modules(weights: EncoderWeights) -> Iterator[tuple[str, int]]:

@@ -71,10 +71,11 @@ def split_parameters(model: nn.Module) -> tuple[dict[str, nn.Parameter], list[st
 
     Raises `ConfigError` for a model without any that is trainable.
     """
-    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    parameters = dict(model.named_parameters())
+    trainable = {name: p for name, p in parameters.items() if p.requires_grad}
     if not trainable:
         raise ConfigError("the model has no trainable parameter, so it has no Fisher trace")
-    return trainable, [name for name, p in model.named_parameters() if not p.requires_grad]
+    return trainable, [name for name in parameters if name not in trainable]
 
 
 class GhostNorms(PaddedNorms):

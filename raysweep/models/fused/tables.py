@@ -162,6 +162,11 @@ def tables(weights: EncoderWeights, calls: tuple[np.ndarray, np.ndarray]) -> tup
     return made, layouts
 
 
+def forget(t: Tables) -> None:
+    """Let matrices be laid out anew at their next products."""
+    t.matrices[:, HAS_APPLIED:] = 0
+
+
 def words(
     t: Tables, chunk: Chunk, cut: int, stride: int, sites: Sequence[np.uint64], *, apart: bool = False
 ) -> Words:

@@ -69,7 +69,6 @@ from raysweep.models.fused.tables import (
     EACH_VECTORS,
     EMBEDDING,
     ENTERING,
-    HAS_APPLIED,
     HEAD,
     INPUTS,
     MATRICES,
@@ -101,7 +100,7 @@ class Whole:
 
     def forget(self) -> None:
         """Lay matrices out anew at their next products."""
-        self._tables.matrices[:, HAS_APPLIED:] = 0
+        tables.forget(self._tables)
 
     def learn(
         self, chunk: Chunk, factor: np.float32, cut: int, stride: int, sites: Sequence[np.uint64]

@@ -3,6 +3,7 @@
 import copy
 import logging
 import threading
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -126,7 +127,7 @@ def counted(monkeypatch, request):
     monkeypatch.setattr(kernels, "embed", lambda ids, *rest: (found.append(len(ids)), embed(ids, *rest)))
     monkeypatch.setattr(tables, "words", counted_words)
     if not request.param:
-        monkeypatch.setattr(whole, "maker", lambda model: None)
+        monkeypatch.setattr(whole, "maker", lambda model: nullcontext())
     return found
 
 

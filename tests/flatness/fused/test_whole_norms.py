@@ -1,5 +1,9 @@
 """Norms of an encoder's chunks in two calls of compiled code, beside the same call by call, bit by bit."""
 
+import copy
+import gc
+import weakref
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -10,7 +14,7 @@ from helpers.memory import assert_gives_back
 from raysweep.flatness.fused import norms as fused
 from raysweep.flatness.fused import whole
 from raysweep.flatness.trace.fisher import input_traces
-from raysweep.models.fused import products, tables
+from raysweep.models.fused import products, step, tables
 from raysweep.models.fused.encoder import EncoderWeights
 from raysweep.models.fused.products import FAST
 
@@ -43,9 +47,10 @@ def test_norms_are_the_same(
     options: dict[str, Any],
 ) -> None:
     model, given = make_model(norm, torch.float32, 5, shape=shape), make_ids(n, 5)
-    assert whole.maker(model) is not None
+    with whole.maker(model) as made:
+        assert made is not None
     found = input_traces(model, *given, seed=3, **options)
-    monkeypatch.setattr(whole, "maker", lambda model: None)
+    monkeypatch.setattr(whole, "maker", lambda model: nullcontext())
     wanted = input_traces(model, *given, seed=3, **options)
     assert torch.equal(found.values, wanted.values)
     for name in ("spread", "control"):
@@ -59,7 +64,9 @@ def test_where_torch_computes_products_passes_are_call_by_call(
     model, given = make_model("pre", torch.float32, 5), make_ids(10, 5)
     found = input_traces(model, *given)
     monkeypatch.setattr(products, "FAST", False)
-    assert whole.maker(model) is None
+    model = copy.deepcopy(model)
+    with whole.maker(model) as made:
+        assert made is None
     torch.testing.assert_close(input_traces(model, *given).values, found.values, rtol=1e-4, atol=1e-7)
 
 
@@ -87,3 +94,36 @@ def test_all_memory_is_given_back(
 
     with torch.no_grad():
         assert_gives_back(measure)
+
+
+def test_what_is_kept_takes_the_weights_as_they_are(make_model: Any, make_ids: Any) -> None:
+    model, given = make_model("post", torch.float32, 5, shape="32/2/2/48"), make_ids(60, 5)
+    first = input_traces(model, *given)
+    assert model in whole._spare
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(1.1)
+    found = input_traces(model, *given)
+    assert torch.equal(found.values, input_traces(copy.deepcopy(model), *given).values)
+    assert not torch.equal(found.values, first.values)
+    # A parameter in another place, and another epsilon.
+    model.layers[0].up.weight = torch.nn.Parameter(2 * model.layers[0].up.weight.detach())
+    model.head_norm.eps = 0.1
+    found = input_traces(model, *given)
+    assert torch.equal(found.values, input_traces(copy.deepcopy(model), *given).values)
+
+
+def test_large_models_keep_nothing(make_model: Any, make_ids: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step, "_KEPT", 100)
+    model = make_model("pre", torch.float32)
+    input_traces(model, *make_ids(10, 4))
+    assert model not in whole._spare
+
+
+def test_models_are_freed(make_model: Any, make_ids: Any) -> None:
+    model = make_model("pre", torch.float32)
+    input_traces(model, *make_ids(10, 4))
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
