@@ -107,16 +107,14 @@ def keys(masked: Tensor, positions: Tensor, pad_id: int) -> Tensor:
     """
     several = positions if positions.dim() == 2 else positions[:, None]
     base = 0x9E3779B97F4A7C15 - (1 << 64)
-    key = torch.zeros(len(masked), dtype=torch.int64, device=masked.device)
-    powers = torch.ones((), dtype=torch.int64, device=masked.device)
+    # Products wrap modulo 2^64.
+    powers = torch.full(masked.shape[1:], base, dtype=torch.int64, device=masked.device).cumprod(dim=0)
     where = torch.zeros_like(masked, dtype=torch.int64)
     where.scatter_add_(1, several.clamp(min=0), (several >= 0).long())
-    for t in range(masked.shape[1]):
-        powers = powers * base
-        word = (2 * masked[:, t] + where[:, t] + 1) * (masked[:, t] != pad_id)
-        # The product wraps modulo 2^64, and the shift mixes its upper half into the lower; padding adds 0.
-        product = powers * (word ^ (word << 17))
-        key = key + (product ^ (product >> 29))
+    # Padding adds 0, and the shift mixes the upper half of a product into the lower.
+    words = (2 * masked + where + 1) * (masked != pad_id)
+    products = powers * (words ^ (words << 17))
+    key = (products ^ (products >> 29)).sum(dim=1)
     return key.cpu()
 
 

@@ -33,6 +33,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -77,6 +78,13 @@ class _Dense:
     rows: Tensor
     squares: Tensor
     means: Tensor
+    #: Weight, bias, γ and β as they were given.
+    single: tuple[Tensor, Tensor, Tensor, Tensor]
+
+    @property
+    def compiled(self) -> bool:
+        """Whether compiled passes can take the head: float32 on a processor."""
+        return all(x.dtype == torch.float32 and x.device.type == "cpu" for x in self.single)
 
 
 class Control:
@@ -93,18 +101,19 @@ class Control:
         self.at: nn.Module = model.decoder
         self.size = 2
         if isinstance(model, Encoder):
-            norm = model.head_norm
+            dense, norm = model.head_dense, model.head_norm
             gamma = norm.weight.detach().double()
             rows = self._rows * gamma
             self._dense = _Dense(
-                weight=model.head_dense.weight.detach().double(),
-                bias=model.head_dense.bias.detach().double(),
+                weight=dense.weight.detach().double(),
+                bias=dense.bias.detach().double(),
                 norm=norm,
                 gamma=gamma,
                 beta=norm.bias.detach().double(),
                 rows=rows,
                 squares=rows.square(),
                 means=rows.mean(dim=1),
+                single=tuple(x.detach().clone() for x in (dense.weight, dense.bias, norm.weight, norm.bias)),
             )
             self.at, self.size = model.head_dense, 4
 
@@ -137,13 +146,19 @@ class Control:
         p, v, y = logits.double().softmax(dim=-1), v.double(), hidden.double()
         g, mean = v @ self._rows, p @ self._rows
         low = _squared(g) - (p @ self._lengths - _squared(mean))
-        h, others = (y, []) if self._dense is None else self._below(self._dense, p, g, mean, y)
-        decoder = (1 + _squared(h)) * (_squared(v) - (1 - _squared(p)))
+        if self._dense is None:
+            length, apart = _squared(y), None
+        elif self._dense.compiled and hidden.dtype == torch.float32:
+            length, apart = self._below_compiled(self._dense, p, g, mean, hidden)
+        else:
+            length, apart = self._below(self._dense, p, g, mean, y)
+        decoder = (1 + length) * (_squared(v) - (1 - _squared(p)))
+        others = [] if apart is None else [(1 + _squared(y)) * apart, apart]
         return torch.stack([decoder, low, *others], dim=1)
 
     @staticmethod
-    def _below(head: _Dense, p: Tensor, g: Tensor, mean: Tensor, y: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Return h [B, D] and the statistics of δ, each [B]."""
+    def _below(head: _Dense, p: Tensor, g: Tensor, mean: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return ‖h‖² and ‖δ‖² less its mean, each [B]."""
         u = F.linear(y, head.weight, head.bias)
         a = F.gelu(u)
         width = a.shape[1]
@@ -167,7 +182,30 @@ class Control:
         square += n.square() * torch.linalg.vecdot(pb, b)[:, None]
         expected = torch.linalg.vecdot(s.square(), square) - _squared(back(mean))
         apart = _squared(back(g)) - expected
-        return n * head.gamma + head.beta, [(1 + _squared(y)) * apart, apart]
+        return _squared(n * head.gamma + head.beta), apart
+
+    @staticmethod
+    def _below_compiled(head: _Dense, p: Tensor, g: Tensor, mean: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Do what `_below` does for float32 on a processor, where passes over rows are compiled ones."""
+        from raysweep.flatness.fused import control
+
+        single, norm = head.single, head.norm
+        u = F.linear(y, single[0], single[1])
+        n, ss, ssn = torch.empty(3, *u.shape, dtype=torch.float64)
+        length, apart = torch.empty(2, len(u), dtype=torch.float64)
+        control.turned(
+            u.numpy(), np.float32(norm.eps), single[2].numpy(), single[3].numpy(),
+            n.numpy(), ss.numpy(), ssn.numpy(), length.numpy(),
+        )  # fmt: skip
+        pa, b = p * head.means, n @ head.rows.T / u.shape[1]
+        pb = p * b
+        squares = torch.addmm(p @ head.squares, pa, head.rows, alpha=-2)
+        sums = torch.stack([pa @ head.means, pb @ head.means, torch.linalg.vecdot(pb, b)], dim=1)
+        control.apart(
+            g.numpy(), mean.numpy(), head.gamma.numpy(), n.numpy(), ss.numpy(), ssn.numpy(),
+            squares.numpy(), (pb @ head.rows).numpy(), sums.numpy(), apart.numpy(),
+        )  # fmt: skip
+        return length, apart
 
 
 def _squared(x: Tensor) -> Tensor:

@@ -72,12 +72,35 @@ def test_statistics_are_forms_less_their_means(kind, make_model):
     torch.testing.assert_close(found, truth - size, rtol=1e-10, atol=1e-11)
 
 
-def test_confident_logits_leave_nothing_of_rounding(make_model):
+@pytest.mark.parametrize("kind", ["pre", "post"])
+def test_compiled_statistics_are_those_of_float64_and_their_means_are_zero(kind, make_model, monkeypatch):
+    model = make_model(norm=kind, dtype=torch.float32)
+    hidden, logits = (x.float() for x in states(make_model(norm=kind)))
+    p = logits.double().softmax(dim=1)
+    control, double = Control.of(model, "rademacher"), Control.of(model.double(), "rademacher")
+    taken, own = [], Control._below_compiled
+    monkeypatch.setattr(Control, "_below_compiled", staticmethod(lambda *g: taken.append(1) or own(*g)))
+    found, truth, size = [], [], []
+    for r in SIGNS:
+        u = p.sqrt() * r
+        v = u - p * u.sum(dim=1, keepdim=True)
+        found.append(control.statistics(logits, hidden, v))
+        truth.append(double.statistics(logits.double(), hidden.double(), v))
+        size.append(forms(model, hidden.double(), logits.double(), v))
+    assert len(taken) == len(SIGNS)
+    scale = torch.stack(size).mean(dim=0).amax(dim=0)
+    assert (torch.stack(found).mean(dim=0).abs() <= 1e-13 * scale).all()
+    assert ((torch.stack(found) - torch.stack(truth)).abs() <= 2e-6 * scale).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_confident_logits_leave_nothing_of_rounding(make_model, dtype):
     model = make_model()
     hidden, logits = states(model)
     logits = logits.float() * 200
     [(v, _)] = cotangents(logits, torch.arange(6), kind="rademacher", seed=0, draws=1)
-    found = Control.of(model, "rademacher").statistics(logits, hidden.float(), v)
+    control = Control.of(make_model(dtype=dtype), "rademacher")
+    found = control.statistics(logits, hidden.float(), v)
     scale = forms(model, hidden, logits, torch.full_like(logits, 1.0).double())
     assert (found.abs() <= 1e-6 * scale).all()
 
