@@ -68,8 +68,12 @@ def fits(model: nn.Module, positions: Tensor, longest: int) -> TypeGuard[Encoder
         return False
     if positions.dim() != 1 or longest > LONGEST:
         return False
-    plain = all(p.dtype == torch.float32 and p.device.type == "cpu" for p in model.parameters())
-    hooked = any(m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m) for m in model.modules())
+    from raysweep.models.fused.step import known
+
+    now = known(model)
+    plain = all(p.dtype == torch.float32 and p.device.type == "cpu" for p in now.parameters)
+    modules = (model, *now.inside)
+    hooked = any(m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m) for m in modules)
     tied = model.decoder.weight is model.token_embedding.weight
     return plain and tied and not hooked
 
@@ -161,8 +165,7 @@ class FusedNorms:
 
     def _norms(self, norms: ChunkNorms | WholeNorms, v: Tensor, last: bool) -> Tensor:
         """Return ‖Jᵀv‖² [b, P], float64, of a chunk's test vectors v [b, V]."""
-        found = norms.norms(v, last=last)
-        return torch.stack([found[name] for name in self.names], dim=1)
+        return norms.norms(v, self.names, last=last)
 
 
 def agreed(norms: FusedNorms, masked: Tensor, positions: Tensor) -> bool:

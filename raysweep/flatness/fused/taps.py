@@ -120,8 +120,8 @@ class ChunkNorms(ABC):
     def forward(self) -> tuple[Tensor, Tensor]:
         """Return the logits [S, V] at the masked words, and the hidden states [S, D] that the head takes."""
 
-    def norms(self, v: Tensor, *, last: bool = True) -> dict[str, Tensor]:
-        """Return ‖Jᵀv‖² [S], float64, of test vectors v [S, V] by the parameters' names.
+    def norms(self, v: Tensor, names: Sequence[str], *, last: bool = True) -> Tensor:
+        """Return ‖Jᵀv‖² [S, P], float64, of test vectors v [S, V], by the parameters of these names.
 
         There is no second backward pass unless `last` is False.
         """
@@ -132,7 +132,7 @@ class ChunkNorms(ABC):
         finally:
             self._weights.sinks.pop()
         self._tables(d, inputs, given)
-        return {name: torch.from_numpy(value) for name, value in self._found.items()}
+        return torch.stack([torch.from_numpy(self._found[name]) for name in names], dim=1)
 
     def linear(
         self, names: Sequence[str], d: np.ndarray, x: np.ndarray, row: np.ndarray | None, heads: int

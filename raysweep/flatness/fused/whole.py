@@ -9,7 +9,7 @@ Importing this module imports numba, so it is imported where it is first used.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from weakref import WeakKeyDictionary
@@ -111,6 +111,7 @@ class Apart:
         # The decoder's weight is that of the tokens' table, whose norms hold its share.
         self.rows["token_embedding.weight"] = self.rows.pop("decoder.weight")
         self.rows["position_embedding.weight"] = 0, self.modules - 1
+        self.keys = [number for name, (_, number) in self.rows.items() if name.endswith("key.bias")]
 
     def rest(self) -> bool:
         """Make way for other values of the weights; return whether these passes may be kept."""
@@ -136,23 +137,21 @@ class WholeNorms:
         logits += self._made.weights.decoder_bias.value
         return torch.from_numpy(logits), torch.from_numpy(hidden)
 
-    def norms(self, v: Tensor, *, last: bool = True) -> dict[str, Tensor]:
-        """Return ‖Jᵀv‖² [S], float64, of test vectors v [S, V] by the parameters' names.
+    def norms(self, v: Tensor, names: Sequence[str], *, last: bool = True) -> Tensor:
+        """Return ‖Jᵀv‖² [S, P], float64, of test vectors v [S, V], by the parameters of these names.
 
         There is no second backward pass unless `last` is False.
         """
-        found = np.zeros((2, self._made.modules, len(self._chunk.starts) - 1))
+        chunk, made = self._chunk, self._made
+        found = np.zeros((2, made.modules, len(chunk.starts) - 1))
         words = self._words._replace(again=not last, norms=found)
-        chunk = self._chunk
-        _leave(self._made.tables, words, self._shelf, array(v.contiguous()), chunk.ids, chunk.at)
+        _leave(made.tables, words, self._shelf, array(v.contiguous()), chunk.ids, chunk.at)
         if last:
             self._shelf[:] = 0
-        for name, (part, number) in self._made.rows.items():
-            if name.endswith("key.bias"):
-                # A softmax does not see what all keys have in common: anything else is rounding.
-                found[part, number] = 0
-        norms = torch.from_numpy(found)
-        return {name: norms[place] for name, place in self._made.rows.items()}
+        # A softmax does not see what the biases of all keys have in common: anything else is rounding.
+        found[1, made.keys] = 0
+        places = np.array([made.rows[name] for name in names])
+        return torch.from_numpy(np.ascontiguousarray(found[places[:, 0], places[:, 1]].T))
 
     def __del__(self) -> None:
         # No backward pass may have been the last one.

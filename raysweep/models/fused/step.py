@@ -88,8 +88,8 @@ class Known:
         self.small = sum(p.numel() for p in self.parameters) <= _KEPT
         #: One for each thread, at most.
         self.spare: list[Any] = []
-        # Without the model itself, which would not be freed.
-        self._inside = list(model.modules())[1:]
+        #: All modules without the model itself, which would not be freed.
+        self.inside = list(model.modules())[1:]
         self._entries = list(self._now(model))
 
     def holds(self, model: MaskedLM) -> bool:
@@ -98,7 +98,7 @@ class Known:
         return len(now) == len(self._entries) and all(map(operator.is_, now, self._entries))
 
     def _now(self, model: MaskedLM) -> Iterator[object]:
-        for module in (model, *self._inside):
+        for module in (model, *self.inside):
             yield from module._parameters.values()
             yield from module._modules.values()
 
