@@ -51,7 +51,27 @@ def _gram(x, at, first, words, width, g, row, behind):  # type: ignore[no-untype
             ahead(x, r1 + k)
             ahead(x, r2 + k)
             ahead(x, r3 + k)
-        for j in range(i, words, 4):
+        # On the diagonal, each pair once.
+        a0 = a1 = a2 = a3 = b1 = b2 = b3 = c2 = c3 = d3 = splat(_F0)
+        for k in range(first, first + whole, _LANES):
+            u0, u1, u2, u3 = fetch(x, r0 + k), fetch(x, r1 + k), fetch(x, r2 + k), fetch(x, r3 + k)
+            a0, a1, a2, a3 = plus(u0, u0, a0), plus(u0, u1, a1), plus(u0, u2, a2), plus(u0, u3, a3)
+            b1, b2, b3 = plus(u1, u1, b1), plus(u1, u2, b2), plus(u1, u3, b3)
+            c2, c3, d3 = plus(u2, u2, c2), plus(u2, u3, c3), plus(u3, u3, d3)
+        p = i * row + i
+        poke(g, p, total(a0))
+        poke(g, p + 1, total(a1))
+        poke(g, p + 2, total(a2))
+        poke(g, p + 3, total(a3))
+        p += row
+        poke(g, p + 1, total(b1))
+        poke(g, p + 2, total(b2))
+        poke(g, p + 3, total(b3))
+        p += row
+        poke(g, p + 2, total(c2))
+        poke(g, p + 3, total(c3))
+        poke(g, p + row + 3, total(d3))
+        for j in range(i + 4, words, 4):
             s0, s1 = at[j], at[min(j + 1, last)]
             s2, s3 = at[min(j + 2, last)], at[min(j + 3, last)]
             a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = splat(_F0)
@@ -95,10 +115,10 @@ def _gram(x, at, first, words, width, g, row, behind):  # type: ignore[no-untype
                     more += peek(x, at[i] + k) * peek(x, at[j] + k)
                 poke(g, i * row + j, peek(g, i * row + j) + more)
         for j in range(i // 4 * 4, upto):
-            factor = _F2 if i < j else (_F1 if i == j else _F0)
-            if i > last or j > last:
-                factor = _F0
-            poke(g, i * row + j, factor * peek(g, i * row + j))
+            if j < i or j > last:
+                poke(g, i * row + j, _F0)
+            elif i < j:
+                poke(g, i * row + j, _F2 * peek(g, i * row + j))
 
 
 @kernel(**INLINE)
