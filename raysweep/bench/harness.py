@@ -150,11 +150,16 @@ def paired_ratio(one: Callable[[], object], other: Callable[[], object], rounds:
     return median(ratios)
 
 
-def shares(parts: Mapping[str, tuple[object, Sequence[str]]], work: Callable[[], object]) -> list[Figure]:
+def shares(
+    parts: Mapping[str, tuple[object, Sequence[str]]],
+    work: Callable[[], object],
+    by_parts: Callable[[], object] | None = None,
+) -> list[Figure]:
     """Return the share of the CPU time of one call of `work` that each part takes, as figures by name.
 
     A part is some functions, given as their owner, a module or a class, and their names there.  No function
-    given may call another one given.
+    given may call another one given.  Where `work` does not call them, `by_parts` does the same work by calls
+    of them.
     """
     spent = dict.fromkeys(parts, 0.0)
 
@@ -168,18 +173,22 @@ def shares(parts: Mapping[str, tuple[object, Sequence[str]]], work: Callable[[],
 
         return call
 
+    def seconds(call: Callable[[], object]) -> float:
+        began = time.process_time()
+        call()
+        return time.process_time() - began
+
+    whole = None if by_parts is None else seconds(work)
     functions = [(part, owner, name) for part, (owner, names) in parts.items() for name in names]
     originals = [getattr(owner, name) for _, owner, name in functions]
     try:
         for (part, owner, name), original in zip(functions, originals, strict=True):
             setattr(owner, name, timed(part, original))
-        began = time.process_time()
-        work()
-        whole = time.process_time() - began
+        found = seconds(by_parts or work)
     finally:
         for (_, owner, name), original in zip(functions, originals, strict=True):
             setattr(owner, name, original)
-    return [Figure(name=part, unit="", value=taken / whole) for part, taken in spent.items()]
+    return [Figure(name=part, unit="", value=taken / (whole or found)) for part, taken in spent.items()]
 
 
 def run_case(entry: Entry, peak: Peak, *, quick: bool, say: Say) -> CaseRecord:

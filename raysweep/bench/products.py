@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from statistics import median
 
@@ -13,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from raysweep.bench.environment import PEAK_SIZE
 from raysweep.bench.record import Figure, Goal
+from raysweep.flatness.fused import whole as of_traces
 from raysweep.models.fused import weights
 from raysweep.models.fused.encoder import EncoderWeights
 from raysweep.models.fused.products import Product
@@ -87,7 +89,7 @@ def _products(work: Callable[[], object]) -> tuple[float, float]:
     work()
     whole = time.process_time() - began
     seconds, flops = 0.0, 0.0
-    multiply, add, at_once = Product.__call__, weights.add_outer, EncoderWeights.whole_for
+    multiply, add = Product.__call__, weights.add_outer
 
     def took(began: float, factors: np.ndarray, columns: int) -> None:
         nonlocal seconds, flops
@@ -106,13 +108,22 @@ def _products(work: Callable[[], object]) -> tuple[float, float]:
         took(began, d, total.shape[1])
 
     Product.__call__, weights.add_outer = timed, timed_sum  # type: ignore[method-assign]
-    EncoderWeights.whole_for = lambda self, chunk: None  # type: ignore[method-assign]
     try:
-        work()
+        call_by_call(work)
     finally:
         Product.__call__, weights.add_outer = multiply, add  # type: ignore[method-assign]
-        EncoderWeights.whole_for = at_once  # type: ignore[method-assign]
     return seconds / whole, flops / seconds
+
+
+def call_by_call(work: Callable[[], object]) -> object:
+    """Do some work, whose encoders' passes call kernel by kernel instead of being one call each."""
+    steps, traces = EncoderWeights.whole_for, of_traces.maker
+    EncoderWeights.whole_for = lambda self, chunk: None  # type: ignore[method-assign]
+    of_traces.maker = lambda model: nullcontext()
+    try:
+        return work()
+    finally:
+        EncoderWeights.whole_for, of_traces.maker = steps, traces  # type: ignore[method-assign]
 
 
 def rate_on_gpu(work: Callable[[], object]) -> float:

@@ -74,6 +74,8 @@ def test_shares_are_of_one_call_and_functions_are_put_back(clock: Clock) -> None
     assert (module.fast, module.slow) == (fast, slow)
     [both] = harness.shares({"of both": (module, ["fast", "slow"])}, work)
     assert both.value == 4 / 8
+    [of_other] = harness.shares({"of fast": (module, ["fast"])}, clock.work("at once", 5.0), work)
+    assert of_other.value == 1 / 5
     with pytest.raises(ZeroDivisionError):
         harness.shares({"of fast": (module, ["fast"])}, lambda: 1 / 0)
     assert module.fast is fast

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from raysweep.bench.harness import Case, Contestant, paired_ratio, shares
-from raysweep.bench.products import products
+from raysweep.bench.products import call_by_call, products
 from raysweep.bench.record import Figure, Goal, Peak, Timing
 from raysweep.bench.trace.contestants import Sizes, hutchinson_peers, label_peers
 from raysweep.bench.trace.subject import TOLERANCE, State, Subject, drawn, stepper_of, subject
@@ -145,17 +145,10 @@ def _shares(what: Subject, inputs: int) -> list[Figure]:
     parts: dict[str, tuple[object, Sequence[str]]] = {
         "in attention": (attention, ["attend", "attend_backward", "gather", "gather_backward"]),
         "in activations": (kernels, ["gelu", "gelu_backward"]),
-        "in LayerNorms": (
-            kernels,
-            [
-                "embed",
-                "norm",
-                "norm_backward",
-                "junction",
-                "junction_backward",
-                "transform",
-                "transform_backward",
-            ],
+        "in LayerNorms, forward": (kernels, ["embed", "norm", "junction", "transform"]),
+        "in LayerNorms, backward, with the norms of their gradients": (
+            ChunkNorms,
+            ["scale", "norm", "junction"],
         ),
     }
     if isinstance(what.model, LSTM):
@@ -173,11 +166,12 @@ def _shares(what: Subject, inputs: int) -> list[Figure]:
         *shares(
             {
                 "share of an input in norms of matrices' gradients": (norms, ["linear"]),
-                "in norms of other gradients": (ChunkNorms, ["scale", "_tables"]),
+                "in norms of embeddings' gradients": (ChunkNorms, ["_tables"]),
                 **parts,
                 "in control statistics": (Control, ["statistics"]),
             },
             work,
+            partial(call_by_call, work),
         ),
     ]
 
