@@ -1,4 +1,4 @@
-"""How much memory of the C library is in use."""
+"""The memory of the C library that is in use."""
 
 import ctypes
 from collections.abc import Callable

@@ -61,9 +61,9 @@ from raysweep.models.fused.whole import (
     ENTERING_STATS,
     ENTERS_DECODER,
     PLACES,
-    SHELF,
-    TABLES,
-    WORDS_OF,
+    SHELF_TYPE,
+    TABLES_TYPE,
+    WORDS_TYPE,
     backward,
     entered_of,
     forward,
@@ -86,9 +86,9 @@ class Apart:
         calls = parts.CALLS.addresses(
             np.dtype(np.float32),
             {
-                _enter: [TABLES, WORDS_OF, SHELF, _MATRIX, _MATRIX, types.none],
-                _leave: [TABLES, WORDS_OF, SHELF, _MATRIX, _VECTOR, _VECTOR, types.none],
-                _clear: [SHELF, types.none],
+                _enter: [TABLES_TYPE, WORDS_TYPE, SHELF_TYPE, _MATRIX, _MATRIX, types.none],
+                _leave: [TABLES_TYPE, WORDS_TYPE, SHELF_TYPE, _MATRIX, _VECTOR, _VECTOR, types.none],
+                _clear: [SHELF_TYPE, types.none],
             },
             {
                 parts.matrix_norms: kernels.matrix,
@@ -142,12 +142,15 @@ class WholeNorms:
 
         There is no second backward pass unless `last` is False.
         """
-        chunk, made = self._chunk, self._made
+        if not self._shelf.any():
+            raise RuntimeError("the last backward pass of these norms is done, or their forward pass is not")
+        chunk, made, shelf = self._chunk, self._made, self._shelf
+        if last:
+            # What is on it is given back in the call, even if that fails.
+            self._shelf = np.zeros_like(shelf)
         found = np.zeros((2, made.modules, len(chunk.starts) - 1))
         words = self._words._replace(again=not last, norms=found)
-        _leave(made.tables, words, self._shelf, array(v.contiguous()), chunk.ids, chunk.at)
-        if last:
-            self._shelf[:] = 0
+        _leave(made.tables, words, shelf, array(v.contiguous()), chunk.ids, chunk.at)
         # A softmax does not see what the biases of all keys have in common: anything else is rounding.
         found[1, made.keys] = 0
         places = np.array([made.rows[name] for name in names])

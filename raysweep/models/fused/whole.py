@@ -387,15 +387,15 @@ def _run(t, w, factor, reading, states):  # type: ignore[no-untyped-def]
 _VECTOR, _NUMBERS, _MATRIX = types.int64[::1], types.float32[::1], types.float32[:, ::1]
 _COUNT, _FLAG = types.int64, types.boolean
 #: The types of a shelf, of `Tables` and of `Words`.
-SHELF = types.int64[:, ::1]
-TABLES = types.NamedTuple(
-    [types.Tuple([_VECTOR, Low(1)]), SHELF, SHELF, _NUMBERS, *[_COUNT] * 5, _FLAG], tables.Tables
+SHELF_TYPE = types.int64[:, ::1]
+TABLES_TYPE = types.NamedTuple(
+    [types.Tuple([_VECTOR, Low(1)]), SHELF_TYPE, SHELF_TYPE, _NUMBERS, *[_COUNT] * 5, _FLAG], tables.Tables
 )
-WORDS_OF = types.NamedTuple(
+WORDS_TYPE = types.NamedTuple(
     [
         *[_VECTOR] * 10, _COUNT, _FLAG, types.uint64[::1], _COUNT, _COUNT,
         _FLAG, _FLAG, types.float64[:, :, ::1],
     ],
     tables.Words,
 )  # fmt: skip
-_CALLERS = {_run: [TABLES, WORDS_OF, types.float32, _FLAG, _MATRIX, types.float64]}
+_CALLERS = {_run: [TABLES_TYPE, WORDS_TYPE, types.float32, _FLAG, _MATRIX, types.float64]}

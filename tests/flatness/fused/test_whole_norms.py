@@ -96,6 +96,16 @@ def test_all_memory_is_given_back(
         assert_gives_back(measure)
 
 
+def test_no_backward_pass_follows_the_last_one(make_model: Any, make_ids: Any) -> None:
+    model, (ids, positions) = make_model("pre", torch.float32), make_ids(10, 4)
+    [forward] = fused.FusedNorms(model).batches(ids, positions)
+    v = torch.ones(10, model.total_vocabulary)
+    first, last = forward.norms(v, False), forward.norms(v, True)
+    assert torch.equal(first, last)
+    with pytest.raises(RuntimeError, match="the last backward pass of these norms is done"):
+        forward.norms(v, True)
+
+
 def test_what_is_kept_takes_the_weights_as_they_are(make_model: Any, make_ids: Any) -> None:
     model, given = make_model("post", torch.float32, 5, shape="32/2/2/48"), make_ids(60, 5)
     first = input_traces(model, *given)
